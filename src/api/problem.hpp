@@ -1,0 +1,131 @@
+// What a call is about, once its arguments have been checked: plain numbers and pointers.
+// Everything below `api` trusts a Problem; nothing below `api` sees user arguments again.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tandem/attention.hpp"
+
+namespace tandem {
+
+/// A tensor of a Problem, addressed by (batch, row, head); the last dimension is contiguous. Strides in elements.
+/// Packed (varlen) tensors have batch_stride 0 and rows counted over all sequences.
+struct Operand {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t batch_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t head_stride = 0;
+
+  [[nodiscard]] bool given() const { return data != nullptr; }
+  [[nodiscard]] std::int64_t offset(std::int64_t batch, std::int64_t row, std::int64_t head) const {
+    return batch * batch_stride + row * row_stride + head * head_stride;
+  }
+};
+
+/// A vector of row counts or offsets, i32 or i64, as the user gave it.
+struct Lengths {
+  const void* data = nullptr;
+  bool wide = false;  ///< i64
+  std::int64_t stride = 1;
+
+  [[nodiscard]] bool given() const { return data != nullptr; }
+  [[nodiscard]] std::int64_t operator[](std::int64_t i) const {
+    return wide ? static_cast<const std::int64_t*>(data)[i * stride]
+                : static_cast<const std::int32_t*>(data)[i * stride];
+  }
+};
+
+/// f32 dequantisation scales by (batch, kv head); stride 0 where one scale serves all.
+struct Scales {
+  const float* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+
+  [[nodiscard]] float at(std::int64_t batch, std::int64_t head) const {
+    return data != nullptr ? data[batch * batch_stride + head * head_stride] : 1.0F;
+  }
+};
+
+enum class Pass { forward, backward };
+
+struct Problem {
+  Pass pass = Pass::forward;
+  Device device;
+
+  std::int64_t batch = 0;
+  std::int64_t heads_q = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t head_dim_qk = 0;
+  std::int64_t head_dim_v = 0;
+  std::int64_t rows_q = 0;  ///< rows of q in one batch entry, or in all (packed_q)
+  std::int64_t rows_k = 0;
+  bool packed_q = false;
+  bool packed_k = false;
+
+  float scale = 1.0F;
+  float softcap = 0.0F;  ///< 0: off
+  /// Keys visible to query i: [i + shift - window_left, i + shift + window_right], shift = seqlen_k - seqlen_q.
+  /// -1: unbounded. `causal` is already folded in (window_right 0, or less if that were possible).
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  bool deterministic = false;
+
+  Operand q, k, v, out;
+  Operand dout, dq, dk, dv;
+  /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between heads.
+  Operand lse, dlse;
+  const float* sink = nullptr;  ///< by query head
+  std::int64_t sink_stride = 1;
+  float* dsink = nullptr;
+  std::int64_t dsink_stride = 1;
+  Scales q_scale, k_scale, v_scale;
+  Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+
+  [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
+};
+
+/// The rows of one sequence: rows [begin, begin + used) take part, [begin + used, end) are past its end.
+struct Rows {
+  std::int64_t begin = 0;
+  std::int64_t used = 0;
+  std::int64_t end = 0;
+};
+
+/// Rows of sequence `b`, clamped to the tensor whatever cu_seqlens and seqused contain.
+inline Rows sequence_rows(const Lengths& cu_seqlens, const Lengths& seqused, std::int64_t rows, std::int64_t b) {
+  Rows r{.begin = 0, .used = rows, .end = rows};
+  if (cu_seqlens.given()) {
+    r.begin = std::clamp<std::int64_t>(cu_seqlens[b], 0, rows);
+    r.end = std::clamp<std::int64_t>(cu_seqlens[b + 1], r.begin, rows);
+  }
+  r.used = r.end - r.begin;
+  if (seqused.given()) r.used = std::clamp<std::int64_t>(seqused[b], 0, r.used);
+  return r;
+}
+inline Rows query_rows(const Problem& p, std::int64_t b) {
+  return sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
+}
+inline Rows key_rows(const Problem& p, std::int64_t b) {
+  return sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, b);
+}
+
+/// Keys [first, last) of a sequence that query `i` sees, given the lengths in use. Empty if first >= last.
+struct KeyRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+inline KeyRange visible_keys(const Problem& p, std::int64_t i, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+  const std::int64_t diagonal = i + seqlen_k - seqlen_q;
+  KeyRange r{.first = 0, .last = seqlen_k};
+  if (p.window_left >= 0) r.first = std::max<std::int64_t>(0, diagonal - p.window_left);
+  if (p.window_right >= 0) r.last = std::min(seqlen_k, diagonal + p.window_right + 1);
+  return r;
+}
+
+/// Checks every argument against the contract and throws Error for the first rule broken.
+Problem make_problem(const ForwardArgs& args);
+Problem make_problem(const BackwardArgs& args);
+
+}  // namespace tandem

@@ -1,0 +1,37 @@
+// The CPU backend: blocked online softmax, vectorised, threaded. Runs a Problem as a Config says.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "api/problem.hpp"
+
+namespace tandem::cpu {
+
+/// Instruction sets that the kernels are built for, best last.
+enum class Target : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, neon = 4 };
+
+const char* name_of(Target target);
+/// Whether this processor can run `target` and this build contains it.
+bool available(Target target);
+/// The best available target; TANDEM_CPU_TARGET (a name) overrides it and is an Error if not available.
+Target best_target();
+
+/// How a Problem runs on the CPU. Chosen by src/plan, printed by explain.
+struct Config {
+  Target target = Target::portable;
+  int threads = 1;
+  int block_q = 0;
+  int block_k = 0;
+};
+
+/// Scratch bytes: grows with threads times tile, never with seqlen squared.
+std::size_t workspace_bytes(const Problem& problem, const Config& config);
+
+/// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may use.
+Config choose(const Problem& problem, int threads);
+
+void forward(const Problem& problem, const Config& config, std::span<std::byte> workspace);
+void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace);
+
+}  // namespace tandem::cpu

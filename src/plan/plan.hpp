@@ -1,0 +1,24 @@
+// Problem + device -> Plan: which backend, which kernel, which Config, how much workspace, and why.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "cpu/cpu.hpp"
+
+namespace tandem {
+
+struct Plan {
+  Device::Kind backend = Device::Kind::cpu;
+  cpu::Config cpu;
+  std::size_t workspace_bytes = 0;
+  /// One sentence a choice, for explain: "block_q 64: ...".
+  std::vector<std::string> reasons;
+};
+
+/// Throws Error (unsupported) where no backend can run the problem, naming the wish and what to do.
+Plan make_plan(const Problem& problem, const Execution& execution);
+
+}  // namespace tandem
