@@ -1,0 +1,55 @@
+// Barriers among threads, and the fences between ordinary accesses and the asynchronous units.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+/// All threads of the block.
+TANDEM_DEVICE void sync_block() {
+#if TANDEM_ON_DEVICE
+  __syncthreads();
+#else
+  emulator::sync_block();
+#endif
+}
+
+/// Named barrier 1 to 15 (0 is sync_block's): waits until `threads` threads have arrived or synced.
+TANDEM_DEVICE void named_barrier_sync(int id, int threads) {
+#if TANDEM_ON_DEVICE
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  emulator::named_barrier_sync(id, threads);
+#endif
+}
+/// Arrives without waiting.
+TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
+#if TANDEM_ON_DEVICE
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#else
+  emulator::named_barrier_arrive(id, threads);
+#endif
+}
+
+/// This thread's ordinary shared-memory accesses come before later ones of the tensor cores and the copy engine.
+TANDEM_DEVICE void fence_async_shared() {
+#if TANDEM_ON_DEVICE
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  emulator::fence_async_shared();
+#endif
+}
+
+/// Programmatic dependent launch: wait for the grid before this one; let the grid after this one start.
+TANDEM_DEVICE void wait_for_previous_grid() {
+#if TANDEM_ON_DEVICE
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TANDEM_DEVICE void launch_next_grid() {
+#if TANDEM_ON_DEVICE
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace tandem::ptx

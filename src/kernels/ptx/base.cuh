@@ -1,0 +1,90 @@
+// What every device file needs: fixed-width names, function qualifiers, and where a thread is.
+//
+// Each function in ptx/ has two bodies: the hardware instruction, and a call into the emulator
+// (tests/kernels/emulator), which runs the same kernels as host C++ and checks what hardware hides.
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+#define TANDEM_ON_DEVICE 1
+#define TANDEM_DEVICE __device__ __forceinline__
+#define TANDEM_KERNEL extern "C++" __global__ void
+#else
+#define TANDEM_ON_DEVICE 0
+#define TANDEM_DEVICE inline
+#define TANDEM_KERNEL void
+#define __grid_constant__
+#define __launch_bounds__(...)
+#include "emulator.hpp"
+#endif
+
+namespace tandem {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+constexpr int warp_size = 32;
+constexpr int warpgroup_size = 128;
+
+TANDEM_DEVICE constexpr i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+TANDEM_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+template <typename T>
+TANDEM_DEVICE constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+TANDEM_DEVICE constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+namespace ptx {
+
+/// Index of this thread in its block.
+TANDEM_DEVICE u32 thread_index() {
+#if TANDEM_ON_DEVICE
+  return threadIdx.x;
+#else
+  return emulator::thread_index();
+#endif
+}
+
+/// Index of this block in the grid, and the number of blocks.
+TANDEM_DEVICE u32 block_index() {
+#if TANDEM_ON_DEVICE
+  return blockIdx.x;
+#else
+  return emulator::block_index();
+#endif
+}
+TANDEM_DEVICE u32 grid_size() {
+#if TANDEM_ON_DEVICE
+  return gridDim.x;
+#else
+  return emulator::grid_size();
+#endif
+}
+
+/// The block's dynamic shared memory, 1024-byte aligned as 128-byte swizzled tiles need it.
+TANDEM_DEVICE char* dynamic_shared() {
+#if TANDEM_ON_DEVICE
+  extern __shared__ __align__(1024) char shared_memory[];
+  return shared_memory;
+#else
+  return emulator::dynamic_shared();
+#endif
+}
+
+/// Address in the shared window, as instructions take it.
+TANDEM_DEVICE u32 shared_address(const void* p) {
+#if TANDEM_ON_DEVICE
+  return static_cast<u32>(__cvta_generic_to_shared(p));
+#else
+  return emulator::shared_address(p);
+#endif
+}
+
+}  // namespace ptx
+}  // namespace tandem

@@ -1,0 +1,79 @@
+// Arithmetic that has an instruction of its own.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+/// 2^x, relative error 2^-22; -inf gives 0, NaN stays.
+TANDEM_DEVICE float exp2(float x) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return emulator::exp2(x);
+#endif
+}
+
+TANDEM_DEVICE float log2(float x) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return emulator::log2(x);
+#endif
+}
+
+/// 1 / x, relative error 2^-23.
+TANDEM_DEVICE float reciprocal(float x) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return emulator::reciprocal(x);
+#endif
+}
+
+/// Two f32 rounded to nearest even and packed, `low` in bits 0 to 15.
+TANDEM_DEVICE u32 pack_bf16(float low, float high) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+#else
+  return emulator::pack_bf16(low, high);
+#endif
+}
+TANDEM_DEVICE u32 pack_f16(float low, float high) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+#else
+  return emulator::pack_f16(low, high);
+#endif
+}
+
+/// fmax that hands a NaN on, so that a NaN logit reaches the row's maximum.
+TANDEM_DEVICE float max_nan(float a, float b) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return emulator::max_nan(a, b);
+#endif
+}
+
+TANDEM_DEVICE float infinity() {
+#if TANDEM_ON_DEVICE
+  return __int_as_float(0x7f800000);
+#else
+  return emulator::infinity();
+#endif
+}
+
+}  // namespace tandem::ptx

@@ -1,0 +1,68 @@
+// Transaction barriers in shared memory: phases, arrivals, and bytes that the copy engine still owes.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+/// 64 bits of shared memory that only the functions below touch.
+struct Mbarrier {
+  u64 state;
+};
+
+/// One thread, before any other use; then fence_mbarrier_init and a block (or cluster) barrier.
+TANDEM_DEVICE void mbarrier_init(Mbarrier& bar, u32 arrivals) {
+#if TANDEM_ON_DEVICE
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&bar)), "r"(arrivals));
+#else
+  emulator::mbarrier_init(&bar, arrivals);
+#endif
+}
+
+/// Makes initialised barriers visible to the copy engine and to the cluster.
+TANDEM_DEVICE void fence_mbarrier_init() {
+#if TANDEM_ON_DEVICE
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+  emulator::fence_mbarrier_init();
+#endif
+}
+
+TANDEM_DEVICE void mbarrier_arrive(Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&bar)) : "memory");
+#else
+  emulator::mbarrier_arrive(&bar);
+#endif
+}
+
+/// Arrives and announces `bytes` that copies will bring in this phase.
+TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
+#if TANDEM_ON_DEVICE
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&bar)), "r"(bytes)
+               : "memory");
+#else
+  emulator::mbarrier_arrive_expect(&bar, bytes);
+#endif
+}
+
+/// Waits until the phase of this parity has completed (a fresh barrier's phase of parity 1 counts as completed).
+TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra ready;\n"
+      "bra again;\n"
+      "ready:\n"
+      "}\n" ::"r"(shared_address(&bar)),
+      "r"(parity)
+      : "memory");
+#else
+  emulator::mbarrier_wait(&bar, parity);
+#endif
+}
+
+}  // namespace tandem::ptx

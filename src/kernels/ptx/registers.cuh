@@ -1,0 +1,24 @@
+// Moving registers between warpgroups. The count is a multiple of 8, 24 to 256; every warp of the warpgroup executes it.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+template <int count>
+TANDEM_DEVICE void release_registers() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+#if TANDEM_ON_DEVICE
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+
+template <int count>
+TANDEM_DEVICE void claim_registers() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+#if TANDEM_ON_DEVICE
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+
+}  // namespace tandem::ptx

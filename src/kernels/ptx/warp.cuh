@@ -1,0 +1,52 @@
+// Exchange inside a warp.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+/// The value that lane (own ^ mask) passes. All 32 lanes take part.
+TANDEM_DEVICE u32 shuffle_xor(u32 value, int mask) {
+#if TANDEM_ON_DEVICE
+  return __shfl_xor_sync(0xffffffffU, value, mask);
+#else
+  return emulator::shuffle_xor(value, mask);
+#endif
+}
+TANDEM_DEVICE float shuffle_xor(float value, int mask) {
+#if TANDEM_ON_DEVICE
+  return __shfl_xor_sync(0xffffffffU, value, mask);
+#else
+  return emulator::shuffle_xor(value, mask);
+#endif
+}
+
+/// The value that `lane` passes, on every lane. On hardware the result is in a uniform register.
+TANDEM_DEVICE u32 shuffle(u32 value, int lane) {
+#if TANDEM_ON_DEVICE
+  return __shfl_sync(0xffffffffU, value, lane);
+#else
+  return emulator::shuffle(value, lane);
+#endif
+}
+
+TANDEM_DEVICE void sync_warp() {
+#if TANDEM_ON_DEVICE
+  __syncwarp();
+#else
+  emulator::sync_warp();
+#endif
+}
+
+/// True on exactly one lane of the (converged) warp.
+TANDEM_DEVICE bool elect_one() {
+#if TANDEM_ON_DEVICE
+  u32 elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
+  return elected != 0;
+#else
+  return emulator::elect_one();
+#endif
+}
+
+}  // namespace tandem::ptx

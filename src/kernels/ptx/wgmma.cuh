@@ -1,0 +1,222 @@
+// Warpgroup matrix multiply-accumulate: D (64 x N, registers) += A (64 x K, registers or shared) * B (K x N, shared).
+//
+// Register layout of D: thread t of the warpgroup, warp w = t / 32, lane l = t % 32, holds in d[4 * j + 2 * h + e] the
+// element of row 16 * w + l / 4 + 8 * h and column 8 * j + 2 * (l % 4) + e. A in registers (16-bit, K = 16): a[2 * g + h]
+// packs columns 8 * g + 2 * (l % 4) + {0, 1} of row 16 * w + l / 4 + 8 * h, which is D's layout of two neighbouring j.
+#pragma once
+
+#include "kernels/config.hpp"
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+/// Where a WGMMA operand lies in shared memory. `leading` and `stride` are the byte steps of the hardware's descriptor:
+/// K-major: stride = from one group of 8 rows to the next, leading unused (1). MN-major: leading = from one swizzle-wide
+/// strip along M or N to the next, stride = from one group of 8 along K to the next.
+struct MatrixDescriptor {
+  u64 bits;
+  /// The operand `bytes` further on; bytes is a multiple of 16.
+  TANDEM_DEVICE MatrixDescriptor operator+(u32 bytes) const { return {bits + (bytes >> 4)}; }
+};
+
+TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading, u32 stride, Swizzle swizzle) {
+  const u64 mode = swizzle == Swizzle::b128 ? 1 : swizzle == Swizzle::b64 ? 2 : 3;
+  return {static_cast<u64>((shared_address(shared) & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
+          static_cast<u64>(stride >> 4) << 32 | mode << 62};
+}
+
+/// Orders register accesses before the WGMMAs that follow. First thing before a batch.
+TANDEM_DEVICE void wgmma_fence() {
+#if TANDEM_ON_DEVICE
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+  emulator::wgmma_fence();
+#endif
+}
+/// Closes a batch of WGMMAs; wgmma_wait<n> waits until at most n batches are unfinished.
+TANDEM_DEVICE void wgmma_commit() {
+#if TANDEM_ON_DEVICE
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#else
+  emulator::wgmma_commit();
+#endif
+}
+template <int pending>
+TANDEM_DEVICE void wgmma_wait() {
+#if TANDEM_ON_DEVICE
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#else
+  emulator::wgmma_wait(pending);
+#endif
+}
+
+/// The compiler may not move accesses of these registers across this point (they belong to the tensor cores between a
+/// WGMMA's issue and its wait).
+template <int n>
+TANDEM_DEVICE void pin_registers(float (&d)[n]) {
+#if TANDEM_ON_DEVICE
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i])::"memory");
+#else
+  (void)d;
+#endif
+}
+
+#if TANDEM_ON_DEVICE
+// The instruction names each accumulator register, so its text depends on N. These lists are the only macros of the device
+// language: TANDEM_REGISTERS_<n> is "%0, ..., %<n-1>" and TANDEM_OPERANDS_<n> the matching "+f"(d[0]), ...
+// clang-format off
+#define TANDEM_REGISTERS_4 "%0, %1, %2, %3"
+#define TANDEM_REGISTERS_8 TANDEM_REGISTERS_4 ", %4, %5, %6, %7"
+#define TANDEM_REGISTERS_12 TANDEM_REGISTERS_8 ", %8, %9, %10, %11"
+#define TANDEM_REGISTERS_16 TANDEM_REGISTERS_12 ", %12, %13, %14, %15"
+#define TANDEM_REGISTERS_20 TANDEM_REGISTERS_16 ", %16, %17, %18, %19"
+#define TANDEM_REGISTERS_24 TANDEM_REGISTERS_20 ", %20, %21, %22, %23"
+#define TANDEM_REGISTERS_28 TANDEM_REGISTERS_24 ", %24, %25, %26, %27"
+#define TANDEM_REGISTERS_32 TANDEM_REGISTERS_28 ", %28, %29, %30, %31"
+#define TANDEM_REGISTERS_36 TANDEM_REGISTERS_32 ", %32, %33, %34, %35"
+#define TANDEM_REGISTERS_40 TANDEM_REGISTERS_36 ", %36, %37, %38, %39"
+#define TANDEM_REGISTERS_44 TANDEM_REGISTERS_40 ", %40, %41, %42, %43"
+#define TANDEM_REGISTERS_48 TANDEM_REGISTERS_44 ", %44, %45, %46, %47"
+#define TANDEM_REGISTERS_52 TANDEM_REGISTERS_48 ", %48, %49, %50, %51"
+#define TANDEM_REGISTERS_56 TANDEM_REGISTERS_52 ", %52, %53, %54, %55"
+#define TANDEM_REGISTERS_60 TANDEM_REGISTERS_56 ", %56, %57, %58, %59"
+#define TANDEM_REGISTERS_64 TANDEM_REGISTERS_60 ", %60, %61, %62, %63"
+#define TANDEM_REGISTERS_68 TANDEM_REGISTERS_64 ", %64, %65, %66, %67"
+#define TANDEM_REGISTERS_72 TANDEM_REGISTERS_68 ", %68, %69, %70, %71"
+#define TANDEM_REGISTERS_76 TANDEM_REGISTERS_72 ", %72, %73, %74, %75"
+#define TANDEM_REGISTERS_80 TANDEM_REGISTERS_76 ", %76, %77, %78, %79"
+#define TANDEM_REGISTERS_84 TANDEM_REGISTERS_80 ", %80, %81, %82, %83"
+#define TANDEM_REGISTERS_88 TANDEM_REGISTERS_84 ", %84, %85, %86, %87"
+#define TANDEM_REGISTERS_92 TANDEM_REGISTERS_88 ", %88, %89, %90, %91"
+#define TANDEM_REGISTERS_96 TANDEM_REGISTERS_92 ", %92, %93, %94, %95"
+#define TANDEM_REGISTERS_100 TANDEM_REGISTERS_96 ", %96, %97, %98, %99"
+#define TANDEM_REGISTERS_104 TANDEM_REGISTERS_100 ", %100, %101, %102, %103"
+#define TANDEM_REGISTERS_108 TANDEM_REGISTERS_104 ", %104, %105, %106, %107"
+#define TANDEM_REGISTERS_112 TANDEM_REGISTERS_108 ", %108, %109, %110, %111"
+#define TANDEM_REGISTERS_116 TANDEM_REGISTERS_112 ", %112, %113, %114, %115"
+#define TANDEM_REGISTERS_120 TANDEM_REGISTERS_116 ", %116, %117, %118, %119"
+#define TANDEM_REGISTERS_124 TANDEM_REGISTERS_120 ", %120, %121, %122, %123"
+#define TANDEM_REGISTERS_128 TANDEM_REGISTERS_124 ", %124, %125, %126, %127"
+#define TANDEM_OPERANDS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define TANDEM_OPERANDS_8 TANDEM_OPERANDS_4, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define TANDEM_OPERANDS_12 TANDEM_OPERANDS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+#define TANDEM_OPERANDS_16 TANDEM_OPERANDS_12, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+#define TANDEM_OPERANDS_20 TANDEM_OPERANDS_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
+#define TANDEM_OPERANDS_24 TANDEM_OPERANDS_20, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+#define TANDEM_OPERANDS_28 TANDEM_OPERANDS_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
+#define TANDEM_OPERANDS_32 TANDEM_OPERANDS_28, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define TANDEM_OPERANDS_36 TANDEM_OPERANDS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+#define TANDEM_OPERANDS_40 TANDEM_OPERANDS_36, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+#define TANDEM_OPERANDS_44 TANDEM_OPERANDS_40, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
+#define TANDEM_OPERANDS_48 TANDEM_OPERANDS_44, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+#define TANDEM_OPERANDS_52 TANDEM_OPERANDS_48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
+#define TANDEM_OPERANDS_56 TANDEM_OPERANDS_52, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+#define TANDEM_OPERANDS_60 TANDEM_OPERANDS_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+#define TANDEM_OPERANDS_64 TANDEM_OPERANDS_60, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define TANDEM_OPERANDS_68 TANDEM_OPERANDS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
+#define TANDEM_OPERANDS_72 TANDEM_OPERANDS_68, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
+#define TANDEM_OPERANDS_76 TANDEM_OPERANDS_72, "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
+#define TANDEM_OPERANDS_80 TANDEM_OPERANDS_76, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
+#define TANDEM_OPERANDS_84 TANDEM_OPERANDS_80, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
+#define TANDEM_OPERANDS_88 TANDEM_OPERANDS_84, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
+#define TANDEM_OPERANDS_92 TANDEM_OPERANDS_88, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
+#define TANDEM_OPERANDS_96 TANDEM_OPERANDS_92, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
+#define TANDEM_OPERANDS_100 TANDEM_OPERANDS_96, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
+#define TANDEM_OPERANDS_104 TANDEM_OPERANDS_100, "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
+#define TANDEM_OPERANDS_108 TANDEM_OPERANDS_104, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107])
+#define TANDEM_OPERANDS_112 TANDEM_OPERANDS_108, "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
+#define TANDEM_OPERANDS_116 TANDEM_OPERANDS_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
+#define TANDEM_OPERANDS_120 TANDEM_OPERANDS_116, "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
+#define TANDEM_OPERANDS_124 TANDEM_OPERANDS_120, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
+#define TANDEM_OPERANDS_128 TANDEM_OPERANDS_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+
+
+// X(n, r, r + 1, ..., r + 6): every N, its accumulator registers r = N / 2, and the numbers of the operands after them.
+#define TANDEM_WGMMA_SIZES(X) \
+  X(8, 4, 5, 6, 7, 8, 9, 10) \
+  X(16, 8, 9, 10, 11, 12, 13, 14) \
+  X(24, 12, 13, 14, 15, 16, 17, 18) \
+  X(32, 16, 17, 18, 19, 20, 21, 22) \
+  X(40, 20, 21, 22, 23, 24, 25, 26) \
+  X(48, 24, 25, 26, 27, 28, 29, 30) \
+  X(56, 28, 29, 30, 31, 32, 33, 34) \
+  X(64, 32, 33, 34, 35, 36, 37, 38) \
+  X(72, 36, 37, 38, 39, 40, 41, 42) \
+  X(80, 40, 41, 42, 43, 44, 45, 46) \
+  X(88, 44, 45, 46, 47, 48, 49, 50) \
+  X(96, 48, 49, 50, 51, 52, 53, 54) \
+  X(104, 52, 53, 54, 55, 56, 57, 58) \
+  X(112, 56, 57, 58, 59, 60, 61, 62) \
+  X(120, 60, 61, 62, 63, 64, 65, 66) \
+  X(128, 64, 65, 66, 67, 68, 69, 70) \
+  X(136, 68, 69, 70, 71, 72, 73, 74) \
+  X(144, 72, 73, 74, 75, 76, 77, 78) \
+  X(152, 76, 77, 78, 79, 80, 81, 82) \
+  X(160, 80, 81, 82, 83, 84, 85, 86) \
+  X(168, 84, 85, 86, 87, 88, 89, 90) \
+  X(176, 88, 89, 90, 91, 92, 93, 94) \
+  X(184, 92, 93, 94, 95, 96, 97, 98) \
+  X(192, 96, 97, 98, 99, 100, 101, 102) \
+  X(200, 100, 101, 102, 103, 104, 105, 106) \
+  X(208, 104, 105, 106, 107, 108, 109, 110) \
+  X(216, 108, 109, 110, 111, 112, 113, 114) \
+  X(224, 112, 113, 114, 115, 116, 117, 118) \
+  X(232, 116, 117, 118, 119, 120, 121, 122) \
+  X(240, 120, 121, 122, 123, 124, 125, 126) \
+  X(248, 124, 125, 126, 127, 128, 129, 130) \
+  X(256, 128, 129, 130, 131, 132, 133, 134)
+
+#define TANDEM_WGMMA_SHARED(type, n, r, o1, o2, o3)                                                              \
+  if constexpr (N == n)                                                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #o2 ", 0; "                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
+                 " {" TANDEM_REGISTERS_##r "}, %" #r ", %" #o1 ", p, 1, 1, 0, %" #o3 "; }"                       \
+                 : TANDEM_OPERANDS_##r                                                                           \
+                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<i32>(accumulate)), "n"(b_mn_major));
+#define TANDEM_WGMMA_SHARED_BF16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(bf16, n, r, o1, o2, o3)
+#define TANDEM_WGMMA_SHARED_F16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(f16, n, r, o1, o2, o3)
+
+#define TANDEM_WGMMA_REGISTERS(type, n, r, o1, o2, o3, o4, o5, o6)                                               \
+  if constexpr (N == n)                                                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #o5 ", 0; "                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
+                 " {" TANDEM_REGISTERS_##r "}, {%" #r ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %"    \
+                 #o6 "; }"                                                                                       \
+                 : TANDEM_OPERANDS_##r                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<i32>(accumulate)),   \
+                   "n"(b_mn_major));
+#define TANDEM_WGMMA_REGISTERS_BF16(...) TANDEM_WGMMA_REGISTERS(bf16, __VA_ARGS__)
+#define TANDEM_WGMMA_REGISTERS_F16(...) TANDEM_WGMMA_REGISTERS(f16, __VA_ARGS__)
+// clang-format on
+#endif
+
+/// D = A B + (accumulate ? D : 0), K = 16, A (K-major) and B in shared memory. b_mn_major: B is stored with N contiguous.
+template <int N, Element element, bool b_mn_major>
+TANDEM_DEVICE void wgmma_shared(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
+#if TANDEM_ON_DEVICE
+  if constexpr (element == Element::bf16) {
+    TANDEM_WGMMA_SIZES(TANDEM_WGMMA_SHARED_BF16)
+  } else {
+    TANDEM_WGMMA_SIZES(TANDEM_WGMMA_SHARED_F16)
+  }
+#else
+  emulator::wgmma_shared(d, N, element, a.bits, b.bits, b_mn_major, accumulate);
+#endif
+}
+
+/// As wgmma_shared, with A's 64 x 16 tile in registers.
+template <int N, Element element, bool b_mn_major>
+TANDEM_DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, MatrixDescriptor b, bool accumulate) {
+#if TANDEM_ON_DEVICE
+  if constexpr (element == Element::bf16) {
+    TANDEM_WGMMA_SIZES(TANDEM_WGMMA_REGISTERS_BF16)
+  } else {
+    TANDEM_WGMMA_SIZES(TANDEM_WGMMA_REGISTERS_F16)
+  }
+#else
+  emulator::wgmma_registers(d, N, element, a, b.bits, b_mn_major, accumulate);
+#endif
+}
+
+}  // namespace tandem::ptx
