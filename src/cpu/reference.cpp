@@ -1,0 +1,225 @@
+#include "cpu/reference.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace tandem::reference {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// The element conversions below are the oracle's own: an oracle shares no code with what it tests.
+
+/// A floating-point code with `exponent_bits`, `mantissa_bits` and a sign, by the IEEE 754 formula.
+double decode_ieee(std::uint32_t code, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  const auto mantissa = static_cast<double>(code & ((1U << mantissa_bits) - 1));
+  const double sign = (code >> (exponent_bits + mantissa_bits)) != 0 ? -1.0 : 1.0;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return mantissa == 0.0 ? sign * infinity : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp(mantissa + std::ldexp(1.0, mantissa_bits), exponent - bias - mantissa_bits);
+}
+
+/// e4m3 (OCP "fn"): no infinities; only the code with all exponent and mantissa bits set is NaN.
+double decode_e4m3(std::uint32_t code) {
+  if ((code & 0x7FU) == 0x7FU) return std::numeric_limits<double>::quiet_NaN();
+  if ((code & 0x78U) == 0x78U) return ((code & 0x80U) != 0 ? -256.0 : 256.0) * (1.0 + (code & 7U) / 8.0);
+  return decode_ieee(code, 4, 3);
+}
+
+double element(const Operand& x, std::int64_t offset) {
+  switch (x.dtype) {
+    case DType::f32: return static_cast<double>(static_cast<const float*>(x.data)[offset]);
+    case DType::f16: return decode_ieee(static_cast<const std::uint16_t*>(x.data)[offset], 5, 10);
+    case DType::bf16: {
+      const std::uint32_t high = static_cast<const std::uint16_t*>(x.data)[offset];
+      return static_cast<double>(std::bit_cast<float>(high << 16));
+    }
+    case DType::e4m3: return decode_e4m3(static_cast<const std::uint8_t*>(x.data)[offset]);
+    case DType::i32:
+    case DType::i64:
+    case DType::s8: break;
+  }
+  throw Error(Status::internal, "the reference was given an operand that is not f32, f16, bf16 or e4m3");
+}
+
+/// One head of rows [begin, begin + count) of an operand, times `factor`: a row-major (count, dim) matrix.
+std::vector<double> load(const Operand& x, std::int64_t batch, std::int64_t begin, std::int64_t count,
+                         std::int64_t head, std::int64_t dim, double factor) {
+  std::vector<double> values(static_cast<std::size_t>(count * dim));
+  for (std::int64_t row = 0; row < count; ++row) {
+    const std::int64_t offset = x.offset(batch, begin + row, head);
+    for (std::int64_t c = 0; c < dim; ++c) {
+      values[static_cast<std::size_t>(row * dim + c)] = element(x, offset + c) * factor;
+    }
+  }
+  return values;
+}
+
+double dot(const double* a, const double* b, std::int64_t n) {
+  double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+/// y += a * x.
+void accumulate(double* y, double a, const double* x, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t c = 0; c < n; ++c) y[c] += a * x[c];
+}
+
+/// Whether query i sees key j, of sequences with nq queries and nk keys: contract line 4, as it is written.
+bool sees(const Problem& p, std::int64_t i, std::int64_t j, std::int64_t nq, std::int64_t nk) {
+  const std::int64_t distance =
+      j - (i + nk - nq);  // 0 on the diagonal, which ends in the bottom right corner
+  return (p.window_left < 0 || distance >= -p.window_left) &&
+         (p.window_right < 0 || distance <= p.window_right);
+}
+
+/// The rows of one sequence that take part, and one of its heads in fp64.
+struct Sequence {
+  std::int64_t head = 0;
+  Rows q_rows, k_rows;
+  std::vector<double> q, k, v;
+};
+
+Sequence load_sequence(const Problem& p, std::int64_t batch, std::int64_t head) {
+  const std::int64_t kv_head = head / p.group();
+  Sequence s;
+  s.head = head;
+  s.q_rows = query_rows(p, batch);
+  s.k_rows = key_rows(p, batch);
+  const auto factor = [&](const Scales& scales) { return static_cast<double>(scales.at(batch, kv_head)); };
+  s.q = load(p.q, batch, s.q_rows.begin, s.q_rows.used, head, p.head_dim_qk, factor(p.q_scale));
+  s.k = load(p.k, batch, s.k_rows.begin, s.k_rows.used, kv_head, p.head_dim_qk, factor(p.k_scale));
+  s.v = load(p.v, batch, s.k_rows.begin, s.k_rows.used, kv_head, p.head_dim_v, factor(p.v_scale));
+  return s;
+}
+
+/// One query's softmax over the keys it sees.
+struct Row {
+  std::vector<std::int64_t> keys;   ///< the visible keys; what follows has one entry for each
+  std::vector<double> slope;        ///< d(logit) / d(scale q k): 1, or the derivative of the softcap
+  std::vector<double> probability;  ///< exp(logit - lse)
+  std::vector<double> out;
+  double lse = -infinity;
+  double sink_probability = 0.0;
+};
+
+Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i) {
+  Row row;
+  row.out.assign(static_cast<std::size_t>(p.head_dim_v), 0.0);
+  std::vector<double> logits;
+  for (std::int64_t j = 0; j < s.k_rows.used; ++j) {
+    if (!sees(p, i, j, s.q_rows.used, s.k_rows.used)) continue;
+    double logit = static_cast<double>(p.scale) *
+                   dot(s.q.data() + i * p.head_dim_qk, s.k.data() + j * p.head_dim_qk, p.head_dim_qk);
+    double slope = 1.0;
+    if (p.softcap > 0.0F) {
+      const double t = std::tanh(logit / static_cast<double>(p.softcap));
+      logit = static_cast<double>(p.softcap) * t;
+      slope = 1.0 - t * t;
+    }
+    row.keys.push_back(j);
+    row.slope.push_back(slope);
+    logits.push_back(logit);
+  }
+  if (row.keys.empty()) return row;  // out 0 and lse -inf, with a sink too
+
+  const double sink = p.sink != nullptr ? static_cast<double>(p.sink[s.head * p.sink_stride]) : -infinity;
+  double maximum = sink;
+  for (const double logit : logits) maximum = logit > maximum ? logit : maximum;
+  double sum = p.sink != nullptr ? std::exp(sink - maximum) : 0.0;
+  for (const double logit : logits) sum += std::exp(logit - maximum);
+  row.lse = maximum + std::log(sum);
+  if (p.sink != nullptr) row.sink_probability = std::exp(sink - maximum) / sum;
+  for (std::size_t n = 0; n < logits.size(); ++n) {
+    row.probability.push_back(std::exp(logits[n] - maximum) / sum);
+    accumulate(row.out.data(), row.probability[n], s.v.data() + row.keys[n] * p.head_dim_v, p.head_dim_v);
+  }
+  return row;
+}
+
+/// Index of the first element of (batch, row, head) in a contiguous (batch, rows, heads, dim) array; a packed
+/// array has no batch dimension.
+std::size_t index(bool packed, std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t rows,
+                  std::int64_t heads, std::int64_t dim) {
+  return static_cast<std::size_t>((((packed ? 0 : batch) * rows + row) * heads + head) * dim);
+}
+
+std::size_t numel(bool packed, const Problem& p, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return static_cast<std::size_t>((packed ? 1 : p.batch) * rows * heads * dim);
+}
+
+}  // namespace
+
+Forward forward(const Problem& p) {
+  Forward result;
+  result.out.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
+  result.lse.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, 1), -infinity);
+  for (std::int64_t batch = 0; batch < p.batch; ++batch) {
+    for (std::int64_t head = 0; head < p.heads_q; ++head) {
+      const Sequence s = load_sequence(p, batch, head);
+      for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
+        const Row row = softmax_row(p, s, i);
+        const std::int64_t r = s.q_rows.begin + i;
+        double* out =
+            result.out.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, p.head_dim_v);
+        for (const double value : row.out) *out++ = value;
+        result.lse[index(p.packed_q, batch, head, r, p.heads_q, p.rows_q, 1)] = row.lse;
+      }
+    }
+  }
+  return result;
+}
+
+Backward backward(const Problem& p) {
+  const std::int64_t d = p.head_dim_qk;
+  const std::int64_t dv = p.head_dim_v;
+  Backward result;
+  result.dq.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, d), 0.0);
+  result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, d), 0.0);
+  result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, dv), 0.0);
+  if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+
+  for (std::int64_t batch = 0; batch < p.batch; ++batch) {
+    for (std::int64_t head = 0; head < p.heads_q; ++head) {
+      const std::int64_t kv_head = head / p.group();
+      const Sequence s = load_sequence(p, batch, head);
+      const std::vector<double> dout = load(p.dout, batch, s.q_rows.begin, s.q_rows.used, head, dv, 1.0);
+      for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
+        const Row row = softmax_row(p, s, i);
+        if (row.keys.empty()) continue;  // nothing flows back, whatever dout and dlse hold
+        const std::int64_t r = s.q_rows.begin + i;
+        const double* dout_row = dout.data() + i * dv;
+        // delta = sum_j P_j dP_j - dlse, so that dS_j = P_j (dP_j - delta); the sink is a key whose dP is 0.
+        double delta = dot(dout_row, row.out.data(), dv);
+        if (p.dlse.given()) delta -= element(p.dlse, p.dlse.offset(batch, r, head));
+        if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] -= row.sink_probability * delta;
+
+        double* dq = result.dq.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, d);
+        for (std::size_t n = 0; n < row.keys.size(); ++n) {
+          const std::int64_t j = row.keys[n];
+          const std::int64_t key_row = s.k_rows.begin + j;
+          const double dp = dot(dout_row, s.v.data() + j * dv, dv);
+          const double ds = row.probability[n] * (dp - delta) * row.slope[n] * static_cast<double>(p.scale);
+          double* dk = result.dk.data() + index(p.packed_k, batch, key_row, kv_head, p.rows_k, p.heads_kv, d);
+          double* dv_row =
+              result.dv.data() + index(p.packed_k, batch, key_row, kv_head, p.rows_k, p.heads_kv, dv);
+          accumulate(dq, ds, s.k.data() + j * d, d);
+          accumulate(dk, ds, s.q.data() + i * d, d);
+          accumulate(dv_row, row.probability[n], dout_row, dv);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace tandem::reference
