@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// A tensor of a Problem, addressed by (batch, row, head); the last dimension is contiguous. Strides in elements.
-/// Packed (varlen) tensors have batch_stride 0 and rows counted over all sequences.
+/// A tensor of a Problem, addressed by (batch, row, head); the last dimension is contiguous. Strides in
+/// elements. Packed (varlen) tensors have batch_stride 0 and rows counted over all sequences.
 struct Operand {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -66,15 +66,16 @@ struct Problem {
 
   float scale = 1.0F;
   float softcap = 0.0F;  ///< 0: off
-  /// Keys visible to query i: [i + shift - window_left, i + shift + window_right], shift = seqlen_k - seqlen_q.
-  /// -1: unbounded. `causal` is already folded in (window_right 0, or less if that were possible).
+  /// Keys visible to query i: [i + shift - window_left, i + shift + window_right], shift = seqlen_k -
+  /// seqlen_q. -1: unbounded. `causal` is already folded in (window_right 0, or less if that were possible).
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   bool deterministic = false;
 
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
-  /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between heads.
+  /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between
+  /// heads.
   Operand lse, dlse;
   const float* sink = nullptr;  ///< by query head
   std::int64_t sink_stride = 1;
@@ -94,7 +95,8 @@ struct Rows {
 };
 
 /// Rows of sequence `b`, clamped to the tensor whatever cu_seqlens and seqused contain.
-inline Rows sequence_rows(const Lengths& cu_seqlens, const Lengths& seqused, std::int64_t rows, std::int64_t b) {
+inline Rows sequence_rows(const Lengths& cu_seqlens, const Lengths& seqused, std::int64_t rows,
+                          std::int64_t b) {
   Rows r{.begin = 0, .used = rows, .end = rows};
   if (cu_seqlens.given()) {
     r.begin = std::clamp<std::int64_t>(cu_seqlens[b], 0, rows);

@@ -1,0 +1,118 @@
+// The public functions: arguments -> Problem -> Plan -> backend.
+#include "tandem/attention.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+
+#include "api/check.hpp"
+#include "api/explain.hpp"
+#include "api/make_problem.hpp"
+#include "cpu/cpu.hpp"
+#include "plan/plan.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr std::size_t workspace_alignment = 256;
+
+struct Free {
+  void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{workspace_alignment}); }
+};
+
+/// The caller's scratch memory, or, where none was passed, memory of its own.
+class Workspace {
+ public:
+  Workspace(const Execution& execution, std::size_t needed) {
+    if (execution.workspace != nullptr) {
+      check_given(execution, needed);
+      memory_ = {static_cast<std::byte*>(execution.workspace), execution.workspace_bytes};
+      return;
+    }
+    if (needed == 0) return;
+    owned_.reset(new (std::align_val_t{workspace_alignment}, std::nothrow) std::byte[needed]);
+    if (owned_ == nullptr) {
+      throw Error(Status::out_of_memory,
+                  fmt::format("cannot allocate {} bytes of workspace; use fewer threads, or pass a workspace",
+                              needed));
+    }
+    memory_ = {owned_.get(), needed};
+  }
+  [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
+
+ private:
+  static void check_given(const Execution& execution, std::size_t needed) {
+    const auto address = reinterpret_cast<std::uintptr_t>(execution.workspace);
+    if (address % workspace_alignment != 0) {
+      check::invalid("workspace is at address {:#x}; it must be a multiple of {}", address,
+                     workspace_alignment);
+    }
+    if (execution.workspace_bytes < needed) {
+      check::invalid(
+          "workspace has {} bytes but this call needs {}; ask workspace_bytes() with the same arguments",
+          execution.workspace_bytes, needed);
+    }
+  }
+
+  std::unique_ptr<std::byte[], Free> owned_;
+  std::span<std::byte> memory_;
+};
+
+struct Call {
+  Problem problem;
+  Plan plan;
+};
+
+template <typename Args>
+Call prepare(const Args& args, const Execution& execution, Memory memory) {
+  Call call;
+  call.problem = make_problem(args, memory);
+  if (execution.threads < 0)
+    check::invalid("threads is {}; it must be at least 1, or 0 for every core", execution.threads);
+  if (execution.workspace == nullptr && execution.workspace_bytes > 0) {
+    check::invalid("workspace is NULL but workspace_bytes is {}; pass the memory too, or 0 bytes",
+                   execution.workspace_bytes);
+  }
+  call.plan = make_plan(call.problem, execution);
+  return call;
+}
+
+}  // namespace
+
+void forward(const ForwardArgs& args, const Execution& execution) {
+  const Call call = prepare(args, execution, Memory::present);
+  const Workspace workspace(execution, call.plan.workspace_bytes);
+  cpu::forward(call.problem, call.plan.cpu, workspace.memory());
+}
+
+void backward(const BackwardArgs& args, const Execution& execution) {
+  const Call call = prepare(args, execution, Memory::present);
+  const Workspace workspace(execution, call.plan.workspace_bytes);
+  cpu::backward(call.problem, call.plan.cpu, workspace.memory());
+}
+
+std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution) {
+  return prepare(args, execution, Memory::described).plan.workspace_bytes;
+}
+
+std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution) {
+  return prepare(args, execution, Memory::described).plan.workspace_bytes;
+}
+
+std::string explain(const ForwardArgs& args, const Execution& execution) {
+  const Call call = prepare(args, execution, Memory::described);
+  return explain(call.problem, call.plan);
+}
+
+std::string explain(const BackwardArgs& args, const Execution& execution) {
+  const Call call = prepare(args, execution, Memory::described);
+  return explain(call.problem, call.plan);
+}
+
+const char* version() noexcept {
+  return TANDEM_VERSION;
+}
+
+}  // namespace tandem

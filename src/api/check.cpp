@@ -1,0 +1,187 @@
+#include "api/check.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace tandem::check {
+namespace {
+
+constexpr std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max();
+
+bool empty(const ConstTensor& t) {
+  return std::any_of(t.shape.begin(), t.shape.begin() + t.rank, [](std::int64_t n) { return n == 0; });
+}
+
+/// Lowest and one-past-highest element offset of a non-empty tensor whose extent was checked.
+struct Span {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+};
+Span span_of(const ConstTensor& t) {
+  Span span{.low = 0, .high = 1};
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
+    const std::int64_t reach = t.shape[i] > 1 ? (t.shape[i] - 1) * t.stride[i] : 0;
+    (reach < 0 ? span.low : span.high) += reach;
+  }
+  return span;
+}
+
+bool dense(const ConstTensor& t) {
+  const Span span = span_of(t);
+  return span.high - span.low == t.numel();
+}
+
+}  // namespace
+
+std::string tuple(const std::int64_t* values, int count) {
+  return fmt::format("({})", fmt::join(values, values + count, ", "));
+}
+
+std::string shape_of(const ConstTensor& tensor) {
+  return tuple(tensor.shape.data(), tensor.rank);
+}
+
+std::string name_of(Device device) {
+  if (device.kind == Device::Kind::cpu) return "cpu";
+  return fmt::format("cuda:{}", device.index);
+}
+
+void given(const Argument& a, std::string_view symbols) {
+  consistent(a);
+  if (!a.given()) invalid("{} is missing; pass a tensor of shape {}", a.name, symbols);
+}
+
+void consistent(const Argument& a) {
+  const ConstTensor& t = a.tensor;
+  if (t.rank < 0 || (t.rank == 0 && t.data != nullptr)) {
+    invalid("{} has data but {} dimensions; set its shape, or leave it out altogether", a.name, t.rank);
+  }
+}
+
+void rank(const Argument& a, int rank, std::string_view symbols) {
+  if (a.tensor.rank != rank) {
+    invalid("{} has {} dimensions; it must be {}", a.name, a.tensor.rank, symbols);
+  }
+}
+
+void shape(const Argument& a, std::initializer_list<std::int64_t> expected, std::string_view symbols) {
+  rank(a, static_cast<int>(expected.size()), symbols);
+  if (!std::equal(expected.begin(), expected.end(), a.tensor.shape.begin())) {
+    invalid("{} has shape {}; it must be {} = {}", a.name, shape_of(a.tensor), symbols,
+            tuple(expected.begin(), static_cast<int>(expected.size())));
+  }
+}
+
+void dtype(const Argument& a, std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), a.tensor.dtype) != allowed.end()) return;
+  std::string names;
+  for (const DType* d = allowed.begin(); d != allowed.end(); ++d) {
+    if (d != allowed.begin()) names += d + 1 == allowed.end() ? " or " : ", ";
+    names += tandem::name_of(*d);
+  }
+  invalid("{} is {}; convert it to {}", a.name, tandem::name_of(a.tensor.dtype), names);
+}
+
+void same_dtype(const Argument& a, const Argument& like) {
+  if (a.tensor.dtype != like.tensor.dtype) {
+    invalid("{} is {} but {} is {}; convert it to {}", a.name, tandem::name_of(a.tensor.dtype), like.name,
+            tandem::name_of(like.tensor.dtype), tandem::name_of(like.tensor.dtype));
+  }
+}
+
+void same_device(const Argument& a, const Argument& like) {
+  const Device d = a.tensor.device;
+  const Device wanted = like.tensor.device;
+  const bool same = d.kind == wanted.kind && (d.kind == Device::Kind::cpu || d.index == wanted.index);
+  if (!same) {
+    invalid("{} is on {} but {} is on {}; move it there", a.name, name_of(d), like.name, name_of(wanted));
+  }
+}
+
+void extent(const Argument& a) {
+  const ConstTensor& t = a.tensor;
+  if (std::any_of(t.shape.begin(), t.shape.begin() + t.rank, [](std::int64_t n) { return n < 0; })) {
+    invalid("{} has shape {}; no size may be negative", a.name, shape_of(t));
+  }
+  if (empty(t)) return;
+  const auto element = static_cast<std::int64_t>(size_of(t.dtype));
+  std::int64_t elements = element;
+  std::int64_t reach = element;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
+    std::int64_t step = 0;
+    const std::int64_t stride = t.shape[i] > 1 ? t.stride[i] : 0;
+    bool overflow = __builtin_mul_overflow(elements, t.shape[i], &elements);
+    overflow |= stride == std::numeric_limits<std::int64_t>::min() ||
+                __builtin_mul_overflow(t.shape[i] - 1, std::abs(stride), &step) ||
+                __builtin_mul_overflow(step, element, &step) || __builtin_add_overflow(reach, step, &reach);
+    if (overflow) {
+      invalid("{} of shape {} and strides {} spans more than {} bytes; offsets must fit 63 bits", a.name,
+              shape_of(t), tuple(t.stride.data(), t.rank), max_bytes);
+    }
+  }
+}
+
+void memory(const Argument& a) {
+  const ConstTensor& t = a.tensor;
+  if (empty(t)) return;
+  if (t.data == nullptr) {
+    invalid("{} has shape {} but no data; its address is NULL", a.name, shape_of(t));
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(t.data);
+  if (address % size_of(t.dtype) != 0) {
+    invalid("{} is at address {:#x}; {} elements need an address that is a multiple of {}", a.name, address,
+            tandem::name_of(t.dtype), size_of(t.dtype));
+  }
+}
+
+void last_dimension_contiguous(const Argument& a) {
+  const int last = a.tensor.rank - 1;
+  if (empty(a.tensor) || a.size(last) == 1 || a.stride(last) == 1) return;
+  invalid(
+      "{} has stride {} in its last dimension; the last dimension must be contiguous (stride 1): copy {} "
+      "first",
+      a.name, a.stride(last), a.name);
+}
+
+void no_self_overlap(const Argument& a) {
+  const ConstTensor& t = a.tensor;
+  if (empty(t)) return;
+  std::vector<std::pair<std::int64_t, std::size_t>> steps;  // (distance between neighbours, dimension)
+  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
+    if (t.shape[i] > 1) steps.emplace_back(std::abs(t.stride[i]), i);
+  }
+  std::sort(steps.begin(), steps.end());
+  std::int64_t inner = 0;  // the furthest offset that the dimensions so far reach
+  for (const auto& [step, i] : steps) {
+    if (step <= inner) {
+      invalid(
+          "{} of shape {} and strides {} overlaps itself in dimension {}; every element of an output needs "
+          "memory of its own",
+          a.name, shape_of(t), tuple(t.stride.data(), t.rank), i);
+    }
+    inner += (t.shape[i] - 1) * step;
+  }
+}
+
+void separate(const Argument& output, const Argument& other) {
+  const ConstTensor& x = output.tensor;
+  const ConstTensor& y = other.tensor;
+  if (!output.given() || !other.given() || empty(x) || empty(y) || x.data == nullptr || y.data == nullptr)
+    return;
+  const auto address = [](const ConstTensor& t, std::int64_t offset) {
+    const auto bytes = offset * static_cast<std::int64_t>(size_of(t.dtype));
+    return reinterpret_cast<std::uintptr_t>(t.data) + static_cast<std::uintptr_t>(bytes);
+  };
+  const bool ranges_meet = address(x, span_of(x).low) < address(y, span_of(y).high) &&
+                           address(y, span_of(y).low) < address(x, span_of(x).high);
+  if (x.data == y.data || (ranges_meet && dense(x) && dense(y))) {
+    invalid("{} shares memory with {}; an output needs memory of its own", output.name, other.name);
+  }
+}
+
+}  // namespace tandem::check

@@ -1,0 +1,71 @@
+// The rules that hold for any one tensor argument. Each function throws Error (invalid_argument) with the
+// rule, the value that broke it and what to do, or returns.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "tandem/error.hpp"
+#include "tandem/tensor.hpp"
+
+namespace tandem::check {
+
+template <typename... Values>
+[[noreturn]] void invalid(fmt::format_string<Values...> format, Values&&... values) {
+  throw Error(Status::invalid_argument, fmt::format(format, std::forward<Values>(values)...));
+}
+
+/// A tensor and the name the user knows it by.
+struct Argument {
+  const char* name;
+  ConstTensor tensor;
+
+  [[nodiscard]] bool given() const { return tensor.given(); }
+  [[nodiscard]] std::int64_t size(int dim) const { return tensor.shape[static_cast<std::size_t>(dim)]; }
+  [[nodiscard]] std::int64_t stride(int dim) const { return tensor.stride[static_cast<std::size_t>(dim)]; }
+  [[nodiscard]] std::int64_t last_size() const { return size(tensor.rank - 1); }
+};
+
+/// "(2, 128, 8, 64)"; a tuple of one is "(8)".
+std::string tuple(const std::int64_t* values, int count);
+std::string shape_of(const ConstTensor& tensor);
+/// "cpu" or "cuda:1".
+std::string name_of(Device device);
+
+/// The argument is there. `symbols` is the shape it should have, as in the documentation.
+void given(const Argument& a, std::string_view symbols);
+
+/// A tensor not given has neither data nor dimensions.
+void consistent(const Argument& a);
+
+void rank(const Argument& a, int rank, std::string_view symbols);
+
+/// The shape is `expected`, which the documentation calls `symbols`.
+void shape(const Argument& a, std::initializer_list<std::int64_t> expected, std::string_view symbols);
+
+void dtype(const Argument& a, std::initializer_list<DType> allowed);
+void same_dtype(const Argument& a, const Argument& like);
+void same_device(const Argument& a, const Argument& like);
+
+/// Sizes are not negative, and every offset, in bytes, fits 63 bits.
+void extent(const Argument& a);
+
+/// A non-empty tensor has an address, and the address is a multiple of the element size.
+void memory(const Argument& a);
+
+void last_dimension_contiguous(const Argument& a);
+
+/// No two elements of an output share memory. Layouts whose dimensions nest (any slice, transpose or
+/// permutation of a contiguous tensor) pass.
+void no_self_overlap(const Argument& a);
+
+/// An output starts where no other tensor of the call starts, and, where both are dense, does not reach into
+/// it.
+void separate(const Argument& output, const Argument& other);
+
+}  // namespace tandem::check

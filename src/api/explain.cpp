@@ -1,0 +1,52 @@
+#include "api/explain.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+std::string bound(std::int64_t window) {
+  return window < 0 ? "unbounded" : fmt::format("{}", window);
+}
+
+std::string mask(const Problem& p) {
+  if (p.window_left < 0 && p.window_right < 0) return "none";
+  if (p.window_left < 0 && p.window_right == 0) return "causal";
+  return fmt::format("window, left {}, right {}", bound(p.window_left), bound(p.window_right));
+}
+
+std::string features(const Problem& p) {
+  std::vector<std::string_view> names;
+  if (p.cu_seqlens_q.given()) names.emplace_back("cu_seqlens_q");
+  if (p.cu_seqlens_k.given()) names.emplace_back("cu_seqlens_k");
+  if (p.seqused_q.given()) names.emplace_back("seqused_q");
+  if (p.seqused_k.given()) names.emplace_back("seqused_k");
+  if (p.sink != nullptr) names.emplace_back("sink");
+  if (p.lse.given()) names.emplace_back("lse");
+  if (p.dlse.given()) names.emplace_back("dlse");
+  if (p.dsink != nullptr) names.emplace_back("dsink");
+  if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
+    names.emplace_back("scales");
+  if (p.deterministic) names.emplace_back("deterministic");
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+std::string explain(const Problem& p, const Plan& plan) {
+  std::string text =
+      fmt::format("{} {}: batch {}, {} {}, {} {}, heads_q {}, heads_kv {}, head_dim {}, head_dim_v {}\n",
+                  p.pass == Pass::forward ? "forward" : "backward", name_of(p.q.dtype), p.batch,
+                  p.packed_q ? "total_q" : "seqlen_q", p.rows_q, p.packed_k ? "total_k" : "seqlen_k",
+                  p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
+  text += fmt::format("scale {}, softcap {}, mask: {}, also: {}\n", p.scale,
+                      p.softcap == 0.0F ? "off" : fmt::format("{}", p.softcap), mask(p), features(p));
+  for (const std::string& reason : plan.reasons) text += reason + '\n';
+  text += fmt::format("workspace {} bytes\n", plan.workspace_bytes);
+  return text;
+}
+
+}  // namespace tandem

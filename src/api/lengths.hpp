@@ -1,0 +1,13 @@
+// Checks of what cu_seqlens and seqused contain. Reads host memory; called for options.check alone, since the
+// backends clamp whatever they find.
+#pragma once
+
+#include "api/problem.hpp"
+
+namespace tandem::check {
+
+/// cu_seqlens ascend from 0 to at most the rows of their tensor; seqused is at most the length of its
+/// sequence.
+void lengths_contents(const Problem& problem);
+
+}  // namespace tandem::check

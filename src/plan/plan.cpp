@@ -1,0 +1,40 @@
+#include "plan/plan.hpp"
+
+#include <fmt/format.h>
+
+namespace tandem {
+namespace {
+
+Plan plan_cpu(const Problem& problem, const Execution& execution) {
+  Plan plan;
+  plan.backend = Device::Kind::cpu;
+  plan.cpu = cpu::choose(problem, execution.threads);
+  plan.workspace_bytes = cpu::workspace_bytes(problem, plan.cpu);
+  const cpu::Config& c = plan.cpu;
+  plan.reasons = {
+      "backend cpu: the tensors are on the CPU",
+      fmt::format("target {}: {}", cpu::name_of(c.target),
+                  c.target == cpu::best_target() ? "the best that this processor and this build have"
+                                                 : "chosen for these dtypes and shapes"),
+      fmt::format("threads {}: {}", c.threads,
+                  execution.threads > 0 ? "at most as many as the caller asked for"
+                                        : "OMP_NUM_THREADS, or every core this process may use"),
+      fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
+  };
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const Execution& execution) {
+  if (problem.device.kind == Device::Kind::cuda) {
+    throw Error(
+        Status::unsupported,
+        fmt::format(
+            "the tensors are on cuda:{}, but this build of tandem has no GPU backend; copy them to the CPU",
+            problem.device.index));
+  }
+  return plan_cpu(problem, execution);
+}
+
+}  // namespace tandem
