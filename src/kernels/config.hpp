@@ -7,9 +7,13 @@ namespace tandem {
 /// 16-bit element types of the matrix products.
 enum class Element : int { f16, bf16 };
 
-/// Shared-memory swizzle: 16-byte units are exchanged within rows of this many bytes, so that eight rows of a column
-/// fall into different banks.
+/// Shared-memory swizzle: 16-byte units are exchanged within rows of this many bytes, so that eight rows of a
+/// column fall into different banks.
 enum class Swizzle : int { b32, b64, b128 };
+
+/// What scores go through before the mask. `raw` leaves a positive scale to the exponent's multiply-add;
+/// `scaled` serves scales <= 0, where the largest raw score would not be the largest scaled one.
+enum class ScoreTransform : int { raw, scaled, softcap };
 
 /// A copy-engine tensor map (CUtensorMap): 128 opaque bytes that the driver encodes.
 struct alignas(64) TensorMap {
@@ -26,8 +30,9 @@ struct ForwardConfig {
   int stages = 2;         ///< K tiles, and V tiles, in flight
   bool causal = false;    ///< window_right is bounded: right edge needs a mask
   bool local = false;     ///< window_left is bounded: left edge needs a mask
-  bool softcap = false;
-  bool ragged = false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
+  ScoreTransform transform = ScoreTransform::raw;
+  bool ragged =
+      false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -38,6 +43,14 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
 };
 
+/// Dynamic shared memory of the forward kernel: Q once, K and V `stages` times, and their pairs of 8-byte
+/// barriers.
+constexpr int forward_shared_bytes(const ForwardConfig& c) {
+  const int tiles = c.block_m * c.head_dim_qk * 2 + c.stages * c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int barriers = 16 * (2 * c.stages + c.consumers());
+  return (tiles + barriers + 1023) / 1024 * 1024;
+}
+
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {
   long long batch;
@@ -45,29 +58,37 @@ struct Strides {
   long long head;
 };
 
+/// Row counts or offsets on the device, i32 or i64 (wide), as the user gave them; null data: not given.
+struct LengthArray {
+  const void* data;
+  long long stride;
+  bool wide;
+};
+
 struct ForwardParams {
-  TensorMap q, k, v;  ///< dimensions (head_dim, rows, heads, batch)
+  TensorMap q, k, v;  ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
   void* out;
   float* lse;         ///< may be null
   const float* sink;  ///< may be null; logits by query head
   Strides out_stride;
   Strides lse_stride;
-  const int* cu_seqlens_q;  ///< null: dense
-  const int* cu_seqlens_k;
-  const int* seqused_q;
-  const int* seqused_k;
+  long long sink_stride;
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   int batch;
   int heads_q;
   int heads_kv;
-  int seqlen_q;  ///< of the longest sequence
-  int seqlen_k;
   int rows_q;  ///< rows of q in a batch entry, or in all when packed
   int rows_k;
-  int head_dim_v;  ///< the true one, as out has it
-  int window_left;   ///< INT_MAX: unbounded
-  int window_right;  ///< INT_MAX: unbounded
-  float scale;       ///< multiplies Q K^T
-  float softcap;
+  int head_dim_v;     ///< the true one, as out has it
+  int m_blocks;       ///< tiles of block_m queries in rows_q (dense schedule)
+  int section_heads;  ///< (batch, head) pairs whose K and V fit the L2 together
+  int window_left;    ///< INT_MAX: unbounded
+  int window_right;   ///< INT_MAX: unbounded
+  float scale;        ///< multiplies Q K^T
+  float softcap;      ///< read if the Config says so
+  bool packed_q;      ///< q and out have no batch dimension
+  bool packed_k;
+  bool out_vectors;  ///< rows of out allow 16-byte stores
 };
 
 }  // namespace tandem

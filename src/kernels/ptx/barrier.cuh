@@ -31,7 +31,8 @@ TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
 #endif
 }
 
-/// This thread's ordinary shared-memory accesses come before later ones of the tensor cores and the copy engine.
+/// This thread's ordinary shared-memory accesses come before later ones of the tensor cores and the copy
+/// engine.
 TANDEM_DEVICE void fence_async_shared() {
 #if TANDEM_ON_DEVICE
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -7,7 +7,7 @@
 #if defined(__CUDACC_RTC__)
 #define TANDEM_ON_DEVICE 1
 #define TANDEM_DEVICE __device__ __forceinline__
-#define TANDEM_KERNEL extern "C++" __global__ void
+#define TANDEM_KERNEL __global__ void
 #else
 #define TANDEM_ON_DEVICE 0
 #define TANDEM_DEVICE inline
@@ -29,8 +29,12 @@ using i64 = long long;
 constexpr int warp_size = 32;
 constexpr int warpgroup_size = 128;
 
-TANDEM_DEVICE constexpr i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
-TANDEM_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+TANDEM_DEVICE constexpr i64 ceil_div(i64 a, i64 b) {
+  return (a + b - 1) / b;
+}
+TANDEM_DEVICE constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
 template <typename T>
 TANDEM_DEVICE constexpr T min(T a, T b) {
   return b < a ? b : a;

@@ -57,14 +57,21 @@ TANDEM_DEVICE u32 pack_f16(float low, float high) {
 #endif
 }
 
-/// fmax that hands a NaN on, so that a NaN logit reaches the row's maximum.
-TANDEM_DEVICE float max_nan(float a, float b) {
+/// The larger one; a NaN loses against a number. (A NaN score still reaches its row through its exponential.)
+TANDEM_DEVICE float fmax(float a, float b) {
 #if TANDEM_ON_DEVICE
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
+  return ::fmaxf(a, b);
 #else
-  return emulator::max_nan(a, b);
+  return emulator::fmax(a, b);
+#endif
+}
+
+/// a * b + c, rounded once.
+TANDEM_DEVICE float fma(float a, float b, float c) {
+#if TANDEM_ON_DEVICE
+  return ::fmaf(a, b, c);
+#else
+  return emulator::fma(a, b, c);
 #endif
 }
 

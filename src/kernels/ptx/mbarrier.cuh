@@ -39,14 +39,16 @@ TANDEM_DEVICE void mbarrier_arrive(Mbarrier& bar) {
 /// Arrives and announces `bytes` that copies will bring in this phase.
 TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
 #if TANDEM_ON_DEVICE
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&bar)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&bar)),
+               "r"(bytes)
                : "memory");
 #else
   emulator::mbarrier_arrive_expect(&bar, bytes);
 #endif
 }
 
-/// Waits until the phase of this parity has completed (a fresh barrier's phase of parity 1 counts as completed).
+/// Waits until the phase of this parity has completed (a fresh barrier's phase of parity 1 counts as
+/// completed).
 TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
   asm volatile(

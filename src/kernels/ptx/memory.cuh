@@ -1,4 +1,5 @@
-// Global memory accesses and atomics. Every address goes through here, so that the emulator can check its bounds.
+// Global memory accesses and atomics. Every address goes through here, so that the emulator can check its
+// bounds.
 #pragma once
 
 #include "kernels/ptx/base.cuh"
@@ -21,7 +22,9 @@ TANDEM_DEVICE T load_global(const T* p) {
 TANDEM_DEVICE Vec4 load_global(const Vec4* p) {
 #if TANDEM_ON_DEVICE
   Vec4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
 #else
   return emulator::load_global(p);
@@ -66,8 +69,8 @@ TANDEM_DEVICE void store_shared(T* p, T value) {
 /// Stores four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
 TANDEM_DEVICE void stmatrix_x4(void* row, u32 a, u32 b, u32 c, u32 d) {
 #if TANDEM_ON_DEVICE
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
-               "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 #else
   emulator::stmatrix_x4(row, a, b, c, d);

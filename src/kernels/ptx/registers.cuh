@@ -1,4 +1,5 @@
-// Moving registers between warpgroups. The count is a multiple of 8, 24 to 256; every warp of the warpgroup executes it.
+// Moving registers between warpgroups. The count is a multiple of 8, 24 to 256; every warp of the warpgroup
+// executes it.
 #pragma once
 
 #include "kernels/ptx/base.cuh"

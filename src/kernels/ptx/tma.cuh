@@ -1,5 +1,6 @@
 // The copy engine (TMA): boxes of a tensor between global and shared memory, described by a tensor map.
-// Coordinates go from the innermost dimension outwards. What lies outside the tensor reads as zero and is not written.
+// Coordinates go from the innermost dimension outwards. What lies outside the tensor reads as zero and is not
+// written.
 #pragma once
 
 #include "kernels/config.hpp"
@@ -8,7 +9,11 @@
 namespace tandem::ptx {
 
 /// How long the L2 should keep what is read (the driver's encodings of createpolicy.fractional).
-enum class CacheHint : u64 { normal = 0x1000000000000000, first = 0x12F0000000000000, last = 0x14F0000000000000 };
+enum class CacheHint : u64 {
+  normal = 0x1000000000000000,
+  first = 0x12F0000000000000,
+  last = 0x14F0000000000000
+};
 
 TANDEM_DEVICE void prefetch_tensor_map(const TensorMap& map) {
 #if TANDEM_ON_DEVICE
@@ -36,9 +41,10 @@ TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i
 /// Starts writing a box from shared memory (written before a fence_async_shared and a barrier). One thread.
 TANDEM_DEVICE void tma_store(const TensorMap& map, const void* shared, i32 c0, i32 c1, i32 c2, i32 c3) {
 #if TANDEM_ON_DEVICE
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-               "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+      "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
 #else
   emulator::tma_store(map, shared, c0, c1, c2, c3);
 #endif
@@ -48,8 +54,8 @@ TANDEM_DEVICE void tma_store(const TensorMap& map, const void* shared, i32 c0, i
 TANDEM_DEVICE void tma_reduce_add(const TensorMap& map, const void* shared, i32 c0, i32 c1, i32 c2, i32 c3) {
 #if TANDEM_ON_DEVICE
   asm volatile(
-      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
-          &map),
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&map),
       "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 #else
@@ -57,7 +63,8 @@ TANDEM_DEVICE void tma_reduce_add(const TensorMap& map, const void* shared, i32 
 #endif
 }
 
-/// Groups this thread's stores so far; tma_store_wait waits until at most `pending` groups still read shared memory.
+/// Groups this thread's stores so far; tma_store_wait waits until at most `pending` groups still read shared
+/// memory.
 TANDEM_DEVICE void tma_store_commit() {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -30,6 +30,33 @@ TANDEM_DEVICE u32 shuffle(u32 value, int lane) {
 #endif
 }
 
+/// The value that lane (own - delta) passes; own where there is none.
+TANDEM_DEVICE u32 shuffle_up(u32 value, int delta) {
+#if TANDEM_ON_DEVICE
+  return __shfl_up_sync(0xffffffffU, value, delta);
+#else
+  return emulator::shuffle_up(value, delta);
+#endif
+}
+
+/// Index of the lowest bit set; `bits` is not 0.
+TANDEM_DEVICE int find_first_set(u32 bits) {
+#if TANDEM_ON_DEVICE
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return __builtin_ctz(bits);
+#endif
+}
+
+/// One bit a lane.
+TANDEM_DEVICE u32 ballot(bool predicate) {
+#if TANDEM_ON_DEVICE
+  return __ballot_sync(0xffffffffU, predicate);
+#else
+  return emulator::ballot(predicate);
+#endif
+}
+
 TANDEM_DEVICE void sync_warp() {
 #if TANDEM_ON_DEVICE
   __syncwarp();

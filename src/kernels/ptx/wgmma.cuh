@@ -1,8 +1,10 @@
-// Warpgroup matrix multiply-accumulate: D (64 x N, registers) += A (64 x K, registers or shared) * B (K x N, shared).
+// Warpgroup matrix multiply-accumulate: D (64 x N, registers) += A (64 x K, registers or shared) * B (K x N,
+// shared).
 //
-// Register layout of D: thread t of the warpgroup, warp w = t / 32, lane l = t % 32, holds in d[4 * j + 2 * h + e] the
-// element of row 16 * w + l / 4 + 8 * h and column 8 * j + 2 * (l % 4) + e. A in registers (16-bit, K = 16): a[2 * g + h]
-// packs columns 8 * g + 2 * (l % 4) + {0, 1} of row 16 * w + l / 4 + 8 * h, which is D's layout of two neighbouring j.
+// Register layout of D: thread t of the warpgroup, warp w = t / 32, lane l = t % 32, holds in d[4 * j + 2 * h
+// + e] the element of row 16 * w + l / 4 + 8 * h and column 8 * j + 2 * (l % 4) + e. A in registers (16-bit,
+// K = 16): a[2 * g + h] packs columns 8 * g + 2 * (l % 4) + {0, 1} of row 16 * w + l / 4 + 8 * h, which is
+// D's layout of two neighbouring j.
 #pragma once
 
 #include "kernels/config.hpp"
@@ -10,16 +12,17 @@
 
 namespace tandem::ptx {
 
-/// Where a WGMMA operand lies in shared memory. `leading` and `stride` are the byte steps of the hardware's descriptor:
-/// K-major: stride = from one group of 8 rows to the next, leading unused (1). MN-major: leading = from one swizzle-wide
-/// strip along M or N to the next, stride = from one group of 8 along K to the next.
+/// Where a WGMMA operand lies in shared memory. `leading` and `stride` are the byte steps of the hardware's
+/// descriptor: K-major: stride = from one group of 8 rows to the next, leading unused (1). MN-major: leading
+/// = from one swizzle-wide strip along M or N to the next, stride = from one group of 8 along K to the next.
 struct MatrixDescriptor {
   u64 bits;
   /// The operand `bytes` further on; bytes is a multiple of 16.
   TANDEM_DEVICE MatrixDescriptor operator+(u32 bytes) const { return {bits + (bytes >> 4)}; }
 };
 
-TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading, u32 stride, Swizzle swizzle) {
+TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading, u32 stride,
+                                                 Swizzle swizzle) {
   const u64 mode = swizzle == Swizzle::b128 ? 1 : swizzle == Swizzle::b64 ? 2 : 3;
   return {static_cast<u64>((shared_address(shared) & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
           static_cast<u64>(stride >> 4) << 32 | mode << 62};
@@ -50,8 +53,8 @@ TANDEM_DEVICE void wgmma_wait() {
 #endif
 }
 
-/// The compiler may not move accesses of these registers across this point (they belong to the tensor cores between a
-/// WGMMA's issue and its wait).
+/// The compiler may not move accesses of these registers across this point (they belong to the tensor cores
+/// between a WGMMA's issue and its wait).
 template <int n>
 TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 #if TANDEM_ON_DEVICE
@@ -63,8 +66,9 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 }
 
 #if TANDEM_ON_DEVICE
-// The instruction names each accumulator register, so its text depends on N. These lists are the only macros of the device
-// language: TANDEM_REGISTERS_<n> is "%0, ..., %<n-1>" and TANDEM_OPERANDS_<n> the matching "+f"(d[0]), ...
+// The instruction names each accumulator register, so its text depends on N. These lists are the only macros
+// of the device language: TANDEM_REGISTERS_<n> is "%0, ..., %<n-1>" and TANDEM_OPERANDS_<n> the matching
+// "+f"(d[0]), ...
 // clang-format off
 #define TANDEM_REGISTERS_4 "%0, %1, %2, %3"
 #define TANDEM_REGISTERS_8 TANDEM_REGISTERS_4 ", %4, %5, %6, %7"
@@ -191,7 +195,8 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 // clang-format on
 #endif
 
-/// D = A B + (accumulate ? D : 0), K = 16, A (K-major) and B in shared memory. b_mn_major: B is stored with N contiguous.
+/// D = A B + (accumulate ? D : 0), K = 16, A (K-major) and B in shared memory. b_mn_major: B is stored with N
+/// contiguous.
 template <int N, Element element, bool b_mn_major>
 TANDEM_DEVICE void wgmma_shared(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
 #if TANDEM_ON_DEVICE

@@ -1,0 +1,51 @@
+// Accumulators of a warpgroup in registers: who holds which element, and conversion to 16-bit operands.
+#pragma once
+
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/warp.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace tandem::tile {
+
+/// Position of a thread's accumulator elements in its warpgroup's 64 x N tile (see ptx/wgmma.cuh): element
+/// d[4 * j + 2 * h + e] is at row(h), col(j) + e.
+struct FragmentPosition {
+  int first_row;
+  int first_col;
+
+  TANDEM_DEVICE explicit FragmentPosition(int thread_in_warpgroup)
+      : first_row(thread_in_warpgroup / 32 * 16 + thread_in_warpgroup % 32 / 4),
+        first_col(thread_in_warpgroup % 4 * 2) {}
+  TANDEM_DEVICE int row(int h) const { return first_row + 8 * h; }
+  TANDEM_DEVICE int col(int j) const { return first_col + 8 * j; }
+};
+
+template <Element element>
+TANDEM_DEVICE u32 pack(float low, float high) {
+  return element == Element::bf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);
+}
+
+/// f32 accumulators to 16-bit: also exactly the register layout of WGMMA's A operand, four words a step of 16
+/// columns.
+template <Element element, int n>
+TANDEM_DEVICE void convert(u32 (&packed)[n / 2], const float (&d)[n]) {
+#pragma unroll
+  for (int i = 0; i < n / 2; ++i) packed[i] = pack<element>(d[2 * i], d[2 * i + 1]);
+}
+
+/// Transposes the 4 x 4 words of a quad: word j of lane i becomes word i of lane j.
+TANDEM_DEVICE void transpose_quad(u32 (&words)[4], int quad_lane) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const bool upper = (quad_lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      u32& low = words[distance == 1 ? 2 * i : i];
+      u32& high = words[distance == 1 ? 2 * i + 1 : i + 2];
+      const u32 received = ptx::shuffle_xor(upper ? low : high, distance);
+      (upper ? low : high) = received;
+    }
+  }
+}
+
+}  // namespace tandem::tile

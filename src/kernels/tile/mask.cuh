@@ -1,0 +1,66 @@
+// Which keys a query sees, tile by tile: whole tiles are skipped, interior tiles need no mask, edges are
+// compared.
+#pragma once
+
+#include "kernels/config.hpp"
+#include "kernels/tile/fragment.cuh"
+
+namespace tandem::tile {
+
+/// Query i of a sequence sees keys [i + shift - left, i + shift + right], clipped to [0, seqlen_k).
+struct Visibility {
+  int seqlen_q;
+  int seqlen_k;
+  int left;   ///< INT_MAX: unbounded
+  int right;  ///< INT_MAX: unbounded
+
+  TANDEM_DEVICE int first_key(int query) const {
+    return left == unbounded ? 0 : max(0, query + seqlen_k - seqlen_q - left);
+  }
+  TANDEM_DEVICE int end_key(int query) const {
+    return right == unbounded ? seqlen_k : min(seqlen_k, query + seqlen_k - seqlen_q + right + 1);
+  }
+  static constexpr int unbounded = 0x7fffffff;
+};
+
+/// Key blocks [first, end) that any of a group of queries sees, and [inner_first, inner_end) of them that all
+/// queries see whole, so that no mask is needed.
+struct BlockRange {
+  int first;
+  int end;
+  int inner_first;
+  int inner_end;
+
+  template <int block_n>
+  static TANDEM_DEVICE BlockRange of(const Visibility& v, int first_query, int end_query) {
+    BlockRange r;
+    const int last_query = min(end_query, v.seqlen_q) - 1;
+    r.first = v.first_key(first_query) / block_n;
+    r.end = last_query < first_query ? r.first : ceil_div(max(v.end_key(last_query), 0), block_n);
+    r.inner_first = ceil_div(v.first_key(last_query), block_n);
+    r.inner_end = max(v.end_key(first_query), 0) / block_n;
+    return r;
+  }
+};
+
+/// Sets scores of invisible keys to -inf. `query` and `key` are the sequence positions of the warpgroup's
+/// tile origin.
+template <int n>
+TANDEM_DEVICE void apply_mask(float (&s)[n], const Visibility& v, int query, int key,
+                              const FragmentPosition& position) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int first = v.first_key(query + position.row(h)) - key - position.first_col;
+    const int end = v.end_key(query + position.row(h)) - key - position.first_col;
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at = 8 * j + e;
+        if (at < first || at >= end) s[4 * j + 2 * h + e] = -ptx::infinity();
+      }
+    }
+  }
+}
+
+}  // namespace tandem::tile

@@ -1,0 +1,55 @@
+// A ring of shared-memory buffers between a producer and its consumers.
+#pragma once
+
+#include "kernels/ptx/mbarrier.cuh"
+
+namespace tandem::tile {
+
+/// Position in a ring of `stages` buffers; `phase` flips with each lap.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  u32 phase = 0;
+
+  TANDEM_DEVICE void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+/// A pair of barriers a buffer: `full` completes when its bytes have come in, `empty` when every consumer
+/// warp has released it.
+template <int stages>
+struct Ring {
+  ptx::Mbarrier full[stages];
+  ptx::Mbarrier empty[stages];
+  using Position = RingPosition<stages>;
+
+  /// One thread. `consumer_arrivals` releases free a buffer.
+  TANDEM_DEVICE void init(u32 consumer_arrivals) {
+#pragma unroll
+    for (int s = 0; s < stages; ++s) {
+      ptx::mbarrier_init(full[s], 1);
+      ptx::mbarrier_init(empty[s], consumer_arrivals);
+    }
+  }
+
+  /// Producer: waits until the buffer is free, then announces the bytes that the caller's copies will bring.
+  TANDEM_DEVICE ptx::Mbarrier& acquire(Position at, u32 bytes) {
+    ptx::mbarrier_wait(empty[at.stage], at.phase ^ 1);
+    ptx::mbarrier_arrive_expect(full[at.stage], bytes);
+    return full[at.stage];
+  }
+  /// Consumer: waits for the bytes.
+  TANDEM_DEVICE void wait(Position at) {
+    ptx::mbarrier_wait(full[at.stage], at.phase);
+  }
+  /// Consumer: gives the buffer back; one lane of each warp calls it.
+  TANDEM_DEVICE void release(Position at) {
+    ptx::mbarrier_arrive(empty[at.stage]);
+  }
+};
+
+}  // namespace tandem::tile

@@ -1,0 +1,147 @@
+// Which tiles a persistent block computes, and in which order.
+#pragma once
+
+#include "kernels/config.hpp"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/warp.cuh"
+
+namespace tandem::tile {
+
+/// One tile of queries: block `m` of (head, batch), and the rows of its sequence.
+struct TileIndex {
+  int m;
+  int head;
+  int batch;
+  int begin_q;  ///< first row of the sequence in q, and in k
+  int begin_k;
+  int seqlen_q;  ///< rows in use
+  int seqlen_k;
+  int end_q;  ///< rows of q including those past their use; they are written too
+};
+
+/// A row count or offset, clamped so that no content can lead outside the tensors.
+TANDEM_DEVICE int clamp_to(int value, int low, int high) {
+  return max(low, min(value, high));
+}
+
+TANDEM_DEVICE int length_at(const LengthArray& lengths, int i) {
+  const long long at = static_cast<long long>(i) * lengths.stride;
+  if (!lengths.wide) return ptx::load_global(static_cast<const int*>(lengths.data) + at);
+  const long long value = ptx::load_global(static_cast<const long long*>(lengths.data) + at);
+  return static_cast<int>(max(-1LL, min(value, 0x7fffffffLL)));
+}
+
+/// Rows of one sequence as problem.hpp's sequence_rows has them.
+struct SequenceRows {
+  int begin;
+  int used;
+  int end;
+};
+TANDEM_DEVICE SequenceRows sequence_rows(const LengthArray& cu, const LengthArray& used, int rows, int b) {
+  SequenceRows r{0, rows, rows};
+  if (cu.data != nullptr) {
+    r.begin = clamp_to(length_at(cu, b), 0, rows);
+    r.end = clamp_to(length_at(cu, b + 1), r.begin, rows);
+  }
+  r.used = r.end - r.begin;
+  if (used.data != nullptr) r.used = clamp_to(length_at(used, b), 0, r.used);
+  return r;
+}
+
+/// Tiles of equal sequences, dealt to the blocks in turn. Heads come in sections whose K and V fit the L2
+/// together. Causal tiles go longest first inside a section, and every second round is dealt backwards, so
+/// that the sums even out.
+template <bool longest_first>
+struct DenseScheduler {
+  const ForwardParams& p;
+  int round = 0;
+
+  TANDEM_DEVICE explicit DenseScheduler(const ForwardParams& params) : p(params) {}
+
+  TANDEM_DEVICE bool next(TileIndex& t) {
+    const int blocks = static_cast<int>(ptx::grid_size());
+    const int block = static_cast<int>(ptx::block_index());
+    const int turn = longest_first && (round & 1) ? blocks - 1 - block : block;
+    const int tile = round * blocks + turn;
+    ++round;
+    const int heads = p.heads_q * p.batch;
+    if (tile >= heads * p.m_blocks) return false;
+    const int section = tile / (p.section_heads * p.m_blocks);
+    const int within = tile - section * p.section_heads * p.m_blocks;
+    const int section_heads = min(p.section_heads, heads - section * p.section_heads);
+    const int head = longest_first ? within % section_heads : within / p.m_blocks;
+    t.m = longest_first ? p.m_blocks - 1 - within / section_heads : within - head * p.m_blocks;
+    const int batch_head = section * p.section_heads + head;
+    t.batch = batch_head / p.heads_q;
+    t.head = batch_head - t.batch * p.heads_q;
+    t.begin_q = 0;
+    t.begin_k = 0;
+    t.seqlen_q = p.rows_q;
+    t.seqlen_k = p.rows_k;
+    t.end_q = p.rows_q;
+    return true;
+  }
+};
+
+/// Tiles of sequences whose lengths only the device knows. Each warp walks the sequences 32 at a time with a
+/// prefix sum; since a block's tiles ascend, it goes on where it stopped. All 32 lanes call.
+template <int block_m>
+struct RaggedScheduler {
+  const ForwardParams& p;
+  int round = 0;
+  int first = 0;   ///< sequence of lane 0
+  int before = 0;  ///< tiles of the sequences before `first`
+
+  TANDEM_DEVICE explicit RaggedScheduler(const ForwardParams& params) : p(params) {}
+
+  TANDEM_DEVICE bool next(TileIndex& t) {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    const int tile = round++ * static_cast<int>(ptx::grid_size()) + static_cast<int>(ptx::block_index());
+    // Rows past the last packed sequence are one more sequence, of which nothing is in use.
+    const int sequences = p.batch + (p.packed_q ? 1 : 0);
+    for (; first < sequences; first += warp_size) {
+      const int b = first + lane;
+      SequenceRows q{0, 0, 0};
+      if (b < p.batch) q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
+      if (b == p.batch && p.packed_q) {
+        q.begin = clamp_to(length_at(p.cu_seqlens_q, b), 0, p.rows_q);
+        q.used = 0;
+        q.end = p.rows_q;
+      }
+      const int tiles = ceil_div(q.end - q.begin, block_m) * p.heads_q;
+      int through = tiles;
+#pragma unroll
+      for (int d = 1; d < warp_size; d *= 2) {
+        const int lower = static_cast<int>(ptx::shuffle_up(static_cast<u32>(through), d));
+        if (lane >= d) through += lower;
+      }
+      const u32 beyond = ptx::ballot(before + through > tile);
+      if (beyond != 0) {
+        const int owner = ptx::find_first_set(beyond);
+        const int in_sequence = tile - before - pick(through - tiles, owner);
+        t.batch = first + owner;
+        t.begin_q = pick(q.begin, owner);
+        t.seqlen_q = pick(q.used, owner);
+        t.end_q = pick(q.end, owner) - t.begin_q;
+        const int m_blocks = ceil_div(t.end_q, block_m);
+        t.head = in_sequence / m_blocks;
+        t.m = m_blocks - 1 - (in_sequence - t.head * m_blocks);
+        const SequenceRows k = t.batch < p.batch
+                                   ? sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, t.batch)
+                                   : SequenceRows{0, 0, 0};
+        t.begin_k = k.begin;
+        t.seqlen_k = k.used;
+        return true;
+      }
+      before += pick(through, warp_size - 1);
+    }
+    return false;
+  }
+
+ private:
+  static TANDEM_DEVICE int pick(int value, int lane) {
+    return static_cast<int>(ptx::shuffle(static_cast<u32>(value), lane));
+  }
+};
+
+}  // namespace tandem::tile

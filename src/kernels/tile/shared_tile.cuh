@@ -1,0 +1,64 @@
+// Matrices of 16-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
+#pragma once
+
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace tandem::tile {
+
+/// `rows` x `cols`, cut into strips of 64 (or 32) columns; a strip is `rows` rows of 128 (or 64) bytes,
+/// swizzled. One strip is one box of the copy engine. Base addresses are multiples of 1024.
+template <int rows, int cols>
+struct SharedTile {
+  static constexpr int strip_cols = cols % 64 == 0 ? 64 : 32;
+  static constexpr int strips = cols / strip_cols;
+  static constexpr Swizzle swizzle = strip_cols == 64 ? Swizzle::b128 : Swizzle::b64;
+  static constexpr u32 row_bytes = strip_cols * 2;
+  static constexpr u32 strip_bytes = rows * row_bytes;
+  static constexpr u32 bytes = strips * strip_bytes;
+  static_assert(cols % 32 == 0 && rows % 8 == 0 && rows <= 256);
+
+  alignas(1024) char data[bytes];
+
+  /// Starts loading rows [row, row + rows) of (head, batch); its `bytes` are credited to `bar`.
+  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
+                          ptx::CacheHint hint) {
+#pragma unroll
+    for (int s = 0; s < strips; ++s) {
+      ptx::tma_load(data + s * strip_bytes, map, bar, s * strip_cols, row, head, batch, hint);
+    }
+  }
+
+  /// The tile as a K-major operand (rows along M or N, columns along K): WGMMA step `step` takes columns 16 *
+  /// step onwards.
+  TANDEM_DEVICE ptx::MatrixDescriptor k_major() const {
+    return ptx::matrix_descriptor(data, 16, 8 * row_bytes, swizzle);
+  }
+  static TANDEM_DEVICE constexpr u32 k_major_offset(int step) {
+    return static_cast<u32>(step * 16 / strip_cols) * strip_bytes +
+           static_cast<u32>(step * 16 % strip_cols) * 2;
+  }
+
+  /// The tile as an MN-major operand (rows along K, columns along N): step `step` takes rows 16 * step
+  /// onwards.
+  TANDEM_DEVICE ptx::MatrixDescriptor mn_major() const {
+    return ptx::matrix_descriptor(data, strip_bytes, 8 * row_bytes, swizzle);
+  }
+  static TANDEM_DEVICE constexpr u32 mn_major_offset(int step) {
+    return static_cast<u32>(step) * 16 * row_bytes;
+  }
+
+  /// Zeroes rows [first, rows) with `threads` threads; the caller fences and synchronises.
+  TANDEM_DEVICE void zero_rows(int first, int thread, int threads) {
+    constexpr int units = row_bytes / 16;
+    for (int i = first * units + thread; i < rows * units; i += threads) {
+#pragma unroll
+      for (int s = 0; s < strips; ++s) {
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});
+      }
+    }
+  }
+};
+
+}  // namespace tandem::tile
