@@ -1,0 +1,68 @@
+// Which instruction sets this build contains and this processor runs, and which one a call takes.
+#include <cstdlib>
+#include <string>
+
+#include "cpu/cpu.hpp"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr Target all_targets[] = {Target::portable, Target::avx2, Target::avx512, Target::avx512_bf16,
+                                  Target::neon};
+
+}  // namespace
+
+const char* name_of(Target target) {
+  switch (target) {
+    case Target::portable: return "portable";
+    case Target::avx2: return "avx2";
+    case Target::avx512: return "avx512";
+    case Target::avx512_bf16: return "avx512_bf16";
+    case Target::neon: return "neon";
+  }
+  return "unknown";
+}
+
+bool available(Target target) {
+  switch (target) {
+    case Target::portable: return true;
+#if defined(__x86_64__)
+    // The flags that targets.cmake compiles each of them with. The compiler's support code also checks that
+    // the operating system saves the wide registers.
+    case Target::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+             __builtin_cpu_supports("bmi2");
+    case Target::avx512:
+      return available(Target::avx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Target::avx512_bf16: return available(Target::avx512) && __builtin_cpu_supports("avx512bf16");
+#elif defined(__aarch64__)
+    case Target::neon: return true;
+#endif
+    default: return false;
+  }
+}
+
+Target best_target() {
+  if (const char* wish = std::getenv("TANDEM_CPU_TARGET"); wish != nullptr && *wish != '\0') {
+    for (Target target : all_targets) {
+      if (std::string(wish) == name_of(target) && available(target)) return target;
+    }
+    std::string names;
+    for (Target target : all_targets) {
+      if (available(target)) names += std::string(names.empty() ? "" : ", ") + name_of(target);
+    }
+    throw Error(Status::unsupported,
+                "TANDEM_CPU_TARGET is '" + std::string(wish) +
+                    "', which this build or this processor does not have; unset it or choose from " + names);
+  }
+  Target best = Target::portable;
+  for (Target target : all_targets) {
+    if (available(target)) best = target;
+  }
+  return best;
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,29 @@
+// The vector vocabulary, one instruction set at a time, behind plain functions that a test can call.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/convert.hpp"
+#include "cpu/cpu.hpp"
+
+namespace tandem::cpu {
+
+/// Each works on a whole number of registers and a last, partial one.
+struct SimdProbe {
+  Target target;
+  int lanes;
+  void (*exp2)(const float* x, float* y, int n);
+  void (*tanh)(const float* x, float* y, int n);
+  void (*widen_f16)(const f16* x, float* y, int n);
+  void (*widen_bf16)(const bf16* x, float* y, int n);
+  void (*widen_e4m3)(const e4m3* x, float* y, int n);
+  void (*narrow_f16)(const float* x, f16* y, int n);
+  void (*narrow_bf16)(const float* x, bf16* y, int n);
+  void (*transpose)(const float* src, std::int64_t src_stride, int rows, int columns, float* dst,
+                    std::int64_t dst_stride);
+  /// sum[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1] over `lanes` sums, a and b rounded to bf16; null without the
+  /// instruction.
+  void (*dot_bf16)(const float* a, const float* b, float* sum);
+};
+
+}  // namespace tandem::cpu

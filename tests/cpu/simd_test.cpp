@@ -1,0 +1,237 @@
+// The vector vocabulary of every instruction set that this processor runs, against scalar code and the C
+// library.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cpu/convert.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/simd_probe.hpp"
+
+namespace tandem::cpu {
+
+namespace portable {
+extern const SimdProbe probe;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const SimdProbe probe;
+}
+namespace avx512 {
+extern const SimdProbe probe;
+}
+namespace avx512_bf16 {
+extern const SimdProbe probe;
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const SimdProbe probe;
+}
+#endif
+
+namespace {
+
+std::vector<const SimdProbe*> built_probes() {
+#if defined(__x86_64__)
+  return {&portable::probe, &avx2::probe, &avx512::probe, &avx512_bf16::probe};
+#elif defined(__aarch64__)
+  return {&portable::probe, &neon::probe};
+#else
+  return {&portable::probe};
+#endif
+}
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+class Simd : public testing::TestWithParam<const SimdProbe*> {
+ protected:
+  void SetUp() override {
+    if (!available(probe().target)) GTEST_SKIP() << "this processor lacks " << name_of(probe().target);
+  }
+  static const SimdProbe& probe() { return *GetParam(); }
+};
+
+TEST_P(Simd, exp2_is_accurate_over_its_range) {
+  std::vector<float> x;
+  for (float v = -125.9F; v < 127.9F; v += 0.00731F) x.push_back(v);
+  std::vector<float> y(x.size());
+  probe().exp2(x.data(), y.data(), static_cast<int>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = std::exp2(static_cast<double>(x[i]));
+    EXPECT_LE(std::abs(y[i] - expected), 2e-7 * expected) << x[i];
+  }
+}
+
+TEST_P(Simd, exp2_of_special_values) {
+  const std::vector<float> x{0.0F,    -0.0F,  -infinity, infinity, not_a_number,
+                             -150.0F, -1e30F, 200.0F,    1e30F,    1.0F};
+  std::vector<float> y(x.size());
+  probe().exp2(x.data(), y.data(), static_cast<int>(x.size()));
+  EXPECT_EQ(y[0], 1.0F);
+  EXPECT_EQ(y[1], 1.0F);
+  EXPECT_EQ(y[2], 0.0F);
+  EXPECT_EQ(y[3], infinity);
+  EXPECT_TRUE(std::isnan(y[4]));
+  EXPECT_LT(y[5], 1e-38F);
+  EXPECT_EQ(y[6], 0.0F);
+  EXPECT_EQ(y[7], infinity);
+  EXPECT_EQ(y[8], infinity);
+  EXPECT_NEAR(y[9], 2.0F, 4e-7F);
+}
+
+TEST_P(Simd, tanh_is_accurate_relative_to_its_value) {
+  std::vector<float> x{0.0F, 1e-30F, -1e-12F, 1e-6F, 40.0F, -1e20F, infinity, -infinity};
+  for (float v = -15.0F; v < 15.0F; v += 0.00137F) x.push_back(v);
+  std::vector<float> y(x.size());
+  probe().tanh(x.data(), y.data(), static_cast<int>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double expected = std::tanh(static_cast<double>(x[i]));
+    EXPECT_LE(std::abs(y[i] - expected), 4e-7 * std::abs(expected)) << x[i];
+  }
+  probe().tanh(&not_a_number, y.data(), 1);
+  EXPECT_TRUE(std::isnan(y[0]));
+}
+
+template <typename T>
+void expect_widens(void (*widen)(const T*, float*, int), int codes) {
+  std::vector<T> x;
+  for (int i = 0; i < codes; ++i) x.push_back({static_cast<decltype(T::bits)>(i)});
+  x.push_back({1});  // an odd count, so that the partial register is used
+  std::vector<float> y(x.size());
+  widen(x.data(), y.data(), static_cast<int>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float expected = to_f32(x[i]);
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(y[i])) << i;
+    } else {
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(y[i]), std::bit_cast<std::uint32_t>(expected)) << i;
+    }
+  }
+}
+
+TEST_P(Simd, widening_is_exact_for_every_code) {
+  expect_widens(probe().widen_f16, 65536);
+  expect_widens(probe().widen_bf16, 65536);
+  expect_widens(probe().widen_e4m3, 256);
+}
+
+/// Numbers at, just below and just above every boundary between two codes, and special values.
+template <typename T>
+std::vector<float> near_boundaries() {
+  std::vector<float> x{0.0F,   -0.0F,   infinity, -infinity, not_a_number,
+                       1e-45F, 3.4e38F, -3.4e38F, 65519.9F,  65520.0F};
+  for (int i = 0; i < 65535; ++i) {
+    const float a = to_f32(T{static_cast<std::uint16_t>(i)});
+    const float b = to_f32(T{static_cast<std::uint16_t>(i + 1)});
+    if (!std::isfinite(a) || !std::isfinite(b)) continue;
+    const float middle = static_cast<float>((static_cast<double>(a) + b) / 2);
+    x.insert(x.end(), {middle, std::nextafter(middle, infinity), std::nextafter(middle, -infinity), a});
+  }
+  return x;
+}
+
+template <typename T>
+void expect_narrows(void (*narrow)(const float*, T*, int)) {
+  const std::vector<float> x = near_boundaries<T>();
+  std::vector<T> y(x.size());
+  narrow(x.data(), y.data(), static_cast<int>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (std::isnan(x[i])) {
+      EXPECT_TRUE(std::isnan(to_f32(y[i])));
+    } else {
+      EXPECT_EQ(y[i].bits, from_f32<T>(x[i]).bits) << x[i];
+    }
+  }
+}
+
+TEST_P(Simd, narrowing_rounds_to_nearest_even) {
+  expect_narrows(probe().narrow_f16);
+  expect_narrows(probe().narrow_bf16);
+}
+
+TEST_P(Simd, transpose_of_any_shape) {
+  for (int rows = 1; rows < 20; ++rows) {
+    for (int columns : {1, 3, 4, 7, 16, 33}) {
+      const int src_stride = columns + 3;
+      const int dst_stride = rows + 2;
+      std::vector<float> src(static_cast<std::size_t>(rows * src_stride));
+      for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<float>(i);
+      std::vector<float> dst(static_cast<std::size_t>(columns * dst_stride), -1.0F);
+      probe().transpose(src.data(), src_stride, rows, columns, dst.data(), dst_stride);
+      for (int c = 0; c < columns; ++c) {
+        for (int r = 0; r < dst_stride; ++r) {
+          const float expected = r < rows ? src[static_cast<std::size_t>(r * src_stride + c)] : -1.0F;
+          ASSERT_EQ(dst[static_cast<std::size_t>(c * dst_stride + r)], expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Simd, bf16_dot_product_multiplies_pairs) {
+  if (probe().dot_bf16 == nullptr) GTEST_SKIP() << "no such instruction in " << name_of(probe().target);
+  std::vector<float> a;
+  std::vector<float> b;
+  std::vector<float> sum;
+  std::vector<float> expected;
+  for (int i = 0; i < 2 * probe().lanes; ++i) {
+    a.push_back(1.0F + 0.01F * static_cast<float>(i));
+    b.push_back(2.0F - 0.03F * static_cast<float>(i));
+  }
+  const auto rounded = [](float x) { return to_f32(from_f32<bf16>(x)); };
+  for (int i = 0; i < probe().lanes; ++i) {
+    const auto j = static_cast<std::size_t>(2 * i);
+    sum.push_back(static_cast<float>(i));
+    expected.push_back(sum.back() + rounded(a[j]) * rounded(b[j]) + rounded(a[j + 1]) * rounded(b[j + 1]));
+  }
+  probe().dot_bf16(a.data(), b.data(), sum.data());
+  for (std::size_t i = 0; i < sum.size(); ++i)
+    EXPECT_NEAR(sum[i], expected[i], 1e-6F * (1 + std::abs(expected[i])));
+}
+
+INSTANTIATE_TEST_SUITE_P(targets, Simd, testing::ValuesIn(built_probes()),
+                         [](const auto& instance) { return name_of(instance.param->target); });
+
+TEST(Convert, narrowing_inverts_widening_for_every_code) {
+  for (int i = 0; i < 65536; ++i) {
+    const f16 h{static_cast<std::uint16_t>(i)};
+    const bf16 b{static_cast<std::uint16_t>(i)};
+    if (!std::isnan(to_f32(h))) {
+      EXPECT_EQ(from_f32<f16>(to_f32(h)).bits, h.bits);
+    }
+    if (!std::isnan(to_f32(b))) {
+      EXPECT_EQ(from_f32<bf16>(to_f32(b)).bits, b.bits);
+    }
+  }
+  for (int i = 0; i < 256; ++i) {
+    const e4m3 q{static_cast<std::uint8_t>(i)};
+    if (!std::isnan(to_f32(q))) {
+      EXPECT_EQ(from_f32<e4m3>(to_f32(q)).bits, q.bits);
+    }
+  }
+}
+
+TEST(Convert, narrowing_goes_to_the_nearest_code) {
+  for (int i = 0; i < 0x7E; ++i) {
+    const float low = to_f32(e4m3{static_cast<std::uint8_t>(i)});
+    const float high = to_f32(e4m3{static_cast<std::uint8_t>(i + 1)});
+    const float middle = (low + high) / 2;
+    EXPECT_EQ(from_f32<e4m3>(std::nextafter(middle, 0.0F)).bits, i);
+    EXPECT_EQ(from_f32<e4m3>(std::nextafter(middle, infinity)).bits, i + 1);
+    EXPECT_EQ(from_f32<e4m3>(middle).bits, (i % 2 == 0) ? i : i + 1);
+  }
+  EXPECT_EQ(from_f32<f16>(65504.0F).bits, 0x7BFF);
+  EXPECT_EQ(from_f32<f16>(65519.9F).bits, 0x7BFF);
+  EXPECT_EQ(from_f32<f16>(65520.0F).bits, 0x7C00);
+  EXPECT_EQ(from_f32<f16>(0x1p-25F).bits, 0);  // a tie, to even
+  EXPECT_EQ(from_f32<f16>(0x1.8p-25F).bits, 1);
+  EXPECT_EQ(from_f32<bf16>(0x1.01p0F).bits, 0x3F80);  // a tie, to even
+  EXPECT_EQ(from_f32<bf16>(0x1.03p0F).bits, 0x3F82);
+}
+
+}  // namespace
+}  // namespace tandem::cpu
