@@ -2,12 +2,15 @@
 //
 //   S = scale * Q K^T (+ softcap, + mask),  P = softmax(S),  O = P V,  LSE = log sum exp S
 //
-// Method: FlashAttention (Dao et al. 2022, arXiv:2205.14135), FlashAttention-2 (Dao 2023, arXiv:2307.08691) and
-// FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608): the softmax is computed online, block by block, so that memory
-// beyond inputs and outputs never grows with seqlen^2; the backward pass recomputes P from Q, K and LSE.
+// Method: FlashAttention (Dao et al. 2022, arXiv:2205.14135), FlashAttention-2 (Dao 2023, arXiv:2307.08691)
+// and FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608): the softmax is computed online, block by block,
+// so that memory beyond inputs and outputs never grows with seqlen^2; the backward pass recomputes P from Q,
+// K and LSE.
 //
-// Shapes. A tensor is (batch, seqlen, heads, head_dim), or, for sequences of different lengths packed end to end
-// ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is contiguous.
+// Shapes. A tensor is (batch, seqlen, heads, head_dim), or, for sequences of different lengths packed end to
+// end
+// ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is
+// contiguous.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +19,7 @@
 #include <string>
 
 #include "tandem/error.hpp"
+#include "tandem/export.h"
 #include "tandem/tensor.hpp"
 
 namespace tandem {
@@ -27,15 +31,17 @@ struct AttentionOptions {
   /// Query i sees keys up to i + seqlen_k - seqlen_q: the mask is aligned to the bottom right corner.
   bool causal = false;
   /// Sliding window, inclusive on both sides, around the same diagonal: query i sees keys from
-  /// i + seqlen_k - seqlen_q - window_left to i + seqlen_k - seqlen_q + window_right. -1: unbounded. `causal` clips
-  /// window_right to 0. Values below -1 are an error.
+  /// i + seqlen_k - seqlen_q - window_left to i + seqlen_k - seqlen_q + window_right. -1: unbounded. `causal`
+  /// clips window_right to 0. Values below -1 are an error.
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
-  /// S becomes softcap * tanh(S / softcap) after scaling, before masking (Gemma 2). 0: off. Negative is an error.
+  /// S becomes softcap * tanh(S / softcap) after scaling, before masking (Gemma 2). 0: off. Negative is an
+  /// error.
   float softcap = 0.0F;
   /// Backward: gradients are bitwise reproducible. Forward always is.
   bool deterministic = false;
-  /// Accept head dimensions that are not multiples of 8 (they are padded inside). Without it they are an error.
+  /// Accept head dimensions that are not multiples of 8 (they are padded inside). Without it they are an
+  /// error.
   bool pad = false;
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
@@ -46,18 +52,20 @@ struct AttentionInputs {
   ConstTensor q;  ///< (batch, seqlen_q, heads_q, head_dim_qk) or (total_q, heads_q, head_dim_qk)
   ConstTensor k;  ///< (batch, seqlen_k, heads_kv, head_dim_qk) or (total_k, heads_kv, head_dim_qk)
   ConstTensor v;  ///< (batch, seqlen_k, heads_kv, head_dim_v) or (total_k, heads_kv, head_dim_v)
-  /// Varlen: (batch + 1) i32 or i64, ascending from 0; sequence b is rows [cu[b], cu[b+1]). Given for q, for k, or both;
-  /// rows of q past cu_seqlens_q[batch] get out 0, lse -inf, and rows past the end of k and v get gradients 0.
+  /// Varlen: (batch + 1) i32 or i64, ascending from 0; sequence b is rows [cu[b], cu[b+1]). Given for q, for
+  /// k, or both; rows of q past cu_seqlens_q[batch] get out 0, lse -inf, and rows past the end of k and v get
+  /// gradients 0.
   ConstTensor cu_seqlens_q;
   ConstTensor cu_seqlens_k;
-  /// (batch) i32 or i64: only the first seqused rows of each sequence take part; the rest are as rows past the end.
+  /// (batch) i32 or i64: only the first seqused rows of each sequence take part; the rest are as rows past
+  /// the end.
   ConstTensor seqused_q;
   ConstTensor seqused_k;
-  /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value (gpt-oss). It is
-  /// neither scaled, capped nor masked; LSE includes it.
+  /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value
+  /// (gpt-oss). It is neither scaled, capped nor masked; LSE includes it.
   ConstTensor sink;
-  /// f32 scales of e4m3 q, k, v: (1) or (batch, heads_kv); the real value is code * scale. Default 1. Query heads use
-  /// the q_scale of their kv head. An error with other dtypes.
+  /// f32 scales of e4m3 q, k, v: (1) or (batch, heads_kv); the real value is code * scale. Default 1. Query
+  /// heads use the q_scale of their kv head. An error with other dtypes.
   ConstTensor q_scale;
   ConstTensor k_scale;
   ConstTensor v_scale;
@@ -91,28 +99,28 @@ struct Execution {
   int threads = 0;
   /// GPU: a CUstream (cudaStream_t); null is the default stream.
   void* stream = nullptr;
-  /// Scratch memory on the tensors' device, at least workspace_bytes(args) and 256-byte aligned. With it a call neither
-  /// allocates nor synchronises. Null: the call allocates for itself.
+  /// Scratch memory on the tensors' device, at least workspace_bytes(args) and 256-byte aligned. With it a
+  /// call neither allocates nor synchronises. Null: the call allocates for itself.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
 
 /// Writes out (and lse). Throws Error before anything is written.
-void forward(const ForwardArgs& args, const Execution& execution = {});
+TANDEM_API void forward(const ForwardArgs& args, const Execution& execution = {});
 
 /// Writes dq, dk, dv (and dsink). Throws Error before anything is written.
-void backward(const BackwardArgs& args, const Execution& execution = {});
+TANDEM_API void backward(const BackwardArgs& args, const Execution& execution = {});
 
 /// Scratch bytes that a call with these arguments needs; linear in seqlen at most.
-std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution = {});
-std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution = {});
+TANDEM_API std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution = {});
+TANDEM_API std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution = {});
 
-/// Which kernel and tiles would run these arguments and why, as a few lines of text. Throws what forward or backward
-/// would throw. Tensors need shapes, dtypes and devices; their memory is not read.
-std::string explain(const ForwardArgs& args, const Execution& execution = {});
-std::string explain(const BackwardArgs& args, const Execution& execution = {});
+/// Which kernel and tiles would run these arguments and why, as a few lines of text. Throws what forward or
+/// backward would throw. Tensors need shapes, dtypes and devices; their memory is not read.
+TANDEM_API std::string explain(const ForwardArgs& args, const Execution& execution = {});
+TANDEM_API std::string explain(const BackwardArgs& args, const Execution& execution = {});
 
 /// The library's version, "major.minor.patch".
-const char* version() noexcept;
+TANDEM_API const char* version() noexcept;
 
 }  // namespace tandem

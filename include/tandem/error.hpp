@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tandem/export.h"
+
 namespace tandem {
 
 /// What kind of failure an Error is. The values are the status codes of the C interface.
@@ -17,7 +19,7 @@ enum class Status : int {
 };
 
 /// An error with its status. `what()` states the rule, the value that broke it and what to do.
-class Error : public std::runtime_error {
+class TANDEM_API Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   [[nodiscard]] Status status() const noexcept { return status_; }

@@ -64,7 +64,8 @@ struct BasicTensor {
 
   BasicTensor() = default;
 
-  /// A contiguous (row-major) view. More than four dimensions leave `rank` too large for any argument to accept.
+  /// A contiguous (row-major) view. More than four dimensions leave `rank` too large for any argument to
+  /// accept.
   BasicTensor(Void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_, Device device_ = {})
       : data(data_), dtype(dtype_), rank(static_cast<int>(shape_.size())), device(device_) {
     int i = 0;
@@ -80,8 +81,8 @@ struct BasicTensor {
 
   /// A mutable view is also a constant one.
   template <typename Other>
-    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
-  BasicTensor(const BasicTensor<Other>& o)  // NOLINT(google-explicit-constructor): a view conversion like span's
+  requires(std::is_const_v<Void> && !std::is_const_v<Other>) BasicTensor(
+      const BasicTensor<Other>& o)  // NOLINT(google-explicit-constructor): a view conversion like span's
       : data(o.data), dtype(o.dtype), rank(o.rank), shape(o.shape), stride(o.stride), device(o.device) {}
 
   /// True if the tensor was given at all (an empty tensor was given; a default-constructed one was not).
