@@ -1,0 +1,332 @@
+#include "call.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+
+namespace tandem::harness {
+namespace {
+
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+
+std::int64_t total(const std::vector<std::int64_t>& lengths, std::int64_t slack) {
+  return std::accumulate(lengths.begin(), lengths.end(), slack);
+}
+
+std::vector<std::int64_t> shape_of(bool packed, std::int64_t batch, std::int64_t rows, std::int64_t heads,
+                                   std::int64_t dim) {
+  if (packed) return {rows, heads, dim};
+  return {batch, rows, heads, dim};
+}
+
+/// lse and dlse put heads before rows.
+std::vector<std::int64_t> lse_shape(const Case& c) {
+  if (c.packed_q) return {c.heads_q, c.rows_q()};
+  return {c.batch, c.heads_q, c.seqlen_q};
+}
+
+Box vector_box(DType dtype, const std::vector<double>& values) {
+  Layout layout;
+  layout.ends_at_guard = true;  // metadata is where an access out of bounds is likeliest
+  Box box(dtype, {static_cast<std::int64_t>(values.size())}, layout, false);
+  for (std::size_t n = 0; n < values.size(); ++n) box.set(static_cast<std::int64_t>(n), values[n]);
+  return box;
+}
+
+Box cumulative(const Case& c, bool packed, const std::vector<std::int64_t>& lengths) {
+  if (!packed) return {};
+  std::vector<double> sums{0.0};
+  for (const std::int64_t n : lengths) sums.push_back(sums.back() + static_cast<double>(n));
+  return vector_box(c.metadata, sums);
+}
+
+Box seqused(const Case& c, const std::vector<std::int64_t>& used) {
+  if (used.empty()) return {};
+  return vector_box(c.metadata, {used.begin(), used.end()});
+}
+
+Box scale_box(const Case& c, Random& random) {
+  if (c.scales == 0) return {};
+  Box box(DType::f32,
+          c.scales == 1 ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{c.batch, c.heads_kv}, {},
+          false);
+  for (std::int64_t n = 0; n < box.numel(); ++n) box.set(n, 0.5 + random.uniform());
+  return box;
+}
+
+void visit_rows(bool packed, std::int64_t batch, std::int64_t seqlen,
+                const std::vector<std::int64_t>& lengths, std::int64_t slack,
+                const std::vector<std::int64_t>& used, const RowVisitor& f) {
+  std::int64_t begin = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t length = packed ? lengths[static_cast<std::size_t>(b)] : seqlen;
+    const std::int64_t count = used.empty() ? length : used[static_cast<std::size_t>(b)];
+    for (std::int64_t i = 0; i < length; ++i) f(b, packed ? begin + i : i, i < count);
+    begin += length;
+  }
+  if (!packed) return;
+  for (std::int64_t i = 0; i < slack; ++i) f(batch, begin + i, false);
+}
+
+/// Makes all heads of the rows that take no part NaN, unless expanded memory is shared with rows that do.
+void poison_rows(Box& box, const Layout& layout, bool packed, std::int64_t rows, std::int64_t inner,
+                 const std::function<void(const RowVisitor&)>& for_each_row) {
+  if (!box.given() || layout.expanded != 0) return;
+  for_each_row([&](std::int64_t b, std::int64_t row, bool used) {
+    if (used) return;
+    const std::int64_t first = ((packed ? 0 : b) * rows + row) * inner;
+    for (std::int64_t n = 0; n < inner; ++n) box.set(first + n, nan_value);
+  });
+}
+
+Operand operand(const Box& box, bool packed) {
+  if (!box.given()) return {};
+  const Tensor& t = box.view();
+  Operand o{.data = t.data, .dtype = t.dtype};
+  const std::size_t first = packed ? 0 : 1;
+  o.batch_stride = packed || t.shape[0] == 1 ? 0 : t.stride[0];
+  o.row_stride = t.shape[first] == 1 ? 0 : t.stride[first];
+  o.head_stride = t.shape[first + 1] == 1 ? 0 : t.stride[first + 1];
+  return o;
+}
+
+/// lse and dlse: (batch, heads, rows).
+Operand lse_operand(const Box& box, bool packed) {
+  if (!box.given()) return {};
+  const Tensor& t = box.view();
+  const std::size_t first = packed ? 0 : 1;
+  Operand o{.data = t.data, .dtype = t.dtype};
+  o.batch_stride = packed || t.shape[0] == 1 ? 0 : t.stride[0];
+  o.head_stride = t.shape[first] == 1 ? 0 : t.stride[first];
+  o.row_stride = t.stride[first + 1];
+  return o;
+}
+
+Scales scales(const Box& box) {
+  if (!box.given()) return {};
+  const Tensor& t = box.view();
+  Scales s{.data = static_cast<const float*>(t.data)};
+  if (t.rank == 2) {
+    s.batch_stride = t.stride[0];
+    s.head_stride = t.stride[1];
+  }
+  return s;
+}
+
+Lengths lengths_of(const Box& box) {
+  if (!box.given()) return {};
+  return {.data = box.view().data, .wide = box.dtype() == DType::i64, .stride = 1};
+}
+
+}  // namespace
+
+std::int64_t Case::rows_q() const {
+  return packed_q ? total(lengths_q, slack_q) : seqlen_q;
+}
+std::int64_t Case::rows_k() const {
+  return packed_k ? total(lengths_k, slack_k) : seqlen_k;
+}
+
+std::string Case::describe() const {
+  std::string text = fmt::format("seed {} {} b {} hq {} hkv {} d {}/{} sq {} sk {}", seed, name_of(dtype),
+                                 batch, heads_q, heads_kv, head_dim_qk, head_dim_v, rows_q(), rows_k());
+  if (dtype == DType::e4m3) text += fmt::format(" -> {} scales {}", name_of(out_dtype), scales);
+  if (packed_q) text += fmt::format(" lengths_q {} slack {}", lengths_q, slack_q);
+  if (packed_k) text += fmt::format(" lengths_k {} slack {}", lengths_k, slack_k);
+  if (!used_q.empty()) text += fmt::format(" used_q {}", used_q);
+  if (!used_k.empty()) text += fmt::format(" used_k {}", used_k);
+  if (options.scale) text += fmt::format(" scale {}", *options.scale);
+  if (options.causal) text += " causal";
+  if (options.window_left != -1 || options.window_right != -1) {
+    text += fmt::format(" window {},{}", options.window_left, options.window_right);
+  }
+  if (options.softcap != 0.0F) text += fmt::format(" softcap {}", options.softcap);
+  if (options.deterministic) text += " deterministic";
+  if (sink) text += " sink";
+  if (dlse) text += " dlse";
+  if (amplitude != 1.0) text += fmt::format(" amplitude {}", amplitude);
+  text += fmt::format(" threads {}{}", threads, workspace ? " workspace" : "");
+  return text;
+}
+
+Call::Call(const Case& c) : spec(c) {
+  Random random(c.seed);
+  const auto tensor = [&](bool packed, std::int64_t rows, std::int64_t heads, std::int64_t dim, DType dtype,
+                          const Layout& layout, bool output) {
+    Box box(dtype, shape_of(packed, c.batch, rows, heads, dim), layout, output);
+    if (!output) fill(box, random, c.amplitude);
+    return box;
+  };
+  const DType result = c.result_dtype();
+  q = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.q, false);
+  k = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.k, false);
+  v = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.v, false);
+  out = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.out, true);
+  if (c.lse) lse = Box(DType::f32, lse_shape(c), c.lse_layout, true);
+  if (c.sink) {
+    sink = Box(DType::f32, {c.heads_q}, {}, false);
+    fill(sink, random, 1.0);
+    dsink = Box(DType::f32, {c.heads_q}, {}, true);
+  }
+  cu_seqlens_q = cumulative(c, c.packed_q, c.lengths_q);
+  cu_seqlens_k = cumulative(c, c.packed_k, c.lengths_k);
+  seqused_q = seqused(c, c.used_q);
+  seqused_k = seqused(c, c.used_k);
+
+  const auto query_rows_of = [&](const RowVisitor& f) { for_each_query_row(c, f); };
+  const auto key_rows_of = [&](const RowVisitor& f) { for_each_key_row(c, f); };
+  poison_rows(q, c.q, c.packed_q, c.rows_q(), c.heads_q * c.head_dim_qk, query_rows_of);
+  poison_rows(k, c.k, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_qk, key_rows_of);
+  poison_rows(v, c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
+
+  if (c.dtype == DType::e4m3) {
+    q_scale = scale_box(c, random);
+    k_scale = scale_box(c, random);
+    v_scale = scale_box(c, random);
+    return;  // no backward
+  }
+  dout = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.dout, false);
+  poison_rows(dout, c.dout, c.packed_q, c.rows_q(), c.heads_q * c.head_dim_v, query_rows_of);
+  if (c.dlse) {
+    dlse = Box(DType::f32, lse_shape(c), {}, false);
+    fill(dlse, random, 1.0);
+  }
+  dq = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.dq, true);
+  dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.dk, true);
+  dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
+}
+
+namespace {
+
+void set_inputs(const Call& call, AttentionInputs& args) {
+  args.q = call.q.view();
+  args.k = call.k.view();
+  args.v = call.v.view();
+  args.cu_seqlens_q = call.cu_seqlens_q.view();
+  args.cu_seqlens_k = call.cu_seqlens_k.view();
+  args.seqused_q = call.seqused_q.view();
+  args.seqused_k = call.seqused_k.view();
+  args.sink = call.sink.view();
+  args.q_scale = call.q_scale.view();
+  args.k_scale = call.k_scale.view();
+  args.v_scale = call.v_scale.view();
+}
+
+}  // namespace
+
+ForwardArgs Call::forward_args() const {
+  ForwardArgs args;
+  set_inputs(*this, args);
+  args.out = out.view();
+  args.lse = lse.view();
+  args.options = spec.options;
+  return args;
+}
+
+BackwardArgs Call::backward_args() const {
+  BackwardArgs args;
+  set_inputs(*this, args);
+  args.out = out.view();
+  args.lse = lse.view();
+  args.dout = dout.view();
+  args.dlse = dlse.view();
+  args.dq = dq.view();
+  args.dk = dk.view();
+  args.dv = dv.view();
+  args.dsink = dsink.view();
+  args.options = spec.options;
+  return args;
+}
+
+Problem Call::problem() const {
+  const Case& c = spec;
+  Problem p;
+  p.batch = c.batch;
+  p.heads_q = c.heads_q;
+  p.heads_kv = c.heads_kv;
+  p.head_dim_qk = c.head_dim_qk;
+  p.head_dim_v = c.head_dim_v;
+  p.rows_q = c.rows_q();
+  p.rows_k = c.rows_k();
+  p.packed_q = c.packed_q;
+  p.packed_k = c.packed_k;
+  p.scale = c.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(c.head_dim_qk)));
+  p.softcap = c.options.softcap;
+  p.window_left = c.options.window_left;
+  p.window_right = c.options.causal ? 0 : c.options.window_right;
+  p.q = operand(q, c.packed_q);
+  p.k = operand(k, c.packed_k);
+  p.v = operand(v, c.packed_k);
+  p.dout = operand(dout, c.packed_q);
+  p.dlse = lse_operand(dlse, c.packed_q);
+  if (sink.given()) p.sink = static_cast<const float*>(sink.view().data);
+  p.q_scale = scales(q_scale);
+  p.k_scale = scales(k_scale);
+  p.v_scale = scales(v_scale);
+  p.cu_seqlens_q = lengths_of(cu_seqlens_q);
+  p.cu_seqlens_k = lengths_of(cu_seqlens_k);
+  p.seqused_q = lengths_of(seqused_q);
+  p.seqused_k = lengths_of(seqused_k);
+  return p;
+}
+
+std::vector<Box*> Call::inputs() {
+  return {&q,         &k,         &v,    &sink, &q_scale, &k_scale, &v_scale, &cu_seqlens_q, &cu_seqlens_k,
+          &seqused_q, &seqused_k, &dout, &dlse};
+}
+
+std::vector<Box*> Call::outputs(Pass pass) {
+  if (pass == Pass::forward) return {&out, &lse};
+  return {&dq, &dk, &dv, &dsink};
+}
+
+void Call::prepare(Pass pass) {
+  for (Box* box : outputs(pass)) {
+    if (box->given()) box->poison();
+  }
+  for (Box* box : inputs()) {
+    if (box->given()) box->snapshot();
+  }
+  for (const Pass any : {Pass::forward, Pass::backward}) {
+    for (Box* box : outputs(any)) {
+      if (box->given()) box->snapshot();
+    }
+  }
+}
+
+std::uint64_t Random::bits() {  // splitmix64
+  std::uint64_t z = (state_ += 0x9E3779B97F4A7C15U);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return z ^ (z >> 31);
+}
+
+double Random::uniform() {
+  return static_cast<double>(bits() >> 11) * 0x1p-53;
+}
+
+std::int64_t Random::between(std::int64_t low, std::int64_t high) {
+  return low + static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+double Random::normal() {
+  return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(2.0 * std::numbers::pi * uniform());
+}
+
+void fill(Box& box, Random& random, double amplitude) {
+  for (std::int64_t n = 0; n < box.numel(); ++n) box.set(n, amplitude * random.normal());
+}
+
+void for_each_query_row(const Case& c, const RowVisitor& f) {
+  visit_rows(c.packed_q, c.batch, c.seqlen_q, c.lengths_q, c.slack_q, c.used_q, f);
+}
+
+void for_each_key_row(const Case& c, const RowVisitor& f) {
+  visit_rows(c.packed_k, c.batch, c.seqlen_k, c.lengths_k, c.slack_k, c.used_k, f);
+}
+
+}  // namespace tandem::harness

@@ -1,0 +1,111 @@
+// One attention problem as a test describes it (Case), and the same with memory (Call).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "box.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::harness {
+
+struct Case {
+  std::uint64_t seed = 1;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;  ///< only for e4m3 inputs; else it is dtype
+
+  std::int64_t batch = 1;
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;
+  std::int64_t head_dim_qk = 64;
+  std::int64_t head_dim_v = 64;
+  std::int64_t seqlen_q = 64;  ///< rows of a batch entry; unused where packed
+  std::int64_t seqlen_k = 64;
+
+  bool packed_q = false;
+  bool packed_k = false;
+  std::vector<std::int64_t> lengths_q;  ///< packed: rows of every sequence
+  std::vector<std::int64_t> lengths_k;
+  std::int64_t slack_q = 0;  ///< packed: rows past the last sequence
+  std::int64_t slack_k = 0;
+  std::vector<std::int64_t> used_q;  ///< seqused; empty is not given
+  std::vector<std::int64_t> used_k;
+  DType metadata = DType::i32;
+
+  AttentionOptions options;
+  bool sink = false;
+  bool lse = true;
+  bool dlse = false;
+  int scales = 0;          ///< e4m3: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
+  double amplitude = 1.0;  ///< standard deviation of q, k and v
+
+  Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
+  int threads = 1;
+  bool workspace = true;  ///< pass a (poisoned) workspace of the size asked for
+
+  [[nodiscard]] std::int64_t rows_q() const;
+  [[nodiscard]] std::int64_t rows_k() const;
+  [[nodiscard]] DType result_dtype() const { return dtype == DType::e4m3 ? out_dtype : dtype; }
+  /// Everything needed to write the case down again.
+  [[nodiscard]] std::string describe() const;
+};
+
+/// A Case with memory: random inputs, NaN wherever nothing may be read, poisoned outputs.
+struct Call {
+  explicit Call(const Case& spec_);
+
+  Case spec;
+  Box q, k, v, sink, q_scale, k_scale, v_scale;
+  Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  Box out, lse;
+  Box dout, dlse, dq, dk, dv, dsink;
+
+  [[nodiscard]] ForwardArgs forward_args() const;
+  [[nodiscard]] BackwardArgs backward_args() const;
+  /// The same as a Problem, made without the library's argument checks: what the oracle reads.
+  [[nodiscard]] Problem problem() const;
+
+  [[nodiscard]] std::vector<Box*> inputs();
+  [[nodiscard]] std::vector<Box*> outputs(Pass pass);
+  /// Poisons the outputs of a pass and remembers the memory around and in all tensors.
+  void prepare(Pass pass);
+};
+
+/// Random numbers for tests; small, seeded, the same on every machine.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15U + 0x1234567U) {}
+  std::uint64_t bits();
+  /// Uniform in [low, high].
+  std::int64_t between(std::int64_t low, std::int64_t high);
+  bool chance(double probability) { return uniform() < probability; }
+  double uniform();
+  double normal();
+  template <typename T>
+  T pick(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<std::int64_t>(choices.size()) - 1)];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// Fills every element with normal numbers of standard deviation `amplitude`.
+void fill(Box& box, Random& random, double amplitude);
+
+/// Calls f(batch, row in the tensor, takes part) for every row of q (or k) that exists.
+using RowVisitor = std::function<void(std::int64_t batch, std::int64_t row, bool used)>;
+void for_each_query_row(const Case& spec, const RowVisitor& f);
+void for_each_key_row(const Case& spec, const RowVisitor& f);
+
+/// A random Case with all features crossed; `size` scales the sequence lengths (about `size` at most).
+Case random_case(std::uint64_t seed, std::int64_t size);
+
+/// A random layout for a tensor of `rank`; `input` allows stride 0.
+Layout random_layout(Random& random, int rank, bool input);
+
+}  // namespace tandem::harness

@@ -1,0 +1,126 @@
+#include "runner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include "cpu/cpu.hpp"
+#include "expect.hpp"
+
+namespace tandem::harness {
+namespace {
+
+/// Sets an environment variable for a scope.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    setenv(name, value, 1);
+  }
+  ~Environment() {
+    if (old_) {
+      setenv(name_, old_->c_str(), 1);
+    } else {
+      unsetenv(name_);
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+/// The public API on the CPU, restricted to one instruction set.
+class CpuRunner : public Runner {
+ public:
+  explicit CpuRunner(cpu::Target target) : target_(target) {}
+  [[nodiscard]] std::string name() const override { return std::string("cpu ") + cpu::name_of(target_); }
+  void forward(Call& call) override {
+    run(call, call.forward_args(), [](const auto& args, const Execution& e) { tandem::forward(args, e); });
+  }
+  void backward(Call& call) override {
+    run(call, call.backward_args(), [](const auto& args, const Execution& e) { tandem::backward(args, e); });
+  }
+
+ private:
+  template <typename Args, typename Run>
+  void run(const Call& call, const Args& args, const Run& run_pass) {
+    const Environment environment("TANDEM_CPU_TARGET", cpu::name_of(target_));
+    Execution execution{.threads = call.spec.threads};
+    std::optional<Box> workspace;
+    if (call.spec.workspace) {
+      execution.workspace_bytes = workspace_bytes(args, execution);
+      // A poisoned output box: NaN inside, an inaccessible page before, and a pattern behind.
+      workspace.emplace(DType::s8,
+                        std::vector<std::int64_t>{static_cast<std::int64_t>(execution.workspace_bytes)},
+                        Layout{}, true);
+      execution.workspace = workspace->view().data;
+    }
+    run_pass(args, execution);
+    if (workspace) {
+      EXPECT_EQ(workspace->changed_outside(), "") << "the workspace is larger than workspace_bytes says";
+    }
+  }
+
+  cpu::Target target_;
+};
+
+std::vector<Runner*>& registry() {
+  static std::vector<std::unique_ptr<CpuRunner>> owned;
+  static std::vector<Runner*> all = [] {
+    std::vector<Runner*> result;
+    for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
+                                     cpu::Target::avx512_bf16, cpu::Target::neon}) {
+      if (!cpu::available(target)) continue;
+      owned.push_back(std::make_unique<CpuRunner>(target));
+      result.push_back(owned.back().get());
+    }
+    return result;
+  }();
+  return all;
+}
+
+}  // namespace
+
+std::vector<Runner*> runners() {
+  return registry();
+}
+void add_runner(Runner& runner) {
+  registry().push_back(&runner);
+}
+
+void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f) {
+  for (Runner* runner : runners()) {
+    if (!runner->refuses(spec).empty()) continue;
+    SCOPED_TRACE(runner->name() + ": " + spec.describe());
+    f(*runner);
+  }
+}
+
+void run_everywhere(Call& call, bool backward) {
+  const bool both = backward && call.spec.dtype != DType::e4m3;
+  const Expected forward_expected = expect(call, Pass::forward);
+  std::optional<Expected> backward_expected;
+  if (both) backward_expected = expect(call, Pass::backward);
+  on_every_runner(call.spec, [&](Runner& runner) {
+    call.prepare(Pass::forward);
+    runner.forward(call);
+    EXPECT_TRUE(correct(call, Pass::forward, forward_expected));
+    if (!both || !call.lse.given()) return;
+    call.prepare(Pass::backward);
+    runner.backward(call);
+    EXPECT_TRUE(correct(call, Pass::backward, *backward_expected));
+  });
+}
+
+void run_everywhere(const Case& spec) {
+  Call call(spec);
+  run_everywhere(call);
+}
+
+}  // namespace tandem::harness

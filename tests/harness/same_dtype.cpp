@@ -1,0 +1,227 @@
+#include "same_dtype.hpp"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "element.hpp"
+
+namespace tandem::harness {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// A row-major matrix of values that the dtype holds.
+struct Matrix {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::vector<float> data;
+
+  Matrix() = default;
+  Matrix(std::int64_t rows_, std::int64_t cols_)
+      : rows(rows_), cols(cols_), data(static_cast<std::size_t>(rows_ * cols_), 0.0F) {}
+  [[nodiscard]] float* row(std::int64_t r) { return data.data() + r * cols; }
+  [[nodiscard]] const float* row(std::int64_t r) const { return data.data() + r * cols; }
+};
+
+Matrix load(const Operand& x, DType dtype, std::int64_t batch, Rows rows, std::int64_t head, std::int64_t dim,
+            float factor) {
+  Matrix m(rows.used, dim);
+  for (std::int64_t i = 0; i < rows.used; ++i) {
+    const std::int64_t offset = x.offset(batch, rows.begin + i, head);
+    for (std::int64_t c = 0; c < dim; ++c) {
+      m.row(i)[c] = round_fast(dtype, static_cast<float>(decode(x.dtype, x.data, offset + c)) * factor);
+    }
+  }
+  return m;
+}
+
+Matrix transposed(const Matrix& a) {
+  Matrix t(a.cols, a.rows);
+  for (std::int64_t r = 0; r < a.rows; ++r) {
+    for (std::int64_t c = 0; c < a.cols; ++c) t.row(c)[r] = a.row(r)[c];
+  }
+  return t;
+}
+
+/// a @ b: fp32 sums, one rounding. Entries of `a` that are 0 are skipped, so that a row of b nobody weighs
+/// may be NaN.
+Matrix matmul(const Matrix& a, const Matrix& b, DType dtype) {
+  Matrix c(a.rows, b.cols);
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    float* row = c.row(i);
+    for (std::int64_t n = 0; n < a.cols; ++n) {
+      const float weight = a.row(i)[n];
+      if (weight == 0.0F) continue;
+      const float* other = b.row(n);
+#pragma omp simd
+      for (std::int64_t j = 0; j < b.cols; ++j) row[j] += weight * other[j];
+    }
+    for (std::int64_t j = 0; j < b.cols; ++j) row[j] = round_fast(dtype, row[j]);
+  }
+  return c;
+}
+
+/// One head of one sequence, with what autograd would have saved.
+struct Saved {
+  Rows q_rows, k_rows;
+  Matrix q, k, v;
+  Matrix slope_input;  ///< tanh(s / cap), where there is a softcap
+  Matrix p;            ///< softmax, 0 where masked
+  std::vector<float> p_sink;
+  std::vector<float> lse;  ///< -inf: the row sees no key
+};
+
+Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head) {
+  const std::int64_t kv_head = head / p.group();
+  Saved s;
+  s.q_rows = query_rows(p, batch);
+  s.k_rows = key_rows(p, batch);
+  s.q = load(p.q, dtype, batch, s.q_rows, head, p.head_dim_qk, p.q_scale.at(batch, kv_head));
+  s.k = load(p.k, dtype, batch, s.k_rows, kv_head, p.head_dim_qk, p.k_scale.at(batch, kv_head));
+  s.v = load(p.v, dtype, batch, s.k_rows, kv_head, p.head_dim_v, p.v_scale.at(batch, kv_head));
+  const std::int64_t nq = s.q_rows.used;
+  const std::int64_t nk = s.k_rows.used;
+  s.p = matmul(s.q, transposed(s.k), dtype);
+  if (p.softcap > 0.0F) s.slope_input = Matrix(nq, nk);
+  s.p_sink.assign(static_cast<std::size_t>(nq), 0.0F);
+  s.lse.assign(static_cast<std::size_t>(nq), -infinity);
+  const float sink = p.sink != nullptr ? round_fast(dtype, p.sink[head * p.sink_stride]) : -infinity;
+
+  for (std::int64_t i = 0; i < nq; ++i) {
+    const KeyRange seen = visible_keys(p, i, nq, nk);
+    float* row = s.p.row(i);
+    float maximum = seen.first < seen.last ? sink : -infinity;
+    for (std::int64_t j = seen.first; j < seen.last; ++j) {
+      row[j] = round_fast(dtype, row[j] * p.scale);
+      if (p.softcap > 0.0F) {
+        const float t = round_fast(dtype, std::tanh(round_fast(dtype, row[j] / p.softcap)));
+        s.slope_input.row(i)[j] = t;
+        row[j] = round_fast(dtype, t * p.softcap);
+      }
+      maximum = row[j] > maximum ? row[j] : maximum;
+    }
+    float sum = std::isinf(sink) ? 0.0F : std::exp(sink - maximum);
+    for (std::int64_t j = 0; j < nk; ++j) {
+      const bool visible = j >= seen.first && j < seen.last;
+      row[j] = visible ? std::exp(row[j] - maximum) : 0.0F;
+      sum += row[j];
+    }
+    if (seen.first >= seen.last) continue;
+    for (std::int64_t j = seen.first; j < seen.last; ++j) row[j] = round_fast(dtype, row[j] / sum);
+    if (!std::isinf(sink))
+      s.p_sink[static_cast<std::size_t>(i)] = round_fast(dtype, std::exp(sink - maximum) / sum);
+    s.lse[static_cast<std::size_t>(i)] = maximum + std::log(sum);
+  }
+  return s;
+}
+
+/// Adds the rows of `m` to a contiguous (batch, rows, heads, dim) array, or (rows, heads, dim) if packed.
+void scatter(const Matrix& m, Rows rows, bool packed, std::int64_t batch, std::int64_t head,
+             std::int64_t all_rows, std::int64_t heads, std::vector<double>& target) {
+  for (std::int64_t i = 0; i < m.rows; ++i) {
+    const std::int64_t first = (((packed ? 0 : batch) * all_rows + rows.begin + i) * heads + head) * m.cols;
+    for (std::int64_t c = 0; c < m.cols; ++c) {
+      target[static_cast<std::size_t>(first + c)] += static_cast<double>(m.row(i)[c]);
+    }
+  }
+}
+
+/// dS for one head: the softmax's backward, then the softcap's, then the scale's. Adds to dsink.
+Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head, const Saved& s,
+                      const Matrix& dout, double& dsink) {
+  Matrix ds = matmul(dout, transposed(s.v), dtype);  // dP
+  for (std::int64_t i = 0; i < ds.rows; ++i) {
+    const KeyRange seen = visible_keys(p, i, ds.rows, ds.cols);
+    const auto row_index = static_cast<std::size_t>(i);
+    float delta = 0.0F;
+    for (std::int64_t j = seen.first; j < seen.last; ++j) delta += s.p.row(i)[j] * ds.row(i)[j];
+    float dlse = 0.0F;
+    if (p.dlse.given() && seen.first < seen.last) {
+      dlse = static_cast<const float*>(p.dlse.data)[p.dlse.offset(batch, s.q_rows.begin + i, head)];
+    }
+    for (std::int64_t j = 0; j < ds.cols; ++j) {
+      float& g = ds.row(i)[j];
+      if (j < seen.first || j >= seen.last) {
+        g = 0.0F;
+        continue;
+      }
+      const float probability = s.p.row(i)[j];
+      g = round_fast(dtype, probability * (g - delta));
+      if (dlse != 0.0F) g = round_fast(dtype, g + round_fast(dtype, probability * dlse));
+      if (p.softcap > 0.0F) {
+        const float t = s.slope_input.row(i)[j];
+        g = round_fast(dtype, round_fast(dtype, g * p.softcap) * (1.0F - t * t));
+        g = round_fast(dtype, g / p.softcap);
+      }
+      g = round_fast(dtype, g * p.scale);
+    }
+    dsink += static_cast<double>(round_fast(dtype, s.p_sink[row_index] * (dlse - delta)));
+  }
+  return ds;
+}
+
+std::size_t numel(bool packed, const Problem& p, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return static_cast<std::size_t>((packed ? 1 : p.batch) * rows * heads * dim);
+}
+
+}  // namespace
+
+float round_fast(DType dtype, float value) {
+  if (dtype == DType::f32 || !std::isfinite(value)) return value;
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (dtype == DType::bf16) return std::bit_cast<float>((bits + 0x7FFFU + ((bits >> 16) & 1U)) & 0xFFFF0000U);
+  // f16. Below 2^-14 the unit is 2^-24: adding 0.75 * 2^0 puts the sum where fp32's unit is the same.
+  const float magnitude = std::abs(value);
+  if (magnitude < 0x1p-14F) return std::copysign((magnitude + 0.75F) - 0.75F, value);
+  const float result = std::bit_cast<float>((bits + 0xFFFU + ((bits >> 13) & 1U)) & 0xFFFFE000U);
+  return std::abs(result) > 65504.0F ? std::copysign(infinity, value) : result;
+}
+
+reference::Forward same_dtype_forward(const Problem& p, DType dtype) {
+  reference::Forward result;
+  result.out.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
+  result.lse.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, 1), -static_cast<double>(infinity));
+  for (std::int64_t batch = 0; batch < p.batch; ++batch) {
+    for (std::int64_t head = 0; head < p.heads_q; ++head) {
+      const Saved s = attend(p, dtype, batch, head);
+      scatter(matmul(s.p, s.v, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.out);
+      const std::int64_t first = ((p.packed_q ? 0 : batch) * p.heads_q + head) * p.rows_q + s.q_rows.begin;
+      for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
+        result.lse[static_cast<std::size_t>(first + i)] =
+            static_cast<double>(s.lse[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+  return result;
+}
+
+reference::Backward same_dtype_backward(const Problem& p, DType dtype) {
+  reference::Backward result;
+  result.dq.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_qk), 0.0);
+  result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_qk), 0.0);
+  result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_v), 0.0);
+  if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+  for (std::int64_t batch = 0; batch < p.batch; ++batch) {
+    for (std::int64_t head = 0; head < p.heads_q; ++head) {
+      const std::int64_t kv_head = head / p.group();
+      const Saved s = attend(p, dtype, batch, head);
+      const Matrix dout = load(p.dout, dtype, batch, s.q_rows, head, p.head_dim_v, 1.0F);
+      double dsink = 0.0;
+      const Matrix ds = score_gradient(p, dtype, batch, head, s, dout, dsink);
+      if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] += dsink;
+      scatter(matmul(ds, s.k, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.dq);
+      scatter(matmul(transposed(ds), s.q, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k, p.heads_kv,
+              result.dk);
+      scatter(matmul(transposed(s.p), dout, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k,
+              p.heads_kv, result.dv);
+    }
+  }
+  // The heads of a group, and the rows behind a sink, are summed by autograd in fp32 and rounded once.
+  for (std::vector<double>* all : {&result.dq, &result.dk, &result.dv, &result.dsink}) {
+    for (double& x : *all) x = static_cast<double>(round_fast(dtype, static_cast<float>(x)));
+  }
+  return result;
+}
+
+}  // namespace tandem::harness

@@ -1,0 +1,26 @@
+// What plain PyTorch would compute in the inputs' own dtype: the yardstick of the contract's accuracy rule.
+//
+// The model is eager PyTorch, one rounding to the dtype after every operator, sums in fp32 inside an
+// operator:
+//
+//   s = (q @ k^T) * scale            softcap: s = tanh(s / cap) * cap            masked: s = -inf
+//   p = softmax(cat(s, sink))        (the sink's column is dropped)              o = p @ v
+//
+// and its backward as autograd differentiates those operators. docs/numerics.md compares it with PyTorch
+// itself.
+#pragma once
+
+#include "api/problem.hpp"
+#include "cpu/reference.hpp"
+
+namespace tandem::harness {
+
+/// Results in the layout of the reference, every value one that `dtype` holds (lse: fp32). e4m3 inputs are
+/// dequantised to `dtype` first.
+reference::Forward same_dtype_forward(const Problem& problem, DType dtype);
+reference::Backward same_dtype_backward(const Problem& problem, DType dtype);
+
+/// `value` rounded to f32, f16 or bf16; fast, and equal to `rounded` of element.hpp.
+float round_fast(DType dtype, float value);
+
+}  // namespace tandem::harness
