@@ -1,0 +1,60 @@
+// NVRTC, opened at run time, and what it makes of a kernel.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpu/sources.hpp"
+
+namespace tandem::gpu {
+
+/// Names one specialised kernel: the file it is in and the expression that instantiates it.
+struct KernelName {
+  std::string header;      ///< "kernels/forward.cuh"
+  std::string expression;  ///< "tandem::forward<tandem::ForwardConfig{...}>"
+  friend bool operator==(const KernelName&, const KernelName&) = default;
+};
+
+/// What the assembler said of a kernel. Local memory is slow: spills and stack frames cost time.
+struct KernelUsage {
+  int registers = 0;
+  int stack_bytes = 0;
+  int spill_store_bytes = 0;
+  int spill_load_bytes = 0;
+  /// The assembler found WGMMAs whose registers it could not leave alone, and waits after each: no overlap is
+  /// left.
+  int serialised = 0;
+};
+
+struct CompiledKernel {
+  std::vector<char> cubin;
+  std::string symbol;  ///< the mangled name in the cubin
+  KernelUsage usage;
+};
+
+/// An NVRTC library that has been opened.
+struct CompilerInfo {
+  int major = 0;
+  int minor = 0;
+  std::string path;  ///< the file it was opened from
+};
+
+/// The compiler, opened at the first call: from TANDEM_NVRTC (a file; an Error if it cannot be opened), else
+/// libnvrtc.so.13 or .12 from the process, the system path, the nvidia wheels beside the Python package, or
+/// /usr/local/cuda. Throws Error (unsupported), naming what was tried, if there is none.
+const CompilerInfo& compiler();
+
+/// Why compiler() would throw, or an empty string. Never throws.
+std::string why_no_compiler();
+
+/// The options every kernel is compiled with.
+std::span<const char* const> compile_options();
+
+/// Compiles a kernel to a cubin for sm_90a. Thread-safe. Throws Error (runtime) with the compiler's log if it
+/// is refused. `sources` defaults to the library's own.
+CompiledKernel compile(const KernelName& name, std::span<const Source> sources = device_sources());
+
+/// Finds the assembler's report of `symbol` in a log made with --ptxas-options=-v.
+KernelUsage parse_usage(const std::string& log);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,38 @@
+#include "gpu/kernel_name.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/config_fields.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+std::string value_of(int value) {
+  return fmt::format("{}", value);
+}
+std::string value_of(bool value) {
+  return value ? "true" : "false";
+}
+template <typename Enum>
+requires std::is_enum_v<Enum> std::string value_of(Enum value) {
+  return fmt::format("tandem::{}::{}", type_name<Enum>(), name_of(value));
+}
+
+}  // namespace
+
+std::string expression_of(const ForwardConfig& config) {
+  std::string text = "tandem::ForwardConfig{";
+  const char* separator = "";
+  for_each_field(config, [&](const char* name, auto value) {
+    text += fmt::format("{}.{} = {}", separator, name, value_of(value));
+    separator = ", ";
+  });
+  return text + "}";
+}
+
+KernelName kernel_name(const ForwardConfig& config) {
+  return {.header = "kernels/forward.cuh",
+          .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,18 @@
+// How a Config names its kernel: as the C++20 expression that NVRTC instantiates.
+#pragma once
+
+#include <string>
+
+#include "gpu/compiler.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem::gpu {
+
+/// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
+/// `config` back.
+std::string expression_of(const ForwardConfig& config);
+
+/// The forward kernel of a Config.
+KernelName kernel_name(const ForwardConfig& config);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,44 @@
+#include "gpu/launch.hpp"
+
+namespace tandem::gpu {
+
+LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
+  const FoundKernel found = find_kernel(name);
+  const ContextGuard guard(device);
+  LoadedKernel loaded{.function = nullptr, .shared_bytes = shared_bytes};
+  abi::Module module = nullptr;
+  check(driver().module_load_data(&module, found.kernel->cubin.data()), "cuModuleLoadData");
+  check(driver().module_get_function(&loaded.function, module, found.kernel->symbol.c_str()),
+        "cuModuleGetFunction");
+  check(driver().function_set_attribute(loaded.function,
+                                        abi::FunctionAttribute::max_dynamic_shared_size_bytes, shared_bytes),
+        "cuFuncSetAttribute");
+  return loaded;
+}
+
+void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params) {
+  abi::LaunchAttribute attributes[2] = {};
+  unsigned int count = 0;
+  if (shape.cluster > 1) {
+    attributes[count].id = abi::LaunchAttributeId::cluster_dimension;
+    attributes[count++].value.cluster = {shape.cluster, 1, 1};
+  }
+  if (shape.programmatic) {
+    attributes[count].id = abi::LaunchAttributeId::programmatic_stream_serialization;
+    attributes[count++].value.programmatic_stream_serialization = 1;
+  }
+  const abi::LaunchConfig config{.grid_x = shape.grid,
+                                 .grid_y = 1,
+                                 .grid_z = 1,
+                                 .block_x = shape.threads,
+                                 .block_y = 1,
+                                 .block_z = 1,
+                                 .shared_bytes = static_cast<unsigned int>(kernel.shared_bytes),
+                                 .stream = shape.stream,
+                                 .attributes = attributes,
+                                 .attribute_count = count};
+  void* arguments[] = {const_cast<void*>(params)};
+  check(driver().launch_kernel(&config, kernel.function, arguments, nullptr), "cuLaunchKernelEx");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,28 @@
+// The device sources, embedded in the library as text by cmake/embed_sources.cmake.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace tandem::gpu {
+
+/// One file of device code and the name that #include finds it under, for example "kernels/ptx/base.cuh".
+struct Source {
+  const char* name;
+  const char* text;
+};
+
+std::span<const Source> device_sources();
+
+/// 64-bit FNV-1a; continues from `seed`.
+constexpr std::uint64_t fnv_offset = 0xcbf29ce484222325;
+constexpr std::uint64_t fnv1a(std::string_view bytes, std::uint64_t seed = fnv_offset) {
+  for (const char c : bytes) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return seed;
+}
+
+/// Changes with any byte of any device source.
+std::uint64_t device_sources_digest();
+
+}  // namespace tandem::gpu

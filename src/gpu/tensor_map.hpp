@@ -1,0 +1,12 @@
+// Tensor maps, encoded by the driver.
+#pragma once
+
+#include "kernels/tensor_map_spec.hpp"
+
+namespace tandem::gpu {
+
+/// Encodes `spec` for the copy engine; an EncodeTensorMap. Needs no context. Throws Error (internal) for a
+/// spec that breaks copy_engine_objection's rules, runtime if the driver refuses it all the same.
+TensorMap encode_tensor_map(const TensorMapSpec& spec);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,56 @@
+// The list of a Config's fields, once: names and values for the C++ expression that NVRTC instantiates, for
+// hashes, explain and JSON. Host only.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/config.hpp"
+
+namespace tandem {
+
+/// The enumerators' names, as config.hpp has them.
+constexpr const char* name_of(Element element) {
+  return element == Element::f16 ? "f16" : "bf16";
+}
+constexpr const char* name_of(ScoreTransform transform) {
+  switch (transform) {
+    case ScoreTransform::raw: return "raw";
+    case ScoreTransform::scaled: return "scaled";
+    case ScoreTransform::softcap: return "softcap";
+  }
+  return "unknown";
+}
+template <typename Enum>
+constexpr const char* type_name();
+template <>
+constexpr const char* type_name<Element>() {
+  return "Element";
+}
+template <>
+constexpr const char* type_name<ScoreTransform>() {
+  return "ScoreTransform";
+}
+
+/// Calls f(name, field) for every field, in order. The structured binding stops the build when a field is
+/// missing here.
+template <typename Config, typename F>
+requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
+constexpr void for_each_field(Config& config, F&& f) {
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, causal, local, transform, ragged,
+         specialised, overlap, pingpong] = config;
+  f("element", element);
+  f("head_dim_qk", head_dim_qk);
+  f("head_dim_v", head_dim_v);
+  f("block_m", block_m);
+  f("block_n", block_n);
+  f("stages", stages);
+  f("causal", causal);
+  f("local", local);
+  f("transform", transform);
+  f("ragged", ragged);
+  f("specialised", specialised);
+  f("overlap", overlap);
+  f("pingpong", pingpong);
+}
+
+}  // namespace tandem

@@ -1,0 +1,105 @@
+// NVRTC at work: it needs no GPU. Skipped, with the reason, where there is no NVRTC.
+#include "gpu/compiler.hpp"
+
+#include <gtest/gtest.h>
+
+#include "gpu/kernel_name.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+class Compiler : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+constexpr Source doubling[] = {{"kernels/double.cuh", R"(
+    struct Config { int factor = 1; };
+    template <Config C> __global__ void scale(float* x) { x[threadIdx.x] *= C.factor; }
+)"}};
+const KernelName doubled{.header = "kernels/double.cuh", .expression = "scale<Config{.factor = 2}>"};
+
+TEST_F(Compiler, SaysWhichItIs) {
+  EXPECT_GE(compiler().major, 12);
+  EXPECT_NE(compiler().path.find("nvrtc"), std::string::npos) << compiler().path;
+}
+
+TEST_F(Compiler, MakesACubinNamesItsKernelAndCountsItsRegisters) {
+  const CompiledKernel kernel = compile(doubled, doubling);
+  ASSERT_GT(kernel.cubin.size(), 4U);
+  EXPECT_EQ(std::string(kernel.cubin.data() + 1, 3), "ELF");
+  EXPECT_NE(kernel.symbol.find("scale"), std::string::npos);
+  EXPECT_GT(kernel.usage.registers, 0);
+  EXPECT_EQ(kernel.usage.stack_bytes, 0);
+}
+
+TEST_F(Compiler, HandsTheLogOnWhenItRefuses) {
+  const KernelName wrong{.header = "kernels/double.cuh", .expression = "scale<Config{.divisor = 2}>"};
+  try {
+    compile(wrong, doubling);
+    FAIL() << "a field that does not exist compiled";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::runtime);
+    EXPECT_NE(std::string(e.what()).find("divisor"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(Compiler, CompilesTheForwardKernel) {
+  ForwardConfig config;
+  config.head_dim_qk = config.head_dim_v = 64;
+  config.block_n = 64;
+  const CompiledKernel kernel = compile(kernel_name(config));
+  EXPECT_NE(kernel.symbol.find("forward"), std::string::npos);
+  EXPECT_GT(kernel.usage.registers, 0);
+  EXPECT_EQ(kernel.usage.spill_store_bytes, 0);
+}
+
+TEST(CompilerLog, YieldsRegistersStackAndSpills) {
+  const KernelUsage u = parse_usage(
+      "ptxas info    : (C7519) warpgroup.arrive is injected in to allow use of registers in GMMA in function "
+      "'f'\n"
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : Compiling entry function '_Z1f' for 'sm_90a'\n"
+      "ptxas info    : Function properties for _Z1f\n"
+      "    64 bytes stack frame, 128 bytes spill stores, 256 bytes spill loads\n"
+      "ptxas info    : Used 168 registers, used 7 barriers, 64 bytes cumulative stack size\n");
+  EXPECT_EQ(u.registers, 168);
+  EXPECT_EQ(u.stack_bytes, 64);
+  EXPECT_EQ(u.spill_store_bytes, 128);
+  EXPECT_EQ(u.spill_load_bytes, 256);
+  EXPECT_EQ(u.serialised, 0);
+}
+
+TEST(CompilerLog, TellsThatTensorCoreProductsAreSerialised) {
+  const KernelUsage u = parse_usage(
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due "
+      "to "
+      "insufficient register resources for the wgmma pipeline in the function 'f'\n");
+  EXPECT_EQ(u.serialised, 1);
+}
+
+TEST(KernelExpression, NamesEveryField) {
+  ForwardConfig config;
+  config.element = Element::f16;
+  config.causal = true;
+  config.transform = ScoreTransform::softcap;
+  const std::string text = expression_of(config);
+  EXPECT_EQ(
+      text,
+      "tandem::ForwardConfig{.element = tandem::Element::f16, .head_dim_qk = 128, .head_dim_v = 128, "
+      ".block_m = 128, .block_n = 128, .stages = 2, .causal = true, .local = false, "
+      ".transform = tandem::ScoreTransform::softcap, .ragged = false, .specialised = true, .overlap = true, "
+      ".pingpong = true}");
+}
+
+TEST(Sources, AreEmbedded) {
+  bool forward = false;
+  for (const Source& source : device_sources()) forward |= std::string(source.name) == "kernels/forward.cuh";
+  EXPECT_TRUE(forward);
+}
+
+}  // namespace
+}  // namespace tandem::gpu
