@@ -20,6 +20,23 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+/// Registers a thread of each role has once setmaxnreg has moved them. A block starts with the largest
+/// multiple of 8 that gives every thread the same; what the producer's 128 threads release must cover what
+/// the consumers claim, or the claim waits for ever.
+struct RegisterSplit {
+  int producer;
+  int consumer;
+};
+constexpr RegisterSplit split_registers(int consumers) {
+  const int threads = 128 * (consumers + 1);
+  const int at_launch = 65536 / threads > 255 ? 255 / 8 * 8 : 65536 / threads / 8 * 8;
+  if (consumers == 1) return {.producer = 40, .consumer = at_launch};
+  const int producer = consumers == 2 ? 40 : 32;
+  const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
+  return {.producer = producer, .consumer = claimed > 240 ? 240 : claimed};
+}
+static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
+
 /// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
 struct ForwardConfig {
   Element element = Element::bf16;
@@ -41,6 +58,7 @@ struct ForwardConfig {
   constexpr bool operator==(const ForwardConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
 };
 
 /// Dynamic shared memory of the forward kernel: Q once, K and V `stages` times, and their pairs of 8-byte

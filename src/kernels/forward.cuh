@@ -380,10 +380,10 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
   ptx::sync_block();
 
   if (warp < 4) {
-    ptx::release_registers<32>();
+    ptx::release_registers<C.registers().producer>();
     if (warp == 0) forward_producer<C>(p, shared);
   } else {
-    ptx::claim_registers<C.consumers() == 3 ? 160 : 240>();
+    ptx::claim_registers<C.registers().consumer>();
     const int warpgroup = warp / 4 - 1;
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
     if (warpgroup == C.consumers() - 1) consumer.pass_turn();

@@ -2,31 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-
-#include "same_dtype.hpp"
 
 namespace tandem::harness {
 namespace {
-
-constexpr Bound fp32_bound{.absolute = 0.0, .relative = 1e-5};  // contract.md: fp32 on the CPU, and every lse
-constexpr double slack_16bit = 3e-5;                            // contract.md: 2 * PyTorch's error + 3e-5
-
-double worst_error(const std::vector<double>& values, const std::vector<double>& exact) {
-  double worst = 0.0;
-  for (std::size_t n = 0; n < exact.size(); ++n) {
-    const double error = std::abs(values[n] - exact[n]);
-    if (error > worst) worst = error;  // NaN and infinities, where exact has them, do not count
-  }
-  return std::isfinite(worst) ? worst : 0.0;
-}
-
-Target target(std::vector<double> exact, const std::vector<double>& yardstick, DType dtype) {
-  if (dtype == DType::f32) return {std::move(exact), fp32_bound};
-  const double error = worst_error(yardstick, exact);
-  return {std::move(exact), {.absolute = 2.0 * error + slack_16bit, .relative = 0.0}};
-}
 
 std::string at(const Box& box, std::int64_t index) {
   std::string text;
@@ -41,25 +20,7 @@ std::string at(const Box& box, std::int64_t index) {
 }  // namespace
 
 Expected expect(const Call& call, Pass pass) {
-  const Problem problem = call.problem();
-  const DType dtype = call.spec.result_dtype();
-  Expected e;
-  if (pass == Pass::forward) {
-    reference::Forward exact = reference::forward(problem);
-    reference::Forward yardstick;
-    if (dtype != DType::f32) yardstick = same_dtype_forward(problem, dtype);
-    e.out = target(std::move(exact.out), yardstick.out, dtype);
-    e.lse = {std::move(exact.lse), fp32_bound};
-    return e;
-  }
-  reference::Backward exact = reference::backward(problem);
-  reference::Backward yardstick;
-  if (dtype != DType::f32) yardstick = same_dtype_backward(problem, dtype);
-  e.dq = target(std::move(exact.dq), yardstick.dq, dtype);
-  e.dk = target(std::move(exact.dk), yardstick.dk, dtype);
-  e.dv = target(std::move(exact.dv), yardstick.dv, dtype);
-  e.dsink = target(std::move(exact.dsink), yardstick.dsink, dtype);
-  return e;
+  return expect(call.problem(), call.spec.result_dtype(), pass);
 }
 
 testing::AssertionResult matches(const char* name, const Box& box, const Target& target) {
@@ -68,34 +29,14 @@ testing::AssertionResult matches(const char* name, const Box& box, const Target&
     return testing::AssertionFailure()
            << name << " has " << box.numel() << " elements, the oracle " << target.values.size();
   }
-  std::int64_t worst = -1;
-  std::int64_t wrong = 0;
-  double worst_excess = 0.0;
-  for (std::int64_t n = 0; n < box.numel(); ++n) {
-    const double expected = target.values[static_cast<std::size_t>(n)];
-    const double got = box.get(n);
-    const double allowed = target.bound.absolute + target.bound.relative * std::max(1.0, std::abs(expected));
-    double excess = 0.0;
-    if (std::isnan(expected) || std::isnan(got)) {
-      excess = std::isnan(expected) && std::isnan(got) ? 0.0 : INFINITY;
-    } else if (got != expected) {  // also keeps inf - inf out
-      excess = std::abs(got - expected) / allowed;
-    }
-    if (!(excess > 1.0)) continue;
-    ++wrong;
-    if (excess > worst_excess) {
-      worst_excess = excess;
-      worst = n;
-    }
-  }
-  if (worst < 0) return testing::AssertionSuccess();
-  const double expected = target.values[static_cast<std::size_t>(worst)];
+  const Deviation d = compare(target, [&box](std::int64_t n) { return box.get(n); });
+  if (d.wrong == 0) return testing::AssertionSuccess();
+  const double expected = target.values[static_cast<std::size_t>(d.worst)];
   return testing::AssertionFailure() << fmt::format(
              "{}: {} of {} elements are wrong; the worst is [{}]: got {:.9g}, expected {:.9g}, error {:.3g}, "
              "allowed {:.3g}",
-             name, wrong, box.numel(), at(box, worst), box.get(worst), expected,
-             std::abs(box.get(worst) - expected),
-             target.bound.absolute + target.bound.relative * std::max(1.0, std::abs(expected)));
+             name, d.wrong, box.numel(), at(box, d.worst), box.get(d.worst), expected,
+             std::abs(box.get(d.worst) - expected), target.bound.at(expected));
 }
 
 testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {

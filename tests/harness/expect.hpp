@@ -7,28 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "accuracy.hpp"
 #include "call.hpp"
-#include "cpu/reference.hpp"
 
 namespace tandem::harness {
-
-/// |got - expected| <= absolute + relative * max(1, |expected|).
-struct Bound {
-  double absolute = 0.0;
-  double relative = 0.0;
-};
-
-/// What an output should hold, in logical order, and how far off it may be. NaN must be NaN, infinities must
-/// be equal.
-struct Target {
-  std::vector<double> values;
-  Bound bound;
-};
-
-struct Expected {
-  Target out, lse;
-  Target dq, dk, dv, dsink;
-};
 
 /// The oracle's results for a Call, and the bounds: 1e-5 relative in fp32 and for lse; else twice the error
 /// of same-dtype PyTorch plus 3e-5. Backward only where `pass` says so.

@@ -11,6 +11,8 @@ TANDEM_DEVICE void release_registers() {
   static_assert(count % 8 == 0 && count >= 24 && count <= 256);
 #if TANDEM_ON_DEVICE
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+#else
+  emulator::release_registers(count);
 #endif
 }
 
@@ -19,6 +21,8 @@ TANDEM_DEVICE void claim_registers() {
   static_assert(count % 8 == 0 && count >= 24 && count <= 256);
 #if TANDEM_ON_DEVICE
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+#else
+  emulator::claim_registers(count);
 #endif
 }
 

@@ -23,6 +23,9 @@ struct MatrixDescriptor {
 
 TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading, u32 stride,
                                                  Swizzle swizzle) {
+#if !TANDEM_ON_DEVICE
+  emulator::check_descriptor(shared, leading, stride, swizzle);
+#endif
   const u64 mode = swizzle == Swizzle::b128 ? 1 : swizzle == Swizzle::b64 ? 2 : 3;
   return {static_cast<u64>((shared_address(shared) & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
           static_cast<u64>(stride >> 4) << 32 | mode << 62};

@@ -1,0 +1,184 @@
+/* Exact attention, forward and backward: the C interface. It is attention.hpp in plain C11; shapes, units and
+ * rules are documented there.
+ *
+ * Every function but tandem_version and tandem_last_error returns a tandem_status: 0 is success. After a
+ * failure tandem_last_error() has the message, and nothing was written. Functions may be called from any
+ * number of threads.
+ *
+ * Structs that may grow begin with struct_size: set it to sizeof the struct (the _default functions do). A
+ * library that knows more fields than the caller takes their defaults; one that knows fewer refuses non-zero
+ * values it cannot read.
+ *
+ *   tandem_forward_args args = tandem_forward_args_default();
+ *   args.q = tandem_contiguous(q, tandem_f32, 4, (int64_t[]){batch, seqlen_q, heads_q, head_dim});
+ *   ...
+ *   if (tandem_forward(&args, NULL) != tandem_ok) fputs(tandem_last_error(), stderr);
+ */
+#ifndef TANDEM_H
+#define TANDEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "tandem/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tandem_status {
+  tandem_ok = 0,
+  tandem_invalid_argument = 1, /* an argument breaks a rule; the message names rule, value and remedy */
+  tandem_unsupported = 2,      /* a legal wish that no backend here can meet */
+  tandem_out_of_memory = 3,    /* host or device memory is exhausted */
+  tandem_runtime = 4,          /* the driver, the compiler or the operating system failed */
+  tandem_internal = 5          /* a bug in Tandem */
+} tandem_status;
+
+typedef enum tandem_dtype {
+  tandem_f32 = 0,
+  tandem_f16 = 1,
+  tandem_bf16 = 2,
+  tandem_e4m3 = 3,
+  tandem_i32 = 4,
+  tandem_i64 = 5,
+  tandem_s8 = 6
+} tandem_dtype;
+
+typedef enum tandem_device { tandem_cpu = 0, tandem_cuda = 1 } tandem_device;
+
+/* A strided view of up to four dimensions. All zero: "not given". Strides are in elements; the last dimension
+ * must be contiguous. Inputs are not written, whatever the type of `data` says. This struct never changes. */
+typedef struct tandem_tensor {
+  void* data;
+  int32_t dtype; /* a tandem_dtype */
+  int32_t rank;
+  int64_t shape[4];
+  int64_t stride[4];
+  int32_t device;       /* a tandem_device */
+  int32_t device_index; /* CUDA device ordinal; 0 on the CPU */
+} tandem_tensor;
+
+/* Options that forward and backward share. tandem_options_default() computes plain full attention. */
+typedef struct tandem_options {
+  size_t struct_size;
+  int32_t has_scale; /* 0: scale is head_dim^-0.5 */
+  float scale;
+  int32_t causal;
+  float softcap;        /* 0: off */
+  int64_t window_left;  /* -1: unbounded */
+  int64_t window_right; /* -1: unbounded */
+  int32_t deterministic;
+  int32_t pad;   /* accept head dimensions that are not multiples of 8 */
+  int32_t check; /* check the contents of cu_seqlens and seqused */
+  int32_t reserved;
+} tandem_options;
+
+typedef struct tandem_forward_args {
+  size_t struct_size;
+  const tandem_options* options; /* NULL: defaults */
+  tandem_tensor q, k, v;
+  tandem_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k; /* optional */
+  tandem_tensor sink;                                             /* optional */
+  tandem_tensor q_scale, k_scale, v_scale;                        /* optional, e4m3 alone */
+  tandem_tensor out;                                              /* written */
+  tandem_tensor lse;                                              /* optional, written */
+} tandem_forward_args;
+
+typedef struct tandem_backward_args {
+  size_t struct_size;
+  const tandem_options* options; /* NULL: defaults */
+  tandem_tensor q, k, v;
+  tandem_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k; /* optional */
+  tandem_tensor sink;                                             /* optional */
+  tandem_tensor out, lse, dout;
+  tandem_tensor dlse;       /* optional */
+  tandem_tensor dq, dk, dv; /* written */
+  tandem_tensor dsink;      /* optional, written */
+} tandem_backward_args;
+
+/* How and where a call runs. NULL in its place, or tandem_execution_default(), follows the tensors' device.
+ */
+typedef struct tandem_execution {
+  size_t struct_size;
+  int32_t threads; /* CPU; 0: OMP_NUM_THREADS, or every core this process may use */
+  int32_t reserved;
+  void* stream;    /* GPU: a CUstream; NULL is the default stream */
+  void* workspace; /* 256-byte aligned; NULL: the call allocates for itself */
+  size_t workspace_bytes;
+} tandem_execution;
+
+/* Writes args->out, and args->lse where given. */
+TANDEM_API int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution);
+
+/* Writes dq, dk, dv, and dsink where given. */
+TANDEM_API int tandem_backward(const tandem_backward_args* args, const tandem_execution* execution);
+
+/* Scratch bytes that the call needs, into *bytes. Tensors need shapes, dtypes and devices; their data is not
+ * read. */
+TANDEM_API int tandem_forward_workspace_bytes(const tandem_forward_args* args,
+                                              const tandem_execution* execution, size_t* bytes);
+TANDEM_API int tandem_backward_workspace_bytes(const tandem_backward_args* args,
+                                               const tandem_execution* execution, size_t* bytes);
+
+/* Which kernel and tiles would run the call and why, as NUL-terminated text of a few lines in `text`, cut
+ * where it is longer than `capacity` bytes. *needed (where not NULL) becomes the capacity that holds all of
+ * it. `text` may be NULL if capacity is 0. Tensors' data is not read. */
+TANDEM_API int tandem_forward_explain(const tandem_forward_args* args, const tandem_execution* execution,
+                                      char* text, size_t capacity, size_t* needed);
+TANDEM_API int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution,
+                                       char* text, size_t capacity, size_t* needed);
+
+/* The message of this thread's last call that failed; "" if none did. Valid until this thread's next call. */
+TANDEM_API const char* tandem_last_error(void);
+
+/* "major.minor.patch" */
+TANDEM_API const char* tandem_version(void);
+
+static inline tandem_options tandem_options_default(void) {
+  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, 0};
+  return options;
+}
+
+static inline tandem_forward_args tandem_forward_args_default(void) {
+  tandem_forward_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_size = sizeof(args);
+  return args;
+}
+
+static inline tandem_backward_args tandem_backward_args_default(void) {
+  tandem_backward_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_size = sizeof(args);
+  return args;
+}
+
+static inline tandem_execution tandem_execution_default(void) {
+  tandem_execution execution = {sizeof(tandem_execution), 0, 0, NULL, NULL, 0};
+  return execution;
+}
+
+/* A row-major view of CPU memory. `rank` is 1 to 4. */
+static inline tandem_tensor tandem_contiguous(void* data, tandem_dtype dtype, int32_t rank,
+                                              const int64_t* shape) {
+  tandem_tensor t = {NULL, 0, 0, {0, 0, 0, 0}, {0, 0, 0, 0}, tandem_cpu, 0};
+  int64_t step = 1;
+  int32_t i = 0;
+  t.data = data;
+  t.dtype = (int32_t)dtype;
+  t.rank = rank;
+  for (i = rank < 4 ? rank - 1 : 3; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = step;
+    step *= shape[i];
+  }
+  return t;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,220 @@
+// The extension module tandem._core: the C++ interface for the Python layer, which knows array libraries.
+// Arrays come as pointers with shapes and strides, so that every dtype and layout passes without a copy.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/cpu.hpp"
+#include "peak.hpp"
+#include "tandem/attention.hpp"
+
+namespace nb = nanobind;
+
+namespace tandem::python {
+namespace {
+
+Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int64_t>& shape,
+                   const std::vector<std::int64_t>& strides, Device::Kind kind, int index) {
+  Tensor t;
+  t.data =
+      reinterpret_cast<void*>(data);  // NOLINT(performance-no-int-to-ptr): addresses are integers in Python
+  t.dtype = dtype;
+  t.rank = static_cast<int>(shape.size());
+  std::copy_n(shape.begin(), std::min(shape.size(), t.shape.size()), t.shape.begin());
+  std::copy_n(strides.begin(), std::min(strides.size(), t.stride.size()), t.stride.begin());
+  t.device = Device{.kind = kind, .index = index};
+  return t;
+}
+
+template <typename Args, typename View>
+using Fields = std::pair<const char*, View Args::*>;
+
+constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>>({
+    {"q", &AttentionInputs::q},
+    {"k", &AttentionInputs::k},
+    {"v", &AttentionInputs::v},
+    {"cu_seqlens_q", &AttentionInputs::cu_seqlens_q},
+    {"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
+    {"seqused_q", &AttentionInputs::seqused_q},
+    {"seqused_k", &AttentionInputs::seqused_k},
+    {"sink", &AttentionInputs::sink},
+    {"q_scale", &AttentionInputs::q_scale},
+    {"k_scale", &AttentionInputs::k_scale},
+    {"v_scale", &AttentionInputs::v_scale},
+});
+constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
+    {"out", &ForwardArgs::out},
+    {"lse", &ForwardArgs::lse},
+});
+constexpr auto backward_inputs = std::to_array<Fields<BackwardArgs, ConstTensor>>({
+    {"out", &BackwardArgs::out},
+    {"lse", &BackwardArgs::lse},
+    {"dout", &BackwardArgs::dout},
+    {"dlse", &BackwardArgs::dlse},
+});
+constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
+    {"dq", &BackwardArgs::dq},
+    {"dk", &BackwardArgs::dk},
+    {"dv", &BackwardArgs::dv},
+    {"dsink", &BackwardArgs::dsink},
+});
+
+// Takes the tensors that are in the dictionary; the others stay "not given".
+template <typename Args, typename Table>
+void take(Args& args, const nb::dict& tensors, const Table& table) {
+  for (const auto& [name, field] : table) {
+    if (tensors.contains(name)) args.*field = nb::cast<Tensor>(tensors[name]);
+  }
+}
+
+ForwardArgs forward_args(const nb::dict& tensors, const AttentionOptions& options) {
+  ForwardArgs args;
+  take(args, tensors, input_fields);
+  take(args, tensors, forward_outputs);
+  args.options = options;
+  return args;
+}
+
+BackwardArgs backward_args(const nb::dict& tensors, const AttentionOptions& options) {
+  BackwardArgs args;
+  take(args, tensors, input_fields);
+  take(args, tensors, backward_inputs);
+  take(args, tensors, backward_outputs);
+  args.options = options;
+  return args;
+}
+
+AttentionOptions make_options(std::optional<float> scale, bool causal, std::int64_t window_left,
+                              std::int64_t window_right, float softcap, bool deterministic, bool pad,
+                              bool check) {
+  AttentionOptions o;
+  o.scale = scale;
+  o.causal = causal;
+  o.window_left = window_left;
+  o.window_right = window_right;
+  o.softcap = softcap;
+  o.deterministic = deterministic;
+  o.pad = pad;
+  o.check = check;
+  return o;
+}
+
+Execution make_execution(int threads) {
+  Execution e;
+  e.threads = threads;
+  return e;
+}
+
+nb::dict cpu_info() {
+  nb::list targets;
+  for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
+                            cpu::Target::avx512_bf16, cpu::Target::neon}) {
+    if (cpu::available(target)) targets.append(cpu::name_of(target));
+  }
+  nb::dict info;
+  info["target"] = cpu::name_of(cpu::best_target());
+  info["targets"] = targets;
+  return info;
+}
+
+nb::dict peak_info(int threads, double seconds) {
+  bench::Peak peak;
+  {
+    const nb::gil_scoped_release unlocked;
+    peak = bench::measure_peak(threads, seconds);
+  }
+  nb::dict info;
+  info["threads"] = peak.threads;
+  info["f32_gflops"] = peak.f32_gflops;
+  info["bf16_gflops"] = peak.bf16_gflops;
+  info["f32_instructions"] = peak.f32_instructions;
+  return info;
+}
+
+// Raises tandem._errors.error(status, message), so that the exception classes are plain Python.
+void translate(const std::exception_ptr& exception, void* /*payload*/) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& e) {
+    const nb::object error =
+        nb::module_::import_("tandem._errors").attr("error")(static_cast<int>(e.status()), e.what());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  }
+}
+
+}  // namespace
+}  // namespace tandem::python
+
+NB_MODULE(_core, m) {
+  namespace py = tandem::python;
+  m.doc() = "Tandem's C++ interface; use the package `tandem`.";
+  nb::register_exception_translator(py::translate);
+
+  nb::enum_<tandem::DType>(m, "DType")
+      .value("f32", tandem::DType::f32)
+      .value("f16", tandem::DType::f16)
+      .value("bf16", tandem::DType::bf16)
+      .value("e4m3", tandem::DType::e4m3)
+      .value("i32", tandem::DType::i32)
+      .value("i64", tandem::DType::i64)
+      .value("s8", tandem::DType::s8);
+  nb::enum_<tandem::Device::Kind>(m, "DeviceKind")
+      .value("cpu", tandem::Device::Kind::cpu)
+      .value("cuda", tandem::Device::Kind::cuda);
+
+  nb::class_<tandem::Tensor>(m, "Tensor", "A view: address, dtype, shape, strides in elements, device.")
+      .def(nb::new_(&py::make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("strides"), nb::arg("device_kind") = tandem::Device::Kind::cpu,
+           nb::arg("device_index") = 0);
+  nb::class_<tandem::AttentionOptions>(m, "Options")
+      .def(nb::new_(&py::make_options), nb::kw_only(), nb::arg("scale") = nb::none(),
+           nb::arg("causal") = false, nb::arg("window_left") = -1, nb::arg("window_right") = -1,
+           nb::arg("softcap") = 0.0F, nb::arg("deterministic") = false, nb::arg("pad") = false,
+           nb::arg("check") = false);
+
+  // Arguments become C++ structs under the GIL; the work itself runs without it.
+  m.def(
+      "forward",
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads) {
+        const auto args = py::forward_args(tensors, options);
+        const nb::gil_scoped_release unlocked;
+        tandem::forward(args, py::make_execution(threads));
+      },
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"));
+  m.def(
+      "backward",
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads) {
+        const auto args = py::backward_args(tensors, options);
+        const nb::gil_scoped_release unlocked;
+        tandem::backward(args, py::make_execution(threads));
+      },
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"));
+  m.def(
+      "explain",
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads, bool backward) {
+        const auto execution = py::make_execution(threads);
+        return backward ? tandem::explain(py::backward_args(tensors, options), execution)
+                        : tandem::explain(py::forward_args(tensors, options), execution);
+      },
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+  m.def(
+      "workspace_bytes",
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads, bool backward) {
+        const auto execution = py::make_execution(threads);
+        return backward ? tandem::workspace_bytes(py::backward_args(tensors, options), execution)
+                        : tandem::workspace_bytes(py::forward_args(tensors, options), execution);
+      },
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+  m.def("version", &tandem::version);
+  m.def("cpu_info", &py::cpu_info);
+  m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
+}

@@ -1,0 +1,38 @@
+"""Tandem: exact attention, forward and backward, at the speed of the machine it runs on.
+
+import tandem
+out = tandem.attention(q, k, v, causal=True)      # NumPy arrays or PyTorch tensors, (batch, seqlen,
+heads, head_dim)
+"""
+
+from tandem._api import (
+    __version__,
+    attention,
+    attention_backward,
+    explain,
+    info,
+    workspace_bytes,
+)
+from tandem._errors import (
+    ExecutionError,
+    InternalError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    TandemError,
+    UnsupportedError,
+)
+
+__all__ = [
+    "ExecutionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "OutOfMemoryError",
+    "TandemError",
+    "UnsupportedError",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "explain",
+    "info",
+    "workspace_bytes",
+]

@@ -1,0 +1,264 @@
+"""The functions of the package. See `attention` for what all of them take."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+
+from tandem import _arrays, _call, _core
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from typing_extensions import Unpack
+
+    Array = TypeVar("Array", np.ndarray[Any, Any], torch.Tensor)
+
+    class _Options(TypedDict, total=False):
+        """The keywords of `attention` but return_lse, which decides what it returns."""
+
+        scale: float | None
+        causal: bool
+        window: tuple[int, int]
+        softcap: float
+        sink: Any
+        cu_seqlens_q: Any
+        cu_seqlens_k: Any
+        seqused_q: Any
+        seqused_k: Any
+        q_scale: Any
+        k_scale: Any
+        v_scale: Any
+        out: Any
+        out_dtype: Any
+        pad: bool
+        deterministic: bool
+        check: bool
+        threads: int
+
+
+__version__ = _core.version()
+
+
+def _metadata(
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    seqused_q: Any,
+    seqused_k: Any,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+) -> dict[str, Any]:
+    return dict(locals())
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = ..., **options: Unpack[_Options]
+) -> Array: ...
+
+
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[_Options]
+) -> tuple[Array, Array]: ...
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sink: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    out_dtype: Any = None,
+    pad: bool = False,
+    deterministic: bool = False,
+    check: bool = False,
+    threads: int = 0,
+) -> Any:
+    """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
+
+    Arrays are NumPy arrays (float32, float16; bfloat16 and float8_e4m3fn with ml_dtypes) or PyTorch tensors,
+    all of one library. They are read where they lie, whatever their strides, as long as the last dimension is
+    contiguous. The GIL is released while the library computes. With PyTorch, autograd flows through the
+    result, the LSE and the sink; nothing is kept for a backward pass unless an input requires a gradient.
+
+    Args:
+      q: queries, ``(batch, seqlen_q, heads_q, head_dim_qk)``; with ``cu_seqlens_q`` ``(total_q, heads_q,
+        head_dim_qk)``. head_dim_qk is a multiple of 8 up to 256 (others: see ``pad``).
+      k: keys, ``(batch, seqlen_k, heads_kv, head_dim_qk)``; with ``cu_seqlens_k`` ``(total_k, heads_kv,
+        head_dim_qk)``. heads_kv divides heads_q: query head h reads key head ``h // (heads_q // heads_kv)``
+        (GQA, MQA).
+      v: values, the shape of k with head_dim_v in place of head_dim_qk.
+      scale: multiplies ``q @ k.T``. Default ``head_dim_qk ** -0.5``.
+      causal: query i sees keys up to ``i + seqlen_k - seqlen_q`` (aligned to the bottom right corner).
+      window: ``(left, right)``, inclusive on both sides around that same diagonal; -1 is unbounded.
+        ``causal`` clips right to 0.
+      softcap: scores become ``softcap * tanh(scores / softcap)`` before masking. 0: off.
+      sink: ``(heads_q,)`` float32, a learnable logit per head that joins the softmax's denominator and has no
+        value.
+      cu_seqlens_q: ``(batch + 1,)`` int32 or int64, ascending from 0: sequence b is rows ``cu[b]:cu[b + 1]``
+        of q. Rows past ``cu[-1]`` give 0.
+      cu_seqlens_k: likewise for k and v.
+      seqused_q: ``(batch,)`` int32 or int64: only so many first rows of each sequence take part; the rest
+        give 0.
+      seqused_k: likewise for k and v.
+      q_scale: for float8_e4m3fn: ``(1,)`` or ``(batch, heads_kv)`` float32; the value is code * scale.
+        Default 1.
+      k_scale: likewise for k.
+      v_scale: likewise for v.
+      return_lse: also return the log-sum-exp of the scores.
+      out: where to write the result; made if None. Not with inputs that require gradients.
+      out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 call's result. Default bf16. For
+        other inputs the result has q's dtype.
+      pad: accept head dimensions that are not multiples of 8; they are padded inside.
+      deterministic: gradients are bitwise reproducible. The result always is.
+      check: also check what cu_seqlens and seqused contain.
+      threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
+
+    Returns:
+      The result, of q's shape with head_dim_v; with ``return_lse`` a pair of it and the LSE: natural
+      logarithm, float32, ``(batch, heads_q, seqlen_q)``, or ``(heads_q, total_q)`` for packed queries. A
+      query that sees no key gives 0 and -inf.
+
+    Raises:
+      TandemError: before anything is written. InvalidArgumentError (also a ValueError) where an argument
+        breaks a rule, UnsupportedError (also a NotImplementedError) where nothing here can do what is asked.
+      TypeError: an argument is not an array, or the arrays are of different libraries.
+
+    Method: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691) and FlashAttention-3
+    (arXiv:2407.08608).
+    """
+    metadata = _metadata(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
+    call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    if _recorded(q, k, v, sink):
+        from tandem import _torch
+
+        result, lse = _torch.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    else:
+        result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    return (result, lse) if return_lse else result
+
+
+def _recorded(*arrays: Any) -> bool:
+    """Whether PyTorch's autograd records a call with these inputs."""
+    if _arrays.library_of("q", arrays[0]).name != "torch":
+        return False
+    import torch
+
+    return torch.is_grad_enabled() and any(getattr(array, "requires_grad", False) for array in arrays)
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sink: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    dsink: Any = None,
+    pad: bool = False,
+    deterministic: bool = False,
+    check: bool = False,
+    threads: int = 0,
+) -> tuple[Any, ...]:
+    """Gradients of `attention`, for use without autograd (PyTorch users call ``.backward()`` on the result).
+
+    The options must be those of the forward call; they are described there. The scores are computed again
+    from q, k and the LSE, so memory never grows with seqlen squared.
+
+    Args:
+      dout: gradient of the result, of its shape and dtype; the last dimension contiguous.
+      q, k, v: the forward call's inputs. float8 is an error: the backward of an 8-bit forward is 16-bit.
+      out: the forward call's result.
+      lse: the forward call's LSE.
+      dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.
+      dq, dk, dv: where to write the gradients; made, of the shape and dtype of q, k and v, if None.
+      dsink: where to write the sink's gradient, ``(heads_q,)`` float32; made if None.
+
+    Returns:
+      ``(dq, dk, dv)``, or ``(dq, dk, dv, dsink)`` if a sink was given.
+
+    Raises:
+      As `attention`.
+    """
+    metadata = _metadata(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
+    return gradients if sink is not None else gradients[:3]
+
+
+def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> str:
+    """Which kernel and tiles would run this call and why, as a few lines of text.
+
+    Takes what `attention` takes (all but out and out_dtype), and raises what the call would raise.
+    ``backward``: the backward pass of that call. No array is read or written.
+    """
+    return _core.explain(*_planned(q, k, v, backward, options), backward)
+
+
+def workspace_bytes(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> int:
+    """Scratch bytes that this call allocates beyond its inputs and outputs. Arguments as for `explain`."""
+    return _core.workspace_bytes(*_planned(q, k, v, backward, options), backward)
+
+
+def _planned(
+    q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
+) -> tuple[dict[str, _core.Tensor], _core.Options, int]:
+    """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
+    metadata = {name: options.pop(name, None) for name in names}
+    sink = options.pop("sink", None)
+    return_lse = options.pop("return_lse", False) or backward
+    call = _call.Call(**options, metadata=metadata)
+    tensors, out, lse = _call.forward_tensors(call, q, k, v, sink, return_lse=return_lse)
+    if backward:
+        tensors, _ = _call.backward_tensors(call, out, q, k, v, out, lse, sink, None)
+    return tensors, call.options(), call.threads
+
+
+def info(*, measure_peak: bool = False) -> dict[str, Any]:
+    """What this installation is and what it runs on.
+
+    ``measure_peak`` adds the machine's arithmetic peak in GFLOP/s (f32 multiply-add, bf16 dot product),
+    measured on every core this process may use; it takes half a second.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    threads = len(affinity(0)) if affinity else (os.cpu_count() or 1)
+    result: dict[str, Any] = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "backends": {"cpu": {**_core.cpu_info(), "threads": threads}},
+    }
+    if measure_peak:
+        result["peak"] = _core.measure_peak(threads)
+    return result

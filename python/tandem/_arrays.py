@@ -1,0 +1,163 @@
+"""Array libraries as Tandem sees them: where an array's memory is, and how to make another like it.
+
+Each library is one `Library`. A new one (CuPy, JAX) is a class here and an entry in `_libraries`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tandem import _core
+from tandem._core import DType
+from tandem._errors import InvalidArgumentError
+
+# What the libraries call the dtypes; ml_dtypes gives NumPy the ones it lacks, under the same names.
+_DTYPES = {
+    "float32": DType.f32,
+    "float16": DType.f16,
+    "bfloat16": DType.bf16,
+    "float8_e4m3fn": DType.e4m3,
+    "int32": DType.i32,
+    "int64": DType.i64,
+    "int8": DType.s8,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SHORT = {dtype.name: dtype for dtype in _DTYPES.values()}
+
+
+class Library(Protocol):
+    """What Tandem needs to know of an array library. Arrays are `Any`: each library checks its own."""
+
+    name: str
+
+    def owns(self, array: Any) -> bool:
+        """Whether `array` is one of this library's."""
+
+    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        """`array`'s memory, without a copy. `name` is the argument's, for errors."""
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
+        """A new contiguous array on the device of `like`."""
+
+
+def _dtype(argument: str, name: str) -> DType:
+    if name not in _DTYPES:
+        raise InvalidArgumentError(
+            f"{argument} has dtype {name}, which is not one of {', '.join(_DTYPES)}; convert it first"
+        )
+    return _DTYPES[name]
+
+
+class NumPy:
+    name = "numpy"
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        dtype = _dtype(name, array.dtype.name)
+        if not array.dtype.isnative or not array.flags.aligned:
+            raise InvalidArgumentError(f"{name} is byte-swapped or not aligned to its elements; pass a copy")
+        if writable and not array.flags.writeable:
+            raise InvalidArgumentError(
+                f"{name} is read-only, and results are written to it; pass a writable array"
+            )
+        itemsize = array.itemsize
+        if any(stride % itemsize for stride in array.strides):
+            raise InvalidArgumentError(
+                f"{name} has strides of {array.strides} bytes, not multiples of its "
+                f"{itemsize}-byte elements; pass a copy"
+            )
+        strides = [stride // itemsize for stride in array.strides]
+        return _core.Tensor(array.ctypes.data, dtype, array.shape, strides)
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
+        return np.empty(shape, self._native(dtype))
+
+    @staticmethod
+    def _native(dtype: DType) -> Any:
+        name = _NAMES[dtype]
+        if hasattr(np, name):
+            return np.dtype(name)
+        import ml_dtypes  # NumPy's own dtypes lack bfloat16 and float8
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+class Torch:
+    name = "torch"
+
+    def owns(self, array: Any) -> bool:
+        # An array of a library that was never imported does not exist, so nothing is imported to ask.
+        torch = sys.modules.get("torch")
+        return torch is not None and isinstance(array, torch.Tensor)
+
+    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        import torch
+
+        dtype = _dtype(name, str(array.dtype).removeprefix("torch."))
+        if array.layout != torch.strided or array.is_conj() or array.is_neg():
+            raise InvalidArgumentError(
+                f"{name} is not a plain strided tensor (layout {array.layout}); make it dense"
+            )
+        device = array.device
+        if device.type not in ("cpu", "cuda"):
+            raise InvalidArgumentError(f"{name} is on device {device}; Tandem reads cpu and cuda tensors")
+        kind = _core.DeviceKind.cuda if device.type == "cuda" else _core.DeviceKind.cpu
+        return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride(), kind, device.index or 0)
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
+        import torch
+
+        return torch.empty(tuple(shape), dtype=getattr(torch, _NAMES[dtype]), device=like.device)
+
+
+_libraries: tuple[Library, ...] = (NumPy(), Torch())
+
+
+def library_of(name: str, array: Any) -> Library:
+    """The library of `array`, the argument called `name`."""
+    for library in _libraries:
+        if library.owns(array):
+            return library
+    raise TypeError(
+        f"{name} is a {type(array).__module__}.{type(array).__qualname__}; "
+        f"pass an array of {' or '.join(library.name for library in _libraries)}"
+    )
+
+
+def dtype_of(name: str, array: Any) -> DType:
+    """The element type of an array of any library."""
+    return _dtype(name, str(array.dtype).removeprefix("torch."))
+
+
+def dtype_named(value: Any) -> DType:
+    """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
+    if isinstance(value, str):
+        name = value
+    else:
+        name = (
+            getattr(value, "name", None)
+            or getattr(value, "__name__", None)
+            or str(value).removeprefix("torch.")
+        )
+    return _SHORT.get(name) or _dtype("out_dtype", name)
+
+
+def views(
+    library: Library, arrays: dict[str, Any], *, writable: bool = False
+) -> Iterator[tuple[str, _core.Tensor]]:
+    """(name, view) of every array that is given, all of which must be of one library."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if not library.owns(array):
+            owner = library_of(name, array)
+            raise TypeError(
+                f"{name} is an array of {owner.name} but q is one of {library.name}; convert one of them"
+            )
+        yield name, library.view(name, array, writable=writable)

@@ -1,0 +1,59 @@
+import enum
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+class DType(enum.Enum):
+    f32 = 0
+    f16 = 1
+    bf16 = 2
+    e4m3 = 3
+    i32 = 4
+    i64 = 5
+    s8 = 6
+
+class DeviceKind(enum.Enum):
+    cpu = 0
+    cuda = 1
+
+class Tensor:
+    def __init__(
+        self,
+        data: int,
+        dtype: DType,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        device_kind: DeviceKind = ...,
+        device_index: int = 0,
+    ) -> None: ...
+
+class Options:
+    def __init__(
+        self,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window_left: int = -1,
+        window_right: int = -1,
+        softcap: float = 0.0,
+        deterministic: bool = False,
+        pad: bool = False,
+        check: bool = False,
+    ) -> None: ...
+
+class CpuInfo(TypedDict):
+    target: str
+    targets: list[str]
+
+class Peak(TypedDict):
+    threads: int
+    f32_gflops: float
+    bf16_gflops: float
+    f32_instructions: str
+
+def forward(tensors: Mapping[str, Tensor], options: Options, threads: int) -> None: ...
+def backward(tensors: Mapping[str, Tensor], options: Options, threads: int) -> None: ...
+def explain(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> str: ...
+def workspace_bytes(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> int: ...
+def version() -> str: ...
+def cpu_info() -> CpuInfo: ...
+def measure_peak(threads: int, seconds: float = 0.2) -> Peak: ...

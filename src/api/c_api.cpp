@@ -1,0 +1,230 @@
+// The C interface: structs -> arguments, exceptions -> statuses.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+#include <type_traits>
+
+#include "api/check.hpp"
+#include "tandem/attention.hpp"
+#include "tandem/tandem.h"
+
+namespace {
+
+using tandem::check::invalid;
+
+/// Sizes of the structs in version 0.1: the least that any caller passes.
+constexpr std::size_t options_size_0_1 = 56;
+constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
+constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
+constexpr std::size_t execution_size_0_1 = 40;
+static_assert(sizeof(tandem_tensor) == 88);
+static_assert(sizeof(tandem_options) == options_size_0_1);
+static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
+static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
+static_assert(sizeof(tandem_execution) == execution_size_0_1);
+
+/// The message of this thread's last failure. `text` is `storage`, or a literal where there was no memory for
+/// a copy.
+struct LastError {
+  std::string storage;
+  const char* text = "";
+};
+thread_local LastError
+    last_error;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the C interface's errno
+
+int fail(tandem::Status status, const char* message) noexcept {
+  try {
+    last_error.storage = message;
+    last_error.text = last_error.storage.c_str();
+  } catch (...) {
+    last_error.text = "memory is exhausted";
+  }
+  return static_cast<int>(status);
+}
+
+/// Runs `work`; no exception leaves.
+template <typename Work>
+int guarded(Work&& work) noexcept {
+  try {
+    work();
+    return tandem_ok;
+  } catch (const tandem::Error& e) {
+    return fail(e.status(), e.what());
+  } catch (const std::bad_alloc&) {
+    return fail(tandem::Status::out_of_memory,
+                "host memory is exhausted; free some, or use a smaller problem");
+  } catch (const std::exception& e) {
+    return fail(tandem::Status::internal, e.what());
+  } catch (...) {
+    return fail(tandem::Status::internal, "an unknown exception; this is a bug in tandem");
+  }
+}
+
+/// The caller's struct in this library's layout: fields that an older caller did not know keep `defaults`; a
+/// newer caller's fields that this library does not know must be zero.
+template <typename Struct>
+Struct adopt(const char* name, const Struct& callers, const Struct& defaults, std::size_t least) {
+  const std::size_t size = callers.struct_size;
+  if (size < least) {
+    invalid("{}.struct_size is {}; set it to sizeof the struct, at least {} (the _default function does)",
+            name, size, least);
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&callers);
+  if (size > sizeof(Struct) &&
+      std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char byte) { return byte != 0; })) {
+    invalid("{} uses fields that tandem {} does not know (struct_size {}, known {}); update the library",
+            name, tandem::version(), size, sizeof(Struct));
+  }
+  Struct adopted = defaults;
+  std::memcpy(&adopted, &callers, std::min(size, sizeof(Struct)));
+  return adopted;
+}
+
+template <typename Tensor>
+Tensor tensor(const tandem_tensor& t) {
+  Tensor r;
+  r.data = t.data;
+  r.dtype = static_cast<tandem::DType>(t.dtype);
+  r.rank = t.rank;
+  std::copy(std::begin(t.shape), std::end(t.shape), r.shape.begin());
+  std::copy(std::begin(t.stride), std::end(t.stride), r.stride.begin());
+  r.device = {static_cast<tandem::Device::Kind>(t.device), t.device_index};
+  return r;
+}
+tandem::ConstTensor input(const tandem_tensor& t) {
+  return tensor<tandem::ConstTensor>(t);
+}
+tandem::Tensor output(const tandem_tensor& t) {
+  return tensor<tandem::Tensor>(t);
+}
+
+tandem::AttentionOptions options_of(const tandem_options* given) {
+  if (given == nullptr) return {};
+  const tandem_options o = adopt("options", *given, tandem_options_default(), options_size_0_1);
+  tandem::AttentionOptions r;
+  if (o.has_scale != 0) r.scale = o.scale;
+  r.causal = o.causal != 0;
+  r.window_left = o.window_left;
+  r.window_right = o.window_right;
+  r.softcap = o.softcap;
+  r.deterministic = o.deterministic != 0;
+  r.pad = o.pad != 0;
+  r.check = o.check != 0;
+  return r;
+}
+
+tandem::Execution execution_of(const tandem_execution* given) {
+  if (given == nullptr) return {};
+  const tandem_execution e = adopt("execution", *given, tandem_execution_default(), execution_size_0_1);
+  return {.threads = e.threads,
+          .stream = e.stream,
+          .workspace = e.workspace,
+          .workspace_bytes = e.workspace_bytes};
+}
+
+template <typename CArgs>
+void shared_inputs(const CArgs& from, tandem::AttentionInputs& to) {
+  to.q = input(from.q);
+  to.k = input(from.k);
+  to.v = input(from.v);
+  to.cu_seqlens_q = input(from.cu_seqlens_q);
+  to.cu_seqlens_k = input(from.cu_seqlens_k);
+  to.seqused_q = input(from.seqused_q);
+  to.seqused_k = input(from.seqused_k);
+  to.sink = input(from.sink);
+}
+
+tandem::ForwardArgs args_of(const tandem_forward_args* given) {
+  if (given == nullptr) invalid("args is NULL; pass the address of a tandem_forward_args");
+  const auto a = adopt("args", *given, tandem_forward_args_default(), forward_args_size_0_1);
+  tandem::ForwardArgs r;
+  shared_inputs(a, r);
+  r.q_scale = input(a.q_scale);
+  r.k_scale = input(a.k_scale);
+  r.v_scale = input(a.v_scale);
+  r.out = output(a.out);
+  r.lse = output(a.lse);
+  r.options = options_of(a.options);
+  return r;
+}
+
+tandem::BackwardArgs args_of(const tandem_backward_args* given) {
+  if (given == nullptr) invalid("args is NULL; pass the address of a tandem_backward_args");
+  const auto a = adopt("args", *given, tandem_backward_args_default(), backward_args_size_0_1);
+  tandem::BackwardArgs r;
+  shared_inputs(a, r);
+  r.out = input(a.out);
+  r.lse = input(a.lse);
+  r.dout = input(a.dout);
+  r.dlse = input(a.dlse);
+  r.dq = output(a.dq);
+  r.dk = output(a.dk);
+  r.dv = output(a.dv);
+  r.dsink = output(a.dsink);
+  r.options = options_of(a.options);
+  return r;
+}
+
+template <typename CArgs>
+int workspace_bytes(const CArgs* args, const tandem_execution* execution, std::size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) invalid("bytes is NULL; pass the address of a size_t");
+    *bytes = tandem::workspace_bytes(args_of(args), execution_of(execution));
+  });
+}
+
+template <typename CArgs>
+int explain(const CArgs* args, const tandem_execution* execution, char* text, std::size_t capacity,
+            std::size_t* needed) {
+  return guarded([&] {
+    if (text == nullptr && capacity > 0)
+      invalid("text is NULL but capacity is {}; pass a buffer, or capacity 0", capacity);
+    const std::string whole = tandem::explain(args_of(args), execution_of(execution));
+    if (needed != nullptr) *needed = whole.size() + 1;
+    if (capacity == 0) return;
+    const std::size_t length = std::min(whole.size(), capacity - 1);
+    std::memcpy(text, whole.data(), length);
+    text[length] = '\0';
+  });
+}
+
+}  // namespace
+
+int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution) {
+  return guarded([&] { tandem::forward(args_of(args), execution_of(execution)); });
+}
+
+int tandem_backward(const tandem_backward_args* args, const tandem_execution* execution) {
+  return guarded([&] { tandem::backward(args_of(args), execution_of(execution)); });
+}
+
+int tandem_forward_workspace_bytes(const tandem_forward_args* args, const tandem_execution* execution,
+                                   size_t* bytes) {
+  return workspace_bytes(args, execution, bytes);
+}
+
+int tandem_backward_workspace_bytes(const tandem_backward_args* args, const tandem_execution* execution,
+                                    size_t* bytes) {
+  return workspace_bytes(args, execution, bytes);
+}
+
+int tandem_forward_explain(const tandem_forward_args* args, const tandem_execution* execution, char* text,
+                           size_t capacity, size_t* needed) {
+  return explain(args, execution, text, capacity, needed);
+}
+
+int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution, char* text,
+                            size_t capacity, size_t* needed) {
+  return explain(args, execution, text, capacity, needed);
+}
+
+const char* tandem_last_error(void) {
+  return last_error.text;
+}
+
+const char* tandem_version(void) {
+  return tandem::version();
+}

@@ -1,0 +1,268 @@
+/* The C interface, used as a C program would: statuses, messages, struct versions, threads, exhausted memory.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tandem/tandem.h"
+
+static int failures = 0;
+
+#define CHECK(condition)                                             \
+  do {                                                               \
+    if (!(condition)) {                                              \
+      printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+      printf("  last error: %s\n", tandem_last_error());             \
+      ++failures;                                                    \
+    }                                                                \
+  } while (0)
+
+#define CHECK_FAILS(call, status, message)                                           \
+  do {                                                                               \
+    CHECK((call) == (status));                                                       \
+    if (strcmp(tandem_last_error(), (message)) != 0) {                               \
+      printf("%s:%d: message is \"%s\"\n", __FILE__, __LINE__, tandem_last_error()); \
+      ++failures;                                                                    \
+    }                                                                                \
+  } while (0)
+
+enum { seqlen = 3, heads = 2, head_dim = 8, elements = seqlen * heads * head_dim };
+
+typedef struct Buffers {
+  float q[elements], k[elements], v[elements], out[elements], lse[heads * seqlen];
+  float dout[elements], dq[elements], dk[elements], dv[elements];
+} Buffers;
+
+static const int64_t rows_shape[4] = {1, seqlen, heads, head_dim};
+static const int64_t lse_shape[3] = {1, heads, seqlen};
+
+static void fill(Buffers* b) {
+  for (int i = 0; i < elements; ++i) {
+    b->q[i] = (float)(i % 7) * 0.25F - 0.5F;
+    b->k[i] = (float)(i % 5) * 0.5F - 1.0F;
+    b->v[i] = (float)(i % 11) - 5.0F;
+    b->dout[i] = (float)(i % 3) - 1.0F;
+    b->out[i] = b->dq[i] = b->dk[i] = b->dv[i] = NAN;
+  }
+  for (int i = 0; i < heads * seqlen; ++i) b->lse[i] = NAN;
+}
+
+static tandem_forward_args forward_args(Buffers* b) {
+  tandem_forward_args args = tandem_forward_args_default();
+  args.q = tandem_contiguous(b->q, tandem_f32, 4, rows_shape);
+  args.k = tandem_contiguous(b->k, tandem_f32, 4, rows_shape);
+  args.v = tandem_contiguous(b->v, tandem_f32, 4, rows_shape);
+  args.out = tandem_contiguous(b->out, tandem_f32, 4, rows_shape);
+  args.lse = tandem_contiguous(b->lse, tandem_f32, 3, lse_shape);
+  return args;
+}
+
+static tandem_backward_args backward_args(Buffers* b) {
+  tandem_backward_args args = tandem_backward_args_default();
+  args.q = tandem_contiguous(b->q, tandem_f32, 4, rows_shape);
+  args.k = tandem_contiguous(b->k, tandem_f32, 4, rows_shape);
+  args.v = tandem_contiguous(b->v, tandem_f32, 4, rows_shape);
+  args.out = tandem_contiguous(b->out, tandem_f32, 4, rows_shape);
+  args.lse = tandem_contiguous(b->lse, tandem_f32, 3, lse_shape);
+  args.dout = tandem_contiguous(b->dout, tandem_f32, 4, rows_shape);
+  args.dq = tandem_contiguous(b->dq, tandem_f32, 4, rows_shape);
+  args.dk = tandem_contiguous(b->dk, tandem_f32, 4, rows_shape);
+  args.dv = tandem_contiguous(b->dv, tandem_f32, 4, rows_shape);
+  return args;
+}
+
+/* The plain formula, for causal attention at the default scale. */
+static void check_forward_values(const Buffers* b) {
+  for (int h = 0; h < heads; ++h) {
+    for (int i = 0; i < seqlen; ++i) {
+      double p[seqlen];
+      double sum = 0.0;
+      for (int j = 0; j <= i; ++j) {
+        double s = 0.0;
+        for (int d = 0; d < head_dim; ++d) {
+          s += (double)b->q[(i * heads + h) * head_dim + d] * (double)b->k[(j * heads + h) * head_dim + d];
+        }
+        p[j] = exp(s / sqrt((double)head_dim));
+        sum += p[j];
+      }
+      CHECK(fabs((double)b->lse[h * seqlen + i] - log(sum)) < 1e-5);
+      for (int d = 0; d < head_dim; ++d) {
+        double o = 0.0;
+        for (int j = 0; j <= i; ++j) o += p[j] / sum * (double)b->v[(j * heads + h) * head_dim + d];
+        CHECK(fabs((double)b->out[(i * heads + h) * head_dim + d] - o) < 1e-5);
+      }
+    }
+  }
+}
+
+static void test_computes(void) {
+  Buffers b;
+  fill(&b);
+  tandem_options options = tandem_options_default();
+  options.causal = 1;
+  tandem_forward_args forward = forward_args(&b);
+  forward.options = &options;
+  CHECK(tandem_forward(&forward, NULL) == tandem_ok);
+  check_forward_values(&b);
+
+  tandem_backward_args backward = backward_args(&b);
+  backward.options = &options;
+  tandem_execution execution = tandem_execution_default();
+  execution.threads = 1;
+  CHECK(tandem_backward(&backward, &execution) == tandem_ok);
+  /* The last key is seen by the last query alone, with the weight that its softmax gave it: dv = p * dout. */
+  for (int h = 0; h < heads; ++h) {
+    double s = 0.0;
+    const int last = ((seqlen - 1) * heads + h) * head_dim;
+    for (int d = 0; d < head_dim; ++d) s += (double)b.q[last + d] * (double)b.k[last + d];
+    const double p = exp(s / sqrt((double)head_dim) - (double)b.lse[h * seqlen + seqlen - 1]);
+    for (int d = 0; d < head_dim; ++d) {
+      CHECK(fabs((double)b.dv[last + d] - p * (double)b.dout[last + d]) < 1e-5);
+      CHECK(!isnan(b.dq[last + d]) && !isnan(b.dk[last + d]));
+    }
+  }
+}
+
+static void test_workspace_and_explain(void) {
+  Buffers b;
+  fill(&b);
+  tandem_forward_args forward = forward_args(&b);
+  tandem_backward_args backward = backward_args(&b);
+  forward.q.data = NULL; /* described tensors are enough */
+  backward.q.data = NULL;
+  size_t bytes = SIZE_MAX;
+  CHECK(tandem_forward_workspace_bytes(&forward, NULL, &bytes) == tandem_ok && bytes < SIZE_MAX);
+  bytes = SIZE_MAX;
+  CHECK(tandem_backward_workspace_bytes(&backward, NULL, &bytes) == tandem_ok && bytes < SIZE_MAX);
+  CHECK_FAILS(tandem_forward_workspace_bytes(&forward, NULL, NULL), tandem_invalid_argument,
+              "bytes is NULL; pass the address of a size_t");
+
+  size_t needed = 0;
+  CHECK(tandem_forward_explain(&forward, NULL, NULL, 0, &needed) == tandem_ok && needed > 1);
+  char* text = malloc(needed);
+  CHECK(text != NULL && tandem_forward_explain(&forward, NULL, text, needed, NULL) == tandem_ok);
+  CHECK(text != NULL && strlen(text) == needed - 1 && strncmp(text, "forward f32: batch 1,", 21) == 0);
+  char cut[8];
+  CHECK(tandem_forward_explain(&forward, NULL, cut, sizeof(cut), &needed) == tandem_ok);
+  CHECK(strcmp(cut, "forward") == 0);
+  CHECK(tandem_backward_explain(&backward, NULL, cut, sizeof(cut), NULL) == tandem_ok);
+  CHECK(strcmp(cut, "backwar") == 0);
+  CHECK_FAILS(tandem_forward_explain(&forward, NULL, NULL, 5, NULL), tandem_invalid_argument,
+              "text is NULL but capacity is 5; pass a buffer, or capacity 0");
+  free(text);
+}
+
+static void test_errors(void) {
+  Buffers b;
+  fill(&b);
+  CHECK_FAILS(tandem_forward(NULL, NULL), tandem_invalid_argument,
+              "args is NULL; pass the address of a tandem_forward_args");
+  CHECK_FAILS(tandem_backward(NULL, NULL), tandem_invalid_argument,
+              "args is NULL; pass the address of a tandem_backward_args");
+  tandem_forward_args args = forward_args(&b);
+  args.k.dtype = tandem_bf16;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "k is bf16 but q is f32; convert it to f32");
+  CHECK(isnan(b.out[0]) && isnan(b.lse[0])); /* nothing was written */
+  args = forward_args(&b);
+  args.q.dtype = 77;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "q is unknown; convert it to f32, f16, bf16 or e4m3");
+  args = forward_args(&b);
+  args.q.device = 9;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "q is on a device of kind 9; use cpu (0) or cuda (1)");
+  args = forward_args(&b);
+  args.q.device = args.k.device = args.v.device = args.out.device = args.lse.device = tandem_cuda;
+  CHECK(tandem_forward(&args, NULL) == tandem_unsupported);
+}
+
+static void test_struct_versions(void) {
+  Buffers b;
+  fill(&b);
+  tandem_forward_args args = forward_args(&b);
+  args.struct_size = 0;
+  CHECK_FAILS(
+      tandem_forward(&args, NULL), tandem_invalid_argument,
+      "args.struct_size is 0; set it to sizeof the struct, at least 1160 (the _default function does)");
+  tandem_options options = tandem_options_default();
+  options.struct_size = 8;
+  args = forward_args(&b);
+  args.options = &options;
+  CHECK_FAILS(
+      tandem_forward(&args, NULL), tandem_invalid_argument,
+      "options.struct_size is 8; set it to sizeof the struct, at least 56 (the _default function does)");
+
+  /* A caller from the future, with fields that this library does not know. */
+  struct {
+    tandem_execution known;
+    int64_t unknown;
+  } future = {tandem_execution_default(), 0};
+  future.known.struct_size = sizeof(future);
+  args = forward_args(&b);
+  size_t bytes = 0;
+  CHECK(tandem_forward_workspace_bytes(&args, &future.known, &bytes) == tandem_ok);
+  future.unknown = 1;
+  CHECK(tandem_forward_workspace_bytes(&args, &future.known, &bytes) == tandem_invalid_argument);
+  CHECK(strstr(tandem_last_error(), "execution uses fields that tandem ") == tandem_last_error());
+}
+
+static void* other_thread(void* unused) {
+  CHECK(strcmp(tandem_last_error(), "") == 0);
+  CHECK(tandem_backward(NULL, NULL) == tandem_invalid_argument);
+  return unused;
+}
+
+static void test_messages_are_per_thread(void) {
+  CHECK(tandem_forward(NULL, NULL) == tandem_invalid_argument);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, other_thread, NULL) == 0);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(strcmp(tandem_last_error(), "args is NULL; pass the address of a tandem_forward_args") == 0);
+}
+
+#ifdef TANDEM_TEST_BAD_ALLOC
+/* operator new and new[] of the whole program, by their mangled names, so that the library's allocations can
+ * fail. */
+void std_throw_bad_alloc(void) __asm__("_ZSt17__throw_bad_allocv") __attribute__((noreturn));
+void* operator_new(size_t size) __asm__("_Znwm");
+static int memory_is_exhausted = 0;
+void* operator_new(size_t size) {
+  if (memory_is_exhausted) std_throw_bad_alloc();
+  return malloc(size > 0 ? size : 1);
+}
+
+static void test_bad_alloc(void) {
+  Buffers b;
+  fill(&b);
+  tandem_forward_args args = forward_args(&b);
+  size_t needed = 0;
+  memory_is_exhausted = 1;
+  const int status = tandem_forward_explain(&args, NULL, NULL, 0, &needed);
+  memory_is_exhausted = 0;
+  CHECK(status == tandem_out_of_memory);
+  CHECK(strlen(tandem_last_error()) > 0);
+  CHECK(tandem_forward_explain(&args, NULL, NULL, 0, &needed) == tandem_ok);
+}
+#endif
+
+int main(void) {
+  int major = -1;
+  int minor = -1;
+  int patch = -1;
+  CHECK(sscanf(tandem_version(), "%d.%d.%d", &major, &minor, &patch) == 3 && major >= 0 && minor >= 0 &&
+        patch >= 0);
+  CHECK(strcmp(tandem_last_error(), "") == 0);
+  test_errors();
+  test_struct_versions();
+  test_messages_are_per_thread();
+#ifdef TANDEM_TEST_BAD_ALLOC
+  test_bad_alloc();
+#endif
+  test_workspace_and_explain();
+  test_computes();
+  if (failures == 0) puts("ok");
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

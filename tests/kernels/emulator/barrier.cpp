@@ -1,0 +1,144 @@
+// mbarriers, named barriers and fences.
+#include <fmt/format.h>
+
+#include "block.hpp"
+
+namespace tandem::emulator {
+namespace {
+
+/// The thread has seen `phases` phases of the barrier complete.
+void acquire(Thread& thread, const Barrier& b, std::uint32_t index, std::uint64_t phases) {
+  if (thread.phases_seen[index] == phases) return;
+  thread.phases_seen[index] = phases;
+  join(thread.clock, b.completed);
+}
+
+void arrive(Block& block, Barrier& b, const char* what) {
+  if (b.pending == 0) {
+    block.fail(
+        fmt::format("{}: more arrivals than expected at mbarrier +{}: phase {} takes {} and has them all",
+                    what, b.offset, b.phase, b.arrivals));
+  }
+  join(b.arriving, block.self().clock);
+  block.tick();
+  --b.pending;
+  block.complete_phase_if_due(b);
+}
+
+void named_barrier(int id, int threads, bool waits, const char* what) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  const auto count = static_cast<std::uint32_t>(threads);
+  if (id < 0 || id > 15) block.fail(fmt::format("{}: no named barrier {}", what, id));
+  if (threads <= 0 || threads % 32 != 0 || count > block.grid().threads) {
+    block.fail(fmt::format("{}: named barrier {} for {} threads in a block of {}", what, id, threads,
+                           block.grid().threads));
+  }
+  NamedBarrier& b = block.named_barriers[static_cast<std::size_t>(id)];
+  if (b.arrived == 0) {
+    b.expected = count;
+    b.first = self.index;
+    b.present.assign(block.grid().threads, false);
+    b.seen.assign(block.components().count(), 0);
+  }
+  if (b.expected != count) {
+    block.fail(
+        fmt::format("{}: named barrier {} with the wrong count: {} threads here, {} where thread {} arrived",
+                    what, id, count, b.expected, b.first));
+  }
+  if (b.present[self.index]) {
+    block.fail(fmt::format("{}: arrives twice at named barrier {} before its {} threads have come", what, id,
+                           count));
+  }
+  b.present[self.index] = true;
+  join(b.seen, self.clock);
+  block.tick();
+  if (++b.arrived == b.expected) {
+    b.arrived = 0;
+    ++b.generation;
+    for (Thread* t : b.waiting) join(t->clock, b.seen);
+    block.wake_all(b.waiting);
+    if (waits) join(self.clock, b.seen);
+    block.maybe_yield();
+  } else if (waits) {
+    b.waiting.push_back(&self);
+    block.suspend({Wait::Kind::named_barrier, static_cast<std::uint32_t>(id), b.generation});
+  } else {
+    block.maybe_yield();
+  }
+}
+
+}  // namespace
+
+void Block::complete_phase_if_due(Barrier& b) {
+  if (b.pending != 0 || b.bytes != 0) return;
+  const std::uint32_t index = barrier_index(b);
+  ++b.phase;
+  b.pending = b.arrivals;
+  b.arriving[components_.barrier(index)] = static_cast<std::uint32_t>(b.phase);
+  join(b.completed, b.arriving);
+  for (Thread* t : b.waiting) acquire(*t, b, index, b.phase);
+  wake_all(b.waiting);
+}
+
+void mbarrier_init(void* bar, std::uint32_t arrivals) {
+  Block::current().create_barrier(bar, arrivals);
+}
+
+void fence_mbarrier_init() {
+  Block::current().initialised_barriers_fenced();
+}
+
+void mbarrier_arrive(void* bar) {
+  Block& block = Block::current();
+  arrive(block, block.barrier(bar, "mbarrier_arrive"), "mbarrier_arrive");
+  block.maybe_yield();
+}
+
+void mbarrier_arrive_expect(void* bar, std::uint32_t bytes) {
+  Block& block = Block::current();
+  Barrier& b = block.barrier(bar, "mbarrier_arrive_expect");
+  b.bytes += bytes;
+  arrive(block, b, "mbarrier_arrive_expect");
+  block.maybe_yield();
+}
+
+void mbarrier_wait(void* bar, std::uint32_t parity) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  Barrier& b = block.barrier(bar, "mbarrier_wait");
+  const std::uint32_t index = block.barrier_index(b);
+  if (parity > 1) block.fail(fmt::format("mbarrier_wait at +{}: parity {}", b.offset, parity));
+  if (b.phase % 2 != parity) {
+    acquire(self, b, index, b.phase);
+    return;
+  }
+  const std::uint64_t seen = self.phases_seen[index];
+  if (!block.options().skipped_phases && b.phase >= seen + 2) {
+    block.fail(fmt::format(
+        "mbarrier_wait at +{}: two phases behind: it waits for parity {} having seen {} phases complete, "
+        "and {} have",
+        b.offset, parity, seen, b.phase));
+  }
+  b.waiting.push_back(&self);
+  block.suspend({Wait::Kind::barrier, index, b.phase});
+}
+
+void sync_block() {
+  named_barrier(0, static_cast<int>(Block::current().grid().threads), true, "sync_block");
+}
+void named_barrier_sync(int id, int threads) {
+  named_barrier(id, threads, true, "named_barrier_sync");
+}
+void named_barrier_arrive(int id, int threads) {
+  named_barrier(id, threads, false, "named_barrier_arrive");
+}
+
+void fence_async_shared() {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  self.clock[block.components().fenced(self.index)] = self.clock[self.index];
+  block.tick();
+}
+
+}  // namespace tandem::emulator

@@ -1,0 +1,174 @@
+// One running block: its threads, their scheduler, and everything the threads share.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clock.hpp"
+#include "fiber.hpp"
+#include "launch.hpp"
+#include "matrix.hpp"
+#include "shadow.hpp"
+
+namespace tandem::emulator {
+
+/// Where dynamic shared memory begins in the shared window: behind the system's first kilobyte.
+constexpr std::uint32_t shared_window = 1024;
+
+/// What a suspended thread waits for; `thing` and `target` mean what `kind` says.
+struct Wait {
+  enum class Kind { none, barrier, named_barrier, warp, matrix, store };
+  Kind kind = Kind::none;
+  std::uint32_t thing = 0;   ///< index of the mbarrier, the named barrier, the warp or the warpgroup
+  std::uint64_t target = 0;  ///< phase, generation, instruction or store that ends the wait
+};
+
+struct Thread {
+  enum class State { ready, waiting, finished };
+  std::uint32_t index = 0;
+  State state = State::ready;
+  Context context;
+  Clock clock;
+  Wait wait;
+  std::vector<std::uint64_t> phases_seen;  ///< by mbarrier: how many completed phases its waits have seen
+  MatrixThread matrix;
+  // Bulk stores.
+  std::uint32_t storer = max_storers;  ///< its component, once it has stored
+  std::uint32_t stores = 0;            ///< issued
+  std::uint32_t stores_done = 0;
+  std::deque<std::uint32_t> store_groups;  ///< stores issued at each commit
+  int registers = 0;
+};
+
+struct Barrier {
+  std::uint32_t offset = 0;
+  std::uint32_t arrivals = 0;
+  std::uint32_t pending = 0;
+  std::int64_t bytes = 0;  ///< announced and not yet copied
+  std::uint64_t phase = 0;
+  std::uint32_t copies = 0;  ///< in flight
+  Event init;
+  bool init_fenced = false;
+  Clock arriving;   ///< what this phase's arrivals have seen
+  Clock completed;  ///< what a wait hands on
+  std::vector<Thread*> waiting;
+};
+
+struct NamedBarrier {
+  std::uint64_t generation = 0;
+  std::uint32_t expected = 0;
+  std::uint32_t arrived = 0;
+  std::uint32_t first = 0;  ///< who opened this generation
+  std::vector<bool> present;
+  Clock seen;
+  std::vector<Thread*> waiting;
+};
+
+/// A collective operation of a warp, and what its lanes bring along.
+struct Warp {
+  enum class Operation { shuffle_xor, shuffle, shuffle_up, ballot, sync, elect, stmatrix };
+  struct Deposit {
+    std::uint32_t values[4];
+    char* row;
+  };
+  std::uint64_t generation = 0;
+  std::uint32_t arrived = 0;
+  Operation operation = Operation::sync;
+  std::uint32_t argument = 0;
+  std::uint32_t first = 0;
+  std::array<Deposit, 32> deposits[2];  ///< a lane may be one generation ahead of another's reading
+  std::vector<Thread*> waiting;
+};
+
+class Block {
+ public:
+  Block(std::uint32_t index, const Grid& grid, const Options& options, const std::function<void()>& kernel,
+        Stacks& stacks, char* shared);
+  void run();
+
+  static Block& current();
+  [[nodiscard]] Thread& self() { return *running_; }
+  [[nodiscard]] std::uint32_t index() const { return index_; }
+  [[nodiscard]] const Grid& grid() const { return grid_; }
+  [[nodiscard]] const Options& options() const { return options_; }
+  [[nodiscard]] const Components& components() const { return components_; }
+  [[nodiscard]] Shadow& shadow() { return shadow_; }
+  [[nodiscard]] char* shared() const { return shared_; }
+  [[nodiscard]] std::uint32_t elected_lane() const { return elected_lane_; }
+
+  /// Offset of p in dynamic shared memory; throws unless all `bytes` lie in it.
+  std::uint32_t shared_offset(const void* p, std::size_t bytes, const char* what);
+  /// Throws a Fault that names the running thread.
+  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fail(const Thread& who, const std::string& what);
+  /// Throws unless [p, p + bytes) lies in one of the launch's buffers.
+  void check_range(const void* p, std::size_t bytes, bool write, const char* what);
+  /// Throws if `wrong` says something.
+  void check(const std::string& wrong, std::uint32_t offset, const char* what);
+
+  /// Suspends the running thread until someone calls wake.
+  void suspend(Wait wait);
+  void wake(Thread& thread);
+  void wake_all(std::vector<Thread*>& threads);
+  /// Sometimes lets another thread go first, where seeds explore interleavings.
+  void maybe_yield();
+  /// Ends the running thread's epoch: what it does from here on is not covered by what it has released.
+  void tick();
+  /// Runs `action` after a random number of scheduling steps, or when nobody else can go on.
+  void later(std::function<void()> action);
+  std::uint32_t random(std::uint32_t bound);
+
+  // Barriers, by their offset in shared memory.
+  Barrier& barrier(void* p, const char* what);
+  Barrier& create_barrier(void* p, std::uint32_t arrivals);
+  [[nodiscard]] std::uint32_t barrier_index(const Barrier& b) const {
+    return static_cast<std::uint32_t>(&b - barriers_.data());
+  }
+  void initialised_barriers_fenced();
+  void complete_phase_if_due(Barrier& b);
+  std::uint32_t storer_of(Thread& thread);
+
+  std::array<NamedBarrier, 16> named_barriers;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+
+ private:
+  static void thread_main();
+  Thread& next_thread();
+  void resume(Thread& thread);
+  void run_due_actions();
+  void check_finished();
+  [[noreturn]] void report_deadlock();
+  [[nodiscard]] std::string describe(const Thread& thread) const;
+
+  std::uint32_t index_;
+  const Grid& grid_;
+  const Options& options_;
+  const std::function<void()>& kernel_;
+  Components components_;
+  Shadow shadow_;
+  char* shared_;
+  std::uint64_t random_state_;
+  std::uint32_t elected_lane_ = 0;
+  std::vector<Thread> threads_;
+  std::deque<Thread*> ready_;
+  std::vector<Barrier> barriers_;
+  std::multimap<std::uint64_t, std::function<void()>> actions_;
+  std::uint64_t step_ = 0;
+  std::uint32_t finished_ = 0;
+  std::uint32_t storers_ = 0;
+  Thread* running_ = nullptr;
+  Context scheduler_;
+  std::exception_ptr failure_;
+};
+
+/// With its place in the block.
+std::string thread_name(std::uint32_t thread);
+
+}  // namespace tandem::emulator

@@ -1,0 +1,130 @@
+// The emulator: runs device kernels as ordinary C++ and reports what hardware hides.
+//
+// Usage. Include launch.hpp, then the kernel (src/ and tests/kernels/emulator on the include path), link
+// tandem_emulator:
+//
+//   emulator::Options options;
+//   options.seed = 7;                                     // 0: round robin; others: a random interleaving
+//   each options.buffers = {emulator::readable(q), emulator::writable(out)};   // std::vectors; every access
+//   is checked params.q = emulator::encode(TensorMapSpec{...}); emulator::launch(forward<config>, params,
+//   {.blocks = 2, .threads = 384, .shared_bytes = bytes}, options);
+//
+// A fault is an emulator::Fault whose text says what, where and who. Shared addresses are printed as +offset
+// from the start of dynamic shared memory.
+//
+// How it works. The threads of a block are fibers (fiber.hpp) that switch where a thread can block. The copy
+// engine and the tensor cores act later than they are asked to, by a random number of scheduling steps
+// (block.hpp). Vector clocks (clock.hpp) know what happens before what, and a shadow of shared memory
+// (shadow.hpp) who wrote and read each word: an access that only lucky timing makes right is a fault in every
+// interleaving.
+//
+// This header declares what src/kernels/ptx calls. What a function does is written there.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/config.hpp"
+
+namespace tandem::emulator {
+
+std::uint32_t thread_index();
+std::uint32_t block_index();
+std::uint32_t grid_size();
+char* dynamic_shared();
+std::uint32_t shared_address(const void* p);
+
+void sync_block();
+void named_barrier_sync(int id, int threads);
+void named_barrier_arrive(int id, int threads);
+void fence_async_shared();
+
+void mbarrier_init(void* bar, std::uint32_t arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(void* bar);
+void mbarrier_arrive_expect(void* bar, std::uint32_t bytes);
+void mbarrier_wait(void* bar, std::uint32_t parity);
+
+void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3);
+void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
+void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
+void tma_store_commit();
+void tma_store_wait(int pending);
+
+void check_descriptor(const void* shared, std::uint32_t leading, std::uint32_t stride, Swizzle swizzle);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool b_mn_major,
+                  bool accumulate);
+void wgmma_registers(float* d, int n, Element element, const std::uint32_t* a, std::uint64_t b,
+                     bool b_mn_major, bool accumulate);
+
+std::uint32_t shuffle_xor(std::uint32_t value, int mask);
+float shuffle_xor(float value, int mask);
+std::uint32_t shuffle(std::uint32_t value, int lane);
+std::uint32_t shuffle_up(std::uint32_t value, int delta);
+std::uint32_t ballot(bool predicate);
+void sync_warp();
+bool elect_one();
+void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d);
+
+void release_registers(int count);
+void claim_registers(int count);
+
+float exp2(float x);
+float log2(float x);
+float reciprocal(float x);
+float fmax(float a, float b);
+float fma(float a, float b, float c);
+float infinity();
+std::uint32_t pack_bf16(float low, float high);
+std::uint32_t pack_f16(float low, float high);
+
+/// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to
+/// `bytes`.
+void check_global(const void* p, std::size_t bytes, bool write);
+/// Throws if `x` came from accumulator registers that wgmma_wait had not handed back.
+void check_register(float x);
+void check_shared_read(const void* p, std::size_t bytes);
+void check_shared_write(const void* p, std::size_t bytes);
+
+template <typename T>
+T load_global(const T* p) {
+  check_global(p, sizeof(T), false);
+  T value;
+  std::memcpy(&value, p, sizeof(T));
+  return value;
+}
+
+template <typename T>
+void store_global(T* p, T value) {
+  if constexpr (std::is_same_v<T, float>) check_register(value);
+  check_global(p, sizeof(T), true);
+  std::memcpy(p, &value, sizeof(T));
+}
+
+inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
+  check_global(p, sizeof(*p), true);
+  return std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
+}
+
+template <typename T>
+T load_shared(const T* p) {
+  check_shared_read(p, sizeof(T));
+  T value;
+  std::memcpy(&value, p, sizeof(T));
+  return value;
+}
+
+template <typename T>
+void store_shared(T* p, T value) {
+  if constexpr (std::is_same_v<T, float>) check_register(value);
+  check_shared_write(p, sizeof(T));
+  std::memcpy(p, &value, sizeof(T));
+}
+
+}  // namespace tandem::emulator

@@ -1,0 +1,80 @@
+// State of the tensor cores: WGMMAs in flight, and the registers that belong to them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "clock.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem::emulator {
+
+struct Thread;
+
+/// A writer of an operand, and the first place where it wrote.
+struct Source {
+  Event event;
+  std::uint32_t offset;
+};
+
+/// A 64 x n tile of accumulators while WGMMAs own it: opened by the first that names it, closed by the wait.
+struct Accumulator {
+  int n = 0;
+  std::vector<float> values;  ///< 64 x n, row-major
+};
+
+/// One WGMMA, from its first thread's issue until the last thread has retired it.
+struct MatrixInstruction {
+  std::uint32_t number = 0;  ///< from 1, in the warpgroup's order
+  int n = 0;
+  Element element = Element::bf16;
+  bool a_in_registers = false;
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  bool b_mn_major = false;
+  bool accumulate = false;
+  bool opens = false;  ///< its accumulators were not in flight before
+  std::shared_ptr<Accumulator> accumulator = nullptr;
+  std::vector<std::uint32_t> a_registers = {};  ///< 4 for each of 128 threads, as issued
+  std::vector<Source> sources = {};             ///< who wrote its shared-memory operands
+  std::uint32_t first_thread = 0;
+  std::uint32_t issued = 0;   ///< by so many threads
+  std::uint32_t retired = 0;  ///< by so many threads
+};
+
+struct Warpgroup {
+  std::deque<MatrixInstruction> instructions;
+  std::uint32_t executed = 0;  ///< the last one done
+  std::vector<Thread*> waiting;
+
+  [[nodiscard]] MatrixInstruction* find(std::uint32_t number);
+};
+
+/// A thread's side of it.
+struct MatrixThread {
+  struct Open {
+    float* registers;
+    std::shared_ptr<Accumulator> accumulator = nullptr;
+    std::uint32_t last;  ///< instruction
+  };
+  struct Operand {
+    const std::uint32_t* registers;
+    std::uint32_t instruction;
+  };
+  std::uint32_t issued = 0;
+  std::uint32_t retired = 0;
+  std::deque<std::uint32_t> groups;  ///< instructions issued at each commit
+  bool fenced = false;
+  std::vector<Open> open;
+  std::vector<Operand> operands;
+};
+
+/// Fills registers that WGMMAs own; any arithmetic on it keeps the pattern but for sign and quiet bit.
+constexpr std::uint32_t poison = 0x7f9ac5e5;
+constexpr bool is_poison(std::uint32_t bits) {
+  return (bits & 0x7fbfffffU) == poison;
+}
+
+}  // namespace tandem::emulator

@@ -1,0 +1,132 @@
+// Arithmetic with an instruction of its own, and checked accesses to global and shared memory.
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "block.hpp"
+
+namespace tandem::emulator {
+namespace {
+
+/// Results that the hardware flushes to zero.
+float flush(float x) {
+  return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0F, x) : x;
+}
+
+}  // namespace
+
+void check_register(float x) {
+  if (!is_poison(std::bit_cast<std::uint32_t>(x))) return;
+  Block::current().fail("uses an accumulator register that WGMMAs own: wgmma_wait has not handed it back");
+}
+
+float exp2(float x) {
+  check_register(x);
+  return flush(std::exp2(x));
+}
+
+float log2(float x) {
+  check_register(x);
+  return std::log2(flush(x));
+}
+
+float reciprocal(float x) {
+  check_register(x);
+  return flush(1.0F / flush(x));
+}
+
+float fmax(float a, float b) {
+  check_register(a);
+  check_register(b);
+  return std::fmax(a, b);
+}
+
+float fma(float a, float b, float c) {
+  check_register(a);
+  check_register(b);
+  check_register(c);
+  return std::fma(a, b, c);
+}
+
+float infinity() {
+  return std::numeric_limits<float>::infinity();
+}
+
+namespace {
+
+std::uint32_t to_bf16(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+std::uint32_t to_f16(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  const std::uint32_t sign = std::bit_cast<std::uint32_t>(x) >> 16 & 0x8000;
+  const float magnitude = std::fabs(x);
+  if (magnitude >= 65520.0F) return sign | 0x7c00;  // halfway between the largest finite value and the next
+  if (magnitude < 0x1p-14F) {                       // subnormal: a multiple of 2^-24
+    return sign | static_cast<std::uint32_t>(std::nearbyint(magnitude * 0x1p24F));
+  }
+  const auto bits = std::bit_cast<std::uint32_t>(magnitude);
+  return sign | (((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112U << 10));
+}
+
+}  // namespace
+
+std::uint32_t pack_bf16(float low, float high) {
+  check_register(low);
+  check_register(high);
+  return to_bf16(low) | to_bf16(high) << 16;
+}
+
+std::uint32_t pack_f16(float low, float high) {
+  check_register(low);
+  check_register(high);
+  return to_f16(low) | to_f16(high) << 16;
+}
+
+void check_global(const void* p, std::size_t bytes, bool write) {
+  Block& block = Block::current();
+  const char* what = write ? "global store" : "global load";
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (address % bytes != 0 && bytes <= 16)
+    block.fail(fmt::format("{}: {} is not aligned to {} bytes", what, p, bytes));
+  block.check_range(p, bytes, write, what);
+}
+
+void check_shared_read(const void* p, std::size_t bytes) {
+  Block& block = Block::current();
+  const std::uint32_t offset = block.shared_offset(p, bytes, "shared load");
+  Thread& self = block.self();
+  block.check(block.shadow().read(offset, static_cast<std::uint32_t>(bytes), self.index, self.clock), offset,
+              "shared load");
+}
+
+void check_shared_write(const void* p, std::size_t bytes) {
+  Block& block = Block::current();
+  const std::uint32_t offset = block.shared_offset(p, bytes, "shared store");
+  Thread& self = block.self();
+  block.check(block.shadow().write(offset, static_cast<std::uint32_t>(bytes), self.index, self.clock), offset,
+              "shared store");
+}
+
+void Block::check_range(const void* p, std::size_t bytes, bool write, const char* what) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(p);
+  const Buffer* nearest = nullptr;
+  for (const Buffer& b : options_.buffers) {
+    const auto first = reinterpret_cast<std::uintptr_t>(b.data);
+    if (begin >= first && begin + bytes <= first + b.bytes) {
+      if (write && !b.writable) fail(fmt::format("{}: writes a buffer that is only to be read", what));
+      return;
+    }
+    if (first <= begin && (nearest == nullptr || nearest->data < b.data)) nearest = &b;
+  }
+  if (nearest == nullptr) fail(fmt::format("{}: {} bytes at {} are outside every buffer", what, bytes, p));
+  fail(fmt::format("{}: out of bounds: {} bytes at offset {} of a buffer of {}", what, bytes,
+                   begin - reinterpret_cast<std::uintptr_t>(nearest->data), nearest->bytes));
+}
+
+}  // namespace tandem::emulator

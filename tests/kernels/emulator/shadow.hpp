@@ -1,0 +1,56 @@
+// What is known of each word of shared memory: who wrote it last, through which proxy, and who may still be
+// reading it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "clock.hpp"
+#include "matrix.hpp"
+
+namespace tandem::emulator {
+
+class Shadow {
+ public:
+  Shadow(std::uint32_t bytes, Components components);
+
+  /// Each checks an access to [offset, offset + bytes) by whoever has seen `observer`, records it, and
+  /// returns what is wrong with it ("" if nothing). Offsets are from the start of dynamic shared memory.
+  std::string read(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread, const Clock& observer);
+  std::string write(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread, const Clock& observer);
+  /// A copy into shared memory: `completion` is the barrier's phase that will cover it.
+  std::string copy_in(std::uint32_t offset, std::uint32_t bytes, Event completion, const Clock& observer);
+  /// 16 bytes that a bulk store reads until `completion`.
+  std::string copy_out(std::uint32_t offset, Event completion, const Clock& observer);
+
+  /// 16 bytes that WGMMA `instruction` (from 1) of a warpgroup reads; adds their writers to `sources`.
+  void matrix_read(std::uint32_t offset, std::uint32_t warpgroup, std::uint32_t instruction,
+                   std::vector<Source>& sources);
+  /// What is wrong with the asynchronous units reading what `source` wrote on behalf of `observer`.
+  [[nodiscard]] std::string async_visible(Event source, const Clock& observer) const;
+
+  /// Marks a barrier's 8 bytes: nobody else may touch them.
+  void reserve_barrier(std::uint32_t offset);
+
+ private:
+  static constexpr std::uint32_t shared_readers =
+      1U << 31;  ///< the rest of the word is an index into read_sets_
+
+  [[nodiscard]] std::string ordinary_visible(Event source, std::uint32_t thread, const Clock& observer) const;
+  [[nodiscard]] std::string readers_done(std::uint32_t offset, std::uint32_t bytes,
+                                         const Clock& observer) const;
+  [[nodiscard]] std::string reader_known(Event reader, const Clock& observer) const;
+  void forget_readers(std::uint32_t offset, std::uint32_t bytes);
+  [[nodiscard]] std::string writer_name(Event e) const;
+
+  Components components_;
+  Event reserved_;                     ///< the writer of barriers
+  std::vector<Event> writer_;          ///< by 4-byte word
+  std::vector<std::uint32_t> reader_;  ///< by 4-byte word: an Event's bits, or shared_readers | index
+  std::vector<std::vector<Event>> read_sets_;
+  std::vector<std::uint32_t> matrix_reader_[max_warpgroups];  ///< by 16 bytes: the last instruction
+  std::vector<Event> store_reader_;                           ///< by 16 bytes
+};
+
+}  // namespace tandem::emulator

@@ -1,0 +1,242 @@
+// The copy engine: boxes of tensors between global and shared memory, some time after they were asked for.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "block.hpp"
+#include "swizzle.hpp"
+
+namespace tandem::emulator {
+namespace {
+
+constexpr std::uint64_t magic = 0x7a6d65745f70616dULL;
+
+/// What TensorMap's opaque bytes hold here.
+struct Encoded {
+  std::uint64_t magic;
+  char* base;
+  std::int64_t dims[5];
+  std::int64_t strides[4];
+  std::uint16_t box[5];
+  std::uint8_t element_bytes;
+  std::uint8_t rank;
+  Swizzle swizzle;
+};
+static_assert(sizeof(Encoded) <= sizeof(TensorMap));
+
+/// One copy: where its box lies in the tensor and in shared memory.
+struct Box {
+  Encoded map;
+  std::uint32_t shared;  ///< offset
+  std::int64_t origin[4];
+
+  [[nodiscard]] std::uint32_t row_bytes() const { return std::uint32_t{map.box[0]} * map.element_bytes; }
+  [[nodiscard]] std::uint32_t rows() const { return std::uint32_t{map.box[1]} * map.box[2] * map.box[3]; }
+  [[nodiscard]] std::uint32_t bytes() const { return row_bytes() * rows(); }
+
+  /// Elements of the box's innermost dimension inside the tensor, [first, last), and where row `row` begins:
+  /// null if the whole row is outside. The pointer is that of the box's first element, which may itself be
+  /// outside.
+  [[nodiscard]] char* row(std::uint32_t row, std::int64_t& first, std::int64_t& last) const {
+    const std::int64_t at[4] = {origin[0], origin[1] + row % map.box[1],
+                                origin[2] + row / map.box[1] % map.box[2],
+                                origin[3] + row / map.box[1] / map.box[2]};
+    first = std::max<std::int64_t>(0, -at[0]);
+    last = std::min<std::int64_t>(map.box[0], map.dims[0] - at[0]);
+    if (first >= last) return nullptr;
+    char* p = map.base + at[0] * map.element_bytes;
+    for (std::size_t i = 1; i < 4; ++i) {
+      if (at[i] < 0 || at[i] >= map.dims[i]) return nullptr;
+      p += at[i] * map.strides[i - 1];
+    }
+    return p;
+  }
+  /// Offset in shared memory of the 16 bytes `unit` of row `row`.
+  [[nodiscard]] std::uint32_t unit(std::uint32_t row, std::uint32_t unit) const {
+    // Dynamic shared memory begins at a multiple of every pattern, so offsets swizzle as addresses do.
+    return swizzled(shared + row * row_bytes() + unit * 16, map.swizzle);
+  }
+};
+
+Box make_box(Block& block, const TensorMap& map, const void* shared, const int (&origin)[4],
+             const char* what) {
+  Box box{};
+  std::memcpy(&box.map, &map, sizeof(box.map));
+  if (box.map.magic != magic) block.fail(fmt::format("{}: not a tensor map of emulator::encode", what));
+  if (box.map.rank != 4)
+    block.fail(fmt::format("{}: four coordinates for a tensor map of rank {}", what, box.map.rank));
+  std::copy(std::begin(origin), std::end(origin), std::begin(box.origin));
+  box.shared = block.shared_offset(shared, box.bytes(), what);
+  if (box.shared % swizzle_pattern(box.map.swizzle) != 0) {
+    block.fail(
+        fmt::format("{}: shared memory at +{} is misaligned: the swizzle's pattern repeats every {} bytes",
+                    what, box.shared, swizzle_pattern(box.map.swizzle)));
+  }
+  for (std::uint32_t r = 0; r < box.rows(); ++r) {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    const char* p = box.row(r, first, last);
+    if (p == nullptr) continue;
+    const auto size = static_cast<std::size_t>(last - first) * box.map.element_bytes;
+    block.check_range(p + first * box.map.element_bytes, size, what[4] != 'l', what);
+  }
+  return box;
+}
+
+void copy_in(const Box& box, char* shared) {
+  for (std::uint32_t r = 0; r < box.rows(); ++r) {
+    char row[128] = {};
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    if (const char* p = box.row(r, first, last); p != nullptr) {
+      const std::int64_t size = box.map.element_bytes;
+      std::memcpy(row + first * size, p + first * size, static_cast<std::size_t>((last - first) * size));
+    }
+    for (std::uint32_t u = 0; u < box.row_bytes() / 16; ++u)
+      std::memcpy(shared + box.unit(r, u), row + u * 16, 16);
+  }
+}
+
+void copy_out(const Box& box, const char* shared, bool add) {
+  for (std::uint32_t r = 0; r < box.rows(); ++r) {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    char* p = box.row(r, first, last);
+    if (p == nullptr) continue;
+    char row[128];
+    for (std::uint32_t u = 0; u < box.row_bytes() / 16; ++u)
+      std::memcpy(row + u * 16, shared + box.unit(r, u), 16);
+    const std::int64_t size = box.map.element_bytes;
+    if (!add) {
+      std::memcpy(p + first * size, row + first * size, static_cast<std::size_t>((last - first) * size));
+      continue;
+    }
+    for (std::int64_t i = first; i < last; ++i) {
+      float value = 0;
+      std::memcpy(&value, row + i * size, sizeof(value));
+      std::atomic_ref(reinterpret_cast<float*>(p)[i]).fetch_add(value, std::memory_order_relaxed);
+    }
+  }
+}
+
+/// The copy's bytes have reached their barrier.
+void credit(Block& block, Barrier& b, std::uint64_t issued_in, std::uint32_t bytes) {
+  --b.copies;
+  if (b.phase != issued_in) {
+    block.fail(fmt::format(
+        "wrong byte count at mbarrier +{}: a copy of {} bytes issued in phase {} arrives in phase {}: too "
+        "few bytes were announced",
+        b.offset, bytes, issued_in, b.phase));
+  }
+  b.bytes -= bytes;
+  if (b.pending == 0 && b.bytes < 0) {
+    block.fail(fmt::format("wrong byte count at mbarrier +{}: phase {} received {} bytes more than announced",
+                           b.offset, b.phase, -b.bytes));
+  }
+  block.complete_phase_if_due(b);
+}
+
+void store(const TensorMap& map, const void* shared, const int (&origin)[4], bool add, const char* what) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  const Box box = make_box(block, map, shared, origin, what);
+  if (add && box.map.element_bytes != 4) block.fail(fmt::format("{}: elements are not f32", what));
+  const Event completion(block.components().storer(block.storer_of(self)), self.stores + 1);
+  for (std::uint32_t r = 0; r < box.rows(); ++r) {
+    std::int64_t first = 0;
+    std::int64_t last = 0;
+    if (box.row(r, first, last) == nullptr) continue;
+    const auto begin = static_cast<std::uint32_t>(first) * box.map.element_bytes / 16;
+    const auto end = (static_cast<std::uint32_t>(last) * box.map.element_bytes + 15) / 16;
+    for (std::uint32_t u = begin; u < end; ++u) {
+      const std::uint32_t offset = box.unit(r, u);
+      block.check(block.shadow().copy_out(offset, completion, self.clock), offset, what);
+    }
+  }
+  ++self.stores;
+  block.later([&block, &self, box, add] {
+    copy_out(box, block.shared(), add);
+    ++self.stores_done;
+    if (self.state == Thread::State::waiting && self.wait.kind == Wait::Kind::store &&
+        self.wait.target <= self.stores_done) {
+      block.wake(self);
+    }
+  });
+  block.maybe_yield();
+}
+
+}  // namespace
+
+TensorMap encode(const TensorMapSpec& spec) {
+  if (const char* objection = copy_engine_objection(spec); objection != nullptr) {
+    throw Fault(fmt::format("tensor map: {}", objection));
+  }
+  if (spec.box[0] * spec.element_bytes != bytes_of(spec.swizzle)) {
+    throw Fault("tensor map: the emulator knows only boxes as wide as the swizzle");
+  }
+  Encoded e{};
+  e.magic = magic;
+  // One map serves loads and stores; which buffers may be written is checked at each store.
+  e.base = static_cast<char*>(const_cast<void*>(spec.base));
+  std::copy(spec.dims.begin(), spec.dims.end(), std::begin(e.dims));
+  std::copy(spec.strides.begin(), spec.strides.end(), std::begin(e.strides));
+  for (std::size_t i = 0; i < spec.box.size(); ++i) e.box[i] = static_cast<std::uint16_t>(spec.box[i]);
+  e.element_bytes = static_cast<std::uint8_t>(spec.element_bytes);
+  e.rank = static_cast<std::uint8_t>(spec.rank);
+  e.swizzle = spec.swizzle;
+  TensorMap map{};
+  std::memcpy(&map, &e, sizeof(e));
+  return map;
+}
+
+void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  const Box box = make_box(block, map, shared, {c0, c1, c2, c3}, "tma_load");
+  Barrier& b = block.barrier(bar, "tma_load");
+  if (!b.init_fenced) {
+    block.fail(
+        fmt::format("tma_load: mbarrier +{} is not visible to the copy engine: its thread has not called "
+                    "fence_mbarrier_init",
+                    b.offset));
+  }
+  const Event completion(block.components().barrier(block.barrier_index(b)),
+                         static_cast<std::uint32_t>(b.phase) + 1);
+  block.check(block.shadow().copy_in(box.shared, box.bytes(), completion, self.clock), box.shared,
+              "tma_load");
+  std::memset(block.shared() + box.shared, 0xff, box.bytes());
+  ++b.copies;
+  block.later([&block, &b, box, phase = b.phase] {
+    copy_in(box, block.shared());
+    credit(block, b, phase, box.bytes());
+  });
+  block.maybe_yield();
+}
+
+void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3) {
+  store(map, shared, {c0, c1, c2, c3}, false, "tma_store");
+}
+
+void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3) {
+  store(map, shared, {c0, c1, c2, c3}, true, "tma_reduce_add");
+}
+
+void tma_store_commit() {
+  Thread& self = Block::current().self();
+  self.store_groups.push_back(self.stores);
+}
+
+void tma_store_wait(int pending) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  std::uint32_t target = 0;
+  while (self.store_groups.size() > static_cast<std::size_t>(pending)) {
+    target = self.store_groups.front();
+    self.store_groups.pop_front();
+  }
+  if (target == 0) return;
+  if (self.stores_done < target) block.suspend({Wait::Kind::store, 0, target});
+  self.clock[block.components().storer(self.storer)] = target;
+}
+
+}  // namespace tandem::emulator

@@ -1,0 +1,124 @@
+// Collective operations of a warp: all 32 lanes take part, or the warp has diverged.
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "block.hpp"
+
+namespace tandem::emulator {
+namespace {
+
+using Operation = Warp::Operation;
+
+const char* name(Operation operation) {
+  switch (operation) {
+    case Operation::shuffle_xor: return "shuffle_xor";
+    case Operation::shuffle: return "shuffle";
+    case Operation::shuffle_up: return "shuffle_up";
+    case Operation::ballot: return "ballot";
+    case Operation::sync: return "sync_warp";
+    case Operation::elect: return "elect_one";
+    case Operation::stmatrix: return "stmatrix_x4";
+  }
+  return "";
+}
+
+void join_lanes(Warp& warp, Thread& last) {
+  for (Thread* t : warp.waiting) join(last.clock, t->clock);
+  for (Thread* t : warp.waiting) {
+    // Own components keep their own value: it is the largest anywhere.
+    join(t->clock, last.clock);
+  }
+}
+
+/// Matrix i's row r goes to the address of lane 8 i + r; lane l holds columns 2 (l % 4), + 1 of row l / 4.
+void store_matrices(const std::array<Warp::Deposit, 32>& deposits) {
+  for (std::uint32_t lane = 0; lane < 32; ++lane) {
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      std::memcpy(deposits[8 * i + lane / 4].row + lane % 4 * 4, &deposits[lane].values[i], 4);
+    }
+  }
+}
+
+/// Hands in `mine`, waits for the other lanes, and returns what all have handed in.
+const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32_t argument,
+                                                const Warp::Deposit& mine) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  Warp& warp = block.warps[self.index / 32];
+  if (warp.arrived == 0) {
+    warp.operation = operation;
+    warp.argument = argument;
+    warp.first = self.index;
+  } else if (warp.operation != operation || warp.argument != argument) {
+    block.fail(fmt::format("warp {} has diverged: lane {} executes {}({}) and lane {} {}({})",
+                           self.index / 32, self.index % 32, name(operation), argument, warp.first % 32,
+                           name(warp.operation), warp.argument));
+  }
+  auto& deposits = warp.deposits[warp.generation % 2];
+  deposits[self.index % 32] = mine;
+  if (++warp.arrived < 32) {
+    warp.waiting.push_back(&self);
+    block.suspend({Wait::Kind::warp, self.index / 32, warp.generation});
+    return deposits;
+  }
+  if (operation == Operation::sync) join_lanes(warp, self);
+  if (operation == Operation::stmatrix) store_matrices(deposits);
+  warp.arrived = 0;
+  ++warp.generation;
+  block.wake_all(warp.waiting);
+  return deposits;
+}
+
+}  // namespace
+
+std::uint32_t shuffle_xor(std::uint32_t value, int mask) {
+  const std::uint32_t lane = thread_index() % 32;
+  const auto& all = collective(Operation::shuffle_xor, static_cast<std::uint32_t>(mask), {{value}, nullptr});
+  return all[(lane ^ static_cast<std::uint32_t>(mask)) % 32].values[0];
+}
+
+float shuffle_xor(float value, int mask) {
+  check_register(value);
+  return std::bit_cast<float>(shuffle_xor(std::bit_cast<std::uint32_t>(value), mask));
+}
+
+std::uint32_t shuffle(std::uint32_t value, int lane) {
+  return collective(Operation::shuffle, 0, {{value}, nullptr})[static_cast<std::uint32_t>(lane) % 32]
+      .values[0];
+}
+
+std::uint32_t shuffle_up(std::uint32_t value, int delta) {
+  const std::uint32_t lane = thread_index() % 32;
+  const auto& all = collective(Operation::shuffle_up, static_cast<std::uint32_t>(delta), {{value}, nullptr});
+  return lane >= static_cast<std::uint32_t>(delta) ? all[lane - static_cast<std::uint32_t>(delta)].values[0]
+                                                   : value;
+}
+
+std::uint32_t ballot(bool predicate) {
+  const auto& all = collective(Operation::ballot, 0, {{predicate ? 1U : 0U}, nullptr});
+  std::uint32_t bits = 0;
+  for (std::uint32_t lane = 0; lane < 32; ++lane) bits |= all[lane].values[0] << lane;
+  return bits;
+}
+
+void sync_warp() {
+  collective(Operation::sync, 0, {});
+  Block::current().tick();
+}
+
+bool elect_one() {
+  collective(Operation::elect, 0, {});
+  return thread_index() % 32 == Block::current().elected_lane();
+}
+
+void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  Block& block = Block::current();
+  const std::uint32_t offset = block.shared_offset(row, 16, "stmatrix_x4");
+  if (offset % 16 != 0)
+    block.fail(fmt::format("stmatrix_x4 at +{}: a row is not aligned to 16 bytes", offset));
+  check_shared_write(row, 16);
+  collective(Operation::stmatrix, 0, {{a, b, c, d}, static_cast<char*>(row)});
+}
+
+}  // namespace tandem::emulator
