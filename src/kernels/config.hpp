@@ -45,11 +45,13 @@ struct ForwardConfig {
   int block_m = 128;      ///< 64 x consumer warpgroups
   int block_n = 128;      ///< multiple of 16
   int stages = 2;         ///< K tiles, and V tiles, in flight
+  int q_stages = 1;       ///< 2: the next tile's Q comes in while this tile's is still read
   bool causal = false;    ///< window_right is bounded: right edge needs a mask
   bool local = false;     ///< window_left is bounded: left edge needs a mask
   ScoreTransform transform = ScoreTransform::raw;
   bool ragged =
       false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
+  bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -61,12 +63,13 @@ struct ForwardConfig {
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
 };
 
-/// Dynamic shared memory of the forward kernel: Q once, K and V `stages` times, and their pairs of 8-byte
-/// barriers.
+/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and
+/// a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
-  const int tiles = c.block_m * c.head_dim_qk * 2 + c.stages * c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
-  const int barriers = 16 * (2 * c.stages + c.consumers());
-  return (tiles + barriers + 1023) / 1024 * 1024;
+  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
+  const int kv_tiles = c.stages * c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
+  return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// Strides in elements, of a tensor addressed by (batch, row, head).
@@ -92,6 +95,7 @@ struct ForwardParams {
   Strides lse_stride;
   long long sink_stride;
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  unsigned int* tile_counter;  ///< 0 before the launch (dynamic)
   int batch;
   int heads_q;
   int heads_kv;

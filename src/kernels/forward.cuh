@@ -18,8 +18,7 @@
 
 namespace tandem {
 
-// ---- Shared storage
-// ---------------------------------------------------------------------------------------------------
+// ---- Shared storage ----
 
 template <ForwardConfig C>
 struct ForwardShared {
@@ -27,93 +26,105 @@ struct ForwardShared {
   using KTile = tile::SharedTile<C.block_n, C.head_dim_qk>;
   using VTile = tile::SharedTile<C.block_n, C.head_dim_v>;
 
-  QTile q[C.consumers()];
+  QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
   VTile v[C.stages];
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
-  tile::Ring<1> q_ring[C.consumers()];
+  tile::Ring<C.q_stages> q_ring[C.consumers()];
+  tile::DrawnTiles::Shared tiles;
 };
 
 /// Named barriers: 1 to 3 hand the turn to a consumer warpgroup; 4 joins all consumers.
 constexpr int barrier_turn = 1;
 constexpr int barrier_consumers = 4;
 
-template <bool ragged, typename Ragged, typename Dense>
+/// A tile with what follows from its place: which keys its queries see, and the key blocks it walks. Every
+/// warpgroup walks all of them, so that turns and buffers stay in step.
+template <ForwardConfig C>
+struct ForwardTile {
+  tile::TileIndex index;
+  tile::Visibility visible;
+  tile::BlockRange blocks;
+};
+
+template <bool condition, typename Then, typename Else>
 struct Select {
-  using type = Dense;
+  using type = Then;
 };
-template <typename Ragged, typename Dense>
-struct Select<true, Ragged, Dense> {
-  using type = Ragged;
+template <typename Then, typename Else>
+struct Select<false, Then, Else> {
+  using type = Else;
 };
+
+/// The tiles of this block, one after another; producer and consumers walk the same ones.
 template <ForwardConfig C>
-using ForwardScheduler =
-    typename Select<C.ragged, tile::RaggedScheduler<C.block_m>, tile::DenseScheduler<C.causal>>::type;
+struct ForwardTiles {
+  const ForwardParams& p;
+  tile::DealtTiles<C.causal && !C.ragged> dealt;
+  tile::DrawnTiles drawn;
+  typename Select<C.ragged, tile::RaggedTiles<C.block_m>, tile::DenseTiles<C.causal>>::type tiles;
 
-template <ForwardConfig C>
-TANDEM_DEVICE tile::Visibility visibility(const ForwardParams& p, const tile::TileIndex& t) {
-  return {t.seqlen_q, t.seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
-          C.causal ? p.window_right : tile::Visibility::unbounded};
-}
+  TANDEM_DEVICE ForwardTiles(const ForwardParams& params, ForwardShared<C>& shared)
+      : p(params), drawn(shared.tiles, params.tile_counter) {}
 
-/// Key blocks of the whole tile: every warpgroup walks them all, so that their turns and buffers stay in
-/// step.
-template <ForwardConfig C>
-TANDEM_DEVICE tile::BlockRange tile_blocks(const tile::Visibility& v, const tile::TileIndex& t) {
-  return tile::BlockRange::of<C.block_n>(v, t.m * C.block_m, (t.m + 1) * C.block_m);
-}
+  /// All lanes of a warp call; `leader` is true on one of them.
+  template <bool producer>
+  TANDEM_DEVICE bool next(ForwardTile<C>& t, bool leader) {
+    const int number = !C.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
+    if (!tiles.locate(p, number, t.index)) return false;
+    t.visible = {t.index.seqlen_q, t.index.seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
+                 C.causal ? p.window_right : tile::Visibility::unbounded};
+    t.blocks = tile::BlockRange::of<C.block_n>(t.visible, t.index.m * C.block_m, (t.index.m + 1) * C.block_m);
+    return true;
+  }
+};
 
-// ---- Producer
-// ---------------------------------------------------------------------------------------------------------
+// ---- Producer ----
 
-/// One warp; its elected lane starts the copies. Blocks go right to left. K runs one block ahead of V, as the
-/// consumers do.
+/// One warp; its elected lane starts the copies, in the order in which the consumers need them: blocks go
+/// right to left, K one block ahead of V.
 template <ForwardConfig C>
 TANDEM_DEVICE void forward_producer(const ForwardParams& p, ForwardShared<C>& shared) {
   using Shared = ForwardShared<C>;
   const bool leader = ptx::elect_one();
   typename tile::Ring<C.stages>::Position k_at, v_at;
-  tile::RingPosition<1> q_at;
-  ForwardScheduler<C> scheduler(p);
-  tile::TileIndex t;
-  while (scheduler.next(t)) {
-    const tile::BlockRange blocks = tile_blocks<C>(visibility<C>(p, t), t);
-    if (blocks.first >= blocks.end) continue;
-    if (leader) {
-      const int head_kv = t.head / (p.heads_q / p.heads_kv);
-      const int batch_q = p.packed_q ? 0 : t.batch;
-      const int batch_k = p.packed_k ? 0 : t.batch;
-      auto load_k = [&](int block) {
-        ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-        shared.k[k_at.stage].load(p.k, full, t.begin_k + block * C.block_n, head_kv, batch_k,
-                                  ptx::CacheHint::last);
-        k_at.advance();
-      };
-      auto load_v = [&](int block) {
-        ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-        shared.v[v_at.stage].load(p.v, full, t.begin_k + block * C.block_n, head_kv, batch_k,
-                                  ptx::CacheHint::last);
-        v_at.advance();
-      };
-      for (int w = 0; w < C.consumers(); ++w) {
-        ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
-        shared.q[w].load(p.q, full, t.begin_q + t.m * C.block_m + w * 64, t.head, batch_q,
-                         ptx::CacheHint::first);
-        if (w == 0) load_k(blocks.end - 1);
-      }
-      q_at.advance();
-      for (int block = blocks.end - 2; block >= blocks.first; --block) {
-        load_k(block);
-        load_v(block + 1);
-      }
-      load_v(blocks.first);
+  typename tile::Ring<C.q_stages>::Position q_at;
+  ForwardTiles<C> tiles(p, shared);
+  ForwardTile<C> t;
+  while (tiles.template next<true>(t, leader)) {
+    if (!leader || t.blocks.first >= t.blocks.end) continue;
+    const int head_kv = t.index.head / (p.heads_q / p.heads_kv);
+    const int batch_q = p.packed_q ? 0 : t.index.batch;
+    const int batch_k = p.packed_k ? 0 : t.index.batch;
+    auto load_k = [&](int block) {
+      ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
+      const int row = t.index.begin_k + block * C.block_n;
+      shared.k[k_at.stage].load(p.k, full, row, head_kv, batch_k, ptx::CacheHint::last);
+      k_at.advance();
+    };
+    auto load_v = [&](int block) {
+      ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+      const int row = t.index.begin_k + block * C.block_n;
+      shared.v[v_at.stage].load(p.v, full, row, head_kv, batch_k, ptx::CacheHint::last);
+      v_at.advance();
+    };
+    for (int w = 0; w < C.consumers(); ++w) {
+      ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
+      const int row = t.index.begin_q + t.index.m * C.block_m + w * 64;
+      shared.q[w][q_at.stage].load(p.q, full, row, t.index.head, batch_q, ptx::CacheHint::first);
+      if (w == 0) load_k(t.blocks.end - 1);
     }
+    q_at.advance();
+    for (int block = t.blocks.end - 2; block >= t.blocks.first; --block) {
+      load_k(block);
+      load_v(block + 1);
+    }
+    load_v(t.blocks.first);
   }
 }
 
-// ---- Consumer
-// ---------------------------------------------------------------------------------------------------------
+// ---- Consumer ----
 
 /// Scores before the mask: scaled or capped where the exponent's multiply-add cannot do it.
 template <ForwardConfig C, int n>
@@ -122,8 +133,7 @@ TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
 #pragma unroll
     for (int i = 0; i < n; ++i) s[i] *= p.scale;
   } else if constexpr (C.transform == ScoreTransform::softcap) {
-    // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx would leave
-    // 5e-4.
+    // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx leaves 5e-4.
     const float inner = p.scale / p.softcap * 2.0F * tile::log2_e;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
@@ -145,7 +155,8 @@ struct ForwardConsumer {
   const tile::FragmentPosition position;
   const float scale_log2;
   typename tile::Ring<C.stages>::Position k_at, v_at;
-  tile::RingPosition<1> q_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  ForwardTiles<C> tiles;
 
   TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -153,7 +164,8 @@ struct ForwardConsumer {
         warpgroup(warpgroup_),
         thread(thread_),
         position(thread_),
-        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e) {}
+        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        tiles(params, s) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
@@ -170,8 +182,9 @@ struct ForwardConsumer {
 
   /// Issues S = Q K^T for the K block at k_at.
   TANDEM_DEVICE void issue_scores(float (&s)[scores]) {
-    const ptx::MatrixDescriptor q = shared.q[warpgroup].k_major();
+    const ptx::MatrixDescriptor q = shared.q[warpgroup][q_at.stage].k_major();
     const ptx::MatrixDescriptor k = shared.k[k_at.stage].k_major();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < C.head_dim_qk / 16; ++step) {
       ptx::wgmma_shared<C.block_n, C.element, false>(s, q + Shared::QTile::k_major_offset(step),
@@ -184,6 +197,7 @@ struct ForwardConsumer {
   TANDEM_DEVICE void issue_output(float (&o)[outputs], const u32 (&probabilities)[scores / 2],
                                   bool accumulate) {
     const ptx::MatrixDescriptor v = shared.v[v_at.stage].mn_major();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < C.block_n / 16; ++step) {
       ptx::wgmma_registers<C.head_dim_v, C.element, true>(
@@ -217,94 +231,143 @@ struct ForwardConsumer {
     ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
   }
 
-  TANDEM_DEVICE void compute(const tile::TileIndex& t);
+  /// The next tile that sees a key; those that do not are written on the way.
+  TANDEM_DEVICE bool next_tile(ForwardTile<C>& t) {
+    while (tiles.template next<false>(t, warp_leader())) {
+      if (t.blocks.first < t.blocks.end) return true;
+      store_empty(t.index);
+    }
+    return false;
+  }
+
+  TANDEM_DEVICE void run();
   TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
                            const tile::OnlineSoftmax& softmax);
-  TANDEM_DEVICE void store_columns(u16* row, int col, const u32 (&words)[4]);
+  TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
+  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words);
+  TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
+  TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
 };
 
+/// One pipeline through all tiles of the block: a tile's last product and the next tile's first scores are in
+/// flight together, and its epilogue runs under the latter.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::compute(const tile::TileIndex& t) {
-  const tile::Visibility v = visibility<C>(p, t);
-  const tile::BlockRange blocks = tile_blocks<C>(v, t);
-  const int first_query = t.m * C.block_m + warpgroup * 64;
-  const tile::BlockRange own = tile::BlockRange::of<C.block_n>(v, first_query, first_query + 64);
-  tile::OnlineSoftmax softmax;
-  float o[outputs];
-  if (blocks.first >= blocks.end) {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
-    store(t, o, softmax);
-    return;
-  }
-
+TANDEM_DEVICE void ForwardConsumer<C>::run() {
+  ForwardTile<C> t;
+  if (!next_tile(t)) return;
   float s[scores];
+  float o[outputs];
   u32 probabilities[scores / 2];
-  float rescale[2];
-  auto exponentials = [&](int block, bool masked) {
-    transform_scores<C>(s, p);
-    if (masked) tile::apply_mask(s, v, first_query, block * C.block_n, position);
-    softmax.step(s, rescale, scale_log2);
-  };
-  auto rescale_output = [&] {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-  };
-
-  // The first block has no product to run under.
   shared.q_ring[warpgroup].wait(q_at);
   shared.k_ring.wait(k_at);
-  ptx::wgmma_fence();
   issue_scores(s);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(s);
-  release_k();
-  int block = blocks.end - 1;
-  if (block == blocks.first) release_q();
-  exponentials(block, true);
-  tile::convert<C.element>(probabilities, s);
-  if (C.ragged && (block + 1) * C.block_n > t.seqlen_k) clear_v_tail(t.seqlen_k - block * C.block_n);
 
-  if (block > blocks.first) shared.k_ring.wait(k_at);
-  bool accumulate = false;
-  auto iteration = [&](bool masked) {
-    take_turn();
-    ptx::wgmma_fence();
-    issue_scores(s);
+  while (true) {
+    const int first_query = t.index.m * C.block_m + warpgroup * 64;
+    const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
+    tile::OnlineSoftmax softmax;
+    float rescale[2];
+    int block = t.blocks.end - 1;
+    auto exponentials = [&](bool masked) {
+      release_k();
+      if (block == t.blocks.first) release_q();
+      transform_scores<C>(s, p);
+      if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
+      softmax.step(s, rescale, scale_log2);
+      // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
+      // moving the exponentials, which belong under the products in flight, behind the wait for those.
+      if (block > t.blocks.first) shared.k_ring.wait(k_at);
+    };
+
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+    exponentials(true);
+    tile::convert<C.element>(probabilities, s);
+    if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k) {
+      clear_v_tail(t.index.seqlen_k - block * C.block_n);
+    }
+    bool accumulate = false;
+    auto iteration = [&](bool masked) {
+      take_turn();
+      issue_scores(s);
+      shared.v_ring.wait(v_at);
+      issue_output(o, probabilities, accumulate);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      ptx::pin_registers(s);
+      exponentials(masked);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+      release_v();
+      tile::convert<C.element>(probabilities, s);
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+      accumulate = true;
+    };
+    --block;
+    if constexpr (C.causal) {
+      for (; block >= max(t.blocks.first, own.inner_end); --block) iteration(true);
+    }
+    for (; block >= max(t.blocks.first, own.inner_first); --block) iteration(false);
+    if constexpr (C.local) {
+      for (; block >= t.blocks.first; --block) iteration(true);
+    }
+
+    const tile::TileIndex finished = t.index;
+    const bool more = next_tile(t);
     shared.v_ring.wait(v_at);
+    take_turn();
+    if (!more) {
+      issue_output(o, probabilities, accumulate);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+      store(finished, o, softmax);
+      return;
+    }
+    // Waited for before the product is issued: the assembler serialises WGMMAs with a wait loop between them
+    // here.
+    shared.q_ring[warpgroup].wait(q_at);
+    shared.k_ring.wait(k_at);
     issue_output(o, probabilities, accumulate);
+    issue_scores(s);
     pass_turn();
     ptx::wgmma_wait<1>();
-    ptx::pin_registers(s);
-    release_k();
-    if (block == blocks.first) release_q();
-    exponentials(block, masked);
-    // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
-    // moving the exponentials, which belong under the product, behind the wait for it.
-    if (block > blocks.first) shared.k_ring.wait(k_at);
-    ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release_v();
-    tile::convert<C.element>(probabilities, s);
-    rescale_output();
-    accumulate = true;
-  };
-  --block;
-  if constexpr (C.causal) {
-    for (; block >= max(blocks.first, own.inner_end); --block) iteration(true);
+    store(finished, o, softmax);
   }
-  for (; block >= max(blocks.first, own.inner_first); --block) iteration(false);
-  if constexpr (C.local) {
-    for (; block >= blocks.first; --block) iteration(true);
-  }
+}
 
-  shared.v_ring.wait(v_at);
-  ptx::wgmma_fence();
-  issue_output(o, probabilities, accumulate);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(o);
-  release_v();
-  store(t, o, softmax);
+template <ForwardConfig C>
+TANDEM_DEVICE u16* ForwardConsumer<C>::out_row(const tile::TileIndex& t, int query) const {
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
+         row * p.out_stride.row;
+}
+
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardConsumer<C>::store_lse(const tile::TileIndex& t, int query, float value) {
+  if (p.lse == nullptr) return;
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
+  ptx::store_global(lse, value);
+}
+
+/// Eight columns of a row.
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardConsumer<C>::store_columns(u16* row, int col, const ptx::Vec4& words) {
+  if (p.out_vectors) {
+    if (col < p.head_dim_v) ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col), words);
+    return;
+  }
+  const u32 each[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (col + i < p.head_dim_v)
+      ptx::store_global(row + col + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
+  }
 }
 
 /// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
@@ -314,7 +377,6 @@ template <ForwardConfig C>
 TANDEM_DEVICE void ForwardConsumer<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
                                              const tile::OnlineSoftmax& softmax) {
   const int quad_lane = thread % 4;
-  const int batch_q = p.packed_q ? 0 : t.batch;
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
 #pragma unroll
@@ -322,48 +384,41 @@ TANDEM_DEVICE void ForwardConsumer<C>::store(const tile::TileIndex& t, const flo
     const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
     float factor;
     float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor);
-    const bool in_use = query < t.seqlen_q;
-    if (!in_use) lse = -ptx::infinity();
-    if (query < t.end_q && p.lse != nullptr && quad_lane == 0) {
-      ptx::store_global(p.lse + batch_q * p.lse_stride.batch + t.head * p.lse_stride.head +
-                            (t.begin_q + static_cast<i64>(query)) * p.lse_stride.row,
-                        lse);
+    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
+      factor = 0.0F;
+      lse = -ptx::infinity();
     }
-    u16* row = static_cast<u16*>(p.out) + batch_q * p.out_stride.batch + t.head * p.out_stride.head +
-               (t.begin_q + static_cast<i64>(query)) * p.out_stride.row;
+    const bool inside = query < t.end_q;
+    if (inside && quad_lane == 0) store_lse(t, query, lse);
+    u16* row = out_row(t, query);
 #pragma unroll
     for (int g = 0; g < C.head_dim_v / 32; ++g) {
       u32 words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * g + j) + 2 * h;
-        words[j] = in_use && factor != 0.0F ? tile::pack<C.element>(o[i] * factor, o[i + 1] * factor) : 0;
+        words[j] = factor != 0.0F ? tile::pack<C.element>(o[i] * factor, o[i + 1] * factor) : 0;
       }
       tile::transpose_quad(words, quad_lane);
-      const int col = 8 * (4 * g + quad_lane);
-      if (query < t.end_q) store_columns(row, col, words);
+      if (inside) store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]});
     }
   }
 }
 
+/// Writes a tile whose queries see no key: out 0, LSE -inf.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::store_columns(u16* row, int col, const u32 (&words)[4]) {
-  if (p.out_vectors) {
-    if (col < p.head_dim_v) {
-      ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col),
-                        ptx::Vec4{words[0], words[1], words[2], words[3]});
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (col + i < p.head_dim_v)
-      ptx::store_global(row + col + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+TANDEM_DEVICE void ForwardConsumer<C>::store_empty(const tile::TileIndex& t) {
+  const int first = t.m * C.block_m + warpgroup * 64;
+  const int rows = min(64, t.end_q - first);
+  constexpr int units = C.head_dim_v / 8;
+  for (int i = thread; i < rows * units; i += warpgroup_size) {
+    const int query = first + i / units;
+    if (i % units == 0) store_lse(t, query, -ptx::infinity());
+    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0});
   }
 }
 
-// ---- Entry
-// ------------------------------------------------------------------------------------------------------------
+// ---- Entry ----
 
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
@@ -375,6 +430,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     shared.k_ring.init(C.consumers() * 4);
     shared.v_ring.init(C.consumers() * 4);
     for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
+    shared.tiles.ring.init(C.consumers() * 4);
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
@@ -387,9 +443,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     const int warpgroup = warp / 4 - 1;
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
     if (warpgroup == C.consumers() - 1) consumer.pass_turn();
-    ForwardScheduler<C> scheduler(p);
-    tile::TileIndex t;
-    while (scheduler.next(t)) consumer.compute(t);
+    consumer.run();
   }
 }
 

@@ -39,6 +39,15 @@ TANDEM_DEVICE u32 shuffle_up(u32 value, int delta) {
 #endif
 }
 
+/// Bitwise or over the warp.
+TANDEM_DEVICE u32 reduce_or(u32 value) {
+#if TANDEM_ON_DEVICE
+  return __reduce_or_sync(0xffffffffU, value);
+#else
+  return emulator::reduce_or(value);
+#endif
+}
+
 /// Index of the lowest bit set; `bits` is not 0.
 TANDEM_DEVICE int find_first_set(u32 bits) {
 #if TANDEM_ON_DEVICE

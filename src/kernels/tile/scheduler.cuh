@@ -4,6 +4,7 @@
 #include "kernels/config.hpp"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
+#include "kernels/tile/pipeline.cuh"
 
 namespace tandem::tile {
 
@@ -48,22 +49,66 @@ TANDEM_DEVICE SequenceRows sequence_rows(const LengthArray& cu, const LengthArra
   return r;
 }
 
-/// Tiles of equal sequences, dealt to the blocks in turn. Heads come in sections whose K and V fit the L2
-/// together. Causal tiles go longest first inside a section, and every second round is dealt backwards, so
-/// that the sums even out.
-template <bool longest_first>
-struct DenseScheduler {
-  const ForwardParams& p;
+/// Tile numbers dealt in turn, without communication. `alternate`: every second round is dealt backwards, so
+/// that sums of descending work even out.
+template <bool alternate>
+struct DealtTiles {
   int round = 0;
 
-  TANDEM_DEVICE explicit DenseScheduler(const ForwardParams& params) : p(params) {}
-
-  TANDEM_DEVICE bool next(TileIndex& t) {
+  TANDEM_DEVICE int next() {
     const int blocks = static_cast<int>(ptx::grid_size());
     const int block = static_cast<int>(ptx::block_index());
-    const int turn = longest_first && (round & 1) ? blocks - 1 - block : block;
-    const int tile = round * blocks + turn;
-    ++round;
+    const int turn = alternate && (round & 1) ? blocks - 1 - block : block;
+    return round++ * blocks + turn;
+  }
+};
+
+/// Tile numbers drawn from a counter in global memory: the producer warp draws ahead and hands them to the
+/// consumers through shared memory.
+struct DrawnTiles {
+  struct Shared {
+    Ring<2> ring;
+    int tile[2];
+  };
+
+  Shared& shared;
+  u32* counter;
+  Ring<2>::Position at;
+  bool first = true;
+
+  TANDEM_DEVICE DrawnTiles(Shared& s, u32* c) : shared(s), counter(c) {}
+
+  /// All lanes of the producer warp; `leader` on one of them.
+  TANDEM_DEVICE int draw(bool leader) {
+    u32 tile = 0;
+    if (leader) {
+      tile = ptx::block_index();
+      if (!first) tile = ptx::atomic_add(counter, 1U) + ptx::grid_size();
+      ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
+      ptx::store_shared(&shared.tile[at.stage], static_cast<int>(tile));
+      ptx::mbarrier_arrive(shared.ring.full[at.stage]);
+    }
+    first = false;
+    at.advance();
+    // The leader is the only lane with a number other than 0.
+    return static_cast<int>(ptx::reduce_or(tile));
+  }
+  /// All lanes of a consumer warp.
+  TANDEM_DEVICE int receive(bool leader) {
+    shared.ring.wait(at);
+    const int tile = ptx::load_shared(&shared.tile[at.stage]);
+    ptx::sync_warp();
+    if (leader) shared.ring.release(at);
+    at.advance();
+    return tile;
+  }
+};
+
+/// Tiles of equal sequences. Heads come in sections whose K and V fit the L2 together; inside one,
+/// `longest_first` goes through all heads before it goes to a shorter tile.
+template <bool longest_first>
+struct DenseTiles {
+  TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     const int heads = p.heads_q * p.batch;
     if (tile >= heads * p.m_blocks) return false;
     const int section = tile / (p.section_heads * p.m_blocks);
@@ -86,17 +131,12 @@ struct DenseScheduler {
 /// Tiles of sequences whose lengths only the device knows. Each warp walks the sequences 32 at a time with a
 /// prefix sum; since a block's tiles ascend, it goes on where it stopped. All 32 lanes call.
 template <int block_m>
-struct RaggedScheduler {
-  const ForwardParams& p;
-  int round = 0;
+struct RaggedTiles {
   int first = 0;   ///< sequence of lane 0
   int before = 0;  ///< tiles of the sequences before `first`
 
-  TANDEM_DEVICE explicit RaggedScheduler(const ForwardParams& params) : p(params) {}
-
-  TANDEM_DEVICE bool next(TileIndex& t) {
+  TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    const int tile = round++ * static_cast<int>(ptx::grid_size()) + static_cast<int>(ptx::block_index());
     // Rows past the last packed sequence are one more sequence, of which nothing is in use.
     const int sequences = p.batch + (p.packed_q ? 1 : 0);
     for (; first < sequences; first += warp_size) {
