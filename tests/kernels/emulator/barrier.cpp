@@ -113,12 +113,14 @@ void mbarrier_wait(void* bar, std::uint32_t parity) {
     acquire(self, b, index, b.phase);
     return;
   }
+  // A thread that waits for every phase in turn waits for phase `seen` now. The parity it asks for is that of
+  // a phase that has not completed, so phase `seen` went by, and only luck could have let it see it.
   const std::uint64_t seen = self.phases_seen[index];
-  if (!block.options().skipped_phases && b.phase >= seen + 2) {
+  if (!block.options().skipped_phases && b.phase > seen) {
     block.fail(fmt::format(
-        "mbarrier_wait at +{}: two phases behind: it waits for parity {} having seen {} phases complete, "
-        "and {} have",
-        b.offset, parity, seen, b.phase));
+        "mbarrier_wait at +{}: two phases behind: it has seen {} phases complete, {} have, and it waits for "
+        "parity {}",
+        b.offset, seen, b.phase, parity));
   }
   b.waiting.push_back(&self);
   block.suspend({Wait::Kind::barrier, index, b.phase});

@@ -182,14 +182,10 @@ std::string Block::describe(const Thread& thread) const {
   switch (w.kind) {
     case Wait::Kind::barrier: {
       const Barrier& b = barriers_[w.thing];
-      std::string text = fmt::format(
+      return fmt::format(
           "waits at mbarrier +{} for phase {} (parity {}): {} of {} arrivals and {} bytes are missing, {} "
           "copies in flight",
           b.offset, w.target, w.target % 2, b.pending, b.arrivals, b.bytes, b.copies);
-      const std::uint64_t seen = thread.phases_seen[w.thing];
-      if (b.phase > seen)
-        text += fmt::format("; it has seen {} of {} completed phases: two phases behind?", seen, b.phase);
-      return text;
     }
     case Wait::Kind::named_barrier: {
       const NamedBarrier& b = named_barriers[w.thing];
