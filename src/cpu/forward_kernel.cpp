@@ -1,0 +1,576 @@
+// One tile of queries against all the keys it sees: blocked online softmax with query rows in the lanes.
+//
+//   S^T = K Q^T, softmax down the lanes, O^T += V^T P^T, and O transposed once at the end
+//   (docs/kernels/cpu.md).
+//
+// Compiled once for each instruction set (targets.cmake).
+#include "cpu/forward_tile.hpp"
+#include "cpu/simd/math.hpp"
+#include "cpu/simd/product.hpp"
+#include "cpu/simd/stage.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+namespace {
+
+/// Registers of lanes in a register tile, and rows for each number of them: 16 accumulators, or what 16
+/// registers hold.
+constexpr int stripe_vecs = vec_registers == 32 ? 4 : 3;
+constexpr int stripe_lanes = stripe_vecs * vec_lanes;
+constexpr int tile_rows(int vecs) {
+  return vec_registers == 32 && vecs < 4 ? 8 : 4;
+}
+
+/// A row's running maximum is only raised when a block exceeds it by 2^8: rescaling O is rare, p stays below
+/// 256.
+constexpr float rescale_threshold = 8.0F;
+
+constexpr float negative_infinity = -__builtin_inff();
+
+/// Consecutive keys of a block that the same registers [first_vec, last_vec) of a stripe see.
+struct Segment {
+  int begin;
+  int end;
+  int first_vec;
+  int last_vec;
+};
+
+/// Keys [begin, begin + count) of the sequence, and where their operands are.
+template <typename Math>
+struct Block {
+  std::int64_t begin = 0;
+  int count = 0;
+  const typename Math::Word* k;
+  std::int64_t k_stride;
+  const typename Math::Word* v;
+  std::int64_t v_stride;
+};
+
+/// stripe_lanes stacked query rows: lanes past `count` hold zeros and are never stored.
+template <typename Math>
+struct Stripe {
+  int count;
+  int vecs;
+  typename Math::Word* q;  ///< [word of head_dim_qk][stripe_lanes]
+  float* out;              ///< [head_dim_v][stripe_lanes]
+  float* maximum;          ///< of s * before (Logits)
+  float* sum;              ///< of the exponentials p
+  std::int64_t* first_key;
+  std::int64_t* last_key;
+  std::int64_t begin;  ///< keys [begin, end) are seen by some row ...
+  std::int64_t end;
+  std::int64_t all_begin;  ///< ... and [all_begin, all_end) by every row
+  std::int64_t all_end;
+};
+
+/// How raw products become exponents: p = 2^((s * before - maximum) * after), after the softcap if there is
+/// one. With fused multiply-add all of the factor comes before, and the product is not rounded; without, it
+/// comes after, since rounding s * before would cost every exponent 2^-24 of the logit.
+struct Logits {
+  float before;
+  float after;
+  float cap_in;   ///< softcap: s becomes cap_out * tanh(s * cap_in)
+  float cap_out;  ///< 0: no softcap
+};
+
+TANDEM_INLINE Vec exponent(Vec s, const Logits& logits, Vec maximum) {
+#if HWY_NATIVE_FMA
+  return hn::MulSub(s, broadcast(logits.before), maximum);
+#else
+  return hn::Mul(hn::Sub(s, maximum), broadcast(logits.after));
+#endif
+}
+
+template <typename Math, int rows, int vecs>
+TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_stride,
+                              const typename Math::Word* q, int depth, float* scores) {
+  Vec acc[rows][vecs];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  multiply_tile<Math, rows, vecs>(acc, k, k_stride, 1, q, stripe_lanes, depth);
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vecs; ++v) store(acc[r][v], scores + r * stripe_lanes + v * vec_lanes);
+  }
+}
+
+/// S^T = K Q^T for `count` keys.
+template <typename Math, int vecs>
+[[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
+                             const typename Math::Word* q, int depth, float* scores) {
+  constexpr int rows = tile_rows(vecs);
+  int j = 0;
+  for (; j + rows <= count; j += rows) {
+    score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+  }
+  for (; j < count; ++j) {
+    score_rows<Math, 1, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
+  }
+}
+
+template <typename Math, int rows, int vecs>
+TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_stride,
+                                   const typename Math::Word* p, int depth, float* out) {
+  Vec acc[rows][vecs];
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < vecs; ++i) acc[r][i] = load(out + r * stripe_lanes + i * vec_lanes);
+  }
+  multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes, depth);
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < vecs; ++i) store(acc[r][i], out + r * stripe_lanes + i * vec_lanes);
+  }
+}
+
+/// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V.
+template <typename Math, int vecs>
+[[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
+                                  const typename Math::Word* p, int depth, float* out) {
+  constexpr int rows = tile_rows(vecs);
+  int c = 0;
+  for (; c + rows <= dims; c += rows) {
+    accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+  }
+  for (; c < dims; ++c) accumulate_rows<Math, 1, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
+}
+
+/// Calls f with the number of registers as a constant.
+template <typename Function>
+TANDEM_INLINE void with_vecs(int vecs, Function f) {
+  switch (vecs) {
+    case 1: f.template operator()<1>(); break;
+    case 2: f.template operator()<2>(); break;
+    case 3: f.template operator()<3>(); break;
+    default: f.template operator()<stripe_vecs>(); break;
+  }
+}
+
+/// Keys of a block that one register's rows see, relative to the block: any of them, and by lane.
+struct LaneKeys {
+  int begin;
+  int end;
+  bool partial;  ///< some row does not see all of [begin, end)
+  IVec first;
+  IVec last;
+};
+
+TANDEM_INLINE LaneKeys all_keys(int count) {
+  return {0, count, false, hn::Zero(i32_lanes), hn::Zero(i32_lanes)};
+}
+
+TANDEM_INLINE int clamp_to(std::int64_t x, int high) {
+  return x < 0 ? 0 : (x > high ? high : static_cast<int>(x));
+}
+
+template <typename Math>
+LaneKeys lane_keys(const Stripe<Math>& s, const Block<Math>& b, int vec) {
+  const int lane = vec * vec_lanes;
+  const int lanes = s.count - lane < vec_lanes ? s.count - lane : vec_lanes;
+  std::int32_t first[vec_lanes];
+  std::int32_t last[vec_lanes];
+  LaneKeys keys = all_keys(b.count);
+  keys.begin = b.count;
+  keys.end = 0;
+  for (int i = 0; i < vec_lanes; ++i) {
+    first[i] = 0;
+    last[i] = b.count;
+    if (i >= lanes) continue;
+    first[i] = clamp_to(s.first_key[lane + i] - b.begin, b.count);
+    last[i] = clamp_to(s.last_key[lane + i] - b.begin, b.count);
+    if (first[i] >= last[i]) continue;
+    if (first[i] < keys.begin) keys.begin = first[i];
+    if (last[i] > keys.end) keys.end = last[i];
+  }
+  // Whole chunks of vec_lanes keys, which is an even number: segments and pairs of keys stay aligned.
+  keys.begin = keys.begin / vec_lanes * vec_lanes;
+  const int end = (keys.end + vec_lanes - 1) / vec_lanes * vec_lanes;
+  keys.end = end < b.count ? end : b.count;
+  for (int i = 0; i < vec_lanes; ++i) keys.partial |= first[i] > keys.begin || last[i] < keys.end;
+  keys.first = hn::LoadU(i32_lanes, first);
+  keys.last = hn::LoadU(i32_lanes, last);
+  return keys;
+}
+
+/// Softcap, mask and maximum of one register's scores of keys [keys.begin, keys.end), in place.
+TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logits& logits) {
+  if (logits.cap_out != 0.0F) {
+    for (int j = keys.begin; j < keys.end; ++j) {
+      float* s = scores + j * stripe_lanes;
+      store(hn::Mul(tanh(hn::Mul(load(s), broadcast(logits.cap_in))), broadcast(logits.cap_out)), s);
+    }
+  }
+  if (keys.partial) {
+    for (int j = keys.begin; j < keys.end; ++j) {
+      float* s = scores + j * stripe_lanes;
+      const IVec key = hn::Set(i32_lanes, j);
+      const auto seen = hn::AndNot(hn::Lt(key, keys.first), hn::Lt(key, keys.last));
+      store(hn::IfThenElse(hn::RebindMask(f32_lanes, seen), load(s), broadcast(negative_infinity)), s);
+    }
+  }
+  // Four chains, since a maximum takes several cycles. A NaN may be lost here: its exponential is NaN all the
+  // same.
+  Vec maximum[4];
+  for (Vec& m : maximum) m = broadcast(negative_infinity);
+  int j = keys.begin;
+  for (; j + 4 <= keys.end; j += 4) {
+    for (int i = 0; i < 4; ++i) maximum[i] = hn::Max(load(scores + (j + i) * stripe_lanes), maximum[i]);
+  }
+  for (; j < keys.end; ++j) maximum[0] = hn::Max(load(scores + j * stripe_lanes), maximum[0]);
+  return hn::Max(hn::Max(maximum[0], maximum[1]), hn::Max(maximum[2], maximum[3]));
+}
+
+/// Replaces scores by exponentials, as the operand that Math wants, and returns their sum by lane.
+template <typename Math>
+TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, Vec maximum) {
+  const auto power = [&](int key) {
+    return exp2(exponent(load(scores + key * stripe_lanes), logits, maximum));
+  };
+  Vec sum = zero();
+  if constexpr (Math::elements_per_word == 1) {
+    for (int j = begin; j < end; ++j) {
+      const Vec p = power(j);
+      store(p, scores + j * stripe_lanes);
+      sum = hn::Add(sum, p);
+    }
+  }
+#if defined(__AVX512BF16__)
+  if constexpr (Math::elements_per_word == 2) {
+    // Pair i takes the place of row i, whose scores have been read by then.
+    for (int j = begin; j < end; j += 2) {
+      const Vec even = power(j);
+      const Vec odd = j + 1 < end ? power(j + 1) : zero();
+      hn::StoreU(pair_bf16(even, odd), u32_lanes,
+                 reinterpret_cast<std::uint32_t*>(scores) + j / 2 * stripe_lanes);
+      sum = hn::Add(sum, hn::Add(even, odd));
+    }
+  }
+#endif
+  return sum;
+}
+
+TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
+  for (int c = 0; c < dims; ++c) {
+    float* o = out + c * stripe_lanes;
+    store(hn::Mul(load(o), alpha), o);
+  }
+}
+
+/// The softmax of one register of rows: scores to exponentials, with maximum, sum and O brought up to date.
+template <typename Math>
+[[gnu::noinline]] void soften(const Stripe<Math>& s, int vec, const LaneKeys& keys, const Logits& logits,
+                              int dims, float* scores) {
+  const int lane = vec * vec_lanes;
+  const Vec old = load(s.maximum + lane);
+  const Vec block = hn::Mul(finish_scores(scores + lane, keys, logits), broadcast(logits.before));
+  const Vec growth = hn::Mul(hn::Sub(block, old), broadcast(logits.after));
+  const auto raised = hn::Gt(growth, broadcast(rescale_threshold));
+  Vec maximum = old;
+  Vec sum = load(s.sum + lane);
+  if (!hn::AllFalse(f32_lanes, raised)) {
+    maximum = hn::IfThenElse(raised, block, old);
+    const Vec alpha = hn::IfThenElse(raised, exp2(hn::Neg(growth)), broadcast(1.0F));
+    sum = hn::Mul(sum, alpha);
+    rescale_out(s.out + lane, dims, alpha);
+    store(maximum, s.maximum + lane);
+  }
+  // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
+  const Vec safe = hn::IfThenZeroElse(hn::Eq(maximum, broadcast(negative_infinity)), maximum);
+  sum = hn::Add(sum, exponentiate<Math>(scores + lane, keys.begin, keys.end, logits, safe));
+  store(sum, s.sum + lane);
+}
+
+/// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.
+TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segment* segments) {
+  int n = 0;
+  for (int j = 0; j < count; j += vec_lanes) {
+    const int end = j + vec_lanes < count ? j + vec_lanes : count;
+    int first = 0;
+    while (first < vecs && (j < keys[first].begin || j >= keys[first].end)) ++first;
+    int last = vecs;
+    while (last > first && (j < keys[last - 1].begin || j >= keys[last - 1].end)) --last;
+    if (first == last) continue;
+    Segment* const previous = n > 0 ? &segments[n - 1] : nullptr;
+    if (previous != nullptr && previous->end == j && previous->first_vec == first &&
+        previous->last_vec == last) {
+      previous->end = end;
+    } else {
+      segments[n++] = {.begin = j, .end = end, .first_vec = first, .last_vec = last};
+    }
+  }
+  return n;
+}
+
+/// One block of keys against one stripe of queries.
+template <typename Math>
+void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, const Logits& logits,
+            float* scores) {
+  if (b.begin >= s.end || b.begin + b.count <= s.begin) return;
+  LaneKeys keys[stripe_vecs];
+  Segment segments[max_block_k / vec_lanes];
+  int segment_count = 1;
+  if (b.begin >= s.all_begin && b.begin + b.count <= s.all_end) {
+    for (int v = 0; v < s.vecs; ++v) keys[v] = all_keys(b.count);
+    segments[0] = {.begin = 0, .end = b.count, .first_vec = 0, .last_vec = s.vecs};
+  } else {
+    for (int v = 0; v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
+    segment_count = cut_segments(keys, s.vecs, b.count, segments);
+  }
+
+  constexpr int epw = Math::elements_per_word;
+  for (int i = 0; i < segment_count; ++i) {
+    const Segment& g = segments[i];
+    with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
+      score<Math, vecs>(b.k + g.begin * b.k_stride, b.k_stride, g.end - g.begin,
+                        s.q + g.first_vec * vec_lanes, t.head_dim_qk / epw,
+                        scores + g.begin * stripe_lanes + g.first_vec * vec_lanes);
+    });
+  }
+  for (int v = 0; v < s.vecs; ++v) {
+    if (keys[v].begin < keys[v].end) soften(s, v, keys[v], logits, t.head_dim_v, scores);
+  }
+  const auto* p = reinterpret_cast<const typename Math::Word*>(scores);
+  for (int i = 0; i < segment_count; ++i) {
+    const Segment& g = segments[i];
+    with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
+      accumulate<Math, vecs>(b.v + g.begin / epw * b.v_stride, b.v_stride, t.head_dim_v,
+                             p + g.begin / epw * stripe_lanes + g.first_vec * vec_lanes,
+                             (g.end - g.begin + epw - 1) / epw, s.out + g.first_vec * vec_lanes);
+    });
+  }
+}
+
+/// Q^T of one stripe, times `factor`: 1, -1 or 0.
+template <typename Math, typename T>
+void pack_queries(const ForwardTile& t, std::int64_t first, int count, float factor, float* rows,
+                  typename Math::Word* q) {
+  constexpr bool pairs = Math::elements_per_word == 2;
+  const int words = t.head_dim_qk / Math::elements_per_word;
+  std::int64_t row = first / t.group;
+  std::int64_t head = first % t.group;
+  for (int lane = 0; lane < stripe_lanes && lane < (count + vec_lanes - 1) / vec_lanes * vec_lanes;
+       lane += 4) {
+    for (int i = 0; i < 4; ++i) {
+      float* packed = rows + i * words;
+      if (lane + i >= count) {
+        __builtin_memset(packed, 0, static_cast<std::size_t>(words) * sizeof(float));
+        continue;
+      }
+      const T* source = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
+      if constexpr (pairs) {
+        scale_row(source, t.head_dim_qk, factor, reinterpret_cast<T*>(packed));
+      } else {
+        scale_row(source, t.head_dim_qk, factor, packed);
+      }
+      if (++head == t.group) {
+        head = 0;
+        ++row;
+      }
+    }
+    transpose(rows, words, 4, words, reinterpret_cast<float*>(q) + lane, stripe_lanes);
+  }
+}
+
+/// Which keys each row of a stripe sees.
+template <typename Math>
+void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
+  s.begin = s.all_end = t.seqlen_k;
+  s.end = s.all_begin = 0;
+  for (int lane = 0; lane < s.count; ++lane) {
+    const std::int64_t diagonal = (first + lane) / t.group + t.seqlen_k - t.seqlen_q;
+    std::int64_t begin = t.window_left >= 0 ? diagonal - t.window_left : 0;
+    std::int64_t end = t.window_right >= 0 ? diagonal + t.window_right + 1 : t.seqlen_k;
+    begin = begin > 0 ? begin : 0;
+    end = end < t.seqlen_k ? end : t.seqlen_k;
+    s.first_key[lane] = begin;
+    s.last_key[lane] = end;
+    if (begin > s.all_begin) s.all_begin = begin;
+    if (end < s.all_end) s.all_end = end;
+    if (begin >= end) continue;
+    if (begin < s.begin) s.begin = begin;
+    if (end > s.end) s.end = end;
+  }
+}
+
+/// Where the block's K and V are: in the user's memory where the products can read it, else converted into
+/// scratch.
+template <typename Math, typename T>
+Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count) {
+  using Word = typename Math::Word;
+  const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
+  const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
+  Block<Math> b;
+  b.begin = begin;
+  b.count = count;
+  if constexpr (Math::elements_per_word == 1 && sizeof(T) == sizeof(Word)) {
+    b.k = k;
+    b.k_stride = t.k_stride;
+    b.v = v;
+    b.v_stride = t.v_stride;
+  }
+  if constexpr (Math::elements_per_word == 1 && sizeof(T) != sizeof(Word)) {
+    auto* staged_k = reinterpret_cast<float*>(t.scratch + layout.k);
+    auto* staged_v = reinterpret_cast<float*>(t.scratch + layout.v);
+    widen_rows(k, t.k_stride, count, t.head_dim_qk, staged_k);
+    widen_rows(v, t.v_stride, count, t.head_dim_v, staged_v);
+    b.k = staged_k;
+    b.k_stride = t.head_dim_qk;
+    b.v = staged_v;
+    b.v_stride = t.head_dim_v;
+  }
+#if defined(__AVX512BF16__)
+  if constexpr (Math::elements_per_word == 2) {
+    b.k = reinterpret_cast<const Word*>(k);
+    b.k_stride = t.k_stride / 2;
+    if (t.k_stride % 2 != 0) {  // every second row would start inside a word
+      auto* copy = reinterpret_cast<Word*>(t.scratch + layout.k);
+      b.k_stride = t.head_dim_qk / 2;
+      for (int j = 0; j < count; ++j) {
+        __builtin_memcpy(copy + j * b.k_stride, k + j * t.k_stride,
+                         static_cast<std::size_t>(b.k_stride) * sizeof(Word));
+      }
+      b.k = copy;
+    }
+    auto* paired = reinterpret_cast<Word*>(t.scratch + layout.v);
+    pair_rows(v, t.v_stride, count, t.head_dim_v, paired);
+    b.v = paired;
+    b.v_stride = t.head_dim_v;
+  }
+#endif
+  return b;
+}
+
+/// What O must be multiplied by, and the row's LSE, once every key has been seen.
+struct Finish {
+  float scale;
+  float lse;
+};
+
+TANDEM_INLINE Finish finish_row(float maximum, float sum, const float* sink, float v_scale) {
+  float top = maximum;
+  float denominator = sum;
+  float numerator = 1.0F;
+  if (sink != nullptr) {
+    const float logit = *sink * log2_e;
+    top = logit > maximum ? logit : maximum;
+    numerator = maximum == top ? 1.0F : __builtin_exp2f(maximum - top);
+    denominator = sum * numerator + (logit == top ? 1.0F : __builtin_exp2f(logit - top));
+  }
+  Finish f;
+  f.scale = numerator * v_scale / denominator;
+  // Only logits that are all -inf leave 0 here: their softmax is 0 / 0.
+  f.lse =
+      denominator == 0.0F
+          ? __builtin_nanf("")
+          : static_cast<float>(static_cast<double>(top) * 0.693147180559945309 + __builtin_log(denominator));
+  return f;
+}
+
+/// O and LSE of one stripe, out of the lanes.
+template <typename Math, typename Out>
+void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, float after, float* rows) {
+  std::int64_t row = first / t.group;
+  std::int64_t head = first % t.group;
+  for (int lane = 0; lane < s.count; lane += 4) {
+    transpose(s.out + lane, stripe_lanes, t.head_dim_v, 4, rows, t.head_dim_v);
+    for (int i = 0; i < 4 && lane + i < s.count; ++i) {
+      Finish f{.scale = 0.0F, .lse = negative_infinity};
+      Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+      if (s.first_key[lane + i] < s.last_key[lane + i]) {
+        const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+        f = finish_row(s.maximum[lane + i] * after, s.sum[lane + i], sink, t.v_scale);
+        scale_row(rows + i * t.head_dim_v, t.head_dim_v, f.scale, out);
+      } else {  // 0 whatever its lane holds: a NaN in V reaches every lane of a block
+        __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
+      }
+      if (t.lse.data != nullptr) {
+        static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = f.lse;
+      }
+      if (++head == t.group) {
+        head = 0;
+        ++row;
+      }
+    }
+  }
+}
+
+template <typename Math, typename T>
+void run_tile(const ForwardTile& t) {
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
+  const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
+  float* const rows = floats(layout.rows);
+  float* const scores = floats(layout.scores);
+
+  // A negative or zero factor goes into Q, so that the largest raw product is always the largest logit.
+  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
+  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
+  Logits logits{.before = 1.0F, .after = 1.0F, .cap_in = 0.0F, .cap_out = 0.0F};
+  if (t.softcap != 0.0F) {
+    logits.cap_in = scale / t.softcap;
+    logits.cap_out = t.softcap * log2_e;
+  } else {
+    (HWY_NATIVE_FMA ? logits.before : logits.after) = scale * log2_e;
+  }
+
+  Stripe<Math> stripes[max_stripes];
+  int stripe_count = 0;
+  std::int64_t begin = t.seqlen_k;
+  std::int64_t end = 0;
+  for (int lane = 0; lane < t.count; lane += stripe_lanes) {
+    Stripe<Math>& s = stripes[stripe_count++];
+    s.count = t.count - lane < stripe_lanes ? t.count - lane : stripe_lanes;
+    s.vecs = (s.count + vec_lanes - 1) / vec_lanes;
+    s.q = reinterpret_cast<typename Math::Word*>(t.scratch + layout.q) +
+          static_cast<std::int64_t>(lane) * t.head_dim_qk;
+    s.out = floats(layout.out) + static_cast<std::int64_t>(lane) * t.head_dim_v;
+    s.maximum = floats(layout.maximum) + lane;
+    s.sum = floats(layout.sum) + lane;
+    s.first_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.first_key) + lane;
+    s.last_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.last_key) + lane;
+    bound_keys(t, t.first + lane, s);
+    if (s.begin < begin) begin = s.begin;
+    if (s.end > end) end = s.end;
+    pack_queries<Math, T>(t, t.first + lane, s.count, sign, rows, s.q);
+    for (int i = 0; i < stripe_lanes; ++i) {
+      s.maximum[i] = negative_infinity;
+      s.sum[i] = 0.0F;
+    }
+    __builtin_memset(s.out, 0, static_cast<std::size_t>(t.head_dim_v) * stripe_lanes * sizeof(float));
+  }
+
+  for (std::int64_t key = begin; key < end; key += t.block_k) {
+    const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
+    const Block<Math> block = stage<Math, T>(t, layout, key, count);
+    for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores);
+  }
+
+  for (int i = 0; i < stripe_count; ++i) {
+    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    switch (t.out_dtype) {
+      case DType::f16: write_rows<Math, f16>(t, first, stripes[i], logits.after, rows); break;
+      case DType::bf16: write_rows<Math, bf16>(t, first, stripes[i], logits.after, rows); break;
+      default: write_rows<Math, float>(t, first, stripes[i], logits.after, rows); break;
+    }
+  }
+}
+
+void run(const ForwardTile& t) {
+  switch (t.dtype) {
+    case DType::f16: run_tile<F32Math, f16>(t); break;
+    case DType::e4m3: run_tile<F32Math, e4m3>(t); break;
+    case DType::bf16:
+#if defined(__AVX512BF16__)
+      if (t.head_dim_qk % 2 == 0) {
+        run_tile<Bf16Math, bf16>(t);
+        break;
+      }
+#endif
+      run_tile<F32Math, bf16>(t);
+      break;
+    default: run_tile<F32Math, float>(t); break;
+  }
+}
+
+}  // namespace
+
+extern const ForwardKernel forward_kernel;
+const ForwardKernel forward_kernel{.stripe = stripe_lanes, .run = run};
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,12 @@
+// The forward kernel of each instruction set.
+#pragma once
+
+#include "cpu/cpu.hpp"
+#include "cpu/forward_tile.hpp"
+
+namespace tandem::cpu {
+
+/// `target` is available.
+const ForwardKernel& forward_kernel(Target target);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,57 @@
+// Rows on their way between the user's tensors and what the products read: widened to f32, packed into lanes,
+// paired.
+#pragma once
+
+#include "cpu/simd/dot.hpp"
+#include "cpu/simd/transpose.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+/// dst[c] = factor * src[c], widened to f32 or rounded from it.
+template <typename From, typename To>
+TANDEM_INLINE void scale_row(const From* src, int columns, float factor, To* dst) {
+  const Vec f = broadcast(factor);
+  int c = 0;
+  for (; c + vec_lanes <= columns; c += vec_lanes) store(hn::Mul(load(src + c), f), dst + c);
+  if (c < columns) store_first(hn::Mul(load_first(src + c, columns - c), f), dst + c, columns - c);
+}
+
+/// Widens `rows` rows to contiguous f32 rows.
+template <typename T>
+void widen_rows(const T* src, std::int64_t src_stride, int rows, int columns, float* dst) {
+  for (int r = 0; r < rows; ++r) {
+    const T* s = src + r * src_stride;
+    float* d = dst + static_cast<std::int64_t>(r) * columns;
+    int c = 0;
+    for (; c + vec_lanes <= columns; c += vec_lanes) store(load(s + c), d + c);
+    if (c < columns) store_first(load_first(s + c, columns - c), d + c, columns - c);
+  }
+}
+
+#if defined(__AVX512BF16__)
+/// dst[i][c] holds row 2i in the lower half and row 2i + 1 in the upper half; a missing last row counts as 0.
+static inline void pair_rows(const bf16* src, std::int64_t src_stride, int rows, int columns,
+                             std::uint32_t* dst) {
+  for (int r = 0; r < rows; r += 2) {
+    const auto* even = reinterpret_cast<const std::uint16_t*>(src + r * src_stride);
+    const auto* odd = r + 1 < rows ? even + src_stride : nullptr;
+    std::uint32_t* d = dst + static_cast<std::int64_t>(r / 2) * columns;
+    int c = 0;
+    for (; c + 16 <= columns; c += 16) {
+      const __m512i low =
+          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + c)));
+      __m512i high = _mm512_setzero_si512();
+      if (odd != nullptr) {
+        high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + c)));
+      }
+      _mm512_storeu_si512(d + c, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+    for (; c < columns; ++c) {
+      const std::uint32_t high = odd != nullptr ? odd[c] : 0U;
+      d[c] = even[c] | (high << 16);
+    }
+  }
+}
+#endif
+
+}  // namespace tandem::cpu::TANDEM_TARGET
