@@ -68,6 +68,7 @@ float shuffle_xor(float value, int mask);
 std::uint32_t shuffle(std::uint32_t value, int lane);
 std::uint32_t shuffle_up(std::uint32_t value, int delta);
 std::uint32_t ballot(bool predicate);
+std::uint32_t reduce_or(std::uint32_t value);
 void sync_warp();
 bool elect_one();
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d);

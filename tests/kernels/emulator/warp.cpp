@@ -16,6 +16,7 @@ const char* name(Operation operation) {
     case Operation::shuffle: return "shuffle";
     case Operation::shuffle_up: return "shuffle_up";
     case Operation::ballot: return "ballot";
+    case Operation::reduce_or: return "reduce_or";
     case Operation::sync: return "sync_warp";
     case Operation::elect: return "elect_one";
     case Operation::stmatrix: return "stmatrix_x4";
@@ -99,6 +100,13 @@ std::uint32_t ballot(bool predicate) {
   const auto& all = collective(Operation::ballot, 0, {{predicate ? 1U : 0U}, nullptr});
   std::uint32_t bits = 0;
   for (std::uint32_t lane = 0; lane < 32; ++lane) bits |= all[lane].values[0] << lane;
+  return bits;
+}
+
+std::uint32_t reduce_or(std::uint32_t value) {
+  const auto& all = collective(Operation::reduce_or, 0, {{value}, nullptr});
+  std::uint32_t bits = 0;
+  for (std::uint32_t lane = 0; lane < 32; ++lane) bits |= all[lane].values[0];
   return bits;
 }
 
