@@ -319,6 +319,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::run() {
     take_turn();
     if (!more) {
       issue_output(o, probabilities, accumulate);
+      pass_turn();
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
       store(finished, o, softmax);
