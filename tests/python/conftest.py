@@ -1,0 +1,27 @@
+"""Tests of the Python package.
+
+They import whatever `tandem` this Python finds. `make test` installs the package with `pip install .` first
+and so tests what users get; while working on the package, build the module and put its build folder in front
+instead:
+
+    cmake -B build/py -DTANDEM_BUILD_PYTHON=ON && ninja -C build/py tandem_python
+    PYTHONPATH=build/py/python python -m pytest tests/python
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+# The same examples in every run, and no deadline: CI machines have busy neighbours.
+hypothesis.settings.register_profile("tandem", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("tandem")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(20)
+    yield

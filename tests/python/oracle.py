@@ -1,0 +1,163 @@
+"""Attention by the plain formula in PyTorch, differentiable: what the package is tested against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    round_to: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) with the meaning of tandem.attention, in the dtype of q.
+
+    `round_to` rounds the probabilities and the result to a 16-bit dtype, as PyTorch's own 16-bit attention
+    does.
+    """
+    batch = len(_given(cu_seqlens_q)) - 1 if cu_seqlens_q is not None else q.shape[0]
+    rows_q = q.shape[0] if cu_seqlens_q is not None else q.shape[1]
+    dense_q, dense_k = q.flatten(0, -3), k.flatten(0, -3)
+    dense_v = v.flatten(0, -3)
+    out = q.new_zeros(dense_q.shape[0], q.shape[-2], v.shape[-1])
+    lse = q.new_full((q.shape[-2], dense_q.shape[0]), -math.inf)
+    for b in range(batch):
+        mine = _rows(b, cu_seqlens_q, seqused_q, rows_q)
+        theirs = _rows(b, cu_seqlens_k, seqused_k, k.shape[0] if cu_seqlens_k is not None else k.shape[1])
+        if mine.stop == mine.start:
+            continue
+        o, s = _sequence(
+            dense_q[mine], dense_k[theirs], dense_v[theirs], scale, causal, window, softcap, sink, round_to
+        )
+        # masked writes, not in-place slices of a leaf: autograd sees through index_copy
+        index = torch.arange(mine.start, mine.stop)
+        out = out.index_copy(0, index, o)
+        lse = lse.index_copy(1, index, s)
+    if cu_seqlens_q is None:
+        return out.unflatten(0, (batch, rows_q)), lse.unflatten(1, (batch, rows_q)).transpose(0, 1)
+    return out, lse
+
+
+def _given(t: Tensor | None) -> Tensor:
+    assert t is not None
+    return t
+
+
+def _rows(b: int, cu_seqlens: Tensor | None, seqused: Tensor | None, rows: int) -> slice:
+    """The rows of sequence b that take part, in the flattened tensor."""
+    begin, end = b * rows, (b + 1) * rows
+    if cu_seqlens is not None:
+        begin, end = int(cu_seqlens[b]), int(cu_seqlens[b + 1])
+    if seqused is not None:
+        end = begin + int(seqused[b])
+    return slice(begin, end)
+
+
+def _sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    sink: Tensor | None,
+    round_to: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """One sequence: q (rows, heads, d); out like it, lse (heads, rows)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap > 0:
+        s = softcap * torch.tanh(s / softcap)
+    diagonal = torch.arange(len(q))[:, None] + len(k) - len(q)
+    keys = torch.arange(len(k))[None, :]
+    left, right = window
+    right = 0 if causal else right
+    visible = torch.ones(len(q), len(k), dtype=torch.bool)
+    if left >= 0:
+        visible &= keys >= diagonal - left
+    if right >= 0:
+        visible &= keys <= diagonal + right
+    s = s.masked_fill(~visible, -math.inf)
+    some = visible.any(-1)[:, None]  # a query that sees no key gives 0 and -inf, sink or not
+    if sink is not None:
+        s = torch.cat([s, sink[:, None, None].expand(-1, len(q), 1)], -1)
+    if s.shape[-1] == 0:
+        s = s.new_zeros(*s.shape[:-1], 1)
+    s = torch.where(some, s, 0.0)  # keeps those rows out of softmax, whose gradient would be NaN there
+    p = s.softmax(-1) * some
+    lse = s.logsumexp(-1).masked_fill(~some[:, 0], -math.inf)
+    p = p[..., : len(k)]
+    if round_to is not None:
+        p = p.to(round_to).to(s.dtype)
+    out = torch.einsum("hij,jhd->ihd", p, v)
+    return (out if round_to is None else out.to(round_to).to(s.dtype)), lse
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The reference in float64."""
+    if options.get("sink") is not None:
+        options["sink"] = options["sink"].double()
+    return attention(q.double(), k.double(), v.double(), **options)
+
+
+def same_dtype(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """What PyTorch makes of it in the inputs' own 16-bit dtype: products in f32, probabilities rounded."""
+    return attention(q.float(), k.float(), v.float(), **options, round_to=q.dtype)
+
+
+def gradients(
+    formula: Callable[..., tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    """dq, dk, dv (and dsink, if there is a sink) by autograd through `formula` (exact or same_dtype)."""
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    if options.get("sink") is not None:
+        options["sink"] = options["sink"].detach().requires_grad_()
+        inputs.append(options["sink"])
+    out, lse = formula(*inputs[:3], **options)
+    loss = (out * dout.to(out.dtype)).sum()
+    if dlse is not None:
+        seen = lse > -math.inf
+        loss = loss + (torch.where(seen, lse, 0.0) * dlse.to(lse.dtype)).sum()
+    if not loss.requires_grad:  # no query at all
+        return [torch.zeros_like(t) for t in inputs]
+    grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, inputs, strict=True)]
+
+
+def assert_close(got: Tensor, expected: Tensor, same: Tensor | None = None) -> None:
+    """The contract: 1e-5 in f32 (relative above 1); in 16 bits twice PyTorch's own error and 3e-5."""
+    assert got.shape == expected.shape
+    got, expected = got.double(), expected.double()
+    infinite = expected.isinf()
+    assert torch.equal(got.isinf(), infinite)
+    error = (got - expected).masked_fill(infinite, 0.0).abs()
+    if same is None:
+        bound = 1e-5 * expected.masked_fill(infinite, 0.0).abs().clamp(min=1.0)
+        assert (error <= bound).all(), f"error {error.max():.3g}, bound {bound.max():.3g}"
+    else:
+        allowed = 2.0 * (same.double() - expected).abs().max().item() + 3e-5 if same.numel() else 0.0
+        assert error.numel() == 0 or error.max().item() <= allowed, f"{error.max():.3g} > {allowed:.3g}"

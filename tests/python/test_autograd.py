@@ -1,0 +1,193 @@
+"""Gradients: attention_backward and PyTorch autograd against autograd through the plain formula in fp64."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import oracle
+import pytest
+import tandem
+import torch
+from test_forward import DTYPES, FEATURES, qkv, varlen
+
+
+def check_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    """attention_backward with a gradient through the LSE, into poisoned outputs; then autograd."""
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    dout, dlse = torch.randn(out.shape).to(q.dtype), torch.randn(lse.shape)
+    sink = options.get("sink")
+    named = {"dq": q, "dk": k, "dv": v} | ({} if sink is None else {"dsink": sink})
+    poisoned = {name: torch.full_like(t, float("nan")) for name, t in named.items()}
+    got = tandem.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **poisoned, **options)
+    assert len(got) == len(named) and all(a is b for a, b in zip(got, poisoned.values(), strict=True))
+
+    expected = oracle.gradients(oracle.exact, q, k, v, dout, dlse, **options)
+    same = [None] * len(got)
+    if q.dtype != torch.float32:
+        same = oracle.gradients(oracle.same_dtype, q, k, v, dout, dlse, **options)
+    for gradient, reference, yardstick in zip(got, expected, same, strict=True):
+        oracle.assert_close(gradient, reference, yardstick)
+
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    if sink is not None:
+        options["sink"] = sink.detach().requires_grad_()
+        inputs.append(options["sink"])
+    out, lse = tandem.attention(*inputs[:3], return_lse=True, deterministic=True, **options)
+    automatic = torch.autograd.grad((out, lse), inputs, (dout, dlse))
+    for gradient, reference, yardstick in zip(automatic, expected, same, strict=True):
+        oracle.assert_close(gradient, reference, yardstick)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature(feature: str, dtype: torch.dtype) -> None:
+    check_gradients(*qkv(dtype=dtype), **FEATURES[feature])
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(8, 8), (64, 64), (128, 128), (192, 128), (256, 256)])
+def test_head_dims(head_dim: int, head_dim_v: int) -> None:
+    check_gradients(*qkv(head_dim=head_dim, head_dim_v=head_dim_v), causal=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences(causal: bool, dtype: torch.dtype) -> None:
+    q = torch.randn(33, 4, 32).to(dtype)
+    k, v = torch.randn(44, 2, 32).to(dtype), torch.randn(44, 2, 16).to(dtype)
+    check_gradients(q, k, v, **varlen(), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_q", "seqlen_k"), [(0, 5, 5), (2, 0, 5), (2, 5, 0), (1, 1, 1), (1, 9, 3)]
+)
+def test_sizes_at_the_edge(batch: int, seqlen_q: int, seqlen_k: int) -> None:
+    check_gradients(*qkv(batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k), causal=True)
+
+
+@hypothesis.given(data=st.data())
+def test_random_problems(data: st.DataObject) -> None:
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    heads_kv = draw(st.integers(1, 3))
+    heads_q = heads_kv * draw(st.integers(1, 3))
+    dims = st.integers(1, 12).map(lambda n: 8 * n)
+    dtype = draw(st.sampled_from(DTYPES))
+    batch, seqlen_q, seqlen_k = draw(st.integers(1, 2)), draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    q, k, v = qkv(batch, seqlen_q, seqlen_k, heads_q, heads_kv, draw(dims), draw(dims), dtype)
+    bounds = st.integers(-1, 80)
+    options: dict[str, Any] = {"causal": draw(st.booleans()), "window": (draw(bounds), draw(bounds))}
+    if draw(st.booleans()):
+        options["softcap"] = draw(st.floats(0.5, 30.0, width=32))
+    if draw(st.booleans()):
+        options["sink"] = torch.randn(heads_q)
+    if draw(st.booleans()):
+        options["seqused_k"] = torch.tensor([draw(st.integers(0, seqlen_k)) for _ in range(batch)])
+    check_gradients(q, k, v, **options)
+
+
+def trainable() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (t.requires_grad_() for t in qkv(batch=1, seqlen_q=6, seqlen_k=7, head_dim=8))
+    return q, k, v
+
+
+def test_gradcheck_in_f32() -> None:
+    """Finite differences of the library's own forward, with steps that f32 can tell apart."""
+    sink = torch.tensor([0.1, -0.4, 1.0, 0.3], requires_grad=True)
+
+    def function(*inputs: torch.Tensor) -> Any:
+        return tandem.attention(*inputs[:3], sink=inputs[3], causal=True, softcap=5.0, return_lse=True)
+
+    # the first query must see a key, or its -inf has no finite difference: seqlen_k > seqlen_q
+    assert torch.autograd.gradcheck(
+        function, (*trainable(), sink), eps=1e-2, atol=3e-3, rtol=3e-3, fast_mode=False
+    )
+
+
+def test_expanded_gradient_of_a_sum() -> None:
+    q, k, v = trainable()
+    tandem.attention(q, k, v).sum().backward()
+    expected = oracle.gradients(oracle.exact, q, k, v, torch.ones(q.shape))
+    for t, reference in zip((q, k, v), expected, strict=True):
+        oracle.assert_close(t.grad, reference)
+
+
+def test_gradient_through_the_lse_alone() -> None:
+    q, k, v = trainable()
+    _, lse = tandem.attention(q, k, v, return_lse=True)
+    lse.sum().backward()
+    expected = oracle.gradients(oracle.exact, q, k, v, torch.zeros(q.shape), torch.ones(lse.shape))
+    for t, reference in zip((q, k, v), expected, strict=True):
+        oracle.assert_close(t.grad, reference)
+
+
+def test_only_the_inputs_that_require_it_get_a_gradient() -> None:
+    q, k, v = qkv()
+    k.requires_grad_()
+    tandem.attention(q, k, v).sum().backward()
+    assert q.grad is None and v.grad is None and k.grad is not None
+
+
+def test_no_gradient_means_no_saved_state() -> None:
+    q, k, v = qkv()
+    assert tandem.attention(q, k, v).grad_fn is None
+    with torch.no_grad():
+        out = tandem.attention(*trainable())
+    assert out.grad_fn is None and not out.requires_grad
+    watched = weakref.ref(q)
+    result = tandem.attention(q, k, v)
+    del q
+    gc.collect()
+    assert watched() is None and result is not None
+
+
+def test_saved_state_is_linear_in_seqlen() -> None:
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        tandem.attention(*trainable())
+    assert sorted(t.numel() for t in saved) == sorted([6 * 4 * 8, 7 * 2 * 8, 7 * 2 * 8, 6 * 4 * 8, 4 * 6])
+
+
+def test_double_backward_says_why_it_fails() -> None:
+    q, k, v = trainable()
+    (dq,) = torch.autograd.grad(tandem.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(tandem.UnsupportedError, match="second derivative"):
+        dq.sum().backward()
+
+
+def test_out_with_gradients_is_refused() -> None:
+    q, k, v = trainable()
+    with pytest.raises(tandem.InvalidArgumentError, match="out="):
+        tandem.attention(q, k, v, out=torch.empty_like(q))
+
+
+def test_deterministic_gradients_are_bitwise_equal() -> None:
+    q, k, v = qkv(batch=1, seqlen_q=300, seqlen_k=300, heads_q=1, heads_kv=1)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    runs = [
+        tandem.attention_backward(out, q, k, v, out, lse, deterministic=True, threads=threads)
+        for threads in (2, 2, 2)
+    ]
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], run, strict=True))
+
+
+def test_training_step_with_a_module() -> None:
+    """A projection trained through attention gets the gradient that PyTorch's own attention gives it."""
+    x = torch.randn(2, 10, 32)
+    projection = torch.nn.Linear(32, 3 * 32)
+
+    def loss(attend: Any) -> torch.Tensor:
+        q, k, v = projection(x).unflatten(-1, (3, 4, 8)).unbind(2)
+        return attend(q, k, v).square().mean()
+
+    def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        heads_first = (t.transpose(1, 2) for t in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+
+    (ours,) = torch.autograd.grad(loss(lambda *a: tandem.attention(*a, causal=True)), projection.weight)
+    (theirs,) = torch.autograd.grad(loss(torch_attention), projection.weight)
+    torch.testing.assert_close(ours, theirs)
