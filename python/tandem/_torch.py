@@ -19,7 +19,7 @@ def forward(
             "out= cannot be combined with inputs that require gradients: autograd owns the result; "
             "leave out unset, or call under torch.no_grad()"
         )
-    result, lse = _Attention.apply(call, q, k, v, sink, out_dtype)
+    result, lse = _Attention.apply(call, q, k, v, sink, out_dtype)  # type: ignore[no-untyped-call]
     return result, (lse if return_lse else None)
 
 
@@ -30,7 +30,7 @@ def _rows_contiguous(t: torch.Tensor | None) -> torch.Tensor | None:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any
     ) -> tuple[Any, Any]:
         out, lse = _call.forward(call, q, k, v, sink, return_lse=True, out_dtype=out_dtype)
@@ -40,17 +40,18 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
             return None, None, None, None, None, None
-        return None, *_AttentionBackward.apply(ctx.call, dout, dlse, *ctx.saved_tensors), None
+        gradients = _AttentionBackward.apply(ctx.call, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return None, *gradients, None
 
 
 class _AttentionBackward(torch.autograd.Function):
     """The gradients, as a function of its own so that a second derivative fails with a reason."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         call: _call.Call,
         dout: Any,
@@ -66,7 +67,7 @@ class _AttentionBackward(torch.autograd.Function):
         return _call.backward(call, dout, q, k, v, out, lse, sink, _rows_contiguous(dlse))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         raise UnsupportedError(
             "tandem.attention has no second derivative; "
             "use torch's math attention where gradients of gradients are needed"

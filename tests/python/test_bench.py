@@ -1,0 +1,43 @@
+"""The benchmark measures, checks its results and writes its table, JSON and plot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the benchmark draws with matplotlib")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_one_small_grid(tmp_path: Path) -> None:
+    options = [
+        "--budget",
+        "1",
+        "--rounds",
+        "1",
+        "--seqlen",
+        "64",
+        "128",
+        "--batch",
+        "1",
+        "2",
+        "--head-dim",
+        "64",
+    ]
+    command = [sys.executable, ROOT / "bench" / "cpu_vs_torch.py", *options, "--output", tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "cpu.json").read_text())
+    cells = report["cells"]
+    assert len(cells) == 2 * 2 * 2 * 2 * 2  # passes, dtypes, masks, seqlens, batches
+    assert all(c["right"] and c["torch"]["best"] > 0 and c["tandem"]["best"] > 0 for c in cells)
+    assert all(0 < c["tandem"]["best"] <= c["tandem"]["median"] for c in cells)
+    assert report["peak"]["f32_gflops"] > 1 and report["commit"] and report["threads"] == 2
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| 64 |")]
+    assert len(rows) == len(cells) and "WRONG" not in result.stdout
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,153 @@
+"""Errors: the C++ library's own messages, classes that fit, and nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tandem
+import torch
+from tandem import _errors
+from test_forward import e4m3, qkv
+
+
+def refused(error: type[Exception], message: str, *arrays: Any, **options: Any) -> None:
+    """The call raises exactly this, and writes nothing to `out`."""
+    arrays = arrays or qkv()
+    out = torch.full((2, 37, 4, 32), 7.0)
+    if isinstance(arrays[0], torch.Tensor):
+        options.setdefault("out", out)
+    with pytest.raises(error) as caught:
+        tandem.attention(*arrays, **options)
+    assert str(caught.value) == message
+    assert (out == 7.0).all()
+
+
+def test_classes() -> None:
+    assert issubclass(tandem.InvalidArgumentError, (tandem.TandemError, ValueError))
+    assert issubclass(tandem.InvalidArgumentError, ValueError)
+    assert issubclass(tandem.UnsupportedError, NotImplementedError)
+    assert issubclass(tandem.OutOfMemoryError, MemoryError)
+    assert issubclass(tandem.ExecutionError, RuntimeError)
+    assert issubclass(tandem.InternalError, RuntimeError)
+    classes = [type(_errors.error(status, "")) for status in range(1, 6)]
+    assert len(set(classes)) == 5 and all(issubclass(c, tandem.TandemError) for c in classes)
+
+
+def test_messages_are_the_librarys() -> None:
+    invalid = tandem.InvalidArgumentError
+    q, k, v = qkv(head_dim=65)
+    refused(invalid, "head_dim 65 is not a multiple of 8; pad q and k to 72, or pass pad=True", q, k, v)
+    q, k, v = qkv(heads_q=4, heads_kv=3)
+    refused(
+        invalid,
+        "heads_q 4 is not a multiple of heads_kv 3; each kv head serves the same number of query heads",
+        q,
+        k,
+        v,
+    )
+    refused(invalid, "softcap is -1; it must be finite and at least 0 (0: off)", softcap=-1.0)
+    refused(invalid, "scale is nan; it must be finite", scale=float("nan"))
+    refused(invalid, "window_left is -2; it must be at least 0, or -1 for unbounded", window=(-2, 0))
+    refused(
+        invalid,
+        "cu_seqlens_k[2] is 3, below cu_seqlens_k[1] = 5; offsets must ascend",
+        torch.randn(2, 37, 4, 32),
+        torch.randn(9, 2, 32),
+        torch.randn(9, 2, 32),
+        cu_seqlens_k=torch.tensor([0, 5, 3]),
+        check=True,
+    )
+
+
+def test_dtypes_that_do_not_fit() -> None:
+    q, k, v = qkv()
+    refused(
+        tandem.InvalidArgumentError,
+        "q has dtype float64, which is not one of "
+        "float32, float16, bfloat16, float8_e4m3fn, int32, int64, int8; convert it first",
+        q.double(),
+        k,
+        v,
+    )
+    with pytest.raises(tandem.InvalidArgumentError, match="^k "):
+        tandem.attention(q, k.half(), v)
+    with pytest.raises(tandem.InvalidArgumentError, match="^out "):
+        tandem.attention(q, k, v, out_dtype="bf16")
+    with pytest.raises(tandem.InvalidArgumentError, match="^out_dtype "):
+        tandem.attention(q, k, v, out_dtype="f99")
+    with pytest.raises(tandem.InvalidArgumentError, match="^q_scale "):
+        tandem.attention(q, k, v, q_scale=torch.ones(1))
+    with pytest.raises(tandem.InvalidArgumentError, match="^cu_seqlens_q "):
+        tandem.attention(q[0], k[:1], v[:1], cu_seqlens_q=torch.tensor([0.0, 37.0]))
+
+
+def test_last_dimension_must_be_contiguous() -> None:
+    q, k, v = qkv()
+    with pytest.raises(tandem.InvalidArgumentError, match="^v .*contiguous"):
+        tandem.attention(q, k, v.transpose(2, 3).contiguous().transpose(2, 3))
+
+
+def test_backward_of_float8_is_refused() -> None:
+    q, k, v = e4m3(1, 4, 2, 16), e4m3(1, 4, 2, 16), e4m3(1, 4, 2, 16)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    with pytest.raises(tandem.InvalidArgumentError, match="backward of an 8-bit forward is 16-bit"):
+        tandem.attention_backward(out, q, k, v, out, lse)
+
+
+def test_arrays_of_other_kinds() -> None:
+    q, k, v = qkv()
+    refused(TypeError, "k is an array of numpy but q is one of torch; convert one of them", q, k.numpy(), v)
+    refused(TypeError, "q is a builtins.list; pass an array of numpy or torch", [1.0], [1.0], [1.0])
+    refused(
+        TypeError,
+        "seqused_k is a builtins.list; pass an array of numpy or torch",
+        q,
+        k,
+        v,
+        seqused_k=[3, 4],
+    )
+    with pytest.raises(tandem.InvalidArgumentError, match="^q is on device meta"):
+        tandem.attention(q.to("meta"), k, v)
+    with pytest.raises(tandem.InvalidArgumentError, match="^q is not a plain strided tensor"):
+        tandem.attention(q.to_sparse(), k, v)
+
+
+def test_numpy_arrays_that_cannot_be_viewed() -> None:
+    q, k, v = (t.numpy() for t in qkv())
+    with pytest.raises(tandem.InvalidArgumentError, match="^k is byte-swapped"):
+        tandem.attention(q, k.astype(">f4"), v)
+    rows = np.zeros((2, 37, 4), np.dtype({"names": ["x"], "formats": ["(32,)f4"], "itemsize": 130}))
+    with pytest.raises(tandem.InvalidArgumentError, match="^q "):
+        tandem.attention(rows["x"], k, v)
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with pytest.raises(tandem.InvalidArgumentError, match="^out is read-only"):
+        tandem.attention(q, k, v, out=out)
+
+
+def test_outputs_may_not_overlap_inputs() -> None:
+    q, k, v = qkv(heads_q=2)
+    with pytest.raises(tandem.InvalidArgumentError, match="^out "):
+        tandem.attention(q, k, v, out=q)
+
+
+@pytest.mark.parametrize("shape", [(2, 37, 4), (2, 37, 4, 31), (37, 4, 32), (1, 2, 37, 4, 32), ()])
+def test_out_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(tandem.TandemError):
+        tandem.attention(*qkv(), out=torch.empty(shape))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
+def test_ranks(rank: int) -> None:
+    _, k, v = qkv()
+    with pytest.raises(tandem.InvalidArgumentError, match="^q "):
+        tandem.attention(torch.zeros((8,) * rank), k, v)
+
+
+def test_explain_raises_what_the_call_would() -> None:
+    q, k, v = qkv(head_dim=65)
+    for call in (tandem.attention, tandem.explain, tandem.workspace_bytes):
+        with pytest.raises(tandem.InvalidArgumentError, match="head_dim 65 is not a multiple of 8"):
+            call(q, k, v)
