@@ -36,18 +36,20 @@ constexpr const char* type_name<ScoreTransform>() {
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, causal, local, transform, ragged,
-         specialised, overlap, pingpong] = config;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
+         ragged, dynamic, specialised, overlap, pingpong] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
   f("stages", stages);
+  f("q_stages", q_stages);
   f("causal", causal);
   f("local", local);
   f("transform", transform);
   f("ragged", ragged);
+  f("dynamic", dynamic);
   f("specialised", specialised);
   f("overlap", overlap);
   f("pingpong", pingpong);
