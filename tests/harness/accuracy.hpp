@@ -33,8 +33,9 @@ struct Expected {
   Target dq, dk, dv, dsink;
 };
 
-/// The oracle's results and the bounds: 1e-5 relative in fp32 and for lse; else twice the error of same-dtype
-/// PyTorch plus 3e-5. `dtype` is that of the outputs. Fills out and lse, or the gradients.
+/// The oracle's results and the bounds: 1e-5 relative in fp32 (gradients: of the largest element) and for
+/// lse; else twice the error of same-dtype PyTorch plus 3e-5; for gradients the less exact one of eager and
+/// fused PyTorch. `dtype` is that of the outputs. Fills out and lse, or the gradients.
 Expected expect(const Problem& problem, DType dtype, Pass pass);
 
 /// How an output differs from its target.
