@@ -14,6 +14,11 @@ TANDEM_INLINE Vec dot_bf16(Vec acc, UVec a, UVec b) {
   return Vec{_mm512_dpbf16_ps(acc.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
 }
 
+/// bf16(first), then bf16(second), lane after lane: as they lie in memory.
+TANDEM_INLINE UVec join_bf16(Vec first, Vec second) {
+  return UVec{(__m512i)_mm512_cvtne2ps_pbh(second.raw, first.raw)};
+}
+
 /// Lane i holds bf16(first[i]) in its lower half and bf16(second[i]) in its upper half.
 TANDEM_INLINE UVec pair_bf16(Vec first, Vec second) {
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second.raw, first.raw);
@@ -24,6 +29,11 @@ TANDEM_INLINE UVec pair_bf16(Vec first, Vec second) {
 }
 #else
 constexpr bool has_bf16_dot = false;
+
+// Declared, so that code discarded by `if constexpr (has_bf16_dot ...)` compiles; never called.
+Vec dot_bf16(Vec acc, UVec a, UVec b);
+UVec join_bf16(Vec first, Vec second);
+UVec pair_bf16(Vec first, Vec second);
 #endif
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,323 @@
+// The backward pass: units, tickets and turns.
+//
+// A unit is one sequence and one kv head. Its tickets are the blocks of queries of the query heads that share
+// that head, the last block first, since under a causal mask it sees the most keys. A ticket adds to dk and
+// dv of every key it sees, always in the order of tickets: most units are one thread's from start to end; the
+// last few are shared, one ticket at a time, and there a counter for each block of keys says whose turn it
+// is. Results have the same bits for any number of threads, and nothing is ever summed twice.
+#include "cpu/backward.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "cpu/backward_block.hpp"
+
+namespace tandem::cpu {
+
+namespace portable {
+BackwardKernel backward_kernel();
+}
+#if defined(__x86_64__)
+namespace avx2 {
+BackwardKernel backward_kernel();
+}
+namespace avx512 {
+BackwardKernel backward_kernel();
+}
+namespace avx512_bf16 {
+BackwardKernel backward_kernel();
+}
+#elif defined(__aarch64__)
+namespace neon {
+BackwardKernel backward_kernel();
+}
+#endif
+
+namespace {
+
+BackwardKernel kernel_of(Target target) {
+  switch (target) {
+#if defined(__x86_64__)
+    case Target::avx2: return avx2::backward_kernel();
+    case Target::avx512: return avx512::backward_kernel();
+    case Target::avx512_bf16: return avx512_bf16::backward_kernel();
+#elif defined(__aarch64__)
+    case Target::neon: return neon::backward_kernel();
+#endif
+    default: return portable::backward_kernel();
+  }
+}
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Which units are shared and where everything lies in the workspace.
+struct Schedule {
+  std::int64_t units = 0;
+  std::int64_t shared = 0;  ///< the last units, whose tickets any thread takes
+  std::int64_t whole = 0;   ///< the others: one thread each
+
+  std::size_t scratch_bytes = 0;   ///< of a thread
+  std::int64_t dk_sum_floats = 0;  ///< of a unit at work; 0 where dk and dv hold the sums
+  std::int64_t dv_sum_floats = 0;
+  std::int64_t sum_rows = 0;
+  std::int64_t turns = 0;  ///< counters of a shared unit
+
+  std::size_t sums_at = 0, turns_at = 0, dsink_at = 0, order_at = 0, total = 0;
+};
+
+Schedule make_schedule(const Problem& p, const Config& config, const BackwardKernel& kernel,
+                       const BackwardShape& shape) {
+  Schedule s;
+  const std::int64_t threads = config.threads;
+  s.units = p.batch * p.heads_kv;
+  // Units divide evenly among threads only by chance, and threads are never equally fast: share one round
+  // more.
+  s.shared = threads == 1 ? 0 : std::min(s.units, threads + s.units % threads);
+  s.whole = s.units - s.shared;
+
+  const auto take = [&s](std::size_t bytes) {
+    const std::size_t at = s.total;
+    s.total += (bytes + 255) / 256 * 256;
+    return at;
+  };
+  s.scratch_bytes = (kernel.scratch_bytes(shape) + 255) / 256 * 256;
+  take(s.scratch_bytes * static_cast<std::size_t>(threads));
+  const std::int64_t key_blocks = divide_up(p.rows_k, shape.block_k);
+  if (p.dk.dtype != DType::f32) {
+    s.sum_rows = key_blocks * shape.block_k;
+    s.dk_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_qk);
+    s.dv_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_v);
+    const std::int64_t at_work = std::min(s.whole, threads) + s.shared;
+    s.sums_at = take(static_cast<std::size_t>(at_work * (s.dk_sum_floats + s.dv_sum_floats)) * sizeof(float));
+  }
+  s.turns = key_blocks + 1;
+  s.turns_at = take(static_cast<std::size_t>(s.shared * s.turns) * sizeof(std::uint32_t));
+  s.dsink_at = take(static_cast<std::size_t>(p.dsink != nullptr ? p.batch * p.heads_q : 0) * sizeof(double));
+  s.order_at = take(static_cast<std::size_t>(p.batch) * sizeof(std::int64_t));
+  return s;
+}
+
+HeadRows head_rows(const Operand& x, std::int64_t batch, std::int64_t first_row, std::int64_t head) {
+  if (!x.given()) return {};
+  auto* bytes = static_cast<std::byte*>(x.data);
+  return {.data = bytes + x.offset(batch, first_row, head) * static_cast<std::int64_t>(size_of(x.dtype)),
+          .row_stride = x.row_stride};
+}
+
+void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::int64_t last,
+                std::int64_t head, std::int64_t head_dim) {
+  for (std::int64_t row = first; row < last; ++row) {
+    std::memset(head_rows(x, batch, row, head).data, 0,
+                static_cast<std::size_t>(head_dim) * size_of(x.dtype));
+  }
+}
+
+class Backward {
+ public:
+  Backward(const Problem& p, const Config& config, std::byte* workspace)
+      : p_(p),
+        kernel_(kernel_of(config.target)),
+        shape_{.dtype = p.q.dtype,
+               .head_dim_qk = p.head_dim_qk,
+               .head_dim_v = p.head_dim_v,
+               .block_q = config.block_q,
+               .block_k = config.block_k},
+        schedule_(make_schedule(p, config, kernel_, shape_)),
+        threads_(config.threads),
+        workspace_(workspace),
+        turns_(reinterpret_cast<std::uint32_t*>(workspace + schedule_.turns_at)),
+        dsink_(reinterpret_cast<double*>(workspace + schedule_.dsink_at)),
+        order_(reinterpret_cast<std::int64_t*>(workspace + schedule_.order_at)) {}
+
+  [[nodiscard]] std::size_t workspace_bytes() const { return schedule_.total; }
+
+  void run() {
+    prepare();
+    std::atomic<std::int64_t> next_unit{0};
+    std::atomic<std::int64_t> next_ticket{0};
+#pragma omp parallel num_threads(threads_)
+    {
+#pragma omp for schedule(static)
+      for (std::int64_t unit = 0; unit < schedule_.units; ++unit) clear_unseen(unit);  // a barrier follows
+      run_whole_units(next_unit);
+      run_shared_units(next_ticket);
+    }
+    add_up_dsink();
+  }
+
+ private:
+  struct Unit {
+    std::int64_t batch = 0;
+    std::int64_t kv_head = 0;
+    Rows q, k;
+    std::int64_t query_blocks = 0;
+    std::int64_t tickets = 0;
+  };
+
+  [[nodiscard]] Unit unit_at(std::int64_t index) const {
+    Unit u;
+    u.batch = order_[index / p_.heads_kv];
+    u.kv_head = index % p_.heads_kv;
+    u.q = query_rows(p_, u.batch);
+    u.k = key_rows(p_, u.batch);
+    u.query_blocks = divide_up(u.q.used, shape_.block_q);
+    u.tickets = u.query_blocks * p_.group();
+    return u;
+  }
+
+  void prepare() {
+    std::fill_n(turns_, schedule_.shared * schedule_.turns, 0U);
+    if (p_.dsink != nullptr) std::fill_n(dsink_, p_.batch * p_.heads_q, 0.0);
+    // Long sequences first: the shared units at the end are then the short ones, and threads finish together.
+    for (std::int64_t b = 0; b < p_.batch; ++b) order_[b] = b;
+    std::sort(order_, order_ + p_.batch, [this](std::int64_t a, std::int64_t b) {
+      const std::int64_t work_a = query_rows(p_, a).used * key_rows(p_, a).used;
+      const std::int64_t work_b = query_rows(p_, b).used * key_rows(p_, b).used;
+      return work_a != work_b ? work_a > work_b : a < b;
+    });
+    if (p_.packed_q) clear_outside(p_.cu_seqlens_q, p_.rows_q, p_.dq, p_.heads_q, p_.head_dim_qk);
+    if (p_.packed_k) clear_outside(p_.cu_seqlens_k, p_.rows_k, p_.dk, p_.heads_kv, p_.head_dim_qk);
+    if (p_.packed_k) clear_outside(p_.cu_seqlens_k, p_.rows_k, p_.dv, p_.heads_kv, p_.head_dim_v);
+  }
+
+  /// Rows of a packed tensor before its first sequence and past its last one.
+  void clear_outside(const Lengths& cu_seqlens, std::int64_t rows, const Operand& x, std::int64_t heads,
+                     std::int64_t head_dim) const {
+    const std::int64_t first = std::clamp<std::int64_t>(cu_seqlens[0], 0, rows);
+    const std::int64_t last = std::clamp<std::int64_t>(cu_seqlens[p_.batch], 0, rows);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      clear_rows(x, 0, 0, first, head, head_dim);
+      clear_rows(x, 0, last, rows, head, head_dim);
+    }
+  }
+
+  /// Rows of a unit that no ticket writes: those not in use, and blocks of keys that no query sees.
+  void clear_unseen(std::int64_t index) const {
+    const Unit u = unit_at(index);
+    for (std::int64_t g = 0; g < p_.group(); ++g) {
+      clear_rows(p_.dq, u.batch, u.q.begin + u.q.used, u.q.end, u.kv_head * p_.group() + g, p_.head_dim_qk);
+    }
+    const auto clear_keys = [&](std::int64_t first, std::int64_t last) {
+      clear_rows(p_.dk, u.batch, first, last, u.kv_head, p_.head_dim_qk);
+      clear_rows(p_.dv, u.batch, first, last, u.kv_head, p_.head_dim_v);
+    };
+    clear_keys(u.k.begin + u.k.used, u.k.end);
+    const std::int64_t shift = u.k.used - u.q.used;
+    for (std::int64_t first = 0; first < u.k.used; first += shape_.block_k) {
+      const std::int64_t last = std::min(first + shape_.block_k, u.k.used);
+      const std::int64_t first_query =
+          p_.window_right >= 0 ? std::max<std::int64_t>(0, first - shift - p_.window_right) : 0;
+      const std::int64_t last_query =
+          p_.window_left >= 0 ? std::min(u.q.used, last - shift + p_.window_left) : u.q.used;
+      if (first_query >= last_query) clear_keys(u.k.begin + first, u.k.begin + last);
+    }
+  }
+
+  void run_whole_units(std::atomic<std::int64_t>& next) const {
+    for (std::int64_t i = next++; i < schedule_.whole; i = next++) {
+      const Unit u = unit_at(i);
+      const std::int64_t slot = omp_get_thread_num();
+      for (std::int64_t t = 0; t < u.tickets; ++t) run_ticket(u, t, slot, nullptr);
+    }
+  }
+
+  /// Tickets go around the shared units, so that threads wait for each other's turns only when units are few.
+  /// A ticket waits for earlier ones alone, and those have been taken: someone is at work on them.
+  void run_shared_units(std::atomic<std::int64_t>& next) const {
+    if (schedule_.shared == 0) return;
+    std::int64_t rounds = 0;
+    for (std::int64_t i = 0; i < schedule_.shared; ++i) {
+      rounds = std::max(rounds, unit_at(schedule_.whole + i).tickets);
+    }
+    for (std::int64_t n = next++; n < rounds * schedule_.shared; n = next++) {
+      const std::int64_t i = n % schedule_.shared;
+      const Unit u = unit_at(schedule_.whole + i);
+      if (n / schedule_.shared >= u.tickets) continue;
+      const std::int64_t slot = std::min<std::int64_t>(schedule_.whole, threads_) + i;
+      run_ticket(u, n / schedule_.shared, slot, turns_ + i * schedule_.turns);
+    }
+  }
+
+  void run_ticket(const Unit& u, std::int64_t ticket, std::int64_t slot, std::uint32_t* turns) const {
+    const std::int64_t group_head = ticket / u.query_blocks;
+    const std::int64_t head = u.kv_head * p_.group() + group_head;
+    const auto of_query = [&](const Operand& x) { return head_rows(x, u.batch, u.q.begin, head); };
+    const auto of_key = [&](const Operand& x) { return head_rows(x, u.batch, u.k.begin, u.kv_head); };
+    BackwardBlock b{.shape = shape_,
+                    .scale = p_.scale,
+                    .softcap = p_.softcap,
+                    .window_left = p_.window_left,
+                    .window_right = p_.window_right,
+                    .seqlen_q = u.q.used,
+                    .seqlen_k = u.k.used,
+                    .q = of_query(p_.q),
+                    .k = of_key(p_.k),
+                    .v = of_key(p_.v),
+                    .out = of_query(p_.out),
+                    .dout = of_query(p_.dout),
+                    .lse = of_query(p_.lse),
+                    .dlse = of_query(p_.dlse),
+                    .dq = of_query(p_.dq),
+                    .dk = of_key(p_.dk),
+                    .dv = of_key(p_.dv),
+                    .block = u.query_blocks - 1 - ticket % u.query_blocks,
+                    .group_head = group_head,
+                    .group = p_.group(),
+                    .sum_rows = schedule_.sum_rows,
+                    .turns = turns};
+    if (p_.dsink != nullptr) {
+      b.sink = p_.sink + head * p_.sink_stride;
+      b.dsink = dsink_ + u.batch * p_.heads_q + head;
+    }
+    if (schedule_.sum_rows > 0) {
+      b.dk_sum = reinterpret_cast<float*>(workspace_ + schedule_.sums_at) +
+                 slot * (schedule_.dk_sum_floats + schedule_.dv_sum_floats);
+      b.dv_sum = b.dk_sum + schedule_.dk_sum_floats;
+    }
+    kernel_.run(b, workspace_ + static_cast<std::size_t>(omp_get_thread_num()) * schedule_.scratch_bytes);
+  }
+
+  void add_up_dsink() const {
+    for (std::int64_t head = 0; p_.dsink != nullptr && head < p_.heads_q; ++head) {
+      double sum = 0.0;
+      for (std::int64_t b = 0; b < p_.batch; ++b) sum += dsink_[b * p_.heads_q + head];
+      p_.dsink[head * p_.dsink_stride] = static_cast<float>(sum);
+    }
+  }
+
+  const Problem& p_;
+  const BackwardKernel kernel_;
+  const BackwardShape shape_;
+  const Schedule schedule_;
+  const int threads_;
+  std::byte* const workspace_;
+  std::uint32_t* const turns_;  ///< of the shared units
+  double* const dsink_;         ///< by (batch, query head)
+  std::int64_t* const order_;   ///< batch entries, the most work first
+};
+
+}  // namespace
+
+BackwardTiles backward_tiles(const Problem& problem, Target target) {
+  const BackwardKernel kernel = kernel_of(target);
+  const bool paired = target == Target::avx512_bf16 && problem.q.dtype == DType::bf16;
+  const std::int64_t block_q = paired ? 256 : 128;
+  const std::int64_t block_k = 96;
+  return {.block_q = static_cast<int>(divide_up(block_q, kernel.panel) * kernel.panel),
+          .block_k = static_cast<int>(divide_up(block_k, kernel.strip) * kernel.strip)};
+}
+
+std::size_t backward_workspace_bytes(const Problem& problem, const Config& config) {
+  return Backward(problem, config, nullptr).workspace_bytes();
+}
+
+void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace) {
+  Backward(problem, config, workspace.data()).run();
+}
+
+}  // namespace tandem::cpu

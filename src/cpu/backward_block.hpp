@@ -1,0 +1,66 @@
+// What the backward pass hands to its vector kernel: one block of queries of one head, as plain numbers and
+// pointers. Shared by backward.cpp (compiled once) and backward_kernel.cpp (compiled for every instruction
+// set), so that nothing here has code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tandem/tensor.hpp"
+
+namespace tandem::cpu {
+
+/// One head of one sequence: row r starts r * row_stride elements after `data`.
+struct HeadRows {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+};
+
+/// What scratch sizes depend on.
+struct BackwardShape {
+  DType dtype = DType::f32;
+  std::int64_t head_dim_qk = 0;
+  std::int64_t head_dim_v = 0;
+  std::int64_t block_q = 0;  ///< a multiple of BackwardKernel::panel
+  std::int64_t block_k = 0;  ///< a multiple of BackwardKernel::strip
+};
+
+struct BackwardBlock {
+  BackwardShape shape;
+  float scale = 1.0F;
+  float softcap = 0.0F;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  std::int64_t seqlen_q = 0;
+  std::int64_t seqlen_k = 0;
+
+  HeadRows q, k, v, out, dout, lse, dlse;  ///< dlse.data may be null
+  HeadRows dq, dk, dv;
+  const float* sink = nullptr;
+  double* dsink = nullptr;  ///< added to, if not null
+
+  std::int64_t block = 0;       ///< queries [block * block_q, (block + 1) * block_q)
+  std::int64_t group_head = 0;  ///< which of the query heads that share k and v
+  std::int64_t group = 1;
+
+  /// f32 sums of dk and dv for 16-bit outputs, `sum_rows` rows of panels each; null: dk and dv hold the sums.
+  float* dk_sum = nullptr;
+  float* dv_sum = nullptr;
+  std::int64_t sum_rows = 0;
+
+  /// One counter for each key block if several threads share the sums, else null: how many blocks have been
+  /// added.
+  std::uint32_t* turns = nullptr;
+};
+
+/// The kernel of one instruction set.
+struct BackwardKernel {
+  std::int64_t panel = 0;  ///< queries side by side in lanes
+  std::int64_t strip = 0;  ///< keys in a register tile
+  std::size_t (*scratch_bytes)(const BackwardShape& shape) = nullptr;
+  /// f32 numbers that one row of dk_sum or dv_sum of a head dimension takes.
+  std::int64_t (*sum_row)(std::int64_t head_dim) = nullptr;
+  void (*run)(const BackwardBlock& block, std::byte* scratch) = nullptr;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,280 @@
+// The CPU backward pass by itself: out and lse come from the oracle, so that nothing here depends on the
+// forward kernels.
+#include "cpu/backward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+
+#include "harness/expect.hpp"
+
+namespace tandem {
+namespace {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+
+std::vector<cpu::Target> targets() {
+  std::vector<cpu::Target> result;
+  for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
+                                   cpu::Target::avx512_bf16, cpu::Target::neon}) {
+    if (cpu::available(target)) result.push_back(target);
+  }
+  return result;
+}
+
+/// Fills out and lse with the oracle's, rounded to their dtypes.
+void fill_forward(Call& call) {
+  const reference::Forward exact = reference::forward(call.problem());
+  for (std::int64_t n = 0; n < call.out.numel(); ++n) call.out.set(n, exact.out[static_cast<std::size_t>(n)]);
+  for (std::int64_t n = 0; n < call.lse.numel(); ++n) call.lse.set(n, exact.lse[static_cast<std::size_t>(n)]);
+}
+
+Problem problem_of(const Call& call) {
+  return make_problem(call.backward_args());
+}
+
+cpu::Config config_of(const Problem& problem, cpu::Target target, int threads) {
+  const cpu::BackwardTiles tiles = cpu::backward_tiles(problem, target);
+  return {.target = target, .threads = threads, .block_q = tiles.block_q, .block_k = tiles.block_k};
+}
+
+/// The smallest tiles that every target accepts: many blocks, and so many edges, in a small problem.
+cpu::Config small_tiles(cpu::Config config) {
+  config.block_q = 32;
+  config.block_k = 12;
+  return config;
+}
+
+/// Runs the kernel on poisoned outputs and in a poisoned workspace of the size it asked for, between guards.
+void run(Call& call, const cpu::Config& config) {
+  const Problem problem = problem_of(call);
+  const auto bytes = static_cast<std::int64_t>(cpu::backward_workspace_bytes(problem, config));
+  Box workspace(DType::f32, {bytes / 4}, {}, true);
+  call.prepare(Pass::backward);
+  workspace.snapshot();
+  cpu::backward(problem, config,
+                {static_cast<std::byte*>(workspace.view().data), static_cast<std::size_t>(bytes)});
+  EXPECT_EQ(workspace.changed_outside(), "") << "the workspace is larger than backward_workspace_bytes says";
+}
+
+/// Against the oracle on every target, with the tiles it would choose and with small ones.
+void check(Call& call) {
+  fill_forward(call);
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  for (const cpu::Target target : targets()) {
+    const cpu::Config config = config_of(problem_of(call), target, call.spec.threads);
+    for (const cpu::Config& c : {config, small_tiles(config)}) {
+      SCOPED_TRACE(std::string(cpu::name_of(target)) + " block_q " + std::to_string(c.block_q) + ": " +
+                   call.spec.describe());
+      run(call, c);
+      EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+    }
+  }
+}
+
+void check(const Case& spec) {
+  Call call(spec);
+  check(call);
+}
+
+class RandomProblems : public testing::TestWithParam<int> {};
+
+TEST_P(RandomProblems, MatchTheOracle) {
+  constexpr int problems = 12;
+  for (int n = 0; n < problems; ++n) {
+    Case spec = harness::random_case(static_cast<std::uint64_t>(GetParam() * problems + n), 150);
+    if (spec.dtype == DType::e4m3) continue;  // has no backward
+    spec.threads = 1 + n % 3;
+    spec.options.pad = true;
+    // Logits far above 10 turn the rounding of lse to fp32 into errors of P that 1e-5 has no room for.
+    spec.amplitude = 1.0;
+    if (spec.dtype == DType::f32 && spec.options.scale == 1.0F) spec.options.scale = 0.25F;
+    check(spec);
+    if (HasFailure()) return;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(CpuBackward, RandomProblems, testing::Range(0, 12));
+
+TEST(CpuBackward, HeadDimensionsThatFillNoPanel) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const auto& [d, dv] : {std::pair{1, 3}, {7, 65}, {33, 17}, {192, 128}}) {
+      check({.dtype = dtype,
+             .head_dim_qk = d,
+             .head_dim_v = dv,
+             .seqlen_q = 37,
+             .seqlen_k = 45,
+             .options = {.pad = true}});
+    }
+  }
+}
+
+TEST(CpuBackward, LongerThanItsTiles) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool causal : {false, true}) {
+      check({.dtype = dtype,
+             .heads_q = 2,
+             .seqlen_q = 601,
+             .seqlen_k = 577,
+             .options = {.causal = causal},
+             .threads = 2});
+    }
+  }
+}
+
+TEST(CpuBackward, QueriesThatSeeNoKeyContributeNothing) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Call call({.dtype = dtype,
+               .seqlen_q = 70,
+               .seqlen_k = 40,
+               .options = {.causal = true},
+               .sink = true,
+               .dlse = true});
+    for (std::int64_t i = 0; i < 30 * 64; ++i) {  // queries 0 to 29 stand before key 0
+      call.dout.set(i, std::numeric_limits<double>::quiet_NaN());
+      call.q.set(i, std::numeric_limits<double>::infinity());
+    }
+    for (std::int64_t i = 0; i < 30; ++i) call.dlse.set(i, std::numeric_limits<double>::quiet_NaN());
+    check(call);
+  }
+}
+
+TEST(CpuBackward, ANanReachesExactlyWhatSeesIt) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const double value : {nan, std::numeric_limits<double>::infinity()}) {
+      const Case spec{.dtype = dtype,
+                      .head_dim_qk = 16,
+                      .head_dim_v = 24,
+                      .seqlen_q = 90,
+                      .seqlen_k = 90,
+                      .options = {.window_left = 9, .window_right = 4}};
+      const auto spoil = [&](Box Call::*tensor, std::int64_t row, std::int64_t dim) {
+        Call call(spec);
+        (call.*tensor).set(row * dim + 3, value);
+        check(call);
+      };
+      spoil(&Call::k, 50, 16);
+      spoil(&Call::q, 50, 16);
+      spoil(&Call::v, 50, 24);
+      spoil(&Call::dout, 50, 24);
+    }
+  }
+}
+
+TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    Case spec{.dtype = dtype,
+              .batch = 3,
+              .heads_q = 4,
+              .heads_kv = 2,
+              .seqlen_q = 200,
+              .seqlen_k = 170,
+              .used_q = {200, 33, 150},
+              .used_k = {170, 101, 5},
+              .options = {.causal = true},
+              .sink = true};
+    Call call(spec);
+    fill_forward(call);
+    for (const cpu::Target target : targets()) {
+      std::vector<std::vector<std::byte>> first;
+      for (const int threads : {1, 2, 3, 5, 16, 2}) {
+        run(call, small_tiles(config_of(problem_of(call), target, threads)));
+        const std::vector<std::vector<std::byte>> bits{call.dq.raw(), call.dk.raw(), call.dv.raw(),
+                                                       call.dsink.raw()};
+        if (first.empty()) first = bits;
+        EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST(CpuBackward, ASequenceDoesNotDependOnItsNeighbours) {
+  Case both{.dtype = DType::bf16,
+            .batch = 2,
+            .packed_q = true,
+            .packed_k = true,
+            .lengths_q = {50, 300},
+            .lengths_k = {50, 300}};
+  Case other = both;
+  other.seed = 2;
+  Call a(both);
+  Call b(other);
+  for (Box Call::*tensor : {&Call::q, &Call::k, &Call::v, &Call::dout}) {
+    for (std::int64_t n = 0; n < 50 * 64; ++n) (b.*tensor).set(n, (a.*tensor).get(n));
+  }
+  for (Call* call : {&a, &b}) {
+    fill_forward(*call);
+    run(*call, config_of(problem_of(*call), cpu::best_target(), 2));
+  }
+  for (Box Call::*tensor : {&Call::dq, &Call::dk, &Call::dv}) {
+    for (std::int64_t n = 0; n < 50 * 64; ++n) ASSERT_EQ((a.*tensor).get(n), (b.*tensor).get(n));
+  }
+}
+
+/// The loss whose gradients a Call's dout and dlse are.
+double loss(const Call& call) {
+  const reference::Forward f = reference::forward(call.problem());
+  double sum = 0.0;
+  for (std::int64_t n = 0; n < call.out.numel(); ++n)
+    sum += f.out[static_cast<std::size_t>(n)] * call.dout.get(n);
+  for (std::int64_t n = 0; n < call.lse.numel(); ++n) {
+    const double lse = f.lse[static_cast<std::size_t>(n)];
+    if (std::isfinite(lse)) sum += lse * call.dlse.get(n);
+  }
+  return sum;
+}
+
+TEST(CpuBackward, AgreesWithFiniteDifferences) {
+  Call call({.heads_q = 2,
+             .head_dim_qk = 8,
+             .head_dim_v = 8,
+             .seqlen_q = 9,
+             .seqlen_k = 7,
+             .options = {.causal = true, .softcap = 2.0F},
+             .sink = true,
+             .dlse = true});
+  fill_forward(call);
+  run(call, config_of(problem_of(call), cpu::best_target(), 1));
+  const auto slope = [&](Box& x, std::int64_t n) {
+    constexpr double step = 1.0 / 256.0;
+    const double value = x.get(n);
+    x.set(n, value + step);
+    const double after = loss(call);
+    const double high = x.get(n);
+    x.set(n, value - step);
+    const double before = loss(call);
+    const double low = x.get(n);
+    x.set(n, value);
+    return (after - before) / (high - low);
+  };
+  constexpr double tolerance = 2e-4;  // step^2 times a third derivative of order 10
+  for (std::int64_t head = 0; head < 2; ++head)
+    EXPECT_NEAR(call.dsink.get(head), slope(call.sink, head), tolerance);
+  for (const std::int64_t n : {0, 5, 40, 77, 143})
+    EXPECT_NEAR(call.dq.get(n), slope(call.q, n), tolerance) << "dq " << n;
+  for (const std::int64_t n : {0, 5, 40, 55}) {
+    EXPECT_NEAR(call.dk.get(n), slope(call.k, n), tolerance) << "dk " << n;
+    EXPECT_NEAR(call.dv.get(n), slope(call.v, n), tolerance) << "dv " << n;
+  }
+}
+
+TEST(CpuBackward, WorkspaceIsLinearInKeys) {
+  const auto bytes = [](DType dtype, std::int64_t seqlen) {
+    Call call({.dtype = dtype, .seqlen_q = seqlen, .seqlen_k = seqlen});
+    const Problem problem = problem_of(call);
+    return cpu::backward_workspace_bytes(problem, config_of(problem, cpu::best_target(), 2));
+  };
+  constexpr std::size_t counters = 4096;
+  EXPECT_LE(bytes(DType::f32, 4096), bytes(DType::f32, 512) + counters);
+  const std::size_t sums = sizeof(float) * (4096 - 512) * (64 + 64);
+  EXPECT_NEAR(static_cast<double>(bytes(DType::bf16, 4096) - bytes(DType::bf16, 512)),
+              static_cast<double>(sums), static_cast<double>(sums) * 0.05);
+}
+
+}  // namespace
+}  // namespace tandem
