@@ -51,6 +51,7 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   bool ragged =
       false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
+  bool skip_rescale = false;
   bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does

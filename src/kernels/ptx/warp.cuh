@@ -30,6 +30,11 @@ TANDEM_DEVICE u32 shuffle(u32 value, int lane) {
 #endif
 }
 
+/// A value that is the same on all lanes, so that the compiler knows it.
+TANDEM_DEVICE int warp_uniform(int value) {
+  return static_cast<int>(shuffle(static_cast<u32>(value), 0));
+}
+
 /// The value that lane (own - delta) passes; own where there is none.
 TANDEM_DEVICE u32 shuffle_up(u32 value, int delta) {
 #if TANDEM_ON_DEVICE
