@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tandem/tensor.hpp"
@@ -17,11 +19,13 @@ namespace tandem::files {
 class TensorData {
  public:
   TensorData() = default;
-  /// Shape of 1 to 4 dimensions whose product the caller has checked. Throws std::bad_alloc.
+  /// Shape of 1 to 4 dimensions, none negative. Throws std::bad_alloc.
   TensorData(DType dtype, std::vector<std::int64_t> shape) : dtype_(dtype), shape_(std::move(shape)) {
-    std::int64_t numel = 1;
-    for (const std::int64_t n : shape_) numel *= n;
-    bytes_ = static_cast<std::size_t>(numel) * size_of(dtype);
+    bytes_ = size_of(dtype);
+    for (const std::int64_t n : shape_) {
+      // An address space has 2^47 bytes: what overflows 64 bits cannot be had.
+      if (__builtin_mul_overflow(bytes_, static_cast<std::size_t>(n), &bytes_)) throw std::bad_alloc();
+    }
     // One byte at least, so that an empty tensor has an address too.
     memory_.reset(static_cast<std::byte*>(::operator new(bytes_ + 1, alignment)));
   }
@@ -31,6 +35,13 @@ class TensorData {
   [[nodiscard]] std::span<std::byte> bytes() { return {memory_.get(), bytes_}; }
   [[nodiscard]] std::span<const std::byte> bytes() const { return {memory_.get(), bytes_}; }
   [[nodiscard]] std::int64_t numel() const { return static_cast<std::int64_t>(bytes_ / size_of(dtype_)); }
+
+  /// A copy, asked for by name: tensors are large.
+  [[nodiscard]] TensorData clone() const {
+    TensorData copy(dtype_, shape_);
+    std::memcpy(copy.memory_.get(), memory_.get(), bytes_);
+    return copy;
+  }
 
   [[nodiscard]] Tensor view() { return make_view<void>(memory_.get()); }
   [[nodiscard]] ConstTensor view() const { return make_view<const void>(memory_.get()); }

@@ -1,0 +1,70 @@
+// One attention call with all its memory: inputs as read, outputs allocated, forward and backward run and
+// timed.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inputs.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::cli {
+
+struct CallOptions {
+  AttentionOptions attention;
+  int threads = 0;
+  std::string device = "auto";
+  bool backward = false;
+  std::optional<DType> dtype;      ///< convert q, k, v and dout to it first
+  std::optional<DType> out_dtype;  ///< of e4m3 inputs
+  std::optional<std::uint64_t> dout_seed;
+};
+
+/// Adds what fixes the arithmetic: --causal, --window-left, --window-right, --scale, --softcap,
+/// --deterministic, --pad.
+void add_attention_options(CLI::App& command, AttentionOptions& options);
+/// Adds --threads and --device.
+void add_execution_options(CLI::App& command, int& threads, std::string& device);
+/// Adds all of the above and --backward, --dtype, --out-dtype, --dout-seed.
+void add_call_options(CLI::App& command, CallOptions& options);
+
+/// Throws Error if no backend of this build computes on `device` (cpu, gpu or auto).
+void refuse_device(const std::string& device);
+
+class Call {
+ public:
+  /// Takes the inputs, converts them where asked to, allocates the outputs. Throws Error.
+  Call(TensorSet inputs, const CallOptions& options);
+
+  [[nodiscard]] const ForwardArgs& forward_args() const { return forward_; }
+  [[nodiscard]] const BackwardArgs& backward_args() const { return backward_; }
+  [[nodiscard]] bool has_backward() const { return backward_wanted_; }
+  [[nodiscard]] TensorSet& outputs() { return outputs_; }
+  [[nodiscard]] const TensorSet& outputs() const { return outputs_; }
+
+  /// Runs one pass; its scratch memory is allocated before the clock starts. Returns seconds. Backward needs
+  /// a forward before it.
+  double run_forward();
+  double run_backward();
+
+  /// Floating-point operations by the usual count: forward 2 * pairs * (d_qk + d_v) a query head,
+  /// backward 2.5 times that. pairs is seqlen_q * seqlen_k, half of it for a causal square, else (other
+  /// masks) the number of visible pairs.
+  [[nodiscard]] double forward_flops() const;
+  [[nodiscard]] double backward_flops() const { return 2.5 * forward_flops(); }
+
+ private:
+  TensorSet inputs_;
+  TensorSet outputs_;
+  std::optional<files::TensorData> forward_workspace_;
+  std::optional<files::TensorData> backward_workspace_;
+  ForwardArgs forward_;
+  BackwardArgs backward_;
+  bool backward_wanted_ = false;
+  int threads_ = 0;
+};
+
+}  // namespace tandem::cli

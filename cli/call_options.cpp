@@ -1,0 +1,49 @@
+// The command line's side of a call.
+#include "call.hpp"
+
+namespace tandem::cli {
+
+void add_attention_options(CLI::App& command, AttentionOptions& options) {
+  command.add_flag("--causal", options.causal, "Query i sees keys up to i + seqlen_k - seqlen_q");
+  command.add_option("--window-left", options.window_left, "Keys seen to the left of the diagonal; -1: all")
+      ->capture_default_str();
+  command
+      .add_option("--window-right", options.window_right, "Keys seen to the right of the diagonal; -1: all")
+      ->capture_default_str();
+  command.add_option_function<float>(
+      "--scale", [&options](float scale) { options.scale = scale; },
+      "Multiplies q k^T (default: head_dim^-0.5)");
+  command.add_option("--softcap", options.softcap, "Scores become softcap * tanh(score / softcap); 0: off")
+      ->capture_default_str();
+  command.add_flag("--deterministic", options.deterministic, "Make gradients bitwise reproducible");
+  command.add_flag("--pad", options.pad, "Accept head dimensions that are not multiples of 8");
+}
+
+void add_execution_options(CLI::App& command, int& threads, std::string& device) {
+  command.add_option("--threads", threads, "CPU threads; 0: OMP_NUM_THREADS or every core")
+      ->capture_default_str();
+  command.add_option("--device", device, "cpu, gpu or auto")
+      ->check(CLI::IsMember({"cpu", "gpu", "auto"}))
+      ->capture_default_str();
+}
+
+void add_call_options(CLI::App& command, CallOptions& options) {
+  command.add_flag("--backward", options.backward, "Compute gradients too; needs dout, or --dout-seed");
+  command.add_option_function<std::uint64_t>(
+      "--dout-seed", [&options](std::uint64_t seed) { options.dout_seed = seed; },
+      "Take normal random numbers of this seed for dout");
+  add_dtype_option(command, "--dtype", options.dtype,
+                   "Convert q, k, v and dout to f32, f16, bf16 or e4m3 (one scale a tensor) first");
+  add_dtype_option(command, "--out-dtype", options.out_dtype,
+                   "Dtype of the output of e4m3 inputs (default: bf16)");
+  add_attention_options(command, options.attention);
+  add_execution_options(command, options.threads, options.device);
+}
+
+void refuse_device(const std::string& device) {
+  if (device == "gpu") {
+    throw Error(Status::unsupported, "--device gpu: this build has no GPU backend; use --device cpu or auto");
+  }
+}
+
+}  // namespace tandem::cli

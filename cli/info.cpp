@@ -1,0 +1,125 @@
+// tandem info: what this machine and this build have; or what a file has.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "command.hpp"
+#include "cpu/cpu.hpp"
+#include "files/npy.hpp"
+#include "files/safetensors.hpp"
+#include "files/source.hpp"
+#include "report.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::cli {
+namespace {
+
+struct InfoOptions {
+  std::vector<std::string> paths;
+  bool json = false;
+};
+
+struct Library {
+  const char* name;
+  bool found;
+  std::string detail;
+};
+
+/// Version that the NVIDIA driver reports, "12.8"; empty where there is none.
+Library gpu_driver() {
+  constexpr const char* name = "libcuda.so.1";
+  void* handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) return {name, false, "no NVIDIA driver on this machine"};
+  int version = 0;
+  const auto get_version = reinterpret_cast<int (*)(int*)>(::dlsym(handle, "cuDriverGetVersion"));
+  if (get_version == nullptr || get_version(&version) != 0) return {name, true, "of unknown version"};
+  return {name, true, fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10)};
+}
+
+std::vector<cpu::Target> targets() {
+  std::vector<cpu::Target> result;
+  for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
+                            cpu::Target::avx512_bf16, cpu::Target::neon}) {
+    if (cpu::available(target)) result.push_back(target);
+  }
+  return result;
+}
+
+int info_machine(bool json) {
+  const Machine m = machine();
+  const Library driver = gpu_driver();
+  std::vector<std::string> names;
+  for (const cpu::Target target : targets()) names.emplace_back(cpu::name_of(target));
+  const std::string compiler = __VERSION__;
+  if (json) {
+    print_json(
+        {{"version", version()},
+         {"compiler", compiler},
+         {"machine", to_json(m)},
+         {"backends", {{"cpu", {{"targets", names}, {"best", m.target}}}}},
+         {"gpu_driver", {{"library", driver.name}, {"found", driver.found}, {"detail", driver.detail}}}});
+    return success;
+  }
+  fmt::print("tandem      {} (built with {})\n", version(), compiler);
+  fmt::print("system      {}\n", m.system);
+  fmt::print("processor   {}\n", m.processor);
+  fmt::print("cores       {} usable\n", m.cores);
+  fmt::print("memory      {:.1f} GiB\n", m.memory_gib);
+  fmt::print("backends    cpu ({}; runs {})\n", fmt::join(names, ", "), m.target);
+  fmt::print("gpu driver  {}: {}\n", driver.found ? "found" : "not found", driver.detail);
+  return success;
+}
+
+void print_entry(const std::string& name, const std::string& dtype, const std::string& shape) {
+  fmt::print("  {:<20} {:<8} ({})\n", name, dtype, shape);
+}
+
+Json info_file(const std::string& path, bool json) {
+  Json document{{"file", path}, {"tensors", Json::object()}};
+  if (!json) fmt::print("{}\n", path);
+  if (path.ends_with(".npy")) {
+    // Codes of any dtype have the same shape, so either name will do for a listing.
+    const files::TensorData array = files::read_npy(*files::open_file(path));
+    document["tensors"]["array"] = to_json(array.view());
+    if (!json) fmt::print("  {}\n", describe(array.view()));
+    return document;
+  }
+  const files::Safetensors file(files::open_file(path));
+  for (const auto& [name, entry] : file.entries()) {
+    document["tensors"][name] = {{"dtype", entry.dtype_name}, {"shape", entry.shape}};
+    if (!json) print_entry(name, entry.dtype_name, fmt::format("{}", fmt::join(entry.shape, ", ")));
+  }
+  for (const auto& [key, value] : file.metadata()) {
+    document["metadata"][key] = value;
+    if (!json) fmt::print("  {:<20} {}\n", key, files::in_quotes(value));
+  }
+  return document;
+}
+
+int run_info(const InfoOptions& options) {
+  if (options.paths.empty()) return info_machine(options.json);
+  Json documents = Json::array();
+  for (const std::string& path : options.paths) documents.push_back(info_file(path, options.json));
+  if (options.json) print_json(documents);
+  return success;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<InfoOptions>();
+  CLI::App* command =
+      app.add_subcommand("info", "Show the machine, the backends and the versions; or what files hold");
+  command->add_option("FILES", options->paths,
+                      "Show the tensors of these .safetensors or .npy files instead");
+  command->add_flag("--json", options->json, "Print as JSON");
+  command->footer(R"(Examples:
+  tandem info
+  tandem info data/minilm.safetensors)");
+  command->callback([options, &chosen] { chosen = [options] { return run_info(*options); }; });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,79 @@
+// tandem run: tensors in, attention, tensors out.
+#include <memory>
+
+#include "call.hpp"
+#include "command.hpp"
+#include "outputs.hpp"
+#include "report.hpp"
+
+namespace tandem::cli {
+namespace {
+
+struct RunOptions {
+  InputOptions input;
+  CallOptions call;
+  std::string out;
+  bool json = false;
+};
+
+int run(const RunOptions& options) {
+  check_output_path(options.out);
+  Inputs inputs = load_inputs(options.input);
+  Call call(std::move(inputs.tensors), options.call);
+  const double forward_seconds = call.run_forward();
+  const double backward_seconds = call.has_backward() ? call.run_backward() : 0.0;
+  const auto paths =
+      write_outputs(call.outputs(), options.out, {{"made by", std::string("tandem ") + version()}});
+
+  if (options.json) {
+    Json document{{"forward_ms", forward_seconds * 1e3},
+                  {"forward_gflops", call.forward_flops() / forward_seconds / 1e9}};
+    if (call.has_backward()) {
+      document["backward_ms"] = backward_seconds * 1e3;
+      document["backward_gflops"] = call.backward_flops() / backward_seconds / 1e9;
+    }
+    for (const auto& [name, tensor] : std::as_const(call.outputs()))
+      document["outputs"][name] = to_json(tensor.view());
+    document["ignored"] = inputs.ignored;
+    document["files"] = paths;
+    print_json(document);
+    return success;
+  }
+  fmt::print("forward   {:9.3f} ms\n", forward_seconds * 1e3);
+  if (call.has_backward()) fmt::print("backward  {:9.3f} ms\n", backward_seconds * 1e3);
+  for (const auto& [name, tensor] : std::as_const(call.outputs())) {
+    fmt::print("{:<8}  {}\n", name, describe(tensor.view()));
+  }
+  if (!inputs.ignored.empty()) fmt::print("ignored   {}\n", fmt::join(inputs.ignored, ", "));
+  for (const std::string& path : paths) fmt::print("wrote     {}\n", path);
+  return success;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command =
+      app.add_subcommand("run", "Compute attention on tensors from files and write the results");
+  add_input_options(*command, options->input, true);
+  command
+      ->add_option(
+          "-o,--out", options->out,
+          "x.safetensors: all results in one file; DIR/: one .npy file a result (bf16 as u2, e4m3 as u1)")
+      ->required();
+  add_call_options(*command, options->call);
+  command->add_flag("--json", options->json, "Print the summary as JSON");
+  command->footer(
+      R"(Tensors: q, k, v; optionally cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, q_scale, k_scale,
+v_scale, dout, dlse. Results: out, lse; with --backward also dq, dk, dv (and dsink).
+Shapes: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens.
+
+Examples:
+  tandem run qkv.safetensors --causal --out result.safetensors
+  tandem run q.npy k.npy v.npy --window-left 128 --window-right 0 --out results/
+  tandem run q=queries.npy k.npy v.npy dout.npy --backward --out gradients.safetensors
+  tandem run model.safetensors --tensor q=layer0.q --tensor k=layer0.k --tensor v=layer0.v --out out.safetensors)");
+  command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
+}
+
+}  // namespace tandem::cli
