@@ -11,6 +11,7 @@
 #include "api/explain.hpp"
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
+#include "gpu/forward.hpp"
 #include "plan/plan.hpp"
 
 namespace tandem {
@@ -22,12 +23,26 @@ struct Free {
   void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{workspace_alignment}); }
 };
 
-/// The caller's scratch memory, or, where none was passed, memory of its own.
+/// Throws where the memory passed as workspace cannot serve.
+void check_workspace(const Execution& execution, std::size_t needed) {
+  const auto address = reinterpret_cast<std::uintptr_t>(execution.workspace);
+  if (address % workspace_alignment != 0) {
+    check::invalid("workspace is at address {:#x}; it must be a multiple of {}", address,
+                   workspace_alignment);
+  }
+  if (execution.workspace_bytes < needed) {
+    check::invalid(
+        "workspace has {} bytes but this call needs {}; ask workspace_bytes() with the same arguments",
+        execution.workspace_bytes, needed);
+  }
+}
+
+/// The caller's scratch memory in host memory, or, where none was passed, memory of its own.
 class Workspace {
  public:
   Workspace(const Execution& execution, std::size_t needed) {
     if (execution.workspace != nullptr) {
-      check_given(execution, needed);
+      check_workspace(execution, needed);
       memory_ = {static_cast<std::byte*>(execution.workspace), execution.workspace_bytes};
       return;
     }
@@ -43,19 +58,6 @@ class Workspace {
   [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
 
  private:
-  static void check_given(const Execution& execution, std::size_t needed) {
-    const auto address = reinterpret_cast<std::uintptr_t>(execution.workspace);
-    if (address % workspace_alignment != 0) {
-      check::invalid("workspace is at address {:#x}; it must be a multiple of {}", address,
-                     workspace_alignment);
-    }
-    if (execution.workspace_bytes < needed) {
-      check::invalid(
-          "workspace has {} bytes but this call needs {}; ask workspace_bytes() with the same arguments",
-          execution.workspace_bytes, needed);
-    }
-  }
-
   std::unique_ptr<std::byte[], Free> owned_;
   std::span<std::byte> memory_;
 };
@@ -83,6 +85,11 @@ Call prepare(const Args& args, const Execution& execution, Memory memory) {
 
 void forward(const ForwardArgs& args, const Execution& execution) {
   const Call call = prepare(args, execution, Memory::present);
+  if (call.plan.backend == Device::Kind::cuda) {
+    if (execution.workspace != nullptr) check_workspace(execution, call.plan.workspace_bytes);
+    gpu::forward(call.problem, call.plan.forward, execution.stream, execution.workspace);
+    return;
+  }
   const Workspace workspace(execution, call.plan.workspace_bytes);
   cpu::forward(call.problem, call.plan.cpu, workspace.memory());
 }

@@ -18,10 +18,9 @@ requires std::is_enum_v<Enum> std::string value_of(Enum value) {
   return fmt::format("tandem::{}::{}", type_name<Enum>(), name_of(value));
 }
 
-}  // namespace
-
-std::string expression_of(const ForwardConfig& config) {
-  std::string text = "tandem::ForwardConfig{";
+template <typename Config>
+std::string aggregate(const char* type, const Config& config) {
+  std::string text = fmt::format("tandem::{}{{", type);
   const char* separator = "";
   for_each_field(config, [&](const char* name, auto value) {
     text += fmt::format("{}.{} = {}", separator, name, value_of(value));
@@ -30,9 +29,22 @@ std::string expression_of(const ForwardConfig& config) {
   return text + "}";
 }
 
+}  // namespace
+
+std::string expression_of(const ForwardConfig& config) {
+  return aggregate("ForwardConfig", config);
+}
+std::string expression_of(const PackConfig& config) {
+  return aggregate("PackConfig", config);
+}
+
 KernelName kernel_name(const ForwardConfig& config) {
   return {.header = "kernels/forward.cuh",
           .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
+}
+
+KernelName kernel_name(const PackConfig& config) {
+  return {.header = "kernels/pack.cuh", .expression = fmt::format("tandem::pack<{}>", expression_of(config))};
 }
 
 }  // namespace tandem::gpu

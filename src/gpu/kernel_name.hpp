@@ -11,8 +11,10 @@ namespace tandem::gpu {
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
 std::string expression_of(const ForwardConfig& config);
+std::string expression_of(const PackConfig& config);
 
-/// The forward kernel of a Config.
+/// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);
+KernelName kernel_name(const PackConfig& config);
 
 }  // namespace tandem::gpu

@@ -114,4 +114,24 @@ struct ForwardParams {
   bool out_vectors;  ///< rows of out allow 16-byte stores
 };
 
+/// Specialises the kernel that copies a tensor into a layout that the copy engine reads.
+struct PackConfig {
+  bool paired = false;  ///< base and strides are even, and so is head_dim: elements are read in pairs
+
+  constexpr bool operator==(const PackConfig&) const = default;
+};
+
+constexpr int pack_threads = 256;
+
+struct PackParams {
+  const void* source;  ///< 16-bit elements at `stride`
+  Strides stride;
+  void* target;  ///< (batch, rows, heads, pitch), 16-byte aligned
+  int batch;
+  int rows;
+  int heads;
+  int head_dim;
+  int pitch;  ///< head_dim rounded up to 8; the difference is filled with zeros
+};
+
 }  // namespace tandem

@@ -37,7 +37,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
-         ragged, dynamic, specialised, overlap, pingpong] = config;
+         ragged, skip_rescale, dynamic, specialised, overlap, pingpong] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -49,10 +49,18 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("local", local);
   f("transform", transform);
   f("ragged", ragged);
+  f("skip_rescale", skip_rescale);
   f("dynamic", dynamic);
   f("specialised", specialised);
   f("overlap", overlap);
   f("pingpong", pingpong);
+}
+
+template <typename Config, typename F>
+requires std::is_same_v<std::remove_const_t<Config>, PackConfig>
+constexpr void for_each_field(Config& config, F&& f) {
+  auto& [paired] = config;
+  f("paired", paired);
 }
 
 }  // namespace tandem

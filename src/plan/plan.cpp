@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "plan/plan_gpu.hpp"
+
 namespace tandem {
 namespace {
 
@@ -27,13 +29,7 @@ Plan plan_cpu(const Problem& problem, const Execution& execution) {
 }  // namespace
 
 Plan make_plan(const Problem& problem, const Execution& execution) {
-  if (problem.device.kind == Device::Kind::cuda) {
-    throw Error(
-        Status::unsupported,
-        fmt::format(
-            "the tensors are on cuda:{}, but this build of tandem has no GPU backend; copy them to the CPU",
-            problem.device.index));
-  }
+  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem);
   return plan_cpu(problem, execution);
 }
 

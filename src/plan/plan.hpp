@@ -7,12 +7,14 @@
 
 #include "api/problem.hpp"
 #include "cpu/cpu.hpp"
+#include "kernels/config.hpp"
 
 namespace tandem {
 
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Config cpu;
+  cpu::Config cpu;        ///< read if backend is cpu
+  ForwardConfig forward;  ///< read if backend is cuda
   std::size_t workspace_bytes = 0;
   /// One sentence a choice, for explain: "block_q 64: ...".
   std::vector<std::string> reasons;

@@ -1,0 +1,21 @@
+// The forward pass on a GPU: tensors that the copy engine cannot read are packed, the kernel of the Config is
+// launched.
+#pragma once
+
+#include <cstddef>
+
+#include "api/problem.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem::gpu {
+
+/// Scratch bytes of a forward call: room for packed copies of the tensors that the copy engine cannot read;
+/// usually 0.
+std::size_t forward_workspace_bytes(const Problem& problem, const ForwardConfig& config);
+
+/// Launches on `stream` of the problem's device and returns; the context that was current stays so.
+/// `workspace` (256-byte aligned device memory of forward_workspace_bytes) may be null: what is needed is
+/// then allocated and freed in stream order.
+void forward(const Problem& problem, const ForwardConfig& config, void* stream, void* workspace);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,108 @@
+#include "gpu/forward_params.hpp"
+
+#include <algorithm>
+#include <climits>
+
+namespace tandem::gpu {
+namespace {
+
+int as_int(std::int64_t n) {
+  return static_cast<int>(std::clamp<std::int64_t>(n, INT_MIN, INT_MAX));
+}
+
+/// -1, and what no sequence can reach, is unbounded.
+int window(std::int64_t n) {
+  return n < 0 ? INT_MAX : as_int(n);
+}
+
+Strides strides_of(const Operand& o) {
+  return {.batch = o.batch_stride, .row = o.row_stride, .head = o.head_stride};
+}
+
+LengthArray lengths_of(const Lengths& l) {
+  return {.data = l.data, .stride = l.stride, .wide = l.wide};
+}
+
+/// Whether every row of every head starts at a multiple of 16 bytes and holds whole groups of 8 elements.
+bool allows_vectors(const Operand& o, std::int64_t head_dim) {
+  return reinterpret_cast<std::uintptr_t>(o.data) % 16 == 0 && head_dim % 8 == 0 && o.row_stride % 8 == 0 &&
+         o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
+}
+
+/// (batch, query head) pairs whose keys and values take at most three quarters of the L2; the rest is for q
+/// and out.
+int section_heads(const Problem& p, int l2_bytes) {
+  const std::int64_t head_bytes = std::max<std::int64_t>(1, p.rows_k * (p.head_dim_qk + p.head_dim_v) * 2);
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, std::int64_t{l2_bytes} * 3 / 4 / head_bytes);
+  return as_int(std::min(kv_heads * p.group(), std::max<std::int64_t>(1, p.heads_q * p.batch)));
+}
+
+}  // namespace
+
+TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, Loaded which) {
+  const bool is_q = which == Loaded::q;
+  const Operand& o = is_q ? p.q : which == Loaded::k ? p.k : p.v;
+  const int padded = which == Loaded::v ? config.head_dim_v : config.head_dim_qk;
+  const std::int64_t head_dim = which == Loaded::v ? p.head_dim_v : p.head_dim_qk;
+  const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
+  const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
+  const std::int64_t batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch;
+  const int strip = padded % 64 == 0 ? 64 : 32;
+
+  TensorMapSpec spec;
+  // An empty tensor is never read, but its map must be valid: it then describes the output's first element.
+  spec.base = rows > 0 && o.given() ? o.data : p.out.data;
+  spec.rank = 4;
+  spec.element = config.element;
+  spec.dims = {head_dim, std::max<std::int64_t>(rows, 1), heads, batch};
+  spec.box = {strip, is_q ? 64 : config.block_n, 1, 1};
+  spec.swizzle = strip == 64 ? Swizzle::b128 : Swizzle::b64;
+  const std::array<std::int64_t, 3> strides = {o.row_stride, o.head_stride, o.batch_stride};
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    // The stride of a dimension of one element is never used and may be anything; the copy engine wants a
+    // multiple of 16.
+    spec.strides[i] = spec.dims[i + 1] == 1 ? (head_dim * 2 + 15) / 16 * 16 : strides[i] * 2;
+  }
+  return spec;
+}
+
+ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
+                                  int l2_bytes, unsigned int* tile_counter) {
+  return {.q = encode(forward_tensor_map(p, config, Loaded::q)),
+          .k = encode(forward_tensor_map(p, config, Loaded::k)),
+          .v = encode(forward_tensor_map(p, config, Loaded::v)),
+          .out = p.out.data,
+          .lse = static_cast<float*>(p.lse.data),
+          .sink = p.sink,
+          .out_stride = strides_of(p.out),
+          .lse_stride = strides_of(p.lse),
+          .sink_stride = p.sink_stride,
+          .cu_seqlens_q = lengths_of(p.cu_seqlens_q),
+          .cu_seqlens_k = lengths_of(p.cu_seqlens_k),
+          .seqused_q = lengths_of(p.seqused_q),
+          .seqused_k = lengths_of(p.seqused_k),
+          .tile_counter = tile_counter,
+          .batch = as_int(p.batch),
+          .heads_q = as_int(p.heads_q),
+          .heads_kv = as_int(p.heads_kv),
+          .rows_q = as_int(p.rows_q),
+          .rows_k = as_int(p.rows_k),
+          .head_dim_v = as_int(p.head_dim_v),
+          .m_blocks = as_int((p.rows_q + config.block_m - 1) / config.block_m),
+          .section_heads = section_heads(p, l2_bytes),
+          .window_left = window(p.window_left),
+          .window_right = window(p.window_right),
+          .scale = p.scale,
+          .softcap = p.softcap,
+          .packed_q = p.packed_q,
+          .packed_k = p.packed_k,
+          .out_vectors = allows_vectors(p.out, p.head_dim_v)};
+}
+
+std::int64_t forward_tile_count(const Problem& p, const ForwardConfig& config) {
+  const std::int64_t blocks = (p.rows_q + config.block_m - 1) / config.block_m;
+  // Packed sequences end in a tile that is not full, each; the rows past the last are one more.
+  return p.heads_q * (p.packed_q ? blocks + p.batch : blocks * p.batch);
+}
+
+}  // namespace tandem::gpu

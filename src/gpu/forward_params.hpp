@@ -1,0 +1,32 @@
+// From a Problem and a Config to what the forward kernel is launched with. Pure: needs no driver, so that the
+// emulator's tests use it too.
+#pragma once
+
+#include <array>
+
+#include "api/problem.hpp"
+#include "kernels/config.hpp"
+#include "kernels/tensor_map_spec.hpp"
+
+namespace tandem::gpu {
+
+/// The tensors that the copy engine reads.
+enum class Loaded : int { q, k, v };
+constexpr std::array<Loaded, 3> loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
+
+/// How the kernel of `config` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one strip
+/// of columns by 64 rows (q) or block_n rows (k, v). Whether the copy engine can is for copy_engine_can_read
+/// to say.
+TensorMapSpec forward_tensor_map(const Problem& problem, const ForwardConfig& config, Loaded which);
+
+/// What the kernel is launched with. `encode` makes the tensor maps; `l2_bytes` sets how many heads are
+/// worked on at a time, so that their K and V stay in the L2. Every tensor must be one that the copy engine
+/// can read.
+ForwardParams make_forward_params(const Problem& problem, const ForwardConfig& config, EncodeTensorMap encode,
+                                  int l2_bytes, unsigned int* tile_counter);
+
+/// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
+/// nothing to do.
+std::int64_t forward_tile_count(const Problem& problem, const ForwardConfig& config);
+
+}  // namespace tandem::gpu

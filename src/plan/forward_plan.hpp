@@ -1,0 +1,61 @@
+// The forward kernel's Config for a problem: a table of tiles, and the rules that say which Configs can
+// exist.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem {
+
+/// Shared memory that one block of a Hopper processor can have: 227 KB.
+constexpr int hopper_shared_bytes = 232448;
+
+/// Registers a consumer thread needs beside accumulators and probabilities (addresses, row statistics, loop
+/// state). With fewer left over the assembler spills or serialises the products; found by compiling, see
+/// tests/plan.
+constexpr int forward_other_registers = 32;
+
+/// Registers that a consumer thread holds at the widest point of the loop: output and scores as f32,
+/// probabilities in pairs of 16 bits, and the rest.
+int forward_registers(const ForwardConfig& config);
+
+/// Registers that setmaxnreg leaves to a consumer thread.
+int forward_register_limit(const ForwardConfig& config);
+
+/// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
+std::string forward_objection(const ForwardConfig& config);
+
+/// One line of the heuristics: the tile for head dimensions up to these.
+struct ForwardTile {
+  int head_dim_qk;
+  int head_dim_v;
+  bool masked;  ///< causal or window; the other line serves full attention
+  int block_m;
+  int block_n;
+  int stages;
+  int q_stages;
+  bool dynamic;
+  bool pingpong;
+  const char* why;
+};
+
+/// The heuristics, narrowest head dimensions first. A problem takes the first line it fits.
+std::span<const ForwardTile> forward_tiles();
+
+/// The line that serves these (padded) head dimensions.
+const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked);
+
+/// The Config for a 16-bit forward problem with head dimensions up to 256.
+ForwardConfig choose_forward_config(const Problem& problem);
+
+/// Configs that are compiled into the library: what choose_forward_config gives for the usual models.
+std::vector<ForwardConfig> shipped_forward_configs();
+
+/// The choice in words, a line each.
+std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& config);
+
+}  // namespace tandem

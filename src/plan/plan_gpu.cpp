@@ -1,0 +1,62 @@
+#include "plan/plan_gpu.hpp"
+
+#include <fmt/format.h>
+
+#include <climits>
+
+#include "gpu/device.hpp"
+#include "gpu/forward.hpp"
+#include "kernels/config_fields.hpp"
+#include "plan/forward_plan.hpp"
+
+namespace tandem {
+namespace {
+
+template <typename... Args>
+[[noreturn]] void unsupported(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(Status::unsupported, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// What the kernels cannot do, whatever the device.
+void check_problem(const Problem& p) {
+  if (p.pass == Pass::backward) {
+    unsupported("backward has no GPU kernel yet; copy the tensors to the CPU");
+  }
+  if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
+    unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
+                name_of(p.q.dtype));
+  }
+  for (const std::int64_t head_dim : {p.head_dim_qk, p.head_dim_v}) {
+    if (head_dim > 256)
+      unsupported("head_dim {} is above 256, the GPU kernels' most; copy the tensors to the CPU", head_dim);
+  }
+  for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch}) {
+    if (extent > INT_MAX)
+      unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
+  }
+}
+
+void check_device(int index) {
+  const gpu::DeviceProperties& device = gpu::properties(index);
+  if (device.major != 9 || device.minor != 0) {
+    unsupported(
+        "cuda:{} ({}) has compute capability {}.{}; the GPU kernels need 9.0 (Hopper); copy the tensors to "
+        "the CPU",
+        index, device.name, device.major, device.minor);
+  }
+}
+
+}  // namespace
+
+Plan plan_gpu(const Problem& problem) {
+  check_problem(problem);
+  check_device(problem.device.index);
+  Plan plan;
+  plan.backend = Device::Kind::cuda;
+  plan.forward = choose_forward_config(problem);
+  plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
+  plan.reasons = explain_forward(problem, plan.forward);
+  return plan;
+}
+
+}  // namespace tandem

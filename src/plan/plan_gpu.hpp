@@ -1,0 +1,12 @@
+// The plan of a problem whose tensors are on a GPU.
+#pragma once
+
+#include "plan/plan.hpp"
+
+namespace tandem {
+
+/// Throws Error (unsupported) for what the GPU backend cannot run: no driver, no Hopper, another dtype or
+/// pass.
+Plan plan_gpu(const Problem& problem);
+
+}  // namespace tandem
