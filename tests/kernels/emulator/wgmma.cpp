@@ -98,18 +98,20 @@ void load_unit(const char* p, Element element, float (&values)[8]) {
   for (int i = 0; i < 8; ++i) values[i] = to_float(raw[i], element);
 }
 
-/// c (64 x n) += a (64 x depth) b (depth x n).
+/// c (64 x n) += a (64 x depth) b (depth x n), in blocks of 8 x 8 sums that stay in registers.
 TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[depth], const float* b, float* c, int n) {
-  for (int m = 0; m < 64; ++m) {
-    float* row = c + m * n;
-    for (int j = 0; j < n; j += 8) {
-      float sum[8];
-      for (int i = 0; i < 8; ++i) sum[i] = row[j + i];
+  using Vector = float __attribute__((vector_size(32)));
+  constexpr int rows = 8;
+  for (int j = 0; j < n; j += 8) {
+    Vector columns[depth];
+    for (int k = 0; k < depth; ++k) std::memcpy(&columns[k], b + k * n + j, sizeof(Vector));
+    for (int m = 0; m < 64; m += rows) {
+      Vector sums[rows];
+      for (int r = 0; r < rows; ++r) std::memcpy(&sums[r], c + (m + r) * n + j, sizeof(Vector));
       for (int k = 0; k < depth; ++k) {
-        const float x = a[m][k];
-        for (int i = 0; i < 8; ++i) sum[i] += x * b[k * n + j + i];
+        for (int r = 0; r < rows; ++r) sums[r] += a[m + r][k] * columns[k];
       }
-      for (int i = 0; i < 8; ++i) row[j + i] = sum[i];
+      for (int r = 0; r < rows; ++r) std::memcpy(c + (m + r) * n + j, &sums[r], sizeof(Vector));
     }
   }
 }
