@@ -1,0 +1,97 @@
+#include "gpu_runner.hpp"
+
+#include <map>
+#include <memory>
+
+#include "gpu/device.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+using harness::Box;
+using harness::Call;
+
+/// Boxes on the device. Whole pages are copied, so that alignment and surroundings are the host's, and writes
+/// outside the elements come back to be noticed.
+class DeviceBoxes {
+ public:
+  explicit DeviceBoxes(abi::Stream stream) : stream_(stream) {}
+
+  /// The box's tensor with its address on the device.
+  template <typename Tensor>
+  void move(Tensor& tensor, const Box& box) {
+    if (!box.given()) return;
+    auto& buffer = buffers_[&box];
+    if (buffer == nullptr) {
+      buffer = std::make_unique<DeviceBuffer>(0, box.bytes().size());
+      buffer->copy_from_host(box.bytes().data(), box.bytes().size(), stream_);
+    }
+    const std::ptrdiff_t offset = static_cast<const std::byte*>(box.view().data) - box.bytes().data();
+    tensor.data = static_cast<std::byte*>(buffer->data()) + offset;
+    tensor.device = {.kind = Device::Kind::cuda, .index = 0};
+  }
+
+  void copy_back() const {
+    for (const auto& [box, buffer] : buffers_) {
+      buffer->copy_to_host(box->bytes().data(), box->bytes().size(), stream_);
+    }
+    synchronize(0, stream_);
+  }
+
+ private:
+  abi::Stream stream_;
+  std::map<const Box*, std::unique_ptr<DeviceBuffer>> buffers_;
+};
+
+void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
+  boxes.move(args.q, call.q);
+  boxes.move(args.k, call.k);
+  boxes.move(args.v, call.v);
+  boxes.move(args.cu_seqlens_q, call.cu_seqlens_q);
+  boxes.move(args.cu_seqlens_k, call.cu_seqlens_k);
+  boxes.move(args.seqused_q, call.seqused_q);
+  boxes.move(args.seqused_k, call.seqused_k);
+  boxes.move(args.sink, call.sink);
+}
+
+}  // namespace
+
+std::string why_no_gpu() {
+  if (const std::string why = why_no_driver(); !why.empty()) return why;
+  const DeviceProperties& device = properties(0);
+  return device.major == 9 && device.minor == 0 ? "" : device.name + " is no Hopper GPU";
+}
+
+std::string GpuRunner::refuses(const harness::Case& spec) const {
+  if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
+  for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
+    if (layout->sparse) return "tensors larger than their memory cannot be copied";
+  }
+  return {};
+}
+
+void GpuRunner::forward(Call& call) {
+  const Stream stream(0);
+  DeviceBoxes boxes(stream.get());
+  ForwardArgs args = call.forward_args();
+  move_inputs(boxes, call, args);
+  boxes.move(args.out, call.out);
+  boxes.move(args.lse, call.lse);
+  Execution execution{.stream = stream.get()};
+  DeviceBuffer workspace;
+  if (call.spec.workspace) {
+    execution.workspace_bytes = workspace_bytes(args, execution);
+    workspace = DeviceBuffer(0, execution.workspace_bytes);
+    workspace.fill(0xff, stream.get());  // NaN
+    execution.workspace = workspace.data();
+  }
+  tandem::forward(args, execution);
+  boxes.copy_back();
+}
+
+void GpuRunner::backward(Call&) {
+  throw Error(Status::unsupported, "the GPU has no backward kernel yet");
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,22 @@
+// The GPU as the harness sees it: a Call's memory is copied to the device with all that surrounds it, and
+// back.
+#pragma once
+
+#include <string>
+
+#include "harness/runner.hpp"
+
+namespace tandem::gpu {
+
+/// Why no GPU test can run here; empty on a machine with a Hopper GPU and kernels for it.
+std::string why_no_gpu();
+
+class GpuRunner : public harness::Runner {
+ public:
+  [[nodiscard]] std::string name() const override { return "gpu"; }
+  [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
+  void forward(harness::Call& call) override;
+  void backward(harness::Call& call) override;
+};
+
+}  // namespace tandem::gpu

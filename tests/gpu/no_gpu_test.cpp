@@ -1,0 +1,39 @@
+// What a machine without a GPU says: a clear Error, before anything is written.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "gpu/driver.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+TEST(WithoutDriver, TensorsOnCudaAreAClearError) {
+  if (why_no_driver().empty()) GTEST_SKIP() << "this machine has a GPU";
+  std::array<std::uint16_t, 2 * 4 * 64> memory{};  // q, k and v; then out
+  const Device cuda{.kind = Device::Kind::cuda, .index = 0};
+  ForwardArgs args;
+  args.q = args.k = args.v = ConstTensor(memory.data(), DType::bf16, {1, 4, 1, 64}, cuda);
+  args.out = Tensor(memory.data() + 4 * 64, DType::bf16, {1, 4, 1, 64}, cuda);
+  try {
+    forward(args);
+    FAIL() << "ran without a driver";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported) << e.what();
+    EXPECT_NE(std::string(e.what()).find("driver"), std::string::npos) << e.what();
+  }
+}
+
+TEST(WithoutDriver, AFailedCallNamesTheCall) {
+  try {
+    check(2, "cuMemAlloc");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::out_of_memory);
+    EXPECT_NE(std::string(e.what()).find("cuMemAlloc"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::gpu
