@@ -22,6 +22,11 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;
 };
 
+/// Whether the kernels, built for sm_90a, run on it.
+inline bool is_supported(const DeviceProperties& p) {
+  return p.major == 9 && p.minor == 0;
+}
+
 int device_count();
 
 /// Properties of a device, asked for once. Throws Error (invalid_argument) for an index the driver does not

@@ -38,7 +38,7 @@ void check_problem(const Problem& p) {
 
 void check_device(int index) {
   const gpu::DeviceProperties& device = gpu::properties(index);
-  if (device.major != 9 || device.minor != 0) {
+  if (!gpu::is_supported(device)) {
     unsupported(
         "cuda:{} ({}) has compute capability {}.{}; the GPU kernels need 9.0 (Hopper); copy the tensors to "
         "the CPU",

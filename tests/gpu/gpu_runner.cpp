@@ -60,7 +60,7 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
 std::string why_no_gpu() {
   if (const std::string why = why_no_driver(); !why.empty()) return why;
   const DeviceProperties& device = properties(0);
-  return device.major == 9 && device.minor == 0 ? "" : device.name + " is no Hopper GPU";
+  return is_supported(device) ? "" : device.name + " is no Hopper GPU";
 }
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
