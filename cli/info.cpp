@@ -81,10 +81,9 @@ Json info_file(const std::string& path, bool json) {
   Json document{{"file", path}, {"tensors", Json::object()}};
   if (!json) fmt::print("{}\n", path);
   if (path.ends_with(".npy")) {
-    // Codes of any dtype have the same shape, so either name will do for a listing.
-    const files::TensorData array = files::read_npy(*files::open_file(path));
-    document["tensors"]["array"] = to_json(array.view());
-    if (!json) fmt::print("  {}\n", describe(array.view()));
+    const files::ArrayDescription array = files::read_npy_description(*files::open_file(path));
+    document["tensors"]["array"] = {{"dtype", array.descr}, {"shape", array.shape}};
+    if (!json) print_entry("array", array.descr, fmt::format("{}", fmt::join(array.shape, ", ")));
     return document;
   }
   const files::Safetensors file(files::open_file(path));

@@ -7,8 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "files/python_literal.hpp"
-
 namespace tandem::files {
 namespace {
 
@@ -85,6 +83,10 @@ Header read_header(const Source& source) {
 }
 
 }  // namespace
+
+ArrayDescription read_npy_description(const Source& source) {
+  return parse_array_description(source.name(), read_header(source).text);
+}
 
 TensorData read_npy(const Source& source, std::optional<DType> stored_as) {
   const std::string& file = source.name();

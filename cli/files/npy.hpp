@@ -5,10 +5,14 @@
 #include <optional>
 
 #include "files/atomic_write.hpp"
+#include "files/python_literal.hpp"
 #include "files/source.hpp"
 #include "files/tensor_data.hpp"
 
 namespace tandem::files {
+
+/// What the header says, of any array that NumPy writes. Throws Error for a malformed header.
+ArrayDescription read_npy_description(const Source& source);
 
 /// Reads one array of little-endian f4, f2, i4 or i8 in C order. NumPy has no bf16 or e4m3: `stored_as` says
 /// what 2-byte (u2, V2) or 1-byte (u1, V1) elements are. Throws Error for anything else: other dtypes,
