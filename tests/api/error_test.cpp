@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Case {
   Args (*legal)();
   void (*break_it)(Args&);
   const char* message;
+
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 template <typename Args>
