@@ -9,7 +9,7 @@
 #include "launch.hpp"
 #include "pipelined_gemm.cuh"
 
-namespace tandem::testing {
+namespace tandem::kernel_tests {
 namespace {
 
 using emulator::Fault;
@@ -232,4 +232,4 @@ TEST(Faults, UninitialisedShared) {
 }
 
 }  // namespace
-}  // namespace tandem::testing
+}  // namespace tandem::kernel_tests

@@ -10,7 +10,7 @@
 #include "kernels/ptx/warp.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
-namespace tandem::testing {
+namespace tandem::kernel_tests {
 
 enum class Mistake : int {
   none,
@@ -190,4 +190,4 @@ TANDEM_KERNEL __launch_bounds__(gemm_threads, 1) pipelined_gemm(const __grid_con
   ptx::atomic_add(at, word);
 }
 
-}  // namespace tandem::testing
+}  // namespace tandem::kernel_tests

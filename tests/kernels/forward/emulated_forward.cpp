@@ -1,0 +1,185 @@
+#include "emulated_forward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "gpu/forward_params.hpp"
+#include "kernels/config_fields.hpp"
+#include "kernels/pack.cuh"
+
+namespace tandem::kernel_tests {
+namespace {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+using harness::Random;
+
+/// The elements of a box, and what lies between them; not the guards around.
+emulator::Buffer buffer_of(const Box& box, bool writable) {
+  const auto* first = static_cast<const char*>(box.view().data);
+  std::int64_t last = 0;
+  for (int i = 0; i < box.view().rank; ++i) {
+    const auto d = static_cast<std::size_t>(i);
+    if (box.view().shape[d] == 0) return {};
+    if (box.view().shape[d] > 1) last += (box.view().shape[d] - 1) * box.view().stride[d];
+  }
+  return {first, static_cast<std::size_t>(last + 1) * size_of(box.dtype()), writable};
+}
+
+/// Copies a tensor that the copy engine cannot read, by the kernel that does it on a GPU.
+void pack(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
+          std::int64_t heads, std::int64_t head_dim, emulator::Options options) {
+  const std::int64_t pitch = (head_dim + 7) / 8 * 8;
+  target.assign(static_cast<std::size_t>(batch * rows * heads * pitch), 0x7fff);
+  options.buffers.push_back(emulator::writable(target));
+  const PackParams params{.source = o.data,
+                          .stride = {.batch = o.batch_stride, .row = o.row_stride, .head = o.head_stride},
+                          .target = target.data(),
+                          .batch = static_cast<int>(batch),
+                          .rows = static_cast<int>(rows),
+                          .heads = static_cast<int>(heads),
+                          .head_dim = static_cast<int>(head_dim),
+                          .pitch = static_cast<int>(pitch)};
+  const bool paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && head_dim % 2 == 0 &&
+                      (o.row_stride | o.head_stride | o.batch_stride) % 2 == 0;
+  const emulator::Grid grid{.blocks = 1, .threads = pack_threads, .shared_bytes = 0};
+  emulator::launch(
+      paired ? &tandem::pack<PackConfig{.paired = true}> : &tandem::pack<PackConfig{.paired = false}>, params,
+      grid, options);
+  o = {.data = target.data(),
+       .dtype = o.dtype,
+       .batch_stride = pitch * heads * rows,
+       .row_stride = pitch * heads,
+       .head_stride = pitch};
+}
+
+int padded(std::int64_t head_dim) {
+  return static_cast<int>((head_dim + 31) / 32 * 32);
+}
+
+}  // namespace
+
+std::string describe(const ForwardConfig& config) {
+  std::string text;
+  const ForwardConfig defaults;
+  const auto value = [](const auto& field) {
+    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) {
+      return std::string(name_of(field));
+    } else {
+      return fmt::format("{}", field);
+    }
+  };
+  for_each_field(config, [&](const char* name, const auto& field) {
+    const bool shape =
+        std::string_view(name).starts_with("head_dim") || std::string_view(name).starts_with("block");
+    bool is_default = false;
+    for_each_field(defaults, [&](const char* other, const auto& otherwise) {
+      if (std::string_view(name) == other) is_default = value(field) == value(otherwise);
+    });
+    if (shape || !is_default) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value(field));
+  });
+  return text;
+}
+
+harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
+  Random random(seed + 1000);
+  Case c = harness::random_case(seed, 300);
+  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.scales = 0;
+  c.batch = std::min<std::int64_t>(c.batch, 2);
+  c.heads_kv = std::min<std::int64_t>(c.heads_kv, 2);
+  c.heads_q = c.heads_kv * random.between(1, 2);
+  c.head_dim_qk = config.head_dim_qk - 8 * random.between(0, 3);
+  c.head_dim_v = config.head_dim_v - 8 * random.between(0, 3);
+  c.seqlen_q = std::max<std::int64_t>(c.seqlen_q, 1);
+  const auto batch = static_cast<std::size_t>(c.batch);
+  if (!config.ragged) {
+    c.packed_q = c.packed_k = false;
+    c.used_q.clear();
+    c.used_k.clear();
+  } else if (!c.packed_q && !c.packed_k && c.used_q.empty() && c.used_k.empty()) {
+    for (std::size_t b = 0; b < batch; ++b) c.used_k.push_back(random.between(0, c.seqlen_k));
+  }
+  for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
+    if (lengths->size() > batch) lengths->resize(batch);
+  }
+  c.options.causal = config.causal && c.options.causal;
+  if (!config.causal) c.options.window_right = -1;
+  if (!config.local) c.options.window_left = -1;
+  if (config.causal && !config.local) c.options.causal = true;
+  if (config.local && c.options.window_left < 0) c.options.window_left = random.between(0, 80);
+  c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 2.0F, 15.0F}) : 0.0F;
+  if (config.transform == ScoreTransform::scaled) c.options.scale = random.pick({0.0F, -0.125F});
+  if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
+    c.options.scale = 0.3F;
+  c.lse = random.chance(0.8);
+  const int rank_q = c.packed_q ? 3 : 4;
+  const int rank_k = c.packed_k ? 3 : 4;
+  c.q = harness::random_layout(random, rank_q, true);
+  c.k = harness::random_layout(random, rank_k, true);
+  c.v = harness::random_layout(random, rank_k, true);
+  c.out = harness::random_layout(random, rank_q, false);
+  c.dout = c.dq = c.dk = c.dv = {};
+  return c;
+}
+
+std::string EmulatorRunner::refuses(const Case& c) const {
+  const ForwardConfig& config = kernel_.config;
+  if (c.dtype != (config.element == Element::f16 ? DType::f16 : DType::bf16)) return "another element type";
+  if (padded(c.head_dim_qk) != config.head_dim_qk || padded(c.head_dim_v) != config.head_dim_v) {
+    return "other head dimensions";
+  }
+  if ((c.options.causal || c.options.window_right >= 0) && !config.causal)
+    return "the Config has no right edge";
+  if (c.options.window_left >= 0 && !config.local) return "the Config has no left edge";
+  const float scale = c.options.scale.value_or(1.0F);
+  const ScoreTransform needed = c.options.softcap > 0.0F ? ScoreTransform::softcap
+                                : scale > 0.0F           ? ScoreTransform::raw
+                                                         : ScoreTransform::scaled;
+  if (needed != config.transform) return "another score transform";
+  const bool ragged = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
+  if (ragged && !config.ragged) return "lengths differ";
+  return {};
+}
+
+void EmulatorRunner::forward(Call& call) {
+  Problem p = make_problem(call.forward_args());
+  emulator::Options options;
+  options.seed = seed;
+  for (const Box* box : call.inputs()) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
+  }
+  for (const Box* box : call.outputs(Pass::forward)) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
+  }
+  std::array<std::vector<std::uint16_t>, 3> packed;
+  for (const gpu::Loaded which : gpu::loaded_tensors) {
+    if (copy_engine_can_read(gpu::forward_tensor_map(p, kernel_.config, which))) continue;
+    const bool is_q = which == gpu::Loaded::q;
+    Operand& o = is_q ? p.q : which == gpu::Loaded::k ? p.k : p.v;
+    auto& target = packed[static_cast<std::size_t>(which)];
+    pack(o, target, (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch, is_q ? p.rows_q : p.rows_k,
+         is_q ? p.heads_q : p.heads_kv, which == gpu::Loaded::v ? p.head_dim_v : p.head_dim_qk, options);
+    options.buffers.push_back(emulator::readable(target));
+  }
+  std::vector<unsigned int> tile_counter(1, 0);
+  options.buffers.push_back(emulator::writable(tile_counter));
+  const ForwardParams params =
+      gpu::make_forward_params(p, kernel_.config, &emulator::encode, l2_bytes, tile_counter.data());
+  const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config);
+  if (tiles == 0) return;
+  emulator::launch(kernel_.kernel, params,
+                   {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
+                    .threads = static_cast<unsigned>(kernel_.config.threads()),
+                    .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))},
+                   options);
+}
+
+void EmulatorRunner::backward(Call& /*call*/) {
+  throw Error(Status::unsupported, "no backward kernel runs in the emulator");
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,51 @@
+// Whole forward calls in the emulator: the GPU backend's own Params and tensor maps, the kernels as host
+// code.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "harness/runner.hpp"
+#include "kernels/config.hpp"
+#include "launch.hpp"
+
+namespace tandem::kernel_tests {
+
+/// A forward kernel that was compiled for the emulator.
+struct EmulatedForward {
+  ForwardConfig config;
+  void (*kernel)(ForwardParams);
+};
+
+/// Every Config family, in three files so that they compile side by side.
+std::span<const EmulatedForward> narrow_forwards();
+std::span<const EmulatedForward> wide_forwards();
+std::span<const EmulatedForward> widest_forwards();
+
+/// Names a Config for test output.
+std::string describe(const ForwardConfig& config);
+
+/// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
+/// allows.
+harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config);
+
+/// Runs one kernel. Throws emulator::Fault.
+class EmulatorRunner : public harness::Runner {
+ public:
+  explicit EmulatorRunner(const EmulatedForward& kernel) : kernel_(kernel) {}
+  [[nodiscard]] std::string name() const override { return "emulator " + describe(kernel_.config); }
+  [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
+  void forward(harness::Call& call) override;
+  void backward(harness::Call& call) override;
+
+  std::uint64_t seed = 0;    ///< of the interleaving
+  unsigned blocks = 2;       ///< of the grid: a block has many tiles, as on a GPU
+  int l2_bytes = 64 * 1024;  ///< small, so that heads come in several sections
+
+ private:
+  EmulatedForward kernel_;
+};
+
+}  // namespace tandem::kernel_tests

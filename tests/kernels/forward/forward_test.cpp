@@ -1,0 +1,53 @@
+// Every Config family of the forward kernel in the emulator, on random problems, against the oracle.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "forward/emulated_forward.hpp"
+#include "harness/expect.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+constexpr std::uint64_t cases_a_family = 6;
+
+std::vector<EmulatedForward> all_forwards() {
+  std::vector<EmulatedForward> all;
+  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards()}) {
+    all.insert(all.end(), family.begin(), family.end());
+  }
+  return all;
+}
+
+class EmulatedForwardTest : public ::testing::TestWithParam<EmulatedForward> {};
+
+TEST_P(EmulatedForwardTest, RandomProblemsMatchTheOracle) {
+  EmulatorRunner runner(GetParam());
+  for (std::uint64_t seed = 0; seed < cases_a_family; ++seed) {
+    const harness::Case spec = random_forward_case(seed, GetParam().config);
+    SCOPED_TRACE(runner.name() + ": " + spec.describe());
+    ASSERT_EQ(runner.refuses(spec), "");
+    harness::Call call(spec);
+    const harness::Expected expected = harness::expect(call, Pass::forward);
+    call.prepare(Pass::forward);
+    runner.seed = seed;
+    try {
+      runner.forward(call);
+    } catch (const emulator::Fault& fault) {
+      ADD_FAILURE() << fault.what();
+      continue;
+    }
+    EXPECT_TRUE(harness::correct(call, Pass::forward, expected));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedForwardTest, ::testing::ValuesIn(all_forwards()),
+                         [](const auto& parameter) {
+                           std::string name = describe(parameter.param.config);
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tandem::kernel_tests
