@@ -11,7 +11,7 @@ double entropy_of_row(const Problem& p, std::int64_t b, std::int64_t h, std::int
   const KeyRange seen = visible_keys(p, i, p.rows_q, p.rows_k);
   const double lse = load_as_f32(p.lse.data, DType::f32, p.lse.offset(b, i, h));
   const std::int64_t query = p.q.offset(b, i, h);
-  double weighted = 0.0;
+  double entropy = 0.0;
   for (std::int64_t j = seen.first; j < seen.last; ++j) {
     const std::int64_t key = p.k.offset(b, j, h / p.group());
     double score = 0.0;
@@ -20,9 +20,9 @@ double entropy_of_row(const Problem& p, std::int64_t b, std::int64_t h, std::int
                static_cast<double>(load_as_f32(p.k.data, p.k.dtype, key + c));
     }
     score *= static_cast<double>(p.scale);
-    weighted += std::exp(score - lse) * score;
+    entropy += std::exp(score - lse) * (lse - score);
   }
-  return seen.first < seen.last ? lse - weighted : 0.0;
+  return entropy;
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace tandem::cli {
 /// Throws Error.
 void check_output_path(const std::string& path);
 
-/// Writes all tensors to one .safetensors file, or, where `path` is or ends like a directory, to NAME.npy in
-/// it. All files are complete on disk before the first gets its name. Returns the paths written.
+/// Writes all tensors to one .safetensors file, or, where `path` is a directory or has no extension, to
+/// NAME.npy in it. All files are complete on disk before the first gets its name. Returns the paths written.
 std::vector<std::string> write_outputs(const TensorSet& tensors, const std::string& path,
                                        const files::Metadata& metadata);
 

@@ -59,7 +59,7 @@ void add_run(CLI::App& app, Command& chosen) {
   command
       ->add_option(
           "-o,--out", options->out,
-          "x.safetensors: all results in one file; DIR/: one .npy file a result (bf16 as u2, e4m3 as u1)")
+          "x.safetensors: all results in one file; DIR: one .npy file a result (bf16 as u2, e4m3 as u1)")
       ->required();
   add_call_options(*command, options->call);
   command->add_flag("--json", options->json, "Print the summary as JSON");

@@ -1,0 +1,215 @@
+"""Bad files in, trouble on the way out: one clear line, the right exit code, nothing half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import stat
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TANDEM
+from safetensors.numpy import load_file, save_file
+
+CORPUS = Path(__file__).resolve().parents[1] / "fuzz/corpus"
+
+
+def safetensors(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def q_entry(**changes) -> bytes:
+    entry = {"dtype": "F32", "shape": [1, 2, 1, 8], "data_offsets": [0, 64]} | changes
+    return json.dumps({"q": entry}).encode()
+
+
+BAD_SAFETENSORS = {
+    "empty": (b"", "has 0 bytes"),
+    "huge header": (struct.pack("<Q", 2**63) + b"{}", "claims a header of 9223372036854775808 bytes"),
+    "header past the end": (struct.pack("<Q", 100) + b"{}", "cut short"),
+    "not JSON": (safetensors(b"{nonsense}"), "not valid JSON"),
+    "no object": (safetensors(b"[1]"), "does not start with"),
+    "duplicate key": (safetensors(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"q":{}}'), "twice"),
+    "truncated data": (safetensors(q_entry(), bytes(63)), "claims bytes [0, 64) of 63"),
+    "bytes left over": (safetensors(q_entry(), bytes(65)), "the rest belongs to none"),
+    "wrong size": (safetensors(q_entry(shape=[1, 3, 1, 8]), bytes(64)), "call for 96"),
+    "overflow": (safetensors(q_entry(shape=[2**62, 2**62]), bytes(64)), "exceeds 2^63"),
+    "negative": (safetensors(q_entry(shape=[-1]), bytes(64)), "a negative number"),
+    "unknown dtype": (safetensors(q_entry(dtype="F99"), bytes(64)), "not a safetensors dtype"),
+    "unsupported dtype": (safetensors(q_entry(dtype="F64", shape=[8]), bytes(64)), "dtype F64, which Tandem"),
+    "too many dimensions": (safetensors(q_entry(shape=[1, 1, 2, 1, 8]), bytes(64)), "has 5 dimensions"),
+    "depth bomb": (safetensors(b'{"q":' + b"[" * 1_000_000), "an object is wanted"),
+    "control characters": (safetensors(b'{"a\\n\\u001b[31m":1}'), "'a\\x0a\\x1b[31m'"),
+    "no k": (safetensors(q_entry(), bytes(64)), "no tensor k"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SAFETENSORS)
+def test_malformed_safetensors(run, tmp_path, name):
+    content, says = BAD_SAFETENSORS[name]
+    (tmp_path / "bad.safetensors").write_bytes(content)
+    error = run("run", tmp_path / "bad.safetensors", "-o", tmp_path / "out.safetensors", code=2).stderr
+    assert says in error
+    assert "bad.safetensors" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("fortran", "Fortran order"),
+        ("big_endian", "dtype '>f4'"),
+        ("records", "holds records"),
+        ("negative", "not the dictionary"),
+        ("truncated", "cut short"),
+        ("header_only", "ends inside its header"),
+        ("scalar", "has 0 dimensions"),
+        ("u2", "--npy-as bf16"),
+        ("u1", "--npy-as e4m3"),
+    ],
+)
+def test_malformed_npy(run, tmp_path, name, says):
+    (tmp_path / "q.npy").write_bytes((CORPUS / "npy" / name).read_bytes())
+    assert says in run("run", tmp_path / "q.npy", "-o", tmp_path / "out/", code=2).stderr
+
+
+def test_object_arrays_are_not_unpickled(run, tmp_path):
+    np.save(tmp_path / "q.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert "dtype '|O'" in run("run", tmp_path / "q.npy", "-o", tmp_path / "out/", code=2).stderr
+
+
+@pytest.mark.parametrize("kind", ["directory", "missing", "pipe", "wrong name", "unreadable"])
+def test_what_cannot_be_opened(run, tmp_path, kind):
+    tmp_path.chmod(0o755)
+    path = tmp_path / ("x.bin" if kind == "wrong name" else "x.safetensors")
+    options = {}
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind != "missing":
+        path.write_bytes(b"")
+    if kind == "unreadable":
+        path.chmod(0)
+        if os.geteuid() == 0:  # root reads everything: run as nobody, whose directory this must be reachable for
+            options["user"] = 65534
+            for parent in (*tmp_path.parents, TANDEM.parent):
+                if not parent.stat().st_mode & stat.S_IXOTH and parent.owner() == "root" and parent != Path("/"):
+                    if "pytest" in str(parent):
+                        parent.chmod(0o755)
+    says = {
+        "directory": "is a directory",
+        "missing": "No such file",
+        "pipe": "not a regular file",
+        "wrong name": "neither .safetensors nor .npy",
+        "unreadable": "Permission denied",
+    }[kind]
+    assert says in run("info" if kind == "unreadable" else "verify", path, code=2, **options).stderr
+
+
+def test_a_file_twice_or_an_unknown_role(run, tmp_path, tensors):
+    for name in ("q", "k", "v"):
+        np.save(tmp_path / f"{name}.npy", tensors[name])
+    files = [tmp_path / f"{name}.npy" for name in ("q", "k", "v")]
+    assert "a second time" in run("run", *files, files[0], "-o", tmp_path / "o/", code=2).stderr
+    np.save(tmp_path / "mask.npy", tensors["q"])
+    assert "not named after a tensor" in run("run", *files, tmp_path / "mask.npy", "-o", tmp_path / "o/", code=2).stderr
+    assert "ROLE=NAME" in run("run", *files, "--tensor", "nonsense", "-o", tmp_path / "o/", code=2).stderr
+
+
+def test_wrong_tensors_leave_no_output(run, tmp_path, tensors):
+    tensors["v"] = tensors["v"][:, :-1].copy()
+    save_file(tensors, tmp_path / "in.safetensors")
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", code=2)
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--head-dim", 3, code=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_a_full_disk_leaves_nothing(run, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))  # noqa: E731
+    for out in ("out.safetensors", "results/"):
+        done = run("run", tmp_path / "in.safetensors", "-o", tmp_path / out, code=3, preexec_fn=limit)
+        assert "writing failed" in done.stderr
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["in.safetensors", "results"]
+
+
+def test_stdout_full(run):
+    with open("/dev/full", "w") as full:
+        run("info", code=3, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+
+
+def test_where_nothing_can_be_written(run, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    assert "create the directory" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no/x.safetensors", code=3).stderr
+    assert "by its name" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "x.bin", code=2).stderr
+    os.symlink("/dev/null", tmp_path / "null.safetensors")
+    assert "not a regular file" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "null.safetensors", code=2).stderr
+
+
+def test_an_older_result_stays_until_the_new_one_is_complete(run, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    (tmp_path / "out.safetensors").write_bytes(b"older")
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--head-dim", 3, code=2)
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--window-left", -7, code=2)
+    assert (tmp_path / "out.safetensors").read_bytes() == b"older"
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
+    assert set(load_file(tmp_path / "out.safetensors")) == {"out", "lse"}
+    assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+    # The output may replace the input itself.
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "in.safetensors")
+    assert set(load_file(tmp_path / "in.safetensors")) == {"out", "lse"}
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def being_written(pid: int) -> int:
+    """Bytes of the unnamed or hidden file that the process is writing; 0 before it starts."""
+    sizes = [0]
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            info = link.stat()
+            if stat.S_ISREG(info.st_mode) and (info.st_nlink == 0 or ".tmp" in os.readlink(link)):
+                sizes.append(info.st_size)
+        except OSError:  # closed meanwhile
+            pass
+    return max(sizes)
+
+
+def test_killed_while_writing_leaves_no_partial_file(tmp_path):
+    # 96 MB of output from hardly any arithmetic: one key a query.
+    shape = {"q": (1, 200_000, 8, 8), "k": (1, 1, 8, 8), "v": (1, 1, 8, 8)}
+    save_file({name: np.ones(s, np.float32) for name, s in shape.items()}, tmp_path / "in.safetensors")
+    caught = 0
+    for _ in range(20):
+        process = subprocess.Popen([TANDEM, "run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors"],
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        deadline = time.monotonic() + 60
+        size = 0
+        while process.poll() is None and size == 0 and time.monotonic() < deadline:
+            try:
+                size = being_written(process.pid)
+            except OSError:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        names = {p.name for p in tmp_path.iterdir()} - {"in.safetensors"}
+        if size > 0 and process.returncode == -signal.SIGKILL and not names:
+            caught += 1
+        # Whatever has a name is whole.
+        for name in names:
+            assert set(load_file(tmp_path / name)) == {"out", "lse"}, name
+            (tmp_path / name).unlink()
+        if caught == 3:
+            break
+    assert caught > 0, "never caught it in the act"

@@ -1,0 +1,201 @@
+"""Help, usage errors, verify, bench, explain, info, demo: output, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, TANDEM
+from safetensors.numpy import save_file
+
+SUBCOMMANDS = ("run", "verify", "bench", "explain", "info", "demo")
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_help_has_examples(run, subcommand):
+    text = run(subcommand, "--help").stdout
+    assert "Example" in text
+    assert f"tandem {subcommand}" in text
+
+
+def test_help_documents_exit_codes_and_subcommands(run):
+    text = run("--help").stdout
+    assert "Exit codes:" in text
+    for subcommand in SUBCOMMANDS:
+        assert f"\n  {subcommand} " in text
+
+
+def test_version(run):
+    assert run("--version").stdout == f"tandem {(ROOT / 'VERSION').read_text().strip()}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "subcommand is required"),
+        (["frobnicate"], "'frobnicate' is no subcommand"),
+        (["--frobnicate"], "tandem --help"),
+        (["run"], "tandem run --help"),
+        (["run", "x.safetensors"], "--out is required"),
+        (["verify", "--dtype"], "tandem verify --help"),
+        (["verify", "x.safetensors", "--dtype", "f64"], "must be f32, f16, bf16 or e4m3"),
+        (["bench", "--seqlen", "many"], "--seqlen"),
+        (["bench", "--seqlen", "0"], "at least 1"),
+        (["bench", "--causal", "maybe"], "--causal"),
+        (["bench", "--heads", "3", "--heads-kv", "2"], "must divide"),
+        (["bench", "--threads", "-2"], "--threads is -2"),
+        (["bench", "--seconds", "nan"], "--seconds is nan"),
+        (["explain", "--head-dim", "65"], "head_dim 65 is not a multiple of 8"),
+        (["explain", "--window-left=-2"], "window_left is -2"),
+        (["explain", "--dtype", "e4m3", "--backward"], "e4m3"),
+        (["explain", "--scale", "inf"], "scale is inf"),
+        (["info", "nowhere.npy"], "No such file"),
+    ],
+)
+def test_wrong_command_lines_exit_2(run, arguments, says):
+    assert says in run(*arguments, code=2).stderr
+
+
+def test_verify_accepts_right_results(run, run_json, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    for dtype in ("f32", "f16", "bf16"):
+        document = run_json("verify", tmp_path / "in.safetensors", "--backward", "--causal", "--dtype", dtype)
+        assert document["right"] is True
+        assert [o["output"] for o in document["outputs"]] == ["out", "lse", "dq", "dk", "dv"]
+        for output in document["outputs"]:
+            assert output["wrong"] == 0
+            assert 0 <= output["share_of_bound"] <= 1
+            # An answer that had not been compared at all would be exact.
+            assert output["largest_error"] > 0
+    text = run("verify", tmp_path / "in.safetensors").stdout
+    assert text.splitlines()[0].split()[:3] == ["output", "max", "error"]
+    assert text.count(" ok\n") == 2
+
+
+def test_verify_exits_1_where_fp32_is_not_enough(run, run_json, tmp_path):
+    # Logits near 1e6, whose rounding in fp32 (0.06) is far beyond 1e-5, on keys that nearly tie.
+    random = np.random.default_rng(3)
+    q = 1000 * random.standard_normal((1, 8, 1, 64), dtype=np.float32)
+    k = np.repeat(1000 * random.standard_normal((1, 1, 1, 64), dtype=np.float32), 32, axis=1)
+    k += 1e-3 * random.standard_normal(k.shape, dtype=np.float32)
+    save_file({"q": q, "k": k, "v": random.standard_normal(k.shape, dtype=np.float32)}, tmp_path / "in.safetensors")
+    done = run("verify", tmp_path / "in.safetensors", code=1)
+    assert "WRONG" in done.stdout
+    assert done.stderr.count("\n") == 1
+    document = run_json("verify", tmp_path / "in.safetensors", code=1)
+    assert document["right"] is False
+    assert document["outputs"][0]["wrong"] > 0
+
+
+def test_bench_json_and_table(run, run_json):
+    shape = ["--dtype", "f32,bf16", "--head-dim", 32, "--seqlen", "16,40", "--heads", 4, "--heads-kv", 2, "--seconds", 0]
+    document = run_json("bench", *shape)
+    cells = document["cells"]
+    assert len(cells) == 2 * 1 * 2 * 2 * 2  # dtypes, head dims, masks, seqlens, passes
+    assert document["peak"]["f32_gflops"] > 1
+    for cell in cells:
+        flops = 2 * 4 * cell["seqlen"] ** 2 * (32 + 32) * (0.5 if cell["causal"] else 1)
+        flops *= 2.5 if cell["pass"] == "backward" else 1
+        assert cell["gflops"] == pytest.approx(flops / cell["best_ms"] / 1e6, rel=1e-6)
+        assert cell["share_of_peak"] == pytest.approx(cell["gflops"] / document["peak"][cell["peak"] + "_gflops"], rel=1e-6)
+        assert cell["median_ms"] >= cell["best_ms"] > 0
+        assert cell["runs"] >= 3
+    done = run("bench", *shape, "--pass", "forward", "--causal", "no")
+    assert len([line for line in done.stdout.splitlines() if line.startswith("forward")]) == 4
+    assert done.stderr == ""  # no progress where stderr is no terminal
+
+
+def test_bench_shows_progress_on_a_terminal():
+    terminal, end = pty.openpty()
+    command = [TANDEM, "bench", "--head-dim", "32", "--seqlen", "16", "--seconds", "0", "--dtype", "f32", "--json"]
+    with os.fdopen(end, "wb") as stderr:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, timeout=120)
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal)
+    assert done.returncode == 0
+    json.loads(done.stdout)
+    assert "[1/4] forward f32 d=32 seqlen=16" in shown
+
+
+def test_explain(run, run_json):
+    text = run("explain", "--dtype", "bf16", "--seqlen", 300, "--causal").stdout
+    assert "bf16" in text and "causal" in text
+    document = run_json("explain", "--backward", "--heads", 6, "--heads-kv", 2, "--seqlen-q", 1, "--seqlen-k", 5000)
+    assert document["pass"] == "backward"
+    assert document["workspace_bytes"] >= 0
+    assert any("heads_kv 2" in line for line in document["lines"])
+
+
+def test_info(run, run_json):
+    document = run_json("info")
+    assert document["version"] == (ROOT / "VERSION").read_text().strip()
+    assert document["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert "portable" in document["backends"]["cpu"]["targets"]
+    assert isinstance(document["gpu_driver"]["found"], bool)
+    assert document["machine"]["processor"] in run("info").stdout
+
+
+def test_info_lists_files(run, run_json, tmp_path, tensors):
+    save_file(tensors, tmp_path / "x.safetensors", metadata={"key": "value"})
+    np.save(tmp_path / "y.npy", np.zeros((3, 4)))
+    documents = run_json("info", tmp_path / "x.safetensors", tmp_path / "y.npy")
+    assert documents[0]["tensors"]["q"] == {"dtype": "F32", "shape": [2, 33, 4, 16]}
+    assert documents[0]["metadata"] == {"key": "value"}
+    assert documents[1]["tensors"]["array"] == {"dtype": "<f8", "shape": [3, 4]}
+    assert "(2, 33, 4, 16)" in run("info", tmp_path / "x.safetensors").stdout
+
+
+def test_gpu_wish_is_an_error_without_a_gpu(run, tmp_path, tensors):
+    if json.loads(run("info", "--json").stdout)["gpu_driver"]["found"]:
+        pytest.skip("this machine has a GPU driver")
+    save_file(tensors, tmp_path / "in.safetensors")
+    assert "gpu" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "o/", "--device", "gpu", code=2).stderr
+
+
+def test_demo_and_its_picture(run_json, tmp_path):
+    document = run_json("demo", ROOT / "data/minilm.safetensors", "--data", tmp_path / "figures.json")
+    assert json.loads((tmp_path / "figures.json").read_text()) == document
+    assert document["metadata"]["tokens"] == "512"
+    assert [r["dtype"] for r in document["results"]] == ["f32", "bf16"]
+    assert all(o["right"] for r in document["results"] for o in r["outputs"])
+    entropy = np.array(document["entropy_nats"])
+    assert entropy.shape == (3, 12, 5)
+    # Between one token and all alike, but for the rounding of an LSE of 60 to fp32.
+    assert (entropy >= -1e-4).all() and (entropy <= np.log(512) + 1e-4).all()
+    assert (np.diff(entropy, axis=-1) >= 0).all()
+    picture = tmp_path / "picture.png"
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/demo_plot.py", tmp_path / "figures.json", picture],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(picture) in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_entropy_is_the_plain_formula(run_json, tmp_path):
+    random = np.random.default_rng(5)
+    q, k, v = (random.standard_normal((1, 21, 2, 8), dtype=np.float32) for _ in range(3))
+    save_file({"q": q, "k": k, "v": v}, tmp_path / "in.safetensors")
+    document = run_json("demo", tmp_path / "in.safetensors")
+    s = np.einsum("bihd,bjhd->bhij", q, k).astype(np.float64) / np.sqrt(8)
+    p = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    median = np.median(-(p * np.log(p)).sum(-1), axis=-1)
+    np.testing.assert_allclose(np.array(document["entropy_nats"])[..., 2], median, atol=1e-5)
+
+
+def test_only_glibc_is_needed_at_run_time():
+    needed = subprocess.run(["ldd", TANDEM], capture_output=True, text=True, check=True).stdout
+    names = {Path(line.split()[0]).name for line in needed.splitlines()}
+    if any("asan" in name for name in names):
+        pytest.skip("a sanitizer build")
+    allowed = ("linux-vdso", "libc.", "libm.", "libdl.", "libpthread.", "librt.", "ld-linux")
+    assert [name for name in names if not name.startswith(allowed)] == []

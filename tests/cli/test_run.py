@@ -1,0 +1,154 @@
+"""tandem run: results against the plain formula, every file format in and out."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from conftest import attention
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
+
+
+def close(got, expected, bound=1e-5):
+    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=0, atol=bound * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(
+    "flags, options",
+    [
+        ([], {}),
+        (["--causal"], {"causal": True}),
+        (["--window-left", 5, "--window-right", 2], {"window_left": 5, "window_right": 2}),
+        (["--window-left=-1", "--causal", "--scale", -0.3], {"causal": True, "scale": -0.3}),
+        (["--softcap", 2.5, "--threads", 1, "--device", "cpu"], {"softcap": 2.5}),
+    ],
+)
+def test_safetensors_round_trip(run_json, tmp_path, tensors, flags, options):
+    save_file(tensors, tmp_path / "in.safetensors")
+    document = run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", *flags)
+    results = load_file(tmp_path / "out.safetensors")
+    out, lse = attention(tensors["q"], tensors["k"], tensors["v"], **options)
+    close(results["out"], out)
+    close(results["lse"], lse)
+    assert set(results) == {"out", "lse"}
+    assert document["outputs"]["out"] == {"dtype": "f32", "shape": [2, 33, 4, 24]}
+    assert document["files"] == [str(tmp_path / "out.safetensors")]
+    with safe_open(tmp_path / "out.safetensors", "np") as file:
+        assert file.metadata()["made by"].startswith("tandem ")
+
+
+def test_npy_in_and_out_with_gradients(run, tmp_path, tensors):
+    for name, array in tensors.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / "q.npy").rename(tmp_path / "queries.npy")
+    files = [f"q={tmp_path}/queries.npy", *(tmp_path / f"{name}.npy" for name in ("k", "v", "dout"))]
+    run("run", *files, "--backward", "--causal", "--out", tmp_path / "results/")
+    results = {path.stem: np.load(path) for path in (tmp_path / "results").iterdir()}
+    assert set(results) == {"out", "lse", "dq", "dk", "dv"}
+
+    q, k, v, dout = (torch.tensor(tensors[name], dtype=torch.float64) for name in ("q", "k", "v", "dout"))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    heads = [q.transpose(1, 2), *(x.repeat_interleave(2, dim=2).transpose(1, 2) for x in (k, v))]
+    visible = torch.ones(33, 47, dtype=torch.bool).tril(47 - 33)
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2)
+    gradients = torch.autograd.grad(out, leaves, dout)
+    close(results["out"], out.detach().numpy())
+    for name, gradient in zip(("dq", "dk", "dv"), gradients):
+        close(results[name], gradient.numpy())
+
+
+def test_bf16_through_npy_is_u2(run, tmp_path, tensors):
+    codes = {n: tensors[n].astype(ml_dtypes.bfloat16) for n in ("q", "k", "v")}
+    for name, array in codes.items():
+        np.save(tmp_path / f"{name}.npy", array.view(np.uint16))
+    files = [tmp_path / f"{name}.npy" for name in codes]
+    assert "--npy-as bf16" in run("run", *files, "-o", tmp_path / "r/", code=2).stderr
+    run("run", *files, "--npy-as", "bf16", "-o", tmp_path / "r/")
+    out = np.load(tmp_path / "r/out.npy")
+    assert out.dtype == np.uint16
+    expected, _ = attention(*(codes[n].astype(np.float32) for n in ("q", "k", "v")))
+    close(out.view(ml_dtypes.bfloat16), expected, 2e-2)
+    # What NumPy itself writes for bf16, a void type, is read the same way.
+    np.save(tmp_path / "q.npy", codes["q"])
+    run("run", *files, "--npy-as", "bf16", "-o", tmp_path / "again/")
+    np.testing.assert_array_equal(np.load(tmp_path / "again/out.npy"), out)
+
+
+def test_e4m3_with_scales(run_json, tmp_path, tensors):
+    codes = {n: torch.tensor(tensors[n]).to(torch.float8_e4m3fn) for n in ("q", "k", "v")}
+    scales = {f"{n}_scale": torch.tensor([s]) for n, s in (("q", 0.5), ("k", 2.0), ("v", 0.25))}
+    save_torch(codes | scales, tmp_path / "in.safetensors")
+    document = run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--out-dtype", "f32")
+    assert document["outputs"]["out"]["dtype"] == "f32"
+    values = [codes[n].float().numpy() * scales[f"{n}_scale"].item() for n in ("q", "k", "v")]
+    close(load_file(tmp_path / "out.safetensors")["out"], attention(*values)[0], 5e-2)
+    default = run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
+    assert default["outputs"]["out"]["dtype"] == "bf16"
+
+
+def test_varlen_and_sink(run, tmp_path, tensors):
+    q, k, v = (tensors[n].reshape(-1, *tensors[n].shape[2:]) for n in ("q", "k", "v"))
+    packed = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": np.array([0, 33, 66], np.int32),
+        "cu_seqlens_k": np.array([0, 47, 94], np.int64),
+        "sink": np.array([-1, 0, 1, 2], np.float32),
+        "dout": tensors["dout"].reshape(-1, 4, 24),
+    }
+    save_file(packed, tmp_path / "in.safetensors")
+    run("run", tmp_path / "in.safetensors", "--backward", "-o", tmp_path / "out.safetensors")
+    results = load_file(tmp_path / "out.safetensors")
+    assert results["lse"].shape == (4, 66)
+    assert results["dsink"].shape == (4,)
+    # A sink is one more key without a value: out shrinks by the share of the weights that is left.
+    out, lse = attention(tensors["q"], tensors["k"], tensors["v"])
+    with_sink = np.logaddexp(lse, packed["sink"][None, :, None])
+    close(results["lse"], with_sink.transpose(1, 0, 2).reshape(4, 66))
+    close(results["out"], (out * np.exp(lse - with_sink).transpose(0, 2, 1)[..., None]).reshape(66, 4, 24))
+
+    packed["cu_seqlens_q"][1] = 70
+    save_file(packed, tmp_path / "in.safetensors")
+    assert "cu_seqlens_q" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no.safetensors", code=2).stderr
+    assert not (tmp_path / "no.safetensors").exists()
+
+
+def test_renamed_and_ignored_tensors(run_json, tmp_path, tensors):
+    stored = {"layer.0.query": tensors["q"], "k": tensors["k"], "v": tensors["v"], "other": np.zeros(3)}
+    save_file(stored, tmp_path / "in.safetensors")
+    document = run_json("run", tmp_path / "in.safetensors", "--tensor", "q=layer.0.query", "-o", tmp_path / "o.safetensors")
+    assert document["ignored"] == ["other"]
+
+
+def test_dtype_conversion(run_json, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    out, _ = attention(tensors["q"], tensors["k"], tensors["v"])
+    for dtype, bound in (("f16", 4e-3), ("bf16", 3e-2), ("e4m3", 2e-1)):
+        arguments = ["run", tmp_path / "in.safetensors", "--dtype", dtype, "-o", tmp_path / "o/"]
+        document = run_json(*arguments)
+        written = np.load(tmp_path / "o/out.npy")
+        assert document["outputs"]["out"]["dtype"] == ("bf16" if dtype == "e4m3" else dtype)
+        close(written.view(ml_dtypes.bfloat16) if dtype != "f16" else written, out, bound)
+
+
+def test_dout_from_a_seed_is_reproducible(run, tmp_path, tensors):
+    del tensors["dout"]
+    save_file(tensors, tmp_path / "in.safetensors")
+    assert "--dout-seed" in run("run", tmp_path / "in.safetensors", "--backward", "-o", tmp_path / "a/", code=2).stderr
+    for where, seed in (("a", 1), ("b", 1), ("c", 2)):
+        flags = ["--backward", "--deterministic", "--dout-seed", seed]
+        run("run", tmp_path / "in.safetensors", *flags, "-o", tmp_path / f"{where}/")
+    a, b, c = (np.load(tmp_path / where / "dk.npy") for where in "abc")
+    np.testing.assert_array_equal(a, b)
+    assert np.abs(a - c).max() > 0.1
+
+
+def test_empty_tensors(run, tmp_path):
+    empty = {n: np.zeros((0, 5, 2, 8), np.float32) for n in ("q", "k", "v")}
+    save_file(empty, tmp_path / "in.safetensors")
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "o.safetensors")
+    assert load_file(tmp_path / "o.safetensors")["out"].shape == (0, 5, 2, 8)
