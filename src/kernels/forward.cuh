@@ -72,7 +72,9 @@ struct ForwardTiles {
   template <bool producer>
   TANDEM_DEVICE bool next(ForwardTile<C>& t, bool leader) {
     const int number = !C.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
-    if (!tiles.locate(p, number, t.index)) return false;
+    // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in uniform
+    // registers. Without it each WGMMA waits for four moves (measured: 15 % of the kernel).
+    if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
                  C.causal ? p.window_right : tile::Visibility::unbounded};
     t.blocks = tile::BlockRange::of<C.block_n>(t.visible, t.index.m * C.block_m, (t.index.m + 1) * C.block_m);
@@ -180,18 +182,10 @@ struct ForwardConsumer {
     }
   }
 
-  /// The operands of the next products. Their stages go through warp_uniform so that the assembler keeps
-  /// descriptors in uniform registers: derived in ordinary ones, each WGMMA would wait for four moves
-  /// (measured: 15 % of the kernel).
-  TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const {
-    return shared.q[warpgroup][ptx::warp_uniform(q_at.stage)].k_major();
-  }
-  TANDEM_DEVICE ptx::MatrixDescriptor k_operand() const {
-    return shared.k[ptx::warp_uniform(k_at.stage)].k_major();
-  }
-  TANDEM_DEVICE ptx::MatrixDescriptor v_operand() const {
-    return shared.v[ptx::warp_uniform(v_at.stage)].mn_major();
-  }
+  /// The operands of the next products.
+  TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor k_operand() const { return shared.k[k_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor v_operand() const { return shared.v[v_at.stage].mn_major(); }
 
   /// Issues S = Q K^T.
   TANDEM_DEVICE void issue_scores(float (&s)[scores], ptx::MatrixDescriptor q, ptx::MatrixDescriptor k) {
@@ -241,16 +235,17 @@ struct ForwardConsumer {
     ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
   }
 
-  /// The next tile that sees a key; those that do not are written on the way.
-  TANDEM_DEVICE bool next_tile(ForwardTile<C>& t) {
+  TANDEM_DEVICE void run() {
+    ForwardTile<C> t;
     while (tiles.template next<false>(t, warp_leader())) {
-      if (t.blocks.first < t.blocks.end) return true;
-      store_empty(t.index);
+      if (t.blocks.first < t.blocks.end) {
+        compute(t);
+      } else {
+        store_empty(t.index);
+      }
     }
-    return false;
   }
-
-  TANDEM_DEVICE void run();
+  TANDEM_DEVICE void compute(const ForwardTile<C>& t);
   TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
                            const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
@@ -259,103 +254,73 @@ struct ForwardConsumer {
   TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
 };
 
-/// One pipeline through all tiles of the block: a tile's last product and the next tile's first scores are in
-/// flight together, and its epilogue runs under the latter.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::run() {
-  ForwardTile<C> t;
-  if (!next_tile(t)) return;
+TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
+  const int first_query = t.index.m * C.block_m + warpgroup * 64;
+  const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
   float s[scores];
   float o[outputs];
   u32 probabilities[scores / 2];
+  tile::OnlineSoftmax softmax;
+  float rescale[2];
+  int block = t.blocks.end - 1;
+  auto exponentials = [&](bool masked) {
+    release_k();
+    if (block == t.blocks.first) release_q();
+    transform_scores<C>(s, p);
+    if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
+    softmax.step(s, rescale, scale_log2);
+    // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
+    // moving the exponentials, which belong under the product in flight, behind the wait for it.
+    if (block > t.blocks.first) shared.k_ring.wait(k_at);
+  };
+
+  // The first block has no product to run under.
   shared.q_ring[warpgroup].wait(q_at);
   shared.k_ring.wait(k_at);
   issue_scores(s, q_operand(), k_operand());
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(s);
+  exponentials(true);
+  tile::convert<C.element>(probabilities, s);
+  if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
+    clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
-  while (true) {
-    const int first_query = t.index.m * C.block_m + warpgroup * 64;
-    const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
-    tile::OnlineSoftmax softmax;
-    float rescale[2];
-    int block = t.blocks.end - 1;
-    auto exponentials = [&](bool masked) {
-      release_k();
-      if (block == t.blocks.first) release_q();
-      transform_scores<C>(s, p);
-      if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
-      softmax.step(s, rescale, scale_log2);
-      // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
-      // moving the exponentials, which belong under the products in flight, behind the wait for those.
-      if (block > t.blocks.first) shared.k_ring.wait(k_at);
-    };
-
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(s);
-    exponentials(true);
-    tile::convert<C.element>(probabilities, s);
-    if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k) {
-      clear_v_tail(t.index.seqlen_k - block * C.block_n);
-    }
-    bool accumulate = false;
-    auto iteration = [&](bool masked) {
-      const ptx::MatrixDescriptor q = q_operand();
-      const ptx::MatrixDescriptor k = k_operand();
-      const ptx::MatrixDescriptor v = v_operand();
-      take_turn();
-      issue_scores(s, q, k);
-      shared.v_ring.wait(v_at);
-      issue_output(o, probabilities, v, accumulate);
-      pass_turn();
-      ptx::wgmma_wait<1>();
-      ptx::pin_registers(s);
-      exponentials(masked);
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(o);
-      release_v();
-      tile::convert<C.element>(probabilities, s);
-      if (!C.skip_rescale || ptx::ballot(rescale[0] != 1.0F || rescale[1] != 1.0F) != 0) {
-#pragma unroll
-        for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-      }
-      accumulate = true;
-    };
-    --block;
-    if constexpr (C.causal) {
-      for (; block >= max(t.blocks.first, own.inner_end); --block) iteration(true);
-    }
-    for (; block >= max(t.blocks.first, own.inner_first); --block) iteration(false);
-    if constexpr (C.local) {
-      for (; block >= t.blocks.first; --block) iteration(true);
-    }
-
-    const tile::TileIndex finished = t.index;
-    const bool more = next_tile(t);
-    shared.v_ring.wait(v_at);
-    const ptx::MatrixDescriptor v = v_operand();
-    if (!more) {
-      take_turn();
-      issue_output(o, probabilities, v, accumulate);
-      pass_turn();
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(o);
-      store(finished, o, softmax);
-      return;
-    }
-    // Waited for before the product is issued: the assembler serialises WGMMAs with a wait loop between them
-    // here.
-    shared.q_ring[warpgroup].wait(q_at);
-    shared.k_ring.wait(k_at);
-    const ptx::MatrixDescriptor next_q = q_operand();
-    const ptx::MatrixDescriptor next_k = k_operand();
+  bool accumulate = false;
+  auto iteration = [&](bool masked) {
     take_turn();
-    issue_output(o, probabilities, v, accumulate);
-    issue_scores(s, next_q, next_k);
+    issue_scores(s, q_operand(), k_operand());
+    shared.v_ring.wait(v_at);
+    issue_output(o, probabilities, v_operand(), accumulate);
     pass_turn();
     ptx::wgmma_wait<1>();
+    ptx::pin_registers(s);
+    exponentials(masked);
+    ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release_v();
-    store(finished, o, softmax);
+    tile::convert<C.element>(probabilities, s);
+    if (!C.skip_rescale || ptx::ballot(rescale[0] != 1.0F || rescale[1] != 1.0F) != 0) {
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    }
+    accumulate = true;
+  };
+  --block;
+  if constexpr (C.causal) {
+    for (; block >= max(t.blocks.first, own.inner_end); --block) iteration(true);
   }
+  for (; block >= max(t.blocks.first, own.inner_first); --block) iteration(false);
+  if constexpr (C.local) {
+    for (; block >= t.blocks.first; --block) iteration(true);
+  }
+
+  shared.v_ring.wait(v_at);
+  issue_output(o, probabilities, v_operand(), accumulate);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(o);
+  release_v();
+  store(t.index, o, softmax);
 }
 
 template <ForwardConfig C>

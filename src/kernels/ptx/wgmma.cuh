@@ -16,19 +16,19 @@ namespace tandem::ptx {
 /// descriptor: K-major: stride = from one group of 8 rows to the next, leading unused (1). MN-major: leading
 /// = from one swizzle-wide strip along M or N to the next, stride = from one group of 8 along K to the next.
 struct MatrixDescriptor {
-  u64 bits;
-  /// The operand `bytes` further on; bytes is a multiple of 16.
-  TANDEM_DEVICE MatrixDescriptor operator+(u32 bytes) const { return {bits + (bytes >> 4)}; }
+  u32 low;   ///< start address / 16 and leading / 16
+  u32 high;  ///< stride / 16 and the swizzle mode
+
+  /// The operand `bytes` further on; bytes is a multiple of 16. Addresses have 18 bits, so nothing carries
+  /// into `high`.
+  TANDEM_DEVICE MatrixDescriptor operator+(u32 bytes) const { return {low + (bytes >> 4), high}; }
+  TANDEM_DEVICE u64 bits() const { return static_cast<u64>(high) << 32 | low; }
 };
 
 TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading, u32 stride,
                                                  Swizzle swizzle) {
-#if !TANDEM_ON_DEVICE
-  emulator::check_descriptor(shared, leading, stride, swizzle);
-#endif
-  const u64 mode = swizzle == Swizzle::b128 ? 1 : swizzle == Swizzle::b64 ? 2 : 3;
-  return {static_cast<u64>((shared_address(shared) & 0x3ffff) >> 4) | static_cast<u64>(leading >> 4) << 16 |
-          static_cast<u64>(stride >> 4) << 32 | mode << 62};
+  const u32 mode = swizzle == Swizzle::b128 ? 1 : swizzle == Swizzle::b64 ? 2 : 3;
+  return {(shared_address(shared) & 0x3ffff) >> 4 | leading >> 4 << 16, stride >> 4 | mode << 30};
 }
 
 /// Orders register accesses before the WGMMAs that follow. First thing before a batch.
@@ -180,7 +180,7 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
                  " {" TANDEM_REGISTERS_##r "}, %" #r ", %" #o1 ", p, 1, 1, 0, %" #o3 "; }"                       \
                  : TANDEM_OPERANDS_##r                                                                           \
-                 : "l"(a.bits), "l"(b.bits), "r"(static_cast<i32>(accumulate)), "n"(b_mn_major));
+                 : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<i32>(accumulate)), "n"(b_mn_major));
 #define TANDEM_WGMMA_SHARED_BF16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(bf16, n, r, o1, o2, o3)
 #define TANDEM_WGMMA_SHARED_F16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(f16, n, r, o1, o2, o3)
 
@@ -191,7 +191,7 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
                  " {" TANDEM_REGISTERS_##r "}, {%" #r ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %"    \
                  #o6 "; }"                                                                                       \
                  : TANDEM_OPERANDS_##r                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<i32>(accumulate)),   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<i32>(accumulate)),   \
                    "n"(b_mn_major));
 #define TANDEM_WGMMA_REGISTERS_BF16(...) TANDEM_WGMMA_REGISTERS(bf16, __VA_ARGS__)
 #define TANDEM_WGMMA_REGISTERS_F16(...) TANDEM_WGMMA_REGISTERS(f16, __VA_ARGS__)
@@ -209,7 +209,7 @@ TANDEM_DEVICE void wgmma_shared(float (&d)[N / 2], MatrixDescriptor a, MatrixDes
     TANDEM_WGMMA_SIZES(TANDEM_WGMMA_SHARED_F16)
   }
 #else
-  emulator::wgmma_shared(d, N, element, a.bits, b.bits, b_mn_major, accumulate);
+  emulator::wgmma_shared(d, N, element, a.bits(), b.bits(), b_mn_major, accumulate);
 #endif
 }
 
@@ -223,7 +223,7 @@ TANDEM_DEVICE void wgmma_registers(float (&d)[N / 2], const u32* a, MatrixDescri
     TANDEM_WGMMA_SIZES(TANDEM_WGMMA_REGISTERS_F16)
   }
 #else
-  emulator::wgmma_registers(d, N, element, a, b.bits, b_mn_major, accumulate);
+  emulator::wgmma_registers(d, N, element, a, b.bits(), b_mn_major, accumulate);
 #endif
 }
 

@@ -169,8 +169,8 @@ struct RaggedTiles {
         const SequenceRows k = t.batch < p.batch
                                    ? sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, t.batch)
                                    : SequenceRows{0, 0, 0};
-        t.begin_k = k.begin;
-        t.seqlen_k = k.used;
+        t.begin_k = ptx::warp_uniform(k.begin);
+        t.seqlen_k = ptx::warp_uniform(k.used);
         return true;
       }
       before += pick(through, warp_size - 1);
