@@ -25,7 +25,7 @@ bootstrap:
 	scripts/bootstrap
 
 demo: bootstrap all
-	$(build)/cli/tandem demo
+	scripts/demo
 
 test:
 	scripts/test

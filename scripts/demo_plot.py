@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what `tandem demo --data FIGURES.json` found: how widely each attention head of a real model looks, how exact
-and how fast its computation was.
+"""Draws what `tandem demo --data FIGURES.json` found: how widely each attention head of a real model looks,
+how exact and how fast its computation was.
 
     python scripts/demo_plot.py FIGURES.json PICTURE.png
 """
@@ -46,7 +46,9 @@ def draw_layer(axes, heads, color, title, tokens):
     for x, head in enumerate(order):
         low, quarter, median, three_quarters, high = (math.exp(h) for h in heads[head])
         axes.plot([x, x], [low, high], color=color, alpha=0.35, linewidth=1.6, solid_capstyle="round")
-        axes.plot([x, x], [quarter, three_quarters], color=color, alpha=0.75, linewidth=6, solid_capstyle="round")
+        axes.plot(
+            [x, x], [quarter, three_quarters], color=color, alpha=0.75, linewidth=6, solid_capstyle="round"
+        )
         axes.plot(x, median, "o", color="white", markeredgecolor=color, markeredgewidth=1.4, markersize=5.5)
     axes.axhline(tokens, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_title(title, color=color)
@@ -71,7 +73,7 @@ def draw_errors(axes, results):
         shares = [entry["share_of_bound"] for entry in result["outputs"]]
         rows = [y + (n - (len(results) - 1) / 2) * height for y in range(len(outputs))]
         axes.barh(rows, shares, height * 0.86, color=DTYPE_COLORS[result["dtype"]], label=result["dtype"])
-        for y, share, entry in zip(rows, shares, result["outputs"]):
+        for y, share, entry in zip(rows, shares, result["outputs"], strict=True):
             axes.text(share + 0.012, y, f"{entry['largest_error']:.0e}", va="center", fontsize=7, color=MUTED)
     axes.axvline(1, color=INK, linewidth=1)
     axes.set_yticks(range(len(outputs)), outputs)
@@ -92,7 +94,9 @@ def draw_speed(axes, results):
     for y, (pass_, result) in enumerate(rows):
         speed = result[pass_]
         axes.barh(y, speed["gflops"], 0.7, color=DTYPE_COLORS[result["dtype"]])
-        note = f"{speed['gflops']:.0f}   {speed['best_ms']:.1f} ms, {100 * speed['share_of_peak']:.0f} % of peak"
+        note = (
+            f"{speed['gflops']:.0f}   {speed['best_ms']:.1f} ms, {100 * speed['share_of_peak']:.0f} % of peak"
+        )
         axes.text(speed["gflops"] + fastest * 0.02, y, note, va="center", fontsize=8, color=MUTED)
     axes.set_yticks(range(len(rows)), [f"{pass_} {result['dtype']}" for pass_, result in rows])
     axes.invert_yaxis()
@@ -104,7 +108,9 @@ def draw_speed(axes, results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", type=Path)
     parser.add_argument("picture", type=Path)
     args = parser.parse_args()
@@ -115,11 +121,15 @@ def main():
 
     figure = plt.figure(figsize=(12, 7.6), dpi=150, facecolor="white")
     top = figure.add_gridspec(1, len(entropy), left=0.065, right=0.98, top=0.80, bottom=0.45, wspace=0.08)
-    bottom = figure.add_gridspec(1, 2, left=0.065, right=0.98, top=0.31, bottom=0.075, wspace=0.28, width_ratios=(1.25, 1))
+    bottom = figure.add_gridspec(
+        1, 2, left=0.065, right=0.98, top=0.31, bottom=0.075, wspace=0.28, width_ratios=(1.25, 1)
+    )
 
     first = None
     for n, heads in enumerate(entropy):
-        axes = first = figure.add_subplot(top[n]) if first is None else figure.add_subplot(top[n], sharey=first)
+        axes = first = (
+            figure.add_subplot(top[n]) if first is None else figure.add_subplot(top[n], sharey=first)
+        )
         name = ORDINALS[layers[n]] if layers[n] < len(ORDINALS) else str(layers[n] + 1)
         draw_layer(axes, heads, LAYER_COLORS[n % len(LAYER_COLORS)], f"{name.capitalize()} layer", tokens)
         if n > 0:
@@ -131,30 +141,26 @@ def main():
 
     machine, peak = figures["machine"], figures["peak"]
     model = metadata.get("model", figures["file"]).split("/")[-1]
-    figure.text(0.065, 0.945, f"How widely the heads of {model} look", fontsize=16, fontweight="bold")
-    figure.text(
-        0.065,
-        0.895,
-        f"{tokens} tokens of {metadata['text'].split(';')[0]}. " if "text" in metadata else f"{tokens} tokens. ",
-        fontsize=9.5,
-        color=MUTED,
-    )
-    figure.text(
-        0.065,
-        0.87,
-        "A dot is a head's median over all tokens, the bar its middle half, the line 5 to 95 %; dashed: all tokens alike.",
-        fontsize=9.5,
-        color=MUTED,
-    )
-    peaks = f"measured peak: f32 {peak['f32_gflops']:.0f}"
+    source = f" of {metadata['text'].split(';')[0]}" if "text" in metadata else ""
+    dashed = "dashed: all tokens alike"
+    peaks = f"f32 {peak['f32_gflops']:.0f}"
     peaks += f", bf16 {peak['bf16_gflops']:.0f} GFLOP/s" if peak["bf16_gflops"] else " GFLOP/s"
-    figure.text(
-        0.065,
-        0.015,
-        f"tandem {figures['version']} on {machine['processor']}, {peak['threads']} threads, {machine['target']}; {peaks}",
-        fontsize=8,
-        color=MUTED,
+    setting = (
+        f"{machine['processor']}, {peak['threads']} threads, {machine['target']}; measured peak: {peaks}"
     )
+    for y, size, weight, color, text in (
+        (0.945, 16, "bold", INK, f"How widely the heads of {model} look"),
+        (0.895, 9.5, "normal", MUTED, f"{tokens} tokens{source}."),
+        (
+            0.870,
+            9.5,
+            "normal",
+            MUTED,
+            f"Dot: a head's median token; bar: middle half; line: 5 to 95 %; {dashed}.",
+        ),
+        (0.015, 8, "normal", MUTED, f"tandem {figures['version']} on {setting}"),
+    ):
+        figure.text(0.065, y, text, fontsize=size, fontweight=weight, color=color)
     # A reader never sees half a picture.
     partial = args.picture.with_suffix(".partial.png")
     figure.savefig(partial)

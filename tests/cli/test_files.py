@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TANDEM
+from program import TANDEM
 from safetensors.numpy import load_file, save_file
 
 CORPUS = Path(__file__).resolve().parents[1] / "fuzz/corpus"
@@ -97,10 +97,16 @@ def test_what_cannot_be_opened(run, tmp_path, kind):
         path.write_bytes(b"")
     if kind == "unreadable":
         path.chmod(0)
-        if os.geteuid() == 0:  # root reads everything: run as nobody, whose directory this must be reachable for
+        if (
+            os.geteuid() == 0
+        ):  # root reads everything: run as nobody, whose directory this must be reachable for
             options["user"] = 65534
             for parent in (*tmp_path.parents, TANDEM.parent):
-                if not parent.stat().st_mode & stat.S_IXOTH and parent.owner() == "root" and parent != Path("/"):
+                if (
+                    not parent.stat().st_mode & stat.S_IXOTH
+                    and parent.owner() == "root"
+                    and parent != Path("/")
+                ):
                     if "pytest" in str(parent):
                         parent.chmod(0o755)
     says = {
@@ -119,7 +125,10 @@ def test_a_file_twice_or_an_unknown_role(run, tmp_path, tensors):
     files = [tmp_path / f"{name}.npy" for name in ("q", "k", "v")]
     assert "a second time" in run("run", *files, files[0], "-o", tmp_path / "o/", code=2).stderr
     np.save(tmp_path / "mask.npy", tensors["q"])
-    assert "not named after a tensor" in run("run", *files, tmp_path / "mask.npy", "-o", tmp_path / "o/", code=2).stderr
+    assert (
+        "not named after a tensor"
+        in run("run", *files, tmp_path / "mask.npy", "-o", tmp_path / "o/", code=2).stderr
+    )
     assert "ROLE=NAME" in run("run", *files, "--tensor", "nonsense", "-o", tmp_path / "o/", code=2).stderr
 
 
@@ -147,10 +156,16 @@ def test_stdout_full(run):
 
 def test_where_nothing_can_be_written(run, tmp_path, tensors):
     save_file(tensors, tmp_path / "in.safetensors")
-    assert "create the directory" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no/x.safetensors", code=3).stderr
+    assert (
+        "create the directory"
+        in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no/x.safetensors", code=3).stderr
+    )
     assert "by its name" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "x.bin", code=2).stderr
     os.symlink("/dev/null", tmp_path / "null.safetensors")
-    assert "not a regular file" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "null.safetensors", code=2).stderr
+    assert (
+        "not a regular file"
+        in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "null.safetensors", code=2).stderr
+    )
 
 
 def test_an_older_result_stays_until_the_new_one_is_complete(run, tmp_path, tensors):
@@ -192,8 +207,8 @@ def test_killed_while_writing_leaves_no_partial_file(tmp_path):
     save_file({name: np.ones(s, np.float32) for name, s in shape.items()}, tmp_path / "in.safetensors")
     caught = 0
     for _ in range(20):
-        process = subprocess.Popen([TANDEM, "run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors"],
-                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        command = [TANDEM, "run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         size = 0
         while process.poll() is None and size == 0 and time.monotonic() < deadline:

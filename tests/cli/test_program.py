@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TANDEM
+from program import ROOT, TANDEM
 from safetensors.numpy import save_file
 
 SUBCOMMANDS = ("run", "verify", "bench", "explain", "info", "demo")
@@ -84,7 +84,9 @@ def test_verify_exits_1_where_fp32_is_not_enough(run, run_json, tmp_path):
     q = 1000 * random.standard_normal((1, 8, 1, 64), dtype=np.float32)
     k = np.repeat(1000 * random.standard_normal((1, 1, 1, 64), dtype=np.float32), 32, axis=1)
     k += 1e-3 * random.standard_normal(k.shape, dtype=np.float32)
-    save_file({"q": q, "k": k, "v": random.standard_normal(k.shape, dtype=np.float32)}, tmp_path / "in.safetensors")
+    save_file(
+        {"q": q, "k": k, "v": random.standard_normal(k.shape, dtype=np.float32)}, tmp_path / "in.safetensors"
+    )
     done = run("verify", tmp_path / "in.safetensors", code=1)
     assert "WRONG" in done.stdout
     assert done.stderr.count("\n") == 1
@@ -94,7 +96,20 @@ def test_verify_exits_1_where_fp32_is_not_enough(run, run_json, tmp_path):
 
 
 def test_bench_json_and_table(run, run_json):
-    shape = ["--dtype", "f32,bf16", "--head-dim", 32, "--seqlen", "16,40", "--heads", 4, "--heads-kv", 2, "--seconds", 0]
+    shape = [
+        "--dtype",
+        "f32,bf16",
+        "--head-dim",
+        32,
+        "--seqlen",
+        "16,40",
+        "--heads",
+        4,
+        "--heads-kv",
+        2,
+        "--seconds",
+        0,
+    ]
     document = run_json("bench", *shape)
     cells = document["cells"]
     assert len(cells) == 2 * 1 * 2 * 2 * 2  # dtypes, head dims, masks, seqlens, passes
@@ -103,7 +118,9 @@ def test_bench_json_and_table(run, run_json):
         flops = 2 * 4 * cell["seqlen"] ** 2 * (32 + 32) * (0.5 if cell["causal"] else 1)
         flops *= 2.5 if cell["pass"] == "backward" else 1
         assert cell["gflops"] == pytest.approx(flops / cell["best_ms"] / 1e6, rel=1e-6)
-        assert cell["share_of_peak"] == pytest.approx(cell["gflops"] / document["peak"][cell["peak"] + "_gflops"], rel=1e-6)
+        assert cell["share_of_peak"] == pytest.approx(
+            cell["gflops"] / document["peak"][cell["peak"] + "_gflops"], rel=1e-6
+        )
         assert cell["median_ms"] >= cell["best_ms"] > 0
         assert cell["runs"] >= 3
     done = run("bench", *shape, "--pass", "forward", "--causal", "no")
@@ -113,7 +130,19 @@ def test_bench_json_and_table(run, run_json):
 
 def test_bench_shows_progress_on_a_terminal():
     terminal, end = pty.openpty()
-    command = [TANDEM, "bench", "--head-dim", "32", "--seqlen", "16", "--seconds", "0", "--dtype", "f32", "--json"]
+    command = [
+        TANDEM,
+        "bench",
+        "--head-dim",
+        "32",
+        "--seqlen",
+        "16",
+        "--seconds",
+        "0",
+        "--dtype",
+        "f32",
+        "--json",
+    ]
     with os.fdopen(end, "wb") as stderr:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, timeout=120)
     shown = os.read(terminal, 100_000).decode()
@@ -126,7 +155,9 @@ def test_bench_shows_progress_on_a_terminal():
 def test_explain(run, run_json):
     text = run("explain", "--dtype", "bf16", "--seqlen", 300, "--causal").stdout
     assert "bf16" in text and "causal" in text
-    document = run_json("explain", "--backward", "--heads", 6, "--heads-kv", 2, "--seqlen-q", 1, "--seqlen-k", 5000)
+    document = run_json(
+        "explain", "--backward", "--heads", 6, "--heads-kv", 2, "--seqlen-q", 1, "--seqlen-k", 5000
+    )
     assert document["pass"] == "backward"
     assert document["workspace_bytes"] >= 0
     assert any("heads_kv 2" in line for line in document["lines"])
@@ -155,7 +186,10 @@ def test_gpu_wish_is_an_error_without_a_gpu(run, tmp_path, tensors):
     if json.loads(run("info", "--json").stdout)["gpu_driver"]["found"]:
         pytest.skip("this machine has a GPU driver")
     save_file(tensors, tmp_path / "in.safetensors")
-    assert "gpu" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "o/", "--device", "gpu", code=2).stderr
+    assert (
+        "gpu"
+        in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "o/", "--device", "gpu", code=2).stderr
+    )
 
 
 def test_demo_and_its_picture(run_json, tmp_path):

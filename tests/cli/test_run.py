@@ -6,14 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conftest import attention
+from program import attention
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
 
 def close(got, expected, bound=1e-5):
-    np.testing.assert_allclose(got.astype(np.float64), expected, rtol=0, atol=bound * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(
+        got.astype(np.float64), expected, rtol=0, atol=bound * max(1, np.abs(expected).max())
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_npy_in_and_out_with_gradients(run, tmp_path, tensors):
     out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=visible).transpose(1, 2)
     gradients = torch.autograd.grad(out, leaves, dout)
     close(results["out"], out.detach().numpy())
-    for name, gradient in zip(("dq", "dk", "dv"), gradients):
+    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
         close(results[name], gradient.numpy())
 
 
@@ -81,7 +83,9 @@ def test_e4m3_with_scales(run_json, tmp_path, tensors):
     codes = {n: torch.tensor(tensors[n]).to(torch.float8_e4m3fn) for n in ("q", "k", "v")}
     scales = {f"{n}_scale": torch.tensor([s]) for n, s in (("q", 0.5), ("k", 2.0), ("v", 0.25))}
     save_torch(codes | scales, tmp_path / "in.safetensors")
-    document = run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--out-dtype", "f32")
+    document = run_json(
+        "run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", "--out-dtype", "f32"
+    )
     assert document["outputs"]["out"]["dtype"] == "f32"
     values = [codes[n].float().numpy() * scales[f"{n}_scale"].item() for n in ("q", "k", "v")]
     close(load_file(tmp_path / "out.safetensors")["out"], attention(*values)[0], 5e-2)
@@ -113,14 +117,19 @@ def test_varlen_and_sink(run, tmp_path, tensors):
 
     packed["cu_seqlens_q"][1] = 70
     save_file(packed, tmp_path / "in.safetensors")
-    assert "cu_seqlens_q" in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no.safetensors", code=2).stderr
+    assert (
+        "cu_seqlens_q"
+        in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "no.safetensors", code=2).stderr
+    )
     assert not (tmp_path / "no.safetensors").exists()
 
 
 def test_renamed_and_ignored_tensors(run_json, tmp_path, tensors):
     stored = {"layer.0.query": tensors["q"], "k": tensors["k"], "v": tensors["v"], "other": np.zeros(3)}
     save_file(stored, tmp_path / "in.safetensors")
-    document = run_json("run", tmp_path / "in.safetensors", "--tensor", "q=layer.0.query", "-o", tmp_path / "o.safetensors")
+    document = run_json(
+        "run", tmp_path / "in.safetensors", "--tensor", "q=layer.0.query", "-o", tmp_path / "o.safetensors"
+    )
     assert document["ignored"] == ["other"]
 
 
@@ -138,7 +147,10 @@ def test_dtype_conversion(run_json, tmp_path, tensors):
 def test_dout_from_a_seed_is_reproducible(run, tmp_path, tensors):
     del tensors["dout"]
     save_file(tensors, tmp_path / "in.safetensors")
-    assert "--dout-seed" in run("run", tmp_path / "in.safetensors", "--backward", "-o", tmp_path / "a/", code=2).stderr
+    assert (
+        "--dout-seed"
+        in run("run", tmp_path / "in.safetensors", "--backward", "-o", tmp_path / "a/", code=2).stderr
+    )
     for where, seed in (("a", 1), ("b", 1), ("c", 2)):
         flags = ["--backward", "--deterministic", "--dout-seed", seed]
         run("run", tmp_path / "in.safetensors", *flags, "-o", tmp_path / f"{where}/")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of the file readers' fuzzers: small valid files and files that break one rule each."""
+"""Writes the seed corpus of the file readers' fuzzers: valid files and files that break one rule."""
 
 import io
 import json
@@ -32,7 +32,9 @@ def npy(array, version=None, **replaced):
 SAFETENSORS = {
     "two": safetensors({"q": entry("F16", [2, 3], 0, 12), "k": entry("I64", [1], 12, 20)}, bytes(range(20))),
     "metadata": safetensors({"__metadata__": {"a": "b"}, "x": entry("F32", [0, 4], 0, 0)}),
-    "dtypes": safetensors({n: entry(n, [4], 4 * i, 4 * i + 4) for i, n in enumerate(["F8_E4M3", "BOOL", "U8"])}, bytes(12)),
+    "dtypes": safetensors(
+        {n: entry(n, [4], 4 * i, 4 * i + 4) for i, n in enumerate(["F8_E4M3", "BOOL", "U8"])}, bytes(12)
+    ),
     "scalar": safetensors({"x": entry("BF16", [], 0, 2)}, bytes(2)),
     "empty_object": safetensors({}),
     "duplicate": safetensors(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{}}'),
