@@ -4,6 +4,7 @@
 //   (docs/kernels/cpu.md).
 //
 // Compiled once for each instruction set (targets.cmake).
+#include "cpu/finish_row.hpp"
 #include "cpu/forward_tile.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/product.hpp"
@@ -23,8 +24,6 @@ constexpr int tile_rows(int vecs) {
 /// A row's running maximum is only raised when a block exceeds it by 2^8: rescaling O is rare, p stays below
 /// 256.
 constexpr float rescale_threshold = 8.0F;
-
-constexpr float negative_infinity = -__builtin_inff();
 
 /// Consecutive keys of a block that the same registers [first_vec, last_vec) of a stripe see.
 struct Segment {
@@ -80,6 +79,27 @@ TANDEM_INLINE Vec exponent(Vec s, const Logits& logits, Vec maximum) {
 #endif
 }
 
+/// Rows of the next block on their way into the second-level cache while this one is computed: a row of K and
+/// a row of V for every key scored.
+struct Ahead {
+  const char* k = nullptr;
+  const char* v = nullptr;
+  std::int64_t k_stride = 0;  ///< bytes
+  std::int64_t v_stride = 0;
+  int k_bytes = 0;
+  int v_bytes = 0;
+  int rows = 0;
+
+  void fetch(int count) {
+    for (; count > 0 && rows > 0; --count, --rows) {
+      for (int i = 0; i < k_bytes; i += 64) __builtin_prefetch(k + i, 0, 2);
+      for (int i = 0; i < v_bytes; i += 64) __builtin_prefetch(v + i, 0, 2);
+      k += k_stride;
+      v += v_stride;
+    }
+  }
+};
+
 template <typename Math, int rows, int vecs>
 TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_stride,
                               const typename Math::Word* q, int depth, float* scores) {
@@ -96,10 +116,11 @@ TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_strid
 /// S^T = K Q^T for `count` keys.
 template <typename Math, int vecs>
 [[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
-                             const typename Math::Word* q, int depth, float* scores) {
+                             const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
   constexpr int rows = tile_rows(vecs);
   int j = 0;
   for (; j + rows <= count; j += rows) {
+    ahead.fetch(rows);
     score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
   }
   for (; j < count; ++j) {
@@ -301,7 +322,7 @@ TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segmen
 /// One block of keys against one stripe of queries.
 template <typename Math>
 void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, const Logits& logits,
-            float* scores) {
+            float* scores, Ahead& ahead) {
   if (b.begin >= s.end || b.begin + b.count <= s.begin) return;
   LaneKeys keys[stripe_vecs];
   Segment segments[max_block_k / vec_lanes];
@@ -320,7 +341,7 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     with_vecs(g.last_vec - g.first_vec, [&]<int vecs>() {
       score<Math, vecs>(b.k + g.begin * b.k_stride, b.k_stride, g.end - g.begin,
                         s.q + g.first_vec * vec_lanes, t.head_dim_qk / epw,
-                        scores + g.begin * stripe_lanes + g.first_vec * vec_lanes);
+                        scores + g.begin * stripe_lanes + g.first_vec * vec_lanes, ahead);
     });
   }
   for (int v = 0; v < s.vecs; ++v) {
@@ -374,11 +395,9 @@ void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
   s.begin = s.all_end = t.seqlen_k;
   s.end = s.all_begin = 0;
   for (int lane = 0; lane < s.count; ++lane) {
-    const std::int64_t diagonal = (first + lane) / t.group + t.seqlen_k - t.seqlen_q;
-    std::int64_t begin = t.window_left >= 0 ? diagonal - t.window_left : 0;
-    std::int64_t end = t.window_right >= 0 ? diagonal + t.window_right + 1 : t.seqlen_k;
-    begin = begin > 0 ? begin : 0;
-    end = end < t.seqlen_k ? end : t.seqlen_k;
+    const RowKeys keys = row_keys(t, (first + lane) / t.group);
+    const std::int64_t begin = keys.begin;
+    const std::int64_t end = keys.end;
     s.first_key[lane] = begin;
     s.last_key[lane] = end;
     if (begin > s.all_begin) s.all_begin = begin;
@@ -408,12 +427,12 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
   if constexpr (Math::elements_per_word == 1 && sizeof(T) != sizeof(Word)) {
     auto* staged_k = reinterpret_cast<float*>(t.scratch + layout.k);
     auto* staged_v = reinterpret_cast<float*>(t.scratch + layout.v);
-    widen_rows(k, t.k_stride, count, t.head_dim_qk, staged_k);
-    widen_rows(v, t.v_stride, count, t.head_dim_v, staged_v);
     b.k = staged_k;
-    b.k_stride = t.head_dim_qk;
+    b.k_stride = staged_stride(t.head_dim_qk);
     b.v = staged_v;
-    b.v_stride = t.head_dim_v;
+    b.v_stride = staged_stride(t.head_dim_v);
+    widen_rows(k, t.k_stride, count, t.head_dim_qk, staged_k, b.k_stride);
+    widen_rows(v, t.v_stride, count, t.head_dim_v, staged_v, b.v_stride);
   }
 #if defined(__AVX512BF16__)
   if constexpr (Math::elements_per_word == 2) {
@@ -429,38 +448,12 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
       b.k = copy;
     }
     auto* paired = reinterpret_cast<Word*>(t.scratch + layout.v);
-    pair_rows(v, t.v_stride, count, t.head_dim_v, paired);
     b.v = paired;
-    b.v_stride = t.head_dim_v;
+    b.v_stride = staged_stride(t.head_dim_v);
+    pair_rows(v, t.v_stride, count, t.head_dim_v, paired, b.v_stride);
   }
 #endif
   return b;
-}
-
-/// What O must be multiplied by, and the row's LSE, once every key has been seen.
-struct Finish {
-  float scale;
-  float lse;
-};
-
-TANDEM_INLINE Finish finish_row(float maximum, float sum, const float* sink, float v_scale) {
-  float top = maximum;
-  float denominator = sum;
-  float numerator = 1.0F;
-  if (sink != nullptr) {
-    const float logit = *sink * log2_e;
-    top = logit > maximum ? logit : maximum;
-    numerator = maximum == top ? 1.0F : __builtin_exp2f(maximum - top);
-    denominator = sum * numerator + (logit == top ? 1.0F : __builtin_exp2f(logit - top));
-  }
-  Finish f;
-  f.scale = numerator * v_scale / denominator;
-  // Only logits that are all -inf leave 0 here: their softmax is 0 / 0.
-  f.lse =
-      denominator == 0.0F
-          ? __builtin_nanf("")
-          : static_cast<float>(static_cast<double>(top) * 0.693147180559945309 + __builtin_log(denominator));
-  return f;
 }
 
 /// O and LSE of one stripe, out of the lanes.
@@ -535,10 +528,21 @@ void run_tile(const ForwardTile& t) {
     __builtin_memset(s.out, 0, static_cast<std::size_t>(t.head_dim_v) * stripe_lanes * sizeof(float));
   }
 
-  for (std::int64_t key = begin; key < end; key += t.block_k) {
+  // Blocks start at multiples of block_k: how rows are grouped into tiles changes no bit of their results.
+  for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     const Block<Math> block = stage<Math, T>(t, layout, key, count);
-    for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores);
+    Ahead ahead;
+    if (end - key - count > 0) {
+      ahead.k = reinterpret_cast<const char*>(static_cast<const T*>(t.k) + (key + count) * t.k_stride);
+      ahead.v = reinterpret_cast<const char*>(static_cast<const T*>(t.v) + (key + count) * t.v_stride);
+      ahead.k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(T));
+      ahead.v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(T));
+      ahead.k_bytes = t.head_dim_qk * static_cast<int>(sizeof(T));
+      ahead.v_bytes = t.head_dim_v * static_cast<int>(sizeof(T));
+      ahead.rows = end - key - count < t.block_k ? static_cast<int>(end - key - count) : t.block_k;
+    }
+    for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores, ahead);
   }
 
   for (int i = 0; i < stripe_count; ++i) {

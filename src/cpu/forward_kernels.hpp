@@ -8,5 +8,6 @@ namespace tandem::cpu {
 
 /// `target` is available.
 const ForwardKernel& forward_kernel(Target target);
+const ShortKernel& short_kernel(Target target);
 
 }  // namespace tandem::cpu

@@ -12,7 +12,7 @@ namespace tandem::cpu {
 
 /// The most keys in a block and the most stripes in a tile: kernels keep small tables of them on the stack.
 constexpr int max_block_k = 256;
-constexpr int max_stripes = 8;
+constexpr int max_stripes = 16;
 
 /// Rows of one sequence and one group of heads: element (row, head, c) is at row * row_stride + head *
 /// head_stride + c.
@@ -71,6 +71,13 @@ struct ForwardScratch {
   std::size_t bytes = 0;
 };
 
+/// Words from one staged row to the next: an odd number of cache lines, so that the same column of
+/// consecutive rows does not fall into a few sets of the first-level cache (a stride of 512 bytes uses 8 of
+/// its 64).
+[[gnu::always_inline]] inline int staged_stride(int columns) {
+  return (columns + 15) / 16 / 2 * 32 + 16;
+}
+
 [[gnu::always_inline]] inline ForwardScratch forward_scratch(int block_q, int block_k, int head_dim_qk,
                                                              int head_dim_v) {
   ForwardScratch s;
@@ -86,8 +93,8 @@ struct ForwardScratch {
   s.q = take(bq * dk, 4);
   s.out = take(bq * dv, 4);
   s.scores = take(bq * bk, 4);
-  s.k = take(bk * dk, 4);
-  s.v = take(bk * dv, 4);
+  s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
+  s.v = take(bk * static_cast<std::size_t>(staged_stride(head_dim_v)), 4);
   s.rows = take(4 * (dk > dv ? dk : dv), 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);
@@ -101,5 +108,25 @@ struct ForwardKernel {
   int stripe = 0;  ///< lanes that one register tile covers; block_q is a multiple of it
   void (*run)(const ForwardTile& tile) = nullptr;
 };
+
+/// Query rows (of a KV head, stacked) up to which ShortKernel is the faster one: below, most lanes would be
+/// empty.
+constexpr int short_rows = 8;
+constexpr int short_block_k = 128;
+
+/// The same for tiles of at most short_rows rows. A partial result is short_partial_floats() numbers.
+struct ShortKernel {
+  /// The partial result of keys [begin, end).
+  void (*attend)(const ForwardTile& tile, std::int64_t begin, std::int64_t end, float* partial) = nullptr;
+  /// Adds partial result `next` to `total`.
+  void (*fold)(const ForwardTile& tile, float* total, const float* next) = nullptr;
+  /// Writes out and lse.
+  void (*finish)(const ForwardTile& tile, const float* total) = nullptr;
+};
+
+/// Maximum, sum and O of every row.
+[[gnu::always_inline]] inline std::size_t short_partial_floats(std::int64_t head_dim_v) {
+  return static_cast<std::size_t>(short_rows * (head_dim_v + 2));
+}
 
 }  // namespace tandem::cpu

@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
+#include "cpu/cpu.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -25,7 +27,7 @@ TEST(Forward, RandomProblems) {
 
 TEST(Forward, TileEdges) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const std::int64_t seqlen_q : {7, 15, 16, 17, 47, 63, 64, 65, 129}) {
+    for (const std::int64_t seqlen_q : {1, 2, 7, 8, 9, 16, 17, 47, 63, 64, 65, 129}) {
       for (const std::int64_t seqlen_k : {1, 2, 15, 16, 63, 64, 65, 127, 128, 129, 257}) {
         for (const bool causal : {false, true}) {
           Case c;
@@ -146,6 +148,39 @@ TEST(Forward, ThreadsDoNotChangeABit) {
   }
 }
 
+/// Short queries against many keys: split over threads or not, the same bits, and right.
+TEST(Forward, ShortQueriesAgainstManyKeys) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+    for (const std::int64_t seqlen_q : {1, 2, 3}) {
+      Case c;
+      c.dtype = dtype;
+      c.heads_q = 4;
+      c.heads_kv = 2;
+      c.head_dim_qk = 72;
+      c.head_dim_v = 40;
+      c.seqlen_q = seqlen_q;
+      c.seqlen_k = 3333;
+      c.options.causal = true;
+      c.options.window_left = seqlen_q == 2 ? 1500 : -1;
+      c.options.softcap = seqlen_q == 3 ? 20.0F : 0.0F;
+      c.sink = seqlen_q == 1;
+      Call call(c);
+      forward_everywhere(call);
+      on_every_runner(c, [&](Runner& runner) {
+        std::vector<std::byte> first;
+        for (const int threads :
+             {1, 2, 3}) {  // one thread has enough heads to itself, three share the splits
+          call.spec.threads = threads;
+          call.prepare(Pass::forward);
+          runner.forward(call);
+          if (threads == 1) first = call.out.raw();
+          EXPECT_EQ(call.out.raw(), first) << threads << " threads";
+        }
+      });
+    }
+  }
+}
+
 /// Contract 7: exactly the rows that see a NaN key are NaN, wherever the key lies in its block.
 TEST(Forward, NaNInAKeyReachesTheRowsThatSeeIt) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
@@ -167,6 +202,36 @@ TEST(Forward, NaNInAKeyReachesTheRowsThatSeeIt) {
           for (std::int64_t col = 0; col < 32; ++col) ASSERT_EQ(std::isnan(call.out.get(i * 32 + col)), sees);
         }
       });
+    }
+  }
+}
+
+/// A larger tile, as larger problems get, changes no bit of a row.
+TEST(Forward, TileSizeDoesNotChangeABit) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Case c;
+    c.dtype = dtype;
+    c.seqlen_q = 300;
+    c.seqlen_k = 450;
+    c.options.window_left = 130;
+    c.options.window_right = 10;
+    Call call(c);
+    const Problem problem = make_problem(call.forward_args());
+    for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
+                                     cpu::Target::avx512_bf16, cpu::Target::neon}) {
+      if (!cpu::available(target)) continue;
+      cpu::Config config = cpu::choose(problem, 1);
+      config.target = target;
+      std::vector<std::byte> first;
+      const bool wide = target == cpu::Target::avx512 || target == cpu::Target::avx512_bf16;
+      for (const int stripes : {1, 2, 3}) {
+        config.block_q = stripes * (wide || target == cpu::Target::neon ? 64 : 48);
+        call.prepare(Pass::forward);
+        std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
+        cpu::forward(problem, config, workspace);
+        if (first.empty()) first = call.out.raw();
+        EXPECT_EQ(call.out.raw(), first) << cpu::name_of(target);
+      }
     }
   }
 }

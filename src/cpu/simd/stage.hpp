@@ -16,12 +16,13 @@ TANDEM_INLINE void scale_row(const From* src, int columns, float factor, To* dst
   if (c < columns) store_first(hn::Mul(load_first(src + c, columns - c), f), dst + c, columns - c);
 }
 
-/// Widens `rows` rows to contiguous f32 rows.
+/// Widens `rows` rows to f32.
 template <typename T>
-void widen_rows(const T* src, std::int64_t src_stride, int rows, int columns, float* dst) {
+void widen_rows(const T* src, std::int64_t src_stride, int rows, int columns, float* dst,
+                std::int64_t dst_stride) {
   for (int r = 0; r < rows; ++r) {
     const T* s = src + r * src_stride;
-    float* d = dst + static_cast<std::int64_t>(r) * columns;
+    float* d = dst + r * dst_stride;
     int c = 0;
     for (; c + vec_lanes <= columns; c += vec_lanes) store(load(s + c), d + c);
     if (c < columns) store_first(load_first(s + c, columns - c), d + c, columns - c);
@@ -31,11 +32,11 @@ void widen_rows(const T* src, std::int64_t src_stride, int rows, int columns, fl
 #if defined(__AVX512BF16__)
 /// dst[i][c] holds row 2i in the lower half and row 2i + 1 in the upper half; a missing last row counts as 0.
 static inline void pair_rows(const bf16* src, std::int64_t src_stride, int rows, int columns,
-                             std::uint32_t* dst) {
+                             std::uint32_t* dst, std::int64_t dst_stride) {
   for (int r = 0; r < rows; r += 2) {
     const auto* even = reinterpret_cast<const std::uint16_t*>(src + r * src_stride);
     const auto* odd = r + 1 < rows ? even + src_stride : nullptr;
-    std::uint32_t* d = dst + static_cast<std::int64_t>(r / 2) * columns;
+    std::uint32_t* d = dst + r / 2 * dst_stride;
     int c = 0;
     for (; c + 16 <= columns; c += 16) {
       const __m512i low =

@@ -1,0 +1,292 @@
+// Few query rows against many keys, as in decoding: lanes would be mostly empty, so dot products run along
+// head_dim.
+//
+// Keys are cut into splits whose size depends on the sequence alone; each leaves a partial result (maximum,
+// sum, unnormalised O) and partial results are folded in order, whether one thread computed them or many. P
+// stays in fp32.
+//
+// Compiled once for each instruction set (targets.cmake).
+#include "cpu/finish_row.hpp"
+#include "cpu/forward_tile.hpp"
+#include "cpu/simd/math.hpp"
+#include "cpu/simd/stage.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+namespace {
+
+/// Rows that share the loads of K and V, and keys that are scored together: 16 accumulators, 8 on 16
+/// registers.
+constexpr int rows_together = 4;
+constexpr int keys_together = vec_registers == 32 ? 4 : 2;
+/// Keys between two looks at the maximum.
+constexpr int block_keys = short_block_k;
+/// How many keys ahead rows of K and V are fetched.
+constexpr int fetch_distance = 16;
+
+constexpr int padded(int columns) {
+  return (columns + vec_lanes - 1) / vec_lanes * vec_lanes;
+}
+
+/// A view of a partial result: maximum[rows], sum[rows], out[rows][head_dim_v].
+template <typename Float>
+struct PartialView {
+  Float* maximum;
+  Float* sum;
+  Float* out;
+};
+using Partial = PartialView<float>;
+
+template <typename Float>
+TANDEM_INLINE PartialView<Float> partial_at(Float* data, int rows) {
+  return {data, data + rows, data + 2 * rows};
+}
+
+template <typename T>
+TANDEM_INLINE void fetch(const T* row, int columns) {
+  const char* p = reinterpret_cast<const char*>(row);
+  for (int i = 0; i < columns * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
+/// scores[row][key] for `keys` keys and `rows` rows of q (f32, zero-padded to whole registers).
+template <typename T, int rows, int keys>
+TANDEM_INLINE void score_keys(const T* k, std::int64_t k_stride, const float* q, int columns, float* scores) {
+  const int q_stride = padded(columns);
+  Vec acc[rows][keys];
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
+  }
+  const auto step = [&](int c, auto load_key) {
+    Vec key[keys];
+#pragma GCC unroll 4
+    for (int j = 0; j < keys; ++j) key[j] = load_key(k + j * k_stride + c);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const Vec query = load(q + r * q_stride + c);
+#pragma GCC unroll 4
+      for (int j = 0; j < keys; ++j) acc[r][j] = hn::MulAdd(query, key[j], acc[r][j]);
+    }
+  };
+  int c = 0;
+  for (; c + vec_lanes <= columns; c += vec_lanes) step(c, [](const T* p) { return load(p); });
+  if (c < columns) step(c, [&](const T* p) { return load_first(p, columns - c); });
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < keys; ++j)
+      scores[r * block_keys + j] = hn::GetLane(hn::SumOfLanes(f32_lanes, acc[r][j]));
+  }
+}
+
+/// out[row] += sum over keys of p[row][key] * v[key], `vecs` registers of columns at a time.
+template <typename T, int rows, int vecs>
+TANDEM_INLINE void weigh_columns(const T* v, std::int64_t v_stride, int count, const float* p, float* out,
+                                 int out_stride) {
+  Vec acc[rows][vecs];
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < vecs; ++i) acc[r][i] = load(out + r * out_stride + i * vec_lanes);
+  }
+  for (int j = 0; j < count; ++j) {
+    Vec value[vecs];
+#pragma GCC unroll 4
+    for (int i = 0; i < vecs; ++i) value[i] = load(v + j * v_stride + i * vec_lanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const Vec weight = broadcast(p[r * block_keys + j]);
+#pragma GCC unroll 4
+      for (int i = 0; i < vecs; ++i) acc[r][i] = hn::MulAdd(weight, value[i], acc[r][i]);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < vecs; ++i) store(acc[r][i], out + r * out_stride + i * vec_lanes);
+  }
+}
+
+template <typename T, int rows>
+TANDEM_INLINE void weigh(const T* v, std::int64_t v_stride, int count, const float* p, float* out,
+                         int columns) {
+  constexpr int vecs = keys_together;
+  int c = 0;
+  for (; c + vecs * vec_lanes <= columns; c += vecs * vec_lanes) {
+    weigh_columns<T, rows, vecs>(v + c, v_stride, count, p, out + c, columns);
+  }
+  for (; c + vec_lanes <= columns; c += vec_lanes) {
+    weigh_columns<T, rows, 1>(v + c, v_stride, count, p, out + c, columns);
+  }
+  for (; c < columns; ++c) {
+    for (int r = 0; r < rows; ++r) {
+      float sum = out[r * columns + c];
+      for (int j = 0; j < count; ++j) sum += p[r * block_keys + j] * to_f32(v[j * v_stride + c]);
+      out[r * columns + c] = sum;
+    }
+  }
+}
+
+struct Softcap {
+  float in;
+  float out;  ///< 0: none
+};
+
+/// s becomes out * tanh(s * in); `s` is padded to whole registers.
+TANDEM_INLINE void cap_row(float* s, int count, const Softcap& cap) {
+  for (int j = 0; j < count; j += vec_lanes) {
+    store(hn::Mul(tanh(hn::Mul(load(s + j), broadcast(cap.in))), broadcast(cap.out)), s + j);
+  }
+}
+
+/// Turns one row's scores into weights and brings its maximum, sum and O up to date.
+TANDEM_INLINE void soften_row(float* s, int count, float factor, const Partial& state, int row, int columns) {
+  // Whole registers: what lies past `count` takes part as -inf, with weight 0.
+  for (int j = count; j < padded(count); ++j) s[j] = negative_infinity;
+  Vec top = broadcast(negative_infinity);
+  for (int j = 0; j < count; j += vec_lanes) top = hn::Max(load(s + j), top);
+  const float block = hn::GetLane(hn::MaxOfLanes(f32_lanes, top));
+  float maximum = state.maximum[row];
+  if (block > maximum) {
+    const float alpha = __builtin_exp2f((maximum - block) * factor);
+    float* out = state.out + static_cast<std::int64_t>(row) * columns;
+    for (int c = 0; c < columns; ++c) out[c] *= alpha;
+    state.sum[row] *= alpha;
+    state.maximum[row] = maximum = block;
+  }
+  const Vec base = broadcast(maximum == negative_infinity ? 0.0F : maximum);
+  Vec sum = zero();
+  for (int j = 0; j < count; j += vec_lanes) {
+    const Vec p = exp2(hn::Mul(hn::Sub(load(s + j), base), broadcast(factor)));
+    store(p, s + j);
+    sum = hn::Add(sum, p);
+  }
+  state.sum[row] += hn::GetLane(hn::SumOfLanes(f32_lanes, sum));
+}
+
+/// `rows` rows from `first` against keys [begin, begin + count), count <= block_keys.
+template <typename T, int rows>
+void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count, const float* q,
+                  float factor, const Softcap& cap, const Partial& state) {
+  alignas(64) float scores[rows * block_keys];
+  const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
+  const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
+  const float* row_q = q + static_cast<std::int64_t>(first) * padded(t.head_dim_qk);
+  int j = 0;
+  for (; j + keys_together <= count; j += keys_together) {
+    for (int i = j; i < j + keys_together && i + fetch_distance < count; ++i) {
+      fetch(k + (i + fetch_distance) * t.k_stride, t.head_dim_qk);
+    }
+    for (int i = j; i < j + keys_together; ++i) fetch(v + i * t.v_stride, t.head_dim_v);
+    score_keys<T, rows, keys_together>(k + j * t.k_stride, t.k_stride, row_q, t.head_dim_qk, scores + j);
+  }
+  for (; j < count; ++j) {
+    score_keys<T, rows, 1>(k + j * t.k_stride, t.k_stride, row_q, t.head_dim_qk, scores + j);
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* s = scores + r * block_keys;
+    if (cap.out != 0.0F) cap_row(s, count, cap);
+    const RowKeys keys = row_keys(t, (t.first + first + r) / t.group);
+    for (int i = 0; i < count && begin + i < keys.begin; ++i) s[i] = negative_infinity;
+    for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;
+    soften_row(s, count, factor, state, first + r, t.head_dim_v);
+  }
+  weigh<T, rows>(v, t.v_stride, count, scores, state.out + static_cast<std::int64_t>(first) * t.head_dim_v,
+                 t.head_dim_v);
+}
+
+template <typename T>
+void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* partial) {
+  const Partial state = partial_at(partial, t.count);
+  for (int r = 0; r < t.count; ++r) {
+    state.maximum[r] = negative_infinity;
+    state.sum[r] = 0.0F;
+  }
+  __builtin_memset(state.out, 0,
+                   static_cast<std::size_t>(t.count) * static_cast<std::size_t>(t.head_dim_v) * 4);
+
+  // A negative or zero factor goes into Q, so that the largest raw product is always the largest logit.
+  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
+  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
+  const Softcap cap{t.softcap != 0.0F ? scale / t.softcap : 0.0F, t.softcap};
+  const float factor = t.softcap != 0.0F ? log2_e : scale * log2_e;
+  auto* const q = reinterpret_cast<float*>(t.scratch);
+  const int q_stride = padded(t.head_dim_qk);
+  for (int r = 0; r < t.count; ++r) {
+    const std::int64_t row = (t.first + r) / t.group;
+    const std::int64_t head = (t.first + r) % t.group;
+    float* packed = q + static_cast<std::int64_t>(r) * q_stride;
+    scale_row(static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride, t.head_dim_qk,
+              sign, packed);
+    for (int c = t.head_dim_qk; c < q_stride; ++c) packed[c] = 0.0F;
+  }
+
+  for (std::int64_t key = begin; key < end; key += block_keys) {
+    const int count = end - key < block_keys ? static_cast<int>(end - key) : block_keys;
+    for (int r = 0; r < t.count; r += rows_together) {
+      switch (t.count - r) {
+        case 1: attend_block<T, 1>(t, r, key, count, q, factor, cap, state); break;
+        case 2: attend_block<T, 2>(t, r, key, count, q, factor, cap, state); break;
+        case 3: attend_block<T, 3>(t, r, key, count, q, factor, cap, state); break;
+        default: attend_block<T, 4>(t, r, key, count, q, factor, cap, state); break;
+      }
+    }
+  }
+  // Maxima in units of log2, which is what folding and finishing want.
+  for (int r = 0; r < t.count; ++r) state.maximum[r] *= factor;
+}
+
+void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* partial) {
+  switch (t.dtype) {
+    case DType::f16: attend<f16>(t, begin, end, partial); break;
+    case DType::bf16: attend<bf16>(t, begin, end, partial); break;
+    case DType::e4m3: attend<e4m3>(t, begin, end, partial); break;
+    default: attend<float>(t, begin, end, partial); break;
+  }
+}
+
+/// Adds the partial result `next` to `total`.
+void fold_short(const ForwardTile& t, float* total, const float* next) {
+  const Partial a = partial_at(total, t.count);
+  const PartialView<const float> b = partial_at(next, t.count);
+  for (int r = 0; r < t.count; ++r) {
+    const float top = a.maximum[r] > b.maximum[r] ? a.maximum[r] : b.maximum[r];
+    const float base = top == negative_infinity ? 0.0F : top;
+    const float weight_a = __builtin_exp2f(a.maximum[r] - base);
+    const float weight_b = __builtin_exp2f(b.maximum[r] - base);
+    a.maximum[r] = top;
+    a.sum[r] = a.sum[r] * weight_a + b.sum[r] * weight_b;
+    float* out_a = a.out + static_cast<std::int64_t>(r) * t.head_dim_v;
+    const float* out_b = b.out + static_cast<std::int64_t>(r) * t.head_dim_v;
+    for (int c = 0; c < t.head_dim_v; ++c) out_a[c] = out_a[c] * weight_a + out_b[c] * weight_b;
+  }
+}
+
+template <typename Out>
+void write(const ForwardTile& t, const PartialView<const float>& total) {
+  for (int r = 0; r < t.count; ++r) {
+    const std::int64_t row = (t.first + r) / t.group;
+    const std::int64_t head = (t.first + r) % t.group;
+    const RowKeys keys = row_keys(t, row);
+    Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+    Finish f{.scale = 0.0F, .lse = negative_infinity};
+    if (keys.begin < keys.end) {
+      const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+      f = finish_row(total.maximum[r], total.sum[r], sink, t.v_scale);
+      scale_row(total.out + static_cast<std::int64_t>(r) * t.head_dim_v, t.head_dim_v, f.scale, out);
+    } else {  // 0 whatever the sums hold: a NaN in V reaches every row of a block
+      __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
+    }
+    if (t.lse.data != nullptr) {
+      static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = f.lse;
+    }
+  }
+}
+
+void finish_short(const ForwardTile& t, const float* total) {
+  const PartialView<const float> state = partial_at(total, t.count);
+  switch (t.out_dtype) {
+    case DType::f16: write<f16>(t, state); break;
+    case DType::bf16: write<bf16>(t, state); break;
+    default: write<float>(t, state); break;
+  }
+}
+
+}  // namespace
+
+extern const ShortKernel short_kernel;
+const ShortKernel short_kernel{.attend = attend_short, .fold = fold_short, .finish = finish_short};
+
+}  // namespace tandem::cpu::TANDEM_TARGET
