@@ -303,15 +303,6 @@ class Backward {
 
 }  // namespace
 
-BackwardTiles backward_tiles(const Problem& problem, Target target) {
-  const BackwardKernel kernel = kernel_of(target);
-  const bool paired = target == Target::avx512_bf16 && problem.q.dtype == DType::bf16;
-  const std::int64_t block_q = paired ? 256 : 128;
-  const std::int64_t block_k = 96;
-  return {.block_q = static_cast<int>(divide_up(block_q, kernel.panel) * kernel.panel),
-          .block_k = static_cast<int>(divide_up(block_k, kernel.strip) * kernel.strip)};
-}
-
 std::size_t backward_workspace_bytes(const Problem& problem, const Config& config) {
   return Backward(problem, config, nullptr).workspace_bytes();
 }

@@ -1,18 +1,13 @@
 // The tiles of the backward pass on the CPU.
 #pragma once
 
-#include "api/problem.hpp"
-#include "cpu/cpu.hpp"
 #include "cpu/workspace.hpp"
 
 namespace tandem::cpu {
 
-/// Tiles of a backward Problem: they depend on dtype and head dimensions alone, so that the number of threads
-/// and what else is in the batch change no bit of a result.
-struct BackwardTiles {
-  int block_q = 0;
-  int block_k = 0;
-};
-BackwardTiles backward_tiles(const Problem& problem, Target target);
+/// Queries and keys of a tile, the same for every dtype, head dimension and instruction set: 256 x 192 is
+/// within 2 % of the best of 128 to 384 x 96 to 288 at head dimensions 64, 128 and 256, in f32 and bf16.
+constexpr int backward_block_q = 256;
+constexpr int backward_block_k = 192;
 
 }  // namespace tandem::cpu

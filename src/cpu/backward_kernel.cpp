@@ -114,14 +114,17 @@ class QueryBlock {
     all_finite_ = true;
     for (std::int64_t p = 0; p < panels_; ++p) {
       bool live[panel_lanes];
+      bool all_live = true;
       for (std::int64_t lane = 0; lane < panel_lanes; ++lane) {
         const std::int64_t i = first_query_ + p * panel_lanes + lane;
         live[lane] = p * panel_lanes + lane < queries_ && takes_part(i);
         const std::int64_t slot = p * panel_lanes + lane;
+        all_live = all_live && live[lane];
         at(x_.live)[slot] = live[lane] ? 1.0F : 0.0F;
         at(x_.lse)[slot] = live[lane] ? *row_of<float>(b_.lse, i) : 0.0F;
         at(x_.delta)[slot] = live[lane] ? delta_of(i) : 0.0F;
       }
+      at(x_.panel_live)[p] = all_live ? 1.0F : 0.0F;
       stage_query_panel(b_.q, d_qk(), p, live, at(x_.q_lanes), at(x_.q_panels));
       stage_query_panel(b_.dout, d_v(), p, live, at(x_.dout_lanes), at(x_.dout_panels));
     }
@@ -179,7 +182,10 @@ class QueryBlock {
     masked_ = false;
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Range strips = strips_seen(p);
-      for (std::int64_t s = strips.first; s < strips.last; ++s) probabilities(p, s);
+      for (std::int64_t s = strips.first; s < strips.last; ++s) {
+        if (p == 0) prefetch_next_keys(s);
+        probabilities(p, s);
+      }
       for (std::int64_t s = strips.first; s < strips.last; ++s) score_gradients(p, s);
     }
     // Masked scores count as 0, but 0 times NaN is NaN: only visible pairs may then be multiplied.
@@ -219,6 +225,18 @@ class QueryBlock {
     to_panels(k, rows_, k_width, at(x_.k_panels), b_.shape.block_k / pair * panel_lanes);
   }
 
+  /// Asks for the rows of k and v one key block on, which would otherwise be waited for when they are staged.
+  void prefetch_next_keys(std::int64_t s) const {
+    const std::int64_t first = first_key_ + b_.shape.block_k + s * strip_rows;
+    const std::int64_t last = smaller(first + strip_rows, b_.seqlen_k);
+    constexpr auto line = static_cast<std::int64_t>(64 / sizeof(T));
+    for (std::int64_t key = first; key < last; ++key) {
+      for (std::int64_t c = 0; c < d_qk(); c += line)
+        __builtin_prefetch(row_of<const T>(b_.k, key) + c, 0, 2);
+      for (std::int64_t c = 0; c < d_v(); c += line) __builtin_prefetch(row_of<const T>(b_.v, key) + c, 0, 2);
+    }
+  }
+
   /// Strips of the key block that some query of panel p sees.
   [[nodiscard]] Range strips_seen(std::int64_t p) const {
     const std::int64_t first = first_query_ + p * panel_lanes;
@@ -242,9 +260,7 @@ class QueryBlock {
     if (last_key >= first_key_ + keys_) return false;
     if (b_.window_left >= 0 && first_key < last - b_.window_left) return false;
     if (b_.window_right >= 0 && last_key > first + b_.window_right) return false;
-    Vec live = broadcast(1.0F);
-    for (int n = 0; n < 2; ++n) live = hn::Mul(live, load(at(x_.live) + p * panel_lanes + n * vec_lanes));
-    return hn::AllTrue(f32_lanes, hn::Ne(live, zero()));
+    return at(x_.panel_live)[p] != 0.0F;
   }
 
   /// Queries of the block, counted from its first one, that see row r of the key block.

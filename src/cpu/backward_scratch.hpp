@@ -30,6 +30,7 @@ struct BackwardScratch {
   std::int64_t dout_panels = 0;               ///< dO likewise
   std::int64_t dq = 0;                        ///< panels of head_dim_qk, a row for each query
   std::int64_t lse = 0, delta = 0, live = 0;  ///< by query
+  std::int64_t panel_live = 0;                ///< by panel of queries: whether all of them take part
   std::int64_t k_rows = 0;                    ///< keys as staged rows
   std::int64_t v_rows = 0;
   std::int64_t k_panels = 0;  ///< panels of head_dim_qk, a row for each key (pair)
@@ -58,6 +59,7 @@ struct BackwardScratch {
     x.lse = take(s.block_q);
     x.delta = take(s.block_q);
     x.live = take(s.block_q);
+    x.panel_live = take(s.block_q / panel_lanes);
     x.k_rows = take(s.block_k * row_words(s.head_dim_qk));
     x.v_rows = take(s.block_k * row_words(s.head_dim_v));
     x.k_panels = take(s.block_k * row_words(s.head_dim_qk));

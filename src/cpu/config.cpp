@@ -13,9 +13,8 @@ Config choose(const Problem& problem, int threads) {
   config.target = best_target();
   config.threads = threads > 0 ? threads : omp_get_max_threads();
   if (problem.pass == Pass::backward) {
-    const BackwardTiles tiles = backward_tiles(problem, config.target);
-    config.block_q = tiles.block_q;
-    config.block_k = tiles.block_k;
+    config.block_q = backward_block_q;
+    config.block_k = backward_block_k;
     return config;
   }
   config.block_k = 128;

@@ -38,9 +38,11 @@ Problem problem_of(const Call& call) {
   return make_problem(call.backward_args());
 }
 
-cpu::Config config_of(const Problem& problem, cpu::Target target, int threads) {
-  const cpu::BackwardTiles tiles = cpu::backward_tiles(problem, target);
-  return {.target = target, .threads = threads, .block_q = tiles.block_q, .block_k = tiles.block_k};
+cpu::Config config_of(cpu::Target target, int threads) {
+  return {.target = target,
+          .threads = threads,
+          .block_q = cpu::backward_block_q,
+          .block_k = cpu::backward_block_k};
 }
 
 /// The smallest tiles that every target accepts: many blocks, and so many edges, in a small problem.
@@ -67,7 +69,7 @@ void check(Call& call) {
   fill_forward(call);
   const harness::Expected expected = harness::expect(call, Pass::backward);
   for (const cpu::Target target : targets()) {
-    const cpu::Config config = config_of(problem_of(call), target, call.spec.threads);
+    const cpu::Config config = config_of(target, call.spec.threads);
     for (const cpu::Config& c : {config, small_tiles(config)}) {
       SCOPED_TRACE(std::string(cpu::name_of(target)) + " block_q " + std::to_string(c.block_q) + ": " +
                    call.spec.describe());
@@ -183,7 +185,7 @@ TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
     for (const cpu::Target target : targets()) {
       std::vector<std::vector<std::byte>> first;
       for (const int threads : {1, 2, 3, 5, 16, 2}) {
-        run(call, small_tiles(config_of(problem_of(call), target, threads)));
+        run(call, small_tiles(config_of(target, threads)));
         const std::vector<std::vector<std::byte>> bits{call.dq.raw(), call.dk.raw(), call.dv.raw(),
                                                        call.dsink.raw()};
         if (first.empty()) first = bits;
@@ -209,7 +211,7 @@ TEST(CpuBackward, ASequenceDoesNotDependOnItsNeighbours) {
   }
   for (Call* call : {&a, &b}) {
     fill_forward(*call);
-    run(*call, config_of(problem_of(*call), cpu::best_target(), 2));
+    run(*call, config_of(cpu::best_target(), 2));
   }
   for (Box Call::*tensor : {&Call::dq, &Call::dk, &Call::dv}) {
     for (std::int64_t n = 0; n < 50 * 64; ++n) ASSERT_EQ((a.*tensor).get(n), (b.*tensor).get(n));
@@ -239,7 +241,7 @@ TEST(CpuBackward, AgreesWithFiniteDifferences) {
              .sink = true,
              .dlse = true});
   fill_forward(call);
-  run(call, config_of(problem_of(call), cpu::best_target(), 1));
+  run(call, config_of(cpu::best_target(), 1));
   const auto slope = [&](Box& x, std::int64_t n) {
     constexpr double step = 1.0 / 256.0;
     const double value = x.get(n);
@@ -267,7 +269,7 @@ TEST(CpuBackward, WorkspaceIsLinearInKeys) {
   const auto bytes = [](DType dtype, std::int64_t seqlen) {
     Call call({.dtype = dtype, .seqlen_q = seqlen, .seqlen_k = seqlen});
     const Problem problem = problem_of(call);
-    return cpu::backward_workspace_bytes(problem, config_of(problem, cpu::best_target(), 2));
+    return cpu::backward_workspace_bytes(problem, config_of(cpu::best_target(), 2));
   };
   constexpr std::size_t counters = 4096;
   EXPECT_LE(bytes(DType::f32, 4096), bytes(DType::f32, 512) + counters);
