@@ -10,3 +10,28 @@ add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}
   DEPENDS ${TANDEM_DEVICE_PATHS} ${PROJECT_SOURCE_DIR}/cmake/embed_sources.cmake
   COMMENT "Embedding the device sources" VERBATIM)
 target_sources(tandem_objects PRIVATE ${TANDEM_EMBEDDED_SOURCES})
+
+# The shipped set: kernels compiled now, so that a first call need not wait and a machine without NVRTC is served too.
+include(nvrtc)
+find_package(Threads REQUIRED)
+option(TANDEM_SHIP_KERNELS "Compile the usual kernels into the library (a minute or two; needs NVRTC)" OFF)
+if(TANDEM_SHIP_KERNELS AND NOT TANDEM_NVRTC)
+  message(WARNING "TANDEM_SHIP_KERNELS: no NVRTC found (pip install nvidia-cuda-nvrtc, or set TANDEM_NVIDIA_ROOT); "
+    "kernels will be compiled at first use")
+endif()
+if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
+  add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/cache.cpp gpu/compiler.cpp gpu/kernel_name.cpp
+    gpu/nvrtc.cpp gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp plan/forward_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+  target_include_directories(ship_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_libraries(ship_kernels PRIVATE tandem_flags fmt::fmt-header-only Threads::Threads ${CMAKE_DL_LIBS})
+  set(TANDEM_SHIPPED_ARCHIVE ${CMAKE_CURRENT_BINARY_DIR}/shipped_kernels.bin)
+  add_custom_command(OUTPUT ${TANDEM_SHIPPED_ARCHIVE}
+    COMMAND ${CMAKE_COMMAND} -E env TANDEM_NVRTC=${TANDEM_NVRTC} $<TARGET_FILE:ship_kernels> ${TANDEM_SHIPPED_ARCHIVE}
+    DEPENDS ship_kernels COMMENT "Compiling the shipped kernels" VERBATIM USES_TERMINAL)
+  add_custom_target(tandem_shipped_kernels DEPENDS ${TANDEM_SHIPPED_ARCHIVE})
+  target_sources(tandem_objects PRIVATE gpu/shipped_archive.cpp)
+  set_source_files_properties(gpu/shipped_archive.cpp PROPERTIES OBJECT_DEPENDS ${TANDEM_SHIPPED_ARCHIVE}
+    COMPILE_DEFINITIONS TANDEM_SHIPPED_ARCHIVE="${TANDEM_SHIPPED_ARCHIVE}")
+else()
+  target_sources(tandem_objects PRIVATE gpu/shipped_none.cpp)
+endif()

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "gpu/device.hpp"
-#include "gpu/kernels.hpp"
+#include "gpu/shipped.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,5 +1,5 @@
 // The shipped set of a build without NVRTC: empty.
-#include "gpu/kernels.hpp"
+#include "gpu/shipped.hpp"
 
 namespace tandem::gpu {
 

@@ -135,6 +135,10 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   return configs;
 }
 
+int forward_local_bytes_allowed(const ForwardConfig&) {
+  return 0;
+}
+
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTile& tile = forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   return {

@@ -1,0 +1,111 @@
+// Compiles the kernels that are shipped inside the library, and refuses what would be slow: local memory that
+// src/plan does not list with its reason, or products that the assembler could not let overlap. Needs NVRTC,
+// no GPU.
+//
+//   ship_kernels ARCHIVE [JOBS]
+#include <fmt/format.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "gpu/cache.hpp"
+#include "gpu/kernel_name.hpp"
+#include "gpu/shipped.hpp"
+#include "plan/forward_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace {
+
+using namespace tandem;
+
+struct Job {
+  gpu::KernelName name;
+  int allowed_local_bytes = 0;
+  std::string objection;
+  gpu::CompiledKernel kernel;
+
+  Job(gpu::KernelName name_, int allowed, std::string objection_)
+      : name(std::move(name_)), allowed_local_bytes(allowed), objection(std::move(objection_)) {}
+};
+
+std::vector<Job> jobs_to_do() {
+  std::vector<Job> jobs;
+  for (const ForwardConfig& config : shipped_forward_configs()) {
+    jobs.emplace_back(gpu::kernel_name(config), forward_local_bytes_allowed(config),
+                      forward_objection(config));
+  }
+  for (const bool paired : {false, true}) {
+    jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), 0, "");
+  }
+  return jobs;
+}
+
+void compile(Job& job) {
+  if (!job.objection.empty()) return;
+  try {
+    job.kernel = gpu::compile(job.name);
+  } catch (const Error& e) {
+    job.objection = e.what();
+    return;
+  }
+  const gpu::KernelUsage& usage = job.kernel.usage;
+  if (usage.serialised != 0) {
+    job.objection = "the assembler serialises its products";
+  } else if (usage.stack_bytes > job.allowed_local_bytes) {
+    job.objection =
+        fmt::format("{} bytes of stack ({} spilled, {} reloaded); src/plan allows {}", usage.stack_bytes,
+                    usage.spill_store_bytes, usage.spill_load_bytes, job.allowed_local_bytes);
+  }
+}
+
+void compile_all(std::vector<Job>& jobs, unsigned workers) {
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::jthread> threads;
+  for (unsigned i = 0; i < workers; ++i) {
+    threads.emplace_back([&] {
+      for (std::size_t j = next++; j < jobs.size(); j = next++) compile(jobs[j]);
+    });
+  }
+}
+
+int run(const char* archive, unsigned workers) {
+  std::vector<Job> jobs = jobs_to_do();
+  compile_all(jobs, workers);
+  std::string bytes = gpu::shipped_header();
+  int refused = 0;
+  for (const Job& job : jobs) {
+    if (job.objection.empty()) {
+      gpu::append_shipped(bytes, job.name, job.kernel);
+    } else {
+      fmt::print(stderr, "{}\n  {}\n", job.name.expression, job.objection);
+      ++refused;
+    }
+  }
+  if (refused > 0) return 1;
+  std::ofstream file(archive, std::ios::binary | std::ios::trunc);
+  file << bytes;
+  file.close();
+  if (!file) throw Error(Status::runtime, fmt::format("{} cannot be written", archive));
+  fmt::print("{} kernels, {} KiB\n", jobs.size(), bytes.size() / 1024);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  unsigned workers = 2;
+  if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
+  if (argc < 2 || argc > 3 || workers == 0) {
+    fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS]\n");
+    return 2;
+  }
+  return run(argv[1], workers);
+} catch (const std::exception& e) {
+  fmt::print(stderr, "ship_kernels: {}\n", e.what());
+  return 1;
+}
