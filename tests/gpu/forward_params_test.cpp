@@ -1,0 +1,150 @@
+// From a Problem to what the kernel is launched with, without a driver.
+#include "gpu/forward_params.hpp"
+
+#include <gtest/gtest.h>
+
+#include <climits>
+
+#include "gpu/forward.hpp"
+#include "plan/forward_plan.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+alignas(256) std::uint16_t memory[4];
+
+/// (batch 2, rows 100 of q and 300 of k, heads 8 over 2, head_dim 128 and 64 of v), contiguous.
+Problem contiguous() {
+  Problem p;
+  p.batch = 2;
+  p.heads_q = 8;
+  p.heads_kv = 2;
+  p.head_dim_qk = 128;
+  p.head_dim_v = 64;
+  p.rows_q = 100;
+  p.rows_k = 300;
+  const auto operand = [](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return Operand{.data = memory,
+                   .dtype = DType::bf16,
+                   .batch_stride = rows * heads * dim,
+                   .row_stride = heads * dim,
+                   .head_stride = dim};
+  };
+  p.q = operand(100, 8, 128);
+  p.k = operand(300, 2, 128);
+  p.v = operand(300, 2, 64);
+  p.out = operand(100, 8, 64);
+  return p;
+}
+
+TensorMap count_bytes(const TensorMapSpec& spec) {
+  TensorMap map{};
+  map.opaque[0] = static_cast<unsigned long long>(spec.box[0] * spec.box[1]);
+  return map;
+}
+
+TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
+  const Problem p = contiguous();
+  const ForwardConfig c = choose_forward_config(p);
+  const TensorMapSpec q = forward_tensor_map(p, c, Loaded::q);
+  EXPECT_EQ(q.dims, (std::array<std::int64_t, 5>{128, 100, 8, 2, 0}));
+  EXPECT_EQ(q.strides, (std::array<std::int64_t, 4>{8 * 128 * 2, 128 * 2, 100 * 8 * 128 * 2, 0}));
+  EXPECT_EQ(q.box, (std::array<int, 5>{64, 64, 1, 1, 0}));
+  EXPECT_EQ(q.swizzle, Swizzle::b128);
+  const TensorMapSpec k = forward_tensor_map(p, c, Loaded::k);
+  EXPECT_EQ(k.box, (std::array<int, 5>{64, c.block_n, 1, 1, 0}));
+  const TensorMapSpec v = forward_tensor_map(p, c, Loaded::v);
+  EXPECT_EQ(v.dims, (std::array<std::int64_t, 5>{64, 300, 2, 2, 0}));
+  for (const TensorMapSpec& spec : {q, k, v}) EXPECT_TRUE(copy_engine_can_read(spec));
+  EXPECT_EQ(forward_workspace_bytes(p, c), 0U);
+}
+
+TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
+  Problem p = contiguous();
+  p.head_dim_qk = 96;
+  const TensorMapSpec q = forward_tensor_map(p, choose_forward_config(p), Loaded::q);
+  EXPECT_EQ(q.box[0], 32);
+  EXPECT_EQ(q.swizzle, Swizzle::b64);
+}
+
+TEST(ForwardTensorMap, StridesOfSingleElementsAreIgnored) {
+  Problem p = contiguous();
+  p.batch = 1;
+  p.q.batch_stride = 3;
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::q)));
+}
+
+TEST(ForwardTensorMap, EmptyTensorsStillHaveAMap) {
+  Problem p = contiguous();
+  p.rows_k = 0;
+  p.k.data = nullptr;
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::k)));
+}
+
+TEST(ForwardWorkspace, HoldsCopiesOfWhatTheCopyEngineCannotRead) {
+  Problem p = contiguous();
+  const ForwardConfig c = choose_forward_config(p);
+  p.k.row_stride += 1;
+  EXPECT_EQ(forward_workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2);
+  p.v.data = memory + 1;
+  EXPECT_EQ(forward_workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2 + 2U * 300 * 2 * 64 * 2);
+}
+
+TEST(ForwardParameters, FollowTheProblem) {
+  Problem p = contiguous();
+  p.scale = 0.5F;
+  p.window_left = 7;
+  p.packed_k = true;
+  const ForwardParams params =
+      make_forward_params(p, choose_forward_config(p), count_bytes, 50 << 20, nullptr);
+  EXPECT_EQ(params.q.opaque[0], 64U * 64);
+  EXPECT_EQ(params.out, memory);
+  EXPECT_EQ(params.out_stride.row, 8 * 64);
+  EXPECT_EQ(params.m_blocks, 1);
+  EXPECT_EQ(params.window_left, 7);
+  EXPECT_EQ(params.window_right, INT_MAX);
+  EXPECT_EQ(params.scale, 0.5F);
+  EXPECT_FALSE(params.packed_q);
+  EXPECT_TRUE(params.packed_k);
+  EXPECT_TRUE(params.out_vectors);
+}
+
+TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
+  const auto vectors = [](auto change) {
+    Problem p = contiguous();
+    change(p);
+    return make_forward_params(p, choose_forward_config(p), count_bytes, 50 << 20, nullptr).out_vectors;
+  };
+  EXPECT_FALSE(vectors([](Problem& p) { p.out.data = memory + 1; }));
+  EXPECT_FALSE(vectors([](Problem& p) { p.out.row_stride += 4; }));
+  EXPECT_FALSE(vectors([](Problem& p) { p.head_dim_v = 60; }));
+}
+
+TEST(ForwardParameters, SectionsAreHeadsWhoseKeysAndValuesFitTheL2) {
+  Problem p = contiguous();
+  p.heads_q = 64;
+  p.heads_kv = 16;
+  p.rows_k = 8192;  // K and V of a head: 8192 * 192 * 2 = 3 MiB
+  const auto section = [&](int l2_bytes) {
+    return make_forward_params(p, choose_forward_config(p), count_bytes, l2_bytes, nullptr).section_heads;
+  };
+  EXPECT_EQ(section(16 << 20), 4 * 4) << "three quarters of 16 MiB hold 4 heads, each of 4 query heads";
+  EXPECT_EQ(section(1 << 20), 4) << "never less than one head's group";
+  EXPECT_EQ(section(1 << 30), 128) << "never more than there are";
+}
+
+TEST(ForwardTiles, CountsBlocksOfQueries) {
+  Problem p = contiguous();
+  ForwardConfig c = choose_forward_config(p);
+  c.block_m = 64;
+  EXPECT_EQ(forward_tile_count(p, c), 2 * 8 * 2);
+  p.packed_q = true;
+  EXPECT_EQ(forward_tile_count(p, c), 8 * (2 + 2))
+      << "two sequences and the rows past them may end in partial tiles";
+  p.rows_q = 0;
+  p.batch = 0;
+  EXPECT_EQ(forward_tile_count(p, c), 0);
+}
+
+}  // namespace
+}  // namespace tandem::gpu

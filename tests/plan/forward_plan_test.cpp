@@ -1,0 +1,143 @@
+// Every Config that the heuristics can pick is one that can exist.
+#include "plan/forward_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace tandem {
+namespace {
+
+Problem problem(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t rows_q = 1000,
+                std::int64_t rows_k = 1000) {
+  Problem p;
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.head_dim_qk = head_dim_qk;
+  p.head_dim_v = head_dim_v;
+  p.rows_q = rows_q;
+  p.rows_k = rows_k;
+  p.q.dtype = DType::bf16;
+  return p;
+}
+
+TEST(ForwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
+  for (std::int64_t qk = 1; qk <= 256; ++qk) {
+    for (std::int64_t v = 1; v <= 256; v += 5) {
+      for (const bool causal : {false, true}) {
+        Problem p = problem(qk, v);
+        if (causal) p.window_right = 0;
+        const ForwardConfig c = choose_forward_config(p);
+        ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
+        ASSERT_GE(c.head_dim_qk, qk);
+        ASSERT_GE(c.head_dim_v, v);
+        ASSERT_LT(c.head_dim_qk, qk + 32);
+        ASSERT_LT(c.head_dim_v, v + 32);
+      }
+    }
+  }
+}
+
+TEST(ForwardPlan, EveryTileIsLegalAtItsWidest) {
+  for (const ForwardTile& tile : forward_tiles()) {
+    ForwardConfig c;
+    c.head_dim_qk = tile.head_dim_qk;
+    c.head_dim_v = tile.head_dim_v;
+    c.block_m = tile.block_m;
+    c.block_n = tile.block_n;
+    c.stages = tile.stages;
+    c.q_stages = tile.q_stages;
+    c.pingpong = tile.pingpong;
+    EXPECT_EQ(forward_objection(c), "") << tile.head_dim_qk << " " << tile.head_dim_v;
+  }
+}
+
+TEST(ForwardPlan, ShippedConfigsAreLegalAndDifferent) {
+  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  for (auto c = configs.begin(); c != configs.end(); ++c) {
+    EXPECT_EQ(forward_objection(*c), "");
+    EXPECT_EQ(std::find(c + 1, configs.end(), *c), configs.end());
+  }
+}
+
+TEST(ForwardPlan, UsualModelsAreShipped) {
+  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      Problem p = problem(head_dim, head_dim);
+      if (causal) p.window_right = 0;
+      EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end())
+          << head_dim;
+    }
+  }
+}
+
+TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
+  Problem p = problem(128, 128, 1, 5000);
+  p.window_right = 0;
+  EXPECT_FALSE(choose_forward_config(p).causal) << "one query sees every key";
+  p = problem(128, 128, 100, 100);
+  p.window_right = 98;
+  EXPECT_TRUE(choose_forward_config(p).causal) << "query 0 does not see key 99";
+  p.window_right = 99;
+  EXPECT_FALSE(choose_forward_config(p).causal);
+  p.window_left = 98;
+  EXPECT_TRUE(choose_forward_config(p).local) << "query 99 does not see key 0";
+  p.window_left = 99;
+  EXPECT_FALSE(choose_forward_config(p).local);
+}
+
+TEST(ForwardPlan, ScoresAreTransformedAsScaleAndSoftcapAsk) {
+  Problem p = problem(64, 64);
+  EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::raw);
+  for (const float scale : {0.0F, -1.0F}) {
+    p.scale = scale;
+    EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::scaled);
+  }
+  p.softcap = 30.0F;
+  EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::softcap);
+}
+
+TEST(ForwardPlan, LengthsOnTheDeviceMakeItRagged) {
+  const std::int32_t lengths[2] = {};
+  for (Lengths Problem::*member :
+       {&Problem::cu_seqlens_q, &Problem::cu_seqlens_k, &Problem::seqused_q, &Problem::seqused_k}) {
+    Problem p = problem(64, 64);
+    EXPECT_FALSE(choose_forward_config(p).ragged);
+    (p.*member).data = lengths;
+    EXPECT_TRUE(choose_forward_config(p).ragged);
+  }
+}
+
+TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
+  const auto objection = [](auto change) {
+    ForwardConfig c;
+    change(c);
+    return forward_objection(c);
+  };
+  EXPECT_EQ(objection([](ForwardConfig&) {}), "");
+  EXPECT_NE(objection([](ForwardConfig& c) { c.head_dim_qk = 48; }).find("48"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.head_dim_v = 288; }).find("288"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 256; }).find("block_m 256"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.block_n = 24; }).find("block_n 24"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.block_n = 272; }).find("block_n 272"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 0; }).find("stages 0"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 4; }).find("shared memory"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 192; }).find("registers"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 64; }).find("pingpong"), std::string::npos);
+}
+
+TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {
+  const ForwardConfig c;  // 128 x 128, head_dim 128: Q 32 KB, two stages of K and V 128 KB
+  EXPECT_GE(forward_shared_bytes(c), (32 + 128) * 1024);
+  EXPECT_LE(forward_shared_bytes(c), (32 + 128 + 1) * 1024);
+}
+
+TEST(ForwardExplain, SaysWhichTileAndWhy) {
+  const Problem p = problem(72, 72);
+  const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+  EXPECT_NE(lines.at(1).find("head_dim 72 padded to 96"), std::string::npos) << lines.at(1);
+  EXPECT_NE(lines.at(2).find(": "), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tandem
