@@ -11,7 +11,7 @@
 #else
 #define TANDEM_ON_DEVICE 0
 #define TANDEM_DEVICE inline
-#define TANDEM_KERNEL void
+#define TANDEM_KERNEL inline void
 #define __grid_constant__
 #define __launch_bounds__(...)
 #include "emulator.hpp"

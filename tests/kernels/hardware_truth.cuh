@@ -1,0 +1,282 @@
+// One kernel that shows what the instructions of src/kernels/ptx do: swizzles, register layouts, roundings,
+// votes. It runs in the emulator and on a GPU, and must write the same bytes
+// (tests/gpu/hardware_truth_test.cpp compares them; what a GPU wrote is recorded in hardware_truth.bin, so
+// that the comparison needs none).
+#pragma once
+
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/warp.cuh"
+#include "kernels/ptx/wgmma.cuh"
+
+namespace tandem::kernel_tests {
+
+/// Source matrices are truth_rows x truth_cols small integers; targets are as large, of u16 and f32.
+constexpr int truth_rows = 128;
+constexpr int truth_cols = 128;
+constexpr int truth_threads = 128;
+
+struct TruthParams {
+  TensorMap source[3];   ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
+  TensorMap source_f16;  ///< b128
+  TensorMap target[3];   ///< like source
+  TensorMap sum;         ///< f32, b128
+  const u32* numbers;    ///< 64 f32 as bits
+  const u16* plain;      ///< the bf16 source
+  u32* out;
+};
+
+/// Words that truth_kernel writes to `out`: the sum of its sections.
+constexpr int truth_words_swizzle = 32 * (32 + 64 + 128) / 4;
+constexpr int truth_words_products = truth_threads * (3 * 16 + 16 + 32 + 64 + 64 + 32);
+constexpr int truth_words_stmatrix = 4 * 64 * 4;
+constexpr int truth_words_warp = 32 * 6;
+constexpr int truth_words_math = 64 * 8;
+constexpr int truth_words =
+    truth_words_swizzle + truth_words_products + truth_words_stmatrix + truth_words_warp + truth_words_math;
+
+struct TruthShared {
+  alignas(1024) char a[64 * 128];
+  alignas(1024) char b[4][32 * 128];
+  alignas(1024) char stage[32 * 128];
+  ptx::Mbarrier bar;
+};
+
+struct Truth {
+  const TruthParams& p;
+  TruthShared& s;
+  u32* out;
+  u32 phase = 0;
+  const int thread = static_cast<int>(ptx::thread_index());
+
+  TANDEM_DEVICE Truth(const TruthParams& params, TruthShared& shared)
+      : p(params), s(shared), out(params.out) {}
+
+  /// One word a thread; NaNs, whose payloads differ between processors, as one NaN.
+  TANDEM_DEVICE void record(float x) {
+    union {
+      float f;
+      u32 bits;
+    } word;
+    word.f = x;
+    record(x != x ? 0x7fffffffU : word.bits);
+  }
+  TANDEM_DEVICE void record(u32 word) {
+    ptx::store_global(out + thread, word);
+    out += truth_threads;
+  }
+  /// `count` words of shared memory.
+  TANDEM_DEVICE void record_shared(const char* data, int count) {
+    for (int i = thread; i < count; i += truth_threads) {
+      ptx::store_global(out + i, ptx::load_shared(reinterpret_cast<const u32*>(data) + i));
+    }
+    out += count;
+    ptx::sync_block();
+  }
+
+  /// Boxes of 32 rows from (row, col), one below the other.
+  TANDEM_DEVICE void load(char* to, const TensorMap& map, Swizzle swizzle, int boxes, int row, int col) {
+    const u32 bytes = 32U * (32U << static_cast<int>(swizzle));
+    if (thread == 0) {
+      ptx::mbarrier_arrive_expect(s.bar, static_cast<u32>(boxes) * bytes);
+      for (int i = 0; i < boxes; ++i) {
+        ptx::tma_load(to + static_cast<u32>(i) * bytes, map, s.bar, col, row + 32 * i, 0, 0,
+                      ptx::CacheHint::normal);
+      }
+    }
+    ptx::mbarrier_wait(s.bar, phase);
+    phase ^= 1;
+  }
+};
+
+/// Where the copy engine puts a box's bytes, two edges of the tensor included.
+TANDEM_DEVICE void truth_swizzle(Truth& t, Swizzle swizzle) {
+  const int cols = 16 << static_cast<int>(swizzle);
+  t.load(t.s.stage, t.p.source[static_cast<int>(swizzle)], swizzle, 1, -3, truth_cols - cols + 5);
+  t.record_shared(t.s.stage, 32 * cols / 2);
+}
+
+/// Where it takes them from, when it stores and when it adds.
+TANDEM_DEVICE void truth_store(Truth& t, const TensorMap& map, int cols, bool add, int row, int col) {
+  for (int i = t.thread; i < 32 * cols / 2; i += truth_threads) {
+    ptx::store_shared(reinterpret_cast<u32*>(t.s.stage) + i,
+                      add ? 0x3f800000U : static_cast<u32>(i * 0x20001 + 1));
+  }
+  ptx::fence_async_shared();
+  ptx::sync_block();
+  if (t.thread == 0) {
+    if (add) {
+      ptx::tma_reduce_add(map, t.s.stage, col, row, 0, 0);
+    } else {
+      ptx::tma_store(map, t.s.stage, col, row, 0, 0);
+    }
+    ptx::tma_store_commit();
+    ptx::tma_store_wait<0>();
+  }
+  ptx::sync_block();
+}
+
+template <int n>
+TANDEM_DEVICE void finish_product(Truth& t, float (&d)[n]) {
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(d);
+  for (int i = 0; i < n; ++i) t.record(d[i]);
+  ptx::sync_block();
+}
+
+/// A and B K-major with the same swizzle: 64 x 32 out of one row of the pattern, 16 to 64 deep.
+template <Swizzle swizzle>
+TANDEM_DEVICE void truth_k_major(Truth& t) {
+  constexpr u32 span = 32U << static_cast<int>(swizzle);
+  const TensorMap& map = t.p.source[static_cast<int>(swizzle)];
+  t.load(t.s.a, map, swizzle, 2, 0, 0);
+  t.load(t.s.b[0], map, swizzle, 1, 64, 32);
+  const ptx::MatrixDescriptor a = ptx::matrix_descriptor(t.s.a, 16, 8 * span, swizzle);
+  const ptx::MatrixDescriptor b = ptx::matrix_descriptor(t.s.b[0], 16, 8 * span, swizzle);
+  float d[16];
+  ptx::wgmma_fence();
+  for (u32 k = 0; k < span / 32; ++k) {
+    ptx::wgmma_shared<32, Element::bf16, false>(d, a + 32 * k, b + 32 * k, k != 0);
+  }
+  finish_product(t, d);
+}
+
+/// B MN-major, two strips wide and 32 deep; A K-major.
+template <Swizzle swizzle>
+TANDEM_DEVICE void truth_mn_major(Truth& t) {
+  constexpr u32 span = 32U << static_cast<int>(swizzle);
+  constexpr int cols = static_cast<int>(span) / 2;
+  t.load(t.s.a, t.p.source[2], Swizzle::b128, 2, 0, 0);
+  t.load(t.s.b[0], t.p.source[static_cast<int>(swizzle)], swizzle, 1, 64, 0);
+  t.load(t.s.b[0] + 32 * span, t.p.source[static_cast<int>(swizzle)], swizzle, 1, 64, cols);
+  const ptx::MatrixDescriptor a = ptx::matrix_descriptor(t.s.a, 16, 1024, Swizzle::b128);
+  const ptx::MatrixDescriptor b = ptx::matrix_descriptor(t.s.b[0], 32 * span, 8 * span, swizzle);
+  float d[cols];
+  ptx::wgmma_fence();
+  for (u32 k = 0; k < 2; ++k) {
+    ptx::wgmma_shared<2 * cols, Element::bf16, true>(d, a + 32 * k, b + 16 * span * k, k != 0);
+  }
+  finish_product(t, d);
+}
+
+/// A in registers, taken from the plain matrix by the layout that wgmma.cuh states; accumulators that start
+/// at 1.
+TANDEM_DEVICE void truth_registers(Truth& t) {
+  t.load(t.s.b[0], t.p.source[2], Swizzle::b128, 1, 32, 0);
+  t.load(t.s.b[1], t.p.source[2], Swizzle::b128, 1, 32, 64);
+  const int lane = t.thread % 32;
+  u32 a[4];
+  for (int g = 0; g < 2; ++g) {
+    for (int h = 0; h < 2; ++h) {
+      const int row = t.thread / 32 * 16 + lane / 4 + 8 * h;
+      const int col = 8 * g + 2 * (lane % 4);
+      a[2 * g + h] = ptx::load_global(reinterpret_cast<const u32*>(t.p.plain + row * truth_cols + col));
+    }
+  }
+  float d[64];
+  for (int i = 0; i < 64; ++i) d[i] = 1.0F;
+  ptx::wgmma_fence();
+  ptx::wgmma_registers<128, Element::bf16, true>(
+      d, a, ptx::matrix_descriptor(t.s.b[0], 32 * 128, 1024, Swizzle::b128), true);
+  finish_product(t, d);
+}
+
+TANDEM_DEVICE void truth_f16(Truth& t) {
+  t.load(t.s.a, t.p.source_f16, Swizzle::b128, 2, 0, 0);
+  t.load(t.s.b[0], t.p.source_f16, Swizzle::b128, 2, 64, 64);
+  float d[32];
+  ptx::wgmma_fence();
+  ptx::wgmma_shared<64, Element::f16, false>(d, ptx::matrix_descriptor(t.s.a, 16, 1024, Swizzle::b128),
+                                             ptx::matrix_descriptor(t.s.b[0], 16, 1024, Swizzle::b128),
+                                             false);
+  finish_product(t, d);
+}
+
+/// Each warp stores four 8 x 8 matrices, one below the other, in rows of 32 bytes.
+TANDEM_DEVICE void truth_stmatrix(Truth& t) {
+  char* base = t.s.stage + t.thread / 32 * 1024;
+  for (int i = t.thread; i < 1024; i += truth_threads) {
+    ptx::store_shared(reinterpret_cast<u32*>(t.s.stage) + i, 0U);
+  }
+  ptx::sync_block();
+  const u32 tag = static_cast<u32>(t.thread) << 8;
+  ptx::stmatrix_x4(base + t.thread % 32 * 32, tag, tag + 1, tag + 2, tag + 3);
+  ptx::sync_block();
+  t.record_shared(t.s.stage, truth_words_stmatrix);
+}
+
+TANDEM_DEVICE void truth_warp(Truth& t) {
+  const u32 lane = static_cast<u32>(t.thread) % 32;
+  const u32 elected = ptx::ballot(ptx::elect_one());
+  const u32 words[6] = {ptx::shuffle_xor(lane * 3, 5), ptx::shuffle(lane * 7, 11),
+                        ptx::shuffle_up(lane + 100, 4), ptx::ballot(lane % 3 == 1),
+                        ptx::reduce_or(lane == 9 ? 0x500U : lane & 3),
+                        // Exactly one lane; which one is the hardware's choice.
+                        elected != 0 && (elected & (elected - 1)) == 0 ? 1U : 0U};
+  if (t.thread < 32) {
+    for (int i = 0; i < 6; ++i) ptx::store_global(t.out + i * 32 + t.thread, words[i]);
+  }
+  t.out += truth_words_warp;
+}
+
+/// Roundings, and the special values of the approximations (their ordinary values are not the same on every
+/// processor).
+TANDEM_DEVICE void truth_math(Truth& t) {
+  union {
+    u32 bits;
+    float f;
+  } x, y;
+  x.bits = ptx::load_global(t.p.numbers + t.thread % 64);
+  y.bits = ptx::load_global(t.p.numbers + (t.thread + 17) % 64);
+  const bool ordinary = t.thread % 64 >= 16;  // the first sixteen numbers are special
+  const float special = ordinary ? 1.0F : x.f;
+  const float results[5] = {ptx::fmax(x.f, y.f), ptx::fma(x.f, y.f, 1.5F), ptx::exp2(special),
+                            ptx::log2(special), ptx::reciprocal(special)};
+  const u32 packed[3] = {ptx::pack_bf16(x.f, y.f), ptx::pack_f16(x.f, y.f),
+                         ptx::pack_f16(x.f * 0x1p-14F, y.f * 0x1p-10F)};
+  if (t.thread < 64) {
+    for (int i = 0; i < 5; ++i) {
+      union {
+        float f;
+        u32 bits;
+      } word;
+      word.f = results[i];
+      ptx::store_global(t.out + i * 64 + t.thread, word.f != word.f ? 0x7fffffffU : word.bits);
+    }
+    for (int i = 0; i < 3; ++i) ptx::store_global(t.out + (5 + i) * 64 + t.thread, packed[i]);
+  }
+  t.out += truth_words_math;
+}
+
+TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_constant__ TruthParams p) {
+  auto& s = *reinterpret_cast<TruthShared*>(ptx::dynamic_shared());
+  if (ptx::thread_index() == 0) {
+    ptx::mbarrier_init(s.bar, 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_block();
+  Truth t(p, s);
+  truth_swizzle(t, Swizzle::b32);
+  truth_swizzle(t, Swizzle::b64);
+  truth_swizzle(t, Swizzle::b128);
+  truth_k_major<Swizzle::b32>(t);
+  truth_k_major<Swizzle::b64>(t);
+  truth_k_major<Swizzle::b128>(t);
+  truth_mn_major<Swizzle::b32>(t);
+  truth_mn_major<Swizzle::b64>(t);
+  truth_mn_major<Swizzle::b128>(t);
+  truth_registers(t);
+  truth_f16(t);
+  truth_stmatrix(t);
+  truth_warp(t);
+  truth_math(t);
+  truth_store(t, p.target[0], 16, false, -2, 0);
+  truth_store(t, p.target[1], 32, false, 40, 16);
+  truth_store(t, p.target[2], 64, false, 100, 72);
+  truth_store(t, p.sum, 64, true, 120, 104);
+}
+
+}  // namespace tandem::kernel_tests
