@@ -138,7 +138,8 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
   });
   const ForwardParams params =
       make_forward_params(p, config, encode_tensor_map, limits.l2_bytes, tile_counter);
-  const auto grid = std::min<std::int64_t>(tiles, limits.multiprocessors);
+  const auto grid =
+      std::min<std::int64_t>(tiles, std::int64_t{limits.multiprocessors} * config.blocks_per_sm);
   launch(kernel,
          {.grid = static_cast<unsigned int>(grid),
           .threads = static_cast<unsigned int>(config.threads()),

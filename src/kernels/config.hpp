@@ -27,15 +27,15 @@ struct RegisterSplit {
   int producer;
   int consumer;
 };
-constexpr RegisterSplit split_registers(int consumers) {
-  const int threads = 128 * (consumers + 1);
-  const int at_launch = 65536 / threads > 255 ? 255 / 8 * 8 : 65536 / threads / 8 * 8;
-  if (consumers == 1) return {.producer = 40, .consumer = at_launch};
-  const int producer = consumers == 2 ? 40 : 32;
+constexpr RegisterSplit split_registers(int consumers, int blocks_per_sm) {
+  const int threads = 128 * (consumers + 1) * blocks_per_sm;
+  const int at_launch = 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
+  const int producer = consumers == 3 ? 32 : 40;
   const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
-  return {.producer = producer, .consumer = claimed > 240 ? 240 : claimed};
+  return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
 }
-static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
+static_assert(split_registers(2, 1).consumer == 232 && split_registers(3, 1).consumer == 160 &&
+              split_registers(1, 2).consumer == 216);
 
 /// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
 struct ForwardConfig {
@@ -51,6 +51,7 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   bool ragged =
       false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
+  int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
   bool skip_rescale = false;
   bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
@@ -61,7 +62,9 @@ struct ForwardConfig {
   constexpr bool operator==(const ForwardConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
-  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
+  [[nodiscard]] constexpr RegisterSplit registers() const {
+    return split_registers(consumers(), blocks_per_sm);
+  }
 };
 
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and

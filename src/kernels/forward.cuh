@@ -72,8 +72,8 @@ struct ForwardTiles {
   template <bool producer>
   TANDEM_DEVICE bool next(ForwardTile<C>& t, bool leader) {
     const int number = !C.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
-    // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in uniform
-    // registers. Without it each WGMMA waits for four moves (measured: 15 % of the kernel).
+    // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in
+    // uniform registers. Without it each WGMMA waits for four moves (measured: 15 % of the kernel).
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
                  C.causal ? p.window_right : tile::Visibility::unbounded};
@@ -281,7 +281,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   issue_scores(s, q_operand(), k_operand());
   ptx::wgmma_wait<0>();
   ptx::pin_registers(s);
-  exponentials(true);
+  exponentials(block >= own.inner_end || block < own.inner_first);
   tile::convert<C.element>(probabilities, s);
   if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
@@ -406,7 +406,8 @@ TANDEM_DEVICE void ForwardConsumer<C>::store_empty(const tile::TileIndex& t) {
 // ---- Entry ----
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm)
+    forward(const __grid_constant__ ForwardParams p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
   // Uniform over the warp, and the compiler is to know it.
