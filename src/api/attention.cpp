@@ -110,12 +110,12 @@ std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution
 
 std::string explain(const ForwardArgs& args, const Execution& execution) {
   const Call call = prepare(args, execution, Memory::described);
-  return explain(call.problem, call.plan);
+  return explain(call.problem, call.plan, execution);
 }
 
 std::string explain(const BackwardArgs& args, const Execution& execution) {
   const Call call = prepare(args, execution, Memory::described);
-  return explain(call.problem, call.plan);
+  return explain(call.problem, call.plan, execution);
 }
 
 const char* version() noexcept {

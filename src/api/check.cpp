@@ -1,12 +1,13 @@
 #include "api/check.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <span>
 #include <utility>
-#include <vector>
 
 namespace tandem::check {
 namespace {
@@ -151,13 +152,19 @@ void last_dimension_contiguous(const Argument& a) {
 void no_self_overlap(const Argument& a) {
   const ConstTensor& t = a.tensor;
   if (empty(t)) return;
-  std::vector<std::pair<std::int64_t, std::size_t>> steps;  // (distance between neighbours, dimension)
+  // (distance between neighbours, dimension), ascending; in an array, since a call with a workspace does not
+  // allocate.
+  std::array<std::pair<std::int64_t, std::size_t>, ConstTensor::max_rank> steps;
+  std::size_t count = 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
-    if (t.shape[i] > 1) steps.emplace_back(std::abs(t.stride[i]), i);
+    if (t.shape[i] <= 1) continue;
+    const std::pair step(std::abs(t.stride[i]), i);
+    std::size_t at = count++;
+    for (; at > 0 && steps[at - 1] > step; --at) steps[at] = steps[at - 1];
+    steps[at] = step;
   }
-  std::sort(steps.begin(), steps.end());
   std::int64_t inner = 0;  // the furthest offset that the dimensions so far reach
-  for (const auto& [step, i] : steps) {
+  for (const auto& [step, i] : std::span(steps.data(), count)) {
     if (step <= inner) {
       invalid(
           "{} of shape {} and strides {} overlaps itself in dimension {}; every element of an output needs "

@@ -36,7 +36,7 @@ std::string features(const Problem& p) {
 
 }  // namespace
 
-std::string explain(const Problem& p, const Plan& plan) {
+std::string explain(const Problem& p, const Plan& plan, const Execution& execution) {
   std::string text =
       fmt::format("{} {}: batch {}, {} {}, {} {}, heads_q {}, heads_kv {}, head_dim {}, head_dim_v {}\n",
                   p.pass == Pass::forward ? "forward" : "backward", name_of(p.q.dtype), p.batch,
@@ -44,7 +44,7 @@ std::string explain(const Problem& p, const Plan& plan) {
                   p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
   text += fmt::format("scale {}, softcap {}, mask: {}, also: {}\n", p.scale,
                       p.softcap == 0.0F ? "off" : fmt::format("{}", p.softcap), mask(p), features(p));
-  for (const std::string& reason : plan.reasons) text += reason + '\n';
+  for (const std::string& reason : reasons(p, plan, execution)) text += reason + '\n';
   text += fmt::format("workspace {} bytes\n", plan.workspace_bytes);
   return text;
 }

@@ -8,6 +8,6 @@
 
 namespace tandem {
 
-std::string explain(const Problem& problem, const Plan& plan);
+std::string explain(const Problem& problem, const Plan& plan, const Execution& execution);
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,19 @@ void* address_of(const ConstTensor& t) {
 std::int64_t stride_of(const ConstTensor& t, std::size_t dim) {
   return t.shape[dim] > 1 ? t.stride[dim] : 0;
 }
+
+/// "(batch, seqlen_q, heads_q, head_dim)": a shape as the documentation calls it. The text lives inside the
+/// object, since a call with a workspace does not allocate.
+class Symbols {
+ public:
+  Symbols(std::string_view rows, std::string_view heads, std::string_view dim) {
+    fmt::format_to(std::back_inserter(text_), "({}, {}, {})", rows, heads, dim);
+  }
+  [[nodiscard]] std::string_view view() const { return {text_.data(), text_.size()}; }
+
+ private:
+  fmt::memory_buffer text_;
+};
 
 /// Turns arguments into a Problem: first the sizes, from q, k, v and cu_seqlens, then everything else against
 /// them.
@@ -138,14 +152,14 @@ class Builder {
 
   /// A tensor with the rows and heads of q.
   Operand like_q(const Argument& a, std::int64_t head_dim, const char* dim_name) {
-    return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim,
-                fmt::format("({}, heads_q, {})", p_.packed_q ? "total_q" : "batch, seqlen_q", dim_name));
+    const Symbols symbols(p_.packed_q ? "total_q" : "batch, seqlen_q", "heads_q", dim_name);
+    return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols.view());
   }
 
   /// A tensor with the rows and heads of k.
   Operand like_k(const Argument& a, std::int64_t head_dim, const char* dim_name) {
-    return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim,
-                fmt::format("({}, heads_kv, {})", p_.packed_k ? "total_k" : "batch, seqlen_k", dim_name));
+    const Symbols symbols(p_.packed_k ? "total_k" : "batch, seqlen_k", "heads_kv", dim_name);
+    return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols.view());
   }
 
   /// lse or its gradient.
@@ -245,7 +259,7 @@ class Builder {
   }
 
   Operand rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
-               const std::string& symbols) {
+               std::string_view symbols) {
     check::given(a, symbols);
     if (packed) {
       check::shape(a, {rows, heads, head_dim}, symbols);

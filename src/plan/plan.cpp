@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
 
 namespace tandem {
@@ -12,8 +13,20 @@ Plan plan_cpu(const Problem& problem, const Execution& execution) {
   plan.backend = Device::Kind::cpu;
   plan.cpu = cpu::choose(problem, execution.threads);
   plan.workspace_bytes = cpu::workspace_bytes(problem, plan.cpu);
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const Execution& execution) {
+  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem);
+  return plan_cpu(problem, execution);
+}
+
+std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
+  if (plan.backend == Device::Kind::cuda) return explain_forward(problem, plan.forward);
   const cpu::Config& c = plan.cpu;
-  plan.reasons = {
+  return {
       "backend cpu: the tensors are on the CPU",
       fmt::format("target {}: {}", cpu::name_of(c.target),
                   c.target == cpu::best_target() ? "the best that this processor and this build have"
@@ -23,14 +36,6 @@ Plan plan_cpu(const Problem& problem, const Execution& execution) {
                                         : "OMP_NUM_THREADS, or every core this process may use"),
       fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
   };
-  return plan;
-}
-
-}  // namespace
-
-Plan make_plan(const Problem& problem, const Execution& execution) {
-  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem);
-  return plan_cpu(problem, execution);
 }
 
 }  // namespace tandem

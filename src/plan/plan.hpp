@@ -16,11 +16,13 @@ struct Plan {
   cpu::Config cpu;        ///< read if backend is cpu
   ForwardConfig forward;  ///< read if backend is cuda
   std::size_t workspace_bytes = 0;
-  /// One sentence a choice, for explain: "block_q 64: ...".
-  std::vector<std::string> reasons;
 };
 
 /// Throws Error (unsupported) where no backend can run the problem, naming the wish and what to do.
+/// Allocates nothing.
 Plan make_plan(const Problem& problem, const Execution& execution);
+
+/// Why a plan is as it is, for explain: one sentence a choice, "block_q 64: ...".
+std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution);
 
 }  // namespace tandem

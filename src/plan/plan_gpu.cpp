@@ -55,7 +55,6 @@ Plan plan_gpu(const Problem& problem) {
   plan.backend = Device::Kind::cuda;
   plan.forward = choose_forward_config(problem);
   plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
-  plan.reasons = explain_forward(problem, plan.forward);
   return plan;
 }
 
