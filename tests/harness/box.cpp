@@ -91,6 +91,15 @@ std::int64_t Box::offset(std::int64_t index) const {
   return result;
 }
 
+std::int64_t Box::row_length() const {
+  return view_.shape[static_cast<std::size_t>(view_.rank - 1)];
+}
+
+template <typename F>
+void Box::for_each_row(const F& f) const {
+  for (std::int64_t n = 0; n < numel(); n += row_length()) f(n, offset(n));
+}
+
 double Box::get(std::int64_t index) const {
   return decode(view_.dtype, view_.data, offset(index));
 }
@@ -100,27 +109,30 @@ void Box::set(std::int64_t index, double value) {
 
 std::vector<double> Box::values() const {
   std::vector<double> all(static_cast<std::size_t>(numel()));
-  for (std::int64_t n = 0; n < numel(); ++n) all[static_cast<std::size_t>(n)] = get(n);
+  for_each_row([&](std::int64_t index, std::int64_t at) {
+    for (std::int64_t n = 0; n < row_length(); ++n) {
+      all[static_cast<std::size_t>(index + n)] = decode(view_.dtype, view_.data, at + n);
+    }
+  });
   return all;
 }
 
 std::vector<std::byte> Box::raw() const {
-  const std::size_t item = size_of(view_.dtype);
-  std::vector<std::byte> all(static_cast<std::size_t>(numel()) * item);
+  const auto item = static_cast<std::int64_t>(size_of(view_.dtype));
+  std::vector<std::byte> all(static_cast<std::size_t>(numel() * item));
   const auto* data = static_cast<const std::byte*>(view_.data);
-  for (std::int64_t n = 0; n < numel(); ++n) {
-    std::memcpy(all.data() + static_cast<std::size_t>(n) * item,
-                data + offset(n) * static_cast<std::int64_t>(item), item);
-  }
+  for_each_row([&](std::int64_t index, std::int64_t at) {
+    std::memcpy(all.data() + index * item, data + at * item, static_cast<std::size_t>(row_length() * item));
+  });
   return all;
 }
 
 void Box::poison() {
-  const std::size_t item = size_of(view_.dtype);
+  const auto item = static_cast<std::int64_t>(size_of(view_.dtype));
   auto* data = static_cast<std::byte*>(view_.data);
-  for (std::int64_t n = 0; n < numel(); ++n) {
-    std::memset(data + offset(n) * static_cast<std::int64_t>(item), poison_byte, item);
-  }
+  for_each_row([&](std::int64_t, std::int64_t at) {
+    std::memset(data + at * item, poison_byte, static_cast<std::size_t>(row_length() * item));
+  });
 }
 
 void Box::snapshot() {
@@ -130,13 +142,13 @@ void Box::snapshot() {
 
 std::string Box::changed_outside() const {
   if (layout_.sparse) return {};
-  const std::size_t item = size_of(view_.dtype);
+  const auto item = static_cast<std::int64_t>(size_of(view_.dtype));
   std::vector<std::byte> expected = snapshot_;
   const auto* data = static_cast<const std::byte*>(view_.data);
-  for (std::int64_t n = 0; n < numel(); ++n) {
-    const std::byte* element = data + offset(n) * static_cast<std::int64_t>(item);
-    std::memcpy(expected.data() + (element - bytes_->data()), element, item);
-  }
+  for_each_row([&](std::int64_t, std::int64_t at) {
+    const std::byte* row = data + at * item;
+    std::memcpy(expected.data() + (row - bytes_->data()), row, static_cast<std::size_t>(row_length() * item));
+  });
   const auto [now, then] = std::mismatch(bytes_->data(), bytes_->data() + bytes_->size(), expected.begin());
   if (now == bytes_->data() + bytes_->size()) return {};
   return "byte " + std::to_string(now - data) +

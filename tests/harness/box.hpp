@@ -82,6 +82,10 @@ class Box {
 
  private:
   [[nodiscard]] std::int64_t offset(std::int64_t index) const;
+  /// Calls f(logical index, offset) of the first element of every contiguous innermost row.
+  template <typename F>
+  void for_each_row(const F& f) const;
+  [[nodiscard]] std::int64_t row_length() const;
 
   Tensor view_;
   Layout layout_;

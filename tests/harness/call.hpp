@@ -41,7 +41,7 @@ struct Case {
   bool lse = true;
   bool dlse = false;
   int scales = 0;          ///< e4m3: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
-  double amplitude = 1.0;  ///< standard deviation of q, k and v
+  double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 
   Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
   int threads = 1;
@@ -104,6 +104,10 @@ void for_each_key_row(const Case& spec, const RowVisitor& f);
 
 /// A random Case with all features crossed; `size` scales the sequence lengths (about `size` at most).
 Case random_case(std::uint64_t seed, std::int64_t size);
+
+/// How many random cases a test draws: `count`, times TANDEM_TEST_EFFORT (a factor, default 1; the sanitizer
+/// build takes less), at least 1.
+int effort(int count);
 
 /// A random layout for a tensor of `rank`; `input` allows stride 0.
 Layout random_layout(Random& random, int rank, bool input);

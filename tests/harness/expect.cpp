@@ -29,7 +29,8 @@ testing::AssertionResult matches(const char* name, const Box& box, const Target&
     return testing::AssertionFailure()
            << name << " has " << box.numel() << " elements, the oracle " << target.values.size();
   }
-  const Deviation d = compare(target, [&box](std::int64_t n) { return box.get(n); });
+  const std::vector<double> got = box.values();
+  const Deviation d = compare(target, [&got](std::int64_t n) { return got[static_cast<std::size_t>(n)]; });
   if (d.wrong == 0) return testing::AssertionSuccess();
   const double expected = target.values[static_cast<std::size_t>(d.worst)];
   return testing::AssertionFailure() << fmt::format(
