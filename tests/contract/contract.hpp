@@ -1,0 +1,95 @@
+// What the tests of the contract share. Each file holds some lines of the contract, a test suite a line,
+// named after it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "harness/expect.hpp"
+#include "harness/runner.hpp"
+
+namespace tandem::harness {
+
+inline const std::vector<DType> float_dtypes{DType::f32, DType::f16, DType::bf16};
+
+/// Two heads over one kv head pair, lengths that end inside tiles.
+inline Case plain_case(DType dtype) {
+  Case c;
+  c.dtype = dtype;
+  c.out_dtype = dtype == DType::e4m3 ? DType::f32 : dtype;
+  c.batch = 2;
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.seqlen_q = 75;
+  c.seqlen_k = 139;
+  return c;
+}
+
+/// A varlen case of these lengths, the same for queries and keys.
+inline Case varlen_case(DType dtype, const std::vector<std::int64_t>& lengths) {
+  Case c = plain_case(dtype);
+  c.batch = static_cast<std::int64_t>(lengths.size());
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = c.lengths_k = lengths;
+  return c;
+}
+
+/// Success if both hold the same bytes; else where they first differ.
+inline testing::AssertionResult same_bits(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " bytes and " << b.size();
+  const auto [at, other] = std::mismatch(a.begin(), a.end(), b.begin());
+  if (at == a.end()) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "the bits differ from byte " << at - a.begin() << " of " << a.size()
+                                     << " on";
+}
+
+/// All results of one runner as bytes, in the order out, lse, dq, dk, dv, dsink: for bitwise comparison.
+using Results = std::vector<std::vector<std::byte>>;
+
+inline testing::AssertionResult same_bits(const Results& a, const Results& b) {
+  constexpr const char* names[] = {"out", "lse", "dq", "dk", "dv", "dsink"};
+  for (std::size_t n = 0; n < a.size(); ++n) {
+    if (testing::AssertionResult result = same_bits(a[n], b[n]); !result) {
+      return testing::AssertionFailure() << names[n] << ": " << result.message();
+    }
+  }
+  return testing::AssertionSuccess();
+}
+
+inline Results run(Runner& runner, Call& call, bool backward = true) {
+  Results results;
+  const auto keep = [&](Pass pass) {
+    for (const Box* box : call.outputs(pass)) {
+      results.push_back(box->given() ? box->raw() : std::vector<std::byte>{});
+    }
+  };
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  keep(Pass::forward);
+  if (!backward || call.spec.dtype == DType::e4m3) return results;
+  call.prepare(Pass::backward);
+  runner.backward(call);
+  keep(Pass::backward);
+  return results;
+}
+
+/// Copies the elements of one box to another of the same shape.
+inline void copy(const Box& from, Box& to, std::int64_t from_first, std::int64_t to_first,
+                 std::int64_t count) {
+  for (std::int64_t n = 0; n < count; ++n) to.set(to_first + n, from.get(from_first + n));
+}
+inline void copy(const Box& from, Box& to) {
+  copy(from, to, 0, 0, from.numel());
+}
+
+/// Elements [first, first + count) of a tensor's raw bytes.
+inline std::vector<std::byte> part(const Box& box, std::int64_t first, std::int64_t count) {
+  const std::vector<std::byte> all = box.raw();
+  const auto item = static_cast<std::int64_t>(size_of(box.dtype()));
+  return {all.begin() + first * item, all.begin() + (first + count) * item};
+}
+
+}  // namespace tandem::harness

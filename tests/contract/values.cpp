@@ -1,0 +1,214 @@
+// Contract lines 6 to 8: which values reach which results.
+#include <limits>
+
+#include "contract/contract.hpp"
+
+namespace tandem::harness {
+namespace {
+
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+void set_row(Box& box, std::int64_t row, std::int64_t width, double value) {
+  for (std::int64_t n = 0; n < width; ++n) box.set(row * width + n, value);
+}
+
+// 6. What lies past a sequence's end (NaN, Inf, stale pages) never reaches a result.
+
+TEST(Contract06_PastTheEnd, WhateverLiesThereTheResultIsTheSame) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+    Case c = varlen_case(dtype, {40, 66, 3});
+    c.used_k = {40, 20, 0};
+    c.used_q = {31, 66, 3};
+    c.slack_q = c.slack_k = 70;
+    c.options.deterministic = true;
+    Call call(c);
+    on_every_runner(c, [&](Runner& runner) {
+      std::vector<Results> all;
+      for (const double stale : {nan_value, infinity, -infinity, 0.0, 12345.0}) {
+        for_each_query_row(c, [&](std::int64_t, std::int64_t row, bool used) {
+          if (used) return;
+          set_row(call.q, row, c.heads_q * c.head_dim_qk, stale);
+          if (call.dout.given()) set_row(call.dout, row, c.heads_q * c.head_dim_v, stale);
+        });
+        for_each_key_row(c, [&](std::int64_t, std::int64_t row, bool used) {
+          if (used) return;
+          set_row(call.k, row, c.heads_kv * c.head_dim_qk, stale);
+          set_row(call.v, row, c.heads_kv * c.head_dim_v, stale);
+        });
+        all.push_back(run(runner, call));
+        EXPECT_TRUE(same_bits(all.back(), all.front())) << "with " << stale << " past the end";
+      }
+    });
+    run_everywhere(call);
+  }
+}
+
+// 7. A NaN in a visible key makes exactly the rows that see it NaN. One in an invisible key reaches nothing.
+
+void expect_nan_key(Case c, std::int64_t key) {
+  Call call(c);
+  call.k.set((key * c.heads_kv + 1) * c.head_dim_qk + 5, nan_value);  // batch 0, kv head 1
+  run_everywhere(call);
+  // The oracle says the same; here the rule itself, row by row.
+  on_every_runner(c, [&](Runner& runner) {
+    call.prepare(Pass::forward);
+    runner.forward(call);
+    for (std::int64_t i = 0; i < c.seqlen_q; ++i) {
+      for (std::int64_t h = 0; h < c.heads_q; ++h) {
+        const KeyRange seen = visible_keys(call.problem(), i, c.seqlen_q, c.seqlen_k);
+        const bool nan_row = h / (c.heads_q / c.heads_kv) == 1 && key >= seen.first && key < seen.last;
+        for (std::int64_t d = 0; d < c.head_dim_v; ++d) {
+          ASSERT_EQ(std::isnan(call.out.get((i * c.heads_q + h) * c.head_dim_v + d)), nan_row)
+              << i << " head " << h;
+        }
+        ASSERT_EQ(std::isnan(call.lse.get(h * c.seqlen_q + i)), nan_row) << i << " head " << h;
+      }
+    }
+  });
+}
+
+TEST(Contract07_NaN, VisibleKeyMakesExactlyItsRowsNaN) {
+  for (const DType dtype : float_dtypes) {
+    for (const std::int64_t key : {0, 64, 100, 138}) {
+      Case c = plain_case(dtype);
+      expect_nan_key(c, key);
+      c.options.causal = true;
+      expect_nan_key(c, key);
+      c.options.window_left = 10;
+      c.sink = true;
+      expect_nan_key(c, key);
+    }
+  }
+}
+
+TEST(Contract07_NaN, QueryMakesExactlyItsRowNaN) {
+  for (const DType dtype : float_dtypes) {
+    Case c = plain_case(dtype);
+    c.options.causal = true;
+    Call call(c);
+    call.q.set((40 * c.heads_q + 2) * c.head_dim_qk, nan_value);
+    run_everywhere(call, false);
+  }
+}
+
+TEST(Contract07_NaN, InvisibleKeysReachNothing) {
+  for (const DType dtype : float_dtypes) {
+    for (const double bad : {nan_value, infinity, -infinity}) {
+      Case c = plain_case(dtype);
+      c.seqlen_q = 20;
+      c.seqlen_k = 139;
+      c.options.window_left = 3;  // keys before 139 - 20 - 3 = 116 are nobody's, in the tile of key 116 too
+      c.options.window_right = 0;
+      Call call(c);
+      for (std::int64_t key = 0; key < 116; ++key) {
+        set_row(call.k, key, c.heads_kv * c.head_dim_qk, bad);
+      }
+      run_everywhere(call);
+    }
+  }
+}
+
+TEST(Contract07_NaN, VisibleValueReachesItsColumn) {
+  for (const DType dtype : float_dtypes) {
+    Case c = plain_case(dtype);
+    Call call(c);
+    call.v.set((70 * c.heads_kv + 1) * c.head_dim_v + 7, nan_value);
+    run_everywhere(call, false);
+  }
+}
+
+// 8. No finite sentinel stands for -inf. Scale 0, negative and 1 are honoured.
+
+/// Logits `base` + j / 4 for key j, exactly, in every dtype.
+Call huge_logits(DType dtype, double base, bool rising) {
+  Case c = plain_case(dtype);
+  c.batch = 1;
+  c.seqlen_q = 5;
+  c.seqlen_k = 300;
+  c.options.scale = 1.0F;
+  Call call(c);
+  for (std::int64_t n = 0; n < call.q.numel(); ++n) {
+    const std::int64_t d = n % c.head_dim_qk;
+    call.q.set(n, d == 0 ? 64.0 : d == 1 ? 1.0 : 0.0);
+  }
+  for (std::int64_t n = 0; n < call.k.numel(); ++n) {
+    const std::int64_t d = n % c.head_dim_qk;
+    const auto j = static_cast<double>(n / c.head_dim_qk / c.heads_kv);
+    call.k.set(n, d == 0 ? base / 64.0 : d == 1 ? (rising ? j : 300.0 - j) * 0.25 : 0.0);
+  }
+  return call;
+}
+
+/// Same-dtype PyTorch is useless as a yardstick here (f16 overflows, bf16 steps by 1024), but the logits and
+/// their differences are exact in fp32: only the roundings of P and of out remain, half a unit each, of
+/// values up to 5.
+void expect_right_softmax(Call& call) {
+  Expected expected = expect(call, Pass::forward);
+  if (call.spec.dtype != DType::f32) {
+    const double unit = call.spec.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+    expected.out.bound = {.absolute = 5.0 * unit, .relative = 0.0};
+  }
+  on_every_runner(call.spec, [&](Runner& runner) {
+    call.prepare(Pass::forward);
+    runner.forward(call);
+    EXPECT_TRUE(correct(call, Pass::forward, expected));
+  });
+}
+
+TEST(Contract08_NoSentinel, LogitsFarFromZero) {
+  for (const DType dtype : float_dtypes) {
+    for (const double base : {-200704.0, 61440.0}) {
+      for (const bool rising : {true, false}) {
+        Call call = huge_logits(dtype, base, rising);
+        expect_right_softmax(call);
+      }
+    }
+  }
+}
+
+TEST(Contract08_NoSentinel, LogitsFarFromZeroUnderAMask) {
+  for (const DType dtype : float_dtypes) {
+    Call call = huge_logits(dtype, -200704.0, true);
+    call.spec.options.causal = true;  // the masked keys have the larger logits
+    expect_right_softmax(call);
+    call.spec.options.window_left = 100;
+    expect_right_softmax(call);
+  }
+}
+
+TEST(Contract08_NoSentinel, OneKeyWithAFarLogitIsItsValue) {
+  for (const double base : {-200704.0, 61440.0}) {
+    Call call = huge_logits(DType::f32, base, true);
+    call.spec.options.causal = true;
+    call.spec.options.window_left = 0;
+    on_every_runner(call.spec, [&](Runner& runner) {
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      const Case& c = call.spec;
+      for (std::int64_t n = 0; n < call.out.numel(); ++n) {
+        const std::int64_t i = n / (c.heads_q * c.head_dim_v);
+        const std::int64_t h = n / c.head_dim_v % c.heads_q;
+        const std::int64_t key = i + c.seqlen_k - c.seqlen_q;
+        const std::int64_t source = (key * c.heads_kv + h / 2) * c.head_dim_v + n % c.head_dim_v;
+        ASSERT_FLOAT_EQ(static_cast<float>(call.out.get(n)), static_cast<float>(call.v.get(source)));
+      }
+    });
+  }
+}
+
+TEST(Contract08_NoSentinel, ScaleZeroNegativeAndOne) {
+  for (const DType dtype : float_dtypes) {
+    for (const float scale : {0.0F, -0.125F, -1.0F, 1.0F}) {
+      Case c = plain_case(dtype);
+      c.head_dim_qk = 8;  // keeps logits of scale 1 moderate
+      c.options.scale = scale;
+      run_everywhere(c);
+      c.options.causal = c.sink = true;
+      run_everywhere(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::harness
