@@ -6,6 +6,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,11 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--quiet", "-w", folder, cwd=folder)
+    options = ["--no-deps", "--quiet"]
+    if find_spec("nanobind") and find_spec("scikit_build_core"):
+        # with the environment and flags of scripts/install_python, whose build this then finds done
+        options += ["--no-build-isolation", "-C", "cmake.define.TANDEM_WERROR=ON"]
+    run(sys.executable, "-m", "pip", "wheel", ROOT, *options, "-w", folder, cwd=folder)
     (built,) = folder.glob("tandem-*.whl")
     return built
 
