@@ -43,7 +43,9 @@ struct Cell {
   double median = 0.0;  ///< seconds
   double best = 0.0;
   double gflops = 0.0;  ///< of the best run
-  double share = 0.0;   ///< of the peak
+  bool on_gpu = false;
+  const char* peak = "";  ///< which peak the share is of
+  double share = 0.0;
 };
 
 const char* name_of(Pass pass) {
@@ -122,11 +124,14 @@ void measure(Cell& cell, const BenchOptions& options, const bench::Peak& peak) {
   cell.median = times[times.size() / 2];
   cell.best = times.front();
   cell.gflops = flops / cell.best / 1e9;
-  cell.share = cell.gflops / peak_gflops(peak, cell.dtype);
+  cell.on_gpu = call.on_gpu();
+  cell.peak = cell.on_gpu ? "nominal" : peak_name(peak, cell.dtype);
+  cell.share = cell.gflops / (cell.on_gpu ? gpu_nominal_gflops() : peak_gflops(peak, cell.dtype));
 }
 
-Json cell_json(const Cell& c, const BenchOptions& options, const bench::Peak& peak) {
-  return {{"pass", name_of(c.pass)},
+Json cell_json(const Cell& c, const BenchOptions& options) {
+  return {{"device", c.on_gpu ? "gpu" : "cpu"},
+          {"pass", name_of(c.pass)},
           {"dtype", tandem::name_of(c.dtype)},
           {"head_dim", c.head_dim},
           {"seqlen", c.seqlen},
@@ -138,7 +143,7 @@ Json cell_json(const Cell& c, const BenchOptions& options, const bench::Peak& pe
           {"median_ms", c.median * 1e3},
           {"best_ms", c.best * 1e3},
           {"gflops", c.gflops},
-          {"peak", peak_name(peak, c.dtype)},
+          {"peak", c.peak},
           {"share_of_peak", c.share}};
 }
 
@@ -201,7 +206,7 @@ int run_bench(const BenchOptions& options) {
   if (options.json) {
     Json document{{"machine", to_json(machine())}, {"peak", to_json(peak)}, {"version", version()}};
     document["cells"] = Json::array();
-    for (const Cell& cell : cells) document["cells"].push_back(cell_json(cell, options, peak));
+    for (const Cell& cell : cells) document["cells"].push_back(cell_json(cell, options));
     print_json(document);
   }
   return success;

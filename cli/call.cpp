@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string_view>
 
@@ -53,6 +54,26 @@ void convert_inputs(TensorSet& tensors, DType dtype) {
   }
 }
 
+template <typename F>
+void for_each_tensor(AttentionInputs& args, const F& f) {
+  for (ConstTensor* tensor :
+       {&args.q, &args.k, &args.v, &args.cu_seqlens_q, &args.cu_seqlens_k, &args.seqused_q, &args.seqused_k,
+        &args.sink, &args.q_scale, &args.k_scale, &args.v_scale}) {
+    f(*tensor);
+  }
+}
+template <typename F>
+void for_each_tensor(ForwardArgs& args, const F& f) {
+  for_each_tensor(static_cast<AttentionInputs&>(args), f);
+  for (Tensor* tensor : {&args.out, &args.lse}) f(*tensor);
+}
+template <typename F>
+void for_each_tensor(BackwardArgs& args, const F& f) {
+  for_each_tensor(static_cast<AttentionInputs&>(args), f);
+  for (ConstTensor* tensor : {&args.out, &args.lse, &args.dout, &args.dlse}) f(*tensor);
+  for (Tensor* tensor : {&args.dq, &args.dk, &args.dv, &args.dsink}) f(*tensor);
+}
+
 /// Query-key pairs that one head of one sequence is counted for.
 double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   const double all = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
@@ -70,58 +91,61 @@ double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqle
 
 Call::Call(TensorSet inputs, const CallOptions& options)
     : inputs_(std::move(inputs)), backward_wanted_(options.backward), threads_(options.threads) {
-  refuse_device(options.device);
   if (options.dtype) convert_inputs(inputs_, *options.dtype);
-  const auto view = [this](const char* name) {
-    const auto found = inputs_.find(name);
-    return found == inputs_.end() ? ConstTensor() : std::as_const(found->second).view();
-  };
-  forward_.q = view("q");
-  forward_.k = view("k");
-  forward_.v = view("v");
-  forward_.cu_seqlens_q = view("cu_seqlens_q");
-  forward_.cu_seqlens_k = view("cu_seqlens_k");
-  forward_.seqused_q = view("seqused_q");
-  forward_.seqused_k = view("seqused_k");
-  forward_.sink = view("sink");
-  forward_.q_scale = view("q_scale");
-  forward_.k_scale = view("k_scale");
-  forward_.v_scale = view("v_scale");
+  prepare_forward(options);
+  if (backward_wanted_) prepare_backward(options);
+  choose_device(options.device);
+}
+
+ConstTensor Call::input(const std::string& name) const {
+  const auto found = inputs_.find(name);
+  return found == inputs_.end() ? ConstTensor() : found->second.view();
+}
+
+void Call::prepare_forward(const CallOptions& options) {
+  forward_.q = input("q");
+  forward_.k = input("k");
+  forward_.v = input("v");
+  forward_.cu_seqlens_q = input("cu_seqlens_q");
+  forward_.cu_seqlens_k = input("cu_seqlens_k");
+  forward_.seqused_q = input("seqused_q");
+  forward_.seqused_k = input("seqused_k");
+  forward_.sink = input("sink");
+  forward_.q_scale = input("q_scale");
+  forward_.k_scale = input("k_scale");
+  forward_.v_scale = input("v_scale");
   forward_.options = options.attention;
   // Files are not trusted: what their cu_seqlens and seqused contain is checked, at the cost of reading them
   // once.
   forward_.options.check = true;
 
-  const DType dtype = forward_.q.dtype;
   const int rank = forward_.q.rank;
   if (rank < 3 || forward_.v.rank != rank) {
     throw Error(
         Status::invalid_argument,
-        fmt::format(
-            "q has {} dimensions and v {}; both must be (batch, seqlen, heads, head_dim), or (total, heads, "
-            "head_dim) with cu_seqlens",
-            rank, forward_.v.rank));
+        fmt::format("q has {} dimensions and v {}; both must be (batch, seqlen, heads, head_dim), or (total, "
+                    "heads, head_dim) with cu_seqlens",
+                    rank, forward_.v.rank));
   }
-  const bool quantized = dtype == DType::e4m3;
-  auto out_shape = inputs_.at("q").shape();
-  out_shape.back() = inputs_.at("v").shape().back();
-  const DType out_dtype = options.out_dtype.value_or(quantized ? DType::bf16 : dtype);
-  outputs_.emplace("out", files::TensorData(out_dtype, out_shape));
-  auto lse_shape = out_shape;
-  lse_shape.pop_back();
-  std::swap(lse_shape[lse_shape.size() - 1], lse_shape[lse_shape.size() - 2]);
-  outputs_.emplace("lse", files::TensorData(DType::f32, lse_shape));
-  forward_.out = outputs_.at("out").view();
-  forward_.lse = outputs_.at("lse").view();
-  if (!backward_wanted_) return;
+  const DType dtype = forward_.q.dtype == DType::e4m3 ? DType::bf16 : forward_.q.dtype;
+  auto shape = inputs_.at("q").shape();
+  shape.back() = inputs_.at("v").shape().back();
+  forward_.out = output("out", options.out_dtype.value_or(dtype), shape);
+  shape.pop_back();
+  std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+  forward_.lse = output("lse", DType::f32, shape);
+}
 
+void Call::prepare_backward(const CallOptions& options) {
   if (!inputs_.contains("dout")) {
     if (!options.dout_seed) {
-      throw Error(Status::invalid_argument,
-                  "--backward needs the tensor dout, which the input lacks; add it, or take random "
-                  "numbers with --dout-seed 1");
+      throw Error(
+          Status::invalid_argument,
+          "--backward needs the tensor dout, which the input lacks; add it, or take random numbers with "
+          "--dout-seed 1");
     }
-    files::TensorData dout(out_dtype, out_shape);
+    const files::TensorData& out = outputs_.at("out");
+    files::TensorData dout(out.dtype(), out.shape());
     fill_normal(dout, *options.dout_seed);
     inputs_.emplace("dout", std::move(dout));
   }
@@ -129,11 +153,10 @@ Call::Call(TensorSet inputs, const CallOptions& options)
   backward_.options = forward_.options;
   backward_.out = forward_.out;
   backward_.lse = forward_.lse;
-  backward_.dout = view("dout");
-  backward_.dlse = view("dlse");
+  backward_.dout = input("dout");
+  backward_.dlse = input("dlse");
   const auto gradient = [this](const char* name, const char* like) {
-    const files::TensorData& tensor = inputs_.at(like);
-    return outputs_.emplace(name, files::TensorData(tensor.dtype(), tensor.shape())).first->second.view();
+    return output(name, inputs_.at(like).dtype(), inputs_.at(like).shape());
   };
   backward_.dq = gradient("dq", "q");
   backward_.dk = gradient("dk", "k");
@@ -141,14 +164,66 @@ Call::Call(TensorSet inputs, const CallOptions& options)
   if (inputs_.contains("sink")) backward_.dsink = gradient("dsink", "sink");
 }
 
+Tensor Call::output(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+  return outputs_.emplace(name, files::TensorData(dtype, shape)).first->second.view();
+}
+
+void Call::choose_device(const std::string& wish) {
+  static_cast<void>(make_problem(forward_));
+  if (backward_wanted_) static_cast<void>(make_problem(backward_));
+  if (wish == "cpu" || (wish == "auto" && !gpu_available())) return;
+  ForwardArgs forward_there = forward_;
+  BackwardArgs backward_there = backward_;
+  const auto move = [](auto& tensor) { tensor.device = GpuMemory::device; };
+  for_each_tensor(forward_there, move);
+  for_each_tensor(backward_there, move);
+  // The contents of cu_seqlens and seqused were checked above.
+  forward_there.options.check = backward_there.options.check = false;
+  std::size_t scratch = 0;
+  try {
+    scratch = workspace_bytes(forward_there);
+    if (backward_wanted_) scratch = std::max(scratch, workspace_bytes(backward_there));
+  } catch (const Error& error) {
+    if (wish == "auto" && error.status() == Status::unsupported) return;
+    throw;
+  }
+  gpu_ = std::make_unique<GpuMemory>();
+  gpu_->add(inputs_);
+  gpu_->add(outputs_);
+  const auto place = [this](auto& tensor) { gpu_->place(tensor); };
+  for_each_tensor(forward_there, place);
+  for_each_tensor(backward_there, place);
+  forward_on_gpu_ = forward_there;
+  backward_on_gpu_ = backward_there;
+  if (scratch > 0) gpu_scratch_ = gpu::DeviceBuffer(GpuMemory::device.index, scratch);
+}
+
 double Call::run_forward() {
+  if (gpu_) return gpu_->seconds([&] { forward(forward_on_gpu_, gpu_execution()); });
   const Execution execution = with_workspace(forward_, threads_, forward_workspace_);
   return seconds([&] { forward(forward_, execution); });
 }
 
 double Call::run_backward() {
+  if (gpu_) return gpu_->seconds([&] { backward(backward_on_gpu_, gpu_execution()); });
   const Execution execution = with_workspace(backward_, threads_, backward_workspace_);
   return seconds([&] { backward(backward_, execution); });
+}
+
+Execution Call::gpu_execution() const {
+  if (gpu_scratch_.bytes() == 0) return {};
+  return {.workspace = gpu_scratch_.data(), .workspace_bytes = gpu_scratch_.bytes()};
+}
+
+TensorSet& Call::fetch_outputs() {
+  if (gpu_) gpu_->fetch(outputs_);
+  return outputs_;
+}
+
+void Call::poison_outputs() {
+  // All bits set is a NaN in every floating-point dtype.
+  for (auto& [name, tensor] : outputs_) std::memset(tensor.bytes().data(), 0xFF, tensor.bytes().size());
+  if (gpu_) gpu_->poison(outputs_);
 }
 
 double Call::forward_flops() const {

@@ -4,10 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "gpu_memory.hpp"
 #include "inputs.hpp"
 #include "tandem/attention.hpp"
 
@@ -31,19 +33,21 @@ void add_execution_options(CLI::App& command, int& threads, std::string& device)
 /// Adds all of the above and --backward, --dtype, --out-dtype, --dout-seed.
 void add_call_options(CLI::App& command, CallOptions& options);
 
-/// Throws Error if no backend of this build computes on `device` (cpu, gpu or auto).
-void refuse_device(const std::string& device);
-
 class Call {
  public:
-  /// Takes the inputs, converts them where asked to, allocates the outputs. Throws Error.
+  /// Takes the inputs, converts them where asked to, checks them, allocates the outputs, and moves all to the
+  /// GPU where that is wished for ("gpu"), or there is one that can run the call ("auto"). Throws Error.
   Call(TensorSet inputs, const CallOptions& options);
 
+  /// The arguments in host memory.
   [[nodiscard]] const ForwardArgs& forward_args() const { return forward_; }
   [[nodiscard]] const BackwardArgs& backward_args() const { return backward_; }
   [[nodiscard]] bool has_backward() const { return backward_wanted_; }
-  [[nodiscard]] TensorSet& outputs() { return outputs_; }
-  [[nodiscard]] const TensorSet& outputs() const { return outputs_; }
+  [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
+  /// The outputs as they are now, in host memory.
+  [[nodiscard]] TensorSet& fetch_outputs();
+  /// Fills all outputs with NaN.
+  void poison_outputs();
 
   /// Runs one pass; its scratch memory is allocated before the clock starts. Returns seconds. Backward needs
   /// a forward before it.
@@ -57,6 +61,13 @@ class Call {
   [[nodiscard]] double backward_flops() const { return 2.5 * forward_flops(); }
 
  private:
+  void prepare_forward(const CallOptions& options);
+  void prepare_backward(const CallOptions& options);
+  void choose_device(const std::string& wish);
+  [[nodiscard]] ConstTensor input(const std::string& name) const;
+  Tensor output(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape);
+  [[nodiscard]] Execution gpu_execution() const;
+
   TensorSet inputs_;
   TensorSet outputs_;
   std::optional<files::TensorData> forward_workspace_;
@@ -65,6 +76,11 @@ class Call {
   BackwardArgs backward_;
   bool backward_wanted_ = false;
   int threads_ = 0;
+
+  std::unique_ptr<GpuMemory> gpu_;
+  gpu::DeviceBuffer gpu_scratch_;
+  ForwardArgs forward_on_gpu_;
+  BackwardArgs backward_on_gpu_;
 };
 
 }  // namespace tandem::cli

@@ -40,10 +40,4 @@ void add_call_options(CLI::App& command, CallOptions& options) {
   add_execution_options(command, options.threads, options.device);
 }
 
-void refuse_device(const std::string& device) {
-  if (device == "gpu") {
-    throw Error(Status::unsupported, "--device gpu: this build has no GPU backend; use --device cpu or auto");
-  }
-}
-
 }  // namespace tandem::cli

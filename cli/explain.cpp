@@ -48,8 +48,7 @@ int print(const Args& args, const ExplainOptions& options) {
   return success;
 }
 
-int run_explain(const ExplainOptions& options) {
-  refuse_device(options.device);
+int explain_on(Device device, const ExplainOptions& options) {
   const DType dtype = parse_dtype(options.dtype, "--dtype");
   const DType out_dtype = dtype == DType::e4m3 ? DType::bf16 : dtype;
   const std::int64_t seqlen_k = or_else(options.seqlen_k, options.seqlen_q);
@@ -57,11 +56,12 @@ int run_explain(const ExplainOptions& options) {
   const std::int64_t head_dim_v = or_else(options.head_dim_v, options.head_dim);
   // Shapes without memory: explain reads none.
   AttentionInputs inputs;
-  inputs.q = ConstTensor(nullptr, dtype, {options.batch, options.seqlen_q, options.heads, options.head_dim});
-  inputs.k = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, options.head_dim});
-  inputs.v = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, head_dim_v});
-  const Tensor out(nullptr, out_dtype, {options.batch, options.seqlen_q, options.heads, head_dim_v});
-  const Tensor lse(nullptr, DType::f32, {options.batch, options.heads, options.seqlen_q});
+  inputs.q =
+      ConstTensor(nullptr, dtype, {options.batch, options.seqlen_q, options.heads, options.head_dim}, device);
+  inputs.k = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, options.head_dim}, device);
+  inputs.v = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, head_dim_v}, device);
+  const Tensor out(nullptr, out_dtype, {options.batch, options.seqlen_q, options.heads, head_dim_v}, device);
+  const Tensor lse(nullptr, DType::f32, {options.batch, options.heads, options.seqlen_q}, device);
   if (!options.backward) {
     ForwardArgs args{inputs, out, lse, options.attention};
     return print(args, options);
@@ -71,11 +71,24 @@ int run_explain(const ExplainOptions& options) {
   args.out = out;
   args.lse = lse;
   args.dout = out;
-  args.dq = Tensor(nullptr, dtype, {options.batch, options.seqlen_q, options.heads, options.head_dim});
-  args.dk = Tensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, options.head_dim});
-  args.dv = Tensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, head_dim_v});
+  args.dq =
+      Tensor(nullptr, dtype, {options.batch, options.seqlen_q, options.heads, options.head_dim}, device);
+  args.dk = Tensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, options.head_dim}, device);
+  args.dv = Tensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, head_dim_v}, device);
   args.options = options.attention;
   return print(args, options);
+}
+
+int run_explain(const ExplainOptions& options) {
+  if (options.device == "cpu" || (options.device == "auto" && !gpu_available()))
+    return explain_on({}, options);
+  try {
+    return explain_on(GpuMemory::device, options);
+  } catch (const Error& error) {
+    // As a call would: auto takes the CPU for what the GPU cannot do.
+    if (options.device == "auto" && error.status() == Status::unsupported) return explain_on({}, options);
+    throw;
+  }
 }
 
 }  // namespace

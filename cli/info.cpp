@@ -1,8 +1,4 @@
 // tandem info: what this machine and this build have; or what a file has.
-#include <dlfcn.h>
-
-#include <algorithm>
-#include <array>
 #include <memory>
 #include <vector>
 
@@ -11,6 +7,7 @@
 #include "files/npy.hpp"
 #include "files/safetensors.hpp"
 #include "files/source.hpp"
+#include "gpu/describe.hpp"
 #include "report.hpp"
 #include "tandem/attention.hpp"
 
@@ -22,23 +19,6 @@ struct InfoOptions {
   bool json = false;
 };
 
-struct Library {
-  const char* name;
-  bool found;
-  std::string detail;
-};
-
-/// Version that the NVIDIA driver reports, "12.8"; empty where there is none.
-Library gpu_driver() {
-  constexpr const char* name = "libcuda.so.1";
-  void* handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
-  if (handle == nullptr) return {name, false, "no NVIDIA driver on this machine"};
-  int version = 0;
-  const auto get_version = reinterpret_cast<int (*)(int*)>(::dlsym(handle, "cuDriverGetVersion"));
-  if (get_version == nullptr || get_version(&version) != 0) return {name, true, "of unknown version"};
-  return {name, true, fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10)};
-}
-
 std::vector<cpu::Target> targets() {
   std::vector<cpu::Target> result;
   for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
@@ -48,19 +28,34 @@ std::vector<cpu::Target> targets() {
   return result;
 }
 
+Json gpu_json(const gpu::Description& d) {
+  Json devices = Json::array();
+  for (const gpu::DeviceSummary& device : d.devices) {
+    devices.push_back({{"name", device.name},
+                       {"capability", device.capability},
+                       {"multiprocessors", device.multiprocessors},
+                       {"clock_mhz", device.clock_mhz},
+                       {"memory_gib", static_cast<double>(device.memory_bytes) / 0x1p30},
+                       {"supported", device.supported}});
+  }
+  return {{"driver", d.driver},
+          {"devices", devices},
+          {"compiler", d.compiler},
+          {"kernel_cache", d.cache_directory},
+          {"shipped_kernels", d.shipped_kernels}};
+}
+
 int info_machine(bool json) {
   const Machine m = machine();
-  const Library driver = gpu_driver();
+  const gpu::Description gpus = gpu::describe();
   std::vector<std::string> names;
   for (const cpu::Target target : targets()) names.emplace_back(cpu::name_of(target));
   const std::string compiler = __VERSION__;
   if (json) {
-    print_json(
-        {{"version", version()},
-         {"compiler", compiler},
-         {"machine", to_json(m)},
-         {"backends", {{"cpu", {{"targets", names}, {"best", m.target}}}}},
-         {"gpu_driver", {{"library", driver.name}, {"found", driver.found}, {"detail", driver.detail}}}});
+    print_json({{"version", version()},
+                {"compiler", compiler},
+                {"machine", to_json(m)},
+                {"backends", {{"cpu", {{"targets", names}, {"best", m.target}}}, {"gpu", gpu_json(gpus)}}}});
     return success;
   }
   fmt::print("tandem      {} (built with {})\n", version(), compiler);
@@ -68,8 +63,15 @@ int info_machine(bool json) {
   fmt::print("processor   {}\n", m.processor);
   fmt::print("cores       {} usable\n", m.cores);
   fmt::print("memory      {:.1f} GiB\n", m.memory_gib);
-  fmt::print("backends    cpu ({}; runs {})\n", fmt::join(names, ", "), m.target);
-  fmt::print("gpu driver  {}: {}\n", driver.found ? "found" : "not found", driver.detail);
+  fmt::print("cpu         {}; runs {}\n", fmt::join(names, ", "), m.target);
+  fmt::print("gpu driver  {}\n", gpus.driver);
+  for (const gpu::DeviceSummary& device : gpus.devices) {
+    fmt::print("gpu         {}, compute capability {}, {} multiprocessors{}\n", device.name,
+               device.capability, device.multiprocessors, device.supported ? "" : "; no kernels for it");
+  }
+  fmt::print("compiler    {}\n", gpus.compiler);
+  fmt::print("kernels     {} shipped; cache {}\n", gpus.shipped_kernels,
+             gpus.cache_directory.empty() ? "none" : gpus.cache_directory);
   return success;
 }
 

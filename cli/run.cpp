@@ -22,26 +22,27 @@ int run(const RunOptions& options) {
   Call call(std::move(inputs.tensors), options.call);
   const double forward_seconds = call.run_forward();
   const double backward_seconds = call.has_backward() ? call.run_backward() : 0.0;
-  const auto paths =
-      write_outputs(call.outputs(), options.out, {{"made by", std::string("tandem ") + version()}});
+  const TensorSet& outputs = call.fetch_outputs();
+  const auto paths = write_outputs(outputs, options.out, {{"made by", std::string("tandem ") + version()}});
 
   if (options.json) {
-    Json document{{"forward_ms", forward_seconds * 1e3},
+    Json document{{"device", call.on_gpu() ? "gpu" : "cpu"},
+                  {"forward_ms", forward_seconds * 1e3},
                   {"forward_gflops", call.forward_flops() / forward_seconds / 1e9}};
     if (call.has_backward()) {
       document["backward_ms"] = backward_seconds * 1e3;
       document["backward_gflops"] = call.backward_flops() / backward_seconds / 1e9;
     }
-    for (const auto& [name, tensor] : std::as_const(call.outputs()))
-      document["outputs"][name] = to_json(tensor.view());
+    for (const auto& [name, tensor] : outputs) document["outputs"][name] = to_json(tensor.view());
     document["ignored"] = inputs.ignored;
     document["files"] = paths;
     print_json(document);
     return success;
   }
+  fmt::print("device    {}\n", call.on_gpu() ? "gpu" : "cpu");
   fmt::print("forward   {:9.3f} ms\n", forward_seconds * 1e3);
   if (call.has_backward()) fmt::print("backward  {:9.3f} ms\n", backward_seconds * 1e3);
-  for (const auto& [name, tensor] : std::as_const(call.outputs())) {
+  for (const auto& [name, tensor] : outputs) {
     fmt::print("{:<8}  {}\n", name, describe(tensor.view()));
   }
   if (!inputs.ignored.empty()) fmt::print("ignored   {}\n", fmt::join(inputs.ignored, ", "));

@@ -21,7 +21,9 @@ int verify_files(const VerifyOptions& options) {
   const Verification result = verify(call);
   progress.show("");
   if (options.json) {
-    Json document{{"right", result.right()}, {"forward_ms", result.forward_seconds * 1e3}};
+    Json document{{"right", result.right()},
+                  {"device", call.on_gpu() ? "gpu" : "cpu"},
+                  {"forward_ms", result.forward_seconds * 1e3}};
     if (call.has_backward()) document["backward_ms"] = result.backward_seconds * 1e3;
     for (const Verdict& verdict : result.verdicts) document["outputs"].push_back(to_json(verdict));
     document["ignored"] = inputs.ignored;

@@ -168,7 +168,7 @@ def test_info(run, run_json):
     assert document["version"] == (ROOT / "VERSION").read_text().strip()
     assert document["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert "portable" in document["backends"]["cpu"]["targets"]
-    assert isinstance(document["gpu_driver"]["found"], bool)
+    assert document["backends"]["gpu"]["driver"]  # its version, or why there is none
     assert document["machine"]["processor"] in run("info").stdout
 
 
@@ -183,13 +183,13 @@ def test_info_lists_files(run, run_json, tmp_path, tensors):
 
 
 def test_gpu_wish_is_an_error_without_a_gpu(run, tmp_path, tensors):
-    if json.loads(run("info", "--json").stdout)["gpu_driver"]["found"]:
-        pytest.skip("this machine has a GPU driver")
+    if json.loads(run("info", "--json").stdout)["backends"]["gpu"]["devices"]:
+        pytest.skip("this machine has a GPU")
     save_file(tensors, tmp_path / "in.safetensors")
-    assert (
-        "gpu"
-        in run("run", tmp_path / "in.safetensors", "-o", tmp_path / "o/", "--device", "gpu", code=2).stderr
-    )
+    for dtype, says in (("bf16", "no NVIDIA driver"), ("f32", "f32 has no GPU kernel")):
+        flags = ["--device", "gpu", "--dtype", dtype, "-o", tmp_path / "o.safetensors"]
+        assert says in run("run", tmp_path / "in.safetensors", *flags, code=2).stderr
+    assert not (tmp_path / "o.safetensors").exists()
 
 
 def test_demo_and_its_picture(run_json, tmp_path):
