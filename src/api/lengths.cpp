@@ -1,6 +1,10 @@
 #include "api/lengths.hpp"
 
+#include <array>
+#include <vector>
+
 #include "api/check.hpp"
+#include "gpu/lengths.hpp"
 
 namespace tandem::check {
 namespace {
@@ -32,13 +36,30 @@ void used(const char* name, const Lengths& seqused, const Lengths& cu_seqlens, s
   }
 }
 
-}  // namespace
-
-void lengths_contents(const Problem& p) {
+void host_contents(const Problem& p) {
   offsets("cu_seqlens_q", p.cu_seqlens_q, p.batch, p.rows_q, "total_q");
   offsets("cu_seqlens_k", p.cu_seqlens_k, p.batch, p.rows_k, "total_k");
   used("seqused_q", p.seqused_q, p.cu_seqlens_q, p.batch, p.rows_q);
   used("seqused_k", p.seqused_k, p.cu_seqlens_k, p.batch, p.rows_k);
+}
+
+}  // namespace
+
+void lengths_contents(const Problem& p) {
+  if (p.device.kind == Device::Kind::cpu) {
+    host_contents(p);
+    return;
+  }
+  Problem copied = p;
+  std::array<std::vector<std::int64_t>, 4> values;
+  const std::array<Lengths*, 4> all = {&copied.cu_seqlens_q, &copied.cu_seqlens_k, &copied.seqused_q,
+                                       &copied.seqused_k};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i]->given()) continue;
+    values[i] = gpu::read_lengths(*all[i], i < 2 ? p.batch + 1 : p.batch, p.device.index);
+    *all[i] = {.data = values[i].data(), .wide = true, .stride = 1};
+  }
+  host_contents(copied);
 }
 
 }  // namespace tandem::check

@@ -1,5 +1,5 @@
-// Checks of what cu_seqlens and seqused contain. Reads host memory; called for options.check alone, since the
-// backends clamp whatever they find.
+// Checks of what cu_seqlens and seqused contain. Called for options.check alone, since the backends clamp
+// whatever they find, and reading device memory waits for the device.
 #pragma once
 
 #include "api/problem.hpp"

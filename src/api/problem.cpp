@@ -201,8 +201,7 @@ class Builder {
   }
 
   void contents() const {
-    if (options_.check && memory_ == Memory::present && p_.device.kind == Device::Kind::cpu)
-      check::lengths_contents(p_);
+    if (options_.check && memory_ == Memory::present) check::lengths_contents(p_);
   }
 
   Problem& problem() { return p_; }

@@ -63,6 +63,7 @@ Loaded load() {
   get(d.context_get_current, "cuCtxGetCurrent");
   get(d.context_push, "cuCtxPushCurrent_v2");
   get(d.context_pop, "cuCtxPopCurrent_v2");
+  get(d.context_synchronize, "cuCtxSynchronize");
   get(d.module_load_data, "cuModuleLoadData");
   get(d.module_get_function, "cuModuleGetFunction");
   get(d.function_get_attribute, "cuFuncGetAttribute");
@@ -77,6 +78,7 @@ Loaded load() {
   get(d.copy_async, "cuMemcpyAsync");
   get(d.copy_to_device_async, "cuMemcpyHtoDAsync_v2");
   get(d.copy_to_host_async, "cuMemcpyDtoHAsync_v2");
+  get(d.copy_to_host, "cuMemcpyDtoH_v2");
   get(d.memset_d8_async, "cuMemsetD8Async");
   get(d.stream_create, "cuStreamCreate");
   get(d.stream_destroy, "cuStreamDestroy_v2");

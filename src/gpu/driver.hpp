@@ -22,6 +22,7 @@ struct Driver {
   abi::Result (*context_get_current)(abi::Context*);
   abi::Result (*context_push)(abi::Context);
   abi::Result (*context_pop)(abi::Context*);
+  abi::Result (*context_synchronize)();
   abi::Result (*module_load_data)(abi::Module*, const void*);
   abi::Result (*module_get_function)(abi::Function*, abi::Module, const char*);
   abi::Result (*function_get_attribute)(int*, abi::FunctionAttribute, abi::Function);
@@ -38,6 +39,7 @@ struct Driver {
   abi::Result (*copy_async)(abi::DevicePointer, abi::DevicePointer, std::size_t, abi::Stream);
   abi::Result (*copy_to_device_async)(abi::DevicePointer, const void*, std::size_t, abi::Stream);
   abi::Result (*copy_to_host_async)(void*, abi::DevicePointer, std::size_t, abi::Stream);
+  abi::Result (*copy_to_host)(void*, abi::DevicePointer, std::size_t);
   abi::Result (*memset_d8_async)(abi::DevicePointer, unsigned char, std::size_t, abi::Stream);
   abi::Result (*stream_create)(abi::Stream*, unsigned int);
   abi::Result (*stream_destroy)(abi::Stream);

@@ -1,0 +1,200 @@
+// Lines of the contract that need a GPU to be tried: what a stream, a graph and device memory do to a call.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "gpu/device.hpp"
+#include "gpu_runner.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr Device cuda{.kind = Device::Kind::cuda, .index = 0};
+
+/// bf16 numbers in [-1, 1), the same for the same seed.
+std::vector<std::uint16_t> numbers(std::size_t count, std::uint64_t seed) {
+  std::vector<std::uint16_t> values(count);
+  for (std::uint16_t& value : values) {
+    seed = seed * 6364136223846793005U + 1442695040888963407U;
+    // Sign and 7 bits of mantissa at random, exponents 2^-4 to 2^-1.
+    value = static_cast<std::uint16_t>((seed >> 48 & 0x80ff) | (0x3d80 + (seed >> 40 & 1) * 0x80));
+  }
+  return values;
+}
+
+/// q, k, v and out of one shape, (batch, rows, heads, dim), with strides of their own.
+struct Tensors {
+  std::int64_t batch, rows, heads, dim, batch_stride;
+  DeviceBuffer q, k, v, out;
+
+  Tensors(std::int64_t batch_, std::int64_t rows_, std::int64_t heads_, std::int64_t dim_,
+          std::int64_t batch_stride_)
+      : batch(batch_), rows(rows_), heads(heads_), dim(dim_), batch_stride(batch_stride_) {
+    const std::size_t elements = static_cast<std::size_t>((batch - 1) * batch_stride + rows * heads * dim);
+    std::uint64_t seed = 1;
+    for (DeviceBuffer* buffer : {&q, &k, &v, &out}) {
+      *buffer = DeviceBuffer(0, elements * 2);
+      const auto values = numbers(static_cast<std::size_t>(batch * rows * heads * dim), seed++);
+      for (std::int64_t b = 0; b < batch; ++b) {
+        buffer->copy_from_host(values.data() + b * rows * heads * dim,
+                               static_cast<std::size_t>(rows * heads * dim) * 2, nullptr,
+                               static_cast<std::size_t>(b * batch_stride) * 2);
+      }
+    }
+    synchronize(0);
+  }
+
+  [[nodiscard]] Tensor view(const DeviceBuffer& buffer) const {
+    Tensor t(buffer.data(), DType::bf16, {batch, rows, heads, dim}, cuda);
+    t.stride[0] = batch_stride;
+    return t;
+  }
+  [[nodiscard]] ForwardArgs args() const {
+    ForwardArgs a;
+    a.q = view(q);
+    a.k = view(k);
+    a.v = view(v);
+    a.out = view(out);
+    return a;
+  }
+  [[nodiscard]] std::vector<std::uint16_t> result() const {
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(batch * rows * heads * dim));
+    for (std::int64_t b = 0; b < batch; ++b) {
+      out.copy_to_host(values.data() + b * rows * heads * dim,
+                       static_cast<std::size_t>(rows * heads * dim) * 2, nullptr,
+                       static_cast<std::size_t>(b * batch_stride) * 2);
+    }
+    synchronize(0);
+    return values;
+  }
+};
+
+class GpuContract : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+TEST_F(GpuContract, TensorsBeyondTwoToThe31ElementsGiveTheSameBits) {
+  const Tensors compact(2, 300, 2, 64, 300 * 2 * 64);
+  forward(compact.args());
+  const std::int64_t far = (std::int64_t{1} << 31) + 4096;
+  const Tensors wide(2, 300, 2, 64, far);
+  forward(wide.args());
+  EXPECT_EQ(wide.result(), compact.result());
+}
+
+TEST_F(GpuContract, ACheckedCallNamesWhatIsWrongInDeviceMemory) {
+  const Tensors t(1, 100, 1, 64, 100 * 64);
+  const std::int32_t offsets[3] = {0, 60, 40};
+  DeviceBuffer cu(0, sizeof(offsets));
+  cu.copy_from_host(offsets, sizeof(offsets));
+  ForwardArgs args = t.args();
+  for (ConstTensor* tensor : {&args.q, &args.k, &args.v})
+    *tensor = ConstTensor(tensor->data, DType::bf16, {100, 1, 64}, cuda);
+  args.out = Tensor(args.out.data, DType::bf16, {100, 1, 64}, cuda);
+  args.cu_seqlens_q = args.cu_seqlens_k = ConstTensor(cu.data(), DType::i32, {3}, cuda);
+  args.options.check = true;
+  try {
+    forward(args);
+    FAIL() << "descending cu_seqlens were accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("cu_seqlens_q[2]"), std::string::npos) << e.what();
+  }
+  args.options.check = false;
+  forward(args);  // garbage in, but nothing out of bounds
+  synchronize(0);
+}
+
+/// The driver's graph functions, which only this test needs.
+struct Graphs {
+  template <typename F>
+  static F* find(const char* name) {
+    return reinterpret_cast<F*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
+  }
+  int (*begin)(abi::Stream, int) = find<int(abi::Stream, int)>("cuStreamBeginCapture_v2");
+  int (*end)(abi::Stream, void**) = find<int(abi::Stream, void**)>("cuStreamEndCapture");
+  int (*instantiate)(void**, void*, unsigned long long) =
+      find<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags");
+  int (*launch)(void*, abi::Stream) = find<int(void*, abi::Stream)>("cuGraphLaunch");
+};
+
+TEST_F(GpuContract, ACallIsCapturedAndReplayedAtOtherLengths) {
+  const Tensors t(2, 200, 2, 128, 200 * 2 * 128);
+  DeviceBuffer used(0, 8);
+  const auto use = [&](std::int32_t a, std::int32_t b, abi::Stream stream) {
+    const std::int32_t lengths[2] = {a, b};
+    used.copy_from_host(lengths, sizeof(lengths), stream);
+  };
+  ForwardArgs args = t.args();
+  args.seqused_k = ConstTensor(used.data(), DType::i32, {2}, cuda);
+  const Stream stream(0);
+  Execution execution{.stream = stream.get()};
+  execution.workspace_bytes = workspace_bytes(args, execution);
+  DeviceBuffer workspace(0, execution.workspace_bytes);
+  execution.workspace = workspace.data();
+
+  use(17, 200, stream.get());
+  forward(args, execution);  // loads the kernel, and is what the replay must equal
+  stream.synchronize();
+  const std::vector<std::uint16_t> expected = t.result();
+
+  const Graphs graphs;
+  void* graph = nullptr;
+  void* executable = nullptr;
+  const ContextGuard guard(0);
+  use(200, 100, stream.get());
+  constexpr int thread_local_mode = 1;
+  ASSERT_EQ(graphs.begin(stream.get(), thread_local_mode), abi::success);
+  forward(args, execution);
+  ASSERT_EQ(graphs.end(stream.get(), &graph), abi::success);
+  ASSERT_EQ(graphs.instantiate(&executable, graph, 0), abi::success);
+  ASSERT_EQ(graphs.launch(executable, stream.get()), abi::success);
+  stream.synchronize();
+  EXPECT_NE(t.result(), expected);
+  use(17, 200, stream.get());
+  ASSERT_EQ(graphs.launch(executable, stream.get()), abi::success);
+  stream.synchronize();
+  EXPECT_EQ(t.result(), expected);
+}
+
+TEST_F(GpuContract, WithAWorkspaceACallAllocatesNothing) {
+  const Tensors t(1, 100, 1, 64, 100 * 64);
+  ForwardArgs args = t.args();
+  args.q.data = static_cast<const std::uint16_t*>(args.q.data) + 1;  // must be packed
+  args.q.shape[1] = 99;
+  args.out.shape[1] = 99;
+  Execution execution;
+  execution.workspace_bytes = workspace_bytes(args);
+  ASSERT_GE(execution.workspace_bytes, 99U * 64 * 2);
+  DeviceBuffer workspace(0, execution.workspace_bytes);
+  execution.workspace = workspace.data();
+  forward(args, execution);
+  synchronize(0);
+  const ContextGuard guard(0);
+  std::size_t before = 0;
+  std::size_t after = 0;
+  std::size_t total = 0;
+  check(driver().memory_get_info(&before, &total), "cuMemGetInfo");
+  for (int i = 0; i < 100; ++i) forward(args, execution);
+  synchronize(0);
+  check(driver().memory_get_info(&after, &total), "cuMemGetInfo");
+  EXPECT_EQ(before, after);
+}
+
+TEST_F(GpuContract, WhatTheGpuCannotRunIsAnErrorThatSaysSo) {
+  static float memory[2 * 256];  // never read
+  ForwardArgs args;
+  args.q = args.k = args.v = ConstTensor(memory, DType::f32, {1, 4, 1, 64}, cuda);
+  args.out = Tensor(memory + 256, DType::f32, {1, 4, 1, 64}, cuda);
+  EXPECT_THROW(forward(args), Error);
+  args.q.device.index = args.k.device.index = args.v.device.index = args.out.device.index = 99;
+  EXPECT_THROW(forward(args), Error);
+}
+
+}  // namespace
+}  // namespace tandem::gpu
