@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from pathlib import Path
 
 
 def reason(case: ElementTree.Element, skipped: ElementTree.Element) -> str:
     """Why a test was skipped: pytest's message, or what a GoogleTest printed before its SKIPPED mark."""
     output = case.findtext("system-out") or ""
-    found = re.search(r"Skipped\n(.+?)\n\s*\n", output, re.DOTALL) or re.search(r"skipped: (.+)", output)
+    found = re.search(r"Skipped\n(.+?)\n\s*(?:\n|\[ +SKIPPED)", output, re.DOTALL) or re.search(r"skipped: (.+)", output)
     if found:
         return " ".join(found.group(1).split())
     return skipped.get("message") or "no reason given"
@@ -25,7 +24,7 @@ def reason(case: ElementTree.Element, skipped: ElementTree.Element) -> str:
 
 def main(reports: list[str]) -> int:
     passed = failed = 0
-    skips: Counter[tuple[str, str]] = Counter()
+    skips: dict[str, list[str]] = {}
     for report in map(Path, reports):
         try:
             cases = list(ElementTree.parse(report).iter("testcase"))
@@ -43,12 +42,15 @@ def main(reports: list[str]) -> int:
                 failed += 1
             elif skipped is not None or case.get("status") in ("notrun", "disabled"):
                 why = reason(case, skipped) if skipped is not None else "not run"
-                skips[(f"{report.stem}: {case.get('name')}", why)] += 1
+                name = (case.get("name") or "").split("  # GetParam")[0]
+                skips.setdefault(why, []).append(f"{report.stem}: {name}")
             else:
                 passed += 1
-    for (name, why), count in skips.items():
-        print(f"skipped  {name}{f' ({count} times)' if count > 1 else ''}: {why}")
-    print(f"{passed} passed, {failed} failed, {skips.total()} skipped")
+    for why, names in skips.items():
+        print(f"skipped: {why}")
+        for name in names:
+            print(f"    {name}")
+    print(f"{passed} passed, {failed} failed, {sum(map(len, skips.values()))} skipped")
     return 1 if failed else 0
 
 
