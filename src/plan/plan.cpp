@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
 
@@ -26,13 +28,15 @@ Plan make_plan(const Problem& problem, const Execution& execution) {
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   if (plan.backend == Device::Kind::cuda) return explain_forward(problem, plan.forward);
   const cpu::Config& c = plan.cpu;
+  const char* wish = std::getenv("TANDEM_CPU_TARGET");
+  const bool overridden = wish != nullptr && *wish != '\0';
   return {
       "backend cpu: the tensors are on the CPU",
-      fmt::format("target {}: {}", cpu::name_of(c.target),
-                  c.target == cpu::best_target() ? "the best that this processor and this build have"
-                                                 : "chosen for these dtypes and shapes"),
+      fmt::format(
+          "target {}: {}", cpu::name_of(c.target),
+          overridden ? "TANDEM_CPU_TARGET asks for it" : "the best that this processor and this build have"),
       fmt::format("threads {}: {}", c.threads,
-                  execution.threads > 0 ? "at most as many as the caller asked for"
+                  execution.threads > 0 ? "what the caller asked for"
                                         : "OMP_NUM_THREADS, or every core this process may use"),
       fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
   };

@@ -234,6 +234,16 @@ void* operator_new(size_t size) {
   return malloc(size > 0 ? size : 1);
 }
 
+/* operator new[](size, align_val_t, nothrow_t const&): what the library takes its workspace with. */
+void* aligned_new(size_t size, size_t alignment,
+                  const void* nothrow) __asm__("_ZnamSt11align_val_tRKSt9nothrow_t");
+static int workspace_is_exhausted = 0;
+void* aligned_new(size_t size, size_t alignment, const void* nothrow) {
+  (void)nothrow;
+  if (workspace_is_exhausted) return NULL;
+  return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
 static void test_bad_alloc(void) {
   Buffers b;
   fill(&b);
@@ -245,6 +255,14 @@ static void test_bad_alloc(void) {
   CHECK(status == tandem_out_of_memory);
   CHECK(strlen(tandem_last_error()) > 0);
   CHECK(tandem_forward_explain(&args, NULL, NULL, 0, &needed) == tandem_ok);
+
+  workspace_is_exhausted = 1;
+  CHECK(tandem_forward(&args, NULL) == tandem_out_of_memory);
+  workspace_is_exhausted = 0;
+  CHECK(strncmp(tandem_last_error(), "cannot allocate ", 16) == 0);
+  CHECK(strstr(tandem_last_error(), " bytes of workspace; use fewer threads, or pass a workspace") != NULL);
+  CHECK(isnan(b.out[0]));
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
 }
 #endif
 

@@ -1,0 +1,100 @@
+// Problem + device -> Plan.
+#include "plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/make_problem.hpp"
+
+namespace tandem {
+namespace {
+
+/// Sets an environment variable for a scope.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    setenv(name, value, 1);
+  }
+  ~ScopedVariable() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+/// Shapes without memory: a Plan depends on nothing else.
+ForwardArgs forward_args(std::int64_t seqlen_k, Device device = {}) {
+  ForwardArgs a;
+  a.q = ConstTensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
+  a.k = ConstTensor(nullptr, DType::bf16, {2, seqlen_k, 2, 64}, device);
+  a.v = ConstTensor(nullptr, DType::bf16, {2, seqlen_k, 2, 64}, device);
+  a.out = Tensor(nullptr, DType::bf16, {2, 64, 8, 64}, device);
+  return a;
+}
+
+Plan plan_of(const ForwardArgs& args, const Execution& execution = {}) {
+  return make_plan(make_problem(args, Memory::described), execution);
+}
+
+/// Whether one of the reasons for the plan of forward_args(64) contains `text`.
+bool mentions(const std::string& text, const Execution& execution = {}) {
+  const Problem problem = make_problem(forward_args(64), Memory::described);
+  const std::vector<std::string> given = reasons(problem, make_plan(problem, execution), execution);
+  return std::any_of(given.begin(), given.end(),
+                     [&](const std::string& reason) { return reason.find(text) != std::string::npos; });
+}
+
+TEST(Plan, RunsCpuTensorsOnTheCpu) {
+  const Plan plan = plan_of(forward_args(64));
+  EXPECT_EQ(plan.backend, Device::Kind::cpu);
+  EXPECT_GT(plan.cpu.block_q, 0);
+  EXPECT_GT(plan.cpu.block_k, 0);
+  EXPECT_GE(plan.cpu.threads, 1);
+  EXPECT_TRUE(mentions("backend cpu: the tensors are on the CPU"));
+}
+
+TEST(Plan, TakesTheThreadCountGiven) {
+  const Plan plan = plan_of(forward_args(64), {.threads = 3});
+  EXPECT_EQ(plan.cpu.threads, 3);
+  EXPECT_TRUE(mentions("threads 3: what the caller asked for", {.threads = 3}));
+  EXPECT_TRUE(mentions("OMP_NUM_THREADS, or every core this process may use"));
+}
+
+TEST(Plan, TakesTheTargetOfTheEnvironment) {
+  const ScopedVariable target("TANDEM_CPU_TARGET", "portable");
+  const Plan plan = plan_of(forward_args(64));
+  EXPECT_EQ(plan.cpu.target, cpu::Target::portable);
+  EXPECT_TRUE(mentions("target portable: TANDEM_CPU_TARGET asks for it"));
+}
+
+TEST(Plan, RefusesATargetThatIsNotThere) {
+  const ScopedVariable target("TANDEM_CPU_TARGET", "abacus");
+  try {
+    plan_of(forward_args(64));
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    EXPECT_EQ(std::string(e.what()).find(
+                  "TANDEM_CPU_TARGET is 'abacus', which this build or this processor does not have"),
+              0);
+  }
+}
+
+TEST(Plan, NeedsMemoryByThreadsNotBySequenceLength) {
+  const std::size_t small = plan_of(forward_args(1024), {.threads = 2}).workspace_bytes;
+  EXPECT_EQ(plan_of(forward_args(std::int64_t{1} << 30), {.threads = 2}).workspace_bytes, small);
+  const std::size_t more_threads = plan_of(forward_args(1024), {.threads = 4}).workspace_bytes;
+  EXPECT_GT(more_threads, small);
+  EXPECT_LE(more_threads, 2 * small);
+}
+
+}  // namespace
+}  // namespace tandem
