@@ -5,6 +5,7 @@ Each library is one `Library`. A new one (CuPy, JAX) is a class here and an entr
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -44,12 +45,25 @@ class Library(Protocol):
         """A new contiguous array on the device of `like`."""
 
 
+@functools.cache  # NumPy builds a dtype's name anew each time
+def _name(dtype: Any) -> str:
+    """What a NumPy dtype, a PyTorch dtype or a scalar class is called."""
+    return (
+        getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    )
+
+
 def _dtype(argument: str, name: str) -> DType:
     if name not in _DTYPES:
         raise InvalidArgumentError(
             f"{argument} has dtype {name}, which is not one of {', '.join(_DTYPES)}; convert it first"
         )
     return _DTYPES[name]
+
+
+def dtype_of(name: str, array: Any) -> DType:
+    """The element type of an array of any library; `name` is the argument's, for errors."""
+    return _dtype(name, _name(array.dtype))
 
 
 class NumPy:
@@ -59,7 +73,7 @@ class NumPy:
         return isinstance(array, np.ndarray)
 
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
-        dtype = _dtype(name, array.dtype.name)
+        dtype = dtype_of(name, array)
         if not array.dtype.isnative or not array.flags.aligned:
             raise InvalidArgumentError(f"{name} is byte-swapped or not aligned to its elements; pass a copy")
         if writable and not array.flags.writeable:
@@ -73,7 +87,8 @@ class NumPy:
                 f"{itemsize}-byte elements; pass a copy"
             )
         strides = [stride // itemsize for stride in array.strides]
-        return _core.Tensor(array.ctypes.data, dtype, array.shape, strides)
+        address = array.__array_interface__["data"][0]
+        return _core.Tensor(address, dtype, array.shape, strides)
 
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         return np.empty(shape, self._native(dtype))
@@ -99,7 +114,7 @@ class Torch:
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
         import torch
 
-        dtype = _dtype(name, str(array.dtype).removeprefix("torch."))
+        dtype = dtype_of(name, array)
         if array.layout != torch.strided or array.is_conj() or array.is_neg():
             raise InvalidArgumentError(
                 f"{name} is not a plain strided tensor (layout {array.layout}); make it dense"
@@ -130,21 +145,9 @@ def library_of(name: str, array: Any) -> Library:
     )
 
 
-def dtype_of(name: str, array: Any) -> DType:
-    """The element type of an array of any library."""
-    return _dtype(name, str(array.dtype).removeprefix("torch."))
-
-
 def dtype_named(value: Any) -> DType:
     """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
-    if isinstance(value, str):
-        name = value
-    else:
-        name = (
-            getattr(value, "name", None)
-            or getattr(value, "__name__", None)
-            or str(value).removeprefix("torch.")
-        )
+    name = value if isinstance(value, str) else _name(value)
     return _SHORT.get(name) or _dtype("out_dtype", name)
 
 
