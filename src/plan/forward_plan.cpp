@@ -68,9 +68,14 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
-  if (forward_shared_bytes(c) > hopper_shared_bytes) {
-    return fmt::format("needs {} bytes of shared memory, a block has {}", forward_shared_bytes(c),
-                       hopper_shared_bytes);
+  if (c.blocks_per_sm < 1 || c.threads() * c.blocks_per_sm > 2048) {
+    return fmt::format("blocks_per_sm {} of {} threads: a processor holds 1 block to 2048 threads",
+                       c.blocks_per_sm, c.threads());
+  }
+  const int room = hopper_shared_bytes_per_sm / c.blocks_per_sm - reserved_shared_bytes;
+  if (forward_shared_bytes(c) > room) {
+    return fmt::format("needs {} bytes of shared memory, {} blocks an SM have {} each",
+                       forward_shared_bytes(c), c.blocks_per_sm, room);
   }
   if (forward_registers(c) > forward_register_limit(c)) {
     return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", forward_registers(c),

@@ -11,8 +11,10 @@
 
 namespace tandem {
 
-/// Shared memory that one block of a Hopper processor can have: 227 KB.
-constexpr int hopper_shared_bytes = 232448;
+/// Shared memory of one Hopper processor, of which every block takes 1 KB for the system: one block can have
+/// 227 KB.
+constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
+constexpr int reserved_shared_bytes = 1024;
 
 /// Registers a consumer thread needs beside accumulators and probabilities (addresses, row statistics, loop
 /// state). With fewer left over the assembler spills or serialises the products; found by compiling, see
