@@ -4,6 +4,7 @@
 
 #include "cpu/forward_tile.hpp"
 #include "cpu/simd/math.hpp"
+#include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -23,30 +24,45 @@ TANDEM_INLINE RowKeys row_keys(const ForwardTile& t, std::int64_t row) {
   return {begin > 0 ? begin : 0, end < t.seqlen_k ? end : t.seqlen_k};
 }
 
-/// What O must be multiplied by, and the row's LSE, once every key has been seen.
+/// What becomes of a row once every key has been seen.
 struct Finish {
-  float scale;
-  float lse;
+  float scale;        ///< what O must be multiplied by
+  float top;          ///< of the logits and the sink, times log2(e)
+  float denominator;  ///< of the softmax, relative to top
 };
 
 TANDEM_INLINE Finish finish_row(float maximum, float sum, const float* sink, float v_scale) {
-  float top = maximum;
-  float denominator = sum;
-  float numerator = 1.0F;
-  if (sink != nullptr) {
-    const float logit = *sink * log2_e;
-    top = logit > maximum ? logit : maximum;
-    numerator = maximum == top ? 1.0F : __builtin_exp2f(maximum - top);
-    denominator = sum * numerator + (logit == top ? 1.0F : __builtin_exp2f(logit - top));
+  if (sink == nullptr) return {v_scale / sum, maximum, sum};
+  const float logit = *sink * log2_e;
+  const float top = logit > maximum ? logit : maximum;
+  const float weight = maximum == top ? 1.0F : __builtin_exp2f(maximum - top);
+  const float denominator = sum * weight + (logit == top ? 1.0F : __builtin_exp2f(logit - top));
+  return {weight * v_scale / denominator, top, denominator};
+}
+
+TANDEM_INLINE float row_lse(const Finish& f) {
+  // Only logits that are all -inf leave 0: their softmax is 0 / 0.
+  if (f.denominator == 0.0F) return __builtin_nanf("");
+  return static_cast<float>(static_cast<double>(f.top) * 0.693147180559945309 + __builtin_log(f.denominator));
+}
+
+/// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O.
+template <typename Out>
+TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
+                             float maximum, float sum, const float* accumulated) {
+  Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+  float lse = negative_infinity;
+  if (seen) {
+    const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+    const Finish f = finish_row(maximum, sum, sink, t.v_scale);
+    scale_row(accumulated, t.head_dim_v, f.scale, out);
+    if (t.lse.data != nullptr) lse = row_lse(f);
+  } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
+    __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
   }
-  Finish f;
-  f.scale = numerator * v_scale / denominator;
-  // Only logits that are all -inf leave 0 here: their softmax is 0 / 0.
-  f.lse =
-      denominator == 0.0F
-          ? __builtin_nanf("")
-          : static_cast<float>(static_cast<double>(top) * 0.693147180559945309 + __builtin_log(denominator));
-  return f;
+  if (t.lse.data != nullptr) {
+    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = lse;
+  }
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

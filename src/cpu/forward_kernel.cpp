@@ -289,7 +289,8 @@ template <typename Math>
     maximum = hn::IfThenElse(raised, block, old);
     const Vec alpha = hn::IfThenElse(raised, exp2(hn::Neg(growth)), broadcast(1.0F));
     sum = hn::Mul(sum, alpha);
-    rescale_out(s.out + lane, dims, alpha);
+    const bool fresh = hn::AllTrue(f32_lanes, hn::Eq(old, broadcast(negative_infinity)));
+    if (!fresh) rescale_out(s.out + lane, dims, alpha);  // a fresh O is 0
     store(maximum, s.maximum + lane);
   }
   // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
@@ -366,9 +367,8 @@ void pack_queries(const ForwardTile& t, std::int64_t first, int count, float fac
   const int words = t.head_dim_qk / Math::elements_per_word;
   std::int64_t row = first / t.group;
   std::int64_t head = first % t.group;
-  for (int lane = 0; lane < stripe_lanes && lane < (count + vec_lanes - 1) / vec_lanes * vec_lanes;
-       lane += 4) {
-    for (int i = 0; i < 4; ++i) {
+  for (int lane = 0; lane < count; lane += vec_lanes) {
+    for (int i = 0; i < vec_lanes; ++i) {
       float* packed = rows + i * words;
       if (lane + i >= count) {
         __builtin_memset(packed, 0, static_cast<std::size_t>(words) * sizeof(float));
@@ -385,7 +385,7 @@ void pack_queries(const ForwardTile& t, std::int64_t first, int count, float fac
         ++row;
       }
     }
-    transpose(rows, words, 4, words, reinterpret_cast<float*>(q) + lane, stripe_lanes);
+    transpose(rows, words, vec_lanes, words, reinterpret_cast<float*>(q) + lane, stripe_lanes);
   }
 }
 
@@ -461,21 +461,11 @@ template <typename Math, typename Out>
 void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, float after, float* rows) {
   std::int64_t row = first / t.group;
   std::int64_t head = first % t.group;
-  for (int lane = 0; lane < s.count; lane += 4) {
-    transpose(s.out + lane, stripe_lanes, t.head_dim_v, 4, rows, t.head_dim_v);
-    for (int i = 0; i < 4 && lane + i < s.count; ++i) {
-      Finish f{.scale = 0.0F, .lse = negative_infinity};
-      Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-      if (s.first_key[lane + i] < s.last_key[lane + i]) {
-        const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
-        f = finish_row(s.maximum[lane + i] * after, s.sum[lane + i], sink, t.v_scale);
-        scale_row(rows + i * t.head_dim_v, t.head_dim_v, f.scale, out);
-      } else {  // 0 whatever its lane holds: a NaN in V reaches every lane of a block
-        __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
-      }
-      if (t.lse.data != nullptr) {
-        static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = f.lse;
-      }
+  for (int lane = 0; lane < s.count; lane += vec_lanes) {
+    transpose(s.out + lane, stripe_lanes, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
+    for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
+      write_row<Out>(t, row, head, s.first_key[lane + i] < s.last_key[lane + i], s.maximum[lane + i] * after,
+                     s.sum[lane + i], rows + i * t.head_dim_v);
       if (++head == t.group) {
         head = 0;
         ++row;

@@ -63,7 +63,7 @@ struct ForwardScratch {
   std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
   std::size_t k = 0;       ///< K of one block where it is converted
   std::size_t v = 0;       ///< V of one block where it is converted or paired
-  std::size_t rows = 0;    ///< four rows on their way into or out of lanes
+  std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes
   std::size_t maximum = 0;
   std::size_t sum = 0;
   std::size_t first_key = 0;  ///< i64 by lane
@@ -95,7 +95,7 @@ struct ForwardScratch {
   s.scores = take(bq * bk, 4);
   s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
   s.v = take(bk * static_cast<std::size_t>(staged_stride(head_dim_v)), 4);
-  s.rows = take(4 * (dk > dv ? dk : dv), 4);
+  s.rows = take(16 * (dk > dv ? dk : dv), 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);
   s.first_key = take(bq, 8);

@@ -260,18 +260,8 @@ void write(const ForwardTile& t, const PartialView<const float>& total) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t head = (t.first + r) % t.group;
     const RowKeys keys = row_keys(t, row);
-    Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-    Finish f{.scale = 0.0F, .lse = negative_infinity};
-    if (keys.begin < keys.end) {
-      const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
-      f = finish_row(total.maximum[r], total.sum[r], sink, t.v_scale);
-      scale_row(total.out + static_cast<std::int64_t>(r) * t.head_dim_v, t.head_dim_v, f.scale, out);
-    } else {  // 0 whatever the sums hold: a NaN in V reaches every row of a block
-      __builtin_memset(out, 0, static_cast<std::size_t>(t.head_dim_v) * sizeof(Out));
-    }
-    if (t.lse.data != nullptr) {
-      static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = f.lse;
-    }
+    write_row<Out>(t, row, head, keys.begin < keys.end, total.maximum[r], total.sum[r],
+                   total.out + static_cast<std::int64_t>(r) * t.head_dim_v);
   }
 }
 
