@@ -52,6 +52,7 @@ struct ForwardConfig {
   bool ragged =
       false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
+  bool exp_under_product = true;  ///< else the exponentials wait for their warpgroup's own product
   bool skip_rescale = false;
   bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.

@@ -264,14 +264,14 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   tile::OnlineSoftmax softmax;
   float rescale[2];
   int block = t.blocks.end - 1;
-  auto exponentials = [&](bool masked) {
+  auto maximum = [&](bool masked) {
     release_k();
     if (block == t.blocks.first) release_q();
     transform_scores<C>(s, p);
     if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
-    softmax.step(s, rescale, scale_log2);
-    // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
-    // moving the exponentials, which belong under the product in flight, behind the wait for it.
+    softmax.update_maximum(s, rescale, scale_log2);
+  };
+  auto wait_next_k = [&] {
     if (block > t.blocks.first) shared.k_ring.wait(k_at);
   };
 
@@ -281,7 +281,9 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   issue_scores(s, q_operand(), k_operand());
   ptx::wgmma_wait<0>();
   ptx::pin_registers(s);
-  exponentials(block >= own.inner_end || block < own.inner_first);
+  maximum(block >= own.inner_end || block < own.inner_first);
+  softmax.exponentials(s, rescale, scale_log2);
+  wait_next_k();
   tile::convert<C.element>(probabilities, s);
   if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
@@ -295,10 +297,20 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
     pass_turn();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
-    exponentials(masked);
+    maximum(masked);
+    if constexpr (C.exp_under_product) {
+      softmax.exponentials(s, rescale, scale_log2);
+      // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
+      // moving the exponentials behind the wait for the product.
+      wait_next_k();
+    }
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release_v();
+    if constexpr (!C.exp_under_product) {
+      wait_next_k();
+      softmax.exponentials(s, rescale, scale_log2);
+    }
     tile::convert<C.element>(probabilities, s);
     if (!C.skip_rescale || ptx::ballot(rescale[0] != 1.0F || rescale[1] != 1.0F) != 0) {
 #pragma unroll

@@ -27,10 +27,10 @@ struct OnlineSoftmax {
     return maximum == -ptx::infinity() ? 0.0F : maximum * scale_log2;
   }
 
-  /// Turns scores into exponentials in place and updates the statistics. `rescale[h]` is what earlier sums
-  /// and outputs of the row are worth now.
+  /// Takes the scores into the maxima. `rescale[h]` is what earlier sums and outputs of the row are worth
+  /// now.
   template <int n>
-  TANDEM_DEVICE void step(float (&s)[n], float (&rescale)[2], float scale_log2) {
+  TANDEM_DEVICE void update_maximum(const float (&s)[n], float (&rescale)[2], float scale_log2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Two chains each, since one of n / 2 dependent maxima would take four cycles a link.
@@ -44,9 +44,17 @@ struct OnlineSoftmax {
       float m = ptx::fmax(a, b);
       m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
       m = ptx::fmax(m, ptx::shuffle_xor(m, 2));
-      const float subtract = shift(m, scale_log2);
-      rescale[h] = ptx::exp2(maximum[h] * scale_log2 - subtract);
+      rescale[h] = ptx::exp2(maximum[h] * scale_log2 - shift(m, scale_log2));
       maximum[h] = m;
+    }
+  }
+
+  /// Turns the scores into exponentials in place and adds them to the sums.
+  template <int n>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float subtract = shift(maximum[h], scale_log2);
       float total_a = 0.0F;
       float total_b = 0.0F;
 #pragma unroll
