@@ -48,7 +48,15 @@ std::vector<Job> jobs_to_do() {
 void compile(Job& job) {
   if (!job.objection.empty()) return;
   try {
-    job.kernel = gpu::compile(job.name);
+    // The users' cache serves here too: a second build of the same sources compiles nothing.
+    const gpu::DiskCache cache(gpu::default_cache_directory());
+    const std::string key = gpu::cache_key(job.name, gpu::compiler());
+    if (auto known = cache.load(key)) {
+      job.kernel = std::move(*known);
+    } else {
+      job.kernel = gpu::compile(job.name);
+      cache.store(key, job.kernel);
+    }
   } catch (const Error& e) {
     job.objection = e.what();
     return;
