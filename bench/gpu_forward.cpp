@@ -1,0 +1,229 @@
+// Times the forward pass on a GPU, on request: a server for bench/gpu_forward.py, which interleaves it with
+// its peers, and a bench by hand.
+//
+//   gpu_forward            reads commands from standard input, answers each with one line of JSON
+//
+//   problem key=value ...  dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192 seqlen_k=seqlen
+//   head_dim=128
+//                          head_dim_v=head_dim causal=0 window_left=-1, and any field of ForwardConfig by its
+//                          name
+//                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
+//   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
+//
+// An error is answered by {"error": "..."}; the next command starts afresh.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gpu/device.hpp"
+#include "gpu/forward.hpp"
+#include "gpu/kernel_name.hpp"
+#include "kernels/config_fields.hpp"
+#include "plan/forward_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace {
+
+using namespace tandem;
+
+using Words = std::map<std::string, std::string>;
+
+[[noreturn]] void invalid(const std::string& message) {
+  throw Error(Status::invalid_argument, message);
+}
+
+/// Takes `name` out of `words`; `otherwise` if it is not there.
+std::int64_t take(Words& words, const std::string& name, std::int64_t otherwise) {
+  const auto at = words.find(name);
+  if (at == words.end()) return otherwise;
+  const std::int64_t value = std::stoll(at->second);
+  words.erase(at);
+  return value;
+}
+
+/// A 16-bit pattern of a normal number.
+std::uint16_t rounded(float value, Element element) {
+  if (element == Element::bf16) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  // Normal numbers of |x| below 6 need no care for infinities; the few below 2^-14 become 0.
+  const auto bits = std::bit_cast<std::uint32_t>(value) + 0x1000;
+  const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 15;
+  const std::uint32_t sign = bits >> 16 & 0x8000;
+  return static_cast<std::uint16_t>(
+      exponent <= 0 ? sign : sign | static_cast<std::uint32_t>(exponent) << 10 | (bits >> 13 & 0x3ff));
+}
+
+/// Device memory of normal numbers: four million drawn, then repeated.
+gpu::DeviceBuffer random_tensor(std::size_t elements, Element element, unsigned seed) {
+  constexpr std::size_t period = std::size_t{1} << 22;
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<std::uint16_t> values(std::min(elements, period));
+  for (std::uint16_t& value : values) value = rounded(normal(generator), element);
+  gpu::DeviceBuffer buffer(0, elements * 2);
+  for (std::size_t at = 0; at < elements; at += period) {
+    buffer.copy_from_host(values.data(), std::min(period, elements - at) * 2, nullptr, at * 2);
+  }
+  gpu::synchronize(0);
+  return buffer;
+}
+
+/// A problem with its memory, ready to run.
+class Bench {
+ public:
+  explicit Bench(Words words) {
+    p_.device = {.kind = Device::Kind::cuda, .index = 0};
+    p_.batch = take(words, "batch", 1);
+    p_.heads_q = take(words, "heads", 16);
+    p_.heads_kv = take(words, "heads_kv", p_.heads_q);
+    p_.rows_q = take(words, "seqlen", 8192);
+    p_.rows_k = take(words, "seqlen_k", p_.rows_q);
+    p_.head_dim_qk = take(words, "head_dim", 128);
+    p_.head_dim_v = take(words, "head_dim_v", p_.head_dim_qk);
+    p_.window_right = take(words, "causal", 0) != 0 ? 0 : -1;
+    p_.window_left = take(words, "window_left", -1);
+    p_.scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
+    const bool f16 = words["dtype"] == "f16";
+    words.erase("dtype");
+    allocate(f16 ? Element::f16 : Element::bf16);
+    config_ = choose_forward_config(p_);
+    override_config(words);
+    if (!words.empty()) invalid("no such key: " + words.begin()->first);
+    if (const std::string objection = forward_objection(config_); !objection.empty()) invalid(objection);
+    workspace_ = gpu::DeviceBuffer(0, gpu::forward_workspace_bytes(p_, config_));
+  }
+
+  std::string first_call() {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    stream_.synchronize();
+    const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
+    return fmt::format(R"({{"flops": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
+                       gpu::expression_of(config_), spent.count());
+  }
+
+  std::string round(double milliseconds) {
+    const double one = time(1);
+    const int calls = std::max(1, static_cast<int>(milliseconds / one));
+    return fmt::format(R"({{"us": {:.3f}, "calls": {}}})", time(calls) * 1000.0 / calls, calls);
+  }
+
+ private:
+  void allocate(Element element) {
+    const auto operand = [&](gpu::DeviceBuffer& buffer, std::int64_t rows, std::int64_t heads,
+                             std::int64_t dim, unsigned seed) {
+      buffer = random_tensor(static_cast<std::size_t>(p_.batch * rows * heads * dim), element, seed);
+      return Operand{.data = buffer.data(),
+                     .dtype = element == Element::f16 ? DType::f16 : DType::bf16,
+                     .batch_stride = rows * heads * dim,
+                     .row_stride = heads * dim,
+                     .head_stride = dim};
+    };
+    p_.q = operand(q_, p_.rows_q, p_.heads_q, p_.head_dim_qk, 1);
+    p_.k = operand(k_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 2);
+    p_.v = operand(v_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 3);
+    p_.out = operand(out_, p_.rows_q, p_.heads_q, p_.head_dim_v, 4);
+    lse_ = gpu::DeviceBuffer(0, static_cast<std::size_t>(p_.batch * p_.heads_q * p_.rows_q) * 4);
+    p_.lse = {.data = lse_.data(),
+              .dtype = DType::f32,
+              .batch_stride = p_.heads_q * p_.rows_q,
+              .row_stride = 1,
+              .head_stride = p_.rows_q};
+  }
+
+  void override_config(Words& words) {
+    for_each_field(config_, [&](const char* name, auto& field) {
+      using Field = std::remove_reference_t<decltype(field)>;
+      field = static_cast<Field>(take(words, name, static_cast<std::int64_t>(field)));
+    });
+  }
+
+  void call() { gpu::forward(p_, config_, stream_.get(), workspace_.data()); }
+
+  /// Milliseconds of `calls` calls in a row.
+  double time(int calls) {
+    start_.record(stream_.get());
+    for (int i = 0; i < calls; ++i) call();
+    end_.record(stream_.get());
+    return end_.milliseconds_since(start_);
+  }
+
+  [[nodiscard]] double flops() const {
+    double pairs = 0;
+    for (std::int64_t i = 0; i < p_.rows_q; ++i) {
+      const KeyRange seen = visible_keys(p_, i, p_.rows_q, p_.rows_k);
+      pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
+    }
+    // As everybody counts: a causal square is half of the full one.
+    if (p_.window_left < 0 && p_.window_right == 0 && p_.rows_q == p_.rows_k) {
+      pairs = static_cast<double>(p_.rows_q) * static_cast<double>(p_.rows_k) / 2;
+    }
+    return 2.0 * pairs * static_cast<double>(p_.batch * p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
+  }
+
+  Problem p_;
+  ForwardConfig config_;
+  gpu::DeviceBuffer q_, k_, v_, out_, lse_, workspace_;
+  gpu::Stream stream_{0};
+  gpu::Event start_{0};
+  gpu::Event end_{0};
+};
+
+std::string answer(const std::string& line, std::unique_ptr<Bench>& bench) {
+  std::istringstream in(line);
+  std::string command;
+  in >> command;
+  if (command == "device") return fmt::format(R"({{"device": "{}"}})", gpu::properties(0).name);
+  if (command == "round") {
+    double milliseconds = 0;
+    if (!(in >> milliseconds) || bench == nullptr) invalid("round MILLISECONDS, after a problem");
+    return bench->round(milliseconds);
+  }
+  if (command != "problem") invalid("no such command: " + command);
+  Words words;
+  for (std::string word; in >> word;) {
+    const std::size_t equals = word.find('=');
+    if (equals == std::string::npos) invalid(word + " is not key=value");
+    words[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  bench.reset();  // its memory first
+  bench = std::make_unique<Bench>(std::move(words));
+  return bench->first_call();
+}
+
+/// As a JSON string.
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+int main() {
+  std::unique_ptr<Bench> bench;
+  for (std::string line; std::getline(std::cin, line);) {
+    try {
+      std::cout << answer(line, bench) << std::endl;
+    } catch (const std::exception& e) {
+      bench.reset();
+      std::cout << "{\"error\": " << quoted(e.what()) << "}" << std::endl;
+    }
+  }
+}

@@ -1,0 +1,276 @@
+"""The forward pass on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the FlashAttention-3 paper.
+
+    python bench/gpu_forward.py [--program build/release/bench/gpu_forward] [--json FILE] [--plot FILE]
+
+One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the median, so that heat
+and clocks weigh on all alike. --sustained adds two seconds of each without a pause; --ablation the paper's table of what each
+idea is worth; --from FILE draws and prints what an earlier run wrote. PyTorch is optional: without it Tandem runs alone.
+The grid: 16,384 tokens in all, hidden size 2048, standard normal inputs. TFLOP/s count causal as half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+TOKENS = 16384
+HIDDEN = 2048
+ROUND_MS = 12.0
+
+
+class Tandem:
+    """The program gpu_forward, which answers each line by a line of JSON."""
+
+    name = "tandem"
+
+    def __init__(self, program: Path) -> None:
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.device = self.ask("device")["device"]
+
+    def ask(self, line: str) -> dict:
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline() or '{"error": "the program ended"}')
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    def prepare(self, cell: dict) -> dict:
+        return self.ask("problem " + " ".join(f"{key}={value}" for key, value in cell.items()))
+
+    def round(self, milliseconds: float) -> float:
+        return self.ask(f"round {milliseconds}")["us"]
+
+
+class Sdpa:
+    """torch.nn.functional.scaled_dot_product_attention, held to one backend."""
+
+    def __init__(self, name: str, backend: object) -> None:
+        self.name = name
+        self.backend = backend
+
+    def prepare(self, cell: dict) -> None:
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[cell["dtype"]]
+        shape = (cell["batch"], cell["seqlen"], cell["heads"], cell["head_dim"])
+        self.tensors = [torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(3)]
+        self.causal = bool(cell["causal"])
+        self.time(1)
+
+    def time(self, calls: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.nn.attention.sdpa_kernel(self.backend):
+            start.record()
+            for _ in range(calls):
+                torch.nn.functional.scaled_dot_product_attention(*self.tensors, is_causal=self.causal)
+            end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def round(self, milliseconds: float) -> float:
+        calls = max(1, int(milliseconds / self.time(1)))
+        return self.time(calls) * 1000 / calls
+
+
+def peers() -> list[Sdpa]:
+    if torch is None or not torch.cuda.is_available():
+        return []
+    backends = torch.nn.attention.SDPBackend
+    return [Sdpa("cudnn", backends.CUDNN_ATTENTION), Sdpa("fa2", backends.FLASH_ATTENTION)]
+
+
+def gemm_tflops(n: int = 8192) -> float | None:
+    """The ceiling: a large bf16 product through cuBLAS, best of 10 rounds of about 12 ms."""
+    if torch is None or not torch.cuda.is_available():
+        return None
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(10):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(8):
+            a @ b
+        end.record()
+        end.synchronize()
+        best = max(best, 8 * 2 * n**3 / (start.elapsed_time(end) / 1000) / 1e12)
+    return best
+
+
+def grid(dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
+    return [
+        {
+            "dtype": dtype,
+            "batch": max(1, TOKENS // seqlen),
+            "heads": HIDDEN // head_dim,
+            "seqlen": seqlen,
+            "head_dim": head_dim,
+            "causal": causal,
+        }
+        for dtype in dtypes
+        for head_dim in head_dims
+        for causal in (0, 1)
+        for seqlen in seqlens
+    ]
+
+
+def measure(cell: dict, contenders: list, rounds: int, milliseconds: float) -> dict:
+    prepared = [c.prepare(cell) for c in contenders]
+    times: dict[str, list[float]] = {c.name: [] for c in contenders}
+    for _ in range(rounds):
+        for contender in contenders:
+            times[contender.name].append(contender.round(milliseconds))
+    flops = prepared[0]["flops"]
+    tflops = {name: flops / statistics.median(t) / 1e6 for name, t in times.items()}
+    return {**cell, "config": prepared[0]["config"], "us": times, "tflops": tflops}
+
+
+def ablation(tandem: Tandem, rounds: int) -> list[dict]:
+    """The paper's: fp16, batch 4, seqlen 8448, 16 heads, head_dim 128, full. There 570, 582 and 661 TFLOP/s."""
+    cell = {"dtype": "f16", "batch": 4, "heads": 16, "seqlen": 8448, "head_dim": 128, "causal": 0}
+    variants = {
+        "all": {},
+        "no warp specialisation": {"specialised": 0},
+        "no overlap in a warpgroup": {"overlap": 0},
+        "no ping-pong": {"pingpong": 0},
+    }
+    results = []
+    for name, change in variants.items():
+        try:
+            result = measure({**cell, **change}, [tandem], rounds, ROUND_MS)
+            results.append(
+                {"variant": name, "tflops": result["tflops"]["tandem"], "config": result["config"]}
+            )
+        except RuntimeError as error:
+            results.append({"variant": name, "error": str(error)})
+    return results
+
+
+def print_table(document: dict) -> None:
+    names = list(document["cells"][0]["tflops"])
+    gemm = document.get("gemm_tflops")
+    print(
+        f"{document['device']}, commit {document['commit']}, GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s"
+    )
+    print("| dtype | head_dim | mask | seqlen | " + " | ".join(names) + " | tandem/best peer | of GEMM |")
+    print("|" + "---|" * (6 + len(names)))
+    for cell in document["cells"]:
+        tflops = cell["tflops"]
+        others = [tflops[name] for name in names if name != "tandem"]
+        ratio = f"{tflops['tandem'] / max(others):.3f}" if others else "-"
+        share = f"{tflops['tandem'] / gemm:.3f}" if gemm else "-"
+        mask = "causal" if cell["causal"] else "full"
+        row = [
+            cell["dtype"],
+            cell["head_dim"],
+            mask,
+            cell["seqlen"],
+            *(f"{tflops[n]:.1f}" for n in names),
+            ratio,
+            share,
+        ]
+        print("| " + " | ".join(map(str, row)) + " |")
+    for entry in document.get("ablation", []):
+        print(
+            f"ablation: {entry['variant']}: "
+            + (f"{entry['tflops']:.1f} TFLOP/s" if "tflops" in entry else entry["error"])
+        )
+
+
+def plot(document: dict, path: Path) -> None:
+    """One panel a head dimension and mask, bars by seqlen: the layout of the paper's figures 5 and 6."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    cells = [c for c in document["cells"] if c["dtype"] == document["cells"][0]["dtype"]]
+    head_dims = sorted({c["head_dim"] for c in cells})
+    names = list(cells[0]["tflops"])
+    figure, axes = plt.subplots(len(head_dims), 2, figsize=(12, 3.6 * len(head_dims)), squeeze=False)
+    for row, head_dim in enumerate(head_dims):
+        for causal in (0, 1):
+            axis = axes[row][causal]
+            panel = [c for c in cells if c["head_dim"] == head_dim and c["causal"] == causal]
+            for i, name in enumerate(names):
+                x = [j + (i - (len(names) - 1) / 2) * 0.27 for j in range(len(panel))]
+                bars = axis.bar(x, [c["tflops"][name] for c in panel], 0.25, label=name)
+                axis.bar_label(bars, fmt="%.0f", fontsize=6)
+            axis.set_xticks(range(len(panel)), [str(c["seqlen"]) for c in panel])
+            axis.set_title(
+                f"forward, {panel[0]['dtype']}, head_dim {head_dim}, {'causal' if causal else 'full'}",
+                fontsize=9,
+            )
+            axis.set_ylabel("TFLOP/s")
+            axis.set_xlabel("seqlen")
+    axes[0][0].legend(fontsize=8)
+    figure.suptitle(f"{document['device']}, commit {document['commit']}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+
+
+def commit() -> str:
+    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return run.stdout.strip() or "unknown"
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", type=Path, default=Path("build/release/bench/gpu_forward"))
+    parser.add_argument("--dtypes", default="bf16", help="bf16, f16 or both with a comma")
+    parser.add_argument("--head-dims", type=numbers, default=[64, 128, 256])
+    parser.add_argument("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--sustained", action="store_true", help="two seconds without a pause instead of 12 ms"
+    )
+    parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--from", dest="source", type=Path, help="print and plot an earlier run's JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    if args.source:
+        document = json.loads(args.source.read_text())
+    else:
+        tandem = Tandem(args.program)
+        contenders = [tandem, *peers()]
+        document = {
+            "device": tandem.device,
+            "commit": commit(),
+            "command": " ".join(sys.argv),
+            "torch": torch.__version__ if torch else None,
+            "gemm_tflops": gemm_tflops(),
+            "cells": [],
+        }
+        rounds, milliseconds = (1, 2000.0) if args.sustained else (args.rounds, ROUND_MS)
+        for cell in grid(args.dtypes.split(","), args.head_dims, args.seqlens):
+            document["cells"].append(measure(cell, contenders, rounds, milliseconds))
+        if args.ablation:
+            document["ablation"] = ablation(tandem, args.rounds)
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
+    print_table(document)
+    if args.plot:
+        plot(document, args.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
