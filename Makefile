@@ -1,9 +1,10 @@
-# The front door. Everything made goes to build/ (and dist/ for wheels); `make demo` and `make test` install what is missing.
+# The front door. Everything made goes to build/ (and dist/ for wheels); what is missing is installed first
+# (scripts/bootstrap).
 #
-#   make          build library, program, tests and benchmarks (release)
+#   make          build the library and the program (release)
 #   make demo     attention on real input: verified, timed, and one picture
 #   make test     everything that can be checked on this machine
-#   make bench    Tandem against PyTorch's CPU attention; table and plot
+#   make bench    Tandem against PyTorch's CPU attention: table and plot
 #   make lint     formatting and clang-tidy
 #   make format   format all sources in place
 #   make wheel    the Python package as dist/*.whl
@@ -11,38 +12,37 @@
 
 build := build/release
 python := build/venv/bin/python
-jobs := $(shell nproc)
 
-.PHONY: all bootstrap demo test bench lint format wheel clean
-all: $(build)/build.ninja
-	cmake --build $(build) -j $(jobs)
-
-$(build)/build.ninja:
+.PHONY: all demo test bench lint format wheel clean
+all:
 	scripts/bootstrap build
 	cmake --preset release
+	cmake --build $(build) --target tandem tandem_cli
 
-bootstrap:
-	scripts/bootstrap
-
-demo: bootstrap all
+demo: all
+	scripts/bootstrap demo
 	scripts/demo
 
 test:
 	scripts/test
 
-bench: bootstrap
+bench:
+	scripts/bootstrap
 	scripts/install_python
 	$(python) bench/cpu_vs_torch.py
 
 lint:
+	scripts/bootstrap
 	scripts/lint
 
 format:
 	git ls-files '*.cpp' '*.hpp' '*.c' '*.h' '*.cuh' '*.cu' | xargs clang-format-14 -i
+	$(python) -m ruff format -q .
 
-wheel: bootstrap
+wheel:
+	scripts/bootstrap
 	$(python) -m pip wheel --no-deps --no-build-isolation -w dist .
 
 clean:
-	find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +
 	rm -rf dist

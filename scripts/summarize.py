@@ -16,7 +16,9 @@ from pathlib import Path
 def reason(case: ElementTree.Element, skipped: ElementTree.Element) -> str:
     """Why a test was skipped: pytest's message, or what a GoogleTest printed before its SKIPPED mark."""
     output = case.findtext("system-out") or ""
-    found = re.search(r"Skipped\n(.+?)\n\s*(?:\n|\[ +SKIPPED)", output, re.DOTALL) or re.search(r"skipped: (.+)", output)
+    found = re.search(r"Skipped\n(.+?)\n\s*(?:\n|\[ +SKIPPED)", output, re.DOTALL) or re.search(
+        r"skipped: (.+)", output
+    )
     if found:
         return " ".join(found.group(1).split())
     return skipped.get("message") or "no reason given"
@@ -37,7 +39,11 @@ def main(reports: list[str]) -> int:
             failed += 1
         for case in cases:
             skipped = case.find("skipped")
-            if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+            if (
+                case.find("failure") is not None
+                or case.find("error") is not None
+                or case.get("status") == "fail"
+            ):
                 print(f"FAILED   {report.stem}: {case.get('classname')} {case.get('name')}")
                 failed += 1
             elif skipped is not None or case.get("status") in ("notrun", "disabled"):

@@ -28,7 +28,8 @@ struct Config {
 /// Scratch bytes: grows with threads times tile, never with seqlen squared.
 std::size_t workspace_bytes(const Problem& problem, const Config& config);
 
-/// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may use.
+/// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may
+/// use.
 Config choose(const Problem& problem, int threads);
 
 void forward(const Problem& problem, const Config& config, std::span<std::byte> workspace);

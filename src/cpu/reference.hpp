@@ -1,4 +1,5 @@
-// The oracle: attention by the plain formula in fp64, a triple loop. Slow, simple, and what everything is tested against.
+// The oracle: attention by the plain formula in fp64, a triple loop. Slow, simple, and what everything is
+// tested against.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace tandem::reference {
 
-/// fp64 results in contiguous order: out (batch, rows_q, heads_q, head_dim_v), lse (batch, heads_q, rows_q); packed
-/// queries drop the batch dimension. Rows past a sequence's end are 0, their lse -inf.
+/// fp64 results in contiguous order: out (batch, rows_q, heads_q, head_dim_v), lse (batch, heads_q, rows_q);
+/// packed queries drop the batch dimension. Rows past a sequence's end are 0, their lse -inf.
 struct Forward {
   std::vector<double> out;
   std::vector<double> lse;
@@ -21,7 +22,8 @@ struct Backward {
 /// Reads q, k, v and the metadata of `problem`; its output operands are not touched and need not be given.
 Forward forward(const Problem& problem);
 
-/// Gradients for problem.dout and problem.dlse. Recomputes its own fp64 forward: problem.out and problem.lse are not read.
+/// Gradients for problem.dout and problem.dlse. Recomputes its own fp64 forward: problem.out and problem.lse
+/// are not read.
 Backward backward(const Problem& problem);
 
 }  // namespace tandem::reference

@@ -1,4 +1,5 @@
-// A C++ project outside the tree: attention over three keys, checked by hand, and an error caught by its type.
+// A C++ project outside the tree: attention over three keys, checked by hand, and an error caught by its
+// type.
 #include <cmath>
 #include <cstdio>
 #include <tandem/attention.hpp>
