@@ -4,7 +4,7 @@
 //
 // Times are CPU time of the thread, the best of many runs: neighbours on the machine disturb neither.
 #include <fmt/format.h>
-#include <time.h>
+#include <ctime>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
