@@ -1,11 +1,12 @@
-"""The forward pass on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the FlashAttention-3 paper.
+"""The forward pass on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the paper.
 
     python bench/gpu_forward.py [--program build/release/bench/gpu_forward] [--json FILE] [--plot FILE]
 
-One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the median, so that heat
-and clocks weigh on all alike. --sustained adds two seconds of each without a pause; --ablation the paper's table of what each
-idea is worth; --from FILE draws and prints what an earlier run wrote. PyTorch is optional: without it Tandem runs alone.
-The grid: 16,384 tokens in all, hidden size 2048, standard normal inputs. TFLOP/s count causal as half.
+One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
+median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
+--ablation adds the paper's table of what each idea is worth; --from FILE prints and draws what an earlier
+run wrote. Without PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard
+normal inputs. TFLOP/s count causal as half.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def measure(cell: dict, contenders: list, rounds: int, milliseconds: float) -> d
 
 
 def ablation(tandem: Tandem, rounds: int) -> list[dict]:
-    """The paper's: fp16, batch 4, seqlen 8448, 16 heads, head_dim 128, full. There 570, 582 and 661 TFLOP/s."""
+    """The paper's: batch 4, seqlen 8448, 16 heads, head_dim 128, full, fp16. There 570, 582 and 661."""
     cell = {"dtype": "f16", "batch": 4, "heads": 16, "seqlen": 8448, "head_dim": 128, "causal": 0}
     variants = {
         "all": {},

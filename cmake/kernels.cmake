@@ -29,6 +29,7 @@ if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
     COMMAND ${CMAKE_COMMAND} -E env TANDEM_NVRTC=${TANDEM_NVRTC} $<TARGET_FILE:ship_kernels> ${TANDEM_SHIPPED_ARCHIVE}
     DEPENDS ship_kernels COMMENT "Compiling the shipped kernels" VERBATIM USES_TERMINAL)
   add_custom_target(tandem_shipped_kernels DEPENDS ${TANDEM_SHIPPED_ARCHIVE})
+  add_dependencies(tandem_objects tandem_shipped_kernels)
   target_sources(tandem_objects PRIVATE gpu/shipped_archive.cpp)
   set_source_files_properties(gpu/shipped_archive.cpp PROPERTIES OBJECT_DEPENDS ${TANDEM_SHIPPED_ARCHIVE}
     COMPILE_DEFINITIONS TANDEM_SHIPPED_ARCHIVE="${TANDEM_SHIPPED_ARCHIVE}")

@@ -1,8 +1,12 @@
-// Compiles the kernels that are shipped inside the library, and refuses what would be slow: local memory that
-// src/plan does not list with its reason, or products that the assembler could not let overlap. Needs NVRTC,
-// no GPU.
+// Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [JOBS]
+//   ship_kernels ARCHIVE [JOBS]   writes them; says which would be slow
+//   ship_kernels --check [JOBS]   fails if any is: local memory that src/plan does not list with its reason,
+//   or products
+//                                 that the assembler could not let overlap
+//
+// A build only writes: another assembler than the one the tiles were chosen with may spill, and a slow kernel
+// is better than none. The tests check.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -26,7 +30,8 @@ using namespace tandem;
 struct Job {
   gpu::KernelName name;
   int allowed_local_bytes = 0;
-  std::string objection;
+  std::string objection;  ///< why there is no kernel
+  std::string slow;       ///< why the kernel would be slow
   gpu::CompiledKernel kernel;
 
   Job(gpu::KernelName name_, int allowed, std::string objection_)
@@ -63,9 +68,9 @@ void compile(Job& job) {
   }
   const gpu::KernelUsage& usage = job.kernel.usage;
   if (usage.serialised != 0) {
-    job.objection = "the assembler serialises its products";
+    job.slow = "the assembler serialises its products";
   } else if (usage.stack_bytes > job.allowed_local_bytes) {
-    job.objection =
+    job.slow =
         fmt::format("{} bytes of stack ({} spilled, {} reloaded); src/plan allows {}", usage.stack_bytes,
                     usage.spill_store_bytes, usage.spill_load_bytes, job.allowed_local_bytes);
   }
@@ -81,25 +86,35 @@ void compile_all(std::vector<Job>& jobs, unsigned workers) {
   }
 }
 
-int run(const char* archive, unsigned workers) {
-  std::vector<Job> jobs = jobs_to_do();
-  compile_all(jobs, workers);
-  std::string bytes = gpu::shipped_header();
-  int refused = 0;
+/// Prints what is wrong; returns how many jobs have something.
+int report(const std::vector<Job>& jobs) {
+  int count = 0;
   for (const Job& job : jobs) {
-    if (job.objection.empty()) {
-      gpu::append_shipped(bytes, job.name, job.kernel);
-    } else {
-      fmt::print(stderr, "{}\n  {}\n", job.name.expression, job.objection);
-      ++refused;
-    }
+    if (job.objection.empty() && job.slow.empty()) continue;
+    fmt::print(stderr, "{}\n  {}{}\n", job.name.expression, job.objection, job.slow);
+    ++count;
   }
-  if (refused > 0) return 1;
+  return count;
+}
+
+void write(const char* archive, const std::vector<Job>& jobs) {
+  std::string bytes = gpu::shipped_header();
+  for (const Job& job : jobs) {
+    if (job.objection.empty()) gpu::append_shipped(bytes, job.name, job.kernel);
+  }
   std::ofstream file(archive, std::ios::binary | std::ios::trunc);
   file << bytes;
   file.close();
   if (!file) throw Error(Status::runtime, fmt::format("{} cannot be written", archive));
   fmt::print("{} kernels, {} KiB\n", jobs.size(), bytes.size() / 1024);
+}
+
+int run(const char* archive, unsigned workers) {
+  std::vector<Job> jobs = jobs_to_do();
+  compile_all(jobs, workers);
+  const int wrong = report(jobs);
+  if (std::strcmp(archive, "--check") == 0) return wrong == 0 ? 0 : 1;
+  write(archive, jobs);
   return 0;
 }
 
@@ -109,7 +124,7 @@ int main(int argc, char** argv) try {
   unsigned workers = 2;
   if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
   if (argc < 2 || argc > 3 || workers == 0) {
-    fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS]\n");
+    fmt::print(stderr, "usage: ship_kernels ARCHIVE|--check [JOBS]\n");
     return 2;
   }
   return run(argv[1], workers);

@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <vector>
 
 namespace tandem::gpu {
@@ -24,6 +26,19 @@ fs::path own_directory() {
   return fs::weakly_canonical(info.dli_fname, ignored).parent_path();
 }
 
+/// /usr/local/cuda, then cuda-13.1, cuda-13.0, ..., newest first.
+std::vector<fs::path> toolkits() {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/usr/local", ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("cuda-13") || name.starts_with("cuda-12")) found.push_back(entry.path());
+  }
+  std::ranges::sort(found, std::greater<>());
+  found.insert(found.begin(), "/usr/local/cuda");
+  return found;
+}
+
 std::vector<fs::path> directories() {
   const fs::path own = own_directory();
   std::vector<fs::path> found;
@@ -34,9 +49,7 @@ std::vector<fs::path> directories() {
   for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
     if (const char* home = std::getenv(variable)) found.push_back(fs::path(home) / "lib64");
   }
-  for (const char* toolkit : {"/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12"}) {
-    found.push_back(fs::path(toolkit) / "lib64");
-  }
+  for (const fs::path& toolkit : toolkits()) found.push_back(toolkit / "lib64");
   return found;
 }
 
