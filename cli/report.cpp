@@ -4,6 +4,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -64,11 +65,11 @@ Json to_json(const bench::Peak& peak) {
 }
 
 double peak_gflops(const bench::Peak& peak, DType dtype) {
-  return dtype == DType::bf16 && peak.bf16_gflops > 0 ? peak.bf16_gflops : peak.f32_gflops;
+  return dtype == DType::bf16 ? std::max(peak.bf16_gflops, peak.f32_gflops) : peak.f32_gflops;
 }
 
 const char* peak_name(const bench::Peak& peak, DType dtype) {
-  return dtype == DType::bf16 && peak.bf16_gflops > 0 ? "bf16" : "f32";
+  return dtype == DType::bf16 && peak.bf16_gflops > peak.f32_gflops ? "bf16" : "f32";
 }
 
 std::string describe(const ConstTensor& tensor) {

@@ -24,8 +24,8 @@ Machine machine();
 Json to_json(const Machine& machine);
 
 Json to_json(const bench::Peak& peak);
-/// The arithmetic peak that tensors of `dtype` are measured by: bf16 dot products for bf16 where the
-/// processor has them, f32 multiply-adds for everything else.
+/// The arithmetic peak that tensors of `dtype` are measured by: f32 multiply-adds, or, for bf16, dot products
+/// where they are faster (not on every processor that has them).
 double peak_gflops(const bench::Peak& peak, DType dtype);
 /// "f32" or "bf16": which of the two that is.
 const char* peak_name(const bench::Peak& peak, DType dtype);

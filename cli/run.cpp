@@ -39,7 +39,7 @@ int run(const RunOptions& options) {
     print_json(document);
     return success;
   }
-  fmt::print("device    {}\n", call.on_gpu() ? "gpu" : "cpu");
+  fmt::print("device    {}\n", call.on_gpu() ? "gpu (times include the kernels' compilation)" : "cpu");
   fmt::print("forward   {:9.3f} ms\n", forward_seconds * 1e3);
   if (call.has_backward()) fmt::print("backward  {:9.3f} ms\n", backward_seconds * 1e3);
   for (const auto& [name, tensor] : outputs) {
