@@ -6,6 +6,11 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
+struct Range {
+  std::int64_t first = 0;
+  std::int64_t last = 0;  ///< one past
+};
+
 /// Elements that a staged row of `columns` takes.
 constexpr std::int64_t padded(std::int64_t columns) {
   return panels_of(columns) * panel_lanes;
@@ -31,6 +36,8 @@ struct BackwardScratch {
   std::int64_t dq = 0;                        ///< panels of head_dim_qk, a row for each query
   std::int64_t lse = 0, delta = 0, live = 0;  ///< by query
   std::int64_t panel_live = 0;                ///< by panel of queries: whether all of them take part
+  std::int64_t strips_seen = 0;               ///< a Range for each panel of queries
+  std::int64_t panels_seeing = 0;             ///< a Range for each strip of keys
   std::int64_t k_rows = 0;                    ///< keys as staged rows
   std::int64_t v_rows = 0;
   std::int64_t k_panels = 0;  ///< panels of head_dim_qk, a row for each key (pair)
@@ -60,6 +67,9 @@ struct BackwardScratch {
     x.delta = take(s.block_q);
     x.live = take(s.block_q);
     x.panel_live = take(s.block_q / panel_lanes);
+    constexpr auto range_words = static_cast<std::int64_t>(sizeof(Range) / sizeof(float));
+    x.strips_seen = take(s.block_q / panel_lanes * range_words);
+    x.panels_seeing = take((s.block_k + strip_rows - 1) / strip_rows * range_words);
     x.k_rows = take(s.block_k * row_words(s.head_dim_qk));
     x.v_rows = take(s.block_k * row_words(s.head_dim_v));
     x.k_panels = take(s.block_k * row_words(s.head_dim_qk));
