@@ -97,6 +97,8 @@ def test_verify_exits_1_where_fp32_is_not_enough(run, run_json, tmp_path):
 
 def test_bench_json_and_table(run, run_json):
     shape = [
+        "--device",
+        "cpu",
         "--dtype",
         "f32,bf16",
         "--head-dim",
