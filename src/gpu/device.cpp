@@ -56,6 +56,15 @@ DeviceProperties describe(int device) {
   return p;
 }
 
+/// Frees something in the context it belongs to. A driver that has gone, as at the end of a process, has
+/// freed it already.
+template <typename Free>
+void release(int device, Free&& free) noexcept try {
+  const ContextGuard guard(device);
+  free();
+} catch (const Error&) {
+}
+
 }  // namespace
 
 int device_count() {
@@ -103,7 +112,7 @@ Stream::Stream(int device) : device_(device) {
 }
 
 Stream::~Stream() {
-  driver().stream_destroy(stream_);
+  release(device_, [&] { driver().stream_destroy(stream_); });
 }
 
 void Stream::synchronize() const {
@@ -116,7 +125,7 @@ Event::Event(int device) : device_(device) {
 }
 
 Event::~Event() {
-  driver().event_destroy(event_);
+  release(device_, [&] { driver().event_destroy(event_); });
 }
 
 void Event::record(abi::Stream stream) {
@@ -139,7 +148,7 @@ DeviceBuffer::DeviceBuffer(int device, std::size_t bytes) : device_(device), byt
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (address_ != 0) driver().memory_free(address_);
+  if (address_ != 0) release(device_, [&] { driver().memory_free(address_); });
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
