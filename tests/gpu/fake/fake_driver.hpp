@@ -1,0 +1,41 @@
+// A libcuda.so.1 of our own: the driver functions that Tandem calls, on host memory, writing down what was
+// asked. With it the host side of the GPU backend is tested where there is no GPU. Kernels are not run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpu/abi.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem::gpu::fake {
+
+struct Launch {
+  abi::LaunchConfig config;
+  std::vector<abi::LaunchAttribute> attributes;
+  std::string symbol;
+  ForwardParams params;  ///< where the kernel is a forward one
+};
+
+struct Driver {
+  int devices = 2;
+  int major = 9;
+  int minor = 0;
+  /// The next call of this name fails with this result.
+  std::string failing;
+  abi::Result failure = 0;
+
+  std::vector<std::string> calls;  ///< names, in order, without those that only ask
+  std::vector<Launch> launches;
+  std::vector<abi::Context> current;  ///< the stack of contexts of the one thread that tests
+  int live_allocations = 0;
+  std::size_t allocated_bytes = 0;  ///< since the start
+};
+
+/// The state behind the functions.
+Driver& state();
+
+}  // namespace tandem::gpu::fake
+
+/// state() by a name that dlsym finds.
+extern "C" __attribute__((visibility("default"))) tandem::gpu::fake::Driver* fake_driver_state();
