@@ -243,10 +243,10 @@ void add_bench(CLI::App& app, Command& chosen) {
   add_execution_options(*command, options->threads, options->device);
   command->add_flag("--json", options->json, "Print everything as JSON");
   command->footer(
-      R"(GFLOP/s and the share are of the best run; the peak is measured at the start with as many threads (multiply-adds
-from registers: f32, or for bf16 dot products where they are faster; on a GPU the tensor cores' nominal rate at the
-highest clock). Operations: forward
-2 * batch * heads * seqlen^2 * (d_qk + d_v), backward 2.5 times that, causal counts half.
+      R"(GFLOP/s and the share are of the best run. The peak is measured at the start with as many threads:
+multiply-adds from registers in f32, for bf16 dot products where they are faster; on a GPU it is the tensor
+cores' nominal rate at the highest clock. Operations: forward 2 * batch * heads * seqlen^2 * (d_qk + d_v),
+backward 2.5 times that, causal counts half.
 
 Examples:
   tandem bench

@@ -185,8 +185,8 @@ void add_demo(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print all figures as JSON");
   command->footer(
-      R"(Without dout in the file, seeded normal numbers stand in for it. Exit code 1 if a result is off by more
-than its bound (see `tandem verify --help`).
+      R"(Without dout in the file, seeded normal numbers stand in for it. Exit code 1 if a result is off by
+more than its bound (see `tandem verify --help`).
 
 Example:
   tandem demo data/minilm.safetensors)");

@@ -28,7 +28,8 @@ Examples:
   tandem explain --seqlen 4096 --heads 16 --heads-kv 2 --causal
   tandem info
 
-`tandem SUBCOMMAND --help` says more. Results go to stdout (--json: as one JSON document), messages to stderr.)";
+`tandem SUBCOMMAND --help` says more. Results go to stdout (--json: as one JSON document), messages to
+stderr.)";
 
 /// An error is one line, whatever its text came from.
 int fail(ExitCode code, std::string message) {

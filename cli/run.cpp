@@ -65,15 +65,15 @@ void add_run(CLI::App& app, Command& chosen) {
   add_call_options(*command, options->call);
   command->add_flag("--json", options->json, "Print the summary as JSON");
   command->footer(
-      R"(Tensors: q, k, v; optionally cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, q_scale, k_scale,
-v_scale, dout, dlse. Results: out, lse; with --backward also dq, dk, dv (and dsink).
+      R"(Tensors: q, k, v; optionally cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, sink, q_scale,
+k_scale, v_scale, dout, dlse. Results: out, lse; with --backward also dq, dk, dv (and dsink).
 Shapes: (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens.
 
 Examples:
   tandem run qkv.safetensors --causal --out result.safetensors
   tandem run q.npy k.npy v.npy --window-left 128 --window-right 0 --out results/
   tandem run q=queries.npy k.npy v.npy dout.npy --backward --out gradients.safetensors
-  tandem run model.safetensors --tensor q=layer0.q --tensor k=layer0.k --tensor v=layer0.v --out out.safetensors)");
+  tandem run model.safetensors --tensor q=l0.q --tensor k=l0.k --tensor v=l0.v --out out.safetensors)");
   command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
 }
 

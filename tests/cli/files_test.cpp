@@ -86,7 +86,8 @@ TEST(Safetensors, RefusesEveryMalformedHeader) {
       {R"({"a":1})", 0, "'a' is a number, an object is wanted"},
       {R"({"a":{"dtype":"F32","shape":[1]}})", 4, "'a' has no data_offsets"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":0}})", 4, "has a key 'x'"},
-      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+      {R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+       R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
        0, "the key 'a' twice"},
       {R"({"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0, "the key 'dtype' twice"},
       {R"({"__metadata__":{"k":"1","k":"2"}})", 0, "the key 'k' twice"},
@@ -107,9 +108,11 @@ TEST(Safetensors, RefusesEveryMalformedHeader) {
       {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0,
        "exceeds 2^63 bytes"},
       {R"({"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,0]}})", 0, "exceeds 2^63 bytes"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
        3, "'b' starts at byte 2, the one before it ends at 1"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+       R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
        3, "'b' starts at byte 1, the one before it ends at 2"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 3, "tensors end at byte 1 of 3"},
       {"{\"a\":" + std::string(100'000, '['), 0, "'a' is a list, an object is wanted"},
