@@ -52,8 +52,8 @@ void add_verify(CLI::App& app, Command& chosen) {
   command->footer(
       R"(Bounds: f32 results and lse 1e-5 relative to max(1, |value|), f32 gradients 1e-5 of their largest
 element; 16-bit results twice the error of the plain formula in the same dtype, plus 3e-5. The exit code is
-1 if any element is off by more. The oracle is a plain triple loop in fp64: seconds for sequences of a thousand,
-minutes for ten thousand.
+1 if any element is off by more. The oracle is a plain triple loop in fp64: seconds for sequences of a
+thousand, minutes for ten thousand.
 
 Examples:
   tandem verify qkv.safetensors --causal
