@@ -27,9 +27,11 @@ struct RegisterSplit {
   int producer;
   int consumer;
 };
+constexpr int registers_at_launch(int threads) {
+  return 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
+}
 constexpr RegisterSplit split_registers(int consumers, int blocks_per_sm) {
-  const int threads = 128 * (consumers + 1) * blocks_per_sm;
-  const int at_launch = 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
+  const int at_launch = registers_at_launch(128 * (consumers + 1) * blocks_per_sm);
   const int producer = consumers == 3 ? 32 : 40;
   const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
   return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
@@ -49,12 +51,11 @@ struct ForwardConfig {
   bool causal = false;    ///< window_right is bounded: right edge needs a mask
   bool local = false;     ///< window_left is bounded: left edge needs a mask
   ScoreTransform transform = ScoreTransform::raw;
-  bool ragged =
-      false;  ///< lengths differ by sequence (cu_seqlens or seqused): rows past the end may hold anything
+  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
+  bool ragged = false;
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
   bool exp_under_product = true;  ///< else the exponentials wait for their warpgroup's own product
-  bool skip_rescale = false;
-  bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
+  bool dynamic = false;           ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -62,9 +63,11 @@ struct ForwardConfig {
 
   constexpr bool operator==(const ForwardConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
-  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (specialised ? 1 : 0)); }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    return split_registers(consumers(), blocks_per_sm);
+    if (specialised) return split_registers(consumers(), blocks_per_sm);
+    const int each = registers_at_launch(threads() * blocks_per_sm);
+    return {.producer = each, .consumer = each};
   }
 };
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/config.hpp"
+#include "kernels/forward_output.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
 #include "kernels/tile/mask.cuh"
@@ -84,47 +85,77 @@ struct ForwardTiles {
 
 // ---- Producer ----
 
-/// One warp; its elected lane starts the copies, in the order in which the consumers need them: blocks go
-/// right to left, K one block ahead of V.
+/// Starts the copies, in the order in which the consumers need them: blocks go right to left, K one block
+/// ahead of V. All lanes of one warp; the leader copies.
 template <ForwardConfig C>
-TANDEM_DEVICE void forward_producer(const ForwardParams& p, ForwardShared<C>& shared) {
+struct ForwardLoader {
   using Shared = ForwardShared<C>;
-  const bool leader = ptx::elect_one();
+
+  const ForwardParams& p;
+  Shared& shared;
+  const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  ForwardTiles<C> tiles(p, shared);
+  ForwardTiles<C> tiles;
   ForwardTile<C> t;
-  while (tiles.template next<true>(t, leader)) {
-    if (!leader || t.blocks.first >= t.blocks.end) continue;
-    const int head_kv = t.index.head / (p.heads_q / p.heads_kv);
-    const int batch_q = p.packed_q ? 0 : t.index.batch;
-    const int batch_k = p.packed_k ? 0 : t.index.batch;
-    auto load_k = [&](int block) {
-      ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-      const int row = t.index.begin_k + block * C.block_n;
-      shared.k[k_at.stage].load(p.k, full, row, head_kv, batch_k, ptx::CacheHint::last);
-      k_at.advance();
-    };
-    auto load_v = [&](int block) {
-      ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-      const int row = t.index.begin_k + block * C.block_n;
-      shared.v[v_at.stage].load(p.v, full, row, head_kv, batch_k, ptx::CacheHint::last);
-      v_at.advance();
-    };
+  int block = -1;  ///< whose V comes next
+
+  TANDEM_DEVICE ForwardLoader(const ForwardParams& params, Shared& s)
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s) {
+    t.blocks = {0, 0, 0, 0};
+  }
+
+  TANDEM_DEVICE int row_of(int b) const { return t.index.begin_k + b * C.block_n; }
+  TANDEM_DEVICE int head_kv() const { return t.index.head / (p.heads_q / p.heads_kv); }
+  TANDEM_DEVICE int batch_k() const { return p.packed_k ? 0 : t.index.batch; }
+
+  TANDEM_DEVICE void load_k(int b) {
+    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
+    shared.k[k_at.stage].load(p.k, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void load_v(int b) {
+    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+    shared.v[v_at.stage].load(p.v, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    v_at.advance();
+  }
+  /// Q, with the first K after its first rows.
+  TANDEM_DEVICE void load_q() {
+    const int row = t.index.begin_q + t.index.m * C.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
       ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
-      const int row = t.index.begin_q + t.index.m * C.block_m + w * 64;
-      shared.q[w][q_at.stage].load(p.q, full, row, t.index.head, batch_q, ptx::CacheHint::first);
+      shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,
+                                   ptx::CacheHint::first);
       if (w == 0) load_k(t.blocks.end - 1);
     }
     q_at.advance();
-    for (int block = t.blocks.end - 2; block >= t.blocks.first; --block) {
-      load_k(block);
-      load_v(block + 1);
-    }
-    load_v(t.blocks.first);
   }
-}
+
+  /// What the consumers need to go one block further: the K after it, its V, and at a tile's start Q and the
+  /// first K. False if there is nothing left.
+  TANDEM_DEVICE bool step() {
+    if (block < t.blocks.first) {
+      do {
+        if (!tiles.template next<true>(t, leader)) return false;
+      } while (t.blocks.first >= t.blocks.end);
+      block = t.blocks.end - 1;
+      if (leader) load_q();
+    }
+    if (leader) {
+      if (block > t.blocks.first) load_k(block - 1);
+      load_v(block);
+    }
+    --block;
+    return true;
+  }
+};
+
+/// Stands in for the loader where a producer warp has it.
+template <ForwardConfig C>
+struct ForwardNoLoader {
+  TANDEM_DEVICE ForwardNoLoader(const ForwardParams&, ForwardShared<C>&) {}
+  TANDEM_DEVICE bool step() { return false; }
+};
 
 // ---- Consumer ----
 
@@ -158,7 +189,10 @@ struct ForwardConsumer {
   const float scale_log2;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
+  ForwardOutput<C> output;
   ForwardTiles<C> tiles;
+  /// Without a producer warp, warp 0 loads as it goes.
+  typename Select<C.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
   TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -167,9 +201,19 @@ struct ForwardConsumer {
         thread(thread_),
         position(thread_),
         scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
-        tiles(params, s) {}
+        output{params, warpgroup_, thread_},
+        tiles(params, s),
+        loader(params, s) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// Once a block, after its K and the V before it have been released: the buffers it waits for are these.
+  TANDEM_DEVICE void load_ahead() {
+    if constexpr (!C.specialised) {
+      if (warpgroup == 0 && thread < warp_size) loader.step();
+      ptx::sync_warp();
+    }
+  }
 
   /// The warpgroups' turns on the tensor cores.
   TANDEM_DEVICE void take_turn() {
@@ -236,22 +280,17 @@ struct ForwardConsumer {
   }
 
   TANDEM_DEVICE void run() {
+    load_ahead();
     ForwardTile<C> t;
     while (tiles.template next<false>(t, warp_leader())) {
       if (t.blocks.first < t.blocks.end) {
         compute(t);
       } else {
-        store_empty(t.index);
+        output.store_empty(t.index);
       }
     }
   }
   TANDEM_DEVICE void compute(const ForwardTile<C>& t);
-  TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
-                           const tile::OnlineSoftmax& softmax);
-  TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
-  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words);
-  TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
-  TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
 };
 
 template <ForwardConfig C>
@@ -282,6 +321,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   ptx::wgmma_wait<0>();
   ptx::pin_registers(s);
   maximum(block >= own.inner_end || block < own.inner_first);
+  load_ahead();
   softmax.exponentials(s, rescale, scale_log2);
   wait_next_k();
   tile::convert<C.element>(probabilities, s);
@@ -289,6 +329,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
   bool accumulate = false;
+  // S of this block and O += P V of the block before, in flight together.
   auto iteration = [&](bool masked) {
     take_turn();
     issue_scores(s, q_operand(), k_operand());
@@ -307,24 +348,51 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release_v();
+    load_ahead();
     if constexpr (!C.exp_under_product) {
       wait_next_k();
       softmax.exponentials(s, rescale, scale_log2);
     }
     tile::convert<C.element>(probabilities, s);
-    if (!C.skip_rescale || ptx::ballot(rescale[0] != 1.0F || rescale[1] != 1.0F) != 0) {
 #pragma unroll
-      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-    }
+    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
     accumulate = true;
+  };
+  // The same, one after the other (the paper's ablation).
+  auto serial_iteration = [&](bool masked) {
+    shared.v_ring.wait(v_at);
+    take_turn();
+    issue_output(o, probabilities, v_operand(), accumulate);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    release_v();
+    issue_scores(s, q_operand(), k_operand());
+    ptx::wgmma_wait<0>();
+    pass_turn();
+    ptx::pin_registers(s);
+    maximum(masked);
+    load_ahead();
+    softmax.exponentials(s, rescale, scale_log2);
+    wait_next_k();
+    tile::convert<C.element>(probabilities, s);
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    accumulate = true;
+  };
+  auto next_block = [&](bool masked) {
+    if constexpr (C.overlap) {
+      iteration(masked);
+    } else {
+      serial_iteration(masked);
+    }
   };
   --block;
   if constexpr (C.causal) {
-    for (; block >= max(t.blocks.first, own.inner_end); --block) iteration(true);
+    for (; block >= max(t.blocks.first, own.inner_end); --block) next_block(true);
   }
-  for (; block >= max(t.blocks.first, own.inner_first); --block) iteration(false);
+  for (; block >= max(t.blocks.first, own.inner_first); --block) next_block(false);
   if constexpr (C.local) {
-    for (; block >= t.blocks.first; --block) iteration(true);
+    for (; block >= t.blocks.first; --block) next_block(true);
   }
 
   shared.v_ring.wait(v_at);
@@ -332,87 +400,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  store(t.index, o, softmax);
-}
-
-template <ForwardConfig C>
-TANDEM_DEVICE u16* ForwardConsumer<C>::out_row(const tile::TileIndex& t, int query) const {
-  const int batch = p.packed_q ? 0 : t.batch;
-  const i64 row = t.begin_q + static_cast<i64>(query);
-  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
-         row * p.out_stride.row;
-}
-
-template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::store_lse(const tile::TileIndex& t, int query, float value) {
-  if (p.lse == nullptr) return;
-  const int batch = p.packed_q ? 0 : t.batch;
-  const i64 row = t.begin_q + static_cast<i64>(query);
-  float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
-  ptx::store_global(lse, value);
-}
-
-/// Eight columns of a row.
-template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::store_columns(u16* row, int col, const ptx::Vec4& words) {
-  if (p.out_vectors) {
-    if (col < p.head_dim_v) ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col), words);
-    return;
-  }
-  const u32 each[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (col + i < p.head_dim_v)
-      ptx::store_global(row + col + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
-  }
-}
-
-/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
-/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
-/// store.
-template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
-                                             const tile::OnlineSoftmax& softmax) {
-  const int quad_lane = thread % 4;
-  const bool has_sink = p.sink != nullptr;
-  const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
-    float factor;
-    float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor);
-    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
-      factor = 0.0F;
-      lse = -ptx::infinity();
-    }
-    const bool inside = query < t.end_q;
-    if (inside && quad_lane == 0) store_lse(t, query, lse);
-    u16* row = out_row(t, query);
-#pragma unroll
-    for (int g = 0; g < C.head_dim_v / 32; ++g) {
-      u32 words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (4 * g + j) + 2 * h;
-        words[j] = factor != 0.0F ? tile::pack<C.element>(o[i] * factor, o[i + 1] * factor) : 0;
-      }
-      tile::transpose_quad(words, quad_lane);
-      if (inside) store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]});
-    }
-  }
-}
-
-/// Writes a tile whose queries see no key: out 0, LSE -inf.
-template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::store_empty(const tile::TileIndex& t) {
-  const int first = t.m * C.block_m + warpgroup * 64;
-  const int rows = min(64, t.end_q - first);
-  constexpr int units = C.head_dim_v / 8;
-  for (int i = thread; i < rows * units; i += warpgroup_size) {
-    const int query = first + i / units;
-    if (i % units == 0) store_lse(t, query, -ptx::infinity());
-    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0});
-  }
+  output.store(t.index, o, softmax, scale_log2);
 }
 
 // ---- Entry ----
@@ -433,15 +421,25 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm)
   }
   ptx::sync_block();
 
-  if (warp < 4) {
-    ptx::release_registers<C.registers().producer>();
-    if (warp == 0) forward_producer<C>(p, shared);
-  } else {
-    ptx::claim_registers<C.registers().consumer>();
-    const int warpgroup = warp / 4 - 1;
+  auto consume = [&](int warpgroup) {
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
     if (warpgroup == C.consumers() - 1) consumer.pass_turn();
     consumer.run();
+  };
+  if constexpr (C.specialised) {
+    if (warp < 4) {
+      ptx::release_registers<C.registers().producer>();
+      if (warp == 0) {
+        ForwardLoader<C> loader(p, shared);
+        while (loader.step()) {
+        }
+      }
+    } else {
+      ptx::claim_registers<C.registers().consumer>();
+      consume(warp / 4 - 1);
+    }
+  } else {
+    consume(warp / 4);
   }
 }
 

@@ -18,11 +18,14 @@ std::span<const EmulatedForward> wide_forwards() {
                 return c;
               }(causal),
               [](ForwardConfig c) {
-                c.skip_rescale = c.dynamic = true;
+                c.dynamic = true;
+                c.exp_under_product = false;
                 return c;
               }(causal),
               ForwardConfig{.head_dim_v = 64, .block_m = 64, .block_n = 112, .stages = 1, .pingpong = false},
-              ForwardConfig{.overlap = false}, ForwardConfig{.pingpong = false}>();
+              ForwardConfig{.overlap = false}, ForwardConfig{.specialised = false},
+              ForwardConfig{.causal = true, .specialised = false, .overlap = false, .pingpong = false},
+              ForwardConfig{.pingpong = false}>();
   return kernels;
 }
 

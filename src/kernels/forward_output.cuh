@@ -1,0 +1,109 @@
+// The forward pass's epilogue: from a warpgroup's accumulators to out and LSE in global memory.
+#pragma once
+
+#include "kernels/config.hpp"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/tile/scheduler.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem {
+
+/// Writes the 64 rows of one consumer warpgroup.
+template <ForwardConfig C>
+struct ForwardOutput {
+  static constexpr int outputs = C.head_dim_v / 2;
+
+  const ForwardParams& p;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+
+  TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
+                           const tile::OnlineSoftmax& softmax, float scale_log2);
+  TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
+  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words);
+  TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
+  TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
+};
+
+template <ForwardConfig C>
+TANDEM_DEVICE u16* ForwardOutput<C>::out_row(const tile::TileIndex& t, int query) const {
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
+         row * p.out_stride.row;
+}
+
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardOutput<C>::store_lse(const tile::TileIndex& t, int query, float value) {
+  if (p.lse == nullptr) return;
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
+  ptx::store_global(lse, value);
+}
+
+/// Eight columns of a row.
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx::Vec4& words) {
+  if (p.out_vectors) {
+    if (col < p.head_dim_v) ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col), words);
+    return;
+  }
+  const u32 each[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (col + i < p.head_dim_v)
+      ptx::store_global(row + col + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
+  }
+}
+
+/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
+/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
+/// store.
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
+                                           const tile::OnlineSoftmax& softmax, float scale_log2) {
+  const int quad_lane = thread % 4;
+  const tile::FragmentPosition position(thread);
+  const bool has_sink = p.sink != nullptr;
+  const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
+    float factor;
+    float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor);
+    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
+      factor = 0.0F;
+      lse = -ptx::infinity();
+    }
+    const bool inside = query < t.end_q;
+    if (inside && quad_lane == 0) store_lse(t, query, lse);
+    u16* row = out_row(t, query);
+#pragma unroll
+    for (int g = 0; g < C.head_dim_v / 32; ++g) {
+      u32 words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 4 * (4 * g + j) + 2 * h;
+        words[j] = factor != 0.0F ? tile::pack<C.element>(o[i] * factor, o[i + 1] * factor) : 0;
+      }
+      tile::transpose_quad(words, quad_lane);
+      if (inside) store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]});
+    }
+  }
+}
+
+/// Writes a tile whose queries see no key: out 0, LSE -inf.
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardOutput<C>::store_empty(const tile::TileIndex& t) {
+  const int first = t.m * C.block_m + warpgroup * 64;
+  const int rows = min(64, t.end_q - first);
+  constexpr int units = C.head_dim_v / 8;
+  for (int i = thread; i < rows * units; i += warpgroup_size) {
+    const int query = first + i / units;
+    if (i % units == 0) store_lse(t, query, -ptx::infinity());
+    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0});
+  }
+}
+
+}  // namespace tandem
