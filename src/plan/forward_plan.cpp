@@ -10,22 +10,28 @@ namespace {
 
 constexpr const char* exp_bound = "softmax and products take the same time: three warpgroups keep both busy";
 constexpr const char* widest = "the widest key block that two stages of shared memory and 232 registers hold";
+constexpr const char* short_rows = "a short row of key blocks: Q twice, and little lost at its ends";
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
-// Tiles as FlashAttention-3's (the paper's appendix), with P always in registers.
+// Measured on an H100 (docs/kernels/forward.md has the alternatives and their numbers), but for 192 and
+// 192/128, whose tiles are FlashAttention-3's.
 constexpr ForwardTile tiles[] = {
-    // head_dim_qk, head_dim_v, masked, block_m, block_n, stages, q_stages, dynamic, pingpong, why
-    {64, 64, false, 192, 128, 2, 2, false, true, exp_bound},
-    {64, 64, true, 192, 128, 2, 2, false, true, exp_bound},
-    {128, 128, false, 128, 176, 2, 1, false, true, widest},
-    {128, 128, true, 128, 128, 2, 2, false, true, diagonal},
-    {192, 128, false, 128, 128, 2, 1, false, false, widest},
-    {192, 128, true, 128, 128, 2, 1, false, false, widest},
-    {192, 192, false, 128, 112, 2, 1, false, false, widest},
-    {192, 192, true, 128, 112, 2, 1, false, false, widest},
-    {256, 256, false, 128, 80, 2, 1, false, false, output_bound},
-    {256, 256, true, 128, 80, 2, 1, false, false, output_bound},
+    // head_dim_qk, head_dim_v, masked, from_keys,
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, exp_under_product, why
+    {64, 64, false, 0, 192, 128, 4, 2, false, true, false, exp_bound},
+    {64, 64, true, 1536, 192, 128, 4, 2, true, true, true, exp_bound},
+    {64, 64, true, 0, 128, 128, 4, 2, true, true, false, diagonal},
+    {128, 128, false, 1536, 128, 176, 2, 1, false, true, false, widest},
+    {128, 128, false, 0, 128, 128, 2, 2, false, true, false, short_rows},
+    {128, 128, true, 6144, 128, 176, 2, 1, true, true, true, widest},
+    {128, 128, true, 0, 128, 128, 2, 2, true, true, true, diagonal},
+    {192, 128, false, 0, 128, 128, 2, 1, false, false, true, widest},
+    {192, 128, true, 0, 128, 128, 2, 1, true, false, true, widest},
+    {192, 192, false, 0, 128, 112, 2, 1, false, false, true, widest},
+    {192, 192, true, 0, 128, 112, 2, 1, true, false, true, widest},
+    {256, 256, false, 0, 128, 80, 2, 1, false, false, true, output_bound},
+    {256, 256, true, 0, 128, 80, 2, 1, true, false, true, output_bound},
 };
 
 /// Shipped Configs that keep a few values in local memory.
@@ -41,18 +47,24 @@ struct ForwardSpill {
 // cost a seventh more turns.
 constexpr ForwardSpill spills[] = {{192, true, 64}};
 
+/// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
+/// for short ones serve them.
+std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
+  return c.ragged ? 0 : p.rows_k;
+}
+
 int padded(std::int64_t head_dim) {
   return static_cast<int>((head_dim + 31) / 32 * 32);
 }
 
-ForwardConfig with_tile(ForwardConfig c) {
-  const ForwardTile& tile = forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+ForwardConfig with_tile(ForwardConfig c, const ForwardTile& tile) {
   c.block_m = tile.block_m;
   c.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
   c.dynamic = tile.dynamic;
   c.pingpong = tile.pingpong;
+  c.exp_under_product = tile.exp_under_product;
   return c;
 }
 
@@ -80,6 +92,7 @@ std::string forward_objection(const ForwardConfig& c) {
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
+  if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
   if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   if (c.blocks_per_sm < 1 || c.threads() * c.blocks_per_sm > 2048) {
     return fmt::format("blocks_per_sm {} of {} threads: a processor holds 1 block to 2048 threads",
@@ -101,10 +114,12 @@ std::span<const ForwardTile> forward_tiles() {
   return tiles;
 }
 
-const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked) {
+const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys) {
   for (const ForwardTile& tile : tiles) {
-    if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked)
+    if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked &&
+        keys >= tile.from_keys) {
       return tile;
+    }
   }
   throw Error(Status::internal,
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
@@ -123,30 +138,35 @@ ForwardConfig choose_forward_config(const Problem& p) {
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
   c.ragged = p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
-  return with_tile(c);
+  return with_tile(c, forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c)));
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {
   struct Head {
     int qk, v;
-    bool windows;  ///< models of this head dimension use sliding windows
+    bool usual;  ///< of many models: with sliding windows, and in f16 too
   };
-  constexpr Head heads[] = {
-      {64, 64, true}, {96, 96, false}, {128, 128, true}, {192, 128, false}, {256, 256, false}};
+  constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
+                            {192, 128, false}, {192, 192, false}, {256, 256, true}};
   std::vector<ForwardConfig> configs;
+  auto add = [&](const Head& head, const ForwardTile& tile, Element element, bool ragged) {
+    ForwardConfig c;
+    c.element = element;
+    c.head_dim_qk = head.qk;
+    c.head_dim_v = head.v;
+    c.ragged = ragged;
+    c.causal = tile.masked;
+    configs.push_back(with_tile(c, tile));
+    c.local = true;
+    if (head.usual && tile.masked && tile.from_keys == 0) configs.push_back(with_tile(c, tile));
+  };
   for (const Head& head : heads) {
-    for (const bool ragged : {false, true}) {
-      for (const Element element : {Element::f16, Element::bf16}) {
-        ForwardConfig c;
-        c.element = element;
-        c.head_dim_qk = head.qk;
-        c.head_dim_v = head.v;
-        c.ragged = ragged;
-        configs.push_back(with_tile(c));
-        c.causal = true;
-        configs.push_back(with_tile(c));
-        c.local = true;
-        if (head.windows) configs.push_back(with_tile(c));
+    for (const ForwardTile& tile : tiles) {
+      if (&tile != &forward_tile(head.qk, head.v, tile.masked, tile.from_keys)) continue;
+      for (const Element element : {Element::bf16, Element::f16}) {
+        if (element == Element::f16 && !head.usual) continue;
+        add(head, tile, element, false);
+        if (tile.from_keys == 0) add(head, tile, element, true);
       }
     }
   }
@@ -161,13 +181,17 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const ForwardTile& tile = forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const ForwardTile& tile =
+      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
   return {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
+      fmt::format("tiles {}; exponentials run under {}", c.dynamic ? "drawn from a counter" : "dealt in turn",
+                  c.exp_under_product ? "their own warpgroup's product and the others'"
+                                      : "the other warpgroups' products"),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -2,6 +2,7 @@
 // exist.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,21 +36,23 @@ std::string forward_objection(const ForwardConfig& config);
 struct ForwardTile {
   int head_dim_qk;
   int head_dim_v;
-  bool masked;  ///< causal or window; the other line serves full attention
+  bool masked;    ///< causal or window; the other line serves full attention
+  int from_keys;  ///< the fewest keys a sequence has, on average
   int block_m;
   int block_n;
   int stages;
   int q_stages;
   bool dynamic;
   bool pingpong;
+  bool exp_under_product;
   const char* why;
 };
 
-/// The heuristics, narrowest head dimensions first. A problem takes the first line it fits.
+/// The heuristics, narrowest head dimensions and most keys first. A problem takes the first line it fits.
 std::span<const ForwardTile> forward_tiles();
 
-/// The line that serves these (padded) head dimensions.
-const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked);
+/// The line that serves these (padded) head dimensions and sequences of `keys` keys.
+const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
 
 /// The Config for a 16-bit forward problem with head dimensions up to 256.
 ForwardConfig choose_forward_config(const Problem& problem);
