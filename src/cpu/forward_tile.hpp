@@ -12,7 +12,7 @@ namespace tandem::cpu {
 
 /// The most keys in a block and the most stripes in a tile: kernels keep small tables of them on the stack.
 constexpr int max_block_k = 256;
-constexpr int max_stripes = 16;
+constexpr int max_stripes = 32;
 
 /// Rows of one sequence and one group of heads: element (row, head, c) is at row * row_stride + head *
 /// head_stride + c.
