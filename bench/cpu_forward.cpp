@@ -4,11 +4,11 @@
 //
 // Times are CPU time of the thread, the best of many runs: neighbours on the machine disturb neither.
 #include <fmt/format.h>
-#include <time.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <random>
 #include <vector>
 

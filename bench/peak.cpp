@@ -123,6 +123,7 @@ double measure(const Variant& variant, int threads, double seconds) {
   if (variant.kernel == nullptr) return 0.0;
   std::vector<double> best(static_cast<std::size_t>(threads));
   std::vector<std::jthread> pool;
+  pool.reserve(best.size());
   for (double& b : best) pool.emplace_back([&b, &variant, seconds] { b = best_of_thread(variant, seconds); });
   pool.clear();  // joins
   return std::accumulate(best.begin(), best.end(), 0.0);

@@ -108,9 +108,11 @@ AttentionOptions make_options(std::optional<float> scale, bool causal, std::int6
   return o;
 }
 
-Execution make_execution(int threads) {
+Execution make_execution(int threads, std::uintptr_t stream = 0) {
   Execution e;
   e.threads = threads;
+  e.stream =
+      reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr): handles are integers in Python
   return e;
 }
 
@@ -184,20 +186,22 @@ NB_MODULE(_core, m) {
   // Arguments become C++ structs under the GIL; the work itself runs without it.
   m.def(
       "forward",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads) {
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads,
+         std::uintptr_t stream) {
         const auto args = py::forward_args(tensors, options);
         const nb::gil_scoped_release unlocked;
-        tandem::forward(args, py::make_execution(threads));
+        tandem::forward(args, py::make_execution(threads, stream));
       },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"));
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("stream") = 0);
   m.def(
       "backward",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads) {
+      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads,
+         std::uintptr_t stream) {
         const auto args = py::backward_args(tensors, options);
         const nb::gil_scoped_release unlocked;
-        tandem::backward(args, py::make_execution(threads));
+        tandem::backward(args, py::make_execution(threads, stream));
       },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"));
+      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("stream") = 0);
   m.def(
       "explain",
       [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads, bool backward) {

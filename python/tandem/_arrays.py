@@ -44,6 +44,9 @@ class Library(Protocol):
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         """A new contiguous array on the device of `like`."""
 
+    def stream(self, array: Any) -> int:
+        """The handle of the CUDA stream that work on `array` belongs on; 0 on the CPU."""
+
 
 @functools.cache  # NumPy builds a dtype's name anew each time
 def _name(dtype: Any) -> str:
@@ -93,6 +96,9 @@ class NumPy:
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         return np.empty(shape, self._native(dtype))
 
+    def stream(self, array: Any) -> int:
+        return 0
+
     @staticmethod
     def _native(dtype: DType) -> Any:
         name = _NAMES[dtype]
@@ -129,6 +135,11 @@ class Torch:
         import torch
 
         return torch.empty(tuple(shape), dtype=getattr(torch, _NAMES[dtype]), device=like.device)
+
+    def stream(self, array: Any) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream(array.device).cuda_stream) if array.is_cuda else 0
 
 
 _libraries: tuple[Library, ...] = (NumPy(), Torch())

@@ -38,6 +38,10 @@ class Call:
         )
 
 
+def _stream(array: Any) -> int:
+    return _arrays.library_of("array", array).stream(array)
+
+
 def _lse_shape(q: Any) -> tuple[int, ...]:
     """(batch, heads, seqlen_q), or (heads, total_q) for packed queries."""
     return (*q.shape[:-3], q.shape[-2], q.shape[-3]) if q.ndim >= 3 else tuple(q.shape)
@@ -64,7 +68,7 @@ def forward_tensors(
 def forward(call: Call, *args: Any, **outputs: Any) -> tuple[Any, Any]:
     """(out, lse); `lse` is None unless return_lse. Arguments as for forward_tensors."""
     tensors, out, lse = forward_tensors(call, *args, **outputs)
-    _core.forward(tensors, call.options(), call.threads)
+    _core.forward(tensors, call.options(), call.threads, _stream(out))
     return out, lse
 
 
@@ -102,5 +106,5 @@ def backward_tensors(
 def backward(call: Call, *args: Any) -> tuple[Any, Any, Any, Any]:
     """(dq, dk, dv, dsink); dsink is None without a sink. Arguments as for backward_tensors."""
     tensors, gradients = backward_tensors(call, *args)
-    _core.backward(tensors, call.options(), call.threads)
+    _core.backward(tensors, call.options(), call.threads, _stream(gradients[0]))
     return gradients

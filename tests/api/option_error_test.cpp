@@ -1,0 +1,185 @@
+// Every way in which options, metadata and the backward pass's own tensors can be wrong, and the whole
+// message.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+
+#include "error_case.hpp"
+
+namespace tandem::test {
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+using Forward = Case<ForwardArgs>;
+using F = ForwardArgs;
+class OptionError : public testing::TestWithParam<Forward> {};
+TEST_P(OptionError, SaysRuleValueAndRemedy) {
+  expect_message(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, OptionError,
+    testing::Values(Forward{"scale_nan", dense_forward, [](F& a) { a.options.scale = nan; },
+                            "scale is nan; it must be finite"},
+                    Forward{"scale_infinite", dense_forward, [](F& a) { a.options.scale = -infinity; },
+                            "scale is -inf; it must be finite"},
+                    Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
+                            "softcap is -1.5; it must be finite and at least 0 (0: off)"},
+                    Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
+                            "softcap is nan; it must be finite and at least 0 (0: off)"},
+                    Forward{"softcap_infinite", dense_forward, [](F& a) { a.options.softcap = infinity; },
+                            "softcap is inf; it must be finite and at least 0 (0: off)"},
+                    Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
+                            "window_left is -2; it must be at least 0, or -1 for unbounded"},
+                    Forward{
+                        "window_right", dense_forward,
+                        [](F& a) {
+                          a.options.window_right = std::numeric_limits<std::int64_t>::min();
+                          a.options.causal = true;
+                        },
+                        "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded"}),
+    case_name<ForwardArgs>);
+
+/// packed_forward with contents of its own, to be checked.
+template <typename Integer, std::size_t count>
+ConstTensor values(const std::array<Integer, count>& contents) {
+  return {
+      contents.data(), sizeof(Integer) == 8 ? DType::i64 : DType::i32, {static_cast<std::int64_t>(count)}};
+}
+ForwardArgs checked_packed() {
+  ForwardArgs a = packed_forward();
+  a.options.check = true;
+  return a;
+}
+ForwardArgs checked_dense() {
+  ForwardArgs a = dense_forward();
+  a.options.check = true;
+  return a;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Metadata, OptionError,
+    testing::Values(Forward{"cu_seqlens_rank", packed_forward,
+                            [](F& a) {
+                              a.cu_seqlens_q = tensor(5, DType::i32, {3, 1});
+                            },
+                            "cu_seqlens_q has 2 dimensions; it must be (batch + 1)"},
+                    Forward{"cu_seqlens_empty", packed_forward,
+                            [](F& a) { a.cu_seqlens_q = tensor(5, DType::i32, {0}); },
+                            "cu_seqlens_q has shape (0); it needs batch + 1 elements, one at least"},
+                    Forward{"cu_seqlens_k_count", packed_forward,
+                            [](F& a) { a.cu_seqlens_k = tensor(5, DType::i32, {4}); },
+                            "cu_seqlens_k has shape (4); it must be (batch + 1) = (3)"},
+                    Forward{"seqused_count", dense_forward,
+                            [](F& a) { a.seqused_q = tensor(5, DType::i64, {3}); },
+                            "seqused_q has shape (3); it must be (batch) = (2)"},
+                    Forward{"cu_seqlens_start", checked_packed,
+                            [](F& a) {
+                              static const std::array<std::int32_t, 3> c{1, 3, 5};
+                              a.cu_seqlens_q = values(c);
+                            },
+                            "cu_seqlens_q[0] is 1; the first sequence starts at row 0"},
+                    Forward{"cu_seqlens_descends", checked_packed,
+                            [](F& a) {
+                              static const std::array<std::int64_t, 3> c{0, 7, 4};
+                              a.cu_seqlens_k = values(c);
+                            },
+                            "cu_seqlens_k[2] is 4, below cu_seqlens_k[1] = 7; offsets must ascend"},
+                    Forward{"cu_seqlens_past_end", checked_packed,
+                            [](F& a) {
+                              static const std::array<std::int64_t, 3> c{0, 4, 8};
+                              a.cu_seqlens_k = values(c);
+                            },
+                            "cu_seqlens_k[2] is 8; offsets are at most total_k = 7"},
+                    Forward{"seqused_negative", checked_packed,
+                            [](F& a) {
+                              static const std::array<std::int32_t, 2> c{3, -1};
+                              a.seqused_q = values(c);
+                            },
+                            "seqused_q[1] is -1; it must be from 0 to the length of sequence 1, 2"},
+                    Forward{"seqused_past_end", checked_packed,
+                            [](F& a) {
+                              static const std::array<std::int32_t, 2> c{5, 3};
+                              a.seqused_k = values(c);
+                            },
+                            "seqused_k[0] is 5; it must be from 0 to the length of sequence 0, 4"},
+                    Forward{"seqused_past_seqlen", checked_dense,
+                            [](F& a) {
+                              static const std::array<std::int64_t, 2> c{7, 8};
+                              a.seqused_k = values(c);
+                            },
+                            "seqused_k[1] is 8; it must be from 0 to the length of sequence 1, 7"}),
+    case_name<ForwardArgs>);
+
+using Backward = Case<BackwardArgs>;
+using B = BackwardArgs;
+class BackwardError : public testing::TestWithParam<Backward> {};
+TEST_P(BackwardError, SaysRuleValueAndRemedy) {
+  expect_message(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BackwardError,
+    testing::Values(
+        Backward{
+            "e4m3", dense_backward, [](B& a) { a.q.dtype = DType::e4m3; },
+            "q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32"},
+        Backward{"q_integer", dense_backward, [](B& a) { a.q.dtype = DType::s8; },
+                 "q is s8; convert it to f32, f16 or bf16"},
+        Backward{"out_missing", dense_backward, [](B& a) { a.out = {}; },
+                 "out is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim_v)"},
+        Backward{"lse_missing", dense_backward, [](B& a) { a.lse = {}; },
+                 "lse is missing; pass a tensor of shape (batch, heads_q, seqlen_q), or (heads_q, total_q) "
+                 "with cu_seqlens_q"},
+        Backward{"dout_missing", dense_backward, [](B& a) { a.dout = {}; },
+                 "dout is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim_v)"},
+        Backward{"dq_missing", dense_backward, [](B& a) { a.dq = {}; },
+                 "dq is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim)"},
+        Backward{"dk_missing", dense_backward, [](B& a) { a.dk = {}; },
+                 "dk is missing; pass a tensor of shape (batch, seqlen_k, heads_kv, head_dim)"},
+        Backward{"dv_missing", dense_backward, [](B& a) { a.dv = {}; },
+                 "dv is missing; pass a tensor of shape (batch, seqlen_k, heads_kv, head_dim_v)"},
+        Backward{
+            "dout_shape", dense_backward,
+            [](B& a) {
+              a.dout = tensor(6, DType::f32, {2, 5, 4, 16});
+            },
+            "dout has shape (2, 5, 4, 16); it must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 8)"},
+        Backward{
+            "dk_shape", dense_backward,
+            [](B& a) {
+              a.dk = tensor(9, DType::f32, {2, 7, 4, 16});
+            },
+            "dk has shape (2, 7, 4, 16); it must be (batch, seqlen_k, heads_kv, head_dim) = (2, 7, 2, 16)"},
+        Backward{"dlse_shape", dense_backward,
+                 [](B& a) {
+                   a.dlse = tensor(7, DType::f32, {2, 4, 6});
+                 },
+                 "dlse has shape (2, 4, 6); it must be (batch, heads_q, seqlen_q) = (2, 4, 5)"},
+        Backward{"dq_dtype", dense_backward, [](B& a) { a.dq.dtype = DType::f16; },
+                 "dq is f16 but q is f32; convert it to f32"},
+        Backward{"dsink_shape", dense_backward, [](B& a) { a.dsink = tensor(11, DType::f32, {2}); },
+                 "dsink has shape (2); it must be (heads_q) = (4)"},
+        Backward{"dsink_without_sink", dense_backward, [](B& a) { a.sink = {}; },
+                 "dsink is given without sink; pass both, or neither"},
+        Backward{"dsink_expanded", dense_backward, [](B& a) { a.dsink.stride[0] = 0; },
+                 "dsink of shape (4) and strides (0) overlaps itself in dimension 0; every element of an "
+                 "output needs memory "
+                 "of its own"},
+        Backward{"dk_is_dv", dense_backward, [](B& a) { a.dv.data = a.dk.data; },
+                 "dv shares memory with dk; an output needs memory of its own"},
+        Backward{"dq_is_dout", dense_backward, [](B& a) { a.dq.data = const_cast<void*>(a.dout.data); },
+                 "dq shares memory with dout; an output needs memory of its own"},
+        Backward{"dk_expanded", dense_backward, [](B& a) { a.dk.stride[2] = 0; },
+                 "dk of shape (2, 7, 2, 16) and strides (224, 32, 0, 1) overlaps itself in dimension 2; "
+                 "every element of an "
+                 "output needs memory of its own"},
+        Backward{"dout_device", dense_backward, [](B& a) { a.dout = on_gpu(a.dout, 0); },
+                 "dout is on cuda:0 but q is on cpu; move it there"}),
+    case_name<BackwardArgs>);
+
+}  // namespace
+}  // namespace tandem::test
