@@ -3,7 +3,8 @@
 # The names are those of tandem::cpu::Target. Which copy runs is decided at run time (src/cpu/target.cpp).
 
 set(TANDEM_FLAGS_portable "")
-set(TANDEM_FLAGS_neon "")
+# Highway compiles NEON with the cryptography extension; nothing here uses it, so that any armv8-a runs the result.
+set(TANDEM_FLAGS_neon -march=armv8-a+crypto)
 set(TANDEM_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi -mbmi2)
 set(TANDEM_FLAGS_avx512 ${TANDEM_FLAGS_avx2} -mavx512f -mavx512bw -mavx512cd -mavx512dq -mavx512vl)
 set(TANDEM_FLAGS_avx512_bf16 ${TANDEM_FLAGS_avx512} -mavx512bf16)
