@@ -10,14 +10,14 @@ namespace tandem::tile {
 
 /// One tile of queries: block `m` of (head, batch), and the rows of its sequence.
 struct TileIndex {
-  int m;
-  int head;
-  int batch;
-  int begin_q;  ///< first row of the sequence in q, and in k
-  int begin_k;
-  int seqlen_q;  ///< rows in use
-  int seqlen_k;
-  int end_q;  ///< rows of q including those past their use; they are written too
+  int m = 0;
+  int head = 0;
+  int batch = 0;
+  int begin_q = 0;  ///< first row of the sequence in q, and in k
+  int begin_k = 0;
+  int seqlen_q = 0;  ///< rows in use
+  int seqlen_k = 0;
+  int end_q = 0;  ///< rows of q including those past their use; they are written too
 };
 
 /// A row count or offset, clamped so that no content can lead outside the tensors.
