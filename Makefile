@@ -37,7 +37,7 @@ lint:
 
 format:
 	git ls-files '*.cpp' '*.hpp' '*.c' '*.h' '*.cuh' '*.cu' | xargs clang-format-14 -i
-	$(python) -m ruff format -q .
+	git ls-files '*.py' '*.pyi' | xargs $(python) -m ruff format -q
 
 wheel:
 	scripts/bootstrap

@@ -53,7 +53,7 @@ void load_safetensors(Inputs& inputs, const std::string& path, const std::vector
   inputs.metadata.insert(file.metadata().begin(), file.metadata().end());
   for (const Rename& rename : renames) add(inputs, rename.role, file.load(rename.tensor), path);
   for (const auto& [name, entry] : file.entries()) {
-    const auto renamed = [&](const Rename& r) { return r.role == name || r.tensor == name; };
+    const auto renamed = [&name = name](const Rename& r) { return r.role == name || r.tensor == name; };
     if (std::ranges::any_of(renames, renamed)) continue;
     if (is_role(name)) {
       add(inputs, name, file.load(name), path);

@@ -75,7 +75,7 @@ class LiteralParser {
 
   std::string string() {
     const std::optional<char> quote = next();
-    if (quote != '\'' && quote != '"') damaged();
+    if (!quote || (*quote != '\'' && *quote != '"')) damaged();
     const std::size_t close = text_.find(*quote, at_ + 1);
     const std::string_view content = text_.substr(at_ + 1, close - at_ - 1);
     // No dtype name or key has an escape in it.

@@ -81,8 +81,8 @@ struct BasicTensor {
 
   /// A mutable view is also a constant one.
   template <typename Other>
-  requires(std::is_const_v<Void> && !std::is_const_v<Other>) BasicTensor(
-      const BasicTensor<Other>& o)  // implicit: a view conversion like that of std::span
+  requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+      BasicTensor(const BasicTensor<Other>& o)  // implicit: a view conversion like that of std::span
       : data(o.data), dtype(o.dtype), rank(o.rank), shape(o.shape), stride(o.stride), device(o.device) {}
 
   /// True if the tensor was given at all (an empty tensor was given; a default-constructed one was not).
