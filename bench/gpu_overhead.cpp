@@ -75,6 +75,7 @@ int run(bool json) {
   problem.k = operand(1);
   problem.v = operand(2);
   problem.out = operand(3);
+  const gpu::ContextGuard guard(0);  // tensor maps are encoded in a context
   const ForwardConfig config = choose_forward_config(problem);
   const double backend =
       microseconds([&] { gpu::forward(problem, config, stream.get(), nullptr); }, stream.get());

@@ -50,8 +50,12 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
   const int strip = padded % 64 == 0 ? 64 : 32;
 
   TensorMapSpec spec;
-  // An empty tensor is never read, but its map must be valid: it then describes the output's first element.
-  spec.base = rows > 0 && o.given() ? o.data : p.out.data;
+  // An empty tensor is never read, but its map must be valid: it then describes memory about the output's
+  // start, whatever the tensor's own address and strides are.
+  const bool empty = rows == 0 || !o.given();
+  const auto near_out = reinterpret_cast<std::uintptr_t>(p.out.data) / 16 * 16;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
+  spec.base = empty ? reinterpret_cast<const void*>(near_out) : o.data;
   spec.rank = 4;
   spec.element = config.element;
   spec.dims = {head_dim, std::max<std::int64_t>(rows, 1), heads, batch};
@@ -61,7 +65,7 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
   for (std::size_t i = 0; i < strides.size(); ++i) {
     // The stride of a dimension of one element is never used and may be anything; the copy engine wants a
     // multiple of 16.
-    spec.strides[i] = spec.dims[i + 1] == 1 ? (head_dim * 2 + 15) / 16 * 16 : strides[i] * 2;
+    spec.strides[i] = empty || spec.dims[i + 1] == 1 ? (head_dim * 2 + 15) / 16 * 16 : strides[i] * 2;
   }
   return spec;
 }

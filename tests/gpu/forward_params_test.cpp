@@ -79,6 +79,11 @@ TEST(ForwardTensorMap, EmptyTensorsStillHaveAMap) {
   p.rows_k = 0;
   p.k.data = nullptr;
   EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::k)));
+  // Whatever the addresses and strides: nothing is to be copied for the copy engine's sake.
+  p.out.data = &memory[1];
+  p.k.row_stride = p.v.head_stride = 7;
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::k)));
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::v)));
 }
 
 TEST(ForwardWorkspace, HoldsCopiesOfWhatTheCopyEngineCannotRead) {
