@@ -1,6 +1,9 @@
 // Which instruction sets this build contains and this processor runs, and which one a call takes.
 #include <cstdlib>
 #include <string>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "cpu/cpu.hpp"
 
@@ -9,6 +12,17 @@ namespace {
 
 constexpr Target all_targets[] = {Target::portable, Target::avx2, Target::avx512, Target::avx512_bf16,
                                   Target::neon};
+
+#if defined(__x86_64__)
+/// Clang 14's __builtin_cpu_supports does not know f16c. Its registers are AVX's, which avx2 answers for.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 }  // namespace
 
@@ -30,9 +44,8 @@ bool available(Target target) {
     // The flags that targets.cmake compiles each of them with. The compiler's support code also checks that
     // the operating system saves the wide registers.
     case Target::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
-             __builtin_cpu_supports("bmi2");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
+             __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     case Target::avx512:
       return available(Target::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
