@@ -41,18 +41,6 @@ if TYPE_CHECKING:
 __version__ = _core.version()
 
 
-def _metadata(
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    seqused_q: Any,
-    seqused_k: Any,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-) -> dict[str, Any]:
-    return dict(locals())
-
-
 @overload
 def attention(
     q: Array, k: Array, v: Array, *, return_lse: Literal[False] = ..., **options: Unpack[_Options]
@@ -144,24 +132,22 @@ def attention(
     Method: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691) and FlashAttention-3
     (arXiv:2407.08608).
     """
-    metadata = _metadata(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
+    metadata = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "q_scale": q_scale,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
-    if _recorded(q, k, v, sink):
+    if _arrays.is_torch(q):
         from tandem import _torch
 
-        result, lse = _torch.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
-    else:
-        result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+        return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
-
-
-def _recorded(*arrays: Any) -> bool:
-    """Whether PyTorch's autograd records a call with these inputs."""
-    if _arrays.library_of("q", arrays[0]).name != "torch":
-        return False
-    import torch
-
-    return torch.is_grad_enabled() and any(getattr(array, "requires_grad", False) for array in arrays)
 
 
 def attention_backward(
@@ -211,7 +197,12 @@ def attention_backward(
     Raises:
       As `attention`.
     """
-    metadata = _metadata(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    metadata = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+    }
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     return gradients if sink is not None else gradients[:3]

@@ -113,9 +113,7 @@ class Torch:
     name = "torch"
 
     def owns(self, array: Any) -> bool:
-        # An array of a library that was never imported does not exist, so nothing is imported to ask.
-        torch = sys.modules.get("torch")
-        return torch is not None and isinstance(array, torch.Tensor)
+        return is_torch(array)
 
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
         import torch
@@ -134,12 +132,25 @@ class Torch:
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         import torch
 
-        return torch.empty(tuple(shape), dtype=getattr(torch, _NAMES[dtype]), device=like.device)
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=like.device)
 
     def stream(self, array: Any) -> int:
         import torch
 
         return int(torch.cuda.current_stream(array.device).cuda_stream) if array.is_cuda else 0
+
+
+def is_torch(array: Any) -> bool:
+    """Whether `array` is a PyTorch tensor, without importing PyTorch to ask."""
+    torch = sys.modules.get("torch")  # an array of a library that was never imported does not exist
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def torch_dtype(dtype: DType) -> Any:
+    """PyTorch's dtype for `dtype`."""
+    import torch
+
+    return getattr(torch, _NAMES[dtype])
 
 
 _libraries: tuple[Library, ...] = (NumPy(), Torch())
@@ -156,6 +167,12 @@ def library_of(name: str, array: Any) -> Library:
     )
 
 
+def mixed(name: str, array: Any, library: str) -> str:
+    """What is wrong with the argument `name`, which is no array of q's library."""
+    owner = library_of(name, array)
+    return f"{name} is an array of {owner.name} but q is one of {library}; convert one of them"
+
+
 def dtype_named(value: Any) -> DType:
     """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
     name = value if isinstance(value, str) else _name(value)
@@ -170,8 +187,5 @@ def views(
         if array is None:
             continue
         if not library.owns(array):
-            owner = library_of(name, array)
-            raise TypeError(
-                f"{name} is an array of {owner.name} but q is one of {library.name}; convert one of them"
-            )
+            raise TypeError(mixed(name, array, library.name))
         yield name, library.view(name, array, writable=writable)

@@ -42,7 +42,7 @@ def _stream(array: Any) -> int:
     return _arrays.library_of("array", array).stream(array)
 
 
-def _lse_shape(q: Any) -> tuple[int, ...]:
+def lse_shape(q: Any) -> tuple[int, ...]:
     """(batch, heads, seqlen_q), or (heads, total_q) for packed queries."""
     return (*q.shape[:-3], q.shape[-2], q.shape[-3]) if q.ndim >= 3 else tuple(q.shape)
 
@@ -60,7 +60,7 @@ def forward_tensors(
         elif dtype is DType.e4m3:
             dtype = DType.bf16
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
-    lse = library.empty(q, _lse_shape(q), DType.f32) if return_lse else None
+    lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
     tensors.update(_arrays.views(library, {"out": out, "lse": lse}, writable=True))
     return tensors, out, lse
 
@@ -83,8 +83,13 @@ def backward_tensors(
     sink: Any,
     dlse: Any,
     gradients: tuple[Any, Any, Any, Any] = (None, None, None, None),
+    *,
+    need_dsink: bool = True,
 ) -> tuple[dict[str, _core.Tensor], tuple[Any, Any, Any, Any]]:
-    """The views of a backward call, and dq, dk, dv, dsink: those in `gradients`, made where None."""
+    """The views of a backward call, and dq, dk, dv, dsink: those in `gradients`, made where None.
+
+    The sink's gradient costs a sum over all rows, and is left out unless `need_dsink`.
+    """
     library = _arrays.library_of("q", q)
     inputs = {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
     tensors = dict(_arrays.views(library, {**inputs, **call.metadata}))
@@ -94,17 +99,17 @@ def backward_tensors(
             return given
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
+    wanted = {"q": q, "k": k, "v": v, "sink": sink if need_dsink else None}
     dq, dk, dv, dsink = (
-        like(name, array, given)
-        for (name, array), given in zip(list(inputs.items())[:4], gradients, strict=True)
+        like(name, array, given) for (name, array), given in zip(wanted.items(), gradients, strict=True)
     )
     results = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
     tensors.update(_arrays.views(library, results, writable=True))
     return tensors, (dq, dk, dv, dsink)
 
 
-def backward(call: Call, *args: Any) -> tuple[Any, Any, Any, Any]:
+def backward(call: Call, *args: Any, need_dsink: bool = True) -> tuple[Any, Any, Any, Any]:
     """(dq, dk, dv, dsink); dsink is None without a sink. Arguments as for backward_tensors."""
-    tensors, gradients = backward_tensors(call, *args)
+    tensors, gradients = backward_tensors(call, *args, need_dsink=need_dsink)
     _core.backward(tensors, call.options(), call.threads, _stream(gradients[0]))
     return gradients

@@ -1,74 +1,198 @@
-"""PyTorch autograd through Tandem. Imported only when a tensor that needs a gradient comes in."""
+"""Attention as PyTorch operators: ``torch.ops.tandem.attention``, ``attention_out``, ``attention_backward``.
+
+Imported when a tensor first comes in. Each operator has a schema, an implementation for CPU and CUDA tensors
+and a fake one that tells shapes alone, so that torch.compile and torch.export see through a call without a
+graph break. Nothing here reads a tensor's contents or synchronises.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tandem import _call
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
+_METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
+_OPTIONS = (
+    ", ".join(f"Tensor? {name}" for name in _METADATA)
+    + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
+    " bool deterministic, bool pad, bool check, SymInt threads"
+)
 
-def forward(
+_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool need_dsink"
+_SCHEMAS = (
+    f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
+    f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
+    f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+)
+
+
+def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
-) -> tuple[Any, Any]:
-    """As _call.forward, recorded by autograd."""
-    if out is not None:
+) -> Any:
+    """As tandem.attention, for tensors."""
+    for name, array in (("k", k), ("v", v), ("sink", sink), ("out", out), *call.metadata.items()):
+        if array is not None and not isinstance(array, Tensor):
+            raise TypeError(_arrays.mixed(name, array, "torch"))
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        narrow = torch.get_autocast_dtype(device)
+        q, k, v = (t.to(narrow) if t.dtype in _AUTOCAST else t for t in (q, k, v))
+    recorded = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
+    )
+    if out is not None and recorded:
         raise InvalidArgumentError(
             "out= cannot be combined with inputs that require gradients: autograd owns the result; "
             "leave out unset, or call under torch.no_grad()"
         )
-    result, lse = _Attention.apply(call, q, k, v, sink, out_dtype)  # type: ignore[no-untyped-call]
-    return result, (lse if return_lse else None)
+    if not recorded and _direct(q, k, v):
+        result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    elif out is not None:
+        lse = torch.ops.tandem.attention_out(q, k, v, sink, *_flat(call), out)
+        result = out
+    else:
+        dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
+        result, lse = torch.ops.tandem.attention(q, k, v, sink, *_flat(call), dtype)
+    return (result, lse) if return_lse else result
 
 
-def _rows_contiguous(t: torch.Tensor | None) -> torch.Tensor | None:
+# What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
+_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _direct(*tensors: Tensor) -> bool:
+    """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in _PLAIN for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _flat(call: _call.Call) -> tuple[Any, ...]:
+    """A call as the arguments that _OPTIONS names."""
+    metadata = tuple(call.metadata.get(name) for name in _METADATA)
+    options = (call.scale, call.causal, *call.window, call.softcap, call.deterministic, call.pad, call.check)
+    return (*metadata, *options, call.threads)
+
+
+def _unflat(flat: Sequence[Any]) -> _call.Call:
+    """The inverse of _flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
+    count = len(_METADATA)
+    scale, causal, left, right, softcap, deterministic, pad, check, threads = flat[count:]
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    metadata = dict(zip(_METADATA, flat[:count], strict=True))
+    return _call.Call(scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    *flat, out_dtype = rest
+    out, lse = _call.forward(_unflat(flat), q, k, v, sink, return_lse=True, out_dtype=out_dtype)
+    return out, lse
+
+
+def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
+    *flat, out = rest
+    lse: Tensor = _call.forward(_unflat(flat), q, k, v, sink, return_lse=True, out=out)[1]
+    return lse
+
+
+def _backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *flat, need_dsink = rest
+    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    dq, dk, dv, dsink = _call.backward(
+        _unflat(flat), dout, q, k, v, out, lse, sink, dlse, need_dsink=need_dsink
+    )
+    return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
+
+
+def _rows_contiguous(t: Tensor) -> Tensor:
     """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
-    return t if t is None or t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any
-    ) -> tuple[Any, Any]:
-        out, lse = _call.forward(call, q, k, v, sink, return_lse=True, out_dtype=out_dtype)
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, sink, out, lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        if dout is None and dlse is None:
-            return None, None, None, None, None, None
-        gradients = _AttentionBackward.apply(ctx.call, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return None, *gradients, None
+def _fake_lse(q: Tensor) -> Tensor:
+    return q.new_empty(_call.lse_shape(q), dtype=torch.float32)
 
 
-class _AttentionBackward(torch.autograd.Function):
-    """The gradients, as a function of its own so that a second derivative fails with a reason."""
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    dtype = rest[-1] or (torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), _fake_lse(q)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: _call.Call,
-        dout: Any,
-        dlse: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        sink: Any,
-        out: Any,
-        lse: Any,
-    ) -> Any:
-        dout = torch.zeros_like(out) if dout is None else _rows_contiguous(dout)
-        return _call.backward(call, dout, q, k, v, out, lse, sink, _rows_contiguous(dlse))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise UnsupportedError(
-            "tandem.attention has no second derivative; "
-            "use torch's math attention where gradients of gradients are needed"
-        )
+def _fake_forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
+    return _fake_lse(q)
+
+
+def _fake_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    dsink = sink.new_empty(sink.shape) if sink is not None and rest[-1] else q.new_empty(0)
+    return (*(t.new_empty(t.shape) for t in (q, k, v)), dsink)
+
+
+def _save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    q, k, v, sink, *flat, _ = inputs
+    count = len(_METADATA)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sink, *output, *flat[:count])
+    ctx.options = flat[count:]
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, sink, out, lse, *metadata = ctx.saved_tensors
+    none = (None,) * (len(metadata) + len(ctx.options) + 1)
+    if dout is None and dlse is None:
+        return (None, None, None, None, *none)
+    dout = torch.zeros_like(out) if dout is None else dout
+    need_dsink = ctx.needs_input_grad[3]
+    gradients = torch.ops.tandem.attention_backward(
+        dout, dlse, q, k, v, sink, out, lse, *metadata, *ctx.options, need_dsink
+    )
+    wanted = zip(gradients, ctx.needs_input_grad, strict=False)
+    return (*(gradient if needed else None for gradient, needed in wanted), *none)
+
+
+def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:
+    raise UnsupportedError(
+        "tandem.attention has no second derivative; "
+        "use torch's math attention where gradients of gradients are needed"
+    )
+
+
+_library: Any = torch.library.Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention", _forward, _device)
+    _library.impl("attention_out", _forward_out, _device)
+    _library.impl("attention_backward", _backward, _device)
+torch.library.register_fake("tandem::attention", _fake_forward, lib=_library)
+torch.library.register_fake("tandem::attention_out", _fake_forward_out, lib=_library)
+torch.library.register_fake("tandem::attention_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("tandem::attention", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("tandem::attention_backward", _no_second_derivative, lib=_library)

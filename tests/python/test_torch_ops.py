@@ -1,0 +1,181 @@
+"""The operators of torch.ops.tandem: schemas, fake implementations, tracing, autocast, checkpointing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from tandem import _call, _torch
+from test_forward import FEATURES, qkv, varlen
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+SINK = torch.tensor([-1.0, 0.5, 2.0, 7.0])
+
+
+def operator_calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]]:
+    packed = (torch.randn(33, 4, 32), torch.randn(44, 2, 32), torch.randn(44, 2, 16))
+    return {
+        "plain": (qkv(), {}),
+        "sink, window, softcap": (qkv(), {"sink": SINK, "window": (9, 4), "softcap": 3.0, "causal": True}),
+        "packed": (packed, {**varlen(), "causal": True}),
+        "seqused": (qkv(), FEATURES["seqused"]),
+        "bf16": (qkv(dtype=torch.bfloat16, head_dim_v=16), {"deterministic": True}),
+    }
+
+
+def arguments(inputs: tuple[torch.Tensor, ...], options: dict[str, Any], gradients: bool) -> tuple[Any, ...]:
+    options = dict(options)
+    sink = options.pop("sink", None)
+    metadata = {name: options.pop(name) for name in _torch._METADATA if name in options}
+    tensors = [t if t is None else t.detach().requires_grad_(gradients) for t in (*inputs, sink)]
+    return (*tensors, *_torch._flat(_call.Call(**options, metadata=metadata)))
+
+
+@pytest.mark.parametrize("kind", operator_calls())
+def test_opcheck(kind: str) -> None:
+    """PyTorch's own checks: the schema tells the truth, fake and real agree, autograd is registered right,
+    and a traced forward and backward with dynamic shapes give the eager results."""
+    inputs, options = operator_calls()[kind]
+    forward = arguments(inputs, options, True)
+    torch.library.opcheck(torch.ops.tandem.attention, (*forward, None))
+    q, k, v, sink, *flat = arguments(inputs, options, False)
+    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
+    lse = torch.ops.tandem.attention_out(q, k, v, sink, *flat, out)
+    torch.library.opcheck(torch.ops.tandem.attention_out, (q, k, v, sink, *flat, torch.empty_like(out)))
+    backward = (
+        torch.randn_like(out),
+        torch.randn_like(lse),
+        q,
+        k,
+        v,
+        sink,
+        out,
+        lse,
+        *flat,
+        sink is not None,
+    )
+    torch.library.opcheck(torch.ops.tandem.attention_backward, backward)
+
+
+def test_fake_tensors_of_float8() -> None:
+    q, k, v = (torch.empty(1, 8, 2, 16, dtype=torch.float8_e4m3fn, device="meta") for _ in range(3))
+    flat = _torch._flat(_call.Call())
+    assert torch.ops.tandem.attention(q, k, v, None, *flat, None)[0].dtype == torch.bfloat16
+    assert torch.ops.tandem.attention(q, k, v, None, *flat, torch.float16)[0].dtype == torch.float16
+
+
+def test_compile_without_graph_breaks() -> None:
+    """One graph serves several shapes, forward and backward, with every kind of option."""
+
+    def step(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor, used: torch.Tensor
+    ) -> Any:
+        options = {"causal": True, "window": (k.shape[1] // 2, -1), "softcap": 4.0}
+        out, lse = tandem.attention(q * 2, k, v, sink=sink, seqused_k=used, return_lse=True, **options)
+        return out.square().sum() + lse.sigmoid().sum()
+
+    # aot_eager traces as inductor does, and spares the C++ compiler's seconds
+    counter = CompileCounterWithBackend("aot_eager")
+    graph = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
+    for length in (20, 31, 44):
+        inputs = [t.requires_grad_() for t in (*qkv(seqlen_q=length, seqlen_k=length + 9), SINK.clone())]
+        used = torch.tensor([length + 9, length])
+        expected = torch.autograd.grad(step(*inputs, used), inputs)
+        got = torch.autograd.grad(graph(*inputs, used), inputs)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+    assert counter.frame_count == 1
+
+
+def test_compile_sees_the_write_to_out() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(q)
+        tandem.attention(q, k, v, out=out)
+        return out
+
+    q, k, v = qkv()
+    with torch.no_grad():
+        graph = torch.compile(function, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(graph(q, k, v), tandem.attention(q, k, v))
+
+
+def test_export() -> None:
+    class Module(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor) -> Any:
+            return tandem.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, return_lse=True)
+
+    def inputs(total: int) -> tuple[torch.Tensor, ...]:
+        return (*(torch.randn(total, 2, 16) for _ in range(3)), torch.tensor([0, 5, total]))
+
+    rows = torch.export.Dim("rows", min=6, max=4096)
+    shapes = ({0: rows}, {0: rows}, {0: rows}, None)
+    program = torch.export.export(Module(), inputs(20), dynamic_shapes=shapes)
+    for total in (20, 31):
+        given = inputs(total)
+        for a, b in zip(program.module()(*given), Module()(*given), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_autocast_converts_q_k_and_v() -> None:
+    q, k, v = (t.requires_grad_() for t in qkv())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = tandem.attention(q, k, v.half(), sink=SINK)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, tandem.attention(q.bfloat16(), k.bfloat16(), v.half().bfloat16(), sink=SINK))
+    out.float().sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    inputs = [t.requires_grad_() for t in qkv()]
+
+    def block(*tensors: torch.Tensor) -> torch.Tensor:
+        return tandem.attention(*tensors, causal=True).square()
+
+    expected = torch.autograd.grad(block(*inputs).sum(), inputs)
+    for reentrant in (False, True):
+        loss = checkpoint(block, *inputs, use_reentrant=reentrant).sum()
+        for t in inputs:
+            t.grad = None
+        loss.backward()
+        for t, gradient in zip(inputs, expected, strict=True):
+            torch.testing.assert_close(t.grad, gradient)
+
+
+def test_use_deterministic_algorithms_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    real = _call.backward
+
+    def spy(call: _call.Call, *args: Any, **options: Any) -> Any:
+        seen.append(call.deterministic)
+        return real(call, *args, **options)
+
+    monkeypatch.setattr(_call, "backward", spy)
+    q, k, v = (t.requires_grad_() for t in qkv())
+    before = torch.are_deterministic_algorithms_enabled()
+    for wish in (False, True):
+        torch.use_deterministic_algorithms(wish)
+        try:
+            tandem.attention(q, k, v).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(before)
+    assert seen == [False, True]
+
+
+def test_the_sinks_gradient_is_computed_only_when_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    real = _call.backward
+    monkeypatch.setattr(_call, "backward", lambda *a, **o: seen.append(o["need_dsink"]) or real(*a, **o))
+    q, k, v = (t.requires_grad_() for t in qkv())
+    for sink in (SINK, SINK.clone().requires_grad_()):
+        tandem.attention(q, k, v, sink=sink).sum().backward()
+    assert seen == [False, True] and sink.grad is not None
+
+
+def test_function_transforms_are_refused_by_pytorch() -> None:
+    q, k, v = qkv()
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda t: tandem.attention(t, k, v).sum())(q)
