@@ -53,6 +53,10 @@ def attention(
 ) -> tuple[Array, Array]: ...
 
 
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[_Options]) -> Any: ...
+
+
 def attention(
     q: Any,
     k: Any,

@@ -1,0 +1,1 @@
+"""Tandem inside other libraries, a module each. Importing one changes nothing until its `register` runs."""

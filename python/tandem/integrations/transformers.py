@@ -1,0 +1,175 @@
+"""Transformers models on Tandem.
+
+import tandem.integrations.transformers
+
+tandem.integrations.transformers.register()
+model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
+
+Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
+either side, sequences packed by position_ids and cross-attention. What Tandem lacks (dropout in attention,
+position biases, mask tensors made elsewhere, the attention's weights as an output) is an error that says what
+to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import masking_utils as makers
+
+from tandem._api import attention
+from tandem._errors import UnsupportedError
+from tandem.integrations import _masks
+
+__all__ = ["Mask", "attention_forward", "attention_mask", "register"]
+
+
+def register(name: str = "tandem") -> None:
+    """Makes ``attn_implementation=name`` known to Transformers (5 or later): attention and its masks."""
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What stands for the mask in a model's layers: a rule and lengths, worked out once for all of them.
+
+    `generate` makes masks before it calls a model, and hands them on as it would a 4D tensor.
+    """
+
+    pattern: _masks.Pattern
+    shape: tuple[int, int, int, int]  # of the tensor that it stands for: (batch, 1, queries, keys)
+    #: sequences that do not fill their rows, or None: every row of the batch is one sequence
+    rows: _masks.Rows | None = None
+    #: without rows: ``(batch,)``, how many first keys there are and how many first queries ask
+    seqused_k: Tensor | None = None
+    seqused_q: Tensor | None = None
+
+    ndim = 4
+
+    def contiguous(self) -> Mask:
+        return self
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = makers.causal_mask_function,
+    attention_mask: Tensor | Mask | None = None,
+    device: Any = "cpu",
+    **unused: Any,
+) -> Mask:
+    """The mask function: Transformers' description of a mask, as a `Mask`.
+
+    Query i stands at position q_offset + i, key j at kv_offset + j. ``attention_mask`` is (batch, positions),
+    true where there is a token. Whether all are is asked once a mask, which on a GPU waits for it; without a
+    padding mask nothing does.
+    """
+    if isinstance(attention_mask, Mask):  # made earlier in this forward pass
+        return attention_mask
+    pattern = _masks.read(mask_function)
+    mask = Mask(pattern, (batch_size, 1, q_length, kv_length))
+    if pattern.packed is not None:
+        return replace(mask, rows=_masks.packed_rows(pattern.packed))
+    offset = q_offset - kv_offset
+    # Keys that causal queries can see; a static cache has room for more.
+    present = offset + q_length if pattern.causal else kv_length
+    valid = makers.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if valid is not None:
+        positions = torch.arange(kv_length, device=valid.device)
+        valid = valid[:, positions + kv_offset].bool() & (positions < present)
+        if bool((valid == (positions < present)).all()):
+            valid = None
+    if valid is None:
+        if isinstance(present, int) and present == kv_length:
+            return mask
+        return replace(mask, seqused_k=torch.zeros(batch_size, dtype=torch.int64, device=device) + present)
+    return _padded(mask, valid, offset)
+
+
+def _padded(mask: Mask, valid: Tensor, offset: Any) -> Mask:
+    """`mask` with the padding that `valid`, (batch, keys), leaves out. Query i stands at key offset + i."""
+    pattern, (_, _, queries, keys) = mask.pattern, mask.shape
+    some = valid.any(1)
+    count = valid.sum(1)
+    begin = torch.where(some, valid.int().argmax(1), keys)
+    end = torch.where(some, keys - valid.flip(1).int().argmax(1), keys)
+    if bool((end - begin != count).any()):
+        if pattern.window != (-1, -1):
+            raise UnsupportedError(
+                "the attention mask has padding between tokens of one sequence, under a sliding window; "
+                'pad at one end (padding_side="left" to generate)'
+            )
+        return replace(mask, rows=_masks.chosen_rows(valid, queries, offset, pattern.causal))
+    if bool((begin == 0).all()):
+        seqused_q = (end - offset).clamp(0, queries) if pattern.causal else None
+        return replace(mask, seqused_k=end, seqused_q=seqused_q)
+    rows = _masks.padded_rows(valid, begin, end, queries, offset, pattern.causal)
+    return replace(mask, rows=rows)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cache: Any = None,
+    output_attentions: bool = False,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
+    for wish, given, remedy in (
+        ("dropout in attention", dropout != 0.0, "set the configuration's attention dropout to 0"),
+        ("a position bias", position_bias is not None, 'load the model with attn_implementation="sdpa"'),
+        ("a paged cache of Transformers", cache is not None, "generate without continuous batching"),
+        ("the attention's weights", output_attentions, 'load the model with attn_implementation="eager"'),
+        ("a mask tensor", isinstance(attention_mask, Tensor), 'pass a 2D mask, or use "sdpa"'),
+    ):
+        if given:
+            raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+    if attention_mask is None:  # the model makes no mask: its layers say what they are
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else (-1, -1)
+        shape = (query.shape[0], 1, query.shape[2], key.shape[2])
+        attention_mask = Mask(_masks.Pattern(causal, window), shape)
+    assert isinstance(attention_mask, Mask)
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    pattern = attention_mask.pattern
+    options: dict[str, Any] = {
+        "scale": scaling,
+        "causal": pattern.causal,
+        "window": pattern.window,
+        "softcap": softcap or 0.0,
+        "sink": None if s_aux is None else s_aux.float(),
+        "pad": True,
+    }
+    rows = attention_mask.rows
+    if rows is None:
+        options |= {"seqused_q": attention_mask.seqused_q, "seqused_k": attention_mask.seqused_k}
+        return attention(q, k, v, **options), None
+    batch, queries = q.shape[:2]
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    if rows.chosen_q is not None:
+        q, k, v = q[rows.chosen_q], k[rows.chosen_k], v[rows.chosen_k]
+    options |= {"cu_seqlens_q": rows.cu_seqlens_q, "cu_seqlens_k": rows.cu_seqlens_k}
+    out = attention(q, k, v, **options, seqused_q=rows.seqused_q, seqused_k=rows.seqused_k)
+    if rows.chosen_q is not None:
+        whole = out.new_zeros(batch * queries, *out.shape[1:])
+        out = whole.index_copy(0, rows.chosen_q, out)
+    return out.unflatten(0, (batch, queries)), None
