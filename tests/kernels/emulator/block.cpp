@@ -15,12 +15,13 @@ namespace {
 
 thread_local Block* current_block = nullptr;
 
-constexpr std::size_t shared_limit = 227 * 1024;
+constexpr std::size_t shared_limit =
+    228 * 1024;  // of an SM; a kilobyte of it is the system's, for each block
 constexpr int register_file = 64 * 1024;
 
 /// Registers a thread starts with: its share of the file, rounded down as the hardware allots them.
-int initial_registers(unsigned threads) {
-  return std::min(register_file / static_cast<int>(threads) / 8 * 8, 248);
+int initial_registers(const Grid& grid) {
+  return std::min(register_file / static_cast<int>(grid.threads * grid.blocks_per_sm) / 8 * 8, 248);
 }
 
 }  // namespace
@@ -51,7 +52,7 @@ Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
     thread.index = t;
     thread.clock.resize(components_.count());
     thread.clock[t] = 1;
-    thread.registers = initial_registers(grid.threads);
+    thread.registers = initial_registers(grid);
     prepare(thread.context, stacks.bottom(t), &Block::thread_main);
     ready_.push_back(&thread);
   }
@@ -237,8 +238,11 @@ void Block::check_finished() {
       fail(t, "ended with bulk stores that may still be reading shared memory: tma_store_wait is missing");
     }
   }
-  if (registers > register_file)
-    fail(fmt::format("the threads claimed {} registers, there are {}", registers, register_file));
+  const int threads = static_cast<int>(grid_.threads);
+  if (const int given = initial_registers(grid_) * threads; registers > given) {
+    fail(fmt::format("the threads claimed {} registers, the block was given {}: a claim would wait for ever",
+                     registers, given));
+  }
   for (const Barrier& b : barriers_) {
     if (b.copies != 0)
       fail(fmt::format("ended with {} copies in flight to mbarrier +{}", b.copies, b.offset));
@@ -295,9 +299,9 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
     throw Fault(fmt::format("launch: {} threads a block; it takes a multiple of 32 up to {}", grid.threads,
                             max_threads));
   }
-  if (grid.shared_bytes > shared_limit) {
-    throw Fault(fmt::format("launch: {} bytes of shared memory; a block has at most {}", grid.shared_bytes,
-                            shared_limit));
+  if ((grid.shared_bytes + shared_window) * grid.blocks_per_sm > shared_limit) {
+    throw Fault(fmt::format("launch: {} bytes of shared memory; {} blocks that share {} have less each",
+                            grid.shared_bytes, grid.blocks_per_sm, shared_limit));
   }
   std::atomic<std::uint32_t> next{0};
   std::mutex mutex;

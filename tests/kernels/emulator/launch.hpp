@@ -40,6 +40,7 @@ struct Grid {
   unsigned blocks = 1;
   unsigned threads = 128;  ///< a multiple of 32, at most 512
   std::size_t shared_bytes = 0;
+  unsigned blocks_per_sm = 1;  ///< that share its registers and shared memory
 };
 
 struct Options {
@@ -47,7 +48,7 @@ struct Options {
   unsigned max_delay = 200;  ///< scheduling steps that the copy engine and the tensor cores may lag
   unsigned host_threads = 1;    ///< blocks run at once
   bool skipped_phases = false;  ///< a thread may let a barrier's phases pass without waiting for them
-  std::vector<Buffer> buffers;
+  std::vector<Buffer> buffers = {};
 };
 
 /// Runs `kernel` as every thread of every block. Throws Fault at the first fault.
