@@ -94,6 +94,10 @@ void add_runner(Runner& runner) {
   registry().push_back(&runner);
 }
 
+void use_only(Runner& runner) {
+  registry() = {&runner};
+}
+
 void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f) {
   for (Runner* runner : runners()) {
     if (!runner->refuses(spec).empty()) continue;

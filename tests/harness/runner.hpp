@@ -27,6 +27,8 @@ class Runner {
 std::vector<Runner*> runners();
 /// Adds a runner for the rest of the process; register before the tests run.
 void add_runner(Runner& runner);
+/// Makes it the only one: the tests' lines are then about this backend alone.
+void use_only(Runner& runner);
 
 /// Runs f on every runner that accepts the case, under a trace of its name and the case.
 void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f);

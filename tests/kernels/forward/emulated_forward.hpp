@@ -23,6 +23,9 @@ struct EmulatedForward {
 std::span<const EmulatedForward> narrow_forwards();
 std::span<const EmulatedForward> wide_forwards();
 std::span<const EmulatedForward> widest_forwards();
+/// One for each element type, score transform and bound on the head dimension, that knows every mask and any
+/// lengths.
+std::span<const EmulatedForward> general_forwards();
 
 /// Names a Config for test output.
 std::string describe(const ForwardConfig& config);
@@ -31,7 +34,7 @@ std::string describe(const ForwardConfig& config);
 /// allows.
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config);
 
-/// Runs one kernel. Throws emulator::Fault.
+/// Runs one kernel; gradients are the CPU's, from its outputs. Throws emulator::Fault.
 class EmulatorRunner : public harness::Runner {
  public:
   explicit EmulatorRunner(const EmulatedForward& kernel) : kernel_(kernel) {}
