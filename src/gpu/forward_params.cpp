@@ -105,8 +105,9 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
 
 std::int64_t forward_tile_count(const Problem& p, const ForwardConfig& config) {
   const std::int64_t blocks = (p.rows_q + config.block_m - 1) / config.block_m;
-  // Packed sequences end in a tile that is not full, each; the rows past the last are one more.
-  return p.heads_q * (p.packed_q ? blocks + p.batch : blocks * p.batch);
+  // Packed sequences end in a tile that is not full, each; the rows before the first and past the last, which
+  // belong to none, are two more.
+  return p.heads_q * (p.packed_q && blocks > 0 ? blocks + p.batch + 1 : blocks * p.batch);
 }
 
 }  // namespace tandem::gpu

@@ -218,17 +218,19 @@ TEST(Contract04_Masks, WindowsAroundTileEdges) {
 }
 
 TEST(Contract04_Masks, CausalClipsTheRightOfAWindow) {
-  Case wide = plain_case(DType::f32);
-  wide.options.causal = true;
-  wide.options.window_left = 30;
-  wide.options.window_right = 9;
-  Case exact = wide;
-  exact.options.causal = false;
-  exact.options.window_right = 0;
-  Call a(wide);
-  Call b(exact);
-  run_everywhere(a);
-  on_every_runner(wide, [&](Runner& runner) { EXPECT_TRUE(same_bits(run(runner, a), run(runner, b))); });
+  for (const DType dtype : float_dtypes) {
+    Case wide = plain_case(dtype);
+    wide.options.causal = true;
+    wide.options.window_left = 30;
+    wide.options.window_right = 9;
+    Case exact = wide;
+    exact.options.causal = false;
+    exact.options.window_right = 0;
+    Call a(wide);
+    Call b(exact);
+    run_everywhere(a);
+    on_every_runner(wide, [&](Runner& runner) { EXPECT_TRUE(same_bits(run(runner, a), run(runner, b))); });
+  }
 }
 
 TEST(Contract04_Masks, WindowsBeyondTheSequenceHideNothing) {

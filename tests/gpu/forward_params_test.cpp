@@ -144,8 +144,8 @@ TEST(ForwardTiles, CountsBlocksOfQueries) {
   c.block_m = 64;
   EXPECT_EQ(forward_tile_count(p, c), 2 * 8 * 2);
   p.packed_q = true;
-  EXPECT_EQ(forward_tile_count(p, c), 8 * (2 + 2))
-      << "two sequences and the rows past them may end in partial tiles";
+  EXPECT_EQ(forward_tile_count(p, c), 8 * (2 + 3))
+      << "two sequences and the rows before and past them may end in partial tiles";
   p.rows_q = 0;
   p.batch = 0;
   EXPECT_EQ(forward_tile_count(p, c), 0);

@@ -1,5 +1,7 @@
-// The instructions on a GPU and in the emulator: the same kernel must write the same bytes. With
-// TANDEM_RECORD_TRUTH=FILE the GPU's are written to FILE, for machines without one.
+// The instructions on a GPU and in the emulator: the same kernel must write the same bytes. A test a section,
+// since an instruction that faults ends the process's context: run them one a process (ctest does) to see
+// which sections are sound. With TANDEM_RECORD_TRUTH=FILE the GPU's bytes are written to FILE, for machines
+// without one.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -15,11 +17,20 @@
 #include "hardware_truth_source.hpp"
 #include "launch.hpp"
 
+namespace tandem::kernel_tests {
+
+void PrintTo(TruthSection section, std::ostream* out) {
+  *out << name_of(section);
+}
+
+}  // namespace tandem::kernel_tests
+
 namespace tandem::gpu {
 namespace {
 
 using kernel_tests::TruthInputs;
 using kernel_tests::TruthParams;
+using kernel_tests::TruthSection;
 
 CompiledKernel compile_truth() {
   std::vector<Source> sources(device_sources().begin(), device_sources().end());
@@ -35,7 +46,12 @@ DeviceBuffer on_device(const std::vector<T>& host) {
   return buffer;
 }
 
-std::vector<unsigned char> run_on_gpu(const TruthInputs& in) {
+constexpr TruthSection section_at(int i) {
+  return static_cast<TruthSection>(i);
+}
+
+/// What sections [first, last] write.
+std::vector<unsigned char> run_on_gpu(const TruthInputs& in, TruthSection first, TruthSection last) {
   const ContextGuard guard(0);
   const CompiledKernel compiled = compile_truth();
   const DeviceBuffer bf16 = on_device(in.bf16);
@@ -52,21 +68,26 @@ std::vector<unsigned char> run_on_gpu(const TruthInputs& in) {
   check(driver().function_set_attribute(
             kernel.function, abi::FunctionAttribute::max_dynamic_shared_size_bytes, kernel.shared_bytes),
         "cuFuncSetAttribute");
-  const TruthParams params =
+  TruthParams params =
       kernel_tests::truth_params({bf16.data(), f16.data(), numbers.data(), out.data()}, &encode_tensor_map);
-  launch(kernel, {.grid = 1, .threads = kernel_tests::truth_threads}, &params);
+  for (int i = static_cast<int>(first); i <= static_cast<int>(last); ++i) {
+    params.section = section_at(i);
+    launch(kernel, {.grid = 1, .threads = kernel_tests::truth_threads}, &params);
+    synchronize(0);
+  }
   out.copy_to_host(results.data(), results.size());
   synchronize(0);
   return results;
 }
 
-std::vector<unsigned char> run_in_emulator(TruthInputs& in) {
+std::vector<unsigned char> run_in_emulator(TruthInputs& in, TruthSection section) {
   std::vector<unsigned char> results = kernel_tests::blank_truth();
   emulator::Options options;
   options.buffers = {emulator::readable(in.bf16), emulator::readable(in.f16), emulator::readable(in.numbers),
                      emulator::writable(results)};
-  const TruthParams params = kernel_tests::truth_params(
+  TruthParams params = kernel_tests::truth_params(
       {in.bf16.data(), in.f16.data(), in.numbers.data(), results.data()}, &emulator::encode);
+  params.section = section;
   emulator::launch(
       &kernel_tests::hardware_truth, params,
       {.threads = kernel_tests::truth_threads, .shared_bytes = sizeof(kernel_tests::TruthShared)}, options);
@@ -80,16 +101,13 @@ TEST(HardwareTruth, TheKernelCompiles) {
   EXPECT_EQ(kernel.usage.spill_store_bytes, 0);
 }
 
-TEST(HardwareTruth, TheEmulatorDoesWhatTheGpuDoes) {
+class HardwareTruthSection : public testing::TestWithParam<TruthSection> {};
+
+TEST_P(HardwareTruthSection, TheEmulatorDoesWhatTheGpuDoes) {
   if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
   TruthInputs in = kernel_tests::truth_inputs();
-  const std::vector<unsigned char> gpu = run_on_gpu(in);
-  const std::vector<unsigned char> emulated = run_in_emulator(in);
-  if (const char* file = std::getenv("TANDEM_RECORD_TRUTH")) {
-    const std::vector<unsigned char> packed = kernel_tests::pack_truth(gpu);
-    std::ofstream(file, std::ios::binary)
-        .write(reinterpret_cast<const char*>(packed.data()), static_cast<std::streamsize>(packed.size()));
-  }
+  const std::vector<unsigned char> gpu = run_on_gpu(in, GetParam(), GetParam());
+  const std::vector<unsigned char> emulated = run_in_emulator(in, GetParam());
   ASSERT_EQ(gpu.size(), emulated.size());
   int wrong = 0;
   for (std::size_t i = 0; i < gpu.size() && wrong < 20; ++i) {
@@ -98,6 +116,26 @@ TEST(HardwareTruth, TheEmulatorDoesWhatTheGpuDoes) {
     ADD_FAILURE() << "byte " << i << " (word " << i / 4 << "): gpu " << int{gpu[i]} << ", emulator "
                   << int{emulated[i]};
   }
+}
+
+std::vector<TruthSection> all_sections() {
+  std::vector<TruthSection> sections;
+  for (int i = 0; i < kernel_tests::truth_sections; ++i) sections.push_back(section_at(i));
+  return sections;
+}
+
+INSTANTIATE_TEST_SUITE_P(HardwareTruth, HardwareTruthSection, testing::ValuesIn(all_sections()),
+                         [](const auto& section) { return std::string(name_of(section.param)); });
+
+TEST(HardwareTruth, IsRecorded) {
+  const char* file = std::getenv("TANDEM_RECORD_TRUTH");
+  if (file == nullptr) GTEST_SKIP() << "TANDEM_RECORD_TRUTH names no file";
+  if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
+  const std::vector<unsigned char> packed = kernel_tests::pack_truth(
+      run_on_gpu(kernel_tests::truth_inputs(), section_at(0), section_at(kernel_tests::truth_sections - 1)));
+  std::ofstream out(file, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(packed.data()), static_cast<std::streamsize>(packed.size()));
+  EXPECT_TRUE(out.good());
 }
 
 }  // namespace

@@ -284,7 +284,7 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
   spec.dims = {64, 64, 1, 1};
   spec.strides = {128, 8192, 8192};
   spec.box = {64, 8, 1, 1};
-  const auto load = [&](const TensorMap& map, std::size_t bytes) {
+  const auto load = [&](const TensorMap& map, std::size_t bytes, int col = 0) {
     emulator::Options options;
     options.buffers = {{data, bytes, false}};
     return fault_of(
@@ -292,7 +292,7 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
           OneBarrier& s = one_barrier(1);
           if (ptx::thread_index() == 0) {
             ptx::mbarrier_arrive_expect(s.bar, 1024);
-            ptx::tma_load(s.tile, map, s.bar, 0, 60, 0, 0, ptx::CacheHint::normal);
+            ptx::tma_load(s.tile, map, s.bar, col, 60, 0, 0, ptx::CacheHint::normal);
           }
           ptx::mbarrier_wait(s.bar, 0);
         },
@@ -300,6 +300,8 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
   };
   EXPECT_EQ(load(emulator::encode(spec), sizeof(data)), "");
   EXPECT_THAT(load(emulator::encode(spec), sizeof(data) - 1), HasSubstr("tma_load: out of bounds"));
+  EXPECT_EQ(load(emulator::encode(spec), sizeof(data), -8), "");
+  EXPECT_THAT(load(emulator::encode(spec), sizeof(data), 5), HasSubstr("multiple of 16 bytes"));
   EXPECT_THAT(load(TensorMap{}, sizeof(data)), HasSubstr("not a tensor map"));
   spec.strides[0] = 120;
   EXPECT_THROW(emulator::encode(spec), Fault);

@@ -73,6 +73,28 @@ TruthParams truth_params(const TruthMemory& memory, EncodeTensorMap encode) {
   return p;
 }
 
+const char* name_of(TruthSection section) {
+  constexpr const char* names[truth_sections] = {"load_b32",
+                                                 "load_b64",
+                                                 "load_b128",
+                                                 "wgmma_k_major_b32",
+                                                 "wgmma_k_major_b64",
+                                                 "wgmma_k_major_b128",
+                                                 "wgmma_mn_major_b32",
+                                                 "wgmma_mn_major_b64",
+                                                 "wgmma_mn_major_b128",
+                                                 "wgmma_registers",
+                                                 "wgmma_f16",
+                                                 "stmatrix",
+                                                 "warp",
+                                                 "math",
+                                                 "store_b32",
+                                                 "store_b64",
+                                                 "store_b128",
+                                                 "reduce_add"};
+  return names[static_cast<int>(section)];
+}
+
 // (count, byte) pairs, count 1 to 255.
 std::vector<unsigned char> pack_truth(std::span<const unsigned char> results) {
   std::vector<unsigned char> file;

@@ -1,7 +1,8 @@
 // One kernel that shows what the instructions of src/kernels/ptx do: swizzles, register layouts, roundings,
 // votes. It runs in the emulator and on a GPU, and must write the same bytes
 // (tests/gpu/hardware_truth_test.cpp compares them; what a GPU wrote is recorded in hardware_truth.bin, so
-// that the comparison needs none).
+// that the comparison needs none). Each launch runs one section, so that an instruction that faults on a GPU,
+// which ends its context, is known by its section and takes no other with it.
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
@@ -18,6 +19,29 @@ constexpr int truth_rows = 128;
 constexpr int truth_cols = 128;
 constexpr int truth_threads = 128;
 
+/// One group of instructions.
+enum class TruthSection : int {
+  load_b32,
+  load_b64,
+  load_b128,
+  wgmma_k_major_b32,
+  wgmma_k_major_b64,
+  wgmma_k_major_b128,
+  wgmma_mn_major_b32,
+  wgmma_mn_major_b64,
+  wgmma_mn_major_b128,
+  wgmma_registers,
+  wgmma_f16,
+  stmatrix,
+  warp,
+  math,
+  store_b32,
+  store_b64,
+  store_b128,
+  reduce_add
+};
+constexpr int truth_sections = static_cast<int>(TruthSection::reduce_add) + 1;
+
 struct TruthParams {
   TensorMap source[3];   ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
   TensorMap source_f16;  ///< b128
@@ -26,16 +50,35 @@ struct TruthParams {
   const u32* numbers;    ///< 64 f32 as bits
   const u16* plain;      ///< the bf16 source
   u32* out;
+  TruthSection section;
 };
 
-/// Words that truth_kernel writes to `out`: the sum of its sections.
-constexpr int truth_words_swizzle = 32 * (32 + 64 + 128) / 4;
-constexpr int truth_words_products = truth_threads * (3 * 16 + 16 + 32 + 64 + 64 + 32);
-constexpr int truth_words_stmatrix = 4 * 64 * 4;
-constexpr int truth_words_warp = 32 * 6;
-constexpr int truth_words_math = 64 * 8;
-constexpr int truth_words =
-    truth_words_swizzle + truth_words_products + truth_words_stmatrix + truth_words_warp + truth_words_math;
+/// Words that a section writes to `out`; the last four write to their targets alone.
+constexpr int truth_section_words[truth_sections] = {
+    // boxes of 32 rows
+    32 * 32 / 4, 32 * 64 / 4, 32 * 128 / 4,
+    // accumulators
+    16 * truth_threads, 16 * truth_threads, 16 * truth_threads, 16 * truth_threads, 32 * truth_threads,
+    64 * truth_threads, 64 * truth_threads, 32 * truth_threads,
+    // stmatrix, warp, math
+    4 * 64 * 4, 32 * 6, 64 * 8,
+    // stores
+    0, 0, 0, 0};
+/// Where a section's words begin.
+TANDEM_DEVICE constexpr int truth_begin(TruthSection section) {
+  int words = 0;
+  for (int i = 0; i < static_cast<int>(section); ++i) words += truth_section_words[i];
+  return words;
+}
+constexpr int truth_words = truth_begin(TruthSection::reduce_add);
+
+/// Where a load of `cols` columns begins, so that it crosses two edges of the tensor. The innermost
+/// coordinate must lead to a multiple of 16 bytes: the copy engine takes any other for an illegal
+/// instruction.
+constexpr int truth_load_row = -3;
+TANDEM_DEVICE constexpr int truth_load_col(int cols) {
+  return truth_cols - cols + 8;
+}
 
 struct TruthShared {
   alignas(1024) char a[64 * 128];
@@ -51,8 +94,8 @@ struct Truth {
   u32 phase = 0;
   const int thread = static_cast<int>(ptx::thread_index());
 
-  TANDEM_DEVICE Truth(const TruthParams& params, TruthShared& shared)
-      : p(params), s(shared), out(params.out) {}
+  TANDEM_DEVICE Truth(const TruthParams& params, TruthShared& shared, TruthSection section)
+      : p(params), s(shared), out(params.out + truth_begin(section)) {}
 
   /// One word a thread; NaNs, whose payloads differ between processors, as one NaN.
   TANDEM_DEVICE void record(float x) {
@@ -94,7 +137,7 @@ struct Truth {
 /// Where the copy engine puts a box's bytes, two edges of the tensor included.
 TANDEM_DEVICE void truth_swizzle(Truth& t, Swizzle swizzle) {
   const int cols = 16 << static_cast<int>(swizzle);
-  t.load(t.s.stage, t.p.source[static_cast<int>(swizzle)], swizzle, 1, -3, truth_cols - cols + 5);
+  t.load(t.s.stage, t.p.source[static_cast<int>(swizzle)], swizzle, 1, truth_load_row, truth_load_col(cols));
   t.record_shared(t.s.stage, 32 * cols / 2);
 }
 
@@ -205,7 +248,7 @@ TANDEM_DEVICE void truth_stmatrix(Truth& t) {
   const u32 tag = static_cast<u32>(t.thread) << 8;
   ptx::stmatrix_x4(base + t.thread % 32 * 32, tag, tag + 1, tag + 2, tag + 3);
   ptx::sync_block();
-  t.record_shared(t.s.stage, truth_words_stmatrix);
+  t.record_shared(t.s.stage, 1024);
 }
 
 TANDEM_DEVICE void truth_warp(Truth& t) {
@@ -219,7 +262,6 @@ TANDEM_DEVICE void truth_warp(Truth& t) {
   if (t.thread < 32) {
     for (int i = 0; i < 6; ++i) ptx::store_global(t.out + i * 32 + t.thread, words[i]);
   }
-  t.out += truth_words_warp;
 }
 
 /// Roundings, and the special values of the approximations (their ordinary values are not the same on every
@@ -248,7 +290,6 @@ TANDEM_DEVICE void truth_math(Truth& t) {
     }
     for (int i = 0; i < 3; ++i) ptx::store_global(t.out + (5 + i) * 64 + t.thread, packed[i]);
   }
-  t.out += truth_words_math;
 }
 
 TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_constant__ TruthParams p) {
@@ -258,25 +299,27 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
-  Truth t(p, s);
-  truth_swizzle(t, Swizzle::b32);
-  truth_swizzle(t, Swizzle::b64);
-  truth_swizzle(t, Swizzle::b128);
-  truth_k_major<Swizzle::b32>(t);
-  truth_k_major<Swizzle::b64>(t);
-  truth_k_major<Swizzle::b128>(t);
-  truth_mn_major<Swizzle::b32>(t);
-  truth_mn_major<Swizzle::b64>(t);
-  truth_mn_major<Swizzle::b128>(t);
-  truth_registers(t);
-  truth_f16(t);
-  truth_stmatrix(t);
-  truth_warp(t);
-  truth_math(t);
-  truth_store(t, p.target[0], 16, false, -2, 0);
-  truth_store(t, p.target[1], 32, false, 40, 16);
-  truth_store(t, p.target[2], 64, false, 100, 72);
-  truth_store(t, p.sum, 64, true, 120, 104);
+  Truth t(p, s, p.section);
+  switch (p.section) {
+    case TruthSection::load_b32: truth_swizzle(t, Swizzle::b32); break;
+    case TruthSection::load_b64: truth_swizzle(t, Swizzle::b64); break;
+    case TruthSection::load_b128: truth_swizzle(t, Swizzle::b128); break;
+    case TruthSection::wgmma_k_major_b32: truth_k_major<Swizzle::b32>(t); break;
+    case TruthSection::wgmma_k_major_b64: truth_k_major<Swizzle::b64>(t); break;
+    case TruthSection::wgmma_k_major_b128: truth_k_major<Swizzle::b128>(t); break;
+    case TruthSection::wgmma_mn_major_b32: truth_mn_major<Swizzle::b32>(t); break;
+    case TruthSection::wgmma_mn_major_b64: truth_mn_major<Swizzle::b64>(t); break;
+    case TruthSection::wgmma_mn_major_b128: truth_mn_major<Swizzle::b128>(t); break;
+    case TruthSection::wgmma_registers: truth_registers(t); break;
+    case TruthSection::wgmma_f16: truth_f16(t); break;
+    case TruthSection::stmatrix: truth_stmatrix(t); break;
+    case TruthSection::warp: truth_warp(t); break;
+    case TruthSection::math: truth_math(t); break;
+    case TruthSection::store_b32: truth_store(t, p.target[0], 16, false, -2, 0); break;
+    case TruthSection::store_b64: truth_store(t, p.target[1], 32, false, 40, 16); break;
+    case TruthSection::store_b128: truth_store(t, p.target[2], 64, false, 100, 72); break;
+    case TruthSection::reduce_add: truth_store(t, p.sum, 64, true, 120, 104); break;
+  }
 }
 
 }  // namespace tandem::kernel_tests

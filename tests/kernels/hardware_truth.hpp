@@ -39,6 +39,9 @@ struct TruthMemory {
 };
 TruthParams truth_params(const TruthMemory& memory, EncodeTensorMap encode);
 
+/// A section's name, as TruthSection has it.
+const char* name_of(TruthSection section);
+
 /// The file that a GPU's bytes are recorded in: results run-length encoded, since most of the targets stays
 /// blank.
 std::vector<unsigned char> pack_truth(std::span<const unsigned char> results);

@@ -25,10 +25,13 @@ struct Results {
     emulator::Options options;
     options.buffers = {emulator::readable(in.bf16), emulator::readable(in.f16),
                        emulator::readable(in.numbers), emulator::writable(bytes)};
-    const TruthParams params =
+    TruthParams params =
         truth_params({in.bf16.data(), in.f16.data(), in.numbers.data(), bytes.data()}, &emulator::encode);
-    emulator::launch(&hardware_truth, params, {.threads = truth_threads, .shared_bytes = sizeof(TruthShared)},
-                     options);
+    for (int section = 0; section < truth_sections; ++section) {
+      params.section = static_cast<TruthSection>(section);
+      emulator::launch(&hardware_truth, params,
+                       {.threads = truth_threads, .shared_bytes = sizeof(TruthShared)}, options);
+    }
   }
 
   [[nodiscard]] std::uint32_t word(int i) const {
@@ -59,11 +62,12 @@ const Results& results() {
 }
 
 // Where the sections of the kernel's output begin, in words.
-constexpr int swizzle_begin[] = {0, 256, 768};
-constexpr int products_begin = truth_words_swizzle;
-constexpr int stmatrix_begin = products_begin + truth_words_products;
-constexpr int warp_begin = stmatrix_begin + truth_words_stmatrix;
-constexpr int math_begin = warp_begin + truth_words_warp;
+constexpr int swizzle_begin[] = {truth_begin(TruthSection::load_b32), truth_begin(TruthSection::load_b64),
+                                 truth_begin(TruthSection::load_b128)};
+constexpr int products_begin = truth_begin(TruthSection::wgmma_k_major_b32);
+constexpr int stmatrix_begin = truth_begin(TruthSection::stmatrix);
+constexpr int warp_begin = truth_begin(TruthSection::warp);
+constexpr int math_begin = truth_begin(TruthSection::math);
 
 /// Byte offset in a tile of rows of `span` bytes whose 16-byte units are exchanged as the CUDA driver's
 /// manual draws it.
@@ -77,8 +81,8 @@ TEST(Instructions, CopiesSwizzleAndFillWithZerosOutsideTheTensor) {
     const int span = 32 << s;
     for (int row = 0; row < 32; ++row) {
       for (int col = 0; col < span / 2; ++col) {
-        const int from_row = row - 3;
-        const int from_col = truth_cols - span / 2 + 5 + col;
+        const int from_row = row + truth_load_row;
+        const int from_col = truth_load_col(span / 2) + col;
         const bool inside = from_row >= 0 && from_col < truth_cols;
         const auto expected =
             inside ? results().in.bf16[static_cast<std::size_t>(from_row * truth_cols + from_col)] : 0;

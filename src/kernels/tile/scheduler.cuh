@@ -137,17 +137,17 @@ struct RaggedTiles {
 
   TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    // Rows past the last packed sequence are one more sequence, of which nothing is in use.
-    const int sequences = p.batch + (p.packed_q ? 1 : 0);
+    // Rows before the first packed sequence and past the last are two more, of which nothing is in use.
+    const int sequences = p.batch + (p.packed_q ? 2 : 0);
     for (; first < sequences; first += warp_size) {
       const int b = first + lane;
       SequenceRows q{0, 0, 0};
       if (b < p.batch) q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
       if (b == p.batch && p.packed_q) {
         q.begin = clamp_to(length_at(p.cu_seqlens_q, b), 0, p.rows_q);
-        q.used = 0;
         q.end = p.rows_q;
       }
+      if (b == p.batch + 1 && p.packed_q) q.end = clamp_to(length_at(p.cu_seqlens_q, 0), 0, p.rows_q);
       const int tiles = ceil_div(q.end - q.begin, block_m) * p.heads_q;
       int through = tiles;
 #pragma unroll

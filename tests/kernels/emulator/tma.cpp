@@ -72,6 +72,12 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
         fmt::format("{}: shared memory at +{} is misaligned: the swizzle's pattern repeats every {} bytes",
                     what, box.shared, swizzle_pattern(box.map.swizzle)));
   }
+  if (box.origin[0] * box.map.element_bytes % 16 != 0) {
+    block.fail(fmt::format(
+        "{}: the innermost coordinate {} does not lead to a multiple of 16 bytes; a GPU stops with "
+        "an illegal instruction",
+        what, box.origin[0]));
+  }
   for (std::uint32_t r = 0; r < box.rows(); ++r) {
     std::int64_t first = 0;
     std::int64_t last = 0;

@@ -1,0 +1,91 @@
+// The contract's tests with the emulated GPU as the only backend. A case runs if it is small, a kernel was
+// compiled for it and its test has not run many; what comes back is checked as everywhere. Gradients are the
+// CPU's, from the emulated forward pass.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "forward/emulated_forward.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+/// Picks a kernel for each case.
+class EmulatedGpu : public harness::Runner {
+ public:
+  EmulatedGpu() {
+    for (const EmulatedForward& kernel : general_forwards())
+      runners_.push_back(std::make_unique<EmulatorRunner>(kernel));
+  }
+  [[nodiscard]] std::string name() const override { return "emulated gpu"; }
+  [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
+    // The lines are many: a case of nine tiles takes 20 to 50 ms. A test's first may be larger.
+    const double too_many_scores = cases == 0 ? 6e5 : 1.5e5;
+    constexpr double too_many_heads = 64;
+    const double heads =
+        static_cast<double>(spec.heads_q) * (spec.packed_q ? 1.0 : static_cast<double>(spec.batch));
+    const double scores = heads * static_cast<double>(spec.rows_q()) * static_cast<double>(spec.rows_k());
+    if (heads > too_many_heads || spec.batch > 64 || scores > too_many_scores) return "too large to emulate";
+    const bool known =
+        std::ranges::any_of(runners_, [&](const auto& runner) { return runner->refuses(spec).empty(); });
+    if (!known) return "no kernel was compiled for it";
+    // Of the tests' long lists the first cases and a part of the others.
+    constexpr int all_of = 8;
+    constexpr int every = 3;
+    const int number = cases++;
+    return number < all_of || number % every == 0 ? "" : "one of many";
+  }
+  void forward(harness::Call& call) override {
+    ++calls;
+    pick(call).forward(call);
+  }
+  void backward(harness::Call& call) override { pick(call).backward(call); }
+
+  mutable int cases = 0;  ///< of the test, that could be emulated
+  int calls = 0;          ///< emulated
+
+ private:
+  harness::Runner& pick(const harness::Call& call) {
+    for (const auto& runner : runners_) {
+      if (runner->refuses(call.spec).empty()) return *runner;
+    }
+    throw std::logic_error("no kernel was compiled for it");
+  }
+
+  std::vector<std::unique_ptr<EmulatorRunner>> runners_;
+};
+
+/// A test of which no case was small enough would pass without having tried anything.
+class EveryTestRuns : public testing::EmptyTestEventListener {
+ public:
+  explicit EveryTestRuns(EmulatedGpu& gpu) : gpu_(gpu) {}
+  void OnTestStart(const testing::TestInfo&) override { gpu_.calls = gpu_.cases = 0; }
+  void OnTestEnd(const testing::TestInfo& info) override {
+    if (gpu_.calls == 0 && !info.result()->Skipped()) ADD_FAILURE() << "nothing was emulated";
+  }
+
+ private:
+  EmulatedGpu& gpu_;
+};
+
+/// What has nothing for the emulator: errors before a launch, other element types, sizes beyond its patience,
+/// calls past the runner.
+constexpr const char* filter =
+    "-Contract01_EveryElementWritten.EightBitInputs:Contract02_QueryThatSeesNoKey.DlseThereIsIgnoredToo:"
+    "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:"
+    "Contract09_Sizes.*Beyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
+    "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride";
+
+}  // namespace
+}  // namespace tandem::kernel_tests
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = tandem::kernel_tests::filter;
+  tandem::kernel_tests::EmulatedGpu gpu;
+  tandem::harness::use_only(gpu);
+  testing::UnitTest::GetInstance()->listeners().Append(new tandem::kernel_tests::EveryTestRuns(gpu));
+  return RUN_ALL_TESTS();
+}
