@@ -1,0 +1,207 @@
+// What share of one core's arithmetic peak the CPU kernels reach.
+//
+//   cpu_share                                                        the shapes of docs/kernels/cpu.md
+//   cpu_share --pass forward --dtype bf16 --seqlen 2048 --head-dim 128 --mask causal
+//
+// One thread, CPU time. Neighbours on the machine take cycles that no counter of a virtual machine shows (a
+// processor's other hardware thread halves what is left of its multipliers), so a cell is the best of many
+// runs over the best of the peaks that were measured in between.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <ctime>
+#include <random>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "cpu/convert.hpp"
+#include "cpu/cpu.hpp"
+#include "peak.hpp"
+
+namespace {
+
+using tandem::DType;
+
+struct Shape {
+  bool backward = false;
+  DType dtype = DType::f32;
+  bool causal = false;
+  std::int64_t batch = 1, heads = 1, heads_kv = 1, seqlen_q = 1024, seqlen_k = 1024;
+  std::int64_t head_dim = 128, head_dim_v = 128;
+  std::int64_t window = -1;
+  bool by_rows = false;
+};
+
+/// Blocks that replace the plan's, 0 to keep them.
+struct Tile {
+  int block_q = 0, block_k = 0;
+};
+
+double thread_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+/// A random tensor (batch, rows, heads, dim), heads outside rows in memory unless `by_rows`.
+struct Buffer {
+  std::vector<std::byte> bytes;
+  tandem::Tensor view;
+  Buffer(const Shape& s, DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim,
+         std::mt19937& random) {
+    const std::int64_t n = s.batch * rows * heads * dim;
+    bytes.resize(static_cast<std::size_t>(n) * size_of(dtype) + 64);
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < n; ++i) tandem::store_from_f32(bytes.data(), dtype, i, normal(random));
+    view = tandem::Tensor(bytes.data(), dtype, {s.batch, rows, heads, dim});
+    if (!s.by_rows) view.stride = {heads * rows * dim, dim, rows * dim, 1};
+  }
+};
+
+struct Measured {
+  double seconds = 0.0;  ///< the best run
+  double gflops = 0.0;   ///< of the best run
+  double peak = 0.0;     ///< GFLOP/s, measured in between
+  tandem::cpu::Config config;
+  int runs = 0;
+};
+
+double peak_now(bool dots) {
+  const tandem::bench::Peak peak = tandem::bench::measure_peak(1, 0.002);
+  return dots ? peak.bf16_gflops : peak.f32_gflops;
+}
+
+/// 2 (d_qk + d_v) for each visible pair of query and key, 2.5 times that backward.
+double flops_of(const Shape& s, const tandem::Problem& problem) {
+  double pairs = 0.0;
+  for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
+    const tandem::KeyRange r = visible_keys(problem, i, s.seqlen_q, s.seqlen_k);
+    pairs += static_cast<double>(std::max<std::int64_t>(0, r.last - r.first));
+  }
+  return 2.0 * static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v)) * pairs *
+         (s.backward ? 2.5 : 1.0);
+}
+
+/// Runs `problem` for `seconds` of CPU time, at least three times.
+Measured measure(const Shape& s, const tandem::Problem& problem, Tile tile, double seconds) {
+  using namespace tandem;
+  Measured m;
+  m.config = cpu::choose(problem, 1);
+  if (tile.block_q > 0) m.config.block_q = tile.block_q;
+  if (tile.block_k > 0) m.config.block_k = tile.block_k;
+  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, m.config));
+  const bool dots = s.dtype == DType::bf16 && m.config.target == cpu::Target::avx512_bf16;
+  const double flops = flops_of(s, problem);
+  m.seconds = 1e30;
+  const double start = thread_seconds();
+  while (m.runs < 3 || thread_seconds() - start < seconds) {
+    m.peak = std::max(m.peak, peak_now(dots));
+    const double begin = thread_seconds();
+    s.backward ? cpu::backward(problem, m.config, workspace) : cpu::forward(problem, m.config, workspace);
+    m.seconds = std::min(m.seconds, thread_seconds() - begin);
+    ++m.runs;
+  }
+  m.gflops = 1e-9 * flops / m.seconds;
+  return m;
+}
+
+Measured measure(const Shape& s, Tile tile, double seconds) {
+  using namespace tandem;
+  std::mt19937 random(1);
+  const auto tensor = [&](DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return Buffer(s, dtype, rows, heads, dim, random);
+  };
+  const DType result = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
+  const Buffer q = tensor(s.dtype, s.seqlen_q, s.heads, s.head_dim);
+  const Buffer k = tensor(s.dtype, s.seqlen_k, s.heads_kv, s.head_dim);
+  const Buffer v = tensor(s.dtype, s.seqlen_k, s.heads_kv, s.head_dim_v);
+  const Buffer out = tensor(result, s.seqlen_q, s.heads, s.head_dim_v);
+  std::vector<float> lse(static_cast<std::size_t>(s.batch * s.heads * s.seqlen_q));
+  ForwardArgs args;
+  args.q = q.view;
+  args.k = k.view;
+  args.v = v.view;
+  args.out = out.view;
+  args.lse = {lse.data(), DType::f32, {s.batch, s.heads, s.seqlen_q}};
+  args.options.causal = s.causal;
+  args.options.window_left = s.window;
+  if (!s.backward) return measure(s, make_problem(args), tile, seconds);
+
+  forward(args, {.threads = 1});
+  const Buffer dout = tensor(s.dtype, s.seqlen_q, s.heads, s.head_dim_v);
+  const Buffer dq = tensor(s.dtype, s.seqlen_q, s.heads, s.head_dim);
+  const Buffer dk = tensor(s.dtype, s.seqlen_k, s.heads_kv, s.head_dim);
+  const Buffer dv = tensor(s.dtype, s.seqlen_k, s.heads_kv, s.head_dim_v);
+  BackwardArgs gradients;
+  static_cast<AttentionInputs&>(gradients) = args;
+  gradients.out = args.out;
+  gradients.lse = args.lse;
+  gradients.dout = dout.view;
+  gradients.dq = dq.view;
+  gradients.dk = dk.view;
+  gradients.dv = dv.view;
+  gradients.options = args.options;
+  return measure(s, make_problem(gradients), tile, seconds);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> passes{"forward", "backward"}, dtypes{"f32", "bf16"}, masks{"full", "causal"};
+  std::vector<std::int64_t> seqlens{1024, 2048, 4096}, head_dims{128};
+  Shape s;
+  Tile tile;
+  std::int64_t heads_kv = 0, seqlen_k = 0, head_dim_v = 0;
+  double seconds = 0.6;
+  CLI::App app{"One core's share of its arithmetic peak"};
+  app.add_option("--pass", passes)->check(CLI::IsMember({"forward", "backward"}))->capture_default_str();
+  app.add_option("--dtype", dtypes)
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "e4m3"}))
+      ->capture_default_str();
+  app.add_option("--mask", masks)->check(CLI::IsMember({"full", "causal"}))->capture_default_str();
+  app.add_option("--seqlen", seqlens, "queries")->capture_default_str();
+  app.add_option("--head-dim", head_dims)->capture_default_str();
+  app.add_option("--head-dim-v", head_dim_v, "default: the head dimension");
+  app.add_option("--batch", s.batch)->capture_default_str();
+  app.add_option("--heads", s.heads, "query heads")->capture_default_str();
+  app.add_option("--heads-kv", heads_kv, "KV heads (default: as many as query heads)");
+  app.add_option("--seqlen-k", seqlen_k, "keys (default: as many as queries)");
+  app.add_option("--window", s.window, "sliding window to the left");
+  app.add_flag("--by-rows", s.by_rows,
+               "(batch, seqlen, heads, head_dim) in memory, not (batch, heads, seqlen, head_dim)");
+  app.add_option("--block-q", tile.block_q, "overrides the tile");
+  app.add_option("--block-k", tile.block_k, "overrides the tile");
+  app.add_option("--seconds", seconds, "CPU time of a cell")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  s.heads_kv = heads_kv == 0 ? s.heads : heads_kv;
+
+  fmt::print("| pass | dtype | d | mask | seqlen | ms | GFLOP/s | peak | share | tile | target | runs |\n");
+  fmt::print("|---|---|--:|---|--:|--:|--:|--:|--:|---|---|--:|\n");
+  for (const std::string& pass : passes) {
+    for (const std::string& dtype : dtypes) {
+      for (const std::int64_t head_dim : head_dims) {
+        for (const std::string& mask : masks) {
+          for (const std::int64_t seqlen : seqlens) {
+            s.backward = pass == "backward";
+            for (const DType t : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+              if (dtype == name_of(t)) s.dtype = t;
+            }
+            s.causal = mask == "causal";
+            s.seqlen_q = seqlen;
+            s.seqlen_k = seqlen_k == 0 ? seqlen : seqlen_k;
+            s.head_dim = head_dim;
+            s.head_dim_v = head_dim_v == 0 ? head_dim : head_dim_v;
+            const Measured m = measure(s, tile, seconds);
+            fmt::print(
+                "| {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {} x {} | {} | {} |\n",
+                pass, dtype, head_dim, mask, seqlen, m.seconds * 1e3, m.gflops, m.peak,
+                100.0 * m.gflops / m.peak, m.config.block_q, m.config.block_k, name_of(m.config.target),
+                m.runs);
+          }
+        }
+      }
+    }
+  }
+  return 0;
+}
