@@ -6,14 +6,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cpu/cpu.hpp"
+#include "fields.hpp"
+#include "jax.hpp"
 #include "peak.hpp"
 #include "tandem/attention.hpp"
 
@@ -34,39 +34,6 @@ Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int6
   t.device = Device{.kind = kind, .index = index};
   return t;
 }
-
-template <typename Args, typename View>
-using Fields = std::pair<const char*, View Args::*>;
-
-constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>>({
-    {"q", &AttentionInputs::q},
-    {"k", &AttentionInputs::k},
-    {"v", &AttentionInputs::v},
-    {"cu_seqlens_q", &AttentionInputs::cu_seqlens_q},
-    {"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
-    {"seqused_q", &AttentionInputs::seqused_q},
-    {"seqused_k", &AttentionInputs::seqused_k},
-    {"sink", &AttentionInputs::sink},
-    {"q_scale", &AttentionInputs::q_scale},
-    {"k_scale", &AttentionInputs::k_scale},
-    {"v_scale", &AttentionInputs::v_scale},
-});
-constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
-    {"out", &ForwardArgs::out},
-    {"lse", &ForwardArgs::lse},
-});
-constexpr auto backward_inputs = std::to_array<Fields<BackwardArgs, ConstTensor>>({
-    {"out", &BackwardArgs::out},
-    {"lse", &BackwardArgs::lse},
-    {"dout", &BackwardArgs::dout},
-    {"dlse", &BackwardArgs::dlse},
-});
-constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
-    {"dq", &BackwardArgs::dq},
-    {"dk", &BackwardArgs::dk},
-    {"dv", &BackwardArgs::dv},
-    {"dsink", &BackwardArgs::dsink},
-});
 
 // Takes the tensors that are in the dictionary; the others stay "not given".
 template <typename Args, typename Table>
@@ -218,6 +185,13 @@ NB_MODULE(_core, m) {
                         : tandem::workspace_bytes(py::forward_args(tensors, options), execution);
       },
       nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+  m.def("jax_handlers", [] {
+    nb::dict handlers;  // (target, platform) -> what jax.ffi.register_ffi_target takes
+    for (const auto& handler : py::jax_handlers()) {
+      handlers[nb::make_tuple(handler.target, handler.platform)] = nb::capsule(handler.function);
+    }
+    return handlers;
+  });
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);

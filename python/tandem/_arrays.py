@@ -146,6 +146,11 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def name_of(dtype: DType) -> str:
+    """What array libraries call `dtype`."""
+    return _NAMES[dtype]
+
+
 def torch_dtype(dtype: DType) -> Any:
     """PyTorch's dtype for `dtype`."""
     import torch

@@ -1,0 +1,44 @@
+// The tensors of a call by name, as Python and JAX name them.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "tandem/attention.hpp"
+
+namespace tandem::python {
+
+template <typename Args, typename View>
+using Fields = std::pair<const char*, View Args::*>;
+
+constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>>({
+    {"q", &AttentionInputs::q},
+    {"k", &AttentionInputs::k},
+    {"v", &AttentionInputs::v},
+    {"cu_seqlens_q", &AttentionInputs::cu_seqlens_q},
+    {"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
+    {"seqused_q", &AttentionInputs::seqused_q},
+    {"seqused_k", &AttentionInputs::seqused_k},
+    {"sink", &AttentionInputs::sink},
+    {"q_scale", &AttentionInputs::q_scale},
+    {"k_scale", &AttentionInputs::k_scale},
+    {"v_scale", &AttentionInputs::v_scale},
+});
+constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
+    {"out", &ForwardArgs::out},
+    {"lse", &ForwardArgs::lse},
+});
+constexpr auto backward_inputs = std::to_array<Fields<BackwardArgs, ConstTensor>>({
+    {"out", &BackwardArgs::out},
+    {"lse", &BackwardArgs::lse},
+    {"dout", &BackwardArgs::dout},
+    {"dlse", &BackwardArgs::dlse},
+});
+constexpr auto backward_outputs = std::to_array<Fields<BackwardArgs, Tensor>>({
+    {"dq", &BackwardArgs::dq},
+    {"dk", &BackwardArgs::dk},
+    {"dv", &BackwardArgs::dv},
+    {"dsink", &BackwardArgs::dsink},
+});
+
+}  // namespace tandem::python

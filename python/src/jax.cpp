@@ -1,0 +1,192 @@
+// Attention as targets of XLA's foreign function interface. A call's buffers come in any number; the
+// attributes `inputs` and `outputs` name them, comma after comma, as tandem.attention names its arguments.
+#include "jax.hpp"
+
+#include <xla/ffi/api/ffi.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "fields.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem::python {
+namespace {
+
+namespace ffi = xla::ffi;
+
+struct Wish {
+  std::string_view inputs, outputs;
+  AttentionOptions options;
+  Execution execution;
+  Device device;
+};
+
+// The place of `name` in a list with commas, or -1.
+std::ptrdiff_t place_of(std::string_view name, std::string_view list) {
+  for (std::ptrdiff_t place = 0; !list.empty(); ++place) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    if (list.substr(0, comma) == name) return place;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return -1;
+}
+
+DType dtype_of(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32: return DType::f32;
+    case ffi::DataType::F16: return DType::f16;
+    case ffi::DataType::BF16: return DType::bf16;
+    case ffi::DataType::F8E4M3FN: return DType::e4m3;
+    case ffi::DataType::S32: return DType::i32;
+    case ffi::DataType::S64: return DType::i64;
+    default: throw Error(Status::invalid_argument, "an array's dtype is none that Tandem has; convert it");
+  }
+}
+
+// XLA hands over row-major buffers: the layout that jax.ffi asks for unless told otherwise.
+Tensor view(ffi::AnyBuffer buffer, Device device) {
+  Tensor t;
+  const auto shape = buffer.dimensions();
+  t.data = buffer.untyped_data();
+  t.dtype = dtype_of(buffer.element_type());
+  t.rank = static_cast<int>(shape.size());
+  t.device = device;
+  std::int64_t step = 1;
+  for (std::size_t i = std::min(shape.size(), t.shape.size()); i-- > 0;) {
+    t.shape[i] = shape[i];
+    t.stride[i] = step;
+    step *= shape[i];
+  }
+  return t;
+}
+
+template <typename Args, typename Table>
+void take(Args& args, const ffi::RemainingArgs& buffers, const Wish& wish, const Table& table) {
+  for (const auto& [name, field] : table) {
+    const auto place = place_of(name, wish.inputs);
+    if (place < 0) continue;
+    args.*field = view(buffers.get<ffi::AnyBuffer>(static_cast<std::size_t>(place)).value(), wish.device);
+  }
+}
+
+template <typename Args, typename Table>
+void take(Args& args, const ffi::RemainingRets& buffers, const Wish& wish, const Table& table) {
+  for (const auto& [name, field] : table) {
+    const auto place = place_of(name, wish.outputs);
+    if (place < 0) continue;
+    args.*field = view(*buffers.get<ffi::AnyBuffer>(static_cast<std::size_t>(place)).value(), wish.device);
+  }
+}
+
+ffi::ErrorCode code_of(Status status) {
+  switch (status) {
+    case Status::invalid_argument: return ffi::ErrorCode::kInvalidArgument;
+    case Status::unsupported: return ffi::ErrorCode::kUnimplemented;
+    case Status::out_of_memory: return ffi::ErrorCode::kResourceExhausted;
+    default: return ffi::ErrorCode::kInternal;
+  }
+}
+
+template <bool backward_pass>
+ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outputs, const Wish& wish) try {
+  if constexpr (backward_pass) {
+    BackwardArgs args;
+    take(args, inputs, wish, input_fields);
+    take(args, inputs, wish, backward_inputs);
+    take(args, outputs, wish, backward_outputs);
+    args.options = wish.options;
+    backward(args, wish.execution);
+  } else {
+    ForwardArgs args;
+    take(args, inputs, wish, input_fields);
+    take(args, outputs, wish, forward_outputs);
+    args.options = wish.options;
+    forward(args, wish.execution);
+  }
+  return ffi::Error::Success();
+} catch (const Error& error) {
+  return {code_of(error.status()), error.what()};
+} catch (const std::exception& error) {
+  return {ffi::ErrorCode::kInternal, error.what()};
+}
+
+Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
+               std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
+               bool pad, std::int64_t threads) {
+  Wish wish{.inputs = inputs, .outputs = outputs, .options = {}, .execution = {}, .device = {}};
+  if (has_scale) wish.options.scale = scale;
+  wish.options.causal = causal;
+  wish.options.window_left = window_left;
+  wish.options.window_right = window_right;
+  wish.options.softcap = softcap;
+  wish.options.deterministic = deterministic;
+  wish.options.pad = pad;
+  wish.execution.threads = static_cast<int>(threads);
+  return wish;
+}
+
+template <bool backward_pass, typename... Options>
+ffi::Error on_cpu(ffi::RemainingArgs inputs, ffi::RemainingRets outputs, Options... options) {
+  return run<backward_pass>(inputs, outputs, make_wish(options...));
+}
+
+template <bool backward_pass, typename... Options>
+ffi::Error on_cuda(void* stream, std::int32_t device, ffi::RemainingArgs inputs, ffi::RemainingRets outputs,
+                   Options... options) {
+  Wish wish = make_wish(options...);
+  wish.execution.stream = stream;
+  wish.device = Device{.kind = Device::Kind::cuda, .index = device};
+  return run<backward_pass>(inputs, outputs, wish);
+}
+
+// The attributes in make_wish's order.
+auto with_options(auto binding) {
+  return std::move(binding)
+      .RemainingArgs()
+      .RemainingRets()
+      .template Attr<std::string_view>("inputs")
+      .template Attr<std::string_view>("outputs")
+      .template Attr<bool>("has_scale")
+      .template Attr<float>("scale")
+      .template Attr<bool>("causal")
+      .template Attr<std::int64_t>("window_left")
+      .template Attr<std::int64_t>("window_right")
+      .template Attr<float>("softcap")
+      .template Attr<bool>("deterministic")
+      .template Attr<bool>("pad")
+      .template Attr<std::int64_t>("threads");
+}
+
+template <bool backward_pass>
+XLA_FFI_Error* cpu_handler(XLA_FFI_CallFrame* frame) {
+  static const auto handler = with_options(ffi::Ffi::Bind()).To([](auto... arguments) {
+    return on_cpu<backward_pass>(arguments...);
+  });
+  return handler->Call(frame);
+}
+
+template <bool backward_pass>
+XLA_FFI_Error* cuda_handler(XLA_FFI_CallFrame* frame) {
+  static const auto handler =
+      with_options(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Ctx<ffi::DeviceOrdinal>())
+          .To([](auto... arguments) { return on_cuda<backward_pass>(arguments...); });
+  return handler->Call(frame);
+}
+
+}  // namespace
+
+std::vector<JaxHandler> jax_handlers() {
+  return {
+      {"tandem_forward", "cpu", reinterpret_cast<const void*>(&cpu_handler<false>)},
+      {"tandem_backward", "cpu", reinterpret_cast<const void*>(&cpu_handler<true>)},
+      {"tandem_forward", "CUDA", reinterpret_cast<const void*>(&cuda_handler<false>)},
+      {"tandem_backward", "CUDA", reinterpret_cast<const void*>(&cuda_handler<true>)},
+  };
+}
+
+}  // namespace tandem::python

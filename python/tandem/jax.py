@@ -1,0 +1,187 @@
+"""Attention in JAX, through XLA's foreign function interface.
+
+from tandem.jax import attention
+
+`attention` works under jit and grad (reverse mode), and under vmap one call after another. There is no
+forward mode and no second derivative. The package is built with the headers of the jaxlib beside it; a build
+without has no JAX, and says so when this is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tandem import _arrays, _call, _core
+from tandem._errors import UnsupportedError
+
+__all__ = ["attention"]
+
+_handlers = _core.jax_handlers()
+if not _handlers:
+    raise ImportError(
+        "this tandem was built without jaxlib's headers; install jaxlib first, then tandem with "
+        "`pip install --no-build-isolation`"
+    )
+for (_target, _platform), _capsule in _handlers.items():
+    jax.ffi.register_ffi_target(_target, _capsule, platform=_platform)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a traced call is specialised for."""
+
+    scale: float | None
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    deterministic: bool
+    pad: bool
+    threads: int
+    out_dtype: Any
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "has_scale": self.scale is not None,
+            "scale": np.float32(self.scale or 0.0),
+            "causal": self.causal,
+            "window_left": np.int64(self.window[0]),
+            "window_right": np.int64(self.window[1]),
+            "softcap": np.float32(self.softcap),
+            "deterministic": self.deterministic,
+            "pad": self.pad,
+            "threads": np.int64(self.threads),
+        }
+
+    def call(self) -> _call.Call:
+        options = (self.scale, self.causal, self.window, self.softcap, self.deterministic, self.pad)
+        return _call.Call(*options, threads=self.threads)
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sink: jax.Array | None = None,
+    cu_seqlens_q: jax.Array | None = None,
+    cu_seqlens_k: jax.Array | None = None,
+    seqused_q: jax.Array | None = None,
+    seqused_k: jax.Array | None = None,
+    q_scale: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    return_lse: bool = False,
+    out_dtype: Any = None,
+    pad: bool = False,
+    deterministic: bool = False,
+    threads: int = 0,
+) -> Any:
+    """As `tandem.attention`, on JAX arrays. Gradients flow to q, k, v and sink, from the LSE too.
+
+    The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error
+    as the call is traced, the same as `tandem.attention`'s.
+    """
+    if out_dtype is not None:
+        out_dtype = _arrays.dtype_named(out_dtype).name
+    options = _Options(scale, causal, (window[0], window[1]), softcap, deterministic, pad, threads, out_dtype)
+    metadata = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "q_scale": q_scale,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
+    metadata = {name: jnp.asarray(array) for name, array in metadata.items() if array is not None}
+    inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
+    out, lse = _attention(options, {name: jnp.asarray(array) for name, array in inputs.items()}, metadata)
+    return (out, lse) if return_lse else out
+
+
+def _outputs(options: _Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
+    dtype = options.out_dtype or ("bf16" if q.dtype == jnp.float8_e4m3fn else None)
+    name = q.dtype if dtype is None else _arrays.name_of(_arrays.dtype_named(dtype))
+    return {
+        "out": jax.ShapeDtypeStruct((*q.shape[:-1], *v.shape[-1:]), name),
+        "lse": jax.ShapeDtypeStruct(_call.lse_shape(q), jnp.float32),
+    }
+
+
+def _check(options: _Options, arrays: dict[str, Any], backward: bool) -> None:
+    """Raises what the library would, from shapes and dtypes alone."""
+
+    def view(name: str, array: Any) -> _core.Tensor:
+        strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
+        return _core.Tensor(0, _arrays.dtype_of(name, array), array.shape, strides)
+
+    views = {name: view(name, array) for name, array in arrays.items()}
+    _core.explain(views, options.call().options(), options.threads, backward)
+
+
+def _run(
+    target: str, options: _Options, arrays: dict[str, Any], results: dict[str, jax.ShapeDtypeStruct]
+) -> list[jax.Array]:
+    _check(options, {**arrays, **results}, target == "tandem_backward")
+    call = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="sequential")
+    names = {"inputs": ",".join(arrays), "outputs": ",".join(results)}
+    return list(call(*arrays.values(), **names, **options.attributes()))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    options: _Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    results = _outputs(options, inputs["q"], inputs["v"])
+    out, lse = _run("tandem_forward", options, {**inputs, **metadata}, results)
+    return out, lse
+
+
+def _attention_forward(
+    options: _Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
+) -> tuple[Any, Any]:
+    out, lse = _attention(options, inputs, metadata)
+    return (out, lse), (inputs, metadata, out, lse)
+
+
+def _attention_backward(options: _Options, saved: Any, gradients: Any) -> tuple[Any, Any]:
+    inputs, metadata, out, lse = saved
+    dout, dlse = gradients
+    arrays = {**inputs, **metadata, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    return _gradients(options, tuple(inputs), arrays), {
+        name: _zero(array) for name, array in metadata.items()
+    }
+
+
+def _zero(array: jax.Array) -> Any:
+    """The gradient of an argument that none flows through, as JAX writes it."""
+    integer = jnp.issubdtype(array.dtype, jnp.integer)
+    return np.zeros(array.shape, jax.dtypes.float0) if integer else jnp.zeros_like(array)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gradients(
+    options: _Options, names: tuple[str, ...], arrays: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """The gradient by each of the arrays in `names`."""
+    results = {f"d{name}": jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in names}
+    return dict(zip(names, _run("tandem_backward", options, arrays, results), strict=True))
+
+
+@_gradients.defjvp  # type: ignore[untyped-decorator]
+def _no_second_derivative(*_: Any) -> Any:
+    raise UnsupportedError("tandem.jax.attention has no second derivative")
+
+
+_attention.defvjp(_attention_forward, _attention_backward)

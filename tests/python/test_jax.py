@@ -1,0 +1,112 @@
+"""JAX arrays through XLA's foreign function interface, against the plain formula in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import tandem
+import torch
+from test_forward import DTYPES, FEATURES, qkv, varlen
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+from tandem.jax import attention  # noqa: E402
+
+
+def to_jax(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.bfloat16:
+        return jnp.asarray(value.float().numpy(), jnp.bfloat16)
+    return jnp.asarray(value.numpy())
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, np.float32))
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    """The result, the LSE and every gradient, with gradients through both, under jit.
+
+    In f32 against the formula; in 16 bits bit for bit what PyTorch tensors give, whose errors are measured
+    elsewhere.
+    """
+    given = {name: to_jax(value) for name, value in options.items()}
+    tensors = {"q": q, "k": k, "v": v}
+    if options.get("sink") is not None:
+        tensors["sink"] = options["sink"]
+        del given["sink"]
+
+    @jax.jit
+    def function(inputs: dict[str, Any]) -> Any:
+        return attention(**inputs, **given, return_lse=True, deterministic=True)
+
+    results, pull = jax.vjp(function, {name: to_jax(tensor) for name, tensor in tensors.items()})
+    assert results[0].dtype == to_jax(q).dtype and results[1].dtype == jnp.float32
+    dout, dlse = torch.randn(results[0].shape).to(q.dtype), torch.randn(results[1].shape)
+    gradients = pull((to_jax(dout), to_jax(dlse)))[0]
+    got = [*results, *(gradients[name] for name in tensors)]
+    if q.dtype == torch.float32:
+        references = oracle.gradients(oracle.exact, q, k, v, dout, dlse, **options)
+        for a, b in zip(got, (*oracle.exact(q, k, v, **options), *references), strict=True):
+            oracle.assert_close(to_torch(a), b)
+        return
+    out, lse = tandem.attention(q, k, v, return_lse=True, **options)
+    same = tandem.attention_backward(dout, q, k, v, out, lse, dlse=dlse, deterministic=True, **options)
+    for a, b in zip(got, (out, lse, *same), strict=True):
+        assert torch.equal(to_torch(a), b.float())
+
+
+@pytest.mark.parametrize(
+    "feature", ["causal window", "negative scale", "softcap causal", "sink causal", "seqused"]
+)
+def test_feature(feature: str) -> None:
+    options = dict(FEATURES[feature])
+    check(*qkv(), **{n: v.int() if n.startswith("seqused") else v for n, v in options.items()})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes_and_packed_sequences(dtype: torch.dtype) -> None:
+    check(*qkv(dtype=dtype, head_dim_v=16))
+    q, k, v = torch.randn(33, 4, 32), torch.randn(41, 2, 32), torch.randn(41, 2, 16)
+    check(q.to(dtype), k.to(dtype), v.to(dtype), **varlen(), causal=True)
+
+
+def test_vmap_runs_one_call_after_another() -> None:
+    q, k, v = (to_jax(t) for t in qkv(batch=6))
+    folded = [t.reshape(3, 2, *t.shape[1:]) for t in (q, k, v)]
+
+    def loss(*inputs: Any) -> Any:
+        return jnp.square(attention(*inputs, causal=True)).sum()
+
+    ours = jax.vmap(jax.grad(loss, (0, 1, 2)))(*folded)
+    for a, b in zip(ours, jax.grad(loss, (0, 1, 2))(q, k, v), strict=True):
+        np.testing.assert_allclose(a.reshape(b.shape), b, rtol=1e-5, atol=1e-5)
+    out = jax.vmap(attention, in_axes=(0, None, None))(folded[0], k[:2], v[:2])
+    np.testing.assert_array_equal(out[1], attention(folded[0][1], k[:2], v[:2]))
+
+
+def test_float8() -> None:
+    q, k, v = (jnp.asarray(t.numpy(), jnp.float8_e4m3fn) for t in qkv())
+    options = {"k_scale": jnp.asarray([2.0]), "out_dtype": "f32"}
+    out = attention(q, k, v, **options)
+    expected = oracle.exact(to_torch(q), 2 * to_torch(k), to_torch(v))[0]
+    assert out.dtype == jnp.float32 and attention(q, k, v).dtype == jnp.bfloat16
+    oracle.assert_close(
+        to_torch(out), expected, oracle.same_dtype(*(to_torch(t).bfloat16() for t in (q, 2 * k, v)))[0]
+    )
+
+
+def test_errors_come_as_the_call_is_traced() -> None:
+    q, k, v = (to_jax(t) for t in qkv())
+    with pytest.raises(tandem.InvalidArgumentError, match="head_dim 31 is not a multiple of 8"):
+        jax.jit(attention).trace(q[..., :31], k[..., :31], v)
+    with pytest.raises(tandem.InvalidArgumentError, match="q is i32"):
+        attention(q.astype(jnp.int32), k, v)
+    by_q = jax.grad(lambda q: attention(q, k, v).sum())
+    with pytest.raises(tandem.UnsupportedError, match="no second derivative"):
+        jax.grad(lambda q: by_q(q).sum())(q)
