@@ -1,33 +1,11 @@
 #include "gpu/forward_params.hpp"
 
 #include <algorithm>
-#include <climits>
+
+#include "gpu/param_fields.hpp"
 
 namespace tandem::gpu {
 namespace {
-
-int as_int(std::int64_t n) {
-  return static_cast<int>(std::clamp<std::int64_t>(n, INT_MIN, INT_MAX));
-}
-
-/// -1, and what no sequence can reach, is unbounded.
-int window(std::int64_t n) {
-  return n < 0 ? INT_MAX : as_int(n);
-}
-
-Strides strides_of(const Operand& o) {
-  return {.batch = o.batch_stride, .row = o.row_stride, .head = o.head_stride};
-}
-
-LengthArray lengths_of(const Lengths& l) {
-  return {.data = l.data, .stride = l.stride, .wide = l.wide};
-}
-
-/// Whether every row of every head starts at a multiple of 16 bytes and holds whole groups of 8 elements.
-bool allows_vectors(const Operand& o, std::int64_t head_dim) {
-  return reinterpret_cast<std::uintptr_t>(o.data) % 16 == 0 && head_dim % 8 == 0 && o.row_stride % 8 == 0 &&
-         o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
-}
 
 /// (batch, query head) pairs whose keys and values take at most three quarters of the L2; the rest is for q
 /// and out.
@@ -47,27 +25,9 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
   const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
   const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
   const std::int64_t batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch;
-  const int strip = padded % 64 == 0 ? 64 : 32;
-
-  TensorMapSpec spec;
-  // An empty tensor is never read, but its map must be valid: it then describes memory about the output's
-  // start, whatever the tensor's own address and strides are.
-  const bool empty = rows == 0 || !o.given();
-  const auto near_out = reinterpret_cast<std::uintptr_t>(p.out.data) / 16 * 16;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
-  spec.base = empty ? reinterpret_cast<const void*>(near_out) : o.data;
-  spec.rank = 4;
-  spec.element = config.element;
-  spec.dims = {head_dim, std::max<std::int64_t>(rows, 1), heads, batch};
-  spec.box = {strip, is_q ? 64 : config.block_n, 1, 1};
-  spec.swizzle = strip == 64 ? Swizzle::b128 : Swizzle::b64;
-  const std::array<std::int64_t, 3> strides = {o.row_stride, o.head_stride, o.batch_stride};
-  for (std::size_t i = 0; i < strides.size(); ++i) {
-    // The stride of a dimension of one element is never used and may be anything; the copy engine wants a
-    // multiple of 16.
-    spec.strides[i] = empty || spec.dims[i + 1] == 1 ? (head_dim * 2 + 15) / 16 * 16 : strides[i] * 2;
-  }
-  return spec;
+  const int strip = strip_columns(padded);
+  return rows_tensor_map({.operand = o, .head_dim = head_dim, .rows = rows, .heads = heads, .batch = batch},
+                         config.element, strip, is_q ? 64 : config.block_n, p.out.data);
 }
 
 ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
@@ -94,8 +54,8 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
           .head_dim_v = as_int(p.head_dim_v),
           .m_blocks = as_int((p.rows_q + config.block_m - 1) / config.block_m),
           .section_heads = section_heads(p, l2_bytes),
-          .window_left = window(p.window_left),
-          .window_right = window(p.window_right),
+          .window_left = window_of(p.window_left),
+          .window_right = window_of(p.window_right),
           .scale = p.scale,
           .softcap = p.softcap,
           .packed_q = p.packed_q,

@@ -121,11 +121,119 @@ struct ForwardParams {
   bool out_vectors;  ///< rows of out allow 16-byte stores
 };
 
+/// Columns of a strip of a shared-memory tile: 64 where `unit`, the columns that are used as one, allows.
+constexpr int strip_columns(int unit) {
+  return unit % 64 == 0 ? 64 : 32;
+}
+
+/// Everything that specialises the backward kernels. A tile is block_n keys; its query blocks of block_m rows
+/// pass by. With block_n of 64 keys a warpgroup, each owns the dK and dV of its keys, and P and dS feed them
+/// from registers. Where head dimensions leave no registers for that, block_n is 64: the warpgroups divide
+/// the queries of the scores and the columns of dK and dV, and P and dS go through shared memory.
+struct BackwardConfig {
+  Element element = Element::bf16;
+  int head_dim_qk = 128;  ///< padded to what backward_plan.hpp allows
+  int head_dim_v = 128;
+  int block_m = 64;
+  int block_n = 128;
+  int consumers = 2;    ///< warpgroups
+  int q_stages = 2;     ///< blocks of Q in flight
+  int dout_stages = 2;  ///< blocks of dO in flight
+  int dq_parts = 1;     ///< a block of dQ leaves through shared memory in so many turns
+  bool causal = false;  ///< window_right is bounded
+  bool local = false;   ///< window_left is bounded
+  bool softcap = false;
+  bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
+  bool deterministic = false;  ///< key tiles add to dQ in a fixed order
+
+  constexpr bool operator==(const BackwardConfig&) const = default;
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers, 1); }
+  /// P and dS feed the products from registers; else through shared memory.
+  [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
+  /// Queries of the scores, and columns of dK and dV, that one warpgroup computes.
+  [[nodiscard]] constexpr int queries() const { return owns_keys() ? block_m : block_m / consumers; }
+  [[nodiscard]] constexpr int columns_k() const {
+    return owns_keys() ? head_dim_qk : head_dim_qk / consumers;
+  }
+  [[nodiscard]] constexpr int columns_v() const { return owns_keys() ? head_dim_v : head_dim_v / consumers; }
+  /// dQ: the warpgroups divide its rows by 64, and then its columns.
+  [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
+  [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (consumers / dq_row_groups()); }
+  /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
+  [[nodiscard]] constexpr int strip_qk() const {
+    return strip_columns(columns_k() % 64 == 0 ? dq_columns() : columns_k());
+  }
+  [[nodiscard]] constexpr int strip_v() const { return strip_columns(columns_v()); }
+  /// f32 values of dQ that one warpgroup hands to the copy engine at a time.
+  [[nodiscard]] constexpr int dq_part() const { return 64 * dq_columns() / dq_parts; }
+};
+
+/// Threads of a block of the kernels around the main one: a warpgroup for each of its consumers, so that the
+/// conversion reads what they wrote.
+constexpr int backward_rows_threads(const BackwardConfig& c) {
+  return 128 * c.consumers;
+}
+
+/// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
+/// (and P) twice, dQ, the pairs of 8-byte barriers.
+constexpr int backward_shared_bytes(const BackwardConfig& c) {
+  const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
+  const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
+  const int scores = (c.owns_keys() ? 2 : 4) * c.block_n * c.block_m * 2;
+  const int dq = 4 * c.dq_part() * c.consumers;
+  const int rows = 4 * c.block_m * (c.q_stages + c.dout_stages);
+  const int barriers = 16 * (2 + c.q_stages + c.dout_stages);
+  return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
+}
+
 /// Specialises the kernel that copies a tensor into a layout that the copy engine reads.
 struct PackConfig {
   bool paired = false;  ///< base and strides are even, and so is head_dim: elements are read in pairs
 
   constexpr bool operator==(const PackConfig&) const = default;
+};
+
+/// What the kernels of one backward call are launched with. The workspace is addressed by query blocks: those
+/// of sequence b begin at number begin_q / block_m + b + 1 of a packed q (rows before the first sequence come
+/// first), b * ceil(rows_q / block_m) of another; each head has `q_blocks` of them.
+struct BackwardParams {
+  TensorMap q, k, v, dout_map;  ///< as ForwardParams has them
+  const void *out, *dout;
+  void *dq, *dk, *dv;
+  const float* lse;
+  const float* dlse;  ///< may be null
+  const float* sink;  ///< may be null, and dsink too
+  float* dsink;
+  Strides out_stride, dout_stride, dq_stride, dk_stride, dv_stride, lse_stride, dlse_stride;
+  long long sink_stride, dsink_stride;
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  float* lse_log2;      ///< workspace: LSE * log2(e); +inf for rows that see no key
+  float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key
+  float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
+  unsigned int* turns;  ///< workspace: key tiles that have added to dQ, a warpgroup's part of a block each
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int rows_q;
+  int rows_k;
+  int head_dim_qk;  ///< the true ones
+  int head_dim_v;
+  int m_blocks;       ///< blocks of block_m queries in rows_q (equal lengths)
+  int n_blocks;       ///< tiles of block_n keys in rows_k (equal lengths)
+  int q_blocks;       ///< a head's blocks in the workspace
+  int section_heads;  ///< (batch, KV head) pairs whose Q, dO and dQ fit the L2 together
+  int window_left;    ///< INT_MAX: unbounded
+  int window_right;   ///< INT_MAX: unbounded
+  float scale;
+  float softcap;
+  bool packed_q;
+  bool packed_k;
+  bool rows_vectors;  ///< rows of out and dout allow 16-byte loads
+  bool dq_vectors;    ///< rows of dq allow 16-byte stores
+  bool dk_vectors;
+  bool dv_vectors;
 };
 
 constexpr int pack_threads = 256;

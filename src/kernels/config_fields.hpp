@@ -58,6 +58,27 @@ constexpr void for_each_field(Config& config, F&& f) {
 }
 
 template <typename Config, typename F>
+requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
+constexpr void for_each_field(Config& config, F&& f) {
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, q_stages, dout_stages, dq_parts,
+         causal, local, softcap, ragged, deterministic] = config;
+  f("element", element);
+  f("head_dim_qk", head_dim_qk);
+  f("head_dim_v", head_dim_v);
+  f("block_m", block_m);
+  f("block_n", block_n);
+  f("consumers", consumers);
+  f("q_stages", q_stages);
+  f("dout_stages", dout_stages);
+  f("dq_parts", dq_parts);
+  f("causal", causal);
+  f("local", local);
+  f("softcap", softcap);
+  f("ragged", ragged);
+  f("deterministic", deterministic);
+}
+
+template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, PackConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [paired] = config;

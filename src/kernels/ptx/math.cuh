@@ -1,6 +1,7 @@
 // Arithmetic that has an instruction of its own.
 #pragma once
 
+#include "kernels/config.hpp"
 #include "kernels/ptx/base.cuh"
 
 namespace tandem::ptx {
@@ -54,6 +55,19 @@ TANDEM_DEVICE u32 pack_f16(float low, float high) {
   return y;
 #else
   return emulator::pack_f16(low, high);
+#endif
+}
+
+/// A 16-bit element as f32.
+template <Element element>
+TANDEM_DEVICE float unpack(u16 bits) {
+#if TANDEM_ON_DEVICE
+  if constexpr (element == Element::bf16) return __uint_as_float(static_cast<u32>(bits) << 16);
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+#else
+  return emulator::unpack(bits, element);
 #endif
 }
 

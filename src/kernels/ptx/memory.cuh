@@ -9,6 +9,12 @@ namespace tandem::ptx {
 struct alignas(16) Vec4 {
   u32 x, y, z, w;
 };
+struct alignas(16) Float4 {
+  float x, y, z, w;
+};
+struct alignas(8) Float2 {
+  float x, y;
+};
 
 /// T is 1, 2, 4, 8 or 16 bytes and naturally aligned.
 template <typename T>
@@ -30,6 +36,20 @@ TANDEM_DEVICE Vec4 load_global(const Vec4* p) {
   return emulator::load_global(p);
 #endif
 }
+/// Not through the read-only cache: what the grid before this one may still have written after this one
+/// began.
+TANDEM_DEVICE Float4 load_global(const Float4* p) {
+#if TANDEM_ON_DEVICE
+  Float4 v;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+#else
+  return emulator::load_global(p);
+#endif
+}
 template <typename T>
 TANDEM_DEVICE void store_global(T* p, T value) {
 #if TANDEM_ON_DEVICE
@@ -45,6 +65,27 @@ TANDEM_DEVICE u32 atomic_add(u32* p, u32 value) {
   return atomicAdd(p, value);
 #else
   return emulator::atomic_add(p, value);
+#endif
+}
+
+/// Waits until the number at p, which other blocks raise by raise_turn, is `value`; what they wrote before is
+/// then visible.
+TANDEM_DEVICE void wait_turn(const u32* p, u32 value) {
+#if TANDEM_ON_DEVICE
+  u32 now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
+  } while (now != value);
+#else
+  emulator::wait_turn(p, value);
+#endif
+}
+/// Adds 1, after what this thread wrote before.
+TANDEM_DEVICE void raise_turn(u32* p) {
+#if TANDEM_ON_DEVICE
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+#else
+  emulator::atomic_add(p, 1);
 #endif
 }
 

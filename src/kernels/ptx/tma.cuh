@@ -63,6 +63,32 @@ TANDEM_DEVICE void tma_reduce_add(const TensorMap& map, const void* shared, i32 
 #endif
 }
 
+/// Starts copying `bytes` (a multiple of 16, as are both addresses) into shared memory; credited to `bar`.
+/// One thread.
+TANDEM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&bar))
+      : "memory");
+#else
+  emulator::bulk_load(shared, global, bytes, &bar);
+#endif
+}
+
+/// Starts adding `bytes` of f32 values from shared memory (as for tma_store) to global memory, each once and
+/// in no order. One thread.
+TANDEM_DEVICE void bulk_reduce_add(float* global, const void* shared, u32 bytes) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+#else
+  emulator::bulk_reduce_add(global, shared, bytes);
+#endif
+}
+
 /// Groups this thread's stores so far; tma_store_wait waits until at most `pending` groups still read shared
 /// memory.
 TANDEM_DEVICE void tma_store_commit() {
@@ -70,6 +96,15 @@ TANDEM_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #else
   emulator::tma_store_commit();
+#endif
+}
+/// As tma_store_wait, until they have also been written to global memory.
+template <int pending>
+TANDEM_DEVICE void tma_store_wait_written() {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+#else
+  emulator::tma_store_wait(pending);
 #endif
 }
 template <int pending>

@@ -174,15 +174,16 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
   X(248, 124, 125, 126, 127, 128, 129, 130) \
   X(256, 128, 129, 130, 131, 132, 133, 134)
 
-#define TANDEM_WGMMA_SHARED(type, n, r, o1, o2, o3)                                                              \
+#define TANDEM_WGMMA_SHARED(type, n, r, o1, o2, o3, o4)                                                          \
   if constexpr (N == n)                                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #o2 ", 0; "                                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
-                 " {" TANDEM_REGISTERS_##r "}, %" #r ", %" #o1 ", p, 1, 1, 0, %" #o3 "; }"                       \
+                 " {" TANDEM_REGISTERS_##r "}, %" #r ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 "; }"                \
                  : TANDEM_OPERANDS_##r                                                                           \
-                 : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<i32>(accumulate)), "n"(b_mn_major));
-#define TANDEM_WGMMA_SHARED_BF16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(bf16, n, r, o1, o2, o3)
-#define TANDEM_WGMMA_SHARED_F16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(f16, n, r, o1, o2, o3)
+                 : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<i32>(accumulate)), "n"(a_mn_major),             \
+                   "n"(b_mn_major));
+#define TANDEM_WGMMA_SHARED_BF16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(bf16, n, r, o1, o2, o3, o4)
+#define TANDEM_WGMMA_SHARED_F16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(f16, n, r, o1, o2, o3, o4)
 
 #define TANDEM_WGMMA_REGISTERS(type, n, r, o1, o2, o3, o4, o5, o6)                                               \
   if constexpr (N == n)                                                                                          \
@@ -198,9 +199,9 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 // clang-format on
 #endif
 
-/// D = A B + (accumulate ? D : 0), K = 16, A (K-major) and B in shared memory. b_mn_major: B is stored with N
-/// contiguous.
-template <int N, Element element, bool b_mn_major>
+/// D = A B + (accumulate ? D : 0), K = 16, A and B in shared memory. b_mn_major: B is stored with N
+/// contiguous; a_mn_major: A with M.
+template <int N, Element element, bool b_mn_major, bool a_mn_major = false>
 TANDEM_DEVICE void wgmma_shared(float (&d)[N / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {
 #if TANDEM_ON_DEVICE
   if constexpr (element == Element::bf16) {
@@ -209,7 +210,7 @@ TANDEM_DEVICE void wgmma_shared(float (&d)[N / 2], MatrixDescriptor a, MatrixDes
     TANDEM_WGMMA_SIZES(TANDEM_WGMMA_SHARED_F16)
   }
 #else
-  emulator::wgmma_shared(d, N, element, a.bits(), b.bits(), b_mn_major, accumulate);
+  emulator::wgmma_shared(d, N, element, a.bits(), b.bits(), a_mn_major, b_mn_major, accumulate);
 #endif
 }
 

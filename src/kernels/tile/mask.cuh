@@ -20,6 +20,15 @@ struct Visibility {
   TANDEM_DEVICE int end_key(int query) const {
     return right == unbounded ? seqlen_k : min(seqlen_k, query + seqlen_k - seqlen_q + right + 1);
   }
+  /// Queries [first_query, end_query) see `key`, of those that are in use and if the key is.
+  TANDEM_DEVICE int first_query(int key) const {
+    return right == unbounded ? 0 : max(0, key - seqlen_k + seqlen_q - right);
+  }
+  TANDEM_DEVICE int end_query(int key) const {
+    return left == unbounded ? seqlen_q : min(seqlen_q, key - seqlen_k + seqlen_q + left + 1);
+  }
+  /// Queries before this one see no key at all.
+  TANDEM_DEVICE int first_seeing() const { return first_query(0); }
   static constexpr int unbounded = 0x7fffffff;
 };
 
@@ -39,6 +48,30 @@ struct BlockRange {
     r.end = last_query < first_query ? r.first : ceil_div(max(v.end_key(last_query), 0), block_n);
     r.inner_first = ceil_div(v.first_key(last_query), block_n);
     r.inner_end = max(v.end_key(first_query), 0) / block_n;
+    return r;
+  }
+};
+
+/// Query blocks [first, end) that see any key of [first_key, end_key), and [inner_first, inner_end) of them
+/// that see them all, so that no mask is needed. BlockRange's other view: a key block is in a query block's
+/// range if and only if the query block is in the key block's.
+struct QueryBlockRange {
+  int first;
+  int end;
+  int inner_first;
+  int inner_end;
+
+  template <int block_m>
+  static TANDEM_DEVICE QueryBlockRange of(const Visibility& v, int first_key, int end_key) {
+    QueryBlockRange r;
+    const int last_key = min(end_key, v.seqlen_k) - 1;
+    const int first_query = v.first_query(first_key);
+    const int end_query = last_key < first_key ? 0 : v.end_query(last_key);
+    r.first = first_query / block_m;
+    r.end = first_query < end_query ? ceil_div(end_query, block_m) : r.first;
+    const bool whole = end_key <= v.seqlen_k;
+    r.inner_first = whole ? ceil_div(v.first_query(end_key - 1), block_m) : r.end;
+    r.inner_end = v.left == Visibility::unbounded ? r.end : max(v.end_query(first_key), 0) / block_m;
     return r;
   }
 };

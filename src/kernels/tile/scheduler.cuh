@@ -128,27 +128,47 @@ struct DenseTiles {
   }
 };
 
-/// Tiles of sequences whose lengths only the device knows. Each warp walks the sequences 32 at a time with a
-/// prefix sum; since a block's tiles ascend, it goes on where it stopped. All 32 lanes call.
-template <int block_m>
-struct RaggedTiles {
+/// One side (queries or keys) of a batch of sequences whose lengths only the device knows.
+struct RaggedSide {
+  const LengthArray& cu;
+  const LengthArray& used;
+  int rows;
+  int batch;
+  int heads;
+  bool packed;
+};
+
+/// A block of one sequence's rows, and its head.
+struct RaggedBlock {
+  int block;
+  int blocks;  ///< that the sequence has
+  int head;
+  int batch;
+  SequenceRows rows;
+};
+
+/// Blocks of `size` rows of such sequences, numbered sequence by sequence and head by head. Each warp walks
+/// the sequences 32 at a time with a prefix sum; since a block's tiles ascend, it goes on where it stopped.
+/// All 32 lanes call.
+template <int size>
+struct RaggedBlocks {
   int first = 0;   ///< sequence of lane 0
   int before = 0;  ///< tiles of the sequences before `first`
 
-  TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
+  TANDEM_DEVICE bool locate(const RaggedSide& side, int tile, RaggedBlock& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     // Rows before the first packed sequence and past the last are two more, of which nothing is in use.
-    const int sequences = p.batch + (p.packed_q ? 2 : 0);
+    const int sequences = side.batch + (side.packed ? 2 : 0);
     for (; first < sequences; first += warp_size) {
       const int b = first + lane;
-      SequenceRows q{0, 0, 0};
-      if (b < p.batch) q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
-      if (b == p.batch && p.packed_q) {
-        q.begin = clamp_to(length_at(p.cu_seqlens_q, b), 0, p.rows_q);
-        q.end = p.rows_q;
+      SequenceRows r{0, 0, 0};
+      if (b < side.batch) r = sequence_rows(side.cu, side.used, side.rows, b);
+      if (b == side.batch && side.packed) {
+        r.begin = clamp_to(length_at(side.cu, b), 0, side.rows);
+        r.end = side.rows;
       }
-      if (b == p.batch + 1 && p.packed_q) q.end = clamp_to(length_at(p.cu_seqlens_q, 0), 0, p.rows_q);
-      const int tiles = ceil_div(q.end - q.begin, block_m) * p.heads_q;
+      if (b == side.batch + 1 && side.packed) r.end = clamp_to(length_at(side.cu, 0), 0, side.rows);
+      const int tiles = ceil_div(r.end - r.begin, size) * side.heads;
       int through = tiles;
 #pragma unroll
       for (int d = 1; d < warp_size; d *= 2) {
@@ -160,17 +180,12 @@ struct RaggedTiles {
         const int owner = ptx::find_first_set(beyond);
         const int in_sequence = tile - before - pick(through - tiles, owner);
         t.batch = first + owner;
-        t.begin_q = pick(q.begin, owner);
-        t.seqlen_q = pick(q.used, owner);
-        t.end_q = pick(q.end, owner) - t.begin_q;
-        const int m_blocks = ceil_div(t.end_q, block_m);
-        t.head = in_sequence / m_blocks;
-        t.m = m_blocks - 1 - (in_sequence - t.head * m_blocks);
-        const SequenceRows k = t.batch < p.batch
-                                   ? sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, t.batch)
-                                   : SequenceRows{0, 0, 0};
-        t.begin_k = ptx::warp_uniform(k.begin);
-        t.seqlen_k = ptx::warp_uniform(k.used);
+        t.rows.begin = pick(r.begin, owner);
+        t.rows.used = pick(r.used, owner);
+        t.rows.end = pick(r.end, owner);
+        t.blocks = ceil_div(t.rows.end - t.rows.begin, size);
+        t.head = in_sequence / t.blocks;
+        t.block = in_sequence - t.head * t.blocks;
         return true;
       }
       before += pick(through, warp_size - 1);
@@ -181,6 +196,37 @@ struct RaggedTiles {
  private:
   static TANDEM_DEVICE int pick(int value, int lane) {
     return static_cast<int>(ptx::shuffle(static_cast<u32>(value), lane));
+  }
+};
+
+/// Rows in use on the other side of sequence `b`, none past the last sequence; the same on all lanes.
+TANDEM_DEVICE SequenceRows other_side(const RaggedSide& side, int b) {
+  const SequenceRows r =
+      b < side.batch ? sequence_rows(side.cu, side.used, side.rows, b) : SequenceRows{0, 0, 0};
+  return {ptx::warp_uniform(r.begin), ptx::warp_uniform(r.used), ptx::warp_uniform(r.end)};
+}
+
+/// Tiles of sequences whose lengths only the device knows, each sequence's longest first.
+template <int block_m>
+struct RaggedTiles {
+  RaggedBlocks<block_m> blocks;
+
+  TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
+    RaggedBlock b;
+    if (!blocks.locate({p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q}, tile, b)) {
+      return false;
+    }
+    t.batch = b.batch;
+    t.head = b.head;
+    t.m = b.blocks - 1 - b.block;
+    t.begin_q = b.rows.begin;
+    t.seqlen_q = b.rows.used;
+    t.end_q = b.rows.end - b.rows.begin;
+    const SequenceRows k =
+        other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, b.batch);
+    t.begin_k = k.begin;
+    t.seqlen_k = k.used;
+    return true;
   }
 };
 

@@ -9,15 +9,15 @@ namespace tandem::tile {
 
 /// `rows` x `cols`, cut into strips of 64 (or 32) columns; a strip is `rows` rows of 128 (or 64) bytes,
 /// swizzled. One strip is one box of the copy engine. Base addresses are multiples of 1024.
-template <int rows, int cols>
+template <int rows, int cols, int strip = strip_columns(cols)>
 struct SharedTile {
-  static constexpr int strip_cols = cols % 64 == 0 ? 64 : 32;
+  static constexpr int strip_cols = strip;
   static constexpr int strips = cols / strip_cols;
   static constexpr Swizzle swizzle = strip_cols == 64 ? Swizzle::b128 : Swizzle::b64;
   static constexpr u32 row_bytes = strip_cols * 2;
   static constexpr u32 strip_bytes = rows * row_bytes;
   static constexpr u32 bytes = strips * strip_bytes;
-  static_assert(cols % 32 == 0 && rows % 8 == 0 && rows <= 256);
+  static_assert(cols % strip_cols == 0 && rows % 8 == 0 && rows <= 256);
 
   alignas(1024) char data[bytes];
 
@@ -49,10 +49,21 @@ struct SharedTile {
     return static_cast<u32>(step) * 16 * row_bytes;
   }
 
+  /// Where 8 elements from a column that is a multiple of 8 lie.
+  TANDEM_DEVICE char* address(int row, int col) {
+    constexpr int units = row_bytes / 16;
+    const int unit = col % strip_cols / 8 ^ (row * units / 8 & (units - 1));
+    return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
+  }
+
   /// Zeroes rows [first, rows) with `threads` threads; the caller fences and synchronises.
   TANDEM_DEVICE void zero_rows(int first, int thread, int threads) {
+    zero_rows(first, rows, thread, threads);
+  }
+  /// Zeroes rows [first, end).
+  TANDEM_DEVICE void zero_rows(int first, int end, int thread, int threads) {
     constexpr int units = row_bytes / 16;
-    for (int i = first * units + thread; i < rows * units; i += threads) {
+    for (int i = first * units + thread; i < end * units; i += threads) {
 #pragma unroll
       for (int s = 0; s < strips; ++s) {
         ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});

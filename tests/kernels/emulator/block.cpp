@@ -144,7 +144,10 @@ void Block::wake_all(std::vector<Thread*>& threads) {
 }
 
 void Block::maybe_yield() {
-  if (options_.seed == 0 || random(4) != 0) return;
+  if (options_.seed != 0 && random(4) == 0) yield();
+}
+
+void Block::yield() {
   Thread& thread = self();
   ready_.push_back(&thread);
   switch_context(thread.context, scheduler_);

@@ -118,6 +118,8 @@ class Block {
   void wake_all(std::vector<Thread*>& threads);
   /// Sometimes lets another thread go first, where seeds explore interleavings.
   void maybe_yield();
+  /// Lets another thread go first.
+  void yield();
   /// Ends the running thread's epoch: what it does from here on is not covered by what it has released.
   void tick();
   /// Runs `action` after a random number of scheduling steps, or when nobody else can go on.

@@ -51,6 +51,8 @@ void mbarrier_wait(void* bar, std::uint32_t parity);
 void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3);
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
+void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);
+void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
 void tma_store_commit();
 void tma_store_wait(int pending);
 
@@ -58,8 +60,8 @@ void check_descriptor(const void* shared, std::uint32_t leading, std::uint32_t s
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
-void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool b_mn_major,
-                  bool accumulate);
+void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool a_mn_major,
+                  bool b_mn_major, bool accumulate);
 void wgmma_registers(float* d, int n, Element element, const std::uint32_t* a, std::uint64_t b,
                      bool b_mn_major, bool accumulate);
 
@@ -84,6 +86,7 @@ float fma(float a, float b, float c);
 float infinity();
 std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);
+float unpack(std::uint32_t bits, Element element);
 
 /// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to
 /// `bytes`.
@@ -112,6 +115,10 @@ inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
   check_global(p, sizeof(*p), true);
   return std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
 }
+
+/// Throws where the number stays another for long: blocks that run one after the other cannot wait for later
+/// ones.
+void wait_turn(const std::uint32_t* p, std::uint32_t value);
 
 template <typename T>
 T load_shared(const T* p) {

@@ -33,6 +33,7 @@ struct MatrixInstruction {
   bool a_in_registers = false;
   std::uint64_t a = 0;
   std::uint64_t b = 0;
+  bool a_mn_major = false;
   bool b_mn_major = false;
   bool accumulate = false;
   bool opens = false;  ///< its accumulators were not in flight before

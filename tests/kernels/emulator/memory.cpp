@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "block.hpp"
 
@@ -95,6 +96,20 @@ void check_global(const void* p, std::size_t bytes, bool write) {
   if (address % bytes != 0 && bytes <= 16)
     block.fail(fmt::format("{}: {} is not aligned to {} bytes", what, p, bytes));
   block.check_range(p, bytes, write, what);
+}
+
+void wait_turn(const std::uint32_t* p, std::uint32_t value) {
+  check_global(p, sizeof(*p), false);
+  constexpr int patience = 1 << 20;
+  const auto now = [p] {
+    return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
+  };
+  for (int i = 0; now() != value; ++i) {
+    if (i == patience)
+      Block::current().fail(fmt::format("deadlock: waits for turn {}, it is {}", value, now()));
+    std::this_thread::yield();
+    Block::current().yield();
+  }
 }
 
 void check_shared_read(const void* p, std::size_t bytes) {

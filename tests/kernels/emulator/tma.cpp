@@ -142,6 +142,40 @@ void credit(Block& block, Barrier& b, std::uint64_t issued_in, std::uint32_t byt
   block.complete_phase_if_due(b);
 }
 
+/// The barrier of a copy that is about to start.
+Barrier& loading_barrier(Block& block, void* bar, const char* what) {
+  Barrier& b = block.barrier(bar, what);
+  if (!b.init_fenced) {
+    block.fail(
+        fmt::format("{}: mbarrier +{} is not visible to the copy engine: its thread has not called "
+                    "fence_mbarrier_init",
+                    what, b.offset));
+  }
+  return b;
+}
+
+/// One of a thread's bulk stores is done.
+void stored(Block& block, Thread& thread) {
+  ++thread.stores_done;
+  if (thread.state == Thread::State::waiting && thread.wait.kind == Wait::Kind::store &&
+      thread.wait.target <= thread.stores_done) {
+    block.wake(thread);
+  }
+}
+
+/// Offset in shared memory of a copy without a tensor map, once its addresses and size are checked.
+std::uint32_t bulk_offset(Block& block, const void* shared, const void* global, std::uint32_t bytes,
+                          bool write, const char* what) {
+  const std::uint32_t offset = block.shared_offset(shared, bytes, what);
+  if (offset % 16 != 0 || reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 ||
+      bytes == 0) {
+    block.fail(fmt::format("{}: {} bytes between {} and shared memory at +{} are not in units of 16", what,
+                           bytes, global, offset));
+  }
+  block.check_range(global, bytes, write, what);
+  return offset;
+}
+
 void store(const TensorMap& map, const void* shared, const int (&origin)[4], bool add, const char* what) {
   Block& block = Block::current();
   Thread& self = block.self();
@@ -162,11 +196,7 @@ void store(const TensorMap& map, const void* shared, const int (&origin)[4], boo
   ++self.stores;
   block.later([&block, &self, box, add] {
     copy_out(box, block.shared(), add);
-    ++self.stores_done;
-    if (self.state == Thread::State::waiting && self.wait.kind == Wait::Kind::store &&
-        self.wait.target <= self.stores_done) {
-      block.wake(self);
-    }
+    stored(block, self);
   });
   block.maybe_yield();
 }
@@ -199,13 +229,7 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
   Block& block = Block::current();
   Thread& self = block.self();
   const Box box = make_box(block, map, shared, {c0, c1, c2, c3}, "tma_load");
-  Barrier& b = block.barrier(bar, "tma_load");
-  if (!b.init_fenced) {
-    block.fail(
-        fmt::format("tma_load: mbarrier +{} is not visible to the copy engine: its thread has not called "
-                    "fence_mbarrier_init",
-                    b.offset));
-  }
+  Barrier& b = loading_barrier(block, bar, "tma_load");
   const Event completion(block.components().barrier(block.barrier_index(b)),
                          static_cast<std::uint32_t>(b.phase) + 1);
   block.check(block.shadow().copy_in(box.shared, box.bytes(), completion, self.clock), box.shared,
@@ -215,6 +239,43 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
   block.later([&block, &b, box, phase = b.phase] {
     copy_in(box, block.shared());
     credit(block, b, phase, box.bytes());
+  });
+  block.maybe_yield();
+}
+
+void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  const std::uint32_t offset = bulk_offset(block, shared, global, bytes, false, "bulk_load");
+  Barrier& b = loading_barrier(block, bar, "bulk_load");
+  const Event completion(block.components().barrier(block.barrier_index(b)),
+                         static_cast<std::uint32_t>(b.phase) + 1);
+  block.check(block.shadow().copy_in(offset, bytes, completion, self.clock), offset, "bulk_load");
+  std::memset(block.shared() + offset, 0xff, bytes);
+  ++b.copies;
+  block.later([&block, &b, offset, global, bytes, phase = b.phase] {
+    std::memcpy(block.shared() + offset, global, bytes);
+    credit(block, b, phase, bytes);
+  });
+  block.maybe_yield();
+}
+
+void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  const std::uint32_t offset = bulk_offset(block, shared, global, bytes, true, "bulk_reduce_add");
+  const Event completion(block.components().storer(block.storer_of(self)), self.stores + 1);
+  for (std::uint32_t at = offset; at < offset + bytes; at += 16) {
+    block.check(block.shadow().copy_out(at, completion, self.clock), at, "bulk_reduce_add");
+  }
+  ++self.stores;
+  block.later([&block, &self, offset, global, bytes] {
+    for (std::uint32_t i = 0; i < bytes / 4; ++i) {
+      float value = 0;
+      std::memcpy(&value, block.shared() + offset + i * 4, sizeof(value));
+      std::atomic_ref(global[i]).fetch_add(value, std::memory_order_relaxed);
+    }
+    stored(block, self);
   });
   block.maybe_yield();
 }

@@ -139,11 +139,13 @@ void execute(Block& block, const MatrixInstruction& m) {
       }
     }
   } else {
-    for_each_unit(decode(block, m.a, false, "wgmma"), false, 64,
-                  [&](std::uint32_t offset, std::uint32_t row, std::uint32_t u) {
+    for_each_unit(decode(block, m.a, m.a_mn_major, "wgmma"), m.a_mn_major, 64,
+                  [&](std::uint32_t offset, std::uint32_t line, std::uint32_t u) {
                     float values[8];
                     load_unit(block.shared() + offset, m.element, values);
-                    std::copy(values, values + 8, a[row] + 8 * u);
+                    for (std::uint32_t i = 0; i < 8; ++i) {
+                      (m.a_mn_major ? a[8 * u + i][line] : a[line][8 * u + i]) = values[i];
+                    }
                   });
   }
   for_each_unit(decode(block, m.b, m.b_mn_major, "wgmma"), m.b_mn_major, n,
@@ -190,7 +192,7 @@ void reserve_operand(Block& block, MatrixInstruction& m, std::uint32_t index, st
 
 /// The calling thread's share of its next WGMMA.
 void issue(float* d, int n, Element element, const std::uint32_t* a_registers, std::uint64_t a,
-           std::uint64_t b, bool b_mn_major, bool accumulate) {
+           std::uint64_t b, bool a_mn_major, bool b_mn_major, bool accumulate) {
   Block& block = Block::current();
   Thread& self = block.self();
   const std::uint32_t index = self.index / threads;
@@ -210,6 +212,7 @@ void issue(float* d, int n, Element element, const std::uint32_t* a_registers, s
           .a_in_registers = a_registers != nullptr,
           .a = a,
           .b = b,
+          .a_mn_major = a_mn_major,
           .b_mn_major = b_mn_major,
           .accumulate = accumulate,
           .opens = open == mine.open.end()};
@@ -224,12 +227,13 @@ void issue(float* d, int n, Element element, const std::uint32_t* a_registers, s
     if (m->a_in_registers) {
       m->a_registers.resize(4 * threads);
     } else {
-      reserve_operand(block, *m, index, a, false, 64);
+      reserve_operand(block, *m, index, a, a_mn_major, 64);
     }
     reserve_operand(block, *m, index, b, b_mn_major, static_cast<std::uint32_t>(n));
   }
-  if (m->n != n || m->element != element || m->a != a || m->b != b || m->b_mn_major != b_mn_major ||
-      m->accumulate != accumulate || m->a_in_registers != (a_registers != nullptr)) {
+  if (m->n != n || m->element != element || m->a != a || m->b != b || m->a_mn_major != a_mn_major ||
+      m->b_mn_major != b_mn_major || m->accumulate != accumulate ||
+      m->a_in_registers != (a_registers != nullptr)) {
     block.fail(fmt::format(
         "wgmma: differs from WGMMA {} of its warpgroup as thread {} issued it: a {:#x} / {:#x}, b {:#x} / "
         "{:#x}, n {} / {}, accumulate {} / {}",
@@ -315,6 +319,10 @@ MatrixInstruction* Warpgroup::find(std::uint32_t number) {
   return i < instructions.size() ? &instructions[i] : nullptr;
 }
 
+float unpack(std::uint32_t bits, Element element) {
+  return to_float(bits, element);
+}
+
 void check_descriptor(const void* shared, std::uint32_t leading, std::uint32_t stride, Swizzle /*swizzle*/) {
   Block& block = Block::current();
   const std::uint32_t offset = block.shared_offset(shared, 16, "matrix_descriptor");
@@ -357,14 +365,14 @@ void wgmma_wait(int pending) {
   if (target != mine.retired) retire(block, self, target);
 }
 
-void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool b_mn_major,
-                  bool accumulate) {
-  issue(d, n, element, nullptr, a, b, b_mn_major, accumulate);
+void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool a_mn_major,
+                  bool b_mn_major, bool accumulate) {
+  issue(d, n, element, nullptr, a, b, a_mn_major, b_mn_major, accumulate);
 }
 
 void wgmma_registers(float* d, int n, Element element, const std::uint32_t* a, std::uint64_t b,
                      bool b_mn_major, bool accumulate) {
-  issue(d, n, element, a, 0, b, b_mn_major, accumulate);
+  issue(d, n, element, a, 0, b, false, b_mn_major, accumulate);
 }
 
 }  // namespace tandem::emulator

@@ -1,84 +1,16 @@
 #include "emulated_forward.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "gpu/forward_params.hpp"
-#include "kernels/config_fields.hpp"
-#include "kernels/pack.cuh"
 
 namespace tandem::kernel_tests {
-namespace {
 
 using harness::Box;
 using harness::Call;
 using harness::Case;
 using harness::Random;
-
-/// The elements of a box, and what lies between them; not the guards around.
-emulator::Buffer buffer_of(const Box& box, bool writable) {
-  const auto* first = static_cast<const char*>(box.view().data);
-  std::int64_t last = 0;
-  for (int i = 0; i < box.view().rank; ++i) {
-    const auto d = static_cast<std::size_t>(i);
-    if (box.view().shape[d] == 0) return {};
-    if (box.view().shape[d] > 1) last += (box.view().shape[d] - 1) * box.view().stride[d];
-  }
-  return {first, static_cast<std::size_t>(last + 1) * size_of(box.dtype()), writable};
-}
-
-/// Copies a tensor that the copy engine cannot read, by the kernel that does it on a GPU.
-void pack(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
-          std::int64_t heads, std::int64_t head_dim, emulator::Options options) {
-  const std::int64_t pitch = (head_dim + 7) / 8 * 8;
-  target.assign(static_cast<std::size_t>(batch * rows * heads * pitch), 0x7fff);
-  options.buffers.push_back(emulator::writable(target));
-  const PackParams params{.source = o.data,
-                          .stride = {.batch = o.batch_stride, .row = o.row_stride, .head = o.head_stride},
-                          .target = target.data(),
-                          .batch = static_cast<int>(batch),
-                          .rows = static_cast<int>(rows),
-                          .heads = static_cast<int>(heads),
-                          .head_dim = static_cast<int>(head_dim),
-                          .pitch = static_cast<int>(pitch)};
-  const bool paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && head_dim % 2 == 0 &&
-                      (o.row_stride | o.head_stride | o.batch_stride) % 2 == 0;
-  const emulator::Grid grid{.blocks = 1, .threads = pack_threads, .shared_bytes = 0};
-  emulator::launch(
-      paired ? &tandem::pack<PackConfig{.paired = true}> : &tandem::pack<PackConfig{.paired = false}>, params,
-      grid, options);
-  o = {.data = target.data(),
-       .dtype = o.dtype,
-       .batch_stride = pitch * heads * rows,
-       .row_stride = pitch * heads,
-       .head_stride = pitch};
-}
-
-}  // namespace
-
-std::string describe(const ForwardConfig& config) {
-  std::string text;
-  const ForwardConfig defaults;
-  const auto value = [](const auto& field) {
-    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) {
-      return std::string(name_of(field));
-    } else {
-      return fmt::format("{}", field);
-    }
-  };
-  for_each_field(config, [&](const char* name, const auto& field) {
-    const bool shape =
-        std::string_view(name).starts_with("head_dim") || std::string_view(name).starts_with("block");
-    bool is_default = false;
-    for_each_field(defaults, [&](const char* other, const auto& otherwise) {
-      if (std::string_view(name) == other) is_default = value(field) == value(otherwise);
-    });
-    if (shape || !is_default) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value(field));
-  });
-  return text;
-}
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
   Random random(seed + 1000);
@@ -157,8 +89,9 @@ void EmulatorRunner::forward(Call& call) {
     const bool is_q = which == gpu::Loaded::q;
     Operand& o = is_q ? p.q : which == gpu::Loaded::k ? p.k : p.v;
     auto& target = packed[static_cast<std::size_t>(which)];
-    pack(o, target, (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch, is_q ? p.rows_q : p.rows_k,
-         is_q ? p.heads_q : p.heads_kv, which == gpu::Loaded::v ? p.head_dim_v : p.head_dim_qk, options);
+    pack_in_emulator(o, target, (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch, is_q ? p.rows_q : p.rows_k,
+                     is_q ? p.heads_q : p.heads_kv, which == gpu::Loaded::v ? p.head_dim_v : p.head_dim_qk,
+                     options);
     options.buffers.push_back(emulator::readable(target));
   }
   std::vector<unsigned int> tile_counter(1, 0);

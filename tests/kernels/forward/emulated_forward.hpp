@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "emulated_call.hpp"
 #include "harness/runner.hpp"
 #include "kernels/config.hpp"
 #include "launch.hpp"
@@ -26,9 +27,6 @@ std::span<const EmulatedForward> widest_forwards();
 /// One for each element type, score transform and bound on the head dimension, that knows every mask and any
 /// lengths.
 std::span<const EmulatedForward> general_forwards();
-
-/// Names a Config for test output.
-std::string describe(const ForwardConfig& config);
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.

@@ -1,0 +1,150 @@
+#include "gpu/backward_params.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::int64_t alignment = 256;
+
+std::int64_t blocks_of(std::int64_t rows, int size) {
+  return (rows + size - 1) / size;
+}
+
+/// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
+/// rows past the last are one more.
+std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
+  return p.packed_q ? p.rows_q / c.block_m + p.batch + 2 : p.batch * blocks_of(p.rows_q, c.block_m);
+}
+
+/// Byte offsets in the workspace.
+struct ScratchLayout {
+  std::int64_t lse_log2, delta, dq_sum, turns, bytes;
+
+  ScratchLayout(const Problem& p, const BackwardConfig& c) {
+    const std::int64_t blocks = p.heads_q * query_blocks(p, c);
+    const auto aligned = [](std::int64_t n) { return (n + alignment - 1) / alignment * alignment; };
+    lse_log2 = 0;
+    delta = lse_log2 + aligned(blocks * c.block_m * 4);
+    dq_sum = delta + aligned(blocks * c.block_m * 4);
+    turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
+    bytes = turns + (c.deterministic ? aligned(blocks * c.consumers * 4) : 0);
+  }
+};
+
+/// (batch, KV head) pairs whose Q, dO and sums of dQ take at most three quarters of the L2; the rest is for K
+/// and V and what is written.
+int section_heads(const Problem& p, const BackwardConfig& c, int l2_bytes) {
+  const std::int64_t row_bytes = 2 * (p.head_dim_qk + p.head_dim_v) + std::int64_t{4} * c.head_dim_qk;
+  const std::int64_t head_bytes = std::max<std::int64_t>(1, p.group() * p.rows_q * row_bytes);
+  const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{l2_bytes} * 3 / 4 / head_bytes);
+  return as_int(std::min(heads, std::max<std::int64_t>(1, p.heads_kv * p.batch)));
+}
+
+/// Blocks of all sequences. Packed ones end in a block that is not full, each; the rows before the first and
+/// past the last are two more.
+std::int64_t tiles_of(std::int64_t blocks, std::int64_t batch, bool packed) {
+  return packed && blocks > 0 ? blocks + batch + 1 : blocks * batch;
+}
+
+}  // namespace
+
+LoadedTensor backward_tensor(const Problem& p, BackwardLoaded which) {
+  const bool keys = which == BackwardLoaded::k || which == BackwardLoaded::v;
+  const bool values = which == BackwardLoaded::v || which == BackwardLoaded::dout;
+  const Operand& operand = which == BackwardLoaded::q   ? p.q
+                           : which == BackwardLoaded::k ? p.k
+                           : which == BackwardLoaded::v ? p.v
+                                                        : p.dout;
+  return {.operand = operand,
+          .head_dim = values ? p.head_dim_v : p.head_dim_qk,
+          .rows = keys ? p.rows_k : p.rows_q,
+          .heads = keys ? p.heads_kv : p.heads_q,
+          .batch = (keys ? p.packed_k : p.packed_q) ? 1 : p.batch};
+}
+
+TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, BackwardLoaded which) {
+  const bool keys = which == BackwardLoaded::k || which == BackwardLoaded::v;
+  const bool values = which == BackwardLoaded::v || which == BackwardLoaded::dout;
+  return rows_tensor_map(backward_tensor(p, which), c.element, values ? c.strip_v() : c.strip_qk(),
+                         keys ? c.block_n : c.block_m, keys ? p.dk.data : p.dq.data);
+}
+
+std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config) {
+  return static_cast<std::size_t>(ScratchLayout(problem, config).bytes);
+}
+
+BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, EncodeTensorMap encode,
+                                    int l2_bytes, char* scratch) {
+  const ScratchLayout layout(p, c);
+  return {.q = encode(backward_tensor_map(p, c, BackwardLoaded::q)),
+          .k = encode(backward_tensor_map(p, c, BackwardLoaded::k)),
+          .v = encode(backward_tensor_map(p, c, BackwardLoaded::v)),
+          .dout_map = encode(backward_tensor_map(p, c, BackwardLoaded::dout)),
+          .out = p.out.data,
+          .dout = p.dout.data,
+          .dq = p.dq.data,
+          .dk = p.dk.data,
+          .dv = p.dv.data,
+          .lse = static_cast<const float*>(p.lse.data),
+          .dlse = static_cast<const float*>(p.dlse.data),
+          .sink = p.sink,
+          .dsink = p.dsink,
+          .out_stride = strides_of(p.out),
+          .dout_stride = strides_of(p.dout),
+          .dq_stride = strides_of(p.dq),
+          .dk_stride = strides_of(p.dk),
+          .dv_stride = strides_of(p.dv),
+          .lse_stride = strides_of(p.lse),
+          .dlse_stride = strides_of(p.dlse),
+          .sink_stride = p.sink_stride,
+          .dsink_stride = p.dsink_stride,
+          .cu_seqlens_q = lengths_of(p.cu_seqlens_q),
+          .cu_seqlens_k = lengths_of(p.cu_seqlens_k),
+          .seqused_q = lengths_of(p.seqused_q),
+          .seqused_k = lengths_of(p.seqused_k),
+          .lse_log2 = reinterpret_cast<float*>(scratch + layout.lse_log2),
+          .delta = reinterpret_cast<float*>(scratch + layout.delta),
+          .dq_sum = reinterpret_cast<float*>(scratch + layout.dq_sum),
+          .turns = reinterpret_cast<unsigned int*>(scratch + layout.turns),
+          .batch = as_int(p.batch),
+          .heads_q = as_int(p.heads_q),
+          .heads_kv = as_int(p.heads_kv),
+          .rows_q = as_int(p.rows_q),
+          .rows_k = as_int(p.rows_k),
+          .head_dim_qk = as_int(p.head_dim_qk),
+          .head_dim_v = as_int(p.head_dim_v),
+          .m_blocks = as_int(blocks_of(p.rows_q, c.block_m)),
+          .n_blocks = as_int(blocks_of(p.rows_k, c.block_n)),
+          .q_blocks = as_int(query_blocks(p, c)),
+          .section_heads = section_heads(p, c, l2_bytes),
+          .window_left = window_of(p.window_left),
+          .window_right = window_of(p.window_right),
+          .scale = p.scale,
+          .softcap = p.softcap,
+          .packed_q = p.packed_q,
+          .packed_k = p.packed_k,
+          .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
+          .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
+          .dk_vectors = allows_vectors(p.dk, p.head_dim_qk),
+          .dv_vectors = allows_vectors(p.dv, p.head_dim_v)};
+}
+
+std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
+  const std::int64_t blocks = blocks_of(p.rows_k, c.block_n);
+  return p.heads_kv * tiles_of(blocks, p.batch, p.packed_k);
+}
+
+std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
+  const std::int64_t blocks = blocks_of(p.rows_q, c.block_m);
+  return p.heads_q * tiles_of(blocks, p.batch, p.packed_q);
+}
+
+BackwardConfig backward_rows_config(const BackwardConfig& config) {
+  BackwardConfig c = config;
+  c.causal = c.local = c.softcap = false;
+  const BackwardConfig defaults;
+  c.q_stages = defaults.q_stages;
+  c.dout_stages = defaults.dout_stages;
+  return c;
+}
+
+}  // namespace tandem::gpu

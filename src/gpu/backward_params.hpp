@@ -1,0 +1,44 @@
+// From a Problem and a Config to what the backward kernels are launched with. Pure: needs no driver, so that
+// the emulator's tests use it too.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "api/problem.hpp"
+#include "gpu/param_fields.hpp"
+#include "kernels/config.hpp"
+#include "kernels/tensor_map_spec.hpp"
+
+namespace tandem::gpu {
+
+/// The tensors that the copy engine reads.
+enum class BackwardLoaded : int { q, k, v, dout };
+constexpr std::array<BackwardLoaded, 4> backward_loaded_tensors = {BackwardLoaded::q, BackwardLoaded::k,
+                                                                   BackwardLoaded::v, BackwardLoaded::dout};
+
+/// The operand of `problem`, and its extents.
+LoadedTensor backward_tensor(const Problem& problem, BackwardLoaded which);
+
+/// How the kernel of `config` reads a tensor. Whether the copy engine can is for copy_engine_can_read to say.
+TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, BackwardLoaded which);
+
+/// Scratch bytes that the kernels of `config` work in, linear in the number of queries: LSE and delta, f32
+/// sums of dQ, the turns of a fixed order. Nothing needs to be set beforehand.
+std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config);
+
+/// What all kernels of the call are launched with. `scratch` is 256-byte aligned memory of
+/// backward_scratch_bytes. Every tensor must be one that the copy engine can read.
+BackwardParams make_backward_params(const Problem& problem, const BackwardConfig& config,
+                                    EncodeTensorMap encode, int l2_bytes, char* scratch);
+
+/// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
+/// known on the device only.
+std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
+std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
+
+/// The Config of the kernels around the main one: what they do not read at its default, so that one compiled
+/// kernel serves all masks.
+BackwardConfig backward_rows_config(const BackwardConfig& config);
+
+}  // namespace tandem::gpu

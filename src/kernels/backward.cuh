@@ -1,0 +1,545 @@
+// The backward pass: dQ, dK and dV from dO, with the scores computed again. One persistent block an SM.
+//
+// A block owns a tile of keys: K and V stay in shared memory, dK and dV in registers, and the query blocks
+// that see the tile pass by, for every query head of the group. Per query block:
+//
+//   S^T = K Q^T      P^T = 2^(scale log2(e) S^T - LSE)      dV += P^T dO
+//   dP^T = V dO^T    dS^T = P^T (dP^T - delta)              dK += dS^T Q      dQ = dS K
+//
+// Scores are computed transposed, so that P^T and dS^T lie in registers as the products for dV and dK want
+// their first operand. A producer warp feeds Q and dO; further warps of its warpgroup add dQ to f32 sums in
+// global memory through the copy engine. Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
+// section 3 and appendix B. docs/kernels/backward.md has the arithmetic.
+#pragma once
+
+#include "kernels/backward_tiles.cuh"
+#include "kernels/config.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/registers.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/shared_tile.cuh"
+#include "kernels/tile/softmax.cuh"
+#include "kernels/tile/store_rows.cuh"
+
+namespace tandem {
+
+// ---- Shared storage ----
+
+template <BackwardConfig C>
+struct BackwardShared {
+  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
+  using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
+  using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
+  using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
+  using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
+  static constexpr u32 row_bytes = C.block_m * sizeof(float);
+
+  KTile k;
+  VTile v;
+  QTile q[C.q_stages];
+  DoutTile dout[C.dout_stages];
+  /// Twice, so that one barrier a query block is enough: what is written was last read two blocks ago.
+  /// dS, and behind it P unless registers feed it.
+  ScoreTile scores[C.owns_keys() ? 2 : 4];
+  alignas(16) float dq[C.consumers][C.dq_part()];
+  float lse_log2[C.q_stages][C.block_m];
+  float delta[C.dout_stages][C.block_m];
+  tile::Ring<1> k_ring, v_ring;
+  tile::Ring<C.q_stages> q_ring;
+  tile::Ring<C.dout_stages> dout_ring;
+};
+
+/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out.
+constexpr int barrier_joined = 1;
+constexpr int barrier_dq_full = 2;
+constexpr int barrier_dq_empty = 5;
+constexpr int dq_threads = warpgroup_size + warp_size;
+
+// ---- Producer ----
+
+template <BackwardConfig C>
+struct BackwardLoader {
+  using Shared = BackwardShared<C>;
+
+  const BackwardParams& p;
+  Shared& shared;
+  tile::Ring<1>::Position kv_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  typename tile::Ring<C.dout_stages>::Position dout_at;
+
+  TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
+
+  TANDEM_DEVICE void load_k(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.k_ring.acquire(kv_at, Shared::KTile::bytes);
+    shared.k.load(p.k, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                  ptx::CacheHint::first);
+  }
+  TANDEM_DEVICE void load_v(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.v_ring.acquire(kv_at, Shared::VTile::bytes);
+    shared.v.load(p.v, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                  ptx::CacheHint::first);
+  }
+  TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
+    shared.q[q_at.stage].load(p.q, full, t.begin_q + m * C.block_m, head, p.packed_q ? 0 : t.batch,
+                              ptx::CacheHint::last);
+    ptx::bulk_load(shared.lse_log2[q_at.stage],
+                   p.lse_log2 + workspace_block(p, head, t.q_block + m) * C.block_m, Shared::row_bytes, full);
+    q_at.advance();
+  }
+  TANDEM_DEVICE void load_dout(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.dout_ring.acquire(dout_at, Shared::DoutTile::bytes + Shared::row_bytes);
+    shared.dout[dout_at.stage].load(p.dout_map, full, t.begin_q + m * C.block_m, head,
+                                    p.packed_q ? 0 : t.batch, ptx::CacheHint::last);
+    ptx::bulk_load(shared.delta[dout_at.stage], p.delta + workspace_block(p, head, t.q_block + m) * C.block_m,
+                   Shared::row_bytes, full);
+    dout_at.advance();
+  }
+
+  /// All lanes of one warp.
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    bool first_tile = true;
+    while (tiles.next(t)) {
+      if (t.blocks.first >= t.blocks.end) continue;
+      if (leader) {
+        load_k(t);
+        load_v(t);
+        // K and V are the caller's; LSE and delta are the kernel's before this one.
+        if (first_tile) ptx::wait_for_previous_grid();
+        for (int g = 0; g < group; ++g) {
+          for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+            load_q(t, t.head_kv * group + g, m);
+            load_dout(t, t.head_kv * group + g, m);
+          }
+        }
+      }
+      first_tile = false;
+      kv_at.advance();
+    }
+    ptx::wait_for_previous_grid();
+    ptx::launch_next_grid();
+  }
+};
+
+/// Adds one warpgroup's dQ to the sums in global memory. All lanes of one warp.
+template <BackwardConfig C>
+struct BackwardAdder {
+  const BackwardParams& p;
+  BackwardShared<C>& shared;
+  const int warpgroup;
+
+  TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
+    u32* turn = p.turns + block * C.consumers + warpgroup;
+    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * (C.dq_parts * C.dq_part());
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) {
+      ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
+      if (leader) {
+        if (C.deterministic && part == 0) ptx::wait_turn(turn, BackwardTiles<C>::turn_of(t, m));
+        ptx::bulk_reduce_add(target + part * C.dq_part(), shared.dq[warpgroup], C.dq_part() * sizeof(float));
+        ptx::tma_store_commit();
+        ptx::tma_store_wait<0>();
+      }
+      ptx::sync_warp();
+      ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    }
+    if (C.deterministic && leader) {
+      ptx::tma_store_wait_written<0>();
+      ptx::raise_turn(turn);
+    }
+  }
+
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    ptx::wait_for_previous_grid();
+    ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    while (tiles.next(t)) {
+      for (int g = 0; g < group; ++g) {
+        for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+          add(t, workspace_block(p, t.head_kv * group + g, t.q_block + m), m, leader);
+        }
+      }
+    }
+    if (leader) ptx::tma_store_wait_written<0>();
+  }
+};
+
+// ---- Consumer ----
+
+template <BackwardConfig C>
+struct BackwardConsumer {
+  using Shared = BackwardShared<C>;
+  static constexpr int scores = C.queries() / 2;
+  static constexpr int threads = C.consumers * warpgroup_size;
+
+  const BackwardParams& p;
+  Shared& shared;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+  const tile::FragmentPosition position;
+  const float scale_log2;
+  tile::Ring<1>::Position kv_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  typename tile::Ring<C.dout_stages>::Position dout_at;
+  int score_at = 0;  ///< which of the two score tiles
+
+  TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
+      : p(params),
+        shared(s),
+        warpgroup(warpgroup_),
+        thread(thread_),
+        position(thread_),
+        scale_log2(params.scale * tile::log2_e) {}
+
+  /// This warpgroup's first key of the tile, and first query of the block, in its scores.
+  TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
+  TANDEM_DEVICE int query_at() const { return C.owns_keys() ? 0 : warpgroup * C.queries(); }
+  /// The first of its columns of dK (or dV), and of dQ's.
+  template <int columns>
+  TANDEM_DEVICE int column_at() const {
+    return C.owns_keys() ? 0 : warpgroup * columns;
+  }
+  TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
+  TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
+
+  /// Issues S^T = K Q^T or dP^T = V dO^T.
+  template <int head_dim, typename Keys, typename Queries>
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries) {
+    const ptx::MatrixDescriptor a = keys.k_major() + static_cast<u32>(key_at()) * Keys::row_bytes;
+    const ptx::MatrixDescriptor b = queries.k_major() + static_cast<u32>(query_at()) * Queries::row_bytes;
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) {
+      ptx::wgmma_shared<C.queries(), C.element, false>(s, a + Keys::k_major_offset(step),
+                                                       b + Queries::k_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues dV += P^T dO or dK += dS^T Q.
+  template <int columns, typename Rows>
+  TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
+                                    const typename Shared::ScoreTile& shared_operand, const Rows& rows) {
+    const ptx::MatrixDescriptor b =
+        rows.mn_major() + static_cast<u32>(column_at<columns>() / Rows::strip_cols) * Rows::strip_bytes;
+    if constexpr (C.owns_keys()) {
+#pragma unroll
+      for (int step = 0; step < C.block_m / 16; ++step) {
+        ptx::wgmma_registers<columns, C.element, true>(d, operand + 4 * step, b + Rows::mn_major_offset(step),
+                                                       true);
+      }
+    } else {
+      const ptx::MatrixDescriptor a = shared_operand.k_major();
+#pragma unroll
+      for (int step = 0; step < C.block_m / 16; ++step) {
+        ptx::wgmma_shared<columns, C.element, true>(d, a + Shared::ScoreTile::k_major_offset(step),
+                                                    b + Rows::mn_major_offset(step), true);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues dQ = dS K.
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
+    using KTile = typename Shared::KTile;
+    // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
+    const ptx::MatrixDescriptor a =
+        ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
+    const ptx::MatrixDescriptor b =
+        shared.k.mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
+#pragma unroll
+    for (int step = 0; step < C.block_n / 16; ++step) {
+      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
+          dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Turns S^T into P^T: packed for dV in `packed`, and in f32 in place, times the softcap's slope if there
+  /// is one. What the mask hides becomes 0 after the exponential, so that neither NaN nor scale 0 matters.
+  template <bool masked>
+  TANDEM_DEVICE void probabilities(float (&s)[scores], u32 (&packed)[scores / 2], const BackwardTile& t,
+                                   int m) {
+    const float* lse = shared.lse_log2[q_at.stage] + query_at() + position.first_col;
+    int first[2];
+    int end[2];
+    if constexpr (masked) {
+      const int query = m * C.block_m + query_at() + position.first_col;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int key = t.n * C.block_n + key_at() + position.row(h);
+        first[h] = t.visible.first_query(key) - query;
+        end[h] = key < t.visible.seqlen_k ? t.visible.end_query(key) - query : -1;
+      }
+    }
+    const float inner = p.scale / p.softcap * 2.0F * tile::log2_e;
+#pragma unroll
+    for (int j = 0; j < C.queries() / 8; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float probability[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = s[4 * j + 2 * h + e];
+          float slope = 1.0F;
+          float log2 = ptx::fma(score, scale_log2, -(e == 0 ? x : y));
+          if constexpr (C.softcap) {
+            // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
+            const float r = ptx::reciprocal(1.0F + ptx::exp2(score * inner));
+            log2 = ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -(e == 0 ? x : y));
+            slope = 4.0F * r * (1.0F - r);
+          }
+          probability[e] = ptx::exp2(log2);
+          if constexpr (masked) {
+            if (8 * j + e < first[h] || 8 * j + e >= end[h]) probability[e] = 0.0F;
+          }
+          score = C.softcap ? probability[e] * slope : probability[e];
+        }
+        packed[2 * j + h] = tile::pack<C.element>(probability[0], probability[1]);
+      }
+    }
+  }
+
+  /// dS^T = P^T (dP^T - delta), packed for dK and dQ.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const float (&s)[scores],
+                                     const float (&dp)[scores]) {
+    const float* delta = shared.delta[dout_at.stage] + query_at() + position.first_col;
+#pragma unroll
+    for (int j = 0; j < C.queries() / 8; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 4 * j + 2 * h;
+        packed[2 * j + h] = tile::pack<C.element>(s[i] * (dp[i] - x), s[i + 1] * (dp[i + 1] - y));
+      }
+    }
+  }
+
+  /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
+  TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
+    const int lane = thread % warp_size;
+    const int row = key_at() + thread / warp_size * 16 + lane % 16;
+    const int col = query_at() + lane / 16 * 8;
+#pragma unroll
+    for (int j = 0; j < C.queries() / 16; ++j) {
+      ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                       packed[4 * j + 3]);
+    }
+  }
+
+  /// Hands dQ to the warp that adds it to the sums. Threads store their registers as they have them, 16 bytes
+  /// in a run a warp: only the conversion must know the order.
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
+    constexpr int units = C.dq_part() / warpgroup_size / 4;
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) {
+      ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
+      auto* target = reinterpret_cast<ptx::Float4*>(shared.dq[warpgroup]) + thread;
+#pragma unroll
+      for (int u = 0; u < units; ++u) {
+        const float* d = dq + 4 * (part * units + u);
+        ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
+      }
+      ptx::fence_async_shared();
+      ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
+    }
+  }
+
+  TANDEM_DEVICE void join() {
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(barrier_joined, threads);
+  }
+
+  /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
+  TANDEM_DEVICE void clear_key_tail(int valid_rows) {
+    const int among = warpgroup * warpgroup_size + thread;
+    shared.k.zero_rows(valid_rows, among, threads);
+    shared.v.zero_rows(valid_rows, among, threads);
+    join();
+  }
+  /// The same for queries that see no key or are past the end: rows before `first` and from `end` on.
+  TANDEM_DEVICE void clear_queries(int first, int end) {
+    const int among = warpgroup * warpgroup_size + thread;
+    shared.dout_ring.wait(dout_at);
+    shared.q[q_at.stage].zero_rows(0, first, among, threads);
+    shared.q[q_at.stage].zero_rows(end, C.block_m, among, threads);
+    shared.dout[dout_at.stage].zero_rows(0, first, among, threads);
+    shared.dout[dout_at.stage].zero_rows(end, C.block_m, among, threads);
+    join();
+  }
+
+  TANDEM_DEVICE void release_q() {
+    if (thread % warp_size == 0) shared.q_ring.release(q_at);
+    q_at.advance();
+  }
+  TANDEM_DEVICE void release_dout() {
+    if (thread % warp_size == 0) shared.dout_ring.release(dout_at);
+    dout_at.advance();
+  }
+
+  template <bool masked>
+  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.columns_k() / 2],
+                          float (&dv)[C.columns_v() / 2]);
+  TANDEM_DEVICE void compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
+                             float (&dv)[C.columns_v() / 2]);
+  TANDEM_DEVICE void run();
+};
+
+/// One query block.
+template <BackwardConfig C>
+template <bool masked>
+TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float (&dk)[C.columns_k() / 2],
+                                             float (&dv)[C.columns_v() / 2]) {
+  float s[scores];
+  float dp[scores];
+  float dq[C.dq_columns() / 2];
+  u32 p_packed[scores / 2];
+  u32 ds_packed[scores / 2];
+  auto& ds_tile = shared.scores[score_at];
+  auto& p_tile = shared.scores[C.owns_keys() ? score_at : 2 + score_at];  // not used where registers feed P
+
+  shared.q_ring.wait(q_at);
+  if constexpr (C.causal || C.ragged) {
+    const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
+    const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
+    if (first > 0 || end < C.block_m) clear_queries(first, max(first, min(end, C.block_m)));
+  }
+  ptx::wgmma_fence();
+  issue_scores<C.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
+  shared.dout_ring.wait(dout_at);
+  issue_scores<C.head_dim_v>(dp, shared.v, shared.dout[dout_at.stage]);
+
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(s);
+  probabilities<masked>(s, p_packed, t, m);
+  if constexpr (C.owns_keys()) {
+    ptx::wgmma_fence();
+    issue_gradient<C.columns_v()>(dv, p_packed, p_tile, shared.dout[dout_at.stage]);
+    ptx::wgmma_wait<1>();
+  } else {
+    store_scores(p_tile, p_packed);
+    ptx::wgmma_wait<0>();
+  }
+  ptx::pin_registers(dp);
+  score_gradients(ds_packed, s, dp);
+  store_scores(ds_tile, ds_packed);
+  if constexpr (C.owns_keys()) {
+    ptx::wgmma_fence();
+    issue_gradient<C.columns_k()>(dk, ds_packed, ds_tile, shared.q[q_at.stage]);
+    join();
+  } else {
+    join();
+    ptx::wgmma_fence();
+    issue_gradient<C.columns_v()>(dv, p_packed, p_tile, shared.dout[dout_at.stage]);
+    issue_gradient<C.columns_k()>(dk, ds_packed, ds_tile, shared.q[q_at.stage]);
+  }
+  ptx::wgmma_fence();
+  issue_dq(dq, ds_tile);
+  ptx::wgmma_wait<2>();
+  ptx::pin_registers(dv);
+  release_dout();
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(dk);
+  release_q();
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dq);
+  store_dq(dq);
+  score_at ^= 1;
+}
+
+/// All query blocks of all heads of the group. Blocks on the mask's edges, and all blocks of a tile that the
+/// sequence's end cuts, need a mask; the others go without.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
+                                                float (&dv)[C.columns_v() / 2]) {
+  const int group = p.heads_q / p.heads_kv;
+  shared.k_ring.wait(kv_at);
+  shared.v_ring.wait(kv_at);
+  if constexpr (C.ragged) {
+    const int valid = t.visible.seqlen_k - t.n * C.block_n;
+    if (valid < C.block_n) clear_key_tail(valid);
+  }
+  for (int g = 0; g < group; ++g) {
+    int m = t.blocks.first;
+    for (; m < min(t.blocks.inner_first, t.blocks.end); ++m) step<true>(t, m, dk, dv);
+    for (; m < min(t.blocks.inner_end, t.blocks.end); ++m) step<false>(t, m, dk, dv);
+    if constexpr (C.local) {
+      for (; m < t.blocks.end; ++m) step<true>(t, m, dk, dv);
+    }
+  }
+  if (thread % warp_size == 0) {
+    shared.k_ring.release(kv_at);
+    shared.v_ring.release(kv_at);
+  }
+  kv_at.advance();
+}
+
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::run() {
+  BackwardTiles<C> tiles(p);
+  BackwardTile t;
+  while (tiles.next(t)) {
+    float dk[C.columns_k() / 2];
+    float dv[C.columns_v() / 2];
+#pragma unroll
+    for (float& x : dk) x = 0.0F;
+#pragma unroll
+    for (float& x : dv) x = 0.0F;
+    if (t.blocks.first < t.blocks.end) compute(t, dk, dv);
+
+    const i64 row = t.begin_k;
+    const int batch = p.packed_k ? 0 : t.batch;
+    const int first = t.n * C.block_n + key_at();
+    const tile::RowTarget dk_rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch +
+                                      t.head_kv * p.dk_stride.head + row * p.dk_stride.row,
+                                  p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+    const tile::RowTarget dv_rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch +
+                                      t.head_kv * p.dv_stride.head + row * p.dv_stride.row,
+                                  p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+    tile::store_rows<C.element>(dk_rows, dk, p.scale, first, column_at<C.columns_k()>(), t.visible.seqlen_k,
+                                t.end_k, thread);
+    tile::store_rows<C.element>(dv_rows, dv, 1.0F, first, column_at<C.columns_v()>(), t.visible.seqlen_k,
+                                t.end_k, thread);
+  }
+  ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
+}
+
+// ---- Entry ----
+
+template <BackwardConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__ BackwardParams p) {
+  static_assert((sizeof(BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
+  auto& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
+  // Uniform over the warp, and the compiler is to know it.
+  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  if (ptx::thread_index() == 0) {
+    shared.k_ring.init(C.consumers * 4);
+    shared.v_ring.init(C.consumers * 4);
+    shared.q_ring.init(C.consumers * 4);
+    shared.dout_ring.init(C.consumers * 4);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_block();
+
+  if (warp < 4) {
+    ptx::release_registers<C.registers().producer>();
+    if (warp == 0) {
+      BackwardLoader<C>(p, shared).run();
+    } else if (warp <= C.consumers) {
+      BackwardAdder<C>{p, shared, warp - 1}.run();
+    }
+  } else {
+    ptx::claim_registers<C.registers().consumer>();
+    BackwardConsumer<C>(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size)
+        .run();
+  }
+}
+
+}  // namespace tandem

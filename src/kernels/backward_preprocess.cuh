@@ -1,0 +1,92 @@
+// Before the main backward kernel: LSE and delta of every query in the form it reads them, and its f32 sums
+// of dQ set to zero. Bound by memory: O and dO are read once, the sums written once.
+#pragma once
+
+#include "kernels/backward_tiles.cuh"
+#include "kernels/config.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem {
+
+/// Sum of out * dout over eight columns of a row.
+template <Element element>
+TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int columns, bool vectors) {
+  float sum = 0.0F;
+  if (vectors) {
+    if (col >= columns) return 0.0F;
+    const ptx::Vec4 a = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(out + col));
+    const ptx::Vec4 b = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(dout + col));
+    const u32 left[4] = {a.x, a.y, a.z, a.w};
+    const u32 right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int shift = 16 * (i % 2);
+      sum = ptx::fma(ptx::unpack<element>(static_cast<u16>(left[i / 2] >> shift)),
+                     ptx::unpack<element>(static_cast<u16>(right[i / 2] >> shift)), sum);
+    }
+    return sum;
+  }
+  for (int i = col; i < min(col + 8, columns); ++i) {
+    sum = ptx::fma(ptx::unpack<element>(ptx::load_global(out + i)),
+                   ptx::unpack<element>(ptx::load_global(dout + i)), sum);
+  }
+  return sum;
+}
+
+/// One block of threads a query block and head. Of the Config, what concerns masks is not read.
+template <BackwardConfig C>
+TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
+    backward_preprocess(const __grid_constant__ BackwardParams p) {
+  constexpr int threads = backward_rows_threads(C);
+  constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
+  static_assert(C.block_m % (threads / lanes) == 0);
+  const int thread = static_cast<int>(ptx::thread_index());
+  tile::RaggedBlocks<C.block_m> ragged;
+  BackwardRows t;
+  if (locate_rows<C>(p, ragged, static_cast<int>(ptx::block_index()), t)) {
+    const int batch = p.packed_q ? 0 : t.batch;
+    const int lane = thread % lanes;
+#pragma unroll
+    for (int i = 0; i < C.block_m; i += threads / lanes) {
+      const int row = i + thread / lanes;
+      const i64 query = t.begin_q + static_cast<i64>(t.first + row);
+      const bool used = t.first + row < t.seqlen_q;
+      float sum = 0.0F;
+      if (used) {
+        const u16* out = static_cast<const u16*>(p.out) + batch * p.out_stride.batch +
+                         t.head * p.out_stride.head + query * p.out_stride.row;
+        const u16* dout = static_cast<const u16*>(p.dout) + batch * p.dout_stride.batch +
+                          t.head * p.dout_stride.head + query * p.dout_stride.row;
+        sum = dot_columns<C.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
+      }
+#pragma unroll
+      for (int distance = 1; distance < lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+      if (lane != 0) continue;
+      float lse = -ptx::infinity();
+      float dlse = 0.0F;
+      if (used) {
+        lse = ptx::load_global(p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head +
+                               query * p.lse_stride.row);
+        if (p.dlse != nullptr) {
+          dlse = ptx::load_global(p.dlse + batch * p.dlse_stride.batch + t.head * p.dlse_stride.head +
+                                  query * p.dlse_stride.row);
+        }
+      }
+      // A row that has seen no key gives nothing, whatever dO and dLSE hold there.
+      const bool dead = lse == -ptx::infinity();
+      ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
+      ptx::store_global(p.delta + t.block * C.block_m + row, dead ? 0.0F : sum - dlse);
+    }
+    auto* sums = reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk));
+    for (int i = thread; i < C.block_m * C.head_dim_qk / 4; i += threads) {
+      ptx::store_global(sums + i, ptx::Vec4{0, 0, 0, 0});
+    }
+    if (C.deterministic && thread < C.consumers)
+      ptx::store_global(p.turns + t.block * C.consumers + thread, 0U);
+  }
+  ptx::launch_next_grid();
+}
+
+}  // namespace tandem

@@ -1,0 +1,105 @@
+#include "emulated_backward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
+#include "forward/emulated_forward.hpp"
+#include "gpu/backward_params.hpp"
+#include "kernels/backward_convert.cuh"
+
+namespace tandem::kernel_tests {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+using harness::Random;
+
+harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config) {
+  const ForwardConfig forward{
+      .element = config.element,
+      .head_dim_qk = config.head_dim_qk,
+      .head_dim_v = config.head_dim_v,
+      .causal = config.causal,
+      .local = config.local,
+      .transform = config.softcap ? ScoreTransform::softcap : ScoreTransform::raw,
+      .ragged = config.ragged,
+  };
+  Case c = random_forward_case(seed, forward);
+  Random random(seed + 2000);
+  const int rank_q = c.packed_q ? 3 : 4;
+  const int rank_k = c.packed_k ? 3 : 4;
+  c.lse = true;
+  if (!config.softcap && random.chance(0.2)) c.options.scale = random.pick({0.0F, -0.125F});
+  c.options.deterministic = config.deterministic;
+  c.dout = harness::random_layout(random, rank_q, true);
+  c.dq = harness::random_layout(random, rank_q, false);
+  c.dk = harness::random_layout(random, rank_k, false);
+  c.dv = harness::random_layout(random, rank_k, false);
+  return c;
+}
+
+void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
+  const BackwardConfig& config = kernels.config;
+  Problem p = make_problem(call.backward_args());
+  emulator::Options options;
+  options.seed = run.seed;
+  options.host_threads = run.host_threads;
+  std::vector<Box*> read = call.inputs();
+  read.push_back(&call.out);
+  read.push_back(&call.lse);
+  for (const Box* box : read) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
+  }
+  for (const Box* box : call.outputs(Pass::backward)) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
+  }
+  const std::array<Operand*, 4> operands = {&p.q, &p.k, &p.v, &p.dout};
+  std::array<std::vector<std::uint16_t>, 4> packed;
+  for (const gpu::BackwardLoaded which : gpu::backward_loaded_tensors) {
+    if (copy_engine_can_read(gpu::backward_tensor_map(p, config, which))) continue;
+    const auto at = static_cast<std::size_t>(which);
+    const gpu::LoadedTensor tensor = gpu::backward_tensor(p, which);
+    pack_in_emulator(*operands[at], packed[at], tensor.batch, tensor.rows, tensor.heads, tensor.head_dim,
+                     options);
+    options.buffers.push_back(emulator::readable(packed[at]));
+  }
+  // Whole 256 bytes, as the workspace is aligned; NaN, since nobody clears it.
+  struct alignas(256) Unit {
+    std::array<std::uint32_t, 64> words;
+  };
+  Unit nan{};
+  nan.words.fill(std::numeric_limits<std::uint32_t>::max());
+  std::vector<Unit> scratch(gpu::backward_scratch_bytes(p, config) / sizeof(Unit), nan);
+  options.buffers.push_back(emulator::writable(scratch));
+  const BackwardParams params = gpu::make_backward_params(p, config, &emulator::encode, run.l2_bytes,
+                                                          reinterpret_cast<char*>(scratch.data()));
+  const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
+  const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config));
+  const auto tiles = static_cast<unsigned>(gpu::backward_tile_count(p, config));
+  if (rows_blocks > 0) {
+    emulator::launch(kernels.preprocess, params,
+                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+  }
+  if (tiles > 0) {
+    emulator::launch(kernels.main, params,
+                     {.blocks = std::min(tiles, run.blocks),
+                      .threads = static_cast<unsigned>(config.threads()),
+                      .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config))},
+                     options);
+  }
+  if (rows_blocks > 0) {
+    emulator::launch(kernels.convert, params,
+                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+  }
+  if (p.dsink != nullptr) {
+    emulator::launch(kernels.sink, params,
+                     {.blocks = static_cast<unsigned>(p.heads_q),
+                      .threads = backward_sink_threads,
+                      .shared_bytes = backward_sink_shared_bytes},
+                     options);
+  }
+}
+
+}  // namespace tandem::kernel_tests

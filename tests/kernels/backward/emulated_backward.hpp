@@ -1,0 +1,43 @@
+// Whole backward calls in the emulator: the GPU backend's own Params and tensor maps, the kernels as host
+// code.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "emulated_call.hpp"
+#include "harness/call.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem::kernel_tests {
+
+/// The kernels of a backward Config, compiled for the emulator.
+struct EmulatedBackward {
+  BackwardConfig config;
+  void (*preprocess)(BackwardParams);
+  void (*main)(BackwardParams);
+  void (*convert)(BackwardParams);
+  void (*sink)(BackwardParams);
+};
+
+/// Every Config family, in three files so that they compile side by side.
+std::span<const EmulatedBackward> narrow_backwards();
+std::span<const EmulatedBackward> wide_backwards();
+std::span<const EmulatedBackward> widest_backwards();
+
+/// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
+/// allows.
+harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config);
+
+/// How a call is emulated.
+struct EmulatedRun {
+  std::uint64_t seed = 0;     ///< of the interleaving
+  unsigned blocks = 2;        ///< of the main kernel's grid: a block has several tiles, as on a GPU
+  unsigned host_threads = 1;  ///< blocks that run at once; those that wait for each other must
+  int l2_bytes = 64 * 1024;   ///< small, so that heads come in several sections
+};
+
+/// Fills in call's gradients from its out and lse. Throws emulator::Fault.
+void run_backward(const EmulatedBackward& kernels, harness::Call& call, const EmulatedRun& run);
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,19 @@
+// Compiles backward kernels for the emulator.
+#pragma once
+
+#include <array>
+
+#include "backward/emulated_backward.hpp"
+#include "kernels/backward.cuh"
+#include "kernels/backward_convert.cuh"
+#include "kernels/backward_preprocess.cuh"
+
+namespace tandem::kernel_tests {
+
+template <BackwardConfig... configs>
+constexpr std::array<EmulatedBackward, sizeof...(configs)> emulate() {
+  return {EmulatedBackward{configs, &tandem::backward_preprocess<configs>, &tandem::backward<configs>,
+                           &tandem::backward_convert<configs>, &tandem::backward_sink<configs>}...};
+}
+
+}  // namespace tandem::kernel_tests

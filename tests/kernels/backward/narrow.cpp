@@ -1,0 +1,26 @@
+// Head dimensions up to 96.
+#include "backward/families.hpp"
+
+namespace tandem::kernel_tests {
+
+std::span<const EmulatedBackward> narrow_backwards() {
+  constexpr BackwardConfig full{.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128};
+  static constexpr auto kernels = emulate<full,
+                                          [](BackwardConfig c) {
+                                            c.causal = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.element = Element::f16;
+                                            c.causal = c.local = c.softcap = c.ragged = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.head_dim_qk = 32;
+                                            c.causal = c.ragged = c.deterministic = true;
+                                            return c;
+                                          }(full)>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests

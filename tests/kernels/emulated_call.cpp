@@ -1,0 +1,44 @@
+#include "emulated_call.hpp"
+
+#include "kernels/pack.cuh"
+
+namespace tandem::kernel_tests {
+
+emulator::Buffer buffer_of(const harness::Box& box, bool writable) {
+  const auto* first = static_cast<const char*>(box.view().data);
+  std::int64_t last = 0;
+  for (int i = 0; i < box.view().rank; ++i) {
+    const auto d = static_cast<std::size_t>(i);
+    if (box.view().shape[d] == 0) return {};
+    if (box.view().shape[d] > 1) last += (box.view().shape[d] - 1) * box.view().stride[d];
+  }
+  return {first, static_cast<std::size_t>(last + 1) * size_of(box.dtype()), writable};
+}
+
+void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
+                      std::int64_t heads, std::int64_t head_dim, emulator::Options options) {
+  const std::int64_t pitch = (head_dim + 7) / 8 * 8;
+  target.assign(static_cast<std::size_t>(batch * rows * heads * pitch), 0x7fff);
+  options.buffers.push_back(emulator::writable(target));
+  const PackParams params{.source = o.data,
+                          .stride = {.batch = o.batch_stride, .row = o.row_stride, .head = o.head_stride},
+                          .target = target.data(),
+                          .batch = static_cast<int>(batch),
+                          .rows = static_cast<int>(rows),
+                          .heads = static_cast<int>(heads),
+                          .head_dim = static_cast<int>(head_dim),
+                          .pitch = static_cast<int>(pitch)};
+  const bool paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && head_dim % 2 == 0 &&
+                      (o.row_stride | o.head_stride | o.batch_stride) % 2 == 0;
+  const emulator::Grid grid{.blocks = 1, .threads = pack_threads, .shared_bytes = 0};
+  emulator::launch(
+      paired ? &tandem::pack<PackConfig{.paired = true}> : &tandem::pack<PackConfig{.paired = false}>, params,
+      grid, options);
+  o = {.data = target.data(),
+       .dtype = o.dtype,
+       .batch_stride = pitch * heads * rows,
+       .row_stride = pitch * heads,
+       .head_stride = pitch};
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,50 @@
+// What whole calls in the emulator share, forward and backward.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "harness/box.hpp"
+#include "kernels/config_fields.hpp"
+#include "launch.hpp"
+
+namespace tandem::kernel_tests {
+
+/// The elements of a box, and what lies between them; not the guards around.
+emulator::Buffer buffer_of(const harness::Box& box, bool writable);
+
+/// Copies a tensor that the copy engine cannot read, by the kernel that does it on a GPU.
+void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
+                      std::int64_t heads, std::int64_t head_dim, emulator::Options options);
+
+/// Names a Config for test output: its shape, and what is not default.
+template <typename Config>
+std::string describe(const Config& config) {
+  std::string text;
+  const Config defaults;
+  const auto value = [](const auto& field) {
+    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) {
+      return std::string(name_of(field));
+    } else {
+      return fmt::format("{}", field);
+    }
+  };
+  for_each_field(config, [&](const char* name, const auto& field) {
+    const bool shape =
+        std::string_view(name).starts_with("head_dim") || std::string_view(name).starts_with("block");
+    bool is_default = false;
+    for_each_field(defaults, [&](const char* other, const auto& otherwise) {
+      if (std::string_view(name) == other) is_default = value(field) == value(otherwise);
+    });
+    if (shape || !is_default) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value(field));
+  });
+  return text;
+}
+
+}  // namespace tandem::kernel_tests
