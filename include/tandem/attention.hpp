@@ -24,6 +24,26 @@
 
 namespace tandem {
 
+/// What the products of a forward pass are computed in. All but `exact` round f16 or bf16 inputs to 8 bits on
+/// the way, as docs/numerics.md (Low precision) says; the backward of such a call is the 16-bit one.
+enum class Precision : int {
+  exact = 0,          ///< the dtype of the inputs
+  fp8 = 1,            ///< e4m3: Q K^T and P V; block scales, Q and K rotated, K's mean removed
+  int8 = 2,           ///< s8: Q K^T with row scales, P V with u8 P; exact sums, several times fp8's accuracy
+  int8_accurate = 3,  ///< s8 Q K^T, 16-bit P V: more accurate again, at three quarters of the 16-bit cost
+};
+
+/// "exact", "fp8", "int8", "int8-accurate".
+constexpr const char* name_of(Precision precision) {
+  switch (precision) {
+    case Precision::exact: return "exact";
+    case Precision::fp8: return "fp8";
+    case Precision::int8: return "int8";
+    case Precision::int8_accurate: return "int8-accurate";
+  }
+  return "unknown";
+}
+
 /// Options that forward and backward share. Defaults compute plain full attention.
 struct AttentionOptions {
   /// Multiplies Q K^T. Default: head_dim_qk^-0.5. Any finite value, 0 and negative ones included.
@@ -45,6 +65,12 @@ struct AttentionOptions {
   bool pad = false;
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
+  /// Forward in 8 bits; f16 and bf16 inputs only. Backward takes it too, and computes in 16 bits all the
+  /// same.
+  Precision precision = Precision::exact;
+  /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
+  /// that of the sequence cut off behind it.
+  bool strict = false;
 };
 
 /// The tensors that forward and backward share.

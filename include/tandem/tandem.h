@@ -46,6 +46,14 @@ typedef enum tandem_dtype {
   tandem_s8 = 6
 } tandem_dtype;
 
+/* What the products of a forward pass are computed in; attention.hpp has the meaning. */
+typedef enum tandem_precision {
+  tandem_exact = 0,
+  tandem_fp8 = 1,
+  tandem_int8 = 2,
+  tandem_int8_accurate = 3
+} tandem_precision;
+
 typedef enum tandem_device { tandem_cpu = 0, tandem_cuda = 1 } tandem_device;
 
 /* A strided view of up to four dimensions. All zero: "not given". Strides are in elements; the last dimension
@@ -70,8 +78,10 @@ typedef struct tandem_options {
   int64_t window_left;  /* -1: unbounded */
   int64_t window_right; /* -1: unbounded */
   int32_t deterministic;
-  int32_t pad;   /* accept head dimensions that are not multiples of 8 */
-  int32_t check; /* check the contents of cu_seqlens and seqused */
+  int32_t pad;       /* accept head dimensions that are not multiples of 8 */
+  int32_t check;     /* check the contents of cu_seqlens and seqused */
+  int32_t precision; /* a tandem_precision */
+  int32_t strict;    /* 8-bit precisions: no scale and no mean looks at a later row */
   int32_t reserved;
 } tandem_options;
 
@@ -137,7 +147,7 @@ TANDEM_API const char* tandem_last_error(void);
 TANDEM_API const char* tandem_version(void);
 
 static inline tandem_options tandem_options_default(void) {
-  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, 0};
+  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, tandem_exact, 0, 0};
   return options;
 }
 

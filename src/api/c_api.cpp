@@ -15,13 +15,14 @@ namespace {
 
 using tandem::check::invalid;
 
-/// Sizes of the structs in version 0.1: the least that any caller passes.
+/// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
+/// since.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
 constexpr std::size_t execution_size_0_1 = 40;
 static_assert(sizeof(tandem_tensor) == 88);
-static_assert(sizeof(tandem_options) == options_size_0_1);
+static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
 static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1);
@@ -113,6 +114,8 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.deterministic = o.deterministic != 0;
   r.pad = o.pad != 0;
   r.check = o.check != 0;
+  r.precision = static_cast<tandem::Precision>(o.precision);
+  r.strict = o.strict != 0;
   return r;
 }
 

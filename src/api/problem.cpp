@@ -148,6 +148,7 @@ class Builder {
     const std::int64_t right = options_.causal ? 0 : options_.window_right;
     p_.window_right = right >= p_.rows_q - 1 ? -1 : right;
     p_.deterministic = options_.deterministic;
+    precision();
   }
 
   /// A tensor with the rows and heads of q.
@@ -244,6 +245,22 @@ class Builder {
     if (d.kind == Device::Kind::cuda && d.index < 0)
       invalid("q is on cuda device {}; devices count from 0", d.index);
     p_.device = d;
+  }
+
+  void precision() {
+    const Precision precision = options_.precision;
+    if (precision < Precision::exact || precision > Precision::int8_accurate) {
+      invalid("precision is {}; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)",
+              static_cast<int>(precision));
+    }
+    p_.precision = precision;
+    p_.strict = options_.strict;
+    const DType dtype = q_.tensor.dtype;
+    if (precision == Precision::exact || dtype == DType::f16 || dtype == DType::bf16) return;
+    invalid("precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; {}", name_of(precision),
+            name_of(dtype),
+            dtype == DType::f32 ? "convert q, k and v first, or leave the precision exact"
+                                : "leave the precision exact: these tensors are 8-bit already");
   }
 
   static void window(const char* name, std::int64_t value) {

@@ -71,6 +71,8 @@ struct Problem {
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   bool deterministic = false;
+  Precision precision = Precision::exact;
+  bool strict = false;
 
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;

@@ -4,6 +4,7 @@
 #include "cpu/backward.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/forward_kernels.hpp"
+#include "cpu/recipe.hpp"
 #include "cpu/workspace.hpp"
 
 namespace tandem::cpu {
@@ -15,6 +16,11 @@ Config choose(const Problem& problem, int threads) {
   if (problem.pass == Pass::backward) {
     config.block_q = backward_block_q;
     config.block_k = backward_block_k;
+    return config;
+  }
+  if (problem.precision != Precision::exact) {
+    config.recipe = recipe_of(problem.precision, problem.strict);
+    config.block_q = config.block_k = quant_block;
     return config;
   }
   config.block_k = 128;

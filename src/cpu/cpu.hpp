@@ -5,6 +5,7 @@
 #include <span>
 
 #include "api/problem.hpp"
+#include "kernels/recipe.hpp"
 
 namespace tandem::cpu {
 
@@ -23,6 +24,7 @@ struct Config {
   int threads = 1;
   int block_q = 0;
   int block_k = 0;
+  Recipe recipe;  ///< read if the problem's precision is not exact
 };
 
 /// Scratch bytes: grows with threads times tile, never with seqlen squared.

@@ -1,22 +1,14 @@
 // The forward pass: cuts a Problem into tiles and runs them on threads, the longest of each head first.
 #include <omp.h>
 
-#include <cstring>
-#include <limits>
-
 #include "cpu/cpu.hpp"
 #include "cpu/forward_kernels.hpp"
+#include "cpu/operand.hpp"
+#include "cpu/quantized_forward.hpp"
 #include "cpu/workspace.hpp"
 
 namespace tandem::cpu {
 namespace {
-
-/// Element (batch, row, head) of an operand.
-template <typename Byte = std::byte>
-Byte* element(const Operand& o, std::int64_t batch, std::int64_t row, std::int64_t head) {
-  return static_cast<Byte*>(o.data) +
-         o.offset(batch, row, head) * static_cast<std::int64_t>(size_of(o.dtype));
-}
 
 /// How the keys of a short query are split, by the sequence alone: at most max_splits splits of at least 1024
 /// keys, a megabyte of fp32 K and V, beside which folding a partial result costs nothing.
@@ -51,31 +43,6 @@ bool is_short(const Problem& p, std::int64_t b) {
 std::int64_t units_of(const Problem& p, const Config& config, std::int64_t b) {
   if (is_short(p, b)) return shares_splits(p, config) ? split_count(key_rows(p, b).used) : 1;
   return (query_rows(p, b).used * p.group() + config.block_q - 1) / config.block_q;
-}
-
-/// out 0 and lse -inf for rows [begin, end), which no sequence uses.
-void clear_rows(const Problem& p, std::int64_t batch, std::int64_t begin, std::int64_t end) {
-  const std::size_t bytes = static_cast<std::size_t>(p.head_dim_v) * size_of(p.out.dtype);
-  for (std::int64_t row = begin; row < end; ++row) {
-    for (std::int64_t head = 0; head < p.heads_q; ++head) {
-      std::memset(element(p.out, batch, row, head), 0, bytes);
-      if (!p.lse.given()) continue;
-      static_cast<float*>(p.lse.data)[p.lse.offset(batch, row, head)] =
-          -std::numeric_limits<float>::infinity();
-    }
-  }
-}
-
-/// The unused rows of sequence b; b == batch stands for the packed rows before the first and after the last
-/// sequence.
-void clear_unused(const Problem& p, std::int64_t b) {
-  if (b < p.batch) {
-    const Rows rows = query_rows(p, b);
-    clear_rows(p, b, rows.begin + rows.used, rows.end);
-  } else if (p.packed_q) {
-    clear_rows(p, 0, 0, p.batch > 0 ? query_rows(p, 0).begin : p.rows_q);
-    if (p.batch > 0) clear_rows(p, 0, query_rows(p, p.batch - 1).end, p.rows_q);
-  }
 }
 
 /// What all tiles of one KV head of one sequence share.
@@ -201,11 +168,13 @@ void run_unit(const Run& run, std::int64_t b, std::int64_t kv_head, std::int64_t
 }  // namespace
 
 std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
+  if (p.precision != Precision::exact) return quantized_workspace_bytes(p, config);
   return static_cast<std::size_t>(config.threads) * scratch_bytes(p, config) +
          shared_partial_floats(p, config) * sizeof(float) + scratch_alignment;
 }
 
 void forward(const Problem& p, const Config& config, std::span<std::byte> workspace) {
+  if (p.precision != Precision::exact) return quantized_forward(p, config, workspace);
   std::byte* const scratch = align_scratch(workspace.data());
   Run run{.problem = p,
           .config = config,

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "cpu/recipe.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
 
@@ -30,7 +31,7 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   const cpu::Config& c = plan.cpu;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';
-  return {
+  std::vector<std::string> lines{
       "backend cpu: the tensors are on the CPU",
       fmt::format(
           "target {}: {}", cpu::name_of(c.target),
@@ -40,6 +41,12 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
                                         : "OMP_NUM_THREADS, or every core this process may use"),
       fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
   };
+  if (problem.precision == Precision::exact) return lines;
+  const std::string what =
+      problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit" : describe(c.recipe);
+  lines.push_back(
+      fmt::format("precision {}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "", what));
+  return lines;
 }
 
 }  // namespace tandem

@@ -22,6 +22,10 @@ void check_problem(const Problem& p) {
   if (p.pass == Pass::backward) {
     unsupported("backward has no GPU kernel yet; copy the tensors to the CPU");
   }
+  if (p.precision != Precision::exact) {
+    unsupported("precision {} has no GPU kernel yet; leave it exact, or copy the tensors to the CPU",
+                name_of(p.precision));
+  }
   if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));

@@ -1,0 +1,94 @@
+// What the 8-bit driver (quantized_forward.cpp) hands to its kernels (quantize_kernel.cpp,
+// quantized_kernel.cpp): plain numbers and pointers, as in forward_tile.hpp.
+#pragma once
+
+#include "cpu/forward_tile.hpp"
+#include "kernels/recipe.hpp"
+
+namespace tandem::cpu {
+
+/// Up to quant_block rows of one head, as the user has them, and what is done to them before they are
+/// rounded.
+struct QuantizeRows {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride = 0;  ///< elements from row to row
+  int rows = 0;
+  int dim = 0;
+  const float* mean = nullptr;  ///< by channel, subtracted; may be null
+  bool rotate = false;
+  float* scratch = nullptr;  ///< rows * dim
+};
+
+/// How they are rounded, and where codes and scales go: value = code * scale.
+struct QuantizeTo {
+  Codes codes = Codes::e4m3;  ///< e4m3 or s8
+  ScaleGroup group = ScaleGroup::block;
+  float largest = 0.0F;  ///< tensor and head: the largest magnitude of the group
+  std::uint8_t* out = nullptr;
+  std::int64_t out_stride = 0;
+  float* scales = nullptr;  ///< channel: one a channel; else one a row, equal where rows share it
+};
+
+/// The quantiser for one instruction set. NaN and infinity count for no scale and no mean.
+struct QuantizeKernel {
+  /// sums[c] += the rows' finite elements of channel c.
+  void (*sum_channels)(const QuantizeRows& rows, float* sums) = nullptr;
+  /// The largest finite magnitude after mean and rotation.
+  float (*largest)(const QuantizeRows& rows) = nullptr;
+  void (*quantize)(const QuantizeRows& rows, const QuantizeTo& to) = nullptr;
+};
+
+/// Up to quant_block queries of one head against the keys they see.
+struct QuantizedTile {
+  ForwardTile
+      tile;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as quantized_scratch says
+  Recipe recipe;
+  float q_largest = 0.0F;                 ///< scale groups tensor and head: the largest |q|
+  const float* mean = nullptr;            ///< of K by channel, where it was removed
+  const std::uint8_t* k_codes = nullptr;  ///< [seqlen_k][head_dim_qk]
+  const float* k_scales = nullptr;        ///< [seqlen_k]
+  const std::uint8_t* v_codes = nullptr;  ///< [seqlen_k][head_dim_v]
+  const float* v_scales = nullptr;        ///< channel: [blocks][head_dim_v]; else [seqlen_k]
+};
+
+/// The pieces of a thread's scratch memory, as offsets in floats.
+struct QuantizedScratch {
+  std::size_t q = 0;         ///< [stripe][head_dim_qk][lanes]
+  std::size_t out = 0;       ///< [stripe][head_dim_v][lanes], f32 sums
+  std::size_t held = 0;      ///< likewise, sums not promoted yet
+  std::size_t scores = 0;    ///< [key][lanes] of one stripe
+  std::size_t k = 0;         ///< a block's decoded K, and the quantiser's rows
+  std::size_t v = 0;         ///< a block's decoded V
+  std::size_t codes = 0;     ///< of Q, in bytes
+  std::size_t channels = 0;  ///< two arrays by channel of V
+  std::size_t rows = 0;      ///< seven arrays by query row
+  std::size_t floats = 0;
+};
+
+[[gnu::always_inline]] inline QuantizedScratch quantized_scratch(std::int64_t head_dim_qk,
+                                                                 std::int64_t head_dim_v) {
+  QuantizedScratch s;
+  const auto take = [&s](std::int64_t count) {
+    const std::size_t at = s.floats;
+    s.floats += static_cast<std::size_t>((count + 15) / 16 * 16);
+    return at;
+  };
+  s.q = take(quant_block * head_dim_qk);
+  s.out = take(quant_block * head_dim_v);
+  s.held = take(quant_block * head_dim_v);
+  s.scores = take(quant_block * 64);
+  s.k = take(quant_block * (head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v));
+  s.v = take(quant_block * head_dim_v);
+  s.codes = take(quant_block * head_dim_qk / 4);
+  s.channels = take(2 * head_dim_v);
+  s.rows = take(7 * quant_block);
+  return s;
+}
+
+/// The attention kernel for one instruction set.
+struct QuantizedKernel {
+  void (*run)(const QuantizedTile& tile) = nullptr;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,45 @@
+#include "cpu/recipe.hpp"
+
+#include <fmt/format.h>
+
+namespace tandem {
+namespace {
+
+const char* name_of(Codes codes) {
+  switch (codes) {
+    case Codes::e4m3: return "e4m3";
+    case Codes::s8: return "s8";
+    case Codes::input: return "16-bit";
+  }
+  return "unknown";
+}
+
+const char* name_of(ScaleGroup group) {
+  switch (group) {
+    case ScaleGroup::tensor: return "tensor";
+    case ScaleGroup::head: return "head";
+    case ScaleGroup::block: return "block of 128 rows";
+    case ScaleGroup::row: return "row";
+    case ScaleGroup::channel: return "channel of 128 rows";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+Recipe recipe_of(Precision precision, bool is_strict) {
+  const Recipe recipe = precision == Precision::fp8    ? fp8_recipe
+                        : precision == Precision::int8 ? int8_recipe
+                                                       : int8_accurate_recipe;
+  return is_strict ? strict(recipe) : recipe;
+}
+
+std::string describe(const Recipe& r) {
+  std::string text = fmt::format("Q K^T in {}, one scale a {}{}{}", name_of(r.qk), name_of(r.qk_scales),
+                                 r.rotate_qk ? ", rotated" : "", r.smooth_k ? ", K's mean removed" : "");
+  if (r.pv == Codes::input) return text + "; P V in 16 bits";
+  return text + fmt::format("; P V in {}, one scale a {} of V{}, promoted every {} tile(s)", name_of(r.pv),
+                            name_of(r.v_scales), r.rotate_v ? ", rotated" : "", r.promote_every);
+}
+
+}  // namespace tandem

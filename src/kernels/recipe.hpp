@@ -1,0 +1,81 @@
+// How an 8-bit attention rounds its operands: what the quantiser, the kernels and their CPU counterparts
+// agree on. Plain aggregates, no includes: the same file serves the host compiler and NVRTC. docs/numerics.md
+// has the method.
+#pragma once
+
+namespace tandem {
+
+/// What an operand of a product is rounded to. `input` leaves it in the 16 bits it came in.
+enum class Codes : int { e4m3, s8, input };
+
+/// The elements of a head that share a scale: all of the tensor, all of one (batch, head), a block of
+/// `quant_block` rows, one row, or one channel of a block.
+enum class ScaleGroup : int { tensor, head, block, row, channel };
+
+/// Rows of a scale block, counted from the first row of a sequence, and keys of a tile of P: blocks do not
+/// depend on how sequences are batched, packed or tiled.
+constexpr int quant_block = 128;
+
+/// The largest magnitudes that codes hold.
+constexpr float largest_e4m3 = 448.0F;
+constexpr float largest_s8 = 127.0F;
+/// What P, at most 1, is multiplied by before it is rounded: a power of two for e4m3, all of u8's range for
+/// s8.
+constexpr float e4m3_p_range = 256.0F;
+constexpr float u8_p_range = 255.0F;
+
+/// Products that one 8-bit WGMMA instruction adds up along the depth before its accumulator is truncated.
+constexpr int e4m3_depth_step = 32;
+/// The bits of an f32 that such an accumulator keeps: sign, exponent and 13 of 23 bits behind the point.
+constexpr unsigned e4m3_accumulator_mask = 0xFFFFFC00U;
+
+struct Recipe {
+  Codes qk = Codes::e4m3;
+  Codes pv = Codes::e4m3;
+  ScaleGroup qk_scales = ScaleGroup::block;  ///< of q and of k, each by its own rows
+  ScaleGroup v_scales = ScaleGroup::block;
+  bool rotate_qk = true;  ///< random signs and a Hadamard matrix, which leave Q K^T as it is
+  bool rotate_v = false;  ///< the same along V's channels, undone on O
+  bool smooth_k = true;   ///< K's mean over the sequence is removed, and the LSE corrected
+  int promote_every = 1;  ///< tiles whose products stay in a truncating accumulator before f32 takes them
+
+  constexpr bool operator==(const Recipe&) const = default;
+};
+
+constexpr Recipe fp8_recipe{};
+/// V has a scale a row, which joins P before P is rounded: a key of much weight and little value (an
+/// attention sink) then leaves P's range to the others. Error on such inputs 7.2e-4, against 3.5e-3 with a
+/// scale a (block, channel).
+constexpr Recipe int8_recipe{.qk = Codes::s8,
+                             .pv = Codes::s8,
+                             .qk_scales = ScaleGroup::row,
+                             .v_scales = ScaleGroup::row,
+                             .rotate_v = true};
+constexpr Recipe int8_accurate_recipe{
+    .qk = Codes::s8, .pv = Codes::input, .qk_scales = ScaleGroup::row, .v_scales = ScaleGroup::row};
+
+/// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too.
+constexpr Recipe strict(Recipe recipe) {
+  recipe.qk_scales = ScaleGroup::row;
+  recipe.v_scales = ScaleGroup::row;
+  recipe.smooth_k = false;
+  return recipe;
+}
+
+/// The sign that channel `c` is multiplied by before the Hadamard matrix: bits of splitmix64, seed 0.
+[[gnu::always_inline]] constexpr float rotation_sign(int c) {
+  unsigned long long z = (static_cast<unsigned long long>(c) + 1) * 0x9E3779B97F4A7C15U;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return ((z ^ (z >> 31)) & 1U) != 0 ? -1.0F : 1.0F;
+}
+
+/// The size of the Hadamard matrix for the channels from `first` on: head dimensions are cut into powers of
+/// two, the largest first (96 = 64 + 32).
+[[gnu::always_inline]] constexpr int rotation_block(int first, int head_dim) {
+  int size = 1;
+  while (2 * size <= head_dim - first) size *= 2;
+  return size;
+}
+
+}  // namespace tandem

@@ -1,0 +1,338 @@
+// The forward pass in 8 bits: its accuracy against fp64, what strict promises, and the corners of codes and
+// scales.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "cpu/forward_kernels.hpp"
+#include "cpu/recipe.hpp"
+#include "harness/element.hpp"
+#include "harness/expect.hpp"
+#include "harness/runner.hpp"
+#include "kernels/recipe.hpp"
+
+namespace tandem::harness {
+namespace {
+
+constexpr Precision precisions[] = {Precision::fp8, Precision::int8, Precision::int8_accurate};
+
+double root_mean_square(const std::vector<double>& got, const std::vector<double>& expected) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) sum += (got[i] - expected[i]) * (got[i] - expected[i]);
+  return std::sqrt(sum / static_cast<double>(got.size()));
+}
+
+/// The paper's N(0, 1) + N(0, 100) * Bernoulli(0.001).
+void fill_with_outliers(Box& box, Random& random) {
+  for (std::int64_t i = 0; i < box.numel(); ++i) {
+    const double x = random.normal();
+    box.set(i, random.chance(0.001) ? x + 10.0 * random.normal() : x);
+  }
+}
+
+Case paper_case() {
+  Case c;
+  c.dtype = DType::f16;
+  c.heads_q = c.heads_kv = 4;
+  c.head_dim_qk = c.head_dim_v = 128;
+  c.seqlen_q = 512;
+  c.seqlen_k = 4096;
+  c.lse = false;
+  c.threads = 2;
+  return c;
+}
+
+double error_of(Call& call, const Recipe& recipe, const std::vector<double>& expected) {
+  call.spec.options.precision = Precision::fp8;  // any that is not exact: the recipe says the rest
+  call.prepare(Pass::forward);
+  const Problem problem = make_problem(call.forward_args());
+  cpu::Config config = cpu::choose(problem, 2);
+  config.recipe = recipe;
+  std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
+  cpu::forward(problem, config, workspace);
+  return root_mean_square(call.out.values(), expected);
+}
+
+/// The bars: against one e4m3 scale a tensor, the paper's recipe is 2.2 times more accurate, int8 6,
+/// int8-accurate 10.
+TEST(Quantized, ErrorOnThePapersDistribution) {
+  Call call(paper_case());
+  Random random(1);
+  for (Box* box : {&call.q, &call.k, &call.v}) fill_with_outliers(*box, random);
+  const std::vector<double> expected = reference::forward(call.problem()).out;
+
+  Recipe papers = fp8_recipe;
+  papers.smooth_k = false;
+  Recipe one_scale = papers;
+  one_scale.qk_scales = one_scale.v_scales = ScaleGroup::tensor;
+  one_scale.rotate_qk = false;
+  const double plain = error_of(call, one_scale, expected);
+  EXPECT_GT(plain, 2.2 * error_of(call, papers, expected));
+  EXPECT_GT(plain, 2.2 * error_of(call, fp8_recipe, expected));
+  EXPECT_GT(plain, 2.2 * error_of(call, strict(fp8_recipe), expected));
+  EXPECT_GT(plain, 6.0 * error_of(call, int8_recipe, expected));
+  EXPECT_GT(plain, 6.0 * error_of(call, strict(int8_recipe), expected));
+  EXPECT_GT(plain, 10.0 * error_of(call, int8_accurate_recipe, expected));
+  EXPECT_GT(plain, 10.0 * error_of(call, strict(int8_accurate_recipe), expected));
+}
+
+/// Largest errors of out and lse that 8 bits may cost where q, k and v are normal numbers and the scale is
+/// moderate.
+struct Tolerance {
+  double out;
+  double lse;
+};
+Tolerance tolerance_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp8: return {0.5, 0.25};
+    case Precision::int8: return {0.1, 0.05};
+    default: return {0.06, 0.05};
+  }
+}
+
+testing::AssertionResult close(const Call& call, const reference::Forward& expected, Precision precision) {
+  const Tolerance bound = tolerance_of(precision);
+  const auto near = [](const char* name, const Box& box, const std::vector<double>& values,
+                       double tolerance) {
+    for (std::int64_t i = 0; box.given() && i < box.numel(); ++i) {
+      const double want = values[static_cast<std::size_t>(i)];
+      const double got = box.get(i);
+      if (got == want || std::abs(got - want) <= tolerance) continue;
+      return testing::AssertionFailure() << name << "[" << i << "] is " << got << ", expected " << want;
+    }
+    return testing::AssertionSuccess();
+  };
+  if (testing::AssertionResult out = near("out", call.out, expected.out, bound.out); !out) return out;
+  return near("lse", call.lse, expected.lse, bound.lse);
+}
+
+void run_all_precisions(const Case& c) {
+  Call call(c);
+  const reference::Forward expected = reference::forward(call.problem());
+  for (const Precision precision : precisions) {
+    for (const bool strict_setting : {false, true}) {
+      call.spec.options.precision = precision;
+      call.spec.options.strict = strict_setting;
+      on_every_runner(c, [&](Runner& runner) {
+        SCOPED_TRACE(name_of(precision));
+        call.prepare(Pass::forward);
+        runner.forward(call);
+        EXPECT_TRUE(close(call, expected, precision));
+        for (const Box* box : call.outputs(Pass::forward)) {
+          EXPECT_TRUE(!box->given() || box->changed_outside().empty());
+        }
+      });
+    }
+  }
+}
+
+/// Every feature crossed with every precision: rows that see no key, packed and unused rows, masks, softcap,
+/// sinks, GQA.
+TEST(Quantized, RandomProblems) {
+  for (std::uint64_t seed = 0; seed < static_cast<std::uint64_t>(effort(12)); ++seed) {
+    Case c = random_case(seed, 260);
+    c.dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
+    c.scales = 0;
+    c.amplitude = 1.0;
+    if (c.options.scale && std::abs(*c.options.scale) > 0.3F) c.options.scale.reset();
+    run_all_precisions(c);
+  }
+}
+
+TEST(Quantized, HeadDimensions) {
+  for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
+    Case c;
+    c.dtype = DType::bf16;
+    c.heads_q = 4;
+    c.heads_kv = 2;
+    c.head_dim_qk = c.head_dim_v = head_dim;
+    c.packed_q = c.packed_k = true;
+    c.batch = 3;
+    c.lengths_q = {130, 0, 40};
+    c.lengths_k = {200, 7, 129};
+    c.options.causal = true;
+    run_all_precisions(c);
+  }
+}
+
+/// The bits of rows [0, count) of every head.
+std::vector<double> first_rows(const Box& box, std::int64_t count, std::int64_t row) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < count * row; ++i) values.push_back(box.get(i));
+  return values;
+}
+
+/// With strict, rows of a causal sequence do not notice what comes after them; without, K's mean does.
+TEST(Quantized, StrictResultsDoNotDependOnTheFuture) {
+  for (const Precision precision : precisions) {
+    for (const bool strict_setting : {false, true}) {
+      Case whole_spec;
+      whole_spec.dtype = DType::bf16;
+      whole_spec.heads_q = whole_spec.heads_kv = 2;
+      whole_spec.head_dim_qk = 64;
+      whole_spec.head_dim_v = 32;
+      whole_spec.seqlen_q = whole_spec.seqlen_k = 300;
+      whole_spec.options.causal = true;
+      whole_spec.options.precision = precision;
+      whole_spec.options.strict = strict_setting;
+      Call whole(whole_spec);
+      for (const std::int64_t length : {2, 77, 128, 201}) {
+        Case part_spec = whole_spec;
+        part_spec.seqlen_q = part_spec.seqlen_k = length;
+        Call part(part_spec);
+        for (std::int64_t i = 0; i < part.q.numel(); ++i) part.q.set(i, whole.q.get(i));
+        for (std::int64_t i = 0; i < part.k.numel(); ++i) part.k.set(i, whole.k.get(i));
+        for (std::int64_t i = 0; i < part.v.numel(); ++i) part.v.set(i, whole.v.get(i));
+        on_every_runner(whole_spec, [&](Runner& runner) {
+          whole.prepare(Pass::forward);
+          runner.forward(whole);
+          part.prepare(Pass::forward);
+          runner.forward(part);
+          EXPECT_EQ(first_rows(whole.out, length, 64) == part.out.values(), strict_setting || length == 300)
+              << name_of(precision) << ", " << length << " rows";
+          for (std::int64_t head = 0; strict_setting && head < 2; ++head) {
+            for (std::int64_t i = 0; i < length; ++i) {
+              ASSERT_EQ(whole.lse.get(head * 300 + i), part.lse.get(head * length + i));
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Quantized, ThreadsAndBatchesDoNotChangeABit) {
+  for (const Precision precision : precisions) {
+    Case c;
+    c.dtype = DType::f16;
+    c.batch = 2;
+    c.heads_q = 4;
+    c.heads_kv = 2;
+    c.head_dim_qk = 96;
+    c.head_dim_v = 72;
+    c.seqlen_q = 150;
+    c.seqlen_k = 333;
+    c.options.precision = precision;
+    Call call(c);
+    Case alone_spec = c;
+    alone_spec.batch = 1;
+    Call alone(alone_spec);
+    const auto copy_second = [](const Box& from, Box& to) {
+      for (std::int64_t i = 0; i < to.numel(); ++i) to.set(i, from.get(to.numel() + i));
+    };
+    copy_second(call.q, alone.q);
+    copy_second(call.k, alone.k);
+    copy_second(call.v, alone.v);
+    on_every_runner(c, [&](Runner& runner) {
+      std::vector<std::byte> first;
+      for (const int threads : {1, 3, 7}) {  // whole heads by thread, and heads shared by threads
+        call.spec.threads = threads;
+        call.prepare(Pass::forward);
+        runner.forward(call);
+        if (threads == 1) first = call.out.raw();
+        EXPECT_EQ(call.out.raw(), first) << threads << " threads";
+      }
+      alone.prepare(Pass::forward);
+      runner.forward(alone);
+      const std::vector<std::byte> bits = alone.out.raw();
+      EXPECT_TRUE(
+          std::equal(bits.begin(), bits.end(), first.begin() + static_cast<std::ptrdiff_t>(bits.size())));
+    });
+  }
+}
+
+/// Exactly the rows that see a NaN key are NaN, as with 16 bits; and the row of a NaN query.
+TEST(Quantized, NaNReachesTheRowsThatSeeIt) {
+  for (const Precision precision : precisions) {
+    for (const bool strict_setting : {false, true}) {
+      Case c;
+      c.dtype = DType::bf16;
+      c.seqlen_q = c.seqlen_k = 200;
+      c.head_dim_qk = c.head_dim_v = 32;
+      c.options.window_left = 20;
+      c.options.window_right = 7;
+      c.options.precision = precision;
+      c.options.strict = strict_setting;
+      Call call(c);
+      constexpr std::int64_t bad_key = 100;
+      constexpr std::int64_t bad_query = 9;
+      call.k.set(bad_key * 32 + 5, std::numeric_limits<double>::quiet_NaN());
+      call.q.set(bad_query * 32 + 31, std::numeric_limits<double>::infinity());
+      on_every_runner(c, [&](Runner& runner) {
+        call.prepare(Pass::forward);
+        runner.forward(call);
+        for (std::int64_t i = 0; i < 200; ++i) {
+          const bool bad = (bad_key >= i - 20 && bad_key <= i + 7) || i == bad_query;
+          EXPECT_EQ(std::isnan(call.lse.get(i)), bad) << name_of(precision) << " row " << i;
+          for (std::int64_t c2 = 0; c2 < 32; ++c2) ASSERT_EQ(std::isnan(call.out.get(i * 32 + c2)), bad) << i;
+        }
+      });
+    }
+  }
+}
+
+/// One key among 131072 carries the answer, with half or a tenth of the weight: whichever value the result is
+/// most like must be that key's.
+TEST(Quantized, NeedleAmongManyKeys) {
+  constexpr std::int64_t keys = 131072;
+  constexpr std::int64_t queries = 8;
+  constexpr std::int64_t dim = 64;
+  Case c;
+  c.dtype = DType::bf16;
+  c.head_dim_qk = c.head_dim_v = dim;
+  c.seqlen_q = queries;
+  c.seqlen_k = keys;
+  c.lse = false;
+  c.threads = 2;
+  Call call(c);
+  Random random(7);
+  const auto needle_of = [](std::int64_t i) { return 16000 * i + 77 * i + 3; };
+  for (std::int64_t i = 0; i < queries;
+       ++i) {  // a logit of log(keys) + 1/2 has the weight of all the others together
+    double norm = 0.0;
+    for (std::int64_t n = 0; n < dim; ++n) norm += std::pow(call.k.get(needle_of(i) * dim + n), 2.0);
+    const double logit = std::log(static_cast<double>(keys)) + (i % 2 == 0 ? 0.5 : 0.5 - std::log(9.0));
+    const double factor = logit * std::sqrt(static_cast<double>(dim)) / norm;
+    for (std::int64_t n = 0; n < dim; ++n)
+      call.q.set(i * dim + n, factor * call.k.get(needle_of(i) * dim + n));
+  }
+  std::vector<float> values(static_cast<std::size_t>(keys * dim));
+  for (std::int64_t i = 0; i < keys * dim; ++i)
+    values[static_cast<std::size_t>(i)] = static_cast<float>(call.v.get(i));
+  const auto most_like = [&](std::int64_t query) {
+    double best = -1.0;
+    std::int64_t at = -1;
+    std::vector<float> out;
+    for (std::int64_t n = 0; n < dim; ++n) out.push_back(static_cast<float>(call.out.get(query * dim + n)));
+    for (std::int64_t j = 0; j < keys; ++j) {
+      float dot = 0.0F;
+      float norm = 0.0F;
+      for (std::int64_t n = 0; n < dim; ++n) {
+        const float x = values[static_cast<std::size_t>(j * dim + n)];
+        dot += x * out[static_cast<std::size_t>(n)];
+        norm += x * x;
+      }
+      const double cosine = static_cast<double>(dot / std::sqrt(norm));
+      if (cosine > best) {
+        best = cosine;
+        at = j;
+      }
+    }
+    return at;
+  };
+  for (const Precision precision : precisions) {
+    for (const bool strict_setting : {false, true}) {
+      call.spec.options.precision = precision;
+      call.spec.options.strict = strict_setting;
+      call.prepare(Pass::forward);
+      forward(call.forward_args(), {.threads = 2});
+      for (std::int64_t i = 0; i < queries; ++i) EXPECT_EQ(most_like(i), needle_of(i)) << name_of(precision);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::harness
