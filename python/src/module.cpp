@@ -62,7 +62,7 @@ BackwardArgs backward_args(const nb::dict& tensors, const AttentionOptions& opti
 
 AttentionOptions make_options(std::optional<float> scale, bool causal, std::int64_t window_left,
                               std::int64_t window_right, float softcap, bool deterministic, bool pad,
-                              bool check) {
+                              bool check, Precision precision, bool strict) {
   AttentionOptions o;
   o.scale = scale;
   o.causal = causal;
@@ -72,6 +72,8 @@ AttentionOptions make_options(std::optional<float> scale, bool causal, std::int6
   o.deterministic = deterministic;
   o.pad = pad;
   o.check = check;
+  o.precision = precision;
+  o.strict = strict;
   return o;
 }
 
@@ -136,6 +138,11 @@ NB_MODULE(_core, m) {
       .value("i32", tandem::DType::i32)
       .value("i64", tandem::DType::i64)
       .value("s8", tandem::DType::s8);
+  nb::enum_<tandem::Precision>(m, "Precision")
+      .value("exact", tandem::Precision::exact)
+      .value("fp8", tandem::Precision::fp8)
+      .value("int8", tandem::Precision::int8)
+      .value("int8_accurate", tandem::Precision::int8_accurate);
   nb::enum_<tandem::Device::Kind>(m, "DeviceKind")
       .value("cpu", tandem::Device::Kind::cpu)
       .value("cuda", tandem::Device::Kind::cuda);
@@ -148,7 +155,8 @@ NB_MODULE(_core, m) {
       .def(nb::new_(&py::make_options), nb::kw_only(), nb::arg("scale") = nb::none(),
            nb::arg("causal") = false, nb::arg("window_left") = -1, nb::arg("window_right") = -1,
            nb::arg("softcap") = 0.0F, nb::arg("deterministic") = false, nb::arg("pad") = false,
-           nb::arg("check") = false);
+           nb::arg("check") = false, nb::arg("precision") = tandem::Precision::exact,
+           nb::arg("strict") = false);
 
   // Arguments become C++ structs under the GIL; the work itself runs without it.
   m.def(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         pad: bool
         deterministic: bool
         check: bool
+        precision: str
+        strict: bool
         threads: int
 
 
@@ -80,6 +82,8 @@ def attention(
     pad: bool = False,
     deterministic: bool = False,
     check: bool = False,
+    precision: str = "exact",
+    strict: bool = False,
     threads: int = 0,
 ) -> Any:
     """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
@@ -121,6 +125,11 @@ def attention(
       pad: accept head dimensions that are not multiples of 8; they are padded inside.
       deterministic: gradients are bitwise reproducible. The result always is.
       check: also check what cu_seqlens and seqused contain.
+      precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (several times
+        more accurate than fp8) or "int8-accurate" (16-bit ``p @ v``). Gradients are then those of the 16-bit
+        formula at this result and LSE.
+      strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
+        of the sequence cut off behind them.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
 
     Returns:
@@ -145,7 +154,9 @@ def attention(
         "k_scale": k_scale,
         "v_scale": v_scale,
     }
-    call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    call = _call.Call(
+        scale, causal, window, softcap, deterministic, pad, check, threads, metadata, precision, strict
+    )
     if _arrays.is_torch(q):
         from tandem import _torch
 

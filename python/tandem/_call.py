@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem import _arrays, _core
 from tandem._core import DType
+from tandem._errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Call:
     threads: int = 0
     #: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale; None where not given
     metadata: dict[str, Any] = field(default_factory=dict)
+    precision: str = "exact"
+    strict: bool = False
 
     def options(self) -> _core.Options:
         window_left, window_right = self.window
@@ -35,7 +38,16 @@ class Call:
             deterministic=self.deterministic,
             pad=self.pad,
             check=self.check,
+            precision=self._precision(),
+            strict=self.strict,
         )
+
+    def _precision(self) -> _core.Precision:
+        name = str(self.precision).replace("-", "_")
+        if name not in _core.Precision.__members__:
+            names = ", ".join(p.replace("_", "-") for p in _core.Precision.__members__)
+            raise InvalidArgumentError(f"precision is {self.precision!r}; it must be one of {names}")
+        return _core.Precision[name]
 
 
 def _stream(array: Any) -> int:

@@ -15,6 +15,12 @@ class DeviceKind(enum.Enum):
     cpu = 0
     cuda = 1
 
+class Precision(enum.Enum):
+    exact = 0
+    fp8 = 1
+    int8 = 2
+    int8_accurate = 3
+
 class Tensor:
     def __init__(
         self,
@@ -38,6 +44,8 @@ class Options:
         deterministic: bool = False,
         pad: bool = False,
         check: bool = False,
+        precision: Precision = ...,
+        strict: bool = False,
     ) -> None: ...
 
 class CpuInfo(TypedDict):
