@@ -21,7 +21,7 @@ _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
     ", ".join(f"Tensor? {name}" for name in _METADATA)
     + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
-    " bool deterministic, bool pad, bool check, SymInt threads"
+    " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
 )
 
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool need_dsink"
@@ -81,16 +81,18 @@ def _flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
     metadata = tuple(call.metadata.get(name) for name in _METADATA)
     options = (call.scale, call.causal, *call.window, call.softcap, call.deterministic, call.pad, call.check)
-    return (*metadata, *options, call.threads)
+    return (*metadata, *options, call.threads, call.precision, call.strict)
 
 
 def _unflat(flat: Sequence[Any]) -> _call.Call:
     """The inverse of _flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
     count = len(_METADATA)
-    scale, causal, left, right, softcap, deterministic, pad, check, threads = flat[count:]
+    scale, causal, left, right, softcap, deterministic, pad, check, threads, precision, strict = flat[count:]
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     metadata = dict(zip(_METADATA, flat[:count], strict=True))
-    return _call.Call(scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata)
+    return _call.Call(
+        scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, precision, strict
+    )
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:

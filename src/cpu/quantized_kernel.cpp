@@ -12,6 +12,7 @@
 #include "cpu/quantized_tile.hpp"
 #include "cpu/simd/product.hpp"
 #include "cpu/simd/rotate.hpp"
+#include "cpu/simd/round.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -95,30 +96,6 @@ TANDEM_INLINE void score_rows(const Work& w, const float* q, int key) {
   int j = 0;
   for (; j + 4 <= count; j += 4) score_rows<4>(w, q, j);
   for (; j < count; ++j) score_rows<1>(w, q, j);
-}
-
-/// The nearest e4m3 value, ties to even, of 0 <= x <= 448; NaN stays some NaN.
-TANDEM_INLINE Vec round_to_e4m3(Vec x) {
-  const auto bits = f32_as_bits(x);
-  const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(u32_lanes, 1U));
-  const auto up = hn::Add(bits, hn::Add(odd, hn::Set(u32_lanes, 0x7FFFFU)));
-  const Vec normal = bits_as_f32(hn::And(up, hn::Set(u32_lanes, 0xFFF00000U)));
-  const Vec small = hn::Sub(hn::Add(x, broadcast(0x1p14F)), broadcast(0x1p14F));  // multiples of 2^-9
-  return hn::IfThenElse(hn::Lt(x, broadcast(0x1p-6F)), small, normal);
-}
-
-TANDEM_INLINE Vec round_to_f16(Vec x) {
-  f16 stored[vec_lanes];
-  store(x, stored);
-  return load(stored);
-}
-
-TANDEM_INLINE Vec round_to_bf16_value(Vec x) {
-  return bits_as_f32(hn::ShiftLeft<16>(round_to_bf16(x)));
-}
-
-TANDEM_INLINE Vec round_whole(Vec x) {
-  return hn::Sub(hn::Add(x, broadcast(0x1.8p23F)), broadcast(0x1.8p23F));
 }
 
 /// P, times its range, as the second product takes it.

@@ -170,6 +170,14 @@ static void test_errors(void) {
   args.q.dtype = 77;
   CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
               "q is unknown; convert it to f32, f16, bf16 or e4m3");
+  tandem_options options = tandem_options_default();
+  options.precision = tandem_fp8;
+  options.strict = 1;
+  args = forward_args(&b);
+  args.options = &options;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "precision fp8 rounds f16 or bf16 inputs to 8 bits, but q is f32; convert q, k and v first, or "
+              "leave the precision exact");
   args = forward_args(&b);
   args.q.device = 9;
   CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
@@ -194,6 +202,14 @@ static void test_struct_versions(void) {
   CHECK_FAILS(
       tandem_forward(&args, NULL), tandem_invalid_argument,
       "options.struct_size is 8; set it to sizeof the struct, at least 56 (the _default function does)");
+
+  /* A caller of the first version, whose options end before `strict`: it is not read. */
+  options = tandem_options_default();
+  options.strict = options.reserved = -1;
+  options.struct_size = 56;
+  args = forward_args(&b);
+  args.options = &options;
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
 
   /* A caller from the future, with fields that this library does not know. */
   struct {

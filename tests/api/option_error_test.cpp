@@ -22,25 +22,35 @@ TEST_P(OptionError, SaysRuleValueAndRemedy) {
 
 INSTANTIATE_TEST_SUITE_P(
     Options, OptionError,
-    testing::Values(Forward{"scale_nan", dense_forward, [](F& a) { a.options.scale = nan; },
-                            "scale is nan; it must be finite"},
-                    Forward{"scale_infinite", dense_forward, [](F& a) { a.options.scale = -infinity; },
-                            "scale is -inf; it must be finite"},
-                    Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
-                            "softcap is -1.5; it must be finite and at least 0 (0: off)"},
-                    Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
-                            "softcap is nan; it must be finite and at least 0 (0: off)"},
-                    Forward{"softcap_infinite", dense_forward, [](F& a) { a.options.softcap = infinity; },
-                            "softcap is inf; it must be finite and at least 0 (0: off)"},
-                    Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
-                            "window_left is -2; it must be at least 0, or -1 for unbounded"},
-                    Forward{
-                        "window_right", dense_forward,
-                        [](F& a) {
-                          a.options.window_right = std::numeric_limits<std::int64_t>::min();
-                          a.options.causal = true;
-                        },
-                        "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded"}),
+    testing::Values(
+        Forward{"scale_nan", dense_forward, [](F& a) { a.options.scale = nan; },
+                "scale is nan; it must be finite"},
+        Forward{"scale_infinite", dense_forward, [](F& a) { a.options.scale = -infinity; },
+                "scale is -inf; it must be finite"},
+        Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
+                "softcap is -1.5; it must be finite and at least 0 (0: off)"},
+        Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
+                "softcap is nan; it must be finite and at least 0 (0: off)"},
+        Forward{"softcap_infinite", dense_forward, [](F& a) { a.options.softcap = infinity; },
+                "softcap is inf; it must be finite and at least 0 (0: off)"},
+        Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
+                "window_left is -2; it must be at least 0, or -1 for unbounded"},
+        Forward{"precision_unknown", dense_forward,
+                [](F& a) { a.options.precision = static_cast<Precision>(4); },
+                "precision is 4; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)"},
+        Forward{"precision_of_f32", dense_forward,
+                [](F& a) { a.options.precision = Precision::int8_accurate; },
+                "precision int8-accurate rounds f16 or bf16 inputs to 8 bits, but q is f32; "
+                "convert q, k and v first, or leave the precision exact"},
+        Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::fp8; },
+                "precision fp8 rounds f16 or bf16 inputs to 8 bits, but q is e4m3; leave the "
+                "precision exact: these tensors are 8-bit already"},
+        Forward{"window_right", dense_forward,
+                [](F& a) {
+                  a.options.window_right = std::numeric_limits<std::int64_t>::min();
+                  a.options.causal = true;
+                },
+                "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded"}),
     case_name<ForwardArgs>);
 
 /// packed_forward with contents of its own, to be checked.

@@ -88,6 +88,41 @@ TEST(Plan, RefusesATargetThatIsNotThere) {
   }
 }
 
+TEST(Plan, NamesTheRecipeOfAPrecision) {
+  ForwardArgs args = forward_args(64);
+  args.options.precision = Precision::int8;
+  args.options.strict = true;
+  const Problem problem = make_problem(args, Memory::described);
+  EXPECT_EQ(reasons(problem, make_plan(problem, {}), {}).back(),
+            "precision int8, strict: Q K^T in s8, one scale a row, rotated; P V in s8, one scale a row of V, "
+            "rotated, promoted every 1 tile(s)");
+}
+
+TEST(Plan, EightBitMemoryIsLinear) {
+  ForwardArgs args = forward_args(4096);
+  args.options.precision = Precision::int8;
+  const std::size_t small = plan_of(args, {.threads = 2}).workspace_bytes;
+  args = forward_args(8192);
+  args.options.precision = Precision::int8;
+  const std::size_t large = plan_of(args, {.threads = 2}).workspace_bytes;
+  EXPECT_GT(large, small);
+  EXPECT_LE(large - small,
+            std::size_t{2} * 4096 * (64 + 64 + 16));  // a store for each thread: codes and scales
+}
+
+TEST(Plan, EightBitsHaveNoGpuKernelYet) {
+  ForwardArgs args = forward_args(64, {.kind = Device::Kind::cuda, .index = 0});
+  args.options.precision = Precision::fp8;
+  try {
+    plan_of(args);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    EXPECT_STREQ(e.what(),
+                 "precision fp8 has no GPU kernel yet; leave it exact, or copy the tensors to the CPU");
+  }
+}
+
 TEST(Plan, NeedsMemoryByThreadsNotBySequenceLength) {
   const std::size_t small = plan_of(forward_args(1024), {.threads = 2}).workspace_bytes;
   EXPECT_EQ(plan_of(forward_args(std::int64_t{1} << 30), {.threads = 2}).workspace_bytes, small);
