@@ -22,7 +22,7 @@ void check_problem(const Problem& p) {
   if (p.pass == Pass::backward) {
     unsupported("backward has no GPU kernel yet; copy the tensors to the CPU");
   }
-  if (p.precision != Precision::exact) {
+  if (p.pass == Pass::forward && p.precision != Precision::exact) {
     unsupported("precision {} has no GPU kernel yet; leave it exact, or copy the tensors to the CPU",
                 name_of(p.precision));
   }
