@@ -41,3 +41,27 @@ def test_one_small_grid(tmp_path: Path) -> None:
     rows = [line for line in result.stdout.splitlines() if line.startswith("| 64 |")]
     assert len(rows) == len(cells) and "WRONG" not in result.stdout
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
+    program = ROOT / "build" / "release" / "bench" / "accuracy"
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
+    command = [sys.executable, ROOT / "bench" / "accuracy.py", "--quick", "--output", tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "low-precision-accuracy.json").read_text())
+    records = [*report["inputs"].values(), *report["seeds"], *report["contexts"]]
+    assert {"normal", "biased", "sink", "flat", "minilm 2"} <= set(report["inputs"])
+    for record in records:
+        errors = record["errors"]
+        assert (
+            0
+            < errors["exact"]
+            < errors["int8-accurate"]
+            < errors["int8"]
+            < errors["fp8 tensor"]
+            < record["rms"]
+        )
+    assert (tmp_path / "low-precision-accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert "## Gradients" in (tmp_path / "low-precision-accuracy.md").read_text()
