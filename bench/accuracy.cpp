@@ -73,9 +73,9 @@ Draw draw_of(const std::string& input) {
   }
   if (input == "normal") return [](Normal& n, int, std::int64_t, std::int64_t, std::int64_t) { return n(); };
   if (input == "biased") {  // every channel has a mean of its own, as real K and V do
-    std::vector<double> means;
+    std::vector<double> means(2 * max_heads * 256);
     Normal mean(1000);
-    for (int i = 0; i < 2 * max_heads * 256; ++i) means.push_back(mean());
+    for (double& m : means) m = mean();
     return [means](Normal& n, int which, std::int64_t, std::int64_t head, std::int64_t channel) {
       if (which == 0) return n();
       const auto at = static_cast<std::size_t>(((which - 1) * max_heads + head) * 256 + channel);
