@@ -7,7 +7,7 @@
 #   make bench    Tandem against PyTorch's CPU attention: table and plot
 #   make lint     formatting and clang-tidy
 #   make format   format all sources in place
-#   make wheel    the Python package as dist/*.whl
+#   make wheel    the Python package as dist/*.whl, with JAX and compiled GPU kernels inside
 #   make clean    remove build/ (but not build/venv) and dist/
 
 build := build/release
@@ -41,7 +41,8 @@ format:
 
 wheel:
 	scripts/bootstrap
-	$(python) -m pip wheel --no-deps --no-build-isolation -w dist .
+	$(python) -m pip wheel --no-deps --no-build-isolation -C build-dir=build/wheel -C cmake.define.TANDEM_SHIP_KERNELS=ON -w dist .
+	du -h dist/*.whl
 
 clean:
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -117,7 +117,7 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
 
 Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
                std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
-               bool pad, std::int64_t threads) {
+               bool pad, std::int64_t threads, std::int64_t precision, bool strict) {
   Wish wish{.inputs = inputs, .outputs = outputs, .options = {}, .execution = {}, .device = {}};
   if (has_scale) wish.options.scale = scale;
   wish.options.causal = causal;
@@ -126,6 +126,8 @@ Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale
   wish.options.softcap = softcap;
   wish.options.deterministic = deterministic;
   wish.options.pad = pad;
+  wish.options.precision = static_cast<Precision>(precision);
+  wish.options.strict = strict;
   wish.execution.threads = static_cast<int>(threads);
   return wish;
 }
@@ -159,7 +161,9 @@ auto with_options(auto binding) {
       .template Attr<float>("softcap")
       .template Attr<bool>("deterministic")
       .template Attr<bool>("pad")
-      .template Attr<std::int64_t>("threads");
+      .template Attr<std::int64_t>("threads")
+      .template Attr<std::int64_t>("precision")
+      .template Attr<bool>("strict");
 }
 
 template <bool backward_pass>

@@ -38,11 +38,11 @@ class Call:
             deterministic=self.deterministic,
             pad=self.pad,
             check=self.check,
-            precision=self._precision(),
+            precision=self.precision_code(),
             strict=self.strict,
         )
 
-    def _precision(self) -> _core.Precision:
+    def precision_code(self) -> _core.Precision:
         name = str(self.precision).replace("-", "_")
         if name not in _core.Precision.__members__:
             names = ", ".join(p.replace("_", "-") for p in _core.Precision.__members__)

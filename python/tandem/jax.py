@@ -44,7 +44,9 @@ class _Options:
     deterministic: bool
     pad: bool
     threads: int
-    out_dtype: Any
+    precision: str
+    strict: bool
+    out_dtype: str | None
 
     def attributes(self) -> dict[str, Any]:
         return {
@@ -57,11 +59,22 @@ class _Options:
             "deterministic": self.deterministic,
             "pad": self.pad,
             "threads": np.int64(self.threads),
+            "precision": np.int64(self.call().precision_code().value),
+            "strict": self.strict,
         }
 
     def call(self) -> _call.Call:
-        options = (self.scale, self.causal, self.window, self.softcap, self.deterministic, self.pad)
-        return _call.Call(*options, threads=self.threads)
+        return _call.Call(
+            scale=self.scale,
+            causal=self.causal,
+            window=self.window,
+            softcap=self.softcap,
+            deterministic=self.deterministic,
+            pad=self.pad,
+            threads=self.threads,
+            precision=self.precision,
+            strict=self.strict,
+        )
 
 
 def attention(
@@ -86,6 +99,8 @@ def attention(
     pad: bool = False,
     deterministic: bool = False,
     threads: int = 0,
+    precision: str = "exact",
+    strict: bool = False,
 ) -> Any:
     """As `tandem.attention`, on JAX arrays. Gradients flow to q, k, v and sink, from the LSE too.
 
@@ -94,7 +109,10 @@ def attention(
     """
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
-    options = _Options(scale, causal, (window[0], window[1]), softcap, deterministic, pad, threads, out_dtype)
+    left, right = window
+    options = _Options(
+        scale, causal, (left, right), softcap, deterministic, pad, threads, precision, strict, out_dtype
+    )
     metadata = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,

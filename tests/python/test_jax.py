@@ -101,6 +101,13 @@ def test_float8() -> None:
     )
 
 
+def test_precision_and_strict() -> None:
+    q, k, v = qkv(seqlen_q=64, seqlen_k=64, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"causal": True, "precision": "int8-accurate", "strict": True}
+    out = attention(to_jax(q), to_jax(k), to_jax(v), **options)
+    assert torch.equal(to_torch(out), tandem.attention(q, k, v, **options).float())
+
+
 def test_errors_come_as_the_call_is_traced() -> None:
     q, k, v = (to_jax(t) for t in qkv())
     with pytest.raises(tandem.InvalidArgumentError, match="head_dim 31 is not a multiple of 8"):
