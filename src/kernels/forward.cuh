@@ -76,6 +76,9 @@ struct ForwardTiles {
     // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in
     // uniform registers. Without it each WGMMA waits for four moves.
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
+    // Nor does it see that the lanes leave the search for a sequence together. Drawn tiles have met already;
+    // meeting twice undoes the effect.
+    if constexpr (C.ragged && !C.dynamic) ptx::sync_warp();
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
                  C.causal ? p.window_right : tile::Visibility::unbounded};
     t.blocks = tile::BlockRange::of<C.block_n>(t.visible, t.index.m * C.block_m, (t.index.m + 1) * C.block_m);

@@ -34,19 +34,6 @@ constexpr ForwardTile tiles[] = {
     {256, 256, true, 0, 128, 80, 2, 1, true, false, true, output_bound},
 };
 
-/// Shipped Configs that keep a few values in local memory.
-struct ForwardSpill {
-  int block_m;
-  bool ragged;
-  int bytes;
-};
-
-// Three warpgroups leave a thread 160 registers, and the place of a tile in its sequence takes ten more than
-// a dense one. The assembler keeps them in local memory: reloaded once a tile and one word a masked block,
-// none in the loop over the blocks that need no mask. 112 keys a block would still leave 8 bytes there, and
-// cost a seventh more turns.
-constexpr ForwardSpill spills[] = {{192, true, 64}};
-
 /// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
 /// for short ones serve them.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
@@ -171,13 +158,6 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     }
   }
   return configs;
-}
-
-int forward_local_bytes_allowed(const ForwardConfig& c) {
-  for (const ForwardSpill& spill : spills) {
-    if (c.block_m == spill.block_m && c.ragged == spill.ragged) return spill.bytes;
-  }
-  return 0;
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {

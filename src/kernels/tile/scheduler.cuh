@@ -159,9 +159,13 @@ struct RaggedBlocks {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     // Rows before the first packed sequence and past the last are two more, of which nothing is in use.
     const int sequences = side.batch + (side.packed ? 2 : 0);
+    SequenceRows r{0, 0, 0};
+    int owner = 0;  ///< the lane whose sequence has the tile
+    int in_sequence = 0;
+    bool found = false;
     for (; first < sequences; first += warp_size) {
       const int b = first + lane;
-      SequenceRows r{0, 0, 0};
+      r = {0, 0, 0};
       if (b < side.batch) r = sequence_rows(side.cu, side.used, side.rows, b);
       if (b == side.batch && side.packed) {
         r.begin = clamp_to(length_at(side.cu, b), 0, side.rows);
@@ -177,20 +181,27 @@ struct RaggedBlocks {
       }
       const u32 beyond = ptx::ballot(before + through > tile);
       if (beyond != 0) {
-        const int owner = ptx::find_first_set(beyond);
-        const int in_sequence = tile - before - pick(through - tiles, owner);
-        t.batch = first + owner;
-        t.rows.begin = pick(r.begin, owner);
-        t.rows.used = pick(r.used, owner);
-        t.rows.end = pick(r.end, owner);
-        t.blocks = ceil_div(t.rows.end - t.rows.begin, size);
-        t.head = in_sequence / t.blocks;
-        t.block = in_sequence - t.head * t.blocks;
-        return true;
+        owner = ptx::find_first_set(beyond);
+        in_sequence = tile - before - pick(through - tiles, owner);
+        found = true;
+        break;
       }
       before += pick(through, warp_size - 1);
     }
-    return false;
+    // The assembler does not see that all lanes leave the loop with the same values. Without a shuffle each,
+    // WGMMA descriptors are computed in ordinary registers, and up to 45 moves to uniform ones stand between
+    // a block's products.
+    if (ptx::warp_uniform(found ? 1 : 0) == 0) return false;
+    owner = ptx::warp_uniform(owner);
+    in_sequence = ptx::warp_uniform(in_sequence);
+    t.batch = ptx::warp_uniform(first + owner);
+    t.rows.begin = ptx::warp_uniform(pick(r.begin, owner));
+    t.rows.used = ptx::warp_uniform(pick(r.used, owner));
+    t.rows.end = ptx::warp_uniform(pick(r.end, owner));
+    t.blocks = ceil_div(t.rows.end - t.rows.begin, size);
+    t.head = in_sequence / t.blocks;
+    t.block = in_sequence - t.head * t.blocks;
+    return true;
   }
 
  private:
