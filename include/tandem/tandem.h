@@ -140,6 +140,25 @@ TANDEM_API int tandem_forward_explain(const tandem_forward_args* args, const tan
 TANDEM_API int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution,
                                        char* text, size_t capacity, size_t* needed);
 
+/* Tensors to 8-bit codes and scales: quantize.hpp in plain C. */
+typedef enum tandem_granularity {
+  tandem_granularity_tensor = 0,
+  tandem_granularity_head = 1,
+  tandem_granularity_block = 2,
+  tandem_granularity_row = 3
+} tandem_granularity;
+
+typedef struct tandem_quantize_args {
+  size_t struct_size;
+  int32_t granularity;         /* a tandem_granularity */
+  int32_t hadamard;            /* rotate the rows first */
+  tandem_tensor x;             /* f32, f16 or bf16 */
+  tandem_tensor codes, scales; /* written */
+  tandem_tensor mean;          /* optional, written: subtracted first */
+} tandem_quantize_args;
+
+TANDEM_API int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution);
+
 /* The message of this thread's last call that failed; "" if none did. Valid until this thread's next call. */
 TANDEM_API const char* tandem_last_error(void);
 
@@ -162,6 +181,14 @@ static inline tandem_backward_args tandem_backward_args_default(void) {
   tandem_backward_args args;
   memset(&args, 0, sizeof(args));
   args.struct_size = sizeof(args);
+  return args;
+}
+
+static inline tandem_quantize_args tandem_quantize_args_default(void) {
+  tandem_quantize_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_size = sizeof(args);
+  args.granularity = tandem_granularity_head;
   return args;
 }
 

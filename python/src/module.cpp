@@ -16,6 +16,7 @@
 #include "jax.hpp"
 #include "peak.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/quantize.hpp"
 
 namespace nb = nanobind;
 
@@ -143,6 +144,11 @@ NB_MODULE(_core, m) {
       .value("fp8", tandem::Precision::fp8)
       .value("int8", tandem::Precision::int8)
       .value("int8_accurate", tandem::Precision::int8_accurate);
+  nb::enum_<tandem::Granularity>(m, "Granularity")
+      .value("tensor", tandem::Granularity::tensor)
+      .value("head", tandem::Granularity::head)
+      .value("block", tandem::Granularity::block)
+      .value("row", tandem::Granularity::row);
   nb::enum_<tandem::Device::Kind>(m, "DeviceKind")
       .value("cpu", tandem::Device::Kind::cpu)
       .value("cuda", tandem::Device::Kind::cuda);
@@ -200,6 +206,21 @@ NB_MODULE(_core, m) {
     }
     return handlers;
   });
+  m.def(
+      "quantize",
+      [](const tandem::Tensor& x, const tandem::Tensor& codes, const tandem::Tensor& scales,
+         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard, int threads) {
+        const nb::gil_scoped_release unlocked;
+        tandem::quantize({.x = x,
+                          .codes = codes,
+                          .scales = scales,
+                          .mean = mean.value_or(tandem::Tensor{}),
+                          .granularity = granularity,
+                          .hadamard = hadamard},
+                         py::make_execution(threads));
+      },
+      nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
+      nb::arg("hadamard"), nb::arg("threads"));
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);

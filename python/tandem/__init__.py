@@ -21,6 +21,7 @@ from tandem._errors import (
     TandemError,
     UnsupportedError,
 )
+from tandem._quantize import quantize
 
 __all__ = [
     "ExecutionError",
@@ -34,5 +35,6 @@ __all__ = [
     "attention_backward",
     "explain",
     "info",
+    "quantize",
     "workspace_bytes",
 ]

@@ -21,6 +21,12 @@ class Precision(enum.Enum):
     int8 = 2
     int8_accurate = 3
 
+class Granularity(enum.Enum):
+    tensor = 0
+    head = 1
+    block = 2
+    row = 3
+
 class Tensor:
     def __init__(
         self,
@@ -63,6 +69,15 @@ def backward(tensors: Mapping[str, Tensor], options: Options, threads: int, stre
 def explain(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> str: ...
 def workspace_bytes(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> int: ...
 def jax_handlers() -> dict[tuple[str, str], object]: ...
+def quantize(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    mean: Tensor | None,
+    granularity: Granularity,
+    hadamard: bool,
+    threads: int,
+) -> None: ...
 def version() -> str: ...
 def cpu_info() -> CpuInfo: ...
 def measure_peak(threads: int, seconds: float = 0.2) -> Peak: ...

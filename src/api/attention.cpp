@@ -19,9 +19,6 @@ namespace {
 
 constexpr std::size_t workspace_alignment = 256;
 
-/// OpenMP ends the process where the system has no more threads to give, so wild numbers stop here.
-constexpr int max_threads = 4096;
-
 struct Free {
   void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{workspace_alignment}); }
 };
@@ -74,10 +71,7 @@ template <typename Args>
 Call prepare(const Args& args, const Execution& execution, Memory memory) {
   Call call;
   call.problem = make_problem(args, memory);
-  if (execution.threads < 0 || execution.threads > max_threads) {
-    check::invalid("threads is {}; it must be from 1 to {}, or 0 for every core", execution.threads,
-                   max_threads);
-  }
+  check::threads(execution.threads);
   if (execution.workspace == nullptr && execution.workspace_bytes > 0) {
     check::invalid("workspace is NULL but workspace_bytes is {}; pass the memory too, or 0 bytes",
                    execution.workspace_bytes);

@@ -9,6 +9,7 @@
 
 #include "api/check.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/quantize.hpp"
 #include "tandem/tandem.h"
 
 namespace {
@@ -21,11 +22,13 @@ constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
 constexpr std::size_t execution_size_0_1 = 40;
+constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
 static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1);
+static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1);
 
 /// The message of this thread's last failure. `text` is `storage`, or a literal where there was no memory for
 /// a copy.
@@ -171,6 +174,19 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given) {
   return r;
 }
 
+tandem::QuantizeArgs args_of(const tandem_quantize_args* given) {
+  if (given == nullptr) invalid("args is NULL; pass the address of a tandem_quantize_args");
+  const auto a = adopt("args", *given, tandem_quantize_args_default(), quantize_args_size_0_1);
+  tandem::QuantizeArgs r;
+  r.x = input(a.x);
+  r.codes = output(a.codes);
+  r.scales = output(a.scales);
+  r.mean = output(a.mean);
+  r.granularity = static_cast<tandem::Granularity>(a.granularity);
+  r.hadamard = a.hadamard != 0;
+  return r;
+}
+
 template <typename CArgs>
 int workspace_bytes(const CArgs* args, const tandem_execution* execution, std::size_t* bytes) {
   return guarded([&] {
@@ -202,6 +218,10 @@ int tandem_forward(const tandem_forward_args* args, const tandem_execution* exec
 
 int tandem_backward(const tandem_backward_args* args, const tandem_execution* execution) {
   return guarded([&] { tandem::backward(args_of(args), execution_of(execution)); });
+}
+
+int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution) {
+  return guarded([&] { tandem::quantize(args_of(args), execution_of(execution)); });
 }
 
 int tandem_forward_workspace_bytes(const tandem_forward_args* args, const tandem_execution* execution,

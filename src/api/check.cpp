@@ -191,4 +191,12 @@ void separate(const Argument& output, const Argument& other) {
   }
 }
 
+void threads(int count) {
+  // OpenMP ends the process where the system has no more threads to give, so wild numbers stop here.
+  constexpr int most = 4096;
+  if (count < 0 || count > most) {
+    invalid("threads is {}; it must be from 1 to {}, or 0 for every core", count, most);
+  }
+}
+
 }  // namespace tandem::check

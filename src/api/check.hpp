@@ -68,4 +68,7 @@ void no_self_overlap(const Argument& a);
 /// it.
 void separate(const Argument& output, const Argument& other);
 
+/// A number of threads that a system has to give, or 0.
+void threads(int count);
+
 }  // namespace tandem::check

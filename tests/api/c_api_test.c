@@ -154,6 +154,22 @@ static void test_workspace_and_explain(void) {
   free(text);
 }
 
+static void test_quantize(void) {
+  float x[2][8] = {{1.0F, -2.0F, 127.0F, 0.4F, 0.0F, 3.5F, -127.0F, 64.0F}, {0.0F}};
+  int8_t codes[2][8];
+  float scales[2];
+  tandem_quantize_args args = tandem_quantize_args_default();
+  args.granularity = tandem_granularity_row;
+  args.x = tandem_contiguous(x, tandem_f32, 3, (int64_t[]){2, 1, 8});
+  args.codes = tandem_contiguous(codes, tandem_s8, 3, (int64_t[]){2, 1, 8});
+  args.scales = tandem_contiguous(scales, tandem_f32, 2, (int64_t[]){1, 2});
+  CHECK(tandem_quantize(&args, NULL) == tandem_ok);
+  CHECK(scales[0] == 1.0F && scales[1] == 0.0F);
+  CHECK(codes[0][1] == -2 && codes[0][2] == 127 && codes[0][3] == 0 && codes[0][5] == 4 && codes[1][0] == 0);
+  CHECK_FAILS(tandem_quantize(NULL, NULL), tandem_invalid_argument,
+              "args is NULL; pass the address of a tandem_quantize_args");
+}
+
 static void test_errors(void) {
   Buffers b;
   fill(&b);
@@ -289,6 +305,7 @@ int main(void) {
   CHECK(sscanf(tandem_version(), "%d.%d.%d", &major, &minor, &patch) == 3 && major >= 0 && minor >= 0 &&
         patch >= 0);
   CHECK(strcmp(tandem_last_error(), "") == 0);
+  test_quantize();
   test_errors();
   test_struct_versions();
   test_messages_are_per_thread();

@@ -49,7 +49,37 @@ def test_explain_names_the_recipe() -> None:
     )
 
 
+@pytest.mark.parametrize("granularity", ["tensor", "head", "block", "row"])
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+def test_quantize(granularity: str, dtype: str) -> None:
+    x = torch.randn(2, 200, 3, 32)
+    codes, scales, mean = tandem.quantize(x, dtype, granularity=granularity, smooth=True)
+    centered = x - x.mean(1, keepdim=True)
+    torch.testing.assert_close(mean, x.mean(1))
+    spread = {
+        "tensor": lambda: scales.view(1, 1, 1, 1),
+        "head": lambda: scales[:, None, :, None],
+        "block": lambda: scales.repeat_interleave(128, 2)[:, :, :200].transpose(1, 2)[..., None],
+        "row": lambda: scales.transpose(1, 2)[..., None],
+    }[granularity]()
+    error = (codes.float() * spread - centered).abs()
+    bound = spread * 0.5 if dtype == "s8" else centered.abs() / 16 + spread * 2**-10
+    assert (error <= bound * 1.001).all()
+
+
+def test_codes_of_quantize_go_into_attention() -> None:
+    q, k, v = qkv(heads_q=2, dtype=torch.float32)
+    (q8, qs), (k8, ks) = (tandem.quantize(t, hadamard=True) for t in (q, k))
+    v8, vs = tandem.quantize(v)
+    out = tandem.attention(q8, k8, v8, q_scale=qs, k_scale=ks, v_scale=vs, out_dtype="f32")
+    assert (out - tandem.attention(q, k, v)).abs().max().item() < 0.15
+
+
 def test_errors() -> None:
+    with pytest.raises(ValueError, match="^dtype is 'f32'; it must be 'e4m3' or 's8'$"):
+        tandem.quantize(torch.zeros(1, 2, 3, 8), "f32")
+    with pytest.raises(ValueError, match="^granularity is 'column'; "):
+        tandem.quantize(torch.zeros(1, 2, 3, 8), granularity="column")
     with pytest.raises(
         ValueError, match="^precision fp8 rounds f16 or bf16 inputs to 8 bits, but q is f32; "
     ):

@@ -1,0 +1,77 @@
+"""Arrays to 8-bit codes and scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem import _arrays, _core
+from tandem._core import DType
+from tandem._errors import InvalidArgumentError
+
+#: Rows of a scale's block; docs/numerics.md says why.
+BLOCK = 128
+
+
+def quantize(
+    x: Any,
+    dtype: str = "e4m3",
+    *,
+    granularity: str = "head",
+    hadamard: bool = False,
+    smooth: bool = False,
+    threads: int = 0,
+) -> tuple[Any, ...]:
+    """Codes of 8 bits and their scales: ``x`` is about ``codes * scales``.
+
+    For callers who keep 8-bit tensors; ``attention`` with a ``precision`` does this inside.
+
+    Args:
+      x: ``(batch, seqlen, heads, head_dim)`` or ``(seqlen, heads, head_dim)``, float32, float16 or bfloat16.
+      dtype: "e4m3" (float8_e4m3fn) or "s8" (int8).
+      granularity: the elements that share a scale: "tensor": scales ``(1,)``; "head": ``(batch, heads)``,
+        what ``attention`` takes as k_scale and v_scale; "block", 128 rows of a head: ``(batch, heads,
+        ceil(seqlen / 128))``; "row": ``(batch, heads, seqlen)``.
+      hadamard: multiply rows by random signs (always the same) and Hadamard matrices first. Done to q and k
+        alike, their products stay as they are and outliers are spread.
+      smooth: subtract each channel's mean over the rows first, and return it. Of k it changes no softmax.
+      threads: as in ``attention``.
+
+    Returns:
+      ``(codes, scales)``, with ``smooth`` also the mean, ``(batch, heads, head_dim)``. Scales are float32.
+      Without a batch dimension in x, none has one.
+
+    Raises:
+      As ``attention``. Tensors on a GPU are an UnsupportedError.
+    """
+    library = _arrays.library_of("x", x)
+    codes_dtype = {"e4m3": DType.e4m3, "s8": DType.s8}.get(dtype)
+    if codes_dtype is None:
+        raise InvalidArgumentError(f"dtype is {dtype!r}; it must be 'e4m3' or 's8'")
+    if granularity not in _core.Granularity.__members__:
+        names = ", ".join(_core.Granularity.__members__)
+        raise InvalidArgumentError(f"granularity is {granularity!r}; it must be one of {names}")
+    if x.ndim not in (3, 4):
+        raise InvalidArgumentError(
+            f"x has {x.ndim} dimensions; it must be (batch, seqlen, heads, head_dim) or "
+            "(seqlen, heads, head_dim)"
+        )
+    *batch, seqlen, heads, head_dim = x.shape
+    shape = {
+        "tensor": (1,),
+        "head": (*batch, heads),
+        "block": (*batch, heads, -(-seqlen // BLOCK)),
+        "row": (*batch, heads, seqlen),
+    }[granularity]
+    codes = library.empty(x, x.shape, codes_dtype)
+    scales = library.empty(x, shape, DType.f32)
+    mean = library.empty(x, (*batch, heads, head_dim), DType.f32) if smooth else None
+    _core.quantize(
+        library.view("x", x),
+        library.view("codes", codes, writable=True),
+        library.view("scales", scales, writable=True),
+        None if mean is None else library.view("mean", mean, writable=True),
+        _core.Granularity[granularity],
+        hadamard,
+        threads,
+    )
+    return (codes, scales) if mean is None else (codes, scales, mean)

@@ -1,0 +1,139 @@
+// quantize: arguments -> job -> backend.
+#include "tandem/quantize.hpp"
+
+#include <cstddef>
+
+#include "api/check.hpp"
+#include "cpu/quantize.hpp"
+
+namespace tandem {
+namespace {
+
+using check::Argument;
+using check::invalid;
+
+constexpr std::int64_t max_head_dim = 256;
+
+/// A tensor of QuantizeArgs with the dimensions it should have; `batch` is there where x has rank 4.
+void check_tensor(const Argument& a, const Argument& x, std::initializer_list<std::int64_t> shape,
+                  std::initializer_list<DType> dtypes, const char* symbols) {
+  check::given(a, symbols);
+  check::shape(a, shape, symbols);
+  check::dtype(a, dtypes);
+  check::same_device(a, x);
+  check::extent(a);
+  check::memory(a);
+}
+
+std::int64_t stride(const ConstTensor& t, int dim) {
+  const auto at = static_cast<std::size_t>(dim);
+  return t.shape[at] > 1 ? t.stride[at] : 0;
+}
+
+/// Dimensions of a tensor that stand for batch, row (or block) and head; -1 where it has none.
+Operand operand(const ConstTensor& t, int batch, int row, int head) {
+  return {.data = const_cast<void*>(t.data),
+          .dtype = t.dtype,
+          .batch_stride = batch < 0 ? 0 : stride(t, batch),
+          .row_stride = row < 0 ? 0 : stride(t, row),
+          .head_stride = head < 0 ? 0 : stride(t, head)};
+}
+
+ScaleGroup group_of(Granularity granularity) {
+  switch (granularity) {
+    case Granularity::tensor: return ScaleGroup::tensor;
+    case Granularity::head: return ScaleGroup::head;
+    case Granularity::block: return ScaleGroup::block;
+    case Granularity::row: return ScaleGroup::row;
+  }
+  invalid("granularity is {}; it must be tensor (0), head (1), block (2) or row (3)",
+          static_cast<int>(granularity));
+}
+
+/// scales of x's granularity, checked; `d` is 1 where x has a batch dimension.
+Operand scales_of(const Argument& scales, const Argument& x, const cpu::QuantizeJob& job, int d) {
+  const std::int64_t b = job.batch;
+  const std::int64_t h = job.heads;
+  if (job.group == ScaleGroup::tensor) {
+    check_tensor(scales, x, {1}, {DType::f32}, "(1)");
+    return operand(scales.tensor, -1, -1, -1);
+  }
+  if (job.group == ScaleGroup::head) {
+    d == 1 ? check_tensor(scales, x, {b, h}, {DType::f32}, "(batch, heads)")
+           : check_tensor(scales, x, {h}, {DType::f32}, "(heads)");
+    return operand(scales.tensor, d - 1, -1, d);
+  }
+  const bool block = job.group == ScaleGroup::block;
+  const std::int64_t n = block ? (job.rows + quant_block - 1) / quant_block : job.rows;
+  if (d == 1) {
+    check_tensor(scales, x, {b, h, n}, {DType::f32},
+                 block ? "(batch, heads, ceil(seqlen / 128))" : "(batch, heads, seqlen)");
+  } else {
+    check_tensor(scales, x, {h, n}, {DType::f32}, block ? "(heads, ceil(seqlen / 128))" : "(heads, seqlen)");
+  }
+  return operand(scales.tensor, d - 1, d + 1, d);
+}
+
+cpu::QuantizeJob make_job(const QuantizeArgs& args) {
+  const Argument x{"x", args.x};
+  const Argument codes{"codes", args.codes};
+  const Argument scales{"scales", args.scales};
+  const Argument mean{"mean", args.mean};
+  check::given(x, "(batch, seqlen, heads, head_dim)");
+  if (x.tensor.rank != 3) check::rank(x, 4, "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)");
+  const int d = x.tensor.rank - 3;
+  cpu::QuantizeJob job;
+  check::extent(x);
+  job.batch = d == 1 ? x.size(0) : 1;
+  job.rows = x.size(d);
+  job.heads = x.size(d + 1);
+  job.head_dim = x.size(d + 2);
+  if (job.head_dim < 1 || job.head_dim > max_head_dim) {
+    invalid("head_dim is {}; it must be from 1 to {}", job.head_dim, max_head_dim);
+  }
+  check::dtype(x, {DType::f32, DType::f16, DType::bf16});
+  if (x.tensor.device.kind != Device::Kind::cpu) {
+    throw Error(Status::unsupported, "quantize has no GPU kernel yet; copy x to the CPU");
+  }
+  check::memory(x);
+  check::last_dimension_contiguous(x);
+  if (d == 1) {
+    check_tensor(codes, x, {job.batch, job.rows, job.heads, job.head_dim}, {DType::e4m3, DType::s8},
+                 "(batch, seqlen, heads, head_dim)");
+  } else {
+    check_tensor(codes, x, {job.rows, job.heads, job.head_dim}, {DType::e4m3, DType::s8},
+                 "(seqlen, heads, head_dim)");
+  }
+  check::last_dimension_contiguous(codes);
+  job.x = operand(x.tensor, d - 1, d, d + 1);
+  job.codes = operand(codes.tensor, d - 1, d, d + 1);
+  job.group = group_of(args.granularity);
+  job.rotate = args.hadamard;
+  job.scales = scales_of(scales, x, job, d);
+  check::consistent(mean);
+  if (mean.given()) {
+    d == 1 ? check_tensor(mean, x, {job.batch, job.heads, job.head_dim}, {DType::f32},
+                          "(batch, heads, head_dim)")
+           : check_tensor(mean, x, {job.heads, job.head_dim}, {DType::f32}, "(heads, head_dim)");
+    check::last_dimension_contiguous(mean);
+    job.mean = operand(mean.tensor, d - 1, -1, d);
+  }
+  for (const Argument* output : {&codes, &scales, &mean}) {
+    if (!output->given()) continue;
+    check::no_self_overlap(*output);
+    for (const Argument* other : {&x, &codes, &scales, &mean}) {
+      if (other != output && other->given()) check::separate(*output, *other);
+    }
+  }
+  return job;
+}
+
+}  // namespace
+
+void quantize(const QuantizeArgs& args, const Execution& execution) {
+  const cpu::QuantizeJob job = make_job(args);
+  check::threads(execution.threads);
+  cpu::quantize(job, cpu::best_target(), execution.threads);
+}
+
+}  // namespace tandem
