@@ -74,7 +74,8 @@ void for_each_tensor(BackwardArgs& args, const F& f) {
   for (Tensor* tensor : {&args.dq, &args.dk, &args.dv, &args.dsink}) f(*tensor);
 }
 
-/// Query-key pairs that one head of one sequence is counted for.
+}  // namespace
+
 double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   const double all = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
   if (p.window_left < 0 && p.window_right < 0) return all;
@@ -86,8 +87,6 @@ double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqle
   }
   return pairs;
 }
-
-}  // namespace
 
 Call::Call(TensorSet inputs, const CallOptions& options)
     : inputs_(std::move(inputs)), backward_wanted_(options.backward), threads_(options.threads) {

@@ -16,6 +16,7 @@ using Command = std::function<int()>;
 void add_run(CLI::App& app, Command& chosen);
 void add_verify(CLI::App& app, Command& chosen);
 void add_bench(CLI::App& app, Command& chosen);
+void add_tune(CLI::App& app, Command& chosen);
 void add_explain(CLI::App& app, Command& chosen);
 void add_info(CLI::App& app, Command& chosen);
 void add_demo(CLI::App& app, Command& chosen);

@@ -25,6 +25,7 @@ Examples:
   tandem run q.npy k.npy v.npy dout.npy --backward --out results/
   tandem verify qkv.safetensors --causal --backward --dtype bf16
   tandem bench --dtype bf16 --head-dim 128 --seqlen 2048 --pass both
+  tandem tune --seqlen 8192 --block-n 112,128,176 --stages 2,3
   tandem explain --seqlen 4096 --heads 16 --heads-kv 2 --causal
   tandem info
 
@@ -54,6 +55,7 @@ int parse_and_run(int argc, char** argv) {
   add_run(app, chosen);
   add_verify(app, chosen);
   add_bench(app, chosen);
+  add_tune(app, chosen);
   add_explain(app, chosen);
   add_info(app, chosen);
   add_demo(app, chosen);

@@ -14,7 +14,7 @@ import pytest
 from program import ROOT, TANDEM
 from safetensors.numpy import save_file
 
-SUBCOMMANDS = ("run", "verify", "bench", "explain", "info", "demo")
+SUBCOMMANDS = ("run", "verify", "bench", "tune", "explain", "info", "demo")
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)
@@ -51,6 +51,10 @@ def test_version(run):
         (["bench", "--heads", "3", "--heads-kv", "2"], "must divide"),
         (["bench", "--threads", "-2"], "--threads is -2"),
         (["bench", "--seconds", "nan"], "--seconds is nan"),
+        (["tune", "--block-n", "112,x"], "x is no value of the Config's field block_n"),
+        (["tune", "--head-dim", "65"], "--head-dim is 65"),
+        (["tune", "--dtype", "f32"], "--dtype is f32"),
+        (["tune", "--block-n", "64,80,96,112,128", "--stages", "2,3", "--most", "3"], "--most"),
         (["explain", "--head-dim", "65"], "head_dim 65 is not a multiple of 8"),
         (["explain", "--window-left=-2"], "window_left is -2"),
         (["explain", "--dtype", "e4m3", "--backward"], "e4m3"),
@@ -192,6 +196,7 @@ def test_gpu_wish_is_an_error_without_a_gpu(run, tmp_path, tensors):
         flags = ["--device", "gpu", "--dtype", dtype, "-o", tmp_path / "o.safetensors"]
         assert says in run("run", tmp_path / "in.safetensors", *flags, code=2).stderr
     assert not (tmp_path / "o.safetensors").exists()
+    assert "no NVIDIA driver" in run("tune", "--seqlen", "512", "--block-n", "112", code=2).stderr
 
 
 def test_demo_and_its_picture(run_json, tmp_path):
