@@ -70,3 +70,5 @@ def test_the_wheel_works_with_numpy_alone(wheel: Path, tmp_path: Path) -> None:
     version, target = run(python, "-I", "-c", USE, cwd=tmp_path).split()  # -I: not the tandem of PYTHONPATH
     assert version == (ROOT / "VERSION").read_text().split()[0]
     assert target in ("portable", "avx2", "avx512", "avx512_bf16", "neon")
+    tried = run(python, "-I", "-m", "tandem.selftest", cwd=tmp_path)
+    assert "CPU          works: " in tried and "PyTorch      not tried: torch is not installed" in tried

@@ -266,3 +266,13 @@ def test_masks_that_are_not_known_are_refused() -> None:
     ):
         with pytest.raises(tandem.UnsupportedError, match="this model's mask is built by"):
             integration.attention_mask(1, 4, 4, mask_function=function)
+
+
+def test_a_compiled_model() -> None:
+    """torch.compile breaks its graph where the mask is read, and nowhere changes a result."""
+    eager, ours = models("gemma2")
+    ids, mask = tokens(), padding("left")
+    compiled = torch.compile(ours, backend="aot_eager")
+    with torch.no_grad():
+        expected = eager(input_ids=ids, attention_mask=mask).logits
+        assert_equal_where(mask.bool(), compiled(input_ids=ids, attention_mask=mask).logits, expected)
