@@ -6,7 +6,8 @@
 //   problem key=value ...  dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192 seqlen_k=seqlen
 //   head_dim=128
 //                          head_dim_v=head_dim causal=0 window_left=-1, and any field of ForwardConfig by its
-//                          name
+//                          name. lengths=131072,1000x16 packs sequences of these lengths (1000 of 16) in
+//                          place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -81,6 +82,20 @@ gpu::DeviceBuffer random_tensor(std::size_t elements, Element element, unsigned 
   return buffer;
 }
 
+/// "131072,1000x16": one of 131072 and a thousand of 16.
+std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  std::vector<std::int64_t> lengths;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    const std::size_t times = part.find('x');
+    const std::int64_t count = times == std::string::npos ? 1 : std::stoll(part.substr(0, times));
+    const std::int64_t length = std::stoll(times == std::string::npos ? part : part.substr(times + 1));
+    if (count < 1 || length < 0) invalid("lengths: " + part + " is not LENGTH or COUNTxLENGTH");
+    lengths.insert(lengths.end(), static_cast<std::size_t>(count), length);
+  }
+  return lengths;
+}
+
 /// A problem with its memory, ready to run.
 class Bench {
  public:
@@ -91,6 +106,10 @@ class Bench {
     p_.heads_kv = take(words, "heads_kv", p_.heads_q);
     p_.rows_q = take(words, "seqlen", 8192);
     p_.rows_k = take(words, "seqlen_k", p_.rows_q);
+    if (const auto at = words.find("lengths"); at != words.end()) {
+      pack(parse_lengths(at->second));
+      words.erase(at);
+    }
     p_.head_dim_qk = take(words, "head_dim", 128);
     p_.head_dim_v = take(words, "head_dim_v", p_.head_dim_qk);
     p_.window_right = take(words, "causal", 0) != 0 ? 0 : -1;
@@ -122,10 +141,27 @@ class Bench {
   }
 
  private:
+  /// Makes it a call of packed sequences.
+  void pack(const std::vector<std::int64_t>& lengths) {
+    lengths_ = lengths;
+    std::vector<std::int64_t> offsets{0};
+    for (const std::int64_t length : lengths) offsets.push_back(offsets.back() + length);
+    offsets_ = gpu::DeviceBuffer(0, offsets.size() * sizeof(offsets[0]));
+    offsets_.copy_from_host(offsets.data(), offsets_.bytes());
+    gpu::synchronize(0);
+    p_.packed_q = p_.packed_k = true;
+    p_.batch = static_cast<std::int64_t>(lengths.size());
+    p_.rows_q = p_.rows_k = offsets.back();
+    p_.cu_seqlens_q = p_.cu_seqlens_k = {.data = offsets_.data(), .wide = true, .stride = 1};
+  }
+
+  /// Batch entries that the tensors have.
+  [[nodiscard]] std::int64_t entries() const { return p_.packed_q ? 1 : p_.batch; }
+
   void allocate(Element element) {
     const auto operand = [&](gpu::DeviceBuffer& buffer, std::int64_t rows, std::int64_t heads,
                              std::int64_t dim, unsigned seed) {
-      buffer = random_tensor(static_cast<std::size_t>(p_.batch * rows * heads * dim), element, seed);
+      buffer = random_tensor(static_cast<std::size_t>(entries() * rows * heads * dim), element, seed);
       return Operand{.data = buffer.data(),
                      .dtype = element == Element::f16 ? DType::f16 : DType::bf16,
                      .batch_stride = rows * heads * dim,
@@ -136,7 +172,7 @@ class Bench {
     p_.k = operand(k_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 2);
     p_.v = operand(v_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 3);
     p_.out = operand(out_, p_.rows_q, p_.heads_q, p_.head_dim_v, 4);
-    lse_ = gpu::DeviceBuffer(0, static_cast<std::size_t>(p_.batch * p_.heads_q * p_.rows_q) * 4);
+    lse_ = gpu::DeviceBuffer(0, static_cast<std::size_t>(entries() * p_.heads_q * p_.rows_q) * 4);
     p_.lse = {.data = lse_.data(),
               .dtype = DType::f32,
               .batch_stride = p_.heads_q * p_.rows_q,
@@ -161,22 +197,30 @@ class Bench {
     return end_.milliseconds_since(start_);
   }
 
+  /// Pairs that one head of a sequence is counted for: as everybody counts, a causal square is half of the
+  /// full one.
+  [[nodiscard]] double pairs(std::int64_t rows_q, std::int64_t rows_k) const {
+    const double all = static_cast<double>(rows_q) * static_cast<double>(rows_k);
+    if (p_.window_left < 0 && p_.window_right < 0) return all;
+    if (p_.window_left < 0 && p_.window_right == 0 && rows_q == rows_k) return all / 2;
+    double visible = 0;
+    for (std::int64_t i = 0; i < rows_q; ++i) {
+      const KeyRange seen = visible_keys(p_, i, rows_q, rows_k);
+      visible += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
+    }
+    return visible;
+  }
   [[nodiscard]] double flops() const {
-    double pairs = 0;
-    for (std::int64_t i = 0; i < p_.rows_q; ++i) {
-      const KeyRange seen = visible_keys(p_, i, p_.rows_q, p_.rows_k);
-      pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
-    }
-    // As everybody counts: a causal square is half of the full one.
-    if (p_.window_left < 0 && p_.window_right == 0 && p_.rows_q == p_.rows_k) {
-      pairs = static_cast<double>(p_.rows_q) * static_cast<double>(p_.rows_k) / 2;
-    }
-    return 2.0 * pairs * static_cast<double>(p_.batch * p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
+    double of_a_head = 0;
+    for (const std::int64_t length : lengths_) of_a_head += pairs(length, length);
+    if (!p_.packed_q) of_a_head = pairs(p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
+    return 2.0 * of_a_head * static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }
 
   Problem p_;
   ForwardConfig config_;
-  gpu::DeviceBuffer q_, k_, v_, out_, lse_, workspace_;
+  std::vector<std::int64_t> lengths_;  ///< of packed sequences
+  gpu::DeviceBuffer q_, k_, v_, out_, lse_, offsets_, workspace_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};
   gpu::Event end_{0};

@@ -4,7 +4,8 @@
 
 One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
 median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
---ablation adds the paper's table of what each idea is worth; --from FILE prints and draws what an earlier
+--ablation adds the paper's table of what each idea is worth; --varlen packed sequences beside the same work
+dense; --long single sequences up to a million tokens; --from FILE prints and draws what an earlier
 run wrote. Without PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard
 normal inputs. TFLOP/s count causal as half.
 """
@@ -154,6 +155,43 @@ def ablation(tandem: Tandem, rounds: int) -> list[dict]:
     return results
 
 
+def varlen(tandem: Tandem, rounds: int) -> list[dict]:
+    """Packed sequences, and the dense call of (nearly) the same work: the ratio is to stay below 1.5."""
+    rows = {
+        "8192 of 34": ("8192x34", {"batch": 8192, "seqlen": 34}),
+        "131072 and 1000 of 16": ("131072,1000x16", {"batch": 1, "seqlen": 131072}),
+    }
+    results = []
+    for name, (lengths, dense) in rows.items():
+        for causal in (0, 1):
+            cell = {"dtype": "bf16", "heads": HIDDEN // 128, "head_dim": 128, "causal": causal}
+            times = {}
+            for kind, shape in (("packed", {"lengths": lengths}), ("dense", dense)):
+                times[kind] = statistics.median(
+                    measure({**cell, **shape}, [tandem], rounds, ROUND_MS)["us"]["tandem"]
+                )
+            results.append(
+                {"sequences": name, **cell, "us": times, "ratio": times["packed"] / times["dense"]}
+            )
+    return results
+
+
+def long_sequences() -> list[dict]:
+    cell = {"dtype": "bf16", "batch": 1, "heads": HIDDEN // 128, "head_dim": 128, "causal": 1}
+    return [{**cell, "seqlen": seqlen} for seqlen in (32768, 131072, 1048576)]
+
+
+def print_varlen(entries: list[dict]) -> None:
+    print("| packed sequences | mask | packed us | dense us | packed/dense |")
+    print("|---|---|---|---|---|")
+    for entry in entries:
+        us = entry["us"]
+        print(
+            f"| {entry['sequences']} | {'causal' if entry['causal'] else 'full'} | {us['packed']:.1f} "
+            f"| {us['dense']:.1f} | {entry['ratio']:.2f} |"
+        )
+
+
 def print_table(document: dict) -> None:
     names = list(document["cells"][0]["tflops"])
     gemm = document.get("gemm_tflops")
@@ -183,6 +221,8 @@ def print_table(document: dict) -> None:
             f"ablation: {entry['variant']}: "
             + (f"{entry['tflops']:.1f} TFLOP/s" if "tflops" in entry else entry["error"])
         )
+    if "varlen" in document:
+        print_varlen(document["varlen"])
 
 
 def plot(document: dict, path: Path) -> None:
@@ -239,6 +279,10 @@ def arguments() -> argparse.Namespace:
         "--sustained", action="store_true", help="two seconds without a pause instead of 12 ms"
     )
     parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
+    parser.add_argument(
+        "--long", action="store_true", help="add 32k, 128k and 1M tokens in one causal sequence"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="print and plot an earlier run's JSON")
@@ -261,10 +305,13 @@ def main() -> int:
             "cells": [],
         }
         rounds, milliseconds = (1, 2000.0) if args.sustained else (args.rounds, ROUND_MS)
-        for cell in grid(args.dtypes.split(","), args.head_dims, args.seqlens):
+        cells = grid(args.dtypes.split(","), args.head_dims, args.seqlens)
+        for cell in cells + (long_sequences() if args.long else []):
             document["cells"].append(measure(cell, contenders, rounds, milliseconds))
         if args.ablation:
             document["ablation"] = ablation(tandem, args.rounds)
+        if args.varlen:
+            document["varlen"] = varlen(tandem, args.rounds)
         if args.json:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
     print_table(document)
