@@ -27,6 +27,7 @@ _DTYPES = {
     "int8": DType.s8,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_CUDA = _core.DeviceKind.cuda
 _SHORT = {dtype.name: dtype for dtype in _DTYPES.values()}
 
 
@@ -119,20 +120,19 @@ class Torch:
         import torch
 
         dtype = dtype_of(name, array)
-        if array.layout != torch.strided or array.is_conj() or array.is_neg():
+        if array.layout is not torch.strided or array.is_conj() or array.is_neg():
             raise InvalidArgumentError(
                 f"{name} is not a plain strided tensor (layout {array.layout}); make it dense"
             )
-        device = array.device
-        if device.type not in ("cpu", "cuda"):
-            raise InvalidArgumentError(f"{name} is on device {device}; Tandem reads cpu and cuda tensors")
-        kind = _core.DeviceKind.cuda if device.type == "cuda" else _core.DeviceKind.cpu
-        return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride(), kind, device.index or 0)
+        if array.is_cpu:
+            return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride())
+        if array.is_cuda:
+            device = array.get_device()
+            return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride(), _CUDA, device)
+        raise InvalidArgumentError(f"{name} is on device {array.device}; Tandem reads cpu and cuda tensors")
 
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
-        import torch
-
-        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=like.device)
+        return like.new_empty(shape, dtype=torch_dtype(dtype))
 
     def stream(self, array: Any) -> int:
         import torch
@@ -151,6 +151,7 @@ def name_of(dtype: DType) -> str:
     return _NAMES[dtype]
 
 
+@functools.cache
 def torch_dtype(dtype: DType) -> Any:
     """PyTorch's dtype for `dtype`."""
     import torch

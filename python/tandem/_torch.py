@@ -36,22 +36,20 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
-    for name, array in (("k", k), ("v", v), ("sink", sink), ("out", out), *call.metadata.items()):
-        if array is not None and not isinstance(array, Tensor):
-            raise TypeError(_arrays.mixed(name, array, "torch"))
-    device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        narrow = torch.get_autocast_dtype(device)
-        q, k, v = (t.to(narrow) if t.dtype in _AUTOCAST else t for t in (q, k, v))
+    direct = _direct(q, k, v)
+    if not direct:
+        _only_tensors(k=k, v=v, sink=sink, out=out, **call.metadata)
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = _autocast(q, k, v)
     recorded = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
+        q.requires_grad or k.requires_grad or v.requires_grad or getattr(sink, "requires_grad", False)
     )
     if out is not None and recorded:
         raise InvalidArgumentError(
             "out= cannot be combined with inputs that require gradients: autograd owns the result; "
             "leave out unset, or call under torch.no_grad()"
         )
-    if not recorded and _direct(q, k, v):
+    if direct and not recorded:
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     elif out is not None:
         lse = torch.ops.tandem.attention_out(q, k, v, sink, *_flat(call), out)
@@ -62,16 +60,33 @@ def attention(
     return (result, lse) if return_lse else result
 
 
+def _only_tensors(**arrays: Any) -> None:
+    for name, array in arrays.items():
+        if array is not None and not isinstance(array, Tensor):
+            raise TypeError(_arrays.mixed(name, array, "torch"))
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What autocast, where it is on for their device, makes of q, k and v."""
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.dtype in _AUTOCAST else t for t in tensors)
+
+
 # What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _direct(*tensors: Tensor) -> bool:
+def _direct(q: Any, k: Any, v: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by."""
     return (
         not torch.compiler.is_compiling()
-        and all(type(t) in _PLAIN for t in tensors)
+        and type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
     )
