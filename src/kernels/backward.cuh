@@ -110,7 +110,9 @@ struct BackwardLoader {
         load_v(t);
         // K and V are the caller's; LSE and delta are the kernel's before this one.
         if (first_tile) ptx::wait_for_previous_grid();
+#pragma unroll 1
         for (int g = 0; g < group; ++g) {
+#pragma unroll 1
           for (int m = t.blocks.first; m < t.blocks.end; ++m) {
             load_q(t, t.head_kv * group + g, m);
             load_dout(t, t.head_kv * group + g, m);
@@ -161,7 +163,9 @@ struct BackwardAdder {
     ptx::wait_for_previous_grid();
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     while (tiles.next(t)) {
+#pragma unroll 1
       for (int g = 0; g < group; ++g) {
+#pragma unroll 1
         for (int m = t.blocks.first; m < t.blocks.end; ++m) {
           add(t, workspace_block(p, t.head_kv * group + g, t.q_block + m), m, leader);
         }
@@ -177,6 +181,7 @@ template <BackwardConfig C>
 struct BackwardConsumer {
   using Shared = BackwardShared<C>;
   static constexpr int scores = C.queries() / 2;
+  static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
 
   const BackwardParams& p;
@@ -261,54 +266,58 @@ struct BackwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Turns S^T into P^T: packed for dV in `packed`, and in f32 in place, times the softcap's slope if there
-  /// is one. What the mask hides becomes 0 after the exponential, so that neither NaN nor scale 0 matters.
+  /// Turns S^T into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its slope. The scores
+  /// are done with here: dS is made from packed values, since registers for S, dP, dK and dV and for P in
+  /// both forms are more than there are. What the mask hides becomes 0 after the exponential, so that neither
+  /// NaN nor scale 0 matters.
   template <bool masked>
-  TANDEM_DEVICE void probabilities(float (&s)[scores], u32 (&packed)[scores / 2], const BackwardTile& t,
-                                   int m) {
+  TANDEM_DEVICE void probabilities(const float (&s)[scores], u32 (&packed)[scores / 2], u32 (&sloped)[slopes],
+                                   const BackwardTile& t, int m) {
     const float* lse = shared.lse_log2[q_at.stage] + query_at() + position.first_col;
-    int first[2];
+    int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
     int end[2];
     if constexpr (masked) {
       const int query = m * C.block_m + query_at() + position.first_col;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int key = t.n * C.block_n + key_at() + position.row(h);
-        first[h] = t.visible.first_query(key) - query;
-        end[h] = key < t.visible.seqlen_k ? t.visible.end_query(key) - query : -1;
+        first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
+        end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
       }
     }
-    const float inner = p.scale / p.softcap * 2.0F * tile::log2_e;
 #pragma unroll
     for (int j = 0; j < C.queries() / 8; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
+      const float subtract[2] = {x, y};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float probability[2];
+        float p_each[2];
+        float slope[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float& score = s[4 * j + 2 * h + e];
-          float slope = 1.0F;
-          float log2 = ptx::fma(score, scale_log2, -(e == 0 ? x : y));
-          if constexpr (C.softcap) {
-            // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
-            const float r = ptx::reciprocal(1.0F + ptx::exp2(score * inner));
-            log2 = ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -(e == 0 ? x : y));
-            slope = 4.0F * r * (1.0F - r);
-          }
-          probability[e] = ptx::exp2(log2);
+          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], slope[e]);
           if constexpr (masked) {
-            if (8 * j + e < first[h] || 8 * j + e >= end[h]) probability[e] = 0.0F;
+            if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = 0.0F;
           }
-          score = C.softcap ? probability[e] * slope : probability[e];
         }
-        packed[2 * j + h] = tile::pack<C.element>(probability[0], probability[1]);
+        packed[2 * j + h] = tile::pack<C.element>(p_each[0], p_each[1]);
+        if constexpr (C.softcap) {
+          sloped[2 * j + h] = tile::pack<C.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
+        }
       }
     }
   }
 
-  /// dS^T = P^T (dP^T - delta), packed for dK and dQ.
-  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const float (&s)[scores],
+  TANDEM_DEVICE float probability(float score, float lse_log2, float& slope) const {
+    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale_log2, -lse_log2));
+    // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
+    const float r = ptx::reciprocal(1.0F + ptx::exp2(score * (2.0F * scale_log2 / p.softcap)));
+    slope = 4.0F * r * (1.0F - r);
+    return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
+  }
+
+  /// dS^T = P^T (dP^T - delta), packed for dK and dQ; `packed_p` is P^T, or P^T times the softcap's slope.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const float (&dp)[scores]) {
     const float* delta = shared.delta[dout_at.stage] + query_at() + position.first_col;
 #pragma unroll
@@ -316,8 +325,9 @@ struct BackwardConsumer {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int i = 4 * j + 2 * h;
-        packed[2 * j + h] = tile::pack<C.element>(s[i] * (dp[i] - x), s[i + 1] * (dp[i + 1] - y));
+        const int i = 2 * j + h;
+        packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
+                                          tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
       }
     }
   }
@@ -401,6 +411,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
   float dp[scores];
   float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
+  u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
   auto& ds_tile = shared.scores[score_at];
   auto& p_tile = shared.scores[C.owns_keys() ? score_at : 2 + score_at];  // not used where registers feed P
@@ -418,7 +429,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
 
   ptx::wgmma_wait<1>();
   ptx::pin_registers(s);
-  probabilities<masked>(s, p_packed, t, m);
+  probabilities<masked>(s, p_packed, p_sloped, t, m);
   if constexpr (C.owns_keys()) {
     ptx::wgmma_fence();
     issue_gradient<C.columns_v()>(dv, p_packed, p_tile, shared.dout[dout_at.stage]);
@@ -428,7 +439,11 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
     ptx::wgmma_wait<0>();
   }
   ptx::pin_registers(dp);
-  score_gradients(ds_packed, s, dp);
+  if constexpr (C.softcap) {
+    score_gradients(ds_packed, p_sloped, dp);
+  } else {
+    score_gradients(ds_packed, p_packed, dp);
+  }
   store_scores(ds_tile, ds_packed);
   if constexpr (C.owns_keys()) {
     ptx::wgmma_fence();
@@ -467,11 +482,12 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
     if (valid < C.block_n) clear_key_tail(valid);
   }
   for (int g = 0; g < group; ++g) {
-    int m = t.blocks.first;
-    for (; m < min(t.blocks.inner_first, t.blocks.end); ++m) step<true>(t, m, dk, dv);
-    for (; m < min(t.blocks.inner_end, t.blocks.end); ++m) step<false>(t, m, dk, dv);
-    if constexpr (C.local) {
-      for (; m < t.blocks.end; ++m) step<true>(t, m, dk, dv);
+    for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+      if (m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end)) {
+        step<true>(t, m, dk, dv);
+      } else {
+        step<false>(t, m, dk, dv);
+      }
     }
   }
   if (thread % warp_size == 0) {

@@ -21,10 +21,9 @@ TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int co
     const u32 left[4] = {a.x, a.y, a.z, a.w};
     const u32 right[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int shift = 16 * (i % 2);
-      sum = ptx::fma(ptx::unpack<element>(static_cast<u16>(left[i / 2] >> shift)),
-                     ptx::unpack<element>(static_cast<u16>(right[i / 2] >> shift)), sum);
+    for (int i = 0; i < 4; ++i) {
+      sum = ptx::fma(tile::unpack_low<element>(left[i]), tile::unpack_low<element>(right[i]), sum);
+      sum = ptx::fma(tile::unpack_high<element>(left[i]), tile::unpack_high<element>(right[i]), sum);
     }
     return sum;
   }

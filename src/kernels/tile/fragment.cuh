@@ -25,6 +25,16 @@ TANDEM_DEVICE u32 pack(float low, float high) {
   return element == Element::bf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);
 }
 
+/// The two elements of a packed pair, as f32.
+template <Element element>
+TANDEM_DEVICE float unpack_low(u32 packed) {
+  return ptx::unpack<element>(static_cast<u16>(packed));
+}
+template <Element element>
+TANDEM_DEVICE float unpack_high(u32 packed) {
+  return ptx::unpack<element>(static_cast<u16>(packed >> 16));
+}
+
 /// f32 accumulators to 16-bit: also exactly the register layout of WGMMA's A operand, four words a step of 16
 /// columns.
 template <Element element, int n>
