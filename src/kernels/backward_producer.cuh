@@ -1,0 +1,165 @@
+// The main backward kernel's shared storage, and the warps around its consumers: one that feeds Q and dO, one
+// for each warpgroup that adds its dQ to the sums in global memory.
+#pragma once
+
+#include "kernels/backward_tiles.cuh"
+#include "kernels/config.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/shared_tile.cuh"
+
+namespace tandem {
+
+// ---- Shared storage ----
+
+template <BackwardConfig C>
+struct BackwardShared {
+  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
+  using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
+  using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
+  using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
+  using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
+  static constexpr u32 row_bytes = C.block_m * sizeof(float);
+
+  KTile k;
+  VTile v;
+  QTile q[C.q_stages];
+  DoutTile dout[C.dout_stages];
+  /// Twice, so that one barrier a query block is enough: what is written was last read two blocks ago.
+  /// dS, and behind it P unless registers feed it.
+  ScoreTile scores[C.owns_keys() ? 2 : 4];
+  alignas(16) float dq[C.consumers][C.dq_part()];
+  float lse_log2[C.q_stages][C.block_m];
+  float delta[C.dout_stages][C.block_m];
+  tile::Ring<1> k_ring, v_ring;
+  tile::Ring<C.q_stages> q_ring;
+  tile::Ring<C.dout_stages> dout_ring;
+};
+
+/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out.
+constexpr int barrier_joined = 1;
+constexpr int barrier_dq_full = 2;
+constexpr int barrier_dq_empty = 5;
+constexpr int dq_threads = warpgroup_size + warp_size;
+
+// ---- Producer ----
+
+template <BackwardConfig C>
+struct BackwardLoader {
+  using Shared = BackwardShared<C>;
+
+  const BackwardParams& p;
+  Shared& shared;
+  tile::Ring<1>::Position kv_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  typename tile::Ring<C.dout_stages>::Position dout_at;
+
+  TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
+
+  TANDEM_DEVICE void load_k(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.k_ring.acquire(kv_at, Shared::KTile::bytes);
+    shared.k.load(p.k, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                  ptx::CacheHint::first);
+  }
+  TANDEM_DEVICE void load_v(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.v_ring.acquire(kv_at, Shared::VTile::bytes);
+    shared.v.load(p.v, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                  ptx::CacheHint::first);
+  }
+  TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
+    shared.q[q_at.stage].load(p.q, full, t.begin_q + m * C.block_m, head, p.packed_q ? 0 : t.batch,
+                              ptx::CacheHint::last);
+    ptx::bulk_load(shared.lse_log2[q_at.stage],
+                   p.lse_log2 + workspace_block(p, head, t.q_block + m) * C.block_m, Shared::row_bytes, full);
+    q_at.advance();
+  }
+  TANDEM_DEVICE void load_dout(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.dout_ring.acquire(dout_at, Shared::DoutTile::bytes + Shared::row_bytes);
+    shared.dout[dout_at.stage].load(p.dout_map, full, t.begin_q + m * C.block_m, head,
+                                    p.packed_q ? 0 : t.batch, ptx::CacheHint::last);
+    ptx::bulk_load(shared.delta[dout_at.stage], p.delta + workspace_block(p, head, t.q_block + m) * C.block_m,
+                   Shared::row_bytes, full);
+    dout_at.advance();
+  }
+
+  /// All lanes of one warp.
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    bool first_tile = true;
+    while (tiles.next(t)) {
+      if (t.blocks.first >= t.blocks.end) continue;
+      if (leader) {
+        load_k(t);
+        load_v(t);
+        // K and V are the caller's; LSE and delta are the kernel's before this one.
+        if (first_tile) ptx::wait_for_previous_grid();
+#pragma unroll 1
+        for (int g = 0; g < group; ++g) {
+#pragma unroll 1
+          for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+            load_q(t, t.head_kv * group + g, m);
+            load_dout(t, t.head_kv * group + g, m);
+          }
+        }
+      }
+      first_tile = false;
+      kv_at.advance();
+    }
+    ptx::wait_for_previous_grid();
+    ptx::launch_next_grid();
+  }
+};
+
+/// Adds one warpgroup's dQ to the sums in global memory. All lanes of one warp.
+template <BackwardConfig C>
+struct BackwardAdder {
+  const BackwardParams& p;
+  BackwardShared<C>& shared;
+  const int warpgroup;
+
+  TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
+    u32* turn = p.turns + block * C.consumers + warpgroup;
+    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * (C.dq_parts * C.dq_part());
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) {
+      ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
+      if (leader) {
+        if (C.deterministic && part == 0) ptx::wait_turn(turn, BackwardTiles<C>::turn_of(t, m));
+        ptx::bulk_reduce_add(target + part * C.dq_part(), shared.dq[warpgroup], C.dq_part() * sizeof(float));
+        ptx::tma_store_commit();
+        ptx::tma_store_wait<0>();
+      }
+      ptx::sync_warp();
+      ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    }
+    if (C.deterministic && leader) {
+      ptx::tma_store_wait_written<0>();
+      ptx::raise_turn(turn);
+    }
+  }
+
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    ptx::wait_for_previous_grid();
+    ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    while (tiles.next(t)) {
+#pragma unroll 1
+      for (int g = 0; g < group; ++g) {
+#pragma unroll 1
+        for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+          add(t, workspace_block(p, t.head_kv * group + g, t.q_block + m), m, leader);
+        }
+      }
+    }
+    if (leader) ptx::tma_store_wait_written<0>();
+  }
+};
+
+}  // namespace tandem
