@@ -6,6 +6,7 @@
 // kernel is better than none. The tests refuse them (tests/gpu/shipped_test.cpp).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdio>
@@ -14,9 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "gpu/backward_params.hpp"
 #include "gpu/cache.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/shipped.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -38,6 +41,21 @@ std::vector<Job> jobs_to_do() {
   std::vector<Job> jobs;
   for (const ForwardConfig& config : shipped_forward_configs()) {
     jobs.emplace_back(gpu::kernel_name(config), forward_objection(config));
+  }
+  // One set of the kernels around the main one serves all masks.
+  std::vector<gpu::KernelName> rows_kernels;
+  for (const BackwardConfig& config : shipped_backward_configs()) {
+    jobs.emplace_back(gpu::kernel_name(config, gpu::BackwardKernel::main),
+                      backward_local_bytes_allowed(config), backward_objection(config));
+    for (const gpu::BackwardKernel which : {gpu::BackwardKernel::preprocess, gpu::BackwardKernel::convert}) {
+      const gpu::KernelName name = gpu::kernel_name(gpu::backward_rows_config(config), which);
+      const bool known = std::any_of(rows_kernels.begin(), rows_kernels.end(), [&](const gpu::KernelName& k) {
+        return k.expression == name.expression;
+      });
+      if (known) continue;
+      rows_kernels.push_back(name);
+      jobs.emplace_back(name, 0, "");
+    }
   }
   for (const bool paired : {false, true}) {
     jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");

@@ -11,6 +11,7 @@
 #include "api/explain.hpp"
 #include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
+#include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
 #include "plan/plan.hpp"
 
@@ -95,6 +96,11 @@ void forward(const ForwardArgs& args, const Execution& execution) {
 
 void backward(const BackwardArgs& args, const Execution& execution) {
   const Call call = prepare(args, execution, Memory::present);
+  if (call.plan.backend == Device::Kind::cuda) {
+    if (execution.workspace != nullptr) check_workspace(execution, call.plan.workspace_bytes);
+    gpu::backward(call.problem, call.plan.backward, execution.stream, execution.workspace);
+    return;
+  }
   const Workspace workspace(execution, call.plan.workspace_bytes);
   cpu::backward(call.problem, call.plan.cpu, workspace.memory());
 }

@@ -34,6 +34,9 @@ std::string aggregate(const char* type, const Config& config) {
 std::string expression_of(const ForwardConfig& config) {
   return aggregate("ForwardConfig", config);
 }
+std::string expression_of(const BackwardConfig& config) {
+  return aggregate("BackwardConfig", config);
+}
 std::string expression_of(const PackConfig& config) {
   return aggregate("PackConfig", config);
 }
@@ -41,6 +44,19 @@ std::string expression_of(const PackConfig& config) {
 KernelName kernel_name(const ForwardConfig& config) {
   return {.header = "kernels/forward.cuh",
           .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
+}
+
+KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {
+  struct Place {
+    const char* header;
+    const char* kernel;
+  };
+  constexpr Place places[] = {{"kernels/backward_preprocess.cuh", "backward_preprocess"},
+                              {"kernels/backward.cuh", "backward"},
+                              {"kernels/backward_convert.cuh", "backward_convert"},
+                              {"kernels/backward_convert.cuh", "backward_sink"}};
+  const auto [header, kernel] = places[static_cast<int>(which)];
+  return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
 }
 
 KernelName kernel_name(const PackConfig& config) {

@@ -11,10 +11,15 @@ namespace tandem::gpu {
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
 std::string expression_of(const ForwardConfig& config);
+std::string expression_of(const BackwardConfig& config);
 std::string expression_of(const PackConfig& config);
+
+/// The kernels of one backward call, in this order.
+enum class BackwardKernel : int { preprocess, main, convert, sink };
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);
+KernelName kernel_name(const BackwardConfig& config, BackwardKernel which);
 KernelName kernel_name(const PackConfig& config);
 
 }  // namespace tandem::gpu

@@ -41,9 +41,6 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                               warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q, thread);
 }
 
-constexpr int backward_sink_threads = 256;
-constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
-
 /// dsink = - sum of exp(sink - LSE) * delta over all queries of a head: one block of threads a head, in an
 /// order that only the lengths decide.
 template <BackwardConfig C>

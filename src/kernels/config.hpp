@@ -175,6 +175,10 @@ constexpr int backward_rows_threads(const BackwardConfig& c) {
   return 128 * c.consumers;
 }
 
+/// The kernel that sums dsink.
+constexpr int backward_sink_threads = 256;
+constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
+
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
 /// (and P) twice, dQ, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {

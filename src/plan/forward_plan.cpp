@@ -112,19 +112,29 @@ const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, st
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
 }
 
+// Query 0 sees rows_k - rows_q + window_right at most, the last one rows_k - 1 - window_left at least: a
+// causal call with one query is a full one.
+bool needs_right_mask(const Problem& p) {
+  return p.window_right >= 0 && p.window_right < p.rows_q - 1;
+}
+bool needs_left_mask(const Problem& p) {
+  return p.window_left >= 0 && p.window_left < p.rows_k - 1;
+}
+bool has_lengths(const Problem& p) {
+  return p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
+}
+
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = padded(p.head_dim_qk);
   c.head_dim_v = padded(p.head_dim_v);
-  // Query 0 sees rows_k - rows_q + window_right at most, the last one rows_k - 1 - window_left at least: a
-  // bound that not even they feel needs no mask (a causal call with one query is a full one).
-  c.causal = p.window_right >= 0 && p.window_right < p.rows_q - 1;
-  c.local = p.window_left >= 0 && p.window_left < p.rows_k - 1;
+  c.causal = needs_right_mask(p);
+  c.local = needs_left_mask(p);
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
-  c.ragged = p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
+  c.ragged = has_lengths(p);
   return with_tile(c, forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c)));
 }
 

@@ -54,6 +54,12 @@ std::span<const ForwardTile> forward_tiles();
 /// The line that serves these (padded) head dimensions and sequences of `keys` keys.
 const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
 
+/// Whether a bound of the window, or lengths by sequence, concern any query of the problem: a bound that not
+/// even the first query (on the right) or the last (on the left) feels needs no mask.
+bool needs_right_mask(const Problem& problem);
+bool needs_left_mask(const Problem& problem);
+bool has_lengths(const Problem& problem);
+
 /// The Config for a 16-bit forward problem with head dimensions up to 256.
 ForwardConfig choose_forward_config(const Problem& problem);
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cpu/recipe.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
 
@@ -27,7 +28,10 @@ Plan make_plan(const Problem& problem, const Execution& execution) {
 }
 
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
-  if (plan.backend == Device::Kind::cuda) return explain_forward(problem, plan.forward);
+  if (plan.backend == Device::Kind::cuda) {
+    return problem.pass == Pass::forward ? explain_forward(problem, plan.forward)
+                                         : explain_backward(problem, plan.backward);
+  }
   const cpu::Config& c = plan.cpu;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';

@@ -13,8 +13,9 @@ namespace tandem {
 
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Config cpu;        ///< read if backend is cpu
-  ForwardConfig forward;  ///< read if backend is cuda
+  cpu::Config cpu;          ///< read if backend is cpu
+  ForwardConfig forward;    ///< read if backend is cuda, of a forward problem
+  BackwardConfig backward;  ///< and of a backward one
   std::size_t workspace_bytes = 0;
 };
 

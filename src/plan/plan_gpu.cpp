@@ -4,9 +4,11 @@
 
 #include <climits>
 
+#include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
 #include "kernels/config_fields.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 
 namespace tandem {
@@ -19,9 +21,6 @@ template <typename... Args>
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
-  if (p.pass == Pass::backward) {
-    unsupported("backward has no GPU kernel yet; copy the tensors to the CPU");
-  }
   if (p.pass == Pass::forward && p.precision != Precision::exact) {
     unsupported("precision {} has no GPU kernel yet; leave it exact, or copy the tensors to the CPU",
                 name_of(p.precision));
@@ -57,8 +56,13 @@ Plan plan_gpu(const Problem& problem) {
   check_device(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;
-  plan.forward = choose_forward_config(problem);
-  plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
+  if (problem.pass == Pass::forward) {
+    plan.forward = choose_forward_config(problem);
+    plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
+  } else {
+    plan.backward = choose_backward_config(problem);
+    plan.workspace_bytes = gpu::backward_workspace_bytes(problem, plan.backward);
+  }
   return plan;
 }
 

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "fake/fake_driver.hpp"
+#include "gpu/backward_params.hpp"
 #include "gpu/compiler.hpp"
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/attention.hpp"
 
@@ -48,6 +50,37 @@ ForwardConfig config_of_calls() {
   return choose_forward_config(p);
 }
 
+BackwardConfig backward_config_of_calls() {
+  Problem p;
+  p.pass = Pass::backward;
+  p.q.dtype = DType::bf16;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = p.rows_k = 300;
+  return choose_backward_config(p);
+}
+
+/// The backward of that call, with a sink.
+struct BackwardMemory : Memory {
+  DeviceBuffer dout{1, elements * 2 + 256}, dq{1, elements * 2}, dk{1, elements * 2}, dv{1, elements * 2};
+  DeviceBuffer lse{1, 2 * 300 * 4 * 4}, sink{1, 16}, dsink{1, 16};
+  BackwardArgs backward;
+
+  BackwardMemory() {
+    static_cast<AttentionInputs&>(backward) = args;
+    backward.out = args.out;
+    const auto tensor = [](const DeviceBuffer& b) {
+      return Tensor(b.data(), DType::bf16, {2, 300, 4, 128}, cuda);
+    };
+    backward.dout = tensor(dout);
+    backward.dq = tensor(dq);
+    backward.dk = tensor(dk);
+    backward.dv = tensor(dv);
+    backward.lse = Tensor(lse.data(), DType::f32, {2, 4, 300}, cuda);
+    backward.sink = Tensor(sink.data(), DType::f32, {4}, cuda);
+    backward.dsink = Tensor(dsink.data(), DType::f32, {4}, cuda);
+  }
+};
+
 /// Whether the machine has a driver, which would be found in place of the fake one.
 bool has_real_driver() {
   static const bool found = dlopen("libcuda.so.1", RTLD_NOW) != nullptr;
@@ -60,6 +93,12 @@ fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
     find_kernel(kernel_name(config_of_calls()));
     find_kernel(kernel_name(PackConfig{.paired = false}));
+    const BackwardConfig backward = backward_config_of_calls();
+    find_kernel(kernel_name(backward, BackwardKernel::main));
+    for (const BackwardKernel which :
+         {BackwardKernel::preprocess, BackwardKernel::convert, BackwardKernel::sink}) {
+      find_kernel(kernel_name(backward_rows_config(backward), which));
+    }
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     return *reinterpret_cast<fake::Driver* (*)()>(dlsym(library, "fake_driver_state"))();
@@ -183,6 +222,48 @@ TEST_F(FakeDriver, EmptyCallsLaunchNothing) {
   driver->launches.clear();
   forward(m.args);
   EXPECT_EQ(driver->launches.size(), 0U);
+}
+
+TEST_F(FakeDriver, ABackwardCallIsAFewLaunchesInAWorkspaceOfItsOwn) {
+  BackwardMemory m;
+  m.backward.dout.data = static_cast<char*>(m.dout.data()) + 2;  // to be packed
+  Execution execution{.stream = reinterpret_cast<void*>(0x555)};
+  execution.workspace_bytes = workspace_bytes(m.backward);
+  const DeviceBuffer workspace(1, execution.workspace_bytes);
+  execution.workspace = workspace.data();
+  driver->calls.clear();
+  driver->launches.clear();
+  backward(m.backward, execution);
+  const std::vector<const char*> kernels = {"pack", "backward_preprocess", "backwardIX", "backward_convert",
+                                            "backward_sink"};
+  ASSERT_EQ(driver->launches.size(), kernels.size());
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    const fake::Launch& launch = driver->launches[i];
+    EXPECT_NE(launch.symbol.find(kernels[i]), std::string::npos) << launch.symbol;
+    EXPECT_EQ(launch.config.stream, execution.stream);
+    // The main kernel and the conversion may start while what is before them ends.
+    EXPECT_EQ(launch.attributes.size(), i == 2 || i == 3 ? 1U : 0U) << launch.symbol;
+  }
+  const BackwardConfig config = backward_config_of_calls();
+  EXPECT_EQ(driver->launches[1].config.grid_x,
+            2U * 4U * static_cast<unsigned>((299 + config.block_m) / config.block_m));
+  EXPECT_EQ(driver->launches[2].config.grid_x,
+            2U * 4U * static_cast<unsigned>((299 + config.block_n) / config.block_n));
+  EXPECT_EQ(driver->launches[2].config.shared_bytes, static_cast<unsigned>(backward_shared_bytes(config)));
+  EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
+  execution.workspace_bytes -= 1;
+  EXPECT_THROW(backward(m.backward, execution), Error);
+}
+
+TEST_F(FakeDriver, ABackwardCallWithoutAWorkspaceFreesWhatItTook) {
+  BackwardMemory m;
+  backward(m.backward);
+  const int live = driver->live_allocations;
+  driver->calls.clear();
+  backward(m.backward);
+  EXPECT_EQ(count("cuMemAllocAsync"), 1);
+  EXPECT_EQ(driver->live_allocations, live);
+  EXPECT_NE(explain(m.backward).find("backward_preprocess"), std::string::npos);
 }
 
 TEST_F(FakeDriver, CheckReadsLengthsFromTheDevice) {

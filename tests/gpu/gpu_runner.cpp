@@ -55,6 +55,25 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.sink, call.sink);
 }
 
+/// A pass on the device's copies of a call's memory; `move` moves what is the pass's own.
+template <typename Args, typename Move, typename Pass>
+void run(const Call& call, Args args, const Move& move, const Pass& pass) {
+  const Stream stream(0);
+  DeviceBoxes boxes(stream.get());
+  move_inputs(boxes, call, args);
+  move(boxes, args);
+  Execution execution{.stream = stream.get()};
+  DeviceBuffer workspace;
+  if (call.spec.workspace) {
+    execution.workspace_bytes = workspace_bytes(args, execution);
+    workspace = DeviceBuffer(0, execution.workspace_bytes);
+    workspace.fill(0xff, stream.get());  // NaN
+    execution.workspace = workspace.data();
+  }
+  pass(args, execution);
+  boxes.copy_back();
+}
+
 }  // namespace
 
 std::string why_no_gpu() {
@@ -72,26 +91,29 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
 }
 
 void GpuRunner::forward(Call& call) {
-  const Stream stream(0);
-  DeviceBoxes boxes(stream.get());
-  ForwardArgs args = call.forward_args();
-  move_inputs(boxes, call, args);
-  boxes.move(args.out, call.out);
-  boxes.move(args.lse, call.lse);
-  Execution execution{.stream = stream.get()};
-  DeviceBuffer workspace;
-  if (call.spec.workspace) {
-    execution.workspace_bytes = workspace_bytes(args, execution);
-    workspace = DeviceBuffer(0, execution.workspace_bytes);
-    workspace.fill(0xff, stream.get());  // NaN
-    execution.workspace = workspace.data();
-  }
-  tandem::forward(args, execution);
-  boxes.copy_back();
+  run(
+      call, call.forward_args(),
+      [&](DeviceBoxes& boxes, ForwardArgs& args) {
+        boxes.move(args.out, call.out);
+        boxes.move(args.lse, call.lse);
+      },
+      [](const ForwardArgs& args, const Execution& execution) { tandem::forward(args, execution); });
 }
 
-void GpuRunner::backward(Call&) {
-  throw Error(Status::unsupported, "the GPU has no backward kernel yet");
+void GpuRunner::backward(Call& call) {
+  run(
+      call, call.backward_args(),
+      [&](DeviceBoxes& boxes, BackwardArgs& args) {
+        boxes.move(args.out, call.out);
+        boxes.move(args.lse, call.lse);
+        boxes.move(args.dout, call.dout);
+        boxes.move(args.dlse, call.dlse);
+        boxes.move(args.dq, call.dq);
+        boxes.move(args.dk, call.dk);
+        boxes.move(args.dv, call.dv);
+        boxes.move(args.dsink, call.dsink);
+      },
+      [](const BackwardArgs& args, const Execution& execution) { tandem::backward(args, execution); });
 }
 
 }  // namespace tandem::gpu

@@ -1,0 +1,183 @@
+#include "plan/backward_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/config_fields.hpp"
+#include "plan/forward_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+// From the model in docs/kernels/backward.md, and from compiling: none of these is measured on a GPU yet.
+constexpr BackwardTileLine tiles[] = {
+    {64, 32, 32, 128, 128, 2, 2, 1, "dK and dV are small, so a block of 128 queries fits the registers"},
+    {128, 64, 32, 64, 128, 2, 2, 1, "dK and dV take half of the registers, 64 queries what is left"},
+    {192, 64, 64, 64, 64, 2, 2, 1, "the warpgroups divide the columns of dK and dV; dS and P are shared"},
+    {256, 64, 64, 64, 64, 2, 1, 2, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
+};
+
+/// Shipped Configs that keep a few values in local memory.
+struct BackwardSpill {
+  int head_dim;
+  bool ragged;
+  int bytes;
+};
+
+// S and dP of 128 queries beside dK and dV leave a thread of the narrow tiles some 24 registers. The
+// assembler keeps values of the tile and the head in local memory, none of the products' operands.
+constexpr BackwardSpill spills[] = {{64, false, 32}};
+
+const BackwardTileLine& line_for(std::int64_t head_dim) {
+  for (const BackwardTileLine& line : tiles) {
+    if (head_dim <= line.head_dim) return line;
+  }
+  throw Error(Status::internal, fmt::format("no tile for head dimension {}", head_dim));
+}
+
+int padded(std::int64_t head_dim, int unit) {
+  return static_cast<int>((head_dim + unit - 1) / unit * unit);
+}
+
+BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,
+                         std::int64_t head_dim_v) {
+  c.head_dim_qk = padded(head_dim_qk, line.unit_qk);
+  c.head_dim_v = padded(head_dim_v, line.unit_v);
+  c.block_m = line.block_m;
+  c.block_n = line.block_n;
+  c.q_stages = line.q_stages;
+  c.dout_stages = line.dout_stages;
+  c.dq_parts = line.dq_parts;
+  return c;
+}
+
+/// What is wrong with how the warpgroups divide the work; empty if nothing.
+std::string division_objection(const BackwardConfig& c) {
+  if (!c.owns_keys() && (c.block_n != 64 || c.block_m % (16 * c.consumers) != 0)) {
+    return fmt::format(
+        "block_n {} is neither 64 keys a warpgroup nor 64 in all with block_m {} divided by {}", c.block_n,
+        c.block_m, c.consumers);
+  }
+  if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
+    return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
+                       c.consumers);
+  }
+  if (!c.owns_keys() && (c.head_dim_qk % c.consumers != 0 || c.head_dim_v % c.consumers != 0)) {
+    return fmt::format("head dimensions {} and {} do not divide by {} warpgroups", c.head_dim_qk,
+                       c.head_dim_v, c.consumers);
+  }
+  if (c.columns_k() % c.strip_qk() != 0 || c.dq_columns() % c.strip_qk() != 0 ||
+      c.columns_v() % c.strip_v() != 0) {
+    return fmt::format("a warpgroup's {} columns of dK, {} of dQ or {} of dV begin inside a strip of 32",
+                       c.columns_k(), c.dq_columns(), c.columns_v());
+  }
+  if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
+    return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
+  }
+  return {};
+}
+
+}  // namespace
+
+int backward_registers(const BackwardConfig& c) {
+  const int scores = c.queries();                       // S and dP, f32
+  const int dq = c.dq_columns() / 2 + c.queries() / 4;  // dQ, and packed dS while dK reads it
+  return c.columns_k() / 2 + c.columns_v() / 2 + std::max(scores, dq) + backward_other_registers;
+}
+
+std::string backward_objection(const BackwardConfig& c) {
+  for (const int head_dim : {c.head_dim_qk, c.head_dim_v}) {
+    if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
+      return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
+    }
+  }
+  if (c.consumers < 1 || c.consumers > 3) {
+    return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
+                       c.consumers);
+  }
+  if (c.q_stages < 1 || c.dout_stages < 1) {
+    return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
+  }
+  if (std::string objection = division_objection(c); !objection.empty()) return objection;
+  constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
+  if (backward_shared_bytes(c) > room) {
+    return fmt::format("needs {} bytes of shared memory, a block has {}", backward_shared_bytes(c), room);
+  }
+  if (backward_registers(c) > c.registers().consumer) {
+    return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", backward_registers(c),
+                       c.consumers, c.registers().consumer);
+  }
+  return {};
+}
+
+std::span<const BackwardTileLine> backward_tiles() {
+  return tiles;
+}
+
+BackwardConfig choose_backward_config(const Problem& p) {
+  BackwardConfig c;
+  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.causal = needs_right_mask(p);
+  c.local = needs_left_mask(p);
+  c.softcap = p.softcap > 0.0F;
+  c.ragged = has_lengths(p);
+  c.deterministic = p.deterministic;
+  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v);
+}
+
+std::vector<BackwardConfig> shipped_backward_configs() {
+  struct Head {
+    int qk, v;
+    bool usual;  ///< of many models: with sliding windows, in f16 and in a fixed order too
+  };
+  constexpr Head heads[] = {
+      {64, 64, true}, {96, 96, false}, {128, 128, true}, {192, 128, false}, {256, 256, true}};
+  std::vector<BackwardConfig> configs;
+  for (const Head& head : heads) {
+    for (const Element element : {Element::bf16, Element::f16}) {
+      if (element == Element::f16 && !head.usual) continue;
+      for (const bool ragged : {false, true}) {
+        for (const bool causal : {false, true}) {
+          BackwardConfig c = with_tile({.element = element, .causal = causal, .ragged = ragged},
+                                       line_for(std::max(head.qk, head.v)), head.qk, head.v);
+          configs.push_back(c);
+          if (!head.usual || element == Element::f16) continue;
+          c.deterministic = true;
+          configs.push_back(c);
+          c.deterministic = false;
+          c.local = true;
+          if (causal) configs.push_back(c);
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+int backward_local_bytes_allowed(const BackwardConfig& c) {
+  for (const BackwardSpill& spill : spills) {
+    if (std::max(c.head_dim_qk, c.head_dim_v) == spill.head_dim && c.ragged == spill.ragged)
+      return spill.bytes;
+  }
+  return 0;
+}
+
+std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
+  return {
+      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "
+                  "head_dim_v {} to {}",
+                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
+      fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
+                  c.block_n, c.block_m, c.q_stages, c.dout_stages,
+                  line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
+      c.deterministic ? "dq is added up in a fixed order: deterministic is set"
+                      : "dq is added up in any order; deterministic fixes it",
+      fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
+                  c.registers().consumer),
+  };
+}
+
+}  // namespace tandem

@@ -1,0 +1,54 @@
+// The backward kernels' Config for a problem: a table of tiles, and the rules that say which Configs can
+// exist.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "kernels/config.hpp"
+
+namespace tandem {
+
+/// Registers a consumer thread needs beside accumulators and operands (addresses, the tile, loop state).
+constexpr int backward_other_registers = 28;
+
+/// Registers that a consumer thread holds at the widest points of the loop: dK, dV and either S with dP, or
+/// dQ with packed dS; and the rest.
+int backward_registers(const BackwardConfig& config);
+
+/// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
+std::string backward_objection(const BackwardConfig& config);
+
+/// One line of the heuristics: the tile for head dimensions up to these. Each is padded to a multiple of its
+/// unit, so that the warpgroups' columns begin where strips of shared memory do.
+struct BackwardTileLine {
+  int head_dim;  ///< the larger of the two
+  int unit_qk;
+  int unit_v;
+  int block_m;
+  int block_n;
+  int q_stages;
+  int dout_stages;
+  int dq_parts;
+  const char* why;
+};
+
+/// The heuristics, narrowest head dimensions first. A problem takes the first line it fits.
+std::span<const BackwardTileLine> backward_tiles();
+
+/// The Config for a 16-bit backward problem with head dimensions up to 256.
+BackwardConfig choose_backward_config(const Problem& problem);
+
+/// Configs that are compiled into the library: what choose_backward_config gives for the usual models.
+std::vector<BackwardConfig> shipped_backward_configs();
+
+/// Bytes of local memory (spills) that the assembler may give a shipped Config, 0 for most; those that have
+/// some are listed in backward_plan.cpp with the reason.
+int backward_local_bytes_allowed(const BackwardConfig& config);
+
+/// The choice in words, a line each.
+std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& config);
+
+}  // namespace tandem

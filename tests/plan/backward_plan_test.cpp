@@ -1,0 +1,92 @@
+// Every backward Config that the heuristics can pick is one that can exist.
+#include "plan/backward_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace tandem {
+namespace {
+
+Problem problem(std::int64_t head_dim_qk, std::int64_t head_dim_v) {
+  Problem p;
+  p.pass = Pass::backward;
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.head_dim_qk = head_dim_qk;
+  p.head_dim_v = head_dim_v;
+  p.rows_q = p.rows_k = 1000;
+  p.q.dtype = DType::bf16;
+  return p;
+}
+
+TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
+  for (std::int64_t qk = 1; qk <= 256; ++qk) {
+    for (std::int64_t v = 1; v <= 256; v += 5) {
+      const BackwardConfig c = choose_backward_config(problem(qk, v));
+      ASSERT_EQ(backward_objection(c), "") << qk << " " << v;
+      ASSERT_GE(c.head_dim_qk, qk);
+      ASSERT_GE(c.head_dim_v, v);
+      ASSERT_LT(c.head_dim_qk, qk + 64);
+      ASSERT_LT(c.head_dim_v, v + 64);
+    }
+  }
+}
+
+TEST(BackwardPlan, TakesTheProblemsFeatures) {
+  Problem p = problem(128, 96);
+  const BackwardConfig plain = choose_backward_config(p);
+  EXPECT_FALSE(plain.causal || plain.local || plain.softcap || plain.ragged || plain.deterministic);
+  EXPECT_EQ(plain.element, Element::bf16);
+  p.q.dtype = DType::f16;
+  p.window_right = 0;
+  p.window_left = 10;
+  p.softcap = 2.0F;
+  p.deterministic = true;
+  const int lengths[] = {0, 1000};
+  p.seqused_k.data = lengths;
+  const BackwardConfig c = choose_backward_config(p);
+  EXPECT_TRUE(c.causal && c.local && c.softcap && c.ragged && c.deterministic);
+  EXPECT_EQ(c.element, Element::f16);
+  p.window_right = 999;  // not even the first query feels it
+  p.window_left = 999;
+  EXPECT_FALSE(choose_backward_config(p).causal || choose_backward_config(p).local);
+}
+
+TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
+  const auto refused = [](BackwardConfig c, const char* why) {
+    EXPECT_NE(backward_objection(c).find(why), std::string::npos) << backward_objection(c);
+  };
+  refused({.head_dim_qk = 120}, "head_dim 120 is not a multiple of 32");
+  refused({.block_m = 96}, "block_m 96");
+  refused({.head_dim_qk = 96, .head_dim_v = 96, .block_m = 128, .q_stages = 1, .dout_stages = 1},
+          "registers");
+  refused({.block_n = 96}, "block_n 96");
+  refused({.q_stages = 5}, "shared memory");
+  refused({.q_stages = 0}, "less than 1");
+  refused({.head_dim_qk = 96}, "begin inside a strip");
+  refused({.head_dim_qk = 192, .head_dim_v = 192, .q_stages = 1, .dout_stages = 1}, "registers");
+  refused({.dq_parts = 3}, "dq_parts 3");
+  refused({.consumers = 4}, "consumers 4");
+}
+
+TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {
+  const std::vector<BackwardConfig> configs = shipped_backward_configs();
+  for (const BackwardConfig& c : configs) {
+    EXPECT_EQ(backward_objection(c), "");
+    EXPECT_EQ(std::count(configs.begin(), configs.end(), c), 1);
+  }
+  EXPECT_NE(std::find(configs.begin(), configs.end(), choose_backward_config(problem(128, 128))),
+            configs.end());
+}
+
+TEST(BackwardPlan, ExplainsWhatItChose) {
+  Problem p = problem(40, 64);
+  p.deterministic = true;
+  std::string text;
+  for (const std::string& line : explain_backward(p, choose_backward_config(p))) text += line + "\n";
+  EXPECT_NE(text.find("head_dim 40 padded to 64"), std::string::npos) << text;
+  EXPECT_NE(text.find("fixed order"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace tandem
