@@ -45,8 +45,7 @@ std::vector<Job> jobs_to_do() {
   // One set of the kernels around the main one serves all masks.
   std::vector<gpu::KernelName> rows_kernels;
   for (const BackwardConfig& config : shipped_backward_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config, gpu::BackwardKernel::main),
-                      backward_local_bytes_allowed(config), backward_objection(config));
+    jobs.emplace_back(gpu::kernel_name(config, gpu::BackwardKernel::main), backward_objection(config));
     for (const gpu::BackwardKernel which : {gpu::BackwardKernel::preprocess, gpu::BackwardKernel::convert}) {
       const gpu::KernelName name = gpu::kernel_name(gpu::backward_rows_config(config), which);
       const bool known = std::any_of(rows_kernels.begin(), rows_kernels.end(), [&](const gpu::KernelName& k) {
@@ -54,7 +53,7 @@ std::vector<Job> jobs_to_do() {
       });
       if (known) continue;
       rows_kernels.push_back(name);
-      jobs.emplace_back(name, 0, "");
+      jobs.emplace_back(name, "");
     }
   }
   for (const bool paired : {false, true}) {

@@ -71,11 +71,21 @@ struct BackwardTiles {
       if (!locate_dense(number, t)) return false;
       t.end_k = p.rows_k;
     }
+    ptx::sync_warp();
+    uniform(t.n, t.head_kv, t.batch, t.begin_q, t.begin_k, t.end_k, seqlen_q, seqlen_k);
     t.q_block = first_query_block<C>(p, t.batch, t.begin_q);
     t.visible = {seqlen_q, seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
                  C.causal ? p.window_right : tile::Visibility::unbounded};
     t.blocks = tile::QueryBlockRange::of<C.block_m>(t.visible, t.n * C.block_n, (t.n + 1) * C.block_n);
+    uniform(t.blocks.first, t.blocks.end, t.blocks.inner_first, t.blocks.inner_end);
     return true;
+  }
+
+  /// All lanes have the same values, but the assembler does not see it: with loop bounds that it takes for
+  /// divergent it serialises the products (C7520) of every ragged causal Config.
+  template <typename... Ints>
+  static TANDEM_DEVICE void uniform(Ints&... values) {
+    ((values = ptx::warp_uniform(values)), ...);
   }
 
   /// Heads come in sections whose Q, dO and dQ fit the L2 together; inside one, causal tiles of like length

@@ -19,17 +19,6 @@ constexpr BackwardTileLine tiles[] = {
     {256, 64, 64, 64, 64, 2, 1, 2, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
-/// Shipped Configs that keep a few values in local memory.
-struct BackwardSpill {
-  int head_dim;
-  bool ragged;
-  int bytes;
-};
-
-// S and dP of 128 queries beside dK and dV leave a thread of the narrow tiles some 24 registers. The
-// assembler keeps values of the tile and the head in local memory, none of the products' operands.
-constexpr BackwardSpill spills[] = {{64, false, 32}};
-
 const BackwardTileLine& line_for(std::int64_t head_dim) {
   for (const BackwardTileLine& line : tiles) {
     if (head_dim <= line.head_dim) return line;
@@ -137,13 +126,13 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   std::vector<BackwardConfig> configs;
   for (const Head& head : heads) {
     for (const Element element : {Element::bf16, Element::f16}) {
-      if (element == Element::f16 && !head.usual) continue;
       for (const bool ragged : {false, true}) {
+        if (element == Element::f16 && (!head.usual || ragged)) continue;
         for (const bool causal : {false, true}) {
           BackwardConfig c = with_tile({.element = element, .causal = causal, .ragged = ragged},
                                        line_for(std::max(head.qk, head.v)), head.qk, head.v);
           configs.push_back(c);
-          if (!head.usual || element == Element::f16) continue;
+          if (!head.usual || element == Element::f16 || ragged) continue;
           c.deterministic = true;
           configs.push_back(c);
           c.deterministic = false;
@@ -157,11 +146,9 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  for (const BackwardSpill& spill : spills) {
-    if (std::max(c.head_dim_qk, c.head_dim_v) == spill.head_dim && c.ragged == spill.ragged)
-      return spill.bytes;
-  }
-  return 0;
+  // S and dP of 128 queries beside dK and dV leave a thread some 24 registers, and the place of a tile in its
+  // sequence takes more of them than a dense one: two words are kept in local memory.
+  return c.head_dim_v == 64 && c.block_m == 128 && c.ragged ? 8 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {

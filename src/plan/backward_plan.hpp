@@ -44,8 +44,8 @@ BackwardConfig choose_backward_config(const Problem& problem);
 /// Configs that are compiled into the library: what choose_backward_config gives for the usual models.
 std::vector<BackwardConfig> shipped_backward_configs();
 
-/// Bytes of local memory (spills) that the assembler may give a shipped Config, 0 for most; those that have
-/// some are listed in backward_plan.cpp with the reason.
+/// Bytes of local memory that the assembler gives a shipped Config: 0, but for those that backward_plan.cpp
+/// names with the reason.
 int backward_local_bytes_allowed(const BackwardConfig& config);
 
 /// The choice in words, a line each.

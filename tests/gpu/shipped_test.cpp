@@ -6,8 +6,10 @@
 
 #include <algorithm>
 
+#include "gpu/backward_params.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 
 namespace tandem::gpu {
@@ -15,7 +17,13 @@ namespace {
 
 TEST(Shipped, HoldsEveryConfigOfTheList) {
   if (shipped_archive().empty()) GTEST_SKIP() << "built without the shipped set (TANDEM_SHIP_KERNELS)";
-  EXPECT_EQ(shipped_kernels(), shipped_forward_configs().size() + 2);
+  EXPECT_GT(shipped_kernels(), shipped_forward_configs().size() + shipped_backward_configs().size() + 2);
+  for (const BackwardConfig& config : shipped_backward_configs()) {
+    const BackwardConfig rows = backward_rows_config(config);
+    EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::preprocess)));
+    EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::convert)));
+    EXPECT_TRUE(find_shipped(kernel_name(config, BackwardKernel::main))) << expression_of(config);
+  }
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
@@ -27,6 +35,15 @@ TEST(Shipped, LacksWhatIsNotOnTheList) {
   ForwardConfig config;
   config.block_n = 16;
   EXPECT_FALSE(find_shipped(kernel_name(config)));
+}
+
+void expect_fast(const KernelName& name, int local_bytes = 0) {
+  const KernelUsage usage = find_kernel(name).kernel->usage;
+  EXPECT_GT(usage.registers, 0);
+  EXPECT_LE(usage.stack_bytes, local_bytes);
+  EXPECT_LE(usage.spill_store_bytes, local_bytes);
+  EXPECT_LE(usage.spill_load_bytes, local_bytes);
+  EXPECT_EQ(usage.serialised, 0) << "the assembler serialises the products";
 }
 
 /// A group of the set: each is a process of its own in ctest, so that they compile side by side. A kernel
@@ -44,16 +61,46 @@ TEST_P(ShippedSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
   for (std::size_t i = GetParam() * group; i < end; ++i) {
     SCOPED_TRACE(expression_of(configs[i]));
     ASSERT_EQ(forward_objection(configs[i]), "");
-    const KernelUsage usage = find_kernel(kernel_name(configs[i])).kernel->usage;
-    EXPECT_GT(usage.registers, 0);
-    EXPECT_EQ(usage.stack_bytes, 0);
-    EXPECT_EQ(usage.spill_store_bytes, 0);
-    EXPECT_EQ(usage.spill_load_bytes, 0);
-    EXPECT_EQ(usage.serialised, 0) << "the assembler serialises the products";
+    expect_fast(kernel_name(configs[i]));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedSet, testing::Range<std::size_t>(0, ShippedSet::groups()));
+
+/// Of the backward set those in bf16 without windows and in any order: the others differ from them little,
+/// and each takes some seconds.
+std::vector<BackwardConfig> backward_samples() {
+  std::vector<BackwardConfig> samples;
+  for (const BackwardConfig& c : shipped_backward_configs()) {
+    if (c.element == Element::bf16 && !c.local && !c.deterministic && c.head_dim_v != 96)
+      samples.push_back(c);
+  }
+  return samples;
+}
+
+class ShippedBackwardSet : public testing::TestWithParam<std::size_t> {
+ public:
+  static constexpr std::size_t group = 4;
+};
+
+TEST_P(ShippedBackwardSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  const std::vector<BackwardConfig> configs = backward_samples();
+  const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
+  for (std::size_t i = GetParam() * group; i < end; ++i) {
+    SCOPED_TRACE(expression_of(configs[i]));
+    ASSERT_EQ(backward_objection(configs[i]), "");
+    expect_fast(kernel_name(configs[i], BackwardKernel::main), backward_local_bytes_allowed(configs[i]));
+    if (configs[i].causal) continue;  // the kernels around the main one know no mask
+    expect_fast(kernel_name(backward_rows_config(configs[i]), BackwardKernel::preprocess));
+    expect_fast(kernel_name(backward_rows_config(configs[i]), BackwardKernel::convert));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackwardSet,
+                         testing::Range<std::size_t>(0, (backward_samples().size() +
+                                                         ShippedBackwardSet::group - 1) /
+                                                            ShippedBackwardSet::group));
 
 }  // namespace
 }  // namespace tandem::gpu
