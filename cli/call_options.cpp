@@ -1,4 +1,7 @@
 // The command line's side of a call.
+#include <map>
+#include <string>
+
 #include "call.hpp"
 
 namespace tandem::cli {
@@ -17,6 +20,17 @@ void add_attention_options(CLI::App& command, AttentionOptions& options) {
       ->capture_default_str();
   command.add_flag("--deterministic", options.deterministic, "Make gradients bitwise reproducible");
   command.add_flag("--pad", options.pad, "Accept head dimensions that are not multiples of 8");
+  static const std::map<std::string, Precision> precisions{
+      {name_of(Precision::exact), Precision::exact},
+      {name_of(Precision::fp8), Precision::fp8},
+      {name_of(Precision::int8), Precision::int8},
+      {name_of(Precision::int8_accurate), Precision::int8_accurate}};
+  command
+      .add_option(
+          "--precision", options.precision,
+          "Forward in the inputs' dtype (exact), or in 8 bits from f16 or bf16: fp8, int8, int8-accurate")
+      ->transform(CLI::CheckedTransformer(precisions).description("{exact,fp8,int8,int8-accurate}"));
+  command.add_flag("--strict", options.strict, "8 bits: no scale and no mean looks at later rows");
 }
 
 void add_execution_options(CLI::App& command, int& threads, std::string& device) {

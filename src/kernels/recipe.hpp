@@ -63,7 +63,7 @@ constexpr Recipe strict(Recipe recipe) {
 }
 
 /// The sign that channel `c` is multiplied by before the Hadamard matrix: bits of splitmix64, seed 0.
-[[gnu::always_inline]] constexpr float rotation_sign(int c) {
+__attribute__((always_inline)) constexpr float rotation_sign(int c) {
   unsigned long long z = (static_cast<unsigned long long>(c) + 1) * 0x9E3779B97F4A7C15U;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
@@ -72,7 +72,7 @@ constexpr Recipe strict(Recipe recipe) {
 
 /// The size of the Hadamard matrix for the channels from `first` on: head dimensions are cut into powers of
 /// two, the largest first (96 = 64 + 32).
-[[gnu::always_inline]] constexpr int rotation_block(int first, int head_dim) {
+__attribute__((always_inline)) constexpr int rotation_block(int first, int head_dim) {
   int size = 1;
   while (2 * size <= head_dim - first) size *= 2;
   return size;

@@ -59,6 +59,8 @@ def test_version(run):
         (["explain", "--window-left=-2"], "window_left is -2"),
         (["explain", "--dtype", "e4m3", "--backward"], "e4m3"),
         (["explain", "--scale", "inf"], "scale is inf"),
+        (["explain", "--precision", "fp4"], "--precision"),
+        (["explain", "--precision", "int8", "--dtype", "f32"], "precision int8 rounds f16 or bf16 inputs"),
         (["info", "nowhere.npy"], "No such file"),
     ],
 )

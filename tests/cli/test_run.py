@@ -42,6 +42,16 @@ def test_safetensors_round_trip(run_json, tmp_path, tensors, flags, options):
         assert file.metadata()["made by"].startswith("tandem ")
 
 
+@pytest.mark.parametrize("precision, bound", [("fp8", 0.3), ("int8", 0.1), ("int8-accurate", 0.1)])
+def test_eight_bits(run_json, tmp_path, tensors, precision, bound):
+    save_file(tensors, tmp_path / "in.safetensors")
+    flags = ["--dtype", "f16", "--precision", precision, "--strict", "--causal"]
+    run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors", *flags)
+    results = load_file(tmp_path / "out.safetensors")
+    out, _ = attention(tensors["q"], tensors["k"], tensors["v"], causal=True)
+    np.testing.assert_allclose(results["out"].astype(np.float64), out, rtol=0, atol=bound)
+
+
 def test_npy_in_and_out_with_gradients(run, tmp_path, tensors):
     for name, array in tensors.items():
         np.save(tmp_path / f"{name}.npy", array)
