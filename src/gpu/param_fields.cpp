@@ -5,14 +5,16 @@ namespace tandem::gpu {
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
                               const void* nearby) {
   const Operand& o = tensor.operand;
-  const bool empty = tensor.rows == 0 || !o.given();
+  const bool empty = tensor.rows == 0 || tensor.heads == 0 || tensor.batch == 0 || !o.given();
   const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
   TensorMapSpec spec;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
   spec.base = empty ? reinterpret_cast<const void*>(near) : o.data;
   spec.rank = 4;
   spec.element = element;
-  spec.dims = {tensor.head_dim, std::max<std::int64_t>(tensor.rows, 1), tensor.heads, tensor.batch};
+  const auto at_least_one = [](std::int64_t n) { return std::max<std::int64_t>(n, 1); };
+  spec.dims = {tensor.head_dim, at_least_one(tensor.rows), at_least_one(tensor.heads),
+               at_least_one(tensor.batch)};
   spec.box = {strip, box_rows, 1, 1};
   spec.swizzle = strip == 64 ? Swizzle::b128 : Swizzle::b64;
   const std::array<std::int64_t, 3> strides = {o.row_stride, o.head_stride, o.batch_stride};
