@@ -1,8 +1,11 @@
 #include "gpu/forward_params.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "gpu/param_fields.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -30,11 +33,29 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
                          config.element, strip, is_q ? 64 : config.block_n, p.out.data);
 }
 
+namespace {
+
+TensorMap out_map(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode) {
+  constexpr int rows_of_a_warp = 16;
+  const TensorMapSpec spec = rows_tensor_map(
+      {.operand = p.out, .head_dim = p.head_dim_v, .rows = p.rows_q, .heads = p.heads_q, .batch = p.batch},
+      config.element, strip_columns(config.head_dim_v), rows_of_a_warp, p.out.data);
+  if (const char* objection = copy_engine_objection(spec)) {
+    throw Error(
+        Status::unsupported,
+        fmt::format("copy_out: the copy engine cannot write this out, its {}; turn copy_out off", objection));
+  }
+  return encode(spec);
+}
+
+}  // namespace
+
 ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
                                   int l2_bytes, unsigned int* tile_counter) {
   return {.q = encode(forward_tensor_map(p, config, Loaded::q)),
           .k = encode(forward_tensor_map(p, config, Loaded::k)),
           .v = encode(forward_tensor_map(p, config, Loaded::v)),
+          .out_map = config.copy_out ? out_map(p, config, encode) : TensorMap{},
           .out = p.out.data,
           .lse = static_cast<float*>(p.lse.data),
           .sink = p.sink,

@@ -56,6 +56,7 @@ struct ForwardConfig {
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
   bool exp_under_product = true;  ///< else the exponentials wait for their warpgroup's own product
   bool dynamic = false;           ///< blocks draw tiles from a counter instead of being dealt them
+  bool copy_out = false;          ///< out leaves through Q's buffer and the copy engine
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -96,6 +97,7 @@ struct LengthArray {
 
 struct ForwardParams {
   TensorMap q, k, v;  ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
+  TensorMap out_map;  ///< the same for out (copy_out); boxes: 16 rows of a strip, what a warp has
   void* out;
   float* lse;         ///< may be null
   const float* sink;  ///< may be null; logits by query head

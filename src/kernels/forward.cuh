@@ -308,7 +308,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   int block = t.blocks.end - 1;
   auto maximum = [&](bool masked) {
     release_k();
-    if (block == t.blocks.first) release_q();
+    if (!C.copy_out && block == t.blocks.first) release_q();
     transform_scores<C>(s, p);
     if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
     softmax.update_maximum(s, rescale, scale_log2);
@@ -403,7 +403,11 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  output.store(t.index, o, softmax, scale_log2);
+  // Every warp has issued the last product by now, so none reads Q any more.
+  auto& staging =
+      *reinterpret_cast<typename ForwardOutput<C>::Staging*>(shared.q[warpgroup][q_at.stage].data);
+  output.store(t.index, o, softmax, scale_log2, staging);
+  if constexpr (C.copy_out) release_q();
 }
 
 // ---- Entry ----
