@@ -1,0 +1,79 @@
+#include "gpu_cases.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "gpu_runner.hpp"
+
+namespace tandem::gpu {
+
+using harness::Case;
+
+void GpuTest::SetUp() {
+  if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
+}
+
+Case small_case(DType dtype, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+  Case c;
+  c.dtype = c.out_dtype = dtype;
+  c.seqlen_q = seqlen_q;
+  c.seqlen_k = seqlen_k;
+  return c;
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const auto& [qk, v] : std::vector<std::pair<int, int>>{
+           {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {8, 8}, {40, 72}, {160, 32}}) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window}) {
+        all.push_back({qk, v, dtype, mask});
+      }
+    }
+  }
+  return all;
+}
+
+std::string name_of(const testing::TestParamInfo<Shape>& at) {
+  constexpr const char* masks[] = {"full", "causal", "window"};
+  return fmt::format("d{}_{}_{}_{}", at.param.head_dim_qk, at.param.head_dim_v, name_of(at.param.dtype),
+                     masks[at.param.mask]);
+}
+
+Case case_of(const Shape& shape, std::int64_t seqlen) {
+  Case c = small_case(shape.dtype, seqlen, seqlen + 64);
+  c.batch = 2;
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.head_dim_qk = shape.head_dim_qk;
+  c.head_dim_v = shape.head_dim_v;
+  c.options.causal = shape.mask == Shape::causal;
+  if (shape.mask == Shape::window) {
+    c.options.window_left = 100;
+    c.options.window_right = 30;
+  }
+  return c;
+}
+
+Case random_16_bit_case(int seed) {
+  Case c = harness::random_case(static_cast<std::uint64_t>(seed), 400);
+  if (c.dtype == DType::f32 || c.dtype == DType::e4m3) {
+    c.dtype = c.out_dtype = seed % 2 != 0 ? DType::f16 : DType::bf16;
+    c.scales = 0;
+  }
+  return c;
+}
+
+std::vector<Case> empty_cases() {
+  std::vector<Case> all;
+  for (const auto& [batch, q, k] :
+       std::vector<std::array<std::int64_t, 3>>{{0, 5, 5}, {2, 0, 5}, {2, 5, 0}, {2, 0, 0}}) {
+    Case& c = all.emplace_back(small_case(DType::bf16, q, k));
+    c.batch = batch;
+    c.heads_q = 2;
+  }
+  return all;
+}
+
+}  // namespace tandem::gpu
