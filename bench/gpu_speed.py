@@ -1,13 +1,15 @@
-"""The forward pass on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the paper.
+"""Both passes on a GPU against PyTorch's cuDNN and FlashAttention-2, on the grid of the paper.
 
-    python bench/gpu_forward.py [--program build/release/bench/gpu_forward] [--json FILE] [--plot FILE]
+    python bench/gpu_speed.py [--program build/release/bench/gpu_speed] [--json FILE] [--plot FILE]
 
 One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
 median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
 --ablation adds the paper's table of what each idea is worth; --varlen packed sequences beside the same work
-dense; --long single sequences up to a million tokens; --from FILE prints and draws what an earlier
+dense; --long single sequences up to a million tokens; --deterministic holds Tandem's backward to one order of
+additions; --from FILE prints and draws what an earlier
 run wrote. Without PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard
-normal inputs. TFLOP/s count causal as half.
+normal inputs. TFLOP/s count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's,
+with the forward pass before the clock starts.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ ROUND_MS = 12.0
 
 
 class Tandem:
-    """The program gpu_forward, which answers each line by a line of JSON."""
+    """The program gpu_speed, which answers each line by a line of JSON."""
 
     name = "tandem"
 
@@ -63,17 +65,32 @@ class Sdpa:
     def prepare(self, cell: dict) -> None:
         dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[cell["dtype"]]
         shape = (cell["batch"], cell["seqlen"], cell["heads"], cell["head_dim"])
-        self.tensors = [torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(3)]
+        tensors = [torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(4)]
+        *self.tensors, self.dout = tensors
         self.causal = bool(cell["causal"])
+        self.out = None
+        if cell["pass"] == "backward":
+            for tensor in self.tensors:
+                tensor.requires_grad_()
+            self.out = self.forward()
         self.time(1)
+
+    def forward(self) -> object:
+        with torch.nn.attention.sdpa_kernel(self.backend):
+            return torch.nn.functional.scaled_dot_product_attention(*self.tensors, is_causal=self.causal)
+
+    def call(self) -> None:
+        if self.out is None:
+            self.forward()
+        else:
+            torch.autograd.grad(self.out, self.tensors, self.dout, retain_graph=True)
 
     def time(self, calls: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.nn.attention.sdpa_kernel(self.backend):
-            start.record()
-            for _ in range(calls):
-                torch.nn.functional.scaled_dot_product_attention(*self.tensors, is_causal=self.causal)
-            end.record()
+        start.record()
+        for _ in range(calls):
+            self.call()
+        end.record()
         end.synchronize()
         return start.elapsed_time(end)
 
@@ -106,9 +123,10 @@ def gemm_tflops(n: int = 8192) -> float | None:
     return best
 
 
-def grid(dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
+def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
     return [
         {
+            "pass": direction,
             "dtype": dtype,
             "batch": max(1, TOKENS // seqlen),
             "heads": HIDDEN // head_dim,
@@ -116,6 +134,7 @@ def grid(dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[di
             "head_dim": head_dim,
             "causal": causal,
         }
+        for direction in passes
         for dtype in dtypes
         for head_dim in head_dims
         for causal in (0, 1)
@@ -124,14 +143,22 @@ def grid(dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[di
 
 
 def measure(cell: dict, contenders: list, rounds: int, milliseconds: float) -> dict:
-    prepared = [c.prepare(cell) for c in contenders]
-    times: dict[str, list[float]] = {c.name: [] for c in contenders}
+    """The medians of one cell. Tandem comes first; a peer that does not have the shape is left out."""
+    tandem, *others = contenders
+    prepared = tandem.prepare(cell)
+    able = [tandem]
+    for peer in others:
+        try:
+            peer.prepare(cell)
+        except RuntimeError:
+            continue
+        able.append(peer)
+    times: dict[str, list[float]] = {c.name: [] for c in able}
     for _ in range(rounds):
-        for contender in contenders:
+        for contender in able:
             times[contender.name].append(contender.round(milliseconds))
-    flops = prepared[0]["flops"]
-    tflops = {name: flops / statistics.median(t) / 1e6 for name, t in times.items()}
-    return {**cell, "config": prepared[0]["config"], "us": times, "tflops": tflops}
+    tflops = {name: prepared["flops"] / statistics.median(t) / 1e6 for name, t in times.items()}
+    return {**cell, "config": prepared["config"], "us": times, "tflops": tflops}
 
 
 def ablation(tandem: Tandem, rounds: int) -> list[dict]:
@@ -176,9 +203,10 @@ def varlen(tandem: Tandem, rounds: int) -> list[dict]:
     return results
 
 
-def long_sequences() -> list[dict]:
+def long_sequences(passes: list[str]) -> list[dict]:
     cell = {"dtype": "bf16", "batch": 1, "heads": HIDDEN // 128, "head_dim": 128, "causal": 1}
-    return [{**cell, "seqlen": seqlen} for seqlen in (32768, 131072, 1048576)]
+    lengths = {"forward": (32768, 131072, 1048576), "backward": (32768, 131072)}
+    return [{"pass": name, **cell, "seqlen": seqlen} for name in passes for seqlen in lengths[name]]
 
 
 def print_varlen(entries: list[dict]) -> None:
@@ -192,26 +220,34 @@ def print_varlen(entries: list[dict]) -> None:
         )
 
 
+def names_of(cells: list[dict]) -> list[str]:
+    """Who ran in any cell, in order."""
+    return list(dict.fromkeys(name for cell in cells for name in cell["tflops"]))
+
+
 def print_table(document: dict) -> None:
-    names = list(document["cells"][0]["tflops"])
+    names = names_of(document["cells"])
     gemm = document.get("gemm_tflops")
     print(
         f"{document['device']}, commit {document['commit']}, GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s"
     )
-    print("| dtype | head_dim | mask | seqlen | " + " | ".join(names) + " | tandem/best peer | of GEMM |")
-    print("|" + "---|" * (6 + len(names)))
+    print(
+        "| pass | dtype | head_dim | mask | seqlen | " + " | ".join(names) + " | tandem/best peer | of GEMM |"
+    )
+    print("|" + "---|" * (7 + len(names)))
     for cell in document["cells"]:
         tflops = cell["tflops"]
-        others = [tflops[name] for name in names if name != "tandem"]
+        others = [speed for name, speed in tflops.items() if name != "tandem"]
         ratio = f"{tflops['tandem'] / max(others):.3f}" if others else "-"
         share = f"{tflops['tandem'] / gemm:.3f}" if gemm else "-"
         mask = "causal" if cell["causal"] else "full"
         row = [
+            cell.get("pass", "forward"),
             cell["dtype"],
             cell["head_dim"],
             mask,
             cell["seqlen"],
-            *(f"{tflops[n]:.1f}" for n in names),
+            *(f"{tflops[n]:.1f}" if n in tflops else "-" for n in names),
             ratio,
             share,
         ]
@@ -226,15 +262,18 @@ def print_table(document: dict) -> None:
 
 
 def plot(document: dict, path: Path) -> None:
-    """One panel a head dimension and mask, bars by seqlen: the layout of the paper's figures 5 and 6."""
+    """One panel a head dimension and mask, of the first pass and dtype; bars by seqlen, as the paper's."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    cells = [c for c in document["cells"] if c["dtype"] == document["cells"][0]["dtype"]]
+    first = document["cells"][0]
+    cells = [
+        c for c in document["cells"] if (c["dtype"], c.get("pass")) == (first["dtype"], first.get("pass"))
+    ]
     head_dims = sorted({c["head_dim"] for c in cells})
-    names = list(cells[0]["tflops"])
+    names = names_of(cells)
     figure, axes = plt.subplots(len(head_dims), 2, figsize=(12, 3.6 * len(head_dims)), squeeze=False)
     for row, head_dim in enumerate(head_dims):
         for causal in (0, 1):
@@ -242,11 +281,12 @@ def plot(document: dict, path: Path) -> None:
             panel = [c for c in cells if c["head_dim"] == head_dim and c["causal"] == causal]
             for i, name in enumerate(names):
                 x = [j + (i - (len(names) - 1) / 2) * 0.27 for j in range(len(panel))]
-                bars = axis.bar(x, [c["tflops"][name] for c in panel], 0.25, label=name)
+                bars = axis.bar(x, [c["tflops"].get(name, 0.0) for c in panel], 0.25, label=name)
                 axis.bar_label(bars, fmt="%.0f", fontsize=6)
             axis.set_xticks(range(len(panel)), [str(c["seqlen"]) for c in panel])
             axis.set_title(
-                f"forward, {panel[0]['dtype']}, head_dim {head_dim}, {'causal' if causal else 'full'}",
+                f"{first.get('pass', 'forward')}, {first['dtype']}, head_dim {head_dim}, "
+                f"{'causal' if causal else 'full'}",
                 fontsize=9,
             )
             axis.set_ylabel("TFLOP/s")
@@ -270,7 +310,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--program", type=Path, default=Path("build/release/bench/gpu_forward"))
+    parser.add_argument("--program", type=Path, default=Path("build/release/bench/gpu_speed"))
+    parser.add_argument(
+        "--pass", dest="passes", nargs="+", choices=["forward", "backward"], default=["forward"]
+    )
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--dtypes", default="bf16", help="bf16, f16 or both with a comma")
     parser.add_argument("--head-dims", type=numbers, default=[64, 128, 256])
     parser.add_argument("--seqlens", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
@@ -305,8 +349,9 @@ def main() -> int:
             "cells": [],
         }
         rounds, milliseconds = (1, 2000.0) if args.sustained else (args.rounds, ROUND_MS)
-        cells = grid(args.dtypes.split(","), args.head_dims, args.seqlens)
-        for cell in cells + (long_sequences() if args.long else []):
+        cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens)
+        for cell in cells + (long_sequences(args.passes) if args.long else []):
+            cell["deterministic"] = int(args.deterministic)
             document["cells"].append(measure(cell, contenders, rounds, milliseconds))
         if args.ablation:
             document["ablation"] = ablation(tandem, args.rounds)

@@ -1,13 +1,13 @@
-// Times the forward pass on a GPU, on request: a server for bench/gpu_forward.py, which interleaves it with
-// its peers, and a bench by hand.
+// Times the forward or the backward pass on a GPU, on request: a server for bench/gpu_speed.py, which
+// interleaves it with its peers, and a bench by hand.
 //
-//   gpu_forward            reads commands from standard input, answers each with one line of JSON
+//   gpu_speed            reads commands from standard input, answers each with one line of JSON
 //
-//   problem key=value ...  dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192 seqlen_k=seqlen
-//   head_dim=128
-//                          head_dim_v=head_dim causal=0 window_left=-1, and any field of ForwardConfig by its
-//                          name. lengths=131072,1000x16 packs sequences of these lengths (1000 of 16) in
-//                          place of batch and seqlen
+//   problem key=value ...  pass=forward dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192
+//   seqlen_k=seqlen head_dim=128
+//                          head_dim_v=head_dim causal=0 window_left=-1 deterministic=0 (backward), and any
+//                          field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
+//                          these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -27,10 +27,12 @@
 #include <string>
 #include <vector>
 
+#include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
 #include "kernels/config_fields.hpp"
+#include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -117,12 +119,23 @@ class Bench {
     p_.scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
     const bool f16 = words["dtype"] == "f16";
     words.erase("dtype");
+    backward_ = words["pass"] == "backward";
+    words.erase("pass");
+    p_.deterministic = take(words, "deterministic", 0) != 0;
     allocate(f16 ? Element::f16 : Element::bf16);
-    config_ = choose_forward_config(p_);
-    override_config(words);
+    forward_config_ = choose_forward_config(p_);
+    if (backward_) {
+      backward_config_ = choose_backward_config(p_);
+      override_config(backward_config_, words);
+    } else {
+      override_config(forward_config_, words);
+    }
     if (!words.empty()) invalid("no such key: " + words.begin()->first);
-    if (const std::string objection = forward_objection(config_); !objection.empty()) invalid(objection);
-    workspace_ = gpu::DeviceBuffer(0, gpu::forward_workspace_bytes(p_, config_));
+    const std::string objection =
+        backward_ ? backward_objection(backward_config_) : forward_objection(forward_config_);
+    if (!objection.empty()) invalid(objection);
+    workspace_ = gpu::DeviceBuffer(0, gpu::forward_workspace_bytes(p_, forward_config_));
+    if (backward_) make_gradients_due();
   }
 
   std::string first_call() {
@@ -131,7 +144,8 @@ class Bench {
     stream_.synchronize();
     const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
     return fmt::format(R"({{"flops": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
-                       gpu::expression_of(config_), spent.count());
+                       backward_ ? gpu::expression_of(backward_config_) : gpu::expression_of(forward_config_),
+                       spent.count());
   }
 
   std::string round(double milliseconds) {
@@ -172,6 +186,12 @@ class Bench {
     p_.k = operand(k_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 2);
     p_.v = operand(v_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 3);
     p_.out = operand(out_, p_.rows_q, p_.heads_q, p_.head_dim_v, 4);
+    if (backward_) {
+      p_.dout = operand(dout_, p_.rows_q, p_.heads_q, p_.head_dim_v, 5);
+      p_.dq = operand(dq_, p_.rows_q, p_.heads_q, p_.head_dim_qk, 6);
+      p_.dk = operand(dk_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 7);
+      p_.dv = operand(dv_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 8);
+    }
     lse_ = gpu::DeviceBuffer(0, static_cast<std::size_t>(entries() * p_.heads_q * p_.rows_q) * 4);
     p_.lse = {.data = lse_.data(),
               .dtype = DType::f32,
@@ -180,14 +200,29 @@ class Bench {
               .head_stride = p_.rows_q};
   }
 
-  void override_config(Words& words) {
-    for_each_field(config_, [&](const char* name, auto& field) {
+  /// Runs forward once, for the out and LSE that backward reads.
+  void make_gradients_due() {
+    gpu::forward(p_, forward_config_, stream_.get(), workspace_.data());
+    stream_.synchronize();
+    p_.pass = Pass::backward;
+    workspace_ = gpu::DeviceBuffer(0, gpu::backward_workspace_bytes(p_, backward_config_));
+  }
+
+  template <typename Config>
+  void override_config(Config& config, Words& words) {
+    for_each_field(config, [&](const char* name, auto& field) {
       using Field = std::remove_reference_t<decltype(field)>;
       field = static_cast<Field>(take(words, name, static_cast<std::int64_t>(field)));
     });
   }
 
-  void call() { gpu::forward(p_, config_, stream_.get(), workspace_.data()); }
+  void call() {
+    if (backward_) {
+      gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
+    } else {
+      gpu::forward(p_, forward_config_, stream_.get(), workspace_.data());
+    }
+  }
 
   /// Milliseconds of `calls` calls in a row.
   double time(int calls) {
@@ -214,13 +249,16 @@ class Bench {
     double of_a_head = 0;
     for (const std::int64_t length : lengths_) of_a_head += pairs(length, length);
     if (!p_.packed_q) of_a_head = pairs(p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
-    return 2.0 * of_a_head * static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
+    return (backward_ ? 5.0 : 2.0) * of_a_head *
+           static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }
 
   Problem p_;
-  ForwardConfig config_;
+  bool backward_ = false;
+  ForwardConfig forward_config_;
+  BackwardConfig backward_config_;
   std::vector<std::int64_t> lengths_;  ///< of packed sequences
-  gpu::DeviceBuffer q_, k_, v_, out_, lse_, offsets_, workspace_;
+  gpu::DeviceBuffer q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_, offsets_, workspace_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};
   gpu::Event end_{0};
