@@ -3,9 +3,9 @@
 //   cpu_share                                                        the shapes of docs/kernels/cpu.md
 //   cpu_share --pass forward --dtype bf16 --seqlen 2048 --head-dim 128 --mask causal
 //
-// One thread, CPU time. Neighbours on the machine take cycles that no counter of a virtual machine shows (a
-// processor's other hardware thread halves what is left of its multipliers), so a cell is the best of many
-// runs over the best of the peaks that were measured in between.
+// One thread, CPU time. On a shared machine rates can halve for seconds although no time is reported stolen,
+// so a cell is the best of many runs over the best of the peaks that were measured in between: what the
+// kernel can reach, not what it gets on average.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
