@@ -5,10 +5,6 @@ namespace {
 
 constexpr std::int64_t alignment = 256;
 
-std::int64_t blocks_of(std::int64_t rows, int size) {
-  return (rows + size - 1) / size;
-}
-
 /// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
 /// rows past the last are one more.
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
@@ -37,12 +33,6 @@ int section_heads(const Problem& p, const BackwardConfig& c, int l2_bytes) {
   const std::int64_t head_bytes = std::max<std::int64_t>(1, p.group() * p.rows_q * row_bytes);
   const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{l2_bytes} * 3 / 4 / head_bytes);
   return as_int(std::min(heads, std::max<std::int64_t>(1, p.heads_kv * p.batch)));
-}
-
-/// Blocks of all sequences. Packed ones end in a block that is not full, each; the rows before the first and
-/// past the last are two more.
-std::int64_t tiles_of(std::int64_t blocks, std::int64_t batch, bool packed) {
-  return packed && blocks > 0 ? blocks + batch + 1 : blocks * batch;
 }
 
 }  // namespace
@@ -129,13 +119,11 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
 }
 
 std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
-  const std::int64_t blocks = blocks_of(p.rows_k, c.block_n);
-  return p.heads_kv * tiles_of(blocks, p.batch, p.packed_k);
+  return p.heads_kv * tiles_of(p.rows_k, c.block_n, p.batch, p.packed_k);
 }
 
 std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
-  const std::int64_t blocks = blocks_of(p.rows_q, c.block_m);
-  return p.heads_q * tiles_of(blocks, p.batch, p.packed_q);
+  return p.heads_q * tiles_of(p.rows_q, c.block_m, p.batch, p.packed_q);
 }
 
 BackwardConfig backward_rows_config(const BackwardConfig& config) {

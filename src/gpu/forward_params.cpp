@@ -73,7 +73,7 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
           .rows_q = as_int(p.rows_q),
           .rows_k = as_int(p.rows_k),
           .head_dim_v = as_int(p.head_dim_v),
-          .m_blocks = as_int((p.rows_q + config.block_m - 1) / config.block_m),
+          .m_blocks = as_int(blocks_of(p.rows_q, config.block_m)),
           .section_heads = section_heads(p, l2_bytes),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
@@ -85,10 +85,7 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
 }
 
 std::int64_t forward_tile_count(const Problem& p, const ForwardConfig& config) {
-  const std::int64_t blocks = (p.rows_q + config.block_m - 1) / config.block_m;
-  // Packed sequences end in a tile that is not full, each; the rows before the first and past the last, which
-  // belong to none, are two more.
-  return p.heads_q * (p.packed_q && blocks > 0 ? blocks + p.batch + 1 : blocks * p.batch);
+  return p.heads_q * tiles_of(p.rows_q, config.block_m, p.batch, p.packed_q);
 }
 
 }  // namespace tandem::gpu

@@ -29,6 +29,17 @@ inline LengthArray lengths_of(const Lengths& l) {
   return {.data = l.data, .stride = l.stride, .wide = l.wide};
 }
 
+inline std::int64_t blocks_of(std::int64_t rows, int size) {
+  return (rows + size - 1) / size;
+}
+
+/// Tiles of `size` rows that one head's sequences make. Packed ones end in a tile that is not full, each; the
+/// rows before the first and past the last, which belong to none, are two more.
+inline std::int64_t tiles_of(std::int64_t rows, int size, std::int64_t batch, bool packed) {
+  const std::int64_t blocks = blocks_of(rows, size);
+  return packed && blocks > 0 ? blocks + batch + 1 : blocks * batch;
+}
+
 /// Whether every row of every head starts at a multiple of 16 bytes and holds whole groups of 8 elements.
 inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
   return reinterpret_cast<std::uintptr_t>(o.data) % 16 == 0 && head_dim % 8 == 0 && o.row_stride % 8 == 0 &&
