@@ -123,6 +123,13 @@ def same_dtype(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor,
     return attention(q.float(), k.float(), v.float(), **options, round_to=q.dtype)
 
 
+def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Eager PyTorch in the inputs' own dtype, rounding after every operator: the contract's yardstick."""
+    if options.get("sink") is not None:
+        options["sink"] = options["sink"].to(q.dtype)
+    return attention(q, k, v, **options)
+
+
 def gradients(
     formula: Callable[..., tuple[Tensor, Tensor]],
     q: Tensor,
