@@ -1,12 +1,12 @@
 // The contract's tests with the emulated GPU as the only backend. A case runs if it is small, a kernel was
-// compiled for it and its test has not run many; what comes back is checked as everywhere. Gradients are the
-// CPU's, from the emulated forward pass.
+// compiled for it and its test has not run many; what comes back is checked as everywhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "backward/emulated_backward.hpp"
 #include "forward/emulated_forward.hpp"
 
 namespace tandem::kernel_tests {
@@ -41,12 +41,25 @@ class EmulatedGpu : public harness::Runner {
     ++calls;
     pick(call).forward(call);
   }
-  void backward(harness::Call& call) override { pick(call).backward(call); }
+  void backward(harness::Call& call) override {
+    for (const EmulatedBackward& kernels : general_backwards()) {
+      if (!suits(kernels.config, call.spec)) continue;
+      run_backward(kernels, call, {});
+      return;
+    }
+    pick(call).backward(call);
+  }
 
   mutable int cases = 0;  ///< of the test, that could be emulated
   int calls = 0;          ///< emulated
 
  private:
+  /// The general kernels know every mask and any lengths, and pad head dimensions.
+  static bool suits(const BackwardConfig& config, const harness::Case& c) {
+    return c.dtype == (config.element == Element::f16 ? DType::f16 : DType::bf16) &&
+           c.head_dim_qk <= config.head_dim_qk && c.head_dim_v <= config.head_dim_v &&
+           config.softcap == (c.options.softcap > 0.0F);
+  }
   harness::Runner& pick(const harness::Call& call) {
     for (const auto& runner : runners_) {
       if (runner->refuses(call.spec).empty()) return *runner;

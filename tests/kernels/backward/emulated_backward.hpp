@@ -24,6 +24,9 @@ struct EmulatedBackward {
 std::span<const EmulatedBackward> narrow_backwards();
 std::span<const EmulatedBackward> wide_backwards();
 std::span<const EmulatedBackward> widest_backwards();
+/// For bounds on the head dimension, element types and softcap, that know every mask and any lengths; the
+/// narrowest first.
+std::span<const EmulatedBackward> general_backwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.

@@ -1,0 +1,37 @@
+// Kernels for whatever a test brings.
+#include "backward/families.hpp"
+
+namespace tandem::kernel_tests {
+
+std::span<const EmulatedBackward> general_backwards() {
+  constexpr BackwardConfig narrow{.head_dim_qk = 64,
+                                  .head_dim_v = 64,
+                                  .block_m = 128,
+                                  .block_n = 128,
+                                  .causal = true,
+                                  .local = true,
+                                  .ragged = true};
+  static constexpr auto kernels = emulate<narrow,
+                                          [](BackwardConfig c) {
+                                            c.element = Element::f16;
+                                            c.softcap = true;
+                                            return c;
+                                          }(narrow),
+                                          [](BackwardConfig c) {
+                                            c.element = Element::f16;
+                                            c.head_dim_qk = c.head_dim_v = 128;
+                                            c.block_m = 64;
+                                            return c;
+                                          }(narrow),
+                                          BackwardConfig{.head_dim_qk = 256,
+                                                         .head_dim_v = 256,
+                                                         .block_n = 64,
+                                                         .dout_stages = 1,
+                                                         .dq_parts = 2,
+                                                         .causal = true,
+                                                         .local = true,
+                                                         .ragged = true}>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests
