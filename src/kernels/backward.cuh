@@ -30,6 +30,7 @@ struct BackwardConsumer {
   static constexpr int scores = C.queries() / 2;
   static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
+  static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside the sequence
 
   const BackwardParams& p;
   Shared& shared;
@@ -121,6 +122,11 @@ struct BackwardConsumer {
   TANDEM_DEVICE void probabilities(const float (&s)[scores], u32 (&packed)[scores / 2], u32 (&sloped)[slopes],
                                    const BackwardTile& t, int m) {
     const float* lse = shared.lse_log2[q_at.stage] + query_at() + position.first_col;
+    float scale[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + key_at() + position.row(h)) : scale_log2;
+    }
     int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
     int end[2];
     if constexpr (masked) {
@@ -142,9 +148,9 @@ struct BackwardConsumer {
         float slope[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], slope[e]);
+          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
           if constexpr (masked) {
-            if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = 0.0F;
+            if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
           }
         }
         packed[2 * j + h] = tile::pack<C.element>(p_each[0], p_each[1]);
@@ -155,10 +161,10 @@ struct BackwardConsumer {
     }
   }
 
-  TANDEM_DEVICE float probability(float score, float lse_log2, float& slope) const {
-    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale_log2, -lse_log2));
+  TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
+    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
     // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
-    const float r = ptx::reciprocal(1.0F + ptx::exp2(score * (2.0F * scale_log2 / p.softcap)));
+    const float r = ptx::reciprocal(1.0F + ptx::exp2(score * (2.0F * scale / p.softcap)));
     slope = 4.0F * r * (1.0F - r);
     return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
   }
@@ -219,6 +225,38 @@ struct BackwardConsumer {
     const int among = warpgroup * warpgroup_size + thread;
     shared.k.zero_rows(valid_rows, among, threads);
     shared.v.zero_rows(valid_rows, among, threads);
+    join();
+  }
+  /// One thread a key.
+  TANDEM_DEVICE void set_scale(int h, float value) {
+    if (thread % 4 == 0 && (C.owns_keys() || warpgroup == 0))
+      ptx::store_shared(shared.key_scale_log2 + key_at() + position.row(h), value);
+  }
+  /// dQ = dS K multiplies a key by 0 for the queries that it is hidden from, and 0 * NaN is NaN: a row of K
+  /// that is not finite becomes 0, and the scale of its scores NaN, which reaches the queries that see it.
+  /// Looking costs a read of the tile, under the loads of V and Q.
+  TANDEM_DEVICE void clear_poisoned_keys() {
+    const bool found = shared.k.template any_nonfinite<C.element>(
+        0, C.block_n, warpgroup * warpgroup_size + thread, threads);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
+    // All lanes know, but the assembler does not see it, and would serialise the products (C7520).
+    if (ptx::warp_uniform(ptx::named_barrier_any(barrier_joined, threads, found)) == 0) return;
+    bool poisoned[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = key_at() + position.row(h);
+      poisoned[h] = shared.k.template any_nonfinite<C.element>(row, row + 1, 0, 1);
+      if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
+    }
+    join();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = key_at() + position.row(h);
+      if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
+        shared.k.zero_rows(row, row + 1, thread % 4, 4);
+      }
+    }
     join();
   }
   /// The same for queries that see no key or are past the end: rows before `first` and from `end` on.
@@ -323,6 +361,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
                                                 float (&dv)[C.columns_v() / 2]) {
   const int group = p.heads_q / p.heads_kv;
   shared.k_ring.wait(kv_at);
+  if constexpr (hides) clear_poisoned_keys();
   shared.v_ring.wait(kv_at);
   if constexpr (C.ragged) {
     const int valid = t.visible.seqlen_k - t.n * C.block_n;

@@ -73,10 +73,13 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                                   query * p.dlse_stride.row);
         }
       }
-      // A row that has seen no key gives nothing, whatever dO and dLSE hold there.
+      // A row that has seen no key gives nothing, whatever dO and dLSE hold there. One that has seen a NaN
+      // gives NaN by its LSE to the keys that it sees; a delta of NaN would reach, times 0, those that it
+      // does not.
       const bool dead = lse == -ptx::infinity();
+      const bool number = lse < ptx::infinity();
       ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
-      ptx::store_global(p.delta + t.block * C.block_m + row, dead ? 0.0F : sum - dlse);
+      ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
     }
     auto* sums = reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk));
     for (int i = thread; i < C.block_m * C.head_dim_qk / 4; i += threads) {

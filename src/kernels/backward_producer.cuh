@@ -31,6 +31,7 @@ struct BackwardShared {
   alignas(16) float dq[C.consumers][C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
+  float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
   tile::Ring<1> k_ring, v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;

@@ -182,14 +182,14 @@ constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
-/// (and P) twice, dQ, the pairs of 8-byte barriers.
+/// (and P) twice, dQ, the keys' scales, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.owns_keys() ? 2 : 4) * c.block_n * c.block_m * 2;
   const int dq = 4 * c.dq_part() * c.consumers;
-  const int rows = 4 * c.block_m * (c.q_stages + c.dout_stages);
+  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n);
   const int barriers = 16 * (2 + c.q_stages + c.dout_stages);
   return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
@@ -216,7 +216,7 @@ struct BackwardParams {
   long long sink_stride, dsink_stride;
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   float* lse_log2;      ///< workspace: LSE * log2(e); +inf for rows that see no key
-  float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key
+  float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
   float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
   unsigned int* turns;  ///< workspace: key tiles that have added to dQ, a warpgroup's part of a block each
   int batch;

@@ -58,6 +58,22 @@ TANDEM_DEVICE u32 pack_f16(float low, float high) {
 #endif
 }
 
+/// sum + 0 * x of two packed elements each: NaN from the first x on that is none or an infinity.
+template <Element element>
+TANDEM_DEVICE u32 add_zero_times(u32 sum, u32 x) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  if constexpr (element == Element::bf16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(sum));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(sum));
+  }
+  return y;
+#else
+  return emulator::add_zero_times(sum, x, element);
+#endif
+}
+
 /// A 16-bit element as f32.
 template <Element element>
 TANDEM_DEVICE float unpack(u16 bits) {

@@ -1,6 +1,7 @@
 // Matrices of 16-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
 #pragma once
 
+#include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -54,6 +55,25 @@ struct SharedTile {
     constexpr int units = row_bytes / 16;
     const int unit = col % strip_cols / 8 ^ (row * units / 8 & (units - 1));
     return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
+  }
+
+  /// Whether this thread finds a NaN or an infinity among its units of rows [first, end); `threads` threads
+  /// share them.
+  template <Element element>
+  TANDEM_DEVICE bool any_nonfinite(int first, int end, int thread, int threads) const {
+    constexpr int units = row_bytes / 16;
+    u32 sum = 0;
+    for (int i = first * units + thread; i < end * units; i += threads) {
+#pragma unroll
+      for (int s = 0; s < strips; ++s) {
+        const auto unit = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(data + s * strip_bytes) + i);
+        sum = ptx::add_zero_times<element>(sum, unit.x);
+        sum = ptx::add_zero_times<element>(sum, unit.y);
+        sum = ptx::add_zero_times<element>(sum, unit.z);
+        sum = ptx::add_zero_times<element>(sum, unit.w);
+      }
+    }
+    return (sum & 0x7fff7fff) != 0;
   }
 
   /// Zeroes rows [first, rows) with `threads` threads; the caller fences and synchronises.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "backward/emulated_backward.hpp"
 #include "harness/expect.hpp"
@@ -17,6 +18,19 @@ std::vector<EmulatedBackward> all_backwards() {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
+}
+
+std::vector<EmulatedBackward> causal_backwards() {
+  std::vector<EmulatedBackward> causal = all_backwards();
+  std::erase_if(causal, [](const EmulatedBackward& kernels) { return !kernels.config.causal; });
+  return causal;
+}
+
+std::string name_of(const ::testing::TestParamInfo<EmulatedBackward>& parameter) {
+  std::string name = describe(parameter.param.config);
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
+  return name;
 }
 
 class EmulatedBackwardTest : public ::testing::TestWithParam<EmulatedBackward> {};
@@ -42,13 +56,39 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()),
-                         [](const auto& parameter) {
-                           std::string name = describe(parameter.param.config);
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
-                           return name;
-                         });
+// The contract's tests say so of one Config; here every way of dividing the work, that keys are hidden in.
+class EmulatedCausalBackwardTest : public EmulatedBackwardTest {};
+
+TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
+  const BackwardConfig& config = GetParam().config;
+  harness::Case spec = random_backward_case(1, {.element = config.element,
+                                                .head_dim_qk = config.head_dim_qk,
+                                                .head_dim_v = config.head_dim_v,
+                                                .causal = true});
+  spec.batch = 1;
+  spec.heads_q = spec.heads_kv = 1;
+  spec.seqlen_q = spec.seqlen_k = 150;
+  spec.head_dim_qk = config.head_dim_qk;
+  spec.options.window_left = config.local ? 40 : -1;
+  spec.options.window_right = config.local ? 5 : -1;
+  spec.options.causal = !config.local;
+  spec.options.softcap = config.softcap ? 2.0F : 0.0F;
+  spec.options.deterministic = config.deterministic;
+  SCOPED_TRACE(spec.describe());
+  harness::Call call(spec);
+  for (const std::int64_t key : {20, 93})
+    call.k.set(key * spec.head_dim_qk + 3, std::numeric_limits<double>::quiet_NaN());
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args());
+  call.prepare(Pass::backward);
+  run_backward(GetParam(), call, {.host_threads = config.deterministic ? 2U : 1U});
+  EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalBackwardTest, ::testing::ValuesIn(causal_backwards()),
+                         name_of);
 
 }  // namespace
 }  // namespace tandem::kernel_tests

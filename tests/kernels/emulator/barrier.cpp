@@ -1,6 +1,8 @@
 // mbarriers, named barriers and fences.
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "block.hpp"
 
 namespace tandem::emulator {
@@ -25,7 +27,7 @@ void arrive(Block& block, Barrier& b, const char* what) {
   block.complete_phase_if_due(b);
 }
 
-void named_barrier(int id, int threads, bool waits, const char* what) {
+bool named_barrier(int id, int threads, bool waits, const char* what, bool value = false) {
   Block& block = Block::current();
   Thread& self = block.self();
   const auto count = static_cast<std::uint32_t>(threads);
@@ -51,10 +53,12 @@ void named_barrier(int id, int threads, bool waits, const char* what) {
                            count));
   }
   b.present[self.index] = true;
+  b.any_coming |= value;
   join(b.seen, self.clock);
   block.tick();
   if (++b.arrived == b.expected) {
     b.arrived = 0;
+    b.any = std::exchange(b.any_coming, false);
     ++b.generation;
     for (Thread* t : b.waiting) join(t->clock, b.seen);
     block.wake_all(b.waiting);
@@ -66,6 +70,7 @@ void named_barrier(int id, int threads, bool waits, const char* what) {
   } else {
     block.maybe_yield();
   }
+  return b.any;
 }
 
 }  // namespace
@@ -134,6 +139,9 @@ void named_barrier_sync(int id, int threads) {
 }
 void named_barrier_arrive(int id, int threads) {
   named_barrier(id, threads, false, "named_barrier_arrive");
+}
+bool named_barrier_any(int id, int threads, bool value) {
+  return named_barrier(id, threads, true, "named_barrier_any", value);
 }
 
 void fence_async_shared() {

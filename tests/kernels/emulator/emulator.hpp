@@ -40,6 +40,7 @@ std::uint32_t shared_address(const void* p);
 void sync_block();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
+bool named_barrier_any(int id, int threads, bool value);
 void fence_async_shared();
 
 void mbarrier_init(void* bar, std::uint32_t arrivals);
@@ -86,6 +87,7 @@ float fma(float a, float b, float c);
 float infinity();
 std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);
+std::uint32_t add_zero_times(std::uint32_t sum, std::uint32_t x, Element element);
 float unpack(std::uint32_t bits, Element element);
 
 /// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to

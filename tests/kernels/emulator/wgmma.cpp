@@ -323,6 +323,15 @@ float unpack(std::uint32_t bits, Element element) {
   return to_float(bits, element);
 }
 
+std::uint32_t add_zero_times(std::uint32_t sum, std::uint32_t x, Element element) {
+  const auto finite = [element](std::uint32_t bits) {
+    return std::isfinite(to_float(bits & 0xffff, element));
+  };
+  const std::uint32_t low = finite(sum) && finite(x) ? 0 : 0x7fff;
+  const std::uint32_t high = finite(sum >> 16) && finite(x >> 16) ? 0 : 0x7fff0000;
+  return high | low;
+}
+
 void check_descriptor(const void* shared, std::uint32_t leading, std::uint32_t stride, Swizzle /*swizzle*/) {
   Block& block = Block::current();
   const std::uint32_t offset = block.shared_offset(shared, 16, "matrix_descriptor");
