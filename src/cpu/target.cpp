@@ -15,12 +15,16 @@ constexpr Target all_targets[] = {Target::portable, Target::avx2, Target::avx512
 
 #if defined(__x86_64__)
 /// Clang 14's __builtin_cpu_supports does not know f16c. Its registers are AVX's, which avx2 answers for.
+/// Asked once: in a virtual machine each CPUID is a way to the hypervisor and back, 20 us of every call.
 bool has_f16c() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  static const bool has = [] {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  }();
+  return has;
 }
 #endif
 
