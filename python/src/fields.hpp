@@ -1,4 +1,4 @@
-// The tensors of a call by name, as Python and JAX name them.
+// The tensors of a call by name and in order, as Python and JAX name and pass them.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"q", &AttentionInputs::q},
     {"k", &AttentionInputs::k},
     {"v", &AttentionInputs::v},
+    {"sink", &AttentionInputs::sink},
     {"cu_seqlens_q", &AttentionInputs::cu_seqlens_q},
     {"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
     {"seqused_q", &AttentionInputs::seqused_q},
     {"seqused_k", &AttentionInputs::seqused_k},
-    {"sink", &AttentionInputs::sink},
     {"q_scale", &AttentionInputs::q_scale},
     {"k_scale", &AttentionInputs::k_scale},
     {"v_scale", &AttentionInputs::v_scale},

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "arrays.hpp"
 #include "cpu/cpu.hpp"
 #include "fields.hpp"
 #include "jax.hpp"
@@ -36,27 +37,56 @@ Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int6
   return t;
 }
 
-// Takes the tensors that are in the dictionary; the others stay "not given".
-template <typename Args, typename Table>
-void take(Args& args, const nb::dict& tensors, const Table& table) {
-  for (const auto& [name, field] : table) {
-    if (tensors.contains(name)) args.*field = nb::cast<Tensor>(tensors[name]);
-  }
-}
+constexpr std::size_t forward_count = input_fields.size() + forward_outputs.size();
+constexpr std::size_t backward_count = input_fields.size() + backward_inputs.size() + backward_outputs.size();
 
-ForwardArgs forward_args(const nb::dict& tensors, const AttentionOptions& options) {
+// The arrays of a call, in the order of its tables; None stands for one that is not given.
+class Arrays {
+ public:
+  Arrays(const nb::tuple& arrays, std::size_t expected) : arrays_(arrays) {
+    if (arrays.size() != expected) throw nb::value_error("a call has another number of arrays");
+  }
+
+  template <typename Args, typename Table>
+  void take(Args& args, const Table& table, bool writable = false) {
+    for (const auto& [name, field] : table) {
+      const nb::handle array = arrays_[next_++];
+      if (!array.is_none()) args.*field = view_of(name, array, q(), writable);
+    }
+  }
+
+  // Scratch memory of a call on a GPU, from the arrays' own library where that is PyTorch. To be kept until
+  // the launch: what comes later on the stream may have the memory.
+  template <typename Args>
+  [[nodiscard]] nb::object scratch(const Args& args, Execution& execution) const {
+    if (args.q.device.kind != Device::Kind::cuda) return {};
+    const std::size_t bytes = workspace_bytes(args, execution);
+    nb::object memory = scratch_beside(q(), bytes);
+    execution.workspace = address_of(memory);
+    execution.workspace_bytes = execution.workspace != nullptr ? bytes : 0;
+    return memory;
+  }
+
+ private:
+  [[nodiscard]] nb::handle q() const { return arrays_[0]; }
+
+  const nb::tuple& arrays_;
+  std::size_t next_ = 0;
+};
+
+ForwardArgs forward_args(Arrays& arrays, const AttentionOptions& options) {
   ForwardArgs args;
-  take(args, tensors, input_fields);
-  take(args, tensors, forward_outputs);
+  arrays.take(args, input_fields);
+  arrays.take(args, forward_outputs, true);
   args.options = options;
   return args;
 }
 
-BackwardArgs backward_args(const nb::dict& tensors, const AttentionOptions& options) {
+BackwardArgs backward_args(Arrays& arrays, const AttentionOptions& options) {
   BackwardArgs args;
-  take(args, tensors, input_fields);
-  take(args, tensors, backward_inputs);
-  take(args, tensors, backward_outputs);
+  arrays.take(args, input_fields);
+  arrays.take(args, backward_inputs);
+  arrays.take(args, backward_outputs, true);
   args.options = options;
   return args;
 }
@@ -84,6 +114,41 @@ Execution make_execution(int threads, std::uintptr_t stream = 0) {
   e.stream =
       reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr): handles are integers in Python
   return e;
+}
+
+// Arguments become C++ structs under the GIL; the work itself runs without it.
+void run_forward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
+                 std::uintptr_t stream) {
+  Arrays arrays(tuple, forward_count);
+  const ForwardArgs args = forward_args(arrays, options);
+  Execution execution = make_execution(threads, stream);
+  const nb::object scratch = arrays.scratch(args, execution);
+  const nb::gil_scoped_release unlocked;
+  forward(args, execution);
+}
+
+void run_backward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
+                  std::uintptr_t stream) {
+  Arrays arrays(tuple, backward_count);
+  const BackwardArgs args = backward_args(arrays, options);
+  Execution execution = make_execution(threads, stream);
+  const nb::object scratch = arrays.scratch(args, execution);
+  const nb::gil_scoped_release unlocked;
+  backward(args, execution);
+}
+
+// f(args) of a call that is planned but not run.
+template <typename F>
+auto planned(const nb::tuple& tuple, const AttentionOptions& options, bool backward, F&& f) {
+  Arrays arrays(tuple, backward ? backward_count : forward_count);
+  return backward ? f(backward_args(arrays, options)) : f(forward_args(arrays, options));
+}
+
+template <typename... Tables>
+nb::tuple names_of(const Tables&... tables) {
+  nb::list names;
+  (std::for_each(tables.begin(), tables.end(), [&](const auto& field) { names.append(field.first); }), ...);
+  return nb::tuple(names);
 }
 
 nb::dict cpu_info() {
@@ -158,47 +223,35 @@ NB_MODULE(_core, m) {
            nb::arg("strides"), nb::arg("device_kind") = tandem::Device::Kind::cpu,
            nb::arg("device_index") = 0);
   nb::class_<tandem::AttentionOptions>(m, "Options")
-      .def(nb::new_(&py::make_options), nb::kw_only(), nb::arg("scale") = nb::none(),
-           nb::arg("causal") = false, nb::arg("window_left") = -1, nb::arg("window_right") = -1,
-           nb::arg("softcap") = 0.0F, nb::arg("deterministic") = false, nb::arg("pad") = false,
-           nb::arg("check") = false, nb::arg("precision") = tandem::Precision::exact,
-           nb::arg("strict") = false);
+      .def(nb::new_(&py::make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
+           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
+           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
+           nb::arg("precision") = tandem::Precision::exact, nb::arg("strict") = false);
 
-  // Arguments become C++ structs under the GIL; the work itself runs without it.
-  m.def(
-      "forward",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads,
-         std::uintptr_t stream) {
-        const auto args = py::forward_args(tensors, options);
-        const nb::gil_scoped_release unlocked;
-        tandem::forward(args, py::make_execution(threads, stream));
-      },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("stream") = 0);
-  m.def(
-      "backward",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads,
-         std::uintptr_t stream) {
-        const auto args = py::backward_args(tensors, options);
-        const nb::gil_scoped_release unlocked;
-        tandem::backward(args, py::make_execution(threads, stream));
-      },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("stream") = 0);
+  m.attr("FORWARD") = py::names_of(py::input_fields, py::forward_outputs);
+  m.attr("BACKWARD") = py::names_of(py::input_fields, py::backward_inputs, py::backward_outputs);
+  m.def("know_torch", &py::know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"),
+        nb::arg("bytes"));
+  m.def("forward", &py::run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),
+        nb::arg("stream") = 0);
+  m.def("backward", &py::run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),
+        nb::arg("stream") = 0);
   m.def(
       "explain",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads, bool backward) {
+      [](const nb::tuple& arrays, const tandem::AttentionOptions& options, int threads, bool backward) {
         const auto execution = py::make_execution(threads);
-        return backward ? tandem::explain(py::backward_args(tensors, options), execution)
-                        : tandem::explain(py::forward_args(tensors, options), execution);
+        return py::planned(arrays, options, backward,
+                           [&](const auto& args) { return tandem::explain(args, execution); });
       },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+      nb::arg("arrays"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
   m.def(
       "workspace_bytes",
-      [](const nb::dict& tensors, const tandem::AttentionOptions& options, int threads, bool backward) {
+      [](const nb::tuple& arrays, const tandem::AttentionOptions& options, int threads, bool backward) {
         const auto execution = py::make_execution(threads);
-        return backward ? tandem::workspace_bytes(py::backward_args(tensors, options), execution)
-                        : tandem::workspace_bytes(py::forward_args(tensors, options), execution);
+        return py::planned(arrays, options, backward,
+                           [&](const auto& args) { return tandem::workspace_bytes(args, execution); });
       },
-      nb::arg("tensors"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+      nb::arg("arrays"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
   m.def("jax_handlers", [] {
     nb::dict handlers;  // (target, platform) -> what jax.ffi.register_ffi_target takes
     for (const auto& handler : py::jax_handlers()) {

@@ -145,15 +145,7 @@ def attention(
     Method: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691) and FlashAttention-3
     (arXiv:2407.08608).
     """
-    metadata = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "q_scale": q_scale,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
-    }
+    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
     call = _call.Call(
         scale, causal, window, softcap, deterministic, pad, check, threads, metadata, precision, strict
     )
@@ -212,12 +204,7 @@ def attention_backward(
     Raises:
       As `attention`.
     """
-    metadata = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-    }
+    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, None, None)
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     return gradients if sink is not None else gradients[:3]
@@ -239,17 +226,17 @@ def workspace_bytes(q: Any, k: Any, v: Any, *, backward: bool = False, **options
 
 def _planned(
     q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
-) -> tuple[dict[str, _core.Tensor], _core.Options, int]:
+) -> tuple[tuple[Any, ...], _core.Options, int]:
     """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
-    metadata = {name: options.pop(name, None) for name in names}
+    metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
     return_lse = options.pop("return_lse", False) or backward
     call = _call.Call(**options, metadata=metadata)
-    tensors, out, lse = _call.forward_tensors(call, q, k, v, sink, return_lse=return_lse)
+    arrays = _call.forward_arrays(call, q, k, v, sink, return_lse=return_lse)
     if backward:
-        tensors, _ = _call.backward_tensors(call, out, q, k, v, out, lse, sink, None)
-    return tensors, call.options(), call.threads
+        out, lse = arrays[-2:]
+        arrays = _call.backward_arrays(call, out, q, k, v, out, lse, sink, None)
+    return arrays, call.options(), call.threads
 
 
 def info(*, measure_peak: bool = False) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,9 +135,16 @@ class Torch:
         return like.new_empty(shape, dtype=torch_dtype(dtype))
 
     def stream(self, array: Any) -> int:
-        import torch
+        return _raw_stream()(array.get_device()) if array.is_cuda else 0
 
-        return int(torch.cuda.current_stream(array.device).cuda_stream) if array.is_cuda else 0
+
+@functools.cache
+def _raw_stream() -> Callable[[int], int]:
+    """The handle of a device's current stream, by PyTorch's shortest way: torch.cuda.Stream takes 2 us."""
+    import torch
+
+    shortest: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return shortest or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 def is_torch(array: Any) -> bool:
@@ -185,13 +192,21 @@ def dtype_named(value: Any) -> DType:
     return _SHORT.get(name) or _dtype("out_dtype", name)
 
 
-def views(
-    library: Library, arrays: dict[str, Any], *, writable: bool = False
-) -> Iterator[tuple[str, _core.Tensor]]:
-    """(name, view) of every array that is given, all of which must be of one library."""
-    for name, array in arrays.items():
-        if array is None:
-            continue
-        if not library.owns(array):
-            raise TypeError(mixed(name, array, library.name))
-        yield name, library.view(name, array, writable=writable)
+def view(name: str, array: Any, q: Any, writable: bool) -> _core.Tensor:
+    """The view of `array`, the argument `name` of a call whose q is `q`; all arrays are of one library.
+
+    The C++ side asks for what it does not read itself: any array but plain PyTorch tensors.
+    """
+    library = library_of("q", q)
+    if not library.owns(array):
+        raise TypeError(mixed(name, array, library.name))
+    return library.view(name, array, writable=writable)
+
+
+@functools.cache
+def meet_torch() -> None:
+    """Tells the C++ side how to read PyTorch's tensors. Called by what imports PyTorch."""
+    import torch
+
+    dtypes = {getattr(torch, name): dtype for name, dtype in _DTYPES.items()}
+    _core.know_torch((torch.Tensor, torch.nn.Parameter), torch.strided, dtypes, torch.uint8)

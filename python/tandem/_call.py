@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tandem import _arrays, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
+
+#: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them.
+METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
 
 
 @dataclass(slots=True)  # frozen would make making one three times as slow
@@ -23,24 +26,24 @@ class Call:
     pad: bool = False
     check: bool = False
     threads: int = 0
-    #: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale; None where not given
-    metadata: dict[str, Any] = field(default_factory=dict)
+    #: what METADATA names; None where not given
+    metadata: tuple[Any, ...] = (None,) * len(METADATA)
     precision: str = "exact"
     strict: bool = False
 
     def options(self) -> _core.Options:
-        window_left, window_right = self.window
-        return _core.Options(
-            scale=self.scale,
-            causal=self.causal,
-            window_left=window_left,
-            window_right=window_right,
-            softcap=self.softcap,
-            deterministic=self.deterministic,
-            pad=self.pad,
-            check=self.check,
-            precision=self.precision_code(),
-            strict=self.strict,
+        left, right = self.window
+        return _core.Options(  # by position: keywords take twice the time
+            self.scale,
+            self.causal,
+            left,
+            right,
+            self.softcap,
+            self.deterministic,
+            self.pad,
+            self.check,
+            self.precision_code(),
+            self.strict,
         )
 
     def precision_code(self) -> _core.Precision:
@@ -61,12 +64,12 @@ def lse_shape(q: Any) -> tuple[int, ...]:
     return (*q.shape[:-3], q.shape[-2], q.shape[-3]) if q.ndim >= 3 else tuple(q.shape)
 
 
-def forward_tensors(
+def forward_arrays(
     call: Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any = None, out_dtype: Any = None
-) -> tuple[dict[str, _core.Tensor], Any, Any]:
-    """The views of a forward call, and its outputs: `out` (made if None) and the LSE (None if not wanted)."""
+) -> tuple[Any, ...]:
+    """The arrays of a forward call as _core.FORWARD names them. The last two are its outputs: `out` (made if
+    None) and the LSE (None if not wanted)."""
     library = _arrays.library_of("q", q)
-    tensors = dict(_arrays.views(library, {"q": q, "k": k, "v": v, "sink": sink, **call.metadata}))
     if out is None:
         dtype = _arrays.dtype_of("q", q)
         if out_dtype is not None:
@@ -75,19 +78,17 @@ def forward_tensors(
             dtype = DType.bf16
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
-    tensors.update(_arrays.views(library, {"out": out, "lse": lse}, writable=True))
-    return tensors, out, lse
+    return (q, k, v, sink, *call.metadata, out, lse)
 
 
-def forward(call: Call, *args: Any, **outputs: Any) -> tuple[Any, Any]:
-    """(out, lse); `lse` is None unless return_lse. Arguments as for forward_tensors."""
-    tensors, out, lse = forward_tensors(call, *args, **outputs)
-    stream = _arrays.library_of("out", out).stream(out)
-    _core.forward(tensors, call.options(), call.threads, stream)
-    return out, lse
+def forward(call: Call, q: Any, *args: Any, **outputs: Any) -> tuple[Any, Any]:
+    """(out, lse); `lse` is None unless return_lse. Arguments as for forward_arrays."""
+    arrays = forward_arrays(call, q, *args, **outputs)
+    _core.forward(arrays, call.options(), call.threads, _arrays.library_of("q", q).stream(q))
+    return arrays[-2], arrays[-1]
 
 
-def backward_tensors(
+def backward_arrays(
     call: Call,
     dout: Any,
     q: Any,
@@ -100,14 +101,13 @@ def backward_tensors(
     gradients: tuple[Any, Any, Any, Any] = (None, None, None, None),
     *,
     need_dsink: bool = True,
-) -> tuple[dict[str, _core.Tensor], tuple[Any, Any, Any, Any]]:
-    """The views of a backward call, and dq, dk, dv, dsink: those in `gradients`, made where None.
+) -> tuple[Any, ...]:
+    """The arrays of a backward call as _core.BACKWARD names them. The last four are dq, dk, dv and dsink:
+    those in `gradients`, made where None.
 
     The sink's gradient costs a sum over all rows, and is left out unless `need_dsink`.
     """
     library = _arrays.library_of("q", q)
-    inputs = {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    tensors = dict(_arrays.views(library, {**inputs, **call.metadata}))
 
     def like(name: str, array: Any, given: Any) -> Any:
         if given is not None or array is None:
@@ -115,17 +115,13 @@ def backward_tensors(
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
     wanted = {"q": q, "k": k, "v": v, "sink": sink if need_dsink else None}
-    dq, dk, dv, dsink = (
-        like(name, array, given) for (name, array), given in zip(wanted.items(), gradients, strict=True)
-    )
-    results = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
-    tensors.update(_arrays.views(library, results, writable=True))
-    return tensors, (dq, dk, dv, dsink)
+    made = (like(name, array, given) for (name, array), given in zip(wanted.items(), gradients, strict=True))
+    return (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
 
 
-def backward(call: Call, *args: Any, need_dsink: bool = True) -> tuple[Any, Any, Any, Any]:
-    """(dq, dk, dv, dsink); dsink is None without a sink. Arguments as for backward_tensors."""
-    tensors, gradients = backward_tensors(call, *args, need_dsink=need_dsink)
-    dq = gradients[0]
-    _core.backward(tensors, call.options(), call.threads, _arrays.library_of("dq", dq).stream(dq))
-    return gradients
+def backward(call: Call, dout: Any, q: Any, *args: Any, need_dsink: bool = True) -> tuple[Any, Any, Any, Any]:
+    """(dq, dk, dv, dsink); dsink is None without a sink. Arguments as for backward_arrays."""
+    arrays = backward_arrays(call, dout, q, *args, need_dsink=need_dsink)
+    _core.backward(arrays, call.options(), call.threads, _arrays.library_of("q", q).stream(q))
+    dq, dk, dv, dsink = arrays[-4:]
+    return dq, dk, dv, dsink

@@ -1,6 +1,6 @@
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 class DType(enum.Enum):
     f32 = 0
@@ -41,7 +41,6 @@ class Tensor:
 class Options:
     def __init__(
         self,
-        *,
         scale: float | None = None,
         causal: bool = False,
         window_left: int = -1,
@@ -64,10 +63,17 @@ class Peak(TypedDict):
     bf16_gflops: float
     f32_instructions: str
 
-def forward(tensors: Mapping[str, Tensor], options: Options, threads: int, stream: int = 0) -> None: ...
-def backward(tensors: Mapping[str, Tensor], options: Options, threads: int, stream: int = 0) -> None: ...
-def explain(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> str: ...
-def workspace_bytes(tensors: Mapping[str, Tensor], options: Options, threads: int, backward: bool) -> int: ...
+#: The names of a call's arrays, in the order in which the functions below take them; None where not given.
+FORWARD: tuple[str, ...]
+BACKWARD: tuple[str, ...]
+
+def know_torch(
+    types: tuple[type, ...], strided: object, dtypes: Mapping[Any, DType], bytes: object
+) -> None: ...
+def forward(arrays: tuple[Any, ...], options: Options, threads: int, stream: int = 0) -> None: ...
+def backward(arrays: tuple[Any, ...], options: Options, threads: int, stream: int = 0) -> None: ...
+def explain(arrays: tuple[Any, ...], options: Options, threads: int, backward: bool) -> str: ...
+def workspace_bytes(arrays: tuple[Any, ...], options: Options, threads: int, backward: bool) -> int: ...
 def jax_handlers() -> dict[tuple[str, str], object]: ...
 def quantize(
     x: Tensor,

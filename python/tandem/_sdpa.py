@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _call
+from tandem import _arrays, _call
 from tandem._errors import UnsupportedError
+
+_arrays.meet_torch()
 
 
 class Handle:

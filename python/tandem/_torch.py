@@ -16,10 +16,11 @@ from torch import Tensor
 from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
-_METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
+_arrays.meet_torch()
+
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
-    ", ".join(f"Tensor? {name}" for name in _METADATA)
+    ", ".join(f"Tensor? {name}" for name in _call.METADATA)
     + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
     " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
 )
@@ -38,7 +39,8 @@ def attention(
     """As tandem.attention, for tensors."""
     direct = _direct(q, k, v)
     if not direct:
-        _only_tensors(k=k, v=v, sink=sink, out=out, **call.metadata)
+        metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
+        _only_tensors(k=k, v=v, sink=sink, out=out, **metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = torch.is_grad_enabled() and (
@@ -50,14 +52,25 @@ def attention(
             "leave out unset, or call under torch.no_grad()"
         )
     if direct and not recorded:
+        if out is None and out_dtype is None:
+            out = _like(q, v)
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     elif out is not None:
         lse = torch.ops.tandem.attention_out(q, k, v, sink, *_flat(call), out)
         result = out
     else:
         dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
-        result, lse = torch.ops.tandem.attention(q, k, v, sink, *_flat(call), dtype)
+        run: Any = _Recorded.apply if direct else torch.ops.tandem.attention
+        result, lse = run(q, k, v, sink, *_flat(call), dtype)
     return (result, lse) if return_lse else result
+
+
+def _like(q: Tensor, v: Tensor) -> Tensor | None:
+    """The result's tensor, by the quickest way where that is a contiguous one like q; None elsewhere."""
+    same = (
+        q.dtype != torch.float8_e4m3fn and q.is_contiguous() and q.ndim >= 3 and q.shape[-1:] == v.shape[-1:]
+    )
+    return torch.empty_like(q) if same else None
 
 
 def _only_tensors(**arrays: Any) -> None:
@@ -81,7 +94,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _direct(q: Any, k: Any, v: Any) -> bool:
-    """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by."""
+    """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
+    150 us of a call that autograd records, for operators written in Python."""
     return (
         not torch.compiler.is_compiling()
         and type(q) in _PLAIN
@@ -94,17 +108,16 @@ def _direct(q: Any, k: Any, v: Any) -> bool:
 
 def _flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
-    metadata = tuple(call.metadata.get(name) for name in _METADATA)
     options = (call.scale, call.causal, *call.window, call.softcap, call.deterministic, call.pad, call.check)
-    return (*metadata, *options, call.threads, call.precision, call.strict)
+    return (*call.metadata, *options, call.threads, call.precision, call.strict)
 
 
 def _unflat(flat: Sequence[Any]) -> _call.Call:
     """The inverse of _flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
-    count = len(_METADATA)
+    count = len(_call.METADATA)
     scale, causal, left, right, softcap, deterministic, pad, check, threads, precision, strict = flat[count:]
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    metadata = dict(zip(_METADATA, flat[:count], strict=True))
+    metadata = tuple(flat[:count])
     return _call.Call(
         scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, precision, strict
     )
@@ -174,7 +187,7 @@ def _fake_backward(
 
 def _save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     q, k, v, sink, *flat, _ = inputs
-    count = len(_METADATA)
+    count = len(_call.METADATA)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, sink, *output, *flat[:count])
     ctx.options = flat[count:]
@@ -187,11 +200,26 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
         return (None, None, None, None, *none)
     dout = torch.zeros_like(out) if dout is None else dout
     need_dsink = ctx.needs_input_grad[3]
-    gradients = torch.ops.tandem.attention_backward(
+    direct = _direct(q, k, v) and not torch.is_grad_enabled()  # else the gradient is itself recorded
+    gradients = (_backward if direct else torch.ops.tandem.attention_backward)(
         dout, dlse, q, k, v, sink, out, lse, *metadata, *ctx.options, need_dsink
     )
     wanted = zip(gradients, ctx.needs_input_grad, strict=False)
     return (*(gradient if needed else None for gradient, needed in wanted), *none)
+
+
+class _Recorded(torch.autograd.Function):
+    """torch.ops.tandem.attention with its gradient, past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        return _differentiate(ctx, *gradients)
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:

@@ -263,7 +263,7 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
 
 def _dense_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """FlashAttention-3 copies tensors whose last dimension is not contiguous."""
-    return tuple(t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous() for t in tensors)
+    return tuple(t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in tensors)
 
 
 def _pair(window_size: tuple[int, int]) -> tuple[int, int]:

@@ -113,16 +113,12 @@ def attention(
     options = _Options(
         scale, causal, (left, right), softcap, deterministic, pad, threads, precision, strict, out_dtype
     )
+    given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
     metadata = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "q_scale": q_scale,
-        "k_scale": k_scale,
-        "v_scale": v_scale,
+        name: jnp.asarray(array)
+        for name, array in zip(_call.METADATA, given, strict=True)
+        if array is not None
     }
-    metadata = {name: jnp.asarray(array) for name, array in metadata.items() if array is not None}
     inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
     out, lse = _attention(options, {name: jnp.asarray(array) for name, array in inputs.items()}, metadata)
     return (out, lse) if return_lse else out
@@ -144,7 +140,8 @@ def _check(options: _Options, arrays: dict[str, Any], backward: bool) -> None:
         strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
         return _core.Tensor(0, _arrays.dtype_of(name, array), array.shape, strides)
 
-    views = {name: view(name, array) for name, array in arrays.items()}
+    names = _core.BACKWARD if backward else _core.FORWARD
+    views = tuple(view(name, arrays[name]) if name in arrays else None for name in names)
     _core.explain(views, options.call().options(), options.threads, backward)
 
 

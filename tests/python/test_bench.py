@@ -65,3 +65,14 @@ def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
         )
     assert (tmp_path / "low-precision-accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "## Gradients" in (tmp_path / "low-precision-accuracy.md").read_text()
+
+
+def test_overhead_is_measured_beside_pytorchs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, ROOT / "bench" / "python_overhead.py", "--device", "cpu", "--rounds", "2"]
+    result = subprocess.run(
+        [*command, "--json", tmp_path / "us.json"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode in (0, 1), result.stdout + result.stderr  # 1: above the bar, on a busy machine
+    us = json.loads((tmp_path / "us.json").read_text())["us"]
+    assert {"flash_attn_func", "sdpa"} < us.keys() and all(0 < value < 1e5 for value in us.values())

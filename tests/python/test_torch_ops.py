@@ -29,7 +29,7 @@ def operator_calls() -> dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]
 def arguments(inputs: tuple[torch.Tensor, ...], options: dict[str, Any], gradients: bool) -> tuple[Any, ...]:
     options = dict(options)
     sink = options.pop("sink", None)
-    metadata = {name: options.pop(name) for name in _torch._METADATA if name in options}
+    metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     tensors = [t if t is None else t.detach().requires_grad_(gradients) for t in (*inputs, sink)]
     return (*tensors, *_torch._flat(_call.Call(**options, metadata=metadata)))
 

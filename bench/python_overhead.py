@@ -1,0 +1,96 @@
+"""Host time of a call from Python: tandem.flash_attn beside PyTorch's scaled_dot_product_attention.
+
+    python bench/python_overhead.py [--device cpu|cuda] [--json FILE]
+
+On a GPU the calls are of a small problem and only their launches are timed, by the wall clock. On the CPU the
+batch is empty, so that everything but the arithmetic is done, and the thread's CPU time counts. Each number
+is the least of many rounds of 20 calls, of all contenders in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
+
+CALLS = 20
+BAR_US = 15.0
+
+
+def contenders(device: str) -> dict[str, Callable[[], Any]]:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    batch = 1 if device == "cuda" else 0
+    q, k, v = (torch.randn(batch, 64, 4, 64, device=device, dtype=dtype) for _ in range(3))
+    heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+    packed = [t.flatten(0, 1) for t in (q, k, v)]
+    cu = torch.arange(0, packed[0].shape[0] + 1, 64, device=device, dtype=torch.int32)
+    trained = [t.clone().requires_grad_() for t in (q, k, v)]
+    trained_first = [t.transpose(1, 2).detach().requires_grad_() for t in trained]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def step(out: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
+        return torch.autograd.grad(out, tensors, out)
+
+    return {
+        "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
+        "flash_attn_func, with LSE": lambda: flash_attn_func(q, k, v, causal=True, return_attn_probs=True),
+        "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, cu, cu, causal=True),
+        "sdpa": lambda: sdpa(*heads_first, is_causal=True),
+        "flash_attn_func, recorded": lambda: flash_attn_func(*trained, causal=True),
+        "sdpa, recorded": lambda: sdpa(*trained_first, is_causal=True),
+        "flash_attn_func, forward and backward": lambda: step(
+            flash_attn_func(*trained, causal=True), trained
+        ),
+        "sdpa, forward and backward": lambda: step(sdpa(*trained_first, is_causal=True), trained_first),
+    }
+
+
+def measure(device: str, rounds: int) -> dict[str, float]:
+    clock = time.perf_counter_ns if device == "cuda" else time.thread_time_ns
+    calls = contenders(device)
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = clock()
+            for _ in range(CALLS):
+                call()
+            best[name] = min(best[name], (clock() - start) / CALLS / 1000)
+    return best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    us = measure(args.device, args.rounds)
+    print(f"{device}, PyTorch {torch.__version__}, commit {commit}: host microseconds a call")
+    for name, value in us.items():
+        print(f"{name:40}{value:7.1f}")
+    if args.json:
+        document = {"device": device, "torch": torch.__version__, "commit": commit, "us": us}
+        args.json.write_text(json.dumps({**document, "command": " ".join(sys.argv)}, indent=1) + "\n")
+    return 0 if us["flash_attn_func"] < BAR_US else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+// Where the memory of Python's arrays is. Plain PyTorch tensors are read here, within a fraction of a
+// microsecond each; every other array, and whatever is wrong with one, is the Python layer's (_arrays.view).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "tandem/tensor.hpp"
+
+namespace tandem::python {
+
+/// Makes PyTorch known: the exact types that are read here (a subclass may mean something else by its
+/// attributes), torch.strided, {torch dtype: DType}, and torch.uint8 for scratch memory.
+void know_torch(const nanobind::tuple& types, nanobind::handle strided, const nanobind::dict& dtypes,
+                nanobind::handle bytes);
+
+/// The view of `array`, the argument called `name` of a call whose q is `q`. A `_core.Tensor` is its own
+/// view. Raises what _arrays.view raises: TypeError for an array of another library than q's, for one.
+Tensor view_of(const char* name, nanobind::handle array, nanobind::handle q, bool writable);
+
+/// Scratch memory on the device of `q`, a tensor that view_of reads here, from PyTorch's allocator; none
+/// where q is anything else. PyTorch's memory is there at once, in graphs too, where the driver's own pool
+/// gives its memory back whenever the device is waited for.
+nanobind::object scratch_beside(nanobind::handle q, std::size_t bytes);
+
+/// The address of what scratch_beside made; null of none.
+void* address_of(const nanobind::object& scratch);
+
+}  // namespace tandem::python
