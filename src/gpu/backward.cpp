@@ -72,12 +72,11 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
     pack(t, free, device, stream);
     free += t.bytes();
   });
-  const BackwardParams params =
-      make_backward_params(p, config, encode_tensor_map, limits.l2_bytes, scratch.data());
+  const BackwardParams params = make_backward_params(p, config, encode_tensor_map, scratch.data());
   if (rows > 0) launch(preprocess, {.grid = rows, .threads = rows_threads, .stream = stream}, &params);
   if (tiles > 0) {
     launch(main,
-           {.grid = static_cast<unsigned int>(std::min<std::int64_t>(tiles, limits.multiprocessors)),
+           {.grid = static_cast<unsigned int>(backward_grid(p, config, limits.multiprocessors)),
             .threads = static_cast<unsigned int>(config.threads()),
             .stream = stream,
             .programmatic = rows > 0},

@@ -26,15 +26,6 @@ struct ScratchLayout {
   }
 };
 
-/// (batch, KV head) pairs whose Q, dO and sums of dQ take at most three quarters of the L2; the rest is for K
-/// and V and what is written.
-int section_heads(const Problem& p, const BackwardConfig& c, int l2_bytes) {
-  const std::int64_t row_bytes = 2 * (p.head_dim_qk + p.head_dim_v) + std::int64_t{4} * c.head_dim_qk;
-  const std::int64_t head_bytes = std::max<std::int64_t>(1, p.group() * p.rows_q * row_bytes);
-  const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{l2_bytes} * 3 / 4 / head_bytes);
-  return as_int(std::min(heads, std::max<std::int64_t>(1, p.heads_kv * p.batch)));
-}
-
 }  // namespace
 
 LoadedTensor backward_tensor(const Problem& p, BackwardLoaded which) {
@@ -63,7 +54,7 @@ std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig&
 }
 
 BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, EncodeTensorMap encode,
-                                    int l2_bytes, char* scratch) {
+                                    char* scratch) {
   const ScratchLayout layout(p, c);
   return {.q = encode(backward_tensor_map(p, c, BackwardLoaded::q)),
           .k = encode(backward_tensor_map(p, c, BackwardLoaded::k)),
@@ -105,7 +96,6 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .m_blocks = as_int(blocks_of(p.rows_q, c.block_m)),
           .n_blocks = as_int(blocks_of(p.rows_k, c.block_n)),
           .q_blocks = as_int(query_blocks(p, c)),
-          .section_heads = section_heads(p, c, l2_bytes),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,
@@ -124,6 +114,20 @@ std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
 
 std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
   return p.heads_q * tiles_of(p.rows_q, c.block_m, p.batch, p.packed_q);
+}
+
+std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
+  const std::int64_t tiles = backward_tile_count(p, c);
+  std::int64_t blocks = multiprocessors;
+  if (c.causal && c.deterministic && !c.ragged && tiles > 0) {
+    // Dealt forwards and backwards, tiles of descending work even out if the blocks are whole heads, or whole
+    // parts of one.
+    const std::int64_t head = blocks_of(p.rows_k, c.block_n);
+    const std::int64_t rounds = (head + blocks - 1) / blocks;
+    const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;
+    if (even > blocks * 9 / 10) blocks = even;
+  }
+  return std::min(tiles, blocks);
 }
 
 BackwardConfig backward_rows_config(const BackwardConfig& config) {

@@ -30,12 +30,15 @@ std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig&
 /// What all kernels of the call are launched with. `scratch` is 256-byte aligned memory of
 /// backward_scratch_bytes. Every tensor must be one that the copy engine can read.
 BackwardParams make_backward_params(const Problem& problem, const BackwardConfig& config,
-                                    EncodeTensorMap encode, int l2_bytes, char* scratch);
+                                    EncodeTensorMap encode, char* scratch);
 
 /// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
 /// known on the device only.
 std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
 std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
+
+/// Thread blocks of the main kernel's launch on a device of so many processors.
+std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
 
 /// The Config of the kernels around the main one: what they do not read at its default, so that one compiled
 /// kernel serves all masks.

@@ -226,12 +226,11 @@ struct BackwardParams {
   int rows_k;
   int head_dim_qk;  ///< the true ones
   int head_dim_v;
-  int m_blocks;       ///< blocks of block_m queries in rows_q (equal lengths)
-  int n_blocks;       ///< tiles of block_n keys in rows_k (equal lengths)
-  int q_blocks;       ///< a head's blocks in the workspace
-  int section_heads;  ///< (batch, KV head) pairs whose Q, dO and dQ fit the L2 together
-  int window_left;    ///< INT_MAX: unbounded
-  int window_right;   ///< INT_MAX: unbounded
+  int m_blocks;      ///< blocks of block_m queries in rows_q (equal lengths)
+  int n_blocks;      ///< tiles of block_n keys in rows_k (equal lengths)
+  int q_blocks;      ///< a head's blocks in the workspace
+  int window_left;   ///< INT_MAX: unbounded
+  int window_right;  ///< INT_MAX: unbounded
   float scale;
   float softcap;
   bool packed_q;

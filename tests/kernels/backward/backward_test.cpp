@@ -5,7 +5,9 @@
 #include <limits>
 
 #include "backward/emulated_backward.hpp"
+#include "gpu/backward_params.hpp"
 #include "harness/expect.hpp"
+#include "kernels/backward_tiles.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -84,6 +86,40 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   call.prepare(Pass::backward);
   run_backward(GetParam(), call, {.host_threads = config.deterministic ? 2U : 1U});
   EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+}
+
+/// The most query blocks that a block of the grid meets, over what each would if all were even.
+template <BackwardConfig C>
+double unevenness(int tiles, int heads, int processors) {
+  Problem p;
+  p.batch = 1;
+  p.heads_q = p.heads_kv = heads;
+  p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
+  const int blocks = static_cast<int>(gpu::backward_grid(p, C, processors));
+  double most = 0.0;
+  double all = 0.0;
+  for (int block = 0; block < blocks; ++block) {
+    double mine = 0.0;
+    for (int round = 0;; ++round) {
+      const int number = BackwardTiles<C>::number_of(round, block, blocks);
+      if (number >= tiles * heads) break;
+      mine += tiles - BackwardTiles<C>::place(number % tiles, tiles);
+    }
+    most = std::max(most, mine);
+    all += mine;
+  }
+  return most / (all / processors);
+}
+
+// 132 processors, 16 times as many tiles: the last round is not full.
+TEST(BackwardTiles, CausalWorkEvensOut) {
+  constexpr BackwardConfig causal{.causal = true};
+  constexpr BackwardConfig fixed{.causal = true, .deterministic = true};
+  for (const int tiles : {4, 8, 16, 32, 64, 128, 256}) {
+    EXPECT_LT(unevenness<causal>(tiles, 2048 / tiles, 132), 1.07) << tiles << " tiles a head";
+    EXPECT_LT(unevenness<fixed>(tiles, 2048 / tiles, 132), 1.07)
+        << tiles << " tiles a head, in a fixed order";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);

@@ -73,18 +73,18 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   nan.words.fill(std::numeric_limits<std::uint32_t>::max());
   std::vector<Unit> scratch(gpu::backward_scratch_bytes(p, config) / sizeof(Unit), nan);
   options.buffers.push_back(emulator::writable(scratch));
-  const BackwardParams params = gpu::make_backward_params(p, config, &emulator::encode, run.l2_bytes,
-                                                          reinterpret_cast<char*>(scratch.data()));
+  const BackwardParams params =
+      gpu::make_backward_params(p, config, &emulator::encode, reinterpret_cast<char*>(scratch.data()));
   const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
   const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config));
-  const auto tiles = static_cast<unsigned>(gpu::backward_tile_count(p, config));
+  const auto grid = static_cast<unsigned>(gpu::backward_grid(p, config, static_cast<int>(run.blocks)));
   if (rows_blocks > 0) {
     emulator::launch(kernels.preprocess, params,
                      {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
   }
-  if (tiles > 0) {
+  if (grid > 0) {
     emulator::launch(kernels.main, params,
-                     {.blocks = std::min(tiles, run.blocks),
+                     {.blocks = grid,
                       .threads = static_cast<unsigned>(config.threads()),
                       .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config))},
                      options);

@@ -35,9 +35,8 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
 /// How a call is emulated.
 struct EmulatedRun {
   std::uint64_t seed = 0;     ///< of the interleaving
-  unsigned blocks = 2;        ///< of the main kernel's grid: a block has several tiles, as on a GPU
+  unsigned blocks = 2;        ///< processors of the GPU: a block has several tiles
   unsigned host_threads = 1;  ///< blocks that run at once; those that wait for each other must
-  int l2_bytes = 64 * 1024;   ///< small, so that heads come in several sections
 };
 
 /// Fills in call's gradients from its out and lse. Throws emulator::Fault.
