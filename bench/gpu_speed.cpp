@@ -9,6 +9,8 @@
 //                          field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
 //                          these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
+//   problem pass=quantize precision=fp8 strict=0 ...
+//                          the quantiser alone -> {"bytes": read and written, "config": ..., ...}
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
 // An error is answered by {"error": "..."}; the next command starts afresh.
@@ -27,13 +29,16 @@
 #include <string>
 #include <vector>
 
+#include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
+#include "gpu/quantize.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -53,6 +58,13 @@ std::int64_t take(Words& words, const std::string& name, std::int64_t otherwise)
   const std::int64_t value = std::stoll(at->second);
   words.erase(at);
   return value;
+}
+
+Precision precision_of(const std::string& name) {
+  for (const Precision precision : {Precision::fp8, Precision::int8, Precision::int8_accurate}) {
+    if (name == name_of(precision)) return precision;
+  }
+  invalid("precision: " + name + " is none");
 }
 
 /// A 16-bit pattern of a normal number.
@@ -120,9 +132,17 @@ class Bench {
     const bool f16 = words["dtype"] == "f16";
     words.erase("dtype");
     backward_ = words["pass"] == "backward";
+    quantizes_ = words["pass"] == "quantize";
     words.erase("pass");
     p_.deterministic = take(words, "deterministic", 0) != 0;
     allocate(f16 ? Element::f16 : Element::bf16);
+    if (quantizes_) {
+      recipe_ = recipe_of(precision_of(words["precision"]), take(words, "strict", 0) != 0);
+      words.erase("precision");
+      workspace_ = gpu::DeviceBuffer(0, gpu::quantized_space(p_, recipe_).bytes);
+      quantize_kernels_ = gpu::quantize_kernels(0, choose_quantize_config(p_, recipe_));
+      return;
+    }
     forward_config_ = choose_forward_config(p_);
     if (backward_) {
       backward_config_ = choose_backward_config(p_);
@@ -143,6 +163,10 @@ class Bench {
     call();
     stream_.synchronize();
     const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
+    if (quantizes_) {
+      return fmt::format(R"({{"bytes": {}, "config": "{}", "first_call_ms": {:.1f}}})", quantized_bytes(),
+                         gpu::expression_of(choose_quantize_config(p_, recipe_)), spent.count());
+    }
     return fmt::format(R"({{"flops": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
                        backward_ ? gpu::expression_of(backward_config_) : gpu::expression_of(forward_config_),
                        spent.count());
@@ -217,7 +241,10 @@ class Bench {
   }
 
   void call() {
-    if (backward_) {
+    if (quantizes_) {
+      const gpu::ContextGuard guard(0);
+      gpu::quantize(p_, recipe_, quantize_kernels_, static_cast<char*>(workspace_.data()), stream_.get());
+    } else if (backward_) {
       gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
     } else {
       gpu::forward(p_, forward_config_, stream_.get(), workspace_.data());
@@ -245,6 +272,13 @@ class Bench {
     }
     return visible;
   }
+  /// What the quantiser has to read and write once: 16 bits in, 8 bits out.
+  [[nodiscard]] double quantized_bytes() const {
+    const std::int64_t q = p_.heads_q * p_.rows_q * p_.head_dim_qk;
+    const std::int64_t k = p_.heads_kv * p_.rows_k * p_.head_dim_qk;
+    const std::int64_t v = p_.heads_kv * p_.rows_k * p_.head_dim_v;
+    return 3.0 * static_cast<double>(entries() * (q + k + (recipe_.pv == Codes::input ? 0 : v)));
+  }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;
     for (const std::int64_t length : lengths_) of_a_head += pairs(length, length);
@@ -255,6 +289,9 @@ class Bench {
 
   Problem p_;
   bool backward_ = false;
+  bool quantizes_ = false;
+  Recipe recipe_;
+  gpu::QuantizeKernels quantize_kernels_;
   ForwardConfig forward_config_;
   BackwardConfig backward_config_;
   std::vector<std::int64_t> lengths_;  ///< of packed sequences

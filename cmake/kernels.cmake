@@ -1,7 +1,7 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES kernels/config.hpp)
+list(APPEND TANDEM_DEVICE_FILES kernels/config.hpp kernels/quantize_config.hpp kernels/quantized_layout.hpp kernels/recipe.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}
@@ -22,7 +22,7 @@ endif()
 if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
     gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp
-    plan/backward_plan.cpp plan/forward_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    plan/backward_plan.cpp plan/forward_plan.cpp plan/quantize_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(ship_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(ship_kernels PRIVATE tandem_flags fmt::fmt-header-only Threads::Threads ${CMAKE_DL_LIBS})
   set(TANDEM_SHIPPED_ARCHIVE ${CMAKE_CURRENT_BINARY_DIR}/shipped_kernels.bin)

@@ -21,6 +21,7 @@
 #include "gpu/shipped.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -42,19 +43,21 @@ std::vector<Job> jobs_to_do() {
   for (const ForwardConfig& config : shipped_forward_configs()) {
     jobs.emplace_back(gpu::kernel_name(config), forward_objection(config));
   }
-  // One set of the kernels around the main one serves all masks.
-  std::vector<gpu::KernelName> rows_kernels;
+  std::vector<gpu::KernelName> shared;  // kernels that serve several Configs
+  const auto add_once = [&](const gpu::KernelName& name) {
+    if (std::find(shared.begin(), shared.end(), name) != shared.end()) return;
+    shared.push_back(name);
+    jobs.emplace_back(name, "");
+  };
   for (const BackwardConfig& config : shipped_backward_configs()) {
     jobs.emplace_back(gpu::kernel_name(config, gpu::BackwardKernel::main), backward_objection(config));
     for (const gpu::BackwardKernel which : {gpu::BackwardKernel::preprocess, gpu::BackwardKernel::convert}) {
-      const gpu::KernelName name = gpu::kernel_name(gpu::backward_rows_config(config), which);
-      const bool known = std::any_of(rows_kernels.begin(), rows_kernels.end(), [&](const gpu::KernelName& k) {
-        return k.expression == name.expression;
-      });
-      if (known) continue;
-      rows_kernels.push_back(name);
-      jobs.emplace_back(name, "");
+      add_once(gpu::kernel_name(gpu::backward_rows_config(config), which));
     }
+  }
+  for (const QuantizeConfig& config : shipped_quantize_configs()) {
+    jobs.emplace_back(gpu::kernel_name(config, gpu::QuantizeKernel::codes), "");
+    add_once(gpu::kernel_name(mean_config(config), gpu::QuantizeKernel::mean));
   }
   for (const bool paired : {false, true}) {
     jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");

@@ -40,6 +40,9 @@ std::string expression_of(const BackwardConfig& config) {
 std::string expression_of(const PackConfig& config) {
   return aggregate("PackConfig", config);
 }
+std::string expression_of(const QuantizeConfig& config) {
+  return aggregate("QuantizeConfig", config);
+}
 
 KernelName kernel_name(const ForwardConfig& config) {
   return {.header = "kernels/forward.cuh",
@@ -61,6 +64,13 @@ KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {
 
 KernelName kernel_name(const PackConfig& config) {
   return {.header = "kernels/pack.cuh", .expression = fmt::format("tandem::pack<{}>", expression_of(config))};
+}
+
+KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
+  return {
+      .header = "kernels/quantize.cuh",
+      .expression = fmt::format("tandem::{}<{}>", which == QuantizeKernel::mean ? "mean_of_keys" : "quantize",
+                                expression_of(config))};
 }
 
 }  // namespace tandem::gpu

@@ -5,6 +5,7 @@
 
 #include "gpu/compiler.hpp"
 #include "kernels/config.hpp"
+#include "kernels/quantize_config.hpp"
 
 namespace tandem::gpu {
 
@@ -13,13 +14,18 @@ namespace tandem::gpu {
 std::string expression_of(const ForwardConfig& config);
 std::string expression_of(const BackwardConfig& config);
 std::string expression_of(const PackConfig& config);
+std::string expression_of(const QuantizeConfig& config);
 
 /// The kernels of one backward call, in this order.
 enum class BackwardKernel : int { preprocess, main, convert, sink };
+
+/// The quantiser's kernels, in this order.
+enum class QuantizeKernel : int { mean, codes };
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);
 KernelName kernel_name(const BackwardConfig& config, BackwardKernel which);
 KernelName kernel_name(const PackConfig& config);
+KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which);
 
 }  // namespace tandem::gpu

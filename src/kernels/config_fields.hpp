@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/config.hpp"
+#include "kernels/quantize_config.hpp"
 
 namespace tandem {
 
@@ -20,6 +21,24 @@ constexpr const char* name_of(ScoreTransform transform) {
   }
   return "unknown";
 }
+constexpr const char* name_of(Codes codes) {
+  switch (codes) {
+    case Codes::e4m3: return "e4m3";
+    case Codes::s8: return "s8";
+    case Codes::input: return "input";
+  }
+  return "unknown";
+}
+constexpr const char* name_of(ScaleGroup group) {
+  switch (group) {
+    case ScaleGroup::tensor: return "tensor";
+    case ScaleGroup::head: return "head";
+    case ScaleGroup::block: return "block";
+    case ScaleGroup::row: return "row";
+    case ScaleGroup::channel: return "channel";
+  }
+  return "unknown";
+}
 template <typename Enum>
 constexpr const char* type_name();
 template <>
@@ -29,6 +48,15 @@ constexpr const char* type_name<Element>() {
 template <>
 constexpr const char* type_name<ScoreTransform>() {
   return "ScoreTransform";
+}
+
+template <>
+constexpr const char* type_name<Codes>() {
+  return "Codes";
+}
+template <>
+constexpr const char* type_name<ScaleGroup>() {
+  return "ScaleGroup";
 }
 
 /// Calls f(name, field) for every field, in order. The structured binding stops the build when a field is
@@ -85,6 +113,25 @@ requires std::is_same_v<std::remove_const_t<Config>, PackConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [paired] = config;
   f("paired", paired);
+}
+
+template <typename Config, typename F>
+requires std::is_same_v<std::remove_const_t<Config>, QuantizeConfig>
+constexpr void for_each_field(Config& config, F&& f) {
+  auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, ragged,
+         vectors] = config;
+  f("element", element);
+  f("head_dim_qk", head_dim_qk);
+  f("head_dim_v", head_dim_v);
+  f("qk", qk);
+  f("pv", pv);
+  f("qk_scales", qk_scales);
+  f("v_scales", v_scales);
+  f("rotate_qk", rotate_qk);
+  f("rotate_v", rotate_v);
+  f("smooth_k", smooth_k);
+  f("ragged", ragged);
+  f("vectors", vectors);
 }
 
 }  // namespace tandem

@@ -11,6 +11,7 @@
 #include "gpu/kernels.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -23,6 +24,10 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
     EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::preprocess)));
     EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::convert)));
     EXPECT_TRUE(find_shipped(kernel_name(config, BackwardKernel::main))) << expression_of(config);
+  }
+  for (const QuantizeConfig& config : shipped_quantize_configs()) {
+    EXPECT_TRUE(find_shipped(kernel_name(config, QuantizeKernel::codes))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernel_name(mean_config(config), QuantizeKernel::mean)));
   }
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
@@ -66,6 +71,15 @@ TEST_P(ShippedSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedSet, testing::Range<std::size_t>(0, ShippedSet::groups()));
+
+TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  for (const QuantizeConfig& config : shipped_quantize_configs()) {
+    SCOPED_TRACE(expression_of(config));
+    expect_fast(kernel_name(config, QuantizeKernel::codes));
+    expect_fast(kernel_name(mean_config(config), QuantizeKernel::mean));
+  }
+}
 
 /// Of the backward set those in bf16 without windows and in any order: the others differ from them little,
 /// and each takes some seconds.

@@ -87,6 +87,21 @@ TANDEM_DEVICE float unpack(u16 bits) {
 #endif
 }
 
+/// Four f32 rounded to nearest even e4m3, saturated (NaN stays), the first in the lowest byte.
+TANDEM_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, "
+      "%3; "
+      "mov.b32 %0, {low, high}; }"
+      : "=r"(y)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return y;
+#else
+  return emulator::pack_e4m3(a, b, c, d);
+#endif
+}
+
 /// The larger one; a NaN loses against a number. (A NaN score still reaches its row through its exponential.)
 TANDEM_DEVICE float fmax(float a, float b) {
 #if TANDEM_ON_DEVICE

@@ -50,6 +50,24 @@ TANDEM_DEVICE Float4 load_global(const Float4* p) {
   return emulator::load_global(p);
 #endif
 }
+TANDEM_DEVICE float load_written(const float* p) {
+#if TANDEM_ON_DEVICE
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+#else
+  return emulator::load_global(p);
+#endif
+}
+TANDEM_DEVICE Float2 load_global(const Float2* p) {
+#if TANDEM_ON_DEVICE
+  Float2 v;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+  return v;
+#else
+  return emulator::load_global(p);
+#endif
+}
 template <typename T>
 TANDEM_DEVICE void store_global(T* p, T value) {
 #if TANDEM_ON_DEVICE
@@ -63,6 +81,20 @@ TANDEM_DEVICE void store_global(T* p, T value) {
 TANDEM_DEVICE u32 atomic_add(u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   return atomicAdd(p, value);
+#else
+  return emulator::atomic_add(p, value);
+#endif
+}
+
+/// The same, after what this block wrote before, and before what it reads then.
+TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
+#if TANDEM_ON_DEVICE
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(p), "r"(value)
+               : "memory");
+  return before;
 #else
   return emulator::atomic_add(p, value);
 #endif

@@ -85,9 +85,12 @@ float reciprocal(float x);
 float fmax(float a, float b);
 float fma(float a, float b, float c);
 float infinity();
+float multiply(float a, float b);
+float max_magnitude(float largest, float x);
 std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);
 std::uint32_t add_zero_times(std::uint32_t sum, std::uint32_t x, Element element);
+std::uint32_t pack_e4m3(float a, float b, float c, float d);
 float unpack(std::uint32_t bits, Element element);
 
 /// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to

@@ -1,6 +1,7 @@
 // Arithmetic with an instruction of its own, and checked accesses to global and shared memory.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -55,6 +56,18 @@ float infinity() {
   return std::numeric_limits<float>::infinity();
 }
 
+float multiply(float a, float b) {
+  check_register(a);
+  check_register(b);
+  return a * b;
+}
+
+float max_magnitude(float largest, float x) {
+  check_register(x);
+  if (std::isnan(largest) || std::isnan(x)) return std::numeric_limits<float>::quiet_NaN();
+  return std::fmax(largest, std::fabs(x));
+}
+
 namespace {
 
 std::uint32_t to_bf16(float x) {
@@ -87,6 +100,26 @@ std::uint32_t pack_f16(float low, float high) {
   check_register(low);
   check_register(high);
   return to_f16(low) | to_f16(high) << 16;
+}
+
+namespace {
+
+/// By rounding to a multiple of the spacing of the codes about x; every step is exact but that one.
+std::uint32_t to_e4m3(float x) {
+  if (std::isnan(x)) return 0x7F;
+  const std::uint32_t sign = std::signbit(x) ? 0x80U : 0U;
+  const float magnitude = std::fmin(std::fabs(x), 448.0F);
+  const int exponent = std::max(magnitude > 0.0F ? std::ilogb(magnitude) : -6, -6);
+  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  // 8 steps a binade above 2^-6; a code counts them through all binades.
+  return sign | static_cast<std::uint32_t>(8 * (exponent + 6) + steps);
+}
+
+}  // namespace
+
+std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  for (const float x : {a, b, c, d}) check_register(x);
+  return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
 }
 
 void check_global(const void* p, std::size_t bytes, bool write) {

@@ -1,0 +1,145 @@
+#include "gpu/quantize_params.hpp"
+
+#include "gpu/packing.hpp"
+#include "gpu/param_fields.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Extents of q, or of k and v, as codes and scales have them.
+struct Extents {
+  std::int64_t entries, heads, rows, blocks;
+};
+Extents query_extents(const Problem& p) {
+  return {p.packed_q ? 1 : p.batch, p.heads_q, p.rows_q, quantized_blocks(p.rows_q, p.batch, p.packed_q)};
+}
+Extents key_extents(const Problem& p) {
+  return {p.packed_k ? 1 : p.batch, p.heads_kv, p.rows_k, quantized_blocks(p.rows_k, p.batch, p.packed_k)};
+}
+
+/// Groups of a head: its scales.
+std::int64_t groups_of(const Extents& e, ScaleGroup group) {
+  return group == ScaleGroup::row ? e.blocks * quant_block : e.blocks;
+}
+
+Strides row_codes(const Extents& e, std::int64_t head_dim) {
+  const std::int64_t pitch = code_pitch(head_dim);
+  return {.batch = e.heads * e.rows * pitch, .row = pitch, .head = e.rows * pitch};
+}
+Strides channel_codes(const Extents& e, std::int64_t head_dim) {
+  const std::int64_t keys = e.blocks * quant_block;
+  const std::int64_t head = code_pitch(head_dim) * keys;
+  return {.batch = e.heads * head, .row = keys, .head = head};
+}
+ScaleStrides scale_strides(const Extents& e, std::int64_t groups) {
+  return {.batch = e.heads * groups, .head = groups, .group = 1};
+}
+
+/// All sequences' units: blocks of 128 rows, or a bound on them.
+std::int64_t units_of(const Extents& e, std::int64_t batch, bool packed) {
+  return e.heads * tiles_of(e.rows, quant_block, batch, packed);
+}
+
+}  // namespace
+
+QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
+  QuantizedSpace s;
+  const auto take = [&s](std::int64_t bytes) {
+    const std::size_t at = s.bytes;
+    s.bytes +=
+        (static_cast<std::size_t>(bytes) + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
+    return at;
+  };
+  const Extents q = query_extents(p);
+  const Extents k = key_extents(p);
+  const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
+  s.q_codes = take(q.entries * row_codes(q, p.head_dim_qk).batch);
+  s.k_codes = take(k.entries * row_codes(k, p.head_dim_qk).batch);
+  s.q_scales = take(4 * q.entries * q.heads * groups_of(q, r.qk_scales));
+  s.k_scales = take(4 * k.entries * k.heads * groups_of(k, r.qk_scales));
+  if (r.pv != Codes::input) {
+    s.v_codes = take(k.entries * channel_codes(k, p.head_dim_v).batch);
+    s.v_scales = take(4 * k.entries * k.heads * groups_of(k, r.v_scales));
+  }
+  if (r.smooth_k) {
+    s.shift = take(4 * q.entries * q.heads * groups_of(q, ScaleGroup::row));
+    s.mean = take(4 * p.batch * k.heads * channels);
+    s.sums = take(4 * k.entries * k.heads * k.blocks * channels);
+    s.arrived_bytes = static_cast<std::size_t>(4 * p.batch * k.heads);
+    s.arrived = take(4 * p.batch * k.heads);
+  }
+  return s;
+}
+
+QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch) {
+  const QuantizedSpace s = quantized_space(p, r);
+  const Extents q = query_extents(p);
+  const Extents k = key_extents(p);
+  const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
+  const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
+  const auto codes = [scratch](std::size_t at) { return reinterpret_cast<unsigned char*>(scratch + at); };
+  QuantizeParams params{};
+  params.q = {.source = p.q.data,
+              .stride = strides_of(p.q),
+              .codes = codes(s.q_codes),
+              .code_stride = row_codes(q, p.head_dim_qk),
+              .scales = floats(s.q_scales),
+              .scale_stride = scale_strides(q, groups_of(q, r.qk_scales)),
+              .code_columns = as_int(code_pitch(p.head_dim_qk)),
+              .padded_rows = true};
+  params.k = {.source = p.k.data,
+              .stride = strides_of(p.k),
+              .codes = codes(s.k_codes),
+              .code_stride = row_codes(k, p.head_dim_qk),
+              .scales = floats(s.k_scales),
+              .scale_stride = scale_strides(k, groups_of(k, r.qk_scales)),
+              .code_columns = as_int(code_pitch(p.head_dim_qk)),
+              .padded_rows = true};
+  if (r.pv != Codes::input) {
+    params.v = {.source = p.v.data,
+                .stride = strides_of(p.v),
+                .codes = codes(s.v_codes),
+                .code_stride = channel_codes(k, p.head_dim_v),
+                .scales = floats(s.v_scales),
+                .scale_stride = scale_strides(k, groups_of(k, r.v_scales)),
+                .code_columns = 0,
+                .padded_rows = true};
+  }
+  if (r.smooth_k) {
+    params.shift = floats(s.shift);
+    params.shift_stride = scale_strides(q, groups_of(q, ScaleGroup::row));
+    params.mean = floats(s.mean);
+    params.mean_stride = {.batch = k.heads * channels, .head = channels, .group = 1};
+    params.sums = floats(s.sums);
+    params.arrived = reinterpret_cast<unsigned int*>(scratch + s.arrived);
+  }
+  params.cu_seqlens_q = lengths_of(p.cu_seqlens_q);
+  params.cu_seqlens_k = lengths_of(p.cu_seqlens_k);
+  params.seqused_q = lengths_of(p.seqused_q);
+  params.seqused_k = lengths_of(p.seqused_k);
+  params.batch = as_int(p.batch);
+  params.heads_q = as_int(p.heads_q);
+  params.heads_kv = as_int(p.heads_kv);
+  params.rows_q = as_int(p.rows_q);
+  params.rows_k = as_int(p.rows_k);
+  params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
+  params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
+  params.axis_blocks_k = as_int(k.blocks);
+  params.units_q = as_int(units_of(q, p.batch, p.packed_q));
+  params.units_k = as_int(units_of(k, p.batch, p.packed_k));
+  params.units_v = r.pv == Codes::input ? 0 : params.units_k;
+  params.scale = p.scale;
+  params.packed_q = p.packed_q;
+  params.packed_k = p.packed_k;
+  return params;
+}
+
+std::int64_t mean_units(const Problem& p, const Recipe& r) {
+  return r.smooth_k ? units_of(key_extents(p), p.batch, p.packed_k) : 0;
+}
+
+std::int64_t quantize_units(const QuantizeParams& params) {
+  return std::int64_t{params.units_q} + params.units_k + params.units_v;
+}
+
+}  // namespace tandem::gpu

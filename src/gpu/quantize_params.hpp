@@ -1,0 +1,37 @@
+// From a Problem and a Recipe to what the quantiser is launched with, and to where its codes and scales lie.
+// Pure: needs no driver, so that the emulator's tests use it too.
+#pragma once
+
+#include <cstddef>
+
+#include "api/problem.hpp"
+#include "kernels/quantize_config.hpp"
+
+namespace tandem::gpu {
+
+/// Scratch memory of a quantised call, as offsets in bytes, each a multiple of 256. What a recipe does
+/// without takes no room.
+struct QuantizedSpace {
+  std::size_t q_codes = 0;
+  std::size_t k_codes = 0;
+  std::size_t v_codes = 0;
+  std::size_t q_scales = 0;
+  std::size_t k_scales = 0;
+  std::size_t v_scales = 0;
+  std::size_t shift = 0;
+  std::size_t mean = 0;
+  std::size_t sums = 0;
+  std::size_t arrived = 0;
+  std::size_t arrived_bytes = 0;  ///< to be 0 before the launch
+  std::size_t bytes = 0;
+};
+QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
+
+/// `scratch` is 256-byte aligned memory of quantized_space.
+QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
+
+/// Blocks of threads of the two launches: K's mean (0 if it is not removed), codes and scales.
+std::int64_t mean_units(const Problem& problem, const Recipe& recipe);
+std::int64_t quantize_units(const QuantizeParams& params);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,60 @@
+// Rounding f32 to 8-bit codes. A product is rounded before it is added to,
+// whatever the compiler would fuse: codes are to equal the CPU's.
+#pragma once
+
+#include "kernels/ptx/base.cuh"
+
+namespace tandem::ptx {
+
+TANDEM_DEVICE float multiply(float a, float b) {
+#if TANDEM_ON_DEVICE
+  return __fmul_rn(a, b);
+#else
+  return emulator::multiply(a, b);
+#endif
+}
+TANDEM_DEVICE float quiet_nan() {
+#if TANDEM_ON_DEVICE
+  return __int_as_float(0x7fc00000);
+#else
+  return __builtin_nanf("");
+#endif
+}
+
+/// The larger of `largest` and |x|; NaN if either is.
+TANDEM_DEVICE float max_magnitude(float largest, float x) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("{ .reg .f32 m; abs.f32 m, %2; max.NaN.f32 %0, %1, m; }" : "=f"(y) : "f"(largest), "f"(x));
+  return y;
+#else
+  return emulator::max_magnitude(largest, x);
+#endif
+}
+
+/// The whole number nearest to |x| <= 127, ties to even, as two's complement in bits 0 to 7; others hold
+/// anything.
+TANDEM_DEVICE u32 round_s8(float x) {
+  const float shifted = x + 0x1.8p23F;  // the last bit is 1
+#if TANDEM_ON_DEVICE
+  return __float_as_uint(shifted);
+#else
+  return __builtin_bit_cast(u32, shifted);
+#endif
+}
+
+/// Byte i of the result is byte number (selector's nibble i) of `low` (0 to 3) and `high` (4 to 7).
+TANDEM_DEVICE u32 permute_bytes(u32 low, u32 high, u32 selector) {
+#if TANDEM_ON_DEVICE
+  return __byte_perm(low, high, selector);
+#else
+  const u64 bytes = static_cast<u64>(high) << 32 | low;
+  u32 result = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    result |= static_cast<u32>(bytes >> (8 * (selector >> (4 * i) & 7U)) & 0xFFU) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+}  // namespace tandem::ptx

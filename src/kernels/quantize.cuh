@@ -1,0 +1,310 @@
+// 16-bit Q, K and V to 8-bit codes and scales, all three in one launch. Bound by memory: every element is
+// read once and its code written once. Before it, where K's mean is removed, one launch over K alone sums its
+// channels.
+//
+// A block of threads takes one unit: 128 rows of a head, as blocks of scales count them. Q and K leave as
+// rows; V leaves with keys contiguous, its 4 x 4 bytes exchanged between the four threads whose keys share a
+// word, the words through shared memory.
+#pragma once
+
+#include "kernels/quantize_rows.cuh"
+#include "kernels/tile/scheduler.cuh"
+
+namespace tandem {
+
+namespace quantizer {
+
+/// 128 rows of a head of one sequence.
+struct Unit {
+  int batch;  ///< the sequence
+  int entry;  ///< in tensors: the batch index, 0 if packed
+  int head;
+  int first;   ///< row of the sequence
+  int begin;   ///< first row of the sequence in the tensor
+  int used;    ///< rows in use
+  int block;   ///< on the axis of quantized_layout.hpp
+  int blocks;  ///< of the rows in use
+};
+
+struct Side {
+  tile::RaggedSide rows;
+  int blocks;  ///< of 128 rows (equal lengths)
+};
+TANDEM_DEVICE Side query_side(const QuantizeParams& p) {
+  return {{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q}, p.blocks_q};
+}
+TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
+  return {{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, p.blocks_k};
+}
+
+/// False where the unit has no row in use. All lanes of a warp call.
+template <QuantizeConfig C>
+TANDEM_DEVICE bool locate(const Side& side, int number, Unit& u) {
+  if constexpr (C.ragged) {
+    tile::RaggedBlocks<quant_block> ragged;
+    tile::RaggedBlock b;
+    if (!ragged.locate(side.rows, number, b)) return false;
+    u.batch = b.batch;
+    u.head = b.head;
+    u.first = b.block * quant_block;
+    u.begin = b.rows.begin;
+    u.used = b.rows.used;
+  } else {
+    const int batch_block = number / side.rows.heads;
+    u.head = number - batch_block * side.rows.heads;
+    u.batch = batch_block / side.blocks;
+    u.first = (batch_block - u.batch * side.blocks) * quant_block;
+    u.begin = 0;
+    u.used = side.rows.rows;
+  }
+  u.entry = side.rows.packed ? 0 : u.batch;
+  u.block = first_block(u.begin, u.batch, side.rows.packed) + u.first / quant_block;
+  u.blocks = ceil_div(u.used, quant_block);
+  return u.first < u.used;
+}
+
+TANDEM_DEVICE i64 offset_of(const Strides& s, const Unit& u, i64 row) {
+  return u.entry * s.batch + row * s.row + u.head * s.head;
+}
+TANDEM_DEVICE i64 offset_of(const ScaleStrides& s, const Unit& u, i64 group) {
+  return u.entry * s.batch + u.head * s.head + group * s.group;
+}
+
+/// Signs of the channels, and means if there are any.
+template <int head_dim, bool signs>
+TANDEM_DEVICE void fill_tables(const Tables& tables, const float* mean) {
+  const int c = static_cast<int>(ptx::thread_index());
+  if (c < quantize_channels(head_dim)) {
+    if (signs) ptx::store_shared(tables.sign + c, c < head_dim ? rotation_sign(c) : 1.0F);
+    if (mean != nullptr)
+      ptx::store_shared(tables.mean + c, c < head_dim ? ptx::load_written(mean + c) : 0.0F);
+  }
+  ptx::sync_block();
+}
+
+/// The scale of a block or of a row, and where it is stored: by one thread of those that share it.
+template <Codes codes, ScaleGroup group>
+TANDEM_DEVICE float find_scale(const QuantizedTensor& x, const Tables& tables, const Unit& u, int row,
+                               Magnitude m) {
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int lane = thread % warp_size;
+  constexpr bool by_row = group == ScaleGroup::row;
+  m = by_row ? of_row(m, lane) : of_block<codes>(m, tables, thread / warp_size, lane);
+  const Scale s = scale_for<codes>(m);
+  const bool stores =
+      by_row ? lane % row_threads == 0 && (x.padded_rows || u.first + row < u.used) : thread == 0;
+  if (stores) {
+    const i64 at = by_row ? static_cast<i64>(u.block) * quant_block + row : u.block;
+    ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), s.stored);
+  }
+  return s.inverse;
+}
+
+/// Eight codes of a row.
+template <bool vectors>
+TANDEM_DEVICE void store_codes(const QuantizedTensor& x, u8* row, int col, const Codes8& codes) {
+  if constexpr (vectors) {
+    if (col < x.code_columns) {
+      ptx::store_global(reinterpret_cast<u64*>(row + col), static_cast<u64>(codes.high) << 32 | codes.low);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < x.code_columns) {
+        ptx::store_global(row + col + i, static_cast<u8>((i < 4 ? codes.low : codes.high) >> (8 * (i % 4))));
+      }
+    }
+  }
+}
+
+enum class Which : int { q, k };
+
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
+  constexpr int head_dim = C.head_dim_qk;
+  const QuantizedTensor& x = which == Which::q ? p.q : p.k;
+  Unit u;
+  if (!locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u)) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int t = thread % row_threads;
+  const int row = thread / row_threads;
+  const bool used = u.first + row < u.used;
+  const i64 at = u.begin + static_cast<i64>(u.first + row);
+  RawRow<head_dim> raw;
+  load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, at), used, t);
+
+  const Tables table = tables<C>();
+  const float* mean = nullptr;
+  if constexpr (C.smooth_k) {
+    // Of K: a sequence without keys has no mean.
+    int keys = u.used;
+    if (which == Which::q) {
+      keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
+    }
+    const int head = which == Which::q ? u.head / (p.heads_q / p.heads_kv) : u.head;
+    ptx::wait_for_previous_grid();
+    if (keys > 0) mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
+  }
+  fill_tables<head_dim, C.rotate_qk>(table, mean);
+  Row<head_dim> values;
+  widen<C.element>(values, raw);
+  if constexpr (C.smooth_k && which == Which::k) subtract(values, table.mean, t);
+  if constexpr (C.smooth_k && which == Which::q) {
+    const float shift = mean != nullptr ? dot(values, table.mean, t) * p.scale : 0.0F;
+    if (t == 0 && used) {
+      ptx::store_global(p.shift + offset_of(p.shift_stride, u, static_cast<i64>(u.block) * quant_block + row),
+                        shift);
+    }
+  }
+  if constexpr (C.rotate_qk) rotate(values, table.sign, t);
+  const Magnitude m = magnitude_of(values);
+  const float inverse = find_scale<C.qk, C.qk_scales>(x, table, u, row, m);
+  if (!used) return;
+  u8* const codes = x.codes + offset_of(x.code_stride, u, at);
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    store_codes<C.vectors>(x, codes, (4 * j + t) * 8, encode<C.qk>(values.x[j], inverse, m.bad));
+  }
+}
+
+/// Word of channel c in the tile of V's codes, 32 words a channel: words that are written together, and those
+/// read together, are in different banks.
+TANDEM_DEVICE int swizzled_word(int c, int word) {
+  return c * 32 + (word ^ 2 * ((c & 3) | (c >> 1 & 12)));
+}
+
+/// The 4 x 4 bytes of four threads whose lanes differ in bits 2 and 3: byte n of thread a becomes byte a of
+/// thread n.
+TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
+  word = ptx::permute_bytes(word, ptx::shuffle_xor(word, 4), (lane & 4) != 0 ? 0x3715U : 0x6240U);
+  return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
+}
+
+template <QuantizeConfig C>
+TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
+  constexpr int head_dim = C.head_dim_v;
+  const QuantizedTensor& x = p.v;
+  Unit u;
+  if (!locate<C>(key_side(p), number, u)) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int warp = thread / warp_size;
+  const int lane = thread % warp_size;
+  const int t = lane % row_threads;
+  // A warp has two words of four keys; its lanes take them in the order in which they are stored.
+  const int key = warp / 2 * 16 + v_key_of(warp % 2 * 8 + lane / row_threads);
+  const bool used = u.first + key < u.used;
+  const i64 at = u.begin + static_cast<i64>(u.first + key);
+  RawRow<head_dim> raw;
+  load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, at), used, t);
+  const Tables table = tables<C>();
+  if constexpr (C.rotate_v) fill_tables<head_dim, true>(table, nullptr);
+  Row<head_dim> values;
+  widen<C.element>(values, raw);
+  if constexpr (C.rotate_v) rotate(values, table.sign, t);
+  const Magnitude m = magnitude_of(values);
+  const float inverse = find_scale<C.pv, C.v_scales>(x, table, u, key, m);
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const Codes8 codes = encode<C.pv>(values.x[j], inverse, m.bad);
+    const int c = (4 * j + t) * 8 + lane / row_threads % 4;
+    const int word = 2 * warp + lane / 16;
+    ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low, lane));
+    ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(codes.high, lane));
+  }
+  ptx::sync_block();
+  constexpr int chunks = quant_block / 16;
+  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
+#pragma unroll
+  for (int i = thread; i < head_dim * chunks; i += quantize_threads) {
+    const int c = i / chunks;
+    const int chunk = i % chunks;
+    const int word = swizzled_word(c, 4 * chunk);
+    const ptx::Vec4 v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
+    const bool swapped = (word & 2) != 0;
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(codes + c * x.code_stride.row + 16 * chunk),
+                      swapped ? ptx::Vec4{v.z, v.w, v.x, v.y} : v);
+  }
+}
+
+}  // namespace quantizer
+
+/// Units of V, which waits for nothing, then of K, then of Q.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+    quantize(const __grid_constant__ QuantizeParams p) {
+  int unit = static_cast<int>(ptx::block_index());
+  if (unit < p.units_v) {
+    if constexpr (C.pv != Codes::input) quantizer::quantize_values<C>(p, unit);
+  } else if (unit -= p.units_v; unit < p.units_k) {
+    quantizer::quantize_rows<C, quantizer::Which::k>(p, unit);
+  } else {
+    quantizer::quantize_rows<C, quantizer::Which::q>(p, unit - p.units_k);
+  }
+}
+
+/// K's mean over the keys in use, by channel: a block of threads sums 128 keys of a head in f32, key by key;
+/// the last one of a head adds up what all have found, in double.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_constant__ QuantizeParams p) {
+  constexpr int batch_rows = 16;  ///< loads in flight
+  constexpr int pitch = quantize_channels(C.head_dim_qk);
+  quantizer::Unit u;
+  if (!quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u)) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int c = 2 * thread;
+  const int rows = min(quant_block, u.used - u.first);
+  const u16* const first = static_cast<const u16*>(p.k.source) +
+                           quantizer::offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first)) + c;
+  float low = 0.0F;
+  float high = 0.0F;
+  for (int r = 0; r < rows; r += batch_rows) {
+    u32 pairs[batch_rows];
+#pragma unroll
+    for (int i = 0; i < batch_rows; ++i) {
+      const u16* const at = first + (r + i) * p.k.stride.row;
+      pairs[i] = 0;
+      if (r + i >= rows || c >= C.head_dim_qk) continue;
+      if constexpr (C.vectors) {
+        pairs[i] = ptx::load_global(reinterpret_cast<const u32*>(at));
+      } else {
+        pairs[i] = ptx::load_global(at);
+        if (c + 1 < C.head_dim_qk) pairs[i] |= static_cast<u32>(ptx::load_global(at + 1)) << 16;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < batch_rows; ++i) {
+      const float a = ptx::unpack<C.element>(static_cast<u16>(pairs[i]));
+      const float b = ptx::unpack<C.element>(static_cast<u16>(pairs[i] >> 16));
+      low += ptx::max_magnitude(0.0F, a) <= quantizer::largest_float ? a : 0.0F;
+      high += ptx::max_magnitude(0.0F, b) <= quantizer::largest_float ? b : 0.0F;
+    }
+  }
+  const i64 head = static_cast<i64>(u.entry) * p.heads_kv + u.head;
+  float* const sums = p.sums + (head * p.axis_blocks_k + u.block) * pitch + c;
+  if (c < pitch) ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
+
+  auto* const before = reinterpret_cast<u32*>(ptx::dynamic_shared());
+  ptx::sync_block();
+  if (thread == 0) {
+    ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
+  }
+  ptx::sync_block();
+  if (ptx::load_shared(before) + 1 == static_cast<u32>(u.blocks) && c < pitch) {
+    double low_sum = 0.0;
+    double high_sum = 0.0;
+    const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
+#pragma unroll 8
+    for (int block = 0; block < u.blocks; ++block) {
+      const ptx::Float2 pair =
+          ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(block) * pitch));
+      low_sum += static_cast<double>(pair.x);
+      high_sum += static_cast<double>(pair.y);
+    }
+    float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
+    if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / u.used));
+    if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / u.used));
+  }
+  ptx::launch_next_grid();
+}
+
+}  // namespace tandem

@@ -1,0 +1,96 @@
+// What specialises the quantiser's kernels, and what they are launched with. Plain aggregates, as in
+// config.hpp; where codes and scales go is quantized_layout.hpp's to say.
+#pragma once
+
+#include "kernels/config.hpp"
+#include "kernels/quantized_layout.hpp"
+
+namespace tandem {
+
+struct QuantizeConfig {
+  Element element = Element::bf16;
+  int head_dim_qk = 128;  ///< the true ones: how a row is rotated depends on them
+  int head_dim_v = 128;
+  Codes qk = Codes::e4m3;
+  Codes pv = Codes::e4m3;
+  ScaleGroup qk_scales = ScaleGroup::block;  ///< block or row
+  ScaleGroup v_scales = ScaleGroup::block;
+  bool rotate_qk = true;
+  bool rotate_v = false;
+  bool smooth_k = true;
+  bool ragged = false;  ///< lengths differ by sequence
+  /// Rows allow 16-byte loads and rows of codes 8-byte stores, and there are whole ones.
+  bool vectors = true;
+
+  constexpr bool operator==(const QuantizeConfig&) const = default;
+  /// Resident blocks of threads: what 32 values a thread, or 64, leave room for.
+  [[nodiscard]] constexpr int blocks_per_sm() const {
+    return head_dim_qk <= 128 && head_dim_v <= 128 ? 2 : 1;
+  }
+};
+
+/// One unit is quant_block rows of a head: four threads a row.
+constexpr int quantize_threads = 4 * quant_block;
+
+/// Channels of a row as four threads divide them: vectors of 8, thread t has vectors t, t + 4, ...
+constexpr int quantize_channels(int head_dim) {
+  return (head_dim + 31) / 32 * 32;
+}
+
+/// The quantiser's dynamic shared memory: signs and means by channel, the warps' maxima, the tile of V's
+/// codes.
+constexpr int quantize_table_bytes(const QuantizeConfig& c) {
+  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
+  return 2 * 4 * quantize_channels(dim) + 2 * 4 * (quantize_threads / 32);
+}
+constexpr int quantize_shared_bytes(const QuantizeConfig& c) {
+  const int tile = c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v);
+  return quantize_table_bytes(c) + tile;
+}
+
+/// The kernel of K's means: pairs of channels, one a thread.
+constexpr int mean_threads(const QuantizeConfig& c) {
+  return (c.head_dim_qk + 63) / 64 * 32;
+}
+
+constexpr int mean_shared_bytes = 16;
+
+/// A tensor that is quantised, and its codes and scales. Code strides in bytes; for V, `row` is the stride
+/// from channel to channel.
+struct QuantizedTensor {
+  const void* source;
+  Strides stride;
+  unsigned char* codes;
+  Strides code_stride;
+  float* scales;
+  ScaleStrides scale_stride;
+  int code_columns;  ///< that are written in each row of codes; those behind the head dimension with 0
+  bool padded_rows;  ///< scales by row are written up to the end of a sequence's last block, with 0
+};
+
+struct QuantizeParams {
+  QuantizedTensor q, k, v;
+  float* shift;  ///< null if no mean is removed
+  ScaleStrides shift_stride;
+  float* mean;  ///< [batch][kv head][quantize_channels(head_dim_qk)]
+  ScaleStrides mean_stride;
+  float* sums;            ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
+  unsigned int* arrived;  ///< by (batch, kv head): blocks whose sums are there; 0 before the launch
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int rows_q;
+  int rows_k;
+  int blocks_q;  ///< of 128 rows in rows_q (equal lengths)
+  int blocks_k;
+  int axis_blocks_k;  ///< quantized_blocks of k
+  int units_q;        ///< (block, head) pairs, or a bound on them; 0: the tensor is left out
+  int units_k;
+  int units_v;
+  float scale;  ///< of the softmax
+  bool packed_q;
+  bool packed_k;
+};
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+#include "plan/quantize_plan.hpp"
+
+#include "gpu/param_fields.hpp"
+#include "plan/forward_plan.hpp"
+
+namespace tandem {
+namespace {
+
+QuantizeConfig with_recipe(QuantizeConfig c, const Recipe& r) {
+  c.qk = r.qk;
+  c.pv = r.pv;
+  c.qk_scales = r.qk_scales;
+  c.v_scales = r.v_scales;
+  c.rotate_qk = r.rotate_qk;
+  c.rotate_v = r.rotate_v;
+  c.smooth_k = r.smooth_k;
+  return c;
+}
+
+}  // namespace
+
+QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
+  QuantizeConfig c = with_recipe({}, r);
+  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = gpu::as_int(p.head_dim_qk);
+  c.head_dim_v = gpu::as_int(p.head_dim_v);
+  c.ragged = has_lengths(p);
+  c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
+              (r.pv == Codes::input || gpu::allows_vectors(p.v, p.head_dim_v));
+  return c;
+}
+
+QuantizeConfig mean_config(const QuantizeConfig& config) {
+  QuantizeConfig c;
+  c.element = config.element;
+  c.head_dim_qk = config.head_dim_qk;
+  c.ragged = config.ragged;
+  c.vectors = config.vectors;
+  return c;
+}
+
+std::vector<QuantizeConfig> shipped_quantize_configs() {
+  std::vector<QuantizeConfig> configs;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+      for (const bool ragged : {false, true}) {
+        QuantizeConfig c = with_recipe({}, recipe);
+        c.head_dim_qk = c.head_dim_v = head_dim;
+        c.ragged = ragged;
+        configs.push_back(c);
+      }
+    }
+  }
+  return configs;
+}
+
+}  // namespace tandem

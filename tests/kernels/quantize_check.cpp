@@ -1,0 +1,226 @@
+#include "quantize_check.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "cpu/operand.hpp"
+#include "cpu/quantize.hpp"
+#include "harness/element.hpp"
+
+namespace tandem::kernel_tests {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+
+namespace {
+
+/// What the CPU makes of one sequence of a tensor.
+struct Expected {
+  std::int64_t heads, rows, dim, groups;
+  std::vector<std::uint8_t> codes;  ///< [row][head][dim]
+  std::vector<float> scales;        ///< [head][group]
+  std::vector<float> mean;          ///< [head][dim]
+
+  Expected(const Operand& x, std::int64_t entry, std::int64_t heads_, const Rows& sequence, std::int64_t dim_,
+           Codes to, ScaleGroup group, bool rotate, bool smooth)
+      : heads(heads_),
+        rows(sequence.used),
+        dim(dim_),
+        groups(group == ScaleGroup::row ? rows : (rows + quant_block - 1) / quant_block) {
+    codes.resize(static_cast<std::size_t>(rows * heads * dim));
+    scales.resize(static_cast<std::size_t>(heads * groups));
+    mean.resize(static_cast<std::size_t>(smooth ? heads * dim : 0));
+    cpu::QuantizeJob job;
+    job.batch = 1;
+    job.rows = rows;
+    job.heads = heads;
+    job.head_dim = dim;
+    job.x = x;
+    job.x.data = cpu::element(x, entry, sequence.begin, 0);
+    job.codes = {.data = codes.data(),
+                 .dtype = to == Codes::s8 ? DType::s8 : DType::e4m3,
+                 .batch_stride = 0,
+                 .row_stride = heads * dim,
+                 .head_stride = dim};
+    job.scales = {.data = scales.data(),
+                  .dtype = DType::f32,
+                  .batch_stride = 0,
+                  .row_stride = 1,
+                  .head_stride = groups};
+    if (smooth)
+      job.mean = {
+          .data = mean.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 0, .head_stride = dim};
+    job.group = group;
+    job.rotate = rotate;
+    cpu::quantize(job, cpu::Target::portable, 1);
+  }
+
+  [[nodiscard]] std::uint8_t code(std::int64_t head, std::int64_t row, std::int64_t c) const {
+    return codes[static_cast<std::size_t>((row * heads + head) * dim + c)];
+  }
+  [[nodiscard]] float scale(std::int64_t head, std::int64_t group) const {
+    return scales[static_cast<std::size_t>(head * groups + group)];
+  }
+};
+
+bool same(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
+         (std::isnan(a) && std::isnan(b));
+}
+
+/// One sequence: where it lies on both axes.
+struct Place {
+  std::int64_t entry;  ///< batch index of the tensor
+  Rows rows;
+  std::int64_t first_group_block;
+};
+Place place_of(const Rows& rows, std::int64_t b, bool packed) {
+  return {packed ? 0 : b, rows, first_block(static_cast<int>(rows.begin), static_cast<int>(b), packed)};
+}
+
+float scale_at(const QuantizedTensor& x, const Place& at, ScaleGroup group, std::int64_t head,
+               std::int64_t n) {
+  const std::int64_t first = at.first_group_block * (group == ScaleGroup::row ? quant_block : 1);
+  return x.scales[at.entry * x.scale_stride.batch + head * x.scale_stride.head +
+                  (first + n) * x.scale_stride.group];
+}
+
+void check_rows(const QuantizedTensor& x, const Place& at, ScaleGroup group, const Expected& want) {
+  for (std::int64_t head = 0; head < want.heads; ++head) {
+    for (std::int64_t n = 0; n < want.groups; ++n) {
+      const float scale = scale_at(x, at, group, head, n);
+      ASSERT_TRUE(same(scale, want.scale(head, n)))
+          << "scale " << n << ": " << scale << " " << want.scale(head, n);
+    }
+    for (std::int64_t row = 0; row < want.rows; ++row) {
+      const unsigned char* codes = x.codes + at.entry * x.code_stride.batch + head * x.code_stride.head +
+                                   (at.rows.begin + row) * x.code_stride.row;
+      for (std::int64_t c = 0; c < code_pitch(want.dim); ++c) {
+        ASSERT_EQ(codes[c], c < want.dim ? want.code(head, row, c) : 0)
+            << "head " << head << " row " << row << " channel " << c;
+      }
+    }
+  }
+}
+
+void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, const Expected& want) {
+  const std::int64_t blocks = (want.rows + quant_block - 1) / quant_block;
+  const std::int64_t all_groups = group == ScaleGroup::row ? blocks * quant_block : blocks;
+  for (std::int64_t head = 0; head < want.heads; ++head) {
+    for (std::int64_t n = 0; n < all_groups; ++n) {
+      ASSERT_TRUE(same(scale_at(x, at, group, head, n), n < want.groups ? want.scale(head, n) : 0.0F))
+          << "scale " << n;
+    }
+    for (std::int64_t c = 0; c < want.dim; ++c) {
+      const unsigned char* codes = x.codes + at.entry * x.code_stride.batch + head * x.code_stride.head +
+                                   c * x.code_stride.row + at.first_group_block * quant_block;
+      for (std::int64_t i = 0; i < blocks * quant_block; ++i) {
+        const std::int64_t key = i / 16 * 16 + v_key_of(static_cast<int>(i % 16));
+        ASSERT_EQ(codes[i], key < want.rows ? want.code(head, key, c) : 0)
+            << "head " << head << " key " << key << " channel " << c;
+      }
+    }
+  }
+}
+
+/// scale * q . mean of every row, and 0 where there is no key.
+void check_shift(const Problem& p, const QuantizeParams& params, const Place& at, const Expected& keys) {
+  for (std::int64_t head = 0; head < p.heads_q; ++head) {
+    const float* const mean = keys.mean.data() + head / p.group() * p.head_dim_qk;
+    for (std::int64_t row = 0; row < at.rows.used; ++row) {
+      const auto* const q = cpu::element(p.q, at.entry, at.rows.begin + row, head);
+      double sum = 0.0;
+      double size = 0.0;
+      for (std::int64_t c = 0; c < p.head_dim_qk; ++c) {
+        const double term = harness::decode(p.q.dtype, q, c) * static_cast<double>(mean[c]);
+        sum += term;
+        size += std::abs(term);
+      }
+      const double got = params.shift[at.entry * params.shift_stride.batch + head * params.shift_stride.head +
+                                      at.first_group_block * quant_block + row];
+      if (!(size < 1e30)) continue;  // more than f32 holds, or no number
+      const double scale = static_cast<double>(p.scale);
+      ASSERT_NEAR(got, keys.rows > 0 ? sum * scale : 0.0, 1e-6 * size * std::abs(scale))
+          << "head " << head << " row " << row;
+    }
+  }
+}
+
+}  // namespace
+
+void check_quantized(const Call& call, const Recipe& recipe, const QuantizeParams& params) {
+  const Problem p = call.problem();
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    SCOPED_TRACE(fmt::format("sequence {}", b));
+    const Place q = place_of(query_rows(p, b), b, p.packed_q);
+    const Place k = place_of(key_rows(p, b), b, p.packed_k);
+    const Expected queries(p.q, q.entry, p.heads_q, q.rows, p.head_dim_qk, recipe.qk, recipe.qk_scales,
+                           recipe.rotate_qk, false);
+    const Expected keys(p.k, k.entry, p.heads_kv, k.rows, p.head_dim_qk, recipe.qk, recipe.qk_scales,
+                        recipe.rotate_qk, recipe.smooth_k);
+    check_rows(params.q, q, recipe.qk_scales, queries);
+    check_rows(params.k, k, recipe.qk_scales, keys);
+    if (recipe.smooth_k) check_shift(p, params, q, keys);
+    if (recipe.pv == Codes::input) continue;
+    const Expected values(p.v, k.entry, p.heads_kv, k.rows, p.head_dim_v, recipe.pv, recipe.v_scales,
+                          recipe.rotate_v, false);
+    check_values(params.v, k, recipe.v_scales, values);
+  }
+}
+
+Case quantize_case(DType dtype, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
+  Case c;
+  c.dtype = dtype;
+  c.batch = 2;
+  c.heads_kv = 2;
+  c.heads_q = 4;
+  c.head_dim_qk = head_dim_qk;
+  c.head_dim_v = head_dim_v;
+  c.seqlen_q = 150;
+  c.seqlen_k = 260;
+  c.options.pad = true;
+  c.amplitude = 2.0;
+  return c;
+}
+
+void make_ragged(Case& c) {
+  c.batch = 5;
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = {40, 128, 0, 3, 150};
+  c.lengths_k = {130, 0, 128, 60, 7};
+  c.slack_q = 5;
+  c.slack_k = 9;
+  c.used_k = {129, 0, 128, 0, 7};
+}
+
+void make_unaligned(Case& c) {
+  c.q.pad = c.k.pad = c.v.pad = 3;
+}
+
+void set_no_numbers(Call& call) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::array<float, 6> values{inf,   -inf,   std::numeric_limits<float>::quiet_NaN(),
+                                    3e38F, -1e38F, 1e-38F};
+  for (Box* box : {&call.q, &call.k, &call.v}) {
+    const auto& shape = box->view().shape;
+    const auto set = [&](std::int64_t b, std::int64_t row, std::int64_t head, std::int64_t channel,
+                         double x) {
+      box->set(((b * shape[1] + row) * shape[2] + head) * shape[3] + channel, x);
+    };
+    for (std::int64_t i = 0; i < 6; ++i) {
+      set(0, 7 * i, i % 2, 5 * i, static_cast<double>(values[static_cast<std::size_t>(i)]));
+    }
+    for (std::int64_t channel = 0; channel < 64; ++channel) {
+      for (std::int64_t row = 128; row < 150; ++row) set(1, row, 0, channel, channel % 2 == 0 ? 0.0 : -0.0);
+      set(1, 3, 0, channel, 1e-35);
+    }
+  }
+}
+
+}  // namespace tandem::kernel_tests
