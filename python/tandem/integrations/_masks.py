@@ -1,8 +1,9 @@
 """What a mask of Transformers means to Tandem: causal or not, a window, and which rows belong together.
 
 Transformers describes a mask as a function of (batch, head, query, key), built by a handful of makers in
-`transformers.masking_utils`. `read` takes such a function apart; one that it does not know is an error, so
-that no model quietly gets another mask than it asked for. No (query, key) matrix is ever made.
+`transformers.masking_utils`. `read` calls it with places that note what is asked of them; a function that
+asks anything else is an error, so that no model quietly gets another mask than it asked for. No (query, key)
+matrix is ever made, and torch.compile follows it all but packed sequences.
 """
 
 from __future__ import annotations
@@ -28,44 +29,121 @@ class Pattern:
     packed: Tensor | None = None  # (batch, seqlen), ascending numbers of the sequences
 
 
-def _code(function: Callable[..., Any]) -> Any:
-    return function.__code__
+class _Seen:
+    """Which keys are seen by what has been asked so far: what a mask function gets for a boolean."""
+
+    device = None
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+
+    def to(self, device: Any) -> _Seen:
+        return self
+
+    def __and__(self, other: _Seen) -> _Seen:
+        a, b = self.pattern, other.pattern
+        (left, right), (left_b, right_b) = a.window, b.window
+        window = (_narrower(left, left_b), _narrower(right, right_b))
+        return _Seen(Pattern(a.causal or b.causal, window))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask function must not branch on places")
+
+
+def _narrower(a: int, b: int) -> int:
+    return max(a, b) if min(a, b) < 0 else min(a, b)  # -1 is unbounded
+
+
+class _Place:
+    """Stands for the place of a query, the one of a key, or a query's shifted to the left."""
+
+    def __init__(self, of_query: bool, shift: int = 0) -> None:
+        self.of_query = of_query
+        self.shift = shift
+
+    def new_ones(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Seen:
+        return _Seen(Pattern())
+
+    def __sub__(self, other: int | _Place) -> _Place | _Distance:
+        if isinstance(other, _Place):
+            return _Distance()
+        return _Place(self.of_query, self.shift + other)
+
+    def __le__(self, query: _Place) -> _Seen:  # key <= query
+        self._is_key_before(query)
+        if query.shift != 0:
+            raise TypeError("a shifted diagonal")
+        return _Seen(Pattern(causal=True))
+
+    def __gt__(self, query: _Place) -> _Seen:  # key > query - W: the token itself and W - 1 to its left
+        self._is_key_before(query)
+        return _Seen(Pattern(window=(query.shift - 1, -1)))
+
+    def __ge__(self, zero: int) -> _Seen:  # query >= 0: every key
+        if isinstance(zero, _Place) or zero != 0:
+            raise TypeError("a bound that is not the first place")
+        return _Seen(Pattern())
+
+    def _is_key_before(self, query: _Place) -> None:
+        if self.of_query or self.shift != 0 or not query.of_query:
+            raise TypeError("not a key against a query")
+
+
+class _Distance:
+    """Stands for a query's place less a key's."""
+
+    def __abs__(self) -> _Distance:
+        return self
+
+    def __le__(self, window: int) -> _Seen:  # abs(query - key) <= W: inclusive on both sides, there as here
+        return _Seen(Pattern(window=(window, window)))
+
+
+def _code(function: Any) -> Any:
+    return getattr(function, "__code__", None)
 
 
 _AND = _code(makers.and_masks(makers.causal_mask_function))
-_WINDOW = _code(makers.sliding_window_overlay(1))
-_WINDOW_BOTH = _code(makers.sliding_window_bidirectional_overlay(1))
 _SAME_SEQUENCE = _code(makers.packed_sequence_mask_function(torch.zeros(1, 1)))
-_REMAPPED = _code(makers.remap_positions_for_packed_sequence(makers.causal_mask_function, torch.zeros(1, 1)))
+# Not in every Transformers 5.
+_remap: Any = getattr(makers, "remap_positions_for_packed_sequence", None)
+_REMAPPED = _code(_remap(makers.causal_mask_function, torch.zeros(1, 1))) if _remap else object()
 
 
-def read(function: Callable[..., Any], pattern: Pattern | None = None) -> Pattern:
-    """The pattern that `function` describes, which narrows `pattern`. Raises UnsupportedError for others."""
-    pattern = pattern or Pattern()
-    if function is makers.causal_mask_function:
-        return replace(pattern, causal=True)
-    if function is makers.bidirectional_mask_function:
-        return pattern
-    code = getattr(function, "__code__", None)
-    cells = getattr(function, "__closure__", None) or ()
-    held = dict(zip(getattr(code, "co_freevars", ()), (cell.cell_contents for cell in cells), strict=True))
-    if code is _AND:
-        for part in held["mask_functions"]:
-            pattern = read(part, pattern)
-        return pattern
-    if code is _WINDOW:  # a window of W there is the token itself and W - 1 to its left
-        return replace(pattern, window=(held["sliding_window"] - 1, pattern.window[1]))
-    if code is _WINDOW_BOTH:  # inclusive on both sides, there as here
-        return replace(pattern, window=(held["sliding_window"], held["sliding_window"]))
-    if code is _SAME_SEQUENCE:
-        return replace(pattern, packed=held["packed_sequence_mask"])
-    if code is _REMAPPED:  # positions count from each sequence's start, as they do in packed sequences here
-        return read(held["mask_function"], pattern)
-    name = getattr(function, "__qualname__", repr(function))
+def read(function: Callable[..., Any]) -> Pattern:
+    """The pattern that `function` describes. Raises UnsupportedError where it is none."""
+    if not torch.compiler.is_compiling():  # which does not follow the reading of closures
+        code = _code(function)
+        if code is _AND:
+            return _all([read(part) for part in _held(function, "mask_functions")])
+        if code is _SAME_SEQUENCE:
+            return Pattern(packed=_held(function, "packed_sequence_mask"))
+        if code is _REMAPPED:  # places count from each sequence's start, as they do in packed sequences here
+            return read(_held(function, "mask_function"))
+    try:
+        seen = function(_Place(False), _Place(False), _Place(True), _Place(False))
+    except (TypeError, AttributeError, IndexError):
+        seen = None
+    if isinstance(seen, _Seen):
+        return seen.pattern
+    name = getattr(function, "__qualname__", "a function that cannot be named")
     raise UnsupportedError(
         f"this model's mask is built by {name}, but Tandem takes causal masks, sliding windows, padding and "
         'packed sequences; load the model with attn_implementation="sdpa"'
     )
+
+
+def _held(function: Any, name: str) -> Any:
+    """The variable called `name` that `function` closes over."""
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _all(patterns: list[Pattern]) -> Pattern:
+    seen, packed = _Seen(Pattern()), None
+    for pattern in patterns:
+        seen = seen & _Seen(pattern)
+        packed = packed if pattern.packed is None else pattern.packed
+    return replace(seen.pattern, packed=packed)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def attention_mask(
 
     Query i stands at position q_offset + i, key j at kv_offset + j. ``attention_mask`` is (batch, positions),
     true where there is a token. Whether all are is asked once a mask, which on a GPU waits for it; without a
-    padding mask nothing does.
+    padding mask nothing does, and a compiled model asks nothing: it takes every batch for a padded one.
     """
     if isinstance(attention_mask, Mask):  # made earlier in this forward pass
         return attention_mask
@@ -86,7 +86,7 @@ def attention_mask(
     if valid is not None:
         positions = torch.arange(kv_length, device=valid.device)
         valid = valid[:, positions + kv_offset].bool() & (positions < present)
-        if bool((valid == (positions < present)).all()):
+        if not torch.compiler.is_compiling() and bool((valid == (positions < present)).all()):
             valid = None
     if valid is None:
         if isinstance(present, int) and present == kv_length:
@@ -102,6 +102,13 @@ def _padded(mask: Mask, valid: Tensor, offset: Any) -> Mask:
     count = valid.sum(1)
     begin = torch.where(some, valid.int().argmax(1), keys)
     end = torch.where(some, keys - valid.flip(1).int().argmax(1), keys)
+    if torch.compiler.is_compiling():  # one graph for every padding at an end; the rest is found as it runs
+        torch._assert_async(
+            (end - begin == count).all(),
+            "the attention mask has padding between tokens of one sequence, which a compiled model cannot "
+            "tell in time; pad at one end, or do not compile",
+        )
+        return replace(mask, rows=_masks.padded_rows(valid, begin, end, queries, offset, pattern.causal))
     if bool((end - begin != count).any()):
         if pattern.window != (-1, -1):
             raise UnsupportedError(

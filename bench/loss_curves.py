@@ -1,0 +1,190 @@
+"""A small transformer learns the demonstration's text twice: on Tandem and on PyTorch's math attention.
+
+    python bench/loss_curves.py [--device cuda] [--steps 400] [--json FILE] [--plot FILE]
+    python bench/loss_curves.py --from FILE --plot FILE
+
+Both start from the same weights and read the same batches, for two seeds; what is compared is the distance of
+the two curves of one seed, which should be less than that of one implementation's curves of two seeds. The
+exit status is 1 if it is not. Causal, grouped queries, a window in every other layer, bf16 on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import tandem
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTEXT, BATCH, WIDTH, HEADS, HEADS_KV, LAYERS, WINDOW = 256, 16, 256, 4, 2, 4, 63
+SMOOTH = 20  # steps that a point of a compared curve is the mean of
+
+Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+def on_tandem(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    return tandem.attention(q, k, v, causal=True, window=(window, -1))
+
+
+def on_math(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    rows = torch.arange(q.shape[1], device=q.device)
+    distance = rows[:, None] - rows[None, :]
+    mask = (distance >= 0) & ((distance <= window) | (window < 0))
+    group = q.shape[2] // k.shape[2]
+    heads_first = (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
+    with sdpa_kernel(SDPBackend.MATH):
+        out = nn.functional.scaled_dot_product_attention(
+            *(t.transpose(1, 2) for t in heads_first), attn_mask=mask
+        )
+    return out.transpose(1, 2)
+
+
+class Block(nn.Module):
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv = nn.Linear(WIDTH, WIDTH + 2 * WIDTH * HEADS_KV // HEADS)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.wide = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (HEADS + 2 * HEADS_KV, -1))
+        q, k, v = heads.split([HEADS, HEADS_KV, HEADS_KV], dim=2)
+        x = x + self.out(attend(q, k, v, self.window).flatten(2))
+        return x + self.wide(self.norms[1](x))
+
+
+class Transformer(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block(WINDOW if layer % 2 else -1) for layer in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+
+    def forward(self, text: Tensor, attend: Attend) -> Tensor:
+        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        for block in self.blocks:
+            x = block(x, attend)
+        return self.head(self.norm(x))
+
+
+def train(attend: Attend, seed: int, steps: int, device: str) -> list[float]:
+    """The loss at every step."""
+    torch.manual_seed(seed)
+    model = Transformer().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    text = torch.frombuffer(bytearray((ROOT / "data" / "alice.txt").read_bytes()), dtype=torch.uint8).long()
+    losses = []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 20)
+        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH, 1))
+        batch = text[starts + torch.arange(CONTEXT + 1)].to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model(batch[:, :-1], attend)
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def smooth(losses: list[float]) -> Tensor:
+    return torch.tensor(losses, dtype=torch.float64).unfold(0, min(SMOOTH, len(losses)), 1).mean(-1)
+
+
+def distance(a: list[float], b: list[float]) -> float:
+    """How far two smoothed curves are apart, in the mean over the steps."""
+    return (smooth(a) - smooth(b)).abs().mean().item()
+
+
+def measure(device: str, steps: int) -> dict:
+    runs, seconds = {}, {}
+    for name, attend in (("tandem", on_tandem), ("math", on_math)):
+        start = time.perf_counter()
+        runs[name] = [train(attend, seed, steps, device) for seed in (0, 1)]
+        seconds[name] = time.perf_counter() - start
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
+    ).stdout.strip()
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "torch": torch.__version__,
+        "commit": commit,
+        "command": " ".join(sys.argv),
+        "seconds": seconds,
+        "losses": runs,
+    }
+
+
+def report(document: dict) -> bool:
+    runs = document["losses"]
+    implementations = [distance(a, b) for a, b in zip(runs["tandem"], runs["math"], strict=True)]
+    seeds = [distance(*runs[name]) for name in ("tandem", "math")]
+    print(f"{document['device']}, PyTorch {document['torch']}, commit {document['commit']}")
+    print(f"{len(runs['math'][0])} steps; mean distance of curves smoothed over {SMOOTH} steps, in nats:")
+    for seed, value in enumerate(implementations):
+        print(f"  Tandem and math, seed {seed}: {value:.5f}")
+    for name, value in zip(("Tandem", "math"), seeds, strict=True):
+        print(f"  seeds 0 and 1, {name}: {value:.5f}")
+    for name, curves in runs.items():
+        print(f"  last loss, {name}: " + ", ".join(f"{smooth(curve)[-1]:.4f}" for curve in curves))
+    return max(implementations) < min(seeds)
+
+
+def plot(document: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for name, style in (("math", "-"), ("tandem", ":")):
+        for seed, curve in enumerate(document["losses"][name]):
+            points = smooth(curve)
+            axes.plot(
+                range(len(curve) - len(points), len(curve)),
+                points,
+                style,
+                color=f"C{seed}",
+                linewidth=3 if name == "tandem" else 1.2,
+                label=f"{'Tandem' if name == 'tandem' else 'PyTorch, math'}, seed {seed}",
+            )
+    axes.set(xlabel="step", ylabel=f"loss, nats a byte (mean of {SMOOTH} steps)", title=document["device"])
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--from", dest="source", type=Path)
+    args = parser.parse_args()
+    document = json.loads(args.source.read_text()) if args.source else measure(args.device, args.steps)
+    agree = report(document)
+    if args.json:
+        args.json.write_text(json.dumps(document) + "\n")
+    if args.plot:
+        plot(document, args.plot)
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
