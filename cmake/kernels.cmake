@@ -1,7 +1,8 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES kernels/config.hpp kernels/quantize_config.hpp kernels/quantized_layout.hpp kernels/recipe.hpp)
+list(APPEND TANDEM_DEVICE_FILES kernels/config.hpp kernels/quantize_config.hpp kernels/quantized_config.hpp
+  kernels/quantized_layout.hpp kernels/recipe.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}

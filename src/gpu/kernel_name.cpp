@@ -44,9 +44,18 @@ std::string expression_of(const QuantizeConfig& config) {
   return aggregate("QuantizeConfig", config);
 }
 
+std::string expression_of(const QuantizedConfig& config) {
+  return aggregate("QuantizedConfig", config);
+}
+
 KernelName kernel_name(const ForwardConfig& config) {
   return {.header = "kernels/forward.cuh",
           .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
+}
+
+KernelName kernel_name(const QuantizedConfig& config) {
+  return {.header = "kernels/forward_quantized.cuh",
+          .expression = fmt::format("tandem::forward_quantized<{}>", expression_of(config))};
 }
 
 KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {

@@ -6,12 +6,14 @@
 #include "gpu/compiler.hpp"
 #include "kernels/config.hpp"
 #include "kernels/quantize_config.hpp"
+#include "kernels/quantized_config.hpp"
 
 namespace tandem::gpu {
 
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
 std::string expression_of(const ForwardConfig& config);
+std::string expression_of(const QuantizedConfig& config);
 std::string expression_of(const BackwardConfig& config);
 std::string expression_of(const PackConfig& config);
 std::string expression_of(const QuantizeConfig& config);
@@ -24,6 +26,7 @@ enum class QuantizeKernel : int { mean, codes };
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);
+KernelName kernel_name(const QuantizedConfig& config);
 KernelName kernel_name(const BackwardConfig& config, BackwardKernel which);
 KernelName kernel_name(const PackConfig& config);
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which);

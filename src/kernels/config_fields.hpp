@@ -6,6 +6,7 @@
 
 #include "kernels/config.hpp"
 #include "kernels/quantize_config.hpp"
+#include "kernels/quantized_config.hpp"
 
 namespace tandem {
 
@@ -132,6 +133,32 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("smooth_k", smooth_k);
   f("ragged", ragged);
   f("vectors", vectors);
+}
+
+template <typename Config, typename F>
+requires std::is_same_v<std::remove_const_t<Config>, QuantizedConfig>
+constexpr void for_each_field(Config& config, F&& f) {
+  auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
+         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, polynomials] = config;
+  f("element", element);
+  f("qk", qk);
+  f("pv", pv);
+  f("head_dim_qk", head_dim_qk);
+  f("head_dim_v", head_dim_v);
+  f("block_m", block_m);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("causal", causal);
+  f("local", local);
+  f("ragged", ragged);
+  f("row_scales", row_scales);
+  f("v_row_scales", v_row_scales);
+  f("rotated_v", rotated_v);
+  f("dynamic", dynamic);
+  f("overlap", overlap);
+  f("pingpong", pingpong);
+  f("parts", parts);
+  f("polynomials", polynomials);
 }
 
 }  // namespace tandem

@@ -66,8 +66,8 @@ struct ForwardTiles {
   tile::DrawnTiles drawn;
   typename Select<C.ragged, tile::RaggedTiles<C.block_m>, tile::DenseTiles<C.causal>>::type tiles;
 
-  TANDEM_DEVICE ForwardTiles(const ForwardParams& params, ForwardShared<C>& shared)
-      : p(params), drawn(shared.tiles, params.tile_counter) {}
+  TANDEM_DEVICE ForwardTiles(const ForwardParams& params, tile::DrawnTiles::Shared& shared)
+      : p(params), drawn(shared, params.tile_counter) {}
 
   /// All lanes of a warp call; `leader` is true on one of them.
   template <bool producer>
@@ -104,7 +104,7 @@ struct ForwardLoader {
   int block = -1;  ///< whose V comes next
 
   TANDEM_DEVICE ForwardLoader(const ForwardParams& params, Shared& s)
-      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s) {
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
     t.blocks = {0, 0, 0, 0};
   }
 
@@ -205,7 +205,7 @@ struct ForwardConsumer {
         position(thread_),
         scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
         output{params, warpgroup_, thread_},
-        tiles(params, s),
+        tiles(params, s.tiles),
         loader(params, s) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }

@@ -34,7 +34,43 @@ struct QuantizedConfig {
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers(), 1); }
+  /// Columns of V in a part of P V.
+  [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
+  /// What the 16-bit kernel's tiles and epilogue are specialised by.
+  [[nodiscard]] constexpr ForwardConfig forward() const {
+    return {.element = element,
+            .head_dim_qk = head_dim_qk,
+            .head_dim_v = head_dim_v,
+            .block_m = block_m,
+            .block_n = quant_block,
+            .stages = stages,
+            .q_stages = q_stages,
+            .causal = causal,
+            .local = local,
+            .ragged = ragged,
+            .dynamic = dynamic};
+  }
 };
+
+/// Columns of a strip of a tile of codes: 128 where that wastes less than a strip of 64 costs.
+constexpr int byte_strip_columns(int cols) {
+  return cols % 128 == 0 || cols == 96 ? 128 : 64;
+}
+/// Bytes of a row of such a tile.
+constexpr int byte_tile_columns(int cols) {
+  return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
+}
+
+/// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
+/// pairs of 8-byte barriers, and a ring of two tile numbers.
+constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
+  const int q_tiles = c.q_stages * c.block_m * byte_tile_columns(c.head_dim_qk);
+  const int v_row = c.pv == Codes::input ? 2 * c.head_dim_v : c.head_dim_v;
+  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
+  const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
+  return (q_tiles + kv_tiles + scales + barriers + 40 + 1023) / 1024 * 1024;
+}
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with
 /// dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or as for 16

@@ -38,6 +38,15 @@ TANDEM_DEVICE float reciprocal(float x) {
 #endif
 }
 
+/// A whole number below 2^24 as f32.
+TANDEM_DEVICE float to_float(i32 x) {
+#if TANDEM_ON_DEVICE
+  return static_cast<float>(x);
+#else
+  return emulator::to_float(x);
+#endif
+}
+
 /// Two f32 rounded to nearest even and packed, `low` in bits 0 to 15.
 TANDEM_DEVICE u32 pack_bf16(float low, float high) {
 #if TANDEM_ON_DEVICE
@@ -102,12 +111,45 @@ TANDEM_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
 #endif
 }
 
+/// Four f32 between 0 and 255 rounded to nearest even whole numbers, the first in the lowest byte. The sum
+/// with 1.5 * 2^23 has the number in its low bits.
+TANDEM_DEVICE u32 pack_u8(float a, float b, float c, float d) {
+  constexpr float magic = 12582912.0F;
+#if TANDEM_ON_DEVICE
+  const u32 low = __byte_perm(__float_as_uint(a + magic), __float_as_uint(b + magic), 0x0040);
+  const u32 high = __byte_perm(__float_as_uint(c + magic), __float_as_uint(d + magic), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+#else
+  return emulator::low_bytes(a + magic, b + magic, c + magic, d + magic);
+#endif
+}
+
 /// The larger one; a NaN loses against a number. (A NaN score still reaches its row through its exponential.)
 TANDEM_DEVICE float fmax(float a, float b) {
 #if TANDEM_ON_DEVICE
   return ::fmaxf(a, b);
 #else
   return emulator::fmax(a, b);
+#endif
+}
+
+/// The larger one, or NaN if one is.
+TANDEM_DEVICE float fmax_nan(float a, float b) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return emulator::fmax_nan(a, b);
+#endif
+}
+
+/// 2^n, where `whole` is 1.5 * 2^23 + n and n is -126 to 127; anything if it is NaN.
+TANDEM_DEVICE float power_of_two(float whole) {
+#if TANDEM_ON_DEVICE
+  return __uint_as_float((__float_as_uint(whole) << 23) + 0x3f800000U);
+#else
+  return emulator::power_of_two(whole);
 #endif
 }
 

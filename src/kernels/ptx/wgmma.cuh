@@ -70,8 +70,8 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 
 #if TANDEM_ON_DEVICE
 // The instruction names each accumulator register, so its text depends on N. These lists are the only macros
-// of the device language: TANDEM_REGISTERS_<n> is "%0, ..., %<n-1>" and TANDEM_OPERANDS_<n> the matching
-// "+f"(d[0]), ...
+// of the device language: TANDEM_REGISTERS_<n> is "%0, ..., %<n-1>" and TANDEM_OPERANDS_<n>(c) the matching
+// c(d[0]), ..., c being "+f" or "+r".
 // clang-format off
 #define TANDEM_REGISTERS_4 "%0, %1, %2, %3"
 #define TANDEM_REGISTERS_8 TANDEM_REGISTERS_4 ", %4, %5, %6, %7"
@@ -105,38 +105,38 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
 #define TANDEM_REGISTERS_120 TANDEM_REGISTERS_116 ", %116, %117, %118, %119"
 #define TANDEM_REGISTERS_124 TANDEM_REGISTERS_120 ", %120, %121, %122, %123"
 #define TANDEM_REGISTERS_128 TANDEM_REGISTERS_124 ", %124, %125, %126, %127"
-#define TANDEM_OPERANDS_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define TANDEM_OPERANDS_8 TANDEM_OPERANDS_4, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define TANDEM_OPERANDS_12 TANDEM_OPERANDS_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-#define TANDEM_OPERANDS_16 TANDEM_OPERANDS_12, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-#define TANDEM_OPERANDS_20 TANDEM_OPERANDS_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
-#define TANDEM_OPERANDS_24 TANDEM_OPERANDS_20, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-#define TANDEM_OPERANDS_28 TANDEM_OPERANDS_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
-#define TANDEM_OPERANDS_32 TANDEM_OPERANDS_28, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define TANDEM_OPERANDS_36 TANDEM_OPERANDS_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
-#define TANDEM_OPERANDS_40 TANDEM_OPERANDS_36, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-#define TANDEM_OPERANDS_44 TANDEM_OPERANDS_40, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
-#define TANDEM_OPERANDS_48 TANDEM_OPERANDS_44, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-#define TANDEM_OPERANDS_52 TANDEM_OPERANDS_48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-#define TANDEM_OPERANDS_56 TANDEM_OPERANDS_52, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-#define TANDEM_OPERANDS_60 TANDEM_OPERANDS_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
-#define TANDEM_OPERANDS_64 TANDEM_OPERANDS_60, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define TANDEM_OPERANDS_68 TANDEM_OPERANDS_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
-#define TANDEM_OPERANDS_72 TANDEM_OPERANDS_68, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-#define TANDEM_OPERANDS_76 TANDEM_OPERANDS_72, "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-#define TANDEM_OPERANDS_80 TANDEM_OPERANDS_76, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-#define TANDEM_OPERANDS_84 TANDEM_OPERANDS_80, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
-#define TANDEM_OPERANDS_88 TANDEM_OPERANDS_84, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-#define TANDEM_OPERANDS_92 TANDEM_OPERANDS_88, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
-#define TANDEM_OPERANDS_96 TANDEM_OPERANDS_92, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-#define TANDEM_OPERANDS_100 TANDEM_OPERANDS_96, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
-#define TANDEM_OPERANDS_104 TANDEM_OPERANDS_100, "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
-#define TANDEM_OPERANDS_108 TANDEM_OPERANDS_104, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107])
-#define TANDEM_OPERANDS_112 TANDEM_OPERANDS_108, "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
-#define TANDEM_OPERANDS_116 TANDEM_OPERANDS_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
-#define TANDEM_OPERANDS_120 TANDEM_OPERANDS_116, "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
-#define TANDEM_OPERANDS_124 TANDEM_OPERANDS_120, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
-#define TANDEM_OPERANDS_128 TANDEM_OPERANDS_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+#define TANDEM_OPERANDS_4(c) c(d[0]), c(d[1]), c(d[2]), c(d[3])
+#define TANDEM_OPERANDS_8(c) TANDEM_OPERANDS_4(c), c(d[4]), c(d[5]), c(d[6]), c(d[7])
+#define TANDEM_OPERANDS_12(c) TANDEM_OPERANDS_8(c), c(d[8]), c(d[9]), c(d[10]), c(d[11])
+#define TANDEM_OPERANDS_16(c) TANDEM_OPERANDS_12(c), c(d[12]), c(d[13]), c(d[14]), c(d[15])
+#define TANDEM_OPERANDS_20(c) TANDEM_OPERANDS_16(c), c(d[16]), c(d[17]), c(d[18]), c(d[19])
+#define TANDEM_OPERANDS_24(c) TANDEM_OPERANDS_20(c), c(d[20]), c(d[21]), c(d[22]), c(d[23])
+#define TANDEM_OPERANDS_28(c) TANDEM_OPERANDS_24(c), c(d[24]), c(d[25]), c(d[26]), c(d[27])
+#define TANDEM_OPERANDS_32(c) TANDEM_OPERANDS_28(c), c(d[28]), c(d[29]), c(d[30]), c(d[31])
+#define TANDEM_OPERANDS_36(c) TANDEM_OPERANDS_32(c), c(d[32]), c(d[33]), c(d[34]), c(d[35])
+#define TANDEM_OPERANDS_40(c) TANDEM_OPERANDS_36(c), c(d[36]), c(d[37]), c(d[38]), c(d[39])
+#define TANDEM_OPERANDS_44(c) TANDEM_OPERANDS_40(c), c(d[40]), c(d[41]), c(d[42]), c(d[43])
+#define TANDEM_OPERANDS_48(c) TANDEM_OPERANDS_44(c), c(d[44]), c(d[45]), c(d[46]), c(d[47])
+#define TANDEM_OPERANDS_52(c) TANDEM_OPERANDS_48(c), c(d[48]), c(d[49]), c(d[50]), c(d[51])
+#define TANDEM_OPERANDS_56(c) TANDEM_OPERANDS_52(c), c(d[52]), c(d[53]), c(d[54]), c(d[55])
+#define TANDEM_OPERANDS_60(c) TANDEM_OPERANDS_56(c), c(d[56]), c(d[57]), c(d[58]), c(d[59])
+#define TANDEM_OPERANDS_64(c) TANDEM_OPERANDS_60(c), c(d[60]), c(d[61]), c(d[62]), c(d[63])
+#define TANDEM_OPERANDS_68(c) TANDEM_OPERANDS_64(c), c(d[64]), c(d[65]), c(d[66]), c(d[67])
+#define TANDEM_OPERANDS_72(c) TANDEM_OPERANDS_68(c), c(d[68]), c(d[69]), c(d[70]), c(d[71])
+#define TANDEM_OPERANDS_76(c) TANDEM_OPERANDS_72(c), c(d[72]), c(d[73]), c(d[74]), c(d[75])
+#define TANDEM_OPERANDS_80(c) TANDEM_OPERANDS_76(c), c(d[76]), c(d[77]), c(d[78]), c(d[79])
+#define TANDEM_OPERANDS_84(c) TANDEM_OPERANDS_80(c), c(d[80]), c(d[81]), c(d[82]), c(d[83])
+#define TANDEM_OPERANDS_88(c) TANDEM_OPERANDS_84(c), c(d[84]), c(d[85]), c(d[86]), c(d[87])
+#define TANDEM_OPERANDS_92(c) TANDEM_OPERANDS_88(c), c(d[88]), c(d[89]), c(d[90]), c(d[91])
+#define TANDEM_OPERANDS_96(c) TANDEM_OPERANDS_92(c), c(d[92]), c(d[93]), c(d[94]), c(d[95])
+#define TANDEM_OPERANDS_100(c) TANDEM_OPERANDS_96(c), c(d[96]), c(d[97]), c(d[98]), c(d[99])
+#define TANDEM_OPERANDS_104(c) TANDEM_OPERANDS_100(c), c(d[100]), c(d[101]), c(d[102]), c(d[103])
+#define TANDEM_OPERANDS_108(c) TANDEM_OPERANDS_104(c), c(d[104]), c(d[105]), c(d[106]), c(d[107])
+#define TANDEM_OPERANDS_112(c) TANDEM_OPERANDS_108(c), c(d[108]), c(d[109]), c(d[110]), c(d[111])
+#define TANDEM_OPERANDS_116(c) TANDEM_OPERANDS_112(c), c(d[112]), c(d[113]), c(d[114]), c(d[115])
+#define TANDEM_OPERANDS_120(c) TANDEM_OPERANDS_116(c), c(d[116]), c(d[117]), c(d[118]), c(d[119])
+#define TANDEM_OPERANDS_124(c) TANDEM_OPERANDS_120(c), c(d[120]), c(d[121]), c(d[122]), c(d[123])
+#define TANDEM_OPERANDS_128(c) TANDEM_OPERANDS_124(c), c(d[124]), c(d[125]), c(d[126]), c(d[127])
 
 
 // X(n, r, r + 1, ..., r + 6): every N, its accumulator registers r = N / 2, and the numbers of the operands after them.
@@ -179,7 +179,7 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #o2 ", 0; "                                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
                  " {" TANDEM_REGISTERS_##r "}, %" #r ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 "; }"                \
-                 : TANDEM_OPERANDS_##r                                                                           \
+                 : TANDEM_OPERANDS_##r("+f")                                                                     \
                  : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<i32>(accumulate)), "n"(a_mn_major),             \
                    "n"(b_mn_major));
 #define TANDEM_WGMMA_SHARED_BF16(n, r, o1, o2, o3, o4, o5, o6) TANDEM_WGMMA_SHARED(bf16, n, r, o1, o2, o3, o4)
@@ -191,7 +191,7 @@ TANDEM_DEVICE void pin_registers(float (&d)[n]) {
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type                               \
                  " {" TANDEM_REGISTERS_##r "}, {%" #r ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %"    \
                  #o6 "; }"                                                                                       \
-                 : TANDEM_OPERANDS_##r                                                                           \
+                 : TANDEM_OPERANDS_##r("+f")                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(static_cast<i32>(accumulate)),   \
                    "n"(b_mn_major));
 #define TANDEM_WGMMA_REGISTERS_BF16(...) TANDEM_WGMMA_REGISTERS(bf16, __VA_ARGS__)

@@ -65,6 +65,9 @@ void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64
                   bool b_mn_major, bool accumulate);
 void wgmma_registers(float* d, int n, Element element, const std::uint32_t* a, std::uint64_t b,
                      bool b_mn_major, bool accumulate);
+void wgmma_bytes_shared(void* d, int n, Bytes bytes, std::uint64_t a, std::uint64_t b, bool accumulate);
+void wgmma_bytes_registers(void* d, int n, Bytes bytes, const std::uint32_t* a, std::uint64_t b,
+                           bool accumulate);
 
 std::uint32_t shuffle_xor(std::uint32_t value, int mask);
 float shuffle_xor(float value, int mask);
@@ -83,6 +86,8 @@ float exp2(float x);
 float log2(float x);
 float reciprocal(float x);
 float fmax(float a, float b);
+float fmax_nan(float a, float b);
+float power_of_two(float whole);
 float fma(float a, float b, float c);
 float infinity();
 float multiply(float a, float b);
@@ -91,6 +96,8 @@ std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);
 std::uint32_t add_zero_times(std::uint32_t sum, std::uint32_t x, Element element);
 std::uint32_t pack_e4m3(float a, float b, float c, float d);
+float to_float(int x);
+std::uint32_t low_bytes(float a, float b, float c, float d);
 float unpack(std::uint32_t bits, Element element);
 
 /// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to

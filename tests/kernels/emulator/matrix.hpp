@@ -13,6 +13,15 @@ namespace tandem::emulator {
 
 struct Thread;
 
+/// What a WGMMA multiplies: Element's types, then Bytes'.
+enum class MatrixType : int { f16, bf16, e4m3, s8, u8 };
+constexpr MatrixType matrix_type(Element element) {
+  return static_cast<MatrixType>(element);
+}
+constexpr MatrixType matrix_type(Bytes bytes) {
+  return static_cast<MatrixType>(static_cast<int>(bytes) + 2);
+}
+
 /// A writer of an operand, and the first place where it wrote.
 struct Source {
   Event event;
@@ -22,14 +31,14 @@ struct Source {
 /// A 64 x n tile of accumulators while WGMMAs own it: opened by the first that names it, closed by the wait.
 struct Accumulator {
   int n = 0;
-  std::vector<float> values;  ///< 64 x n, row-major
+  std::vector<float> values;  ///< 64 x n, row-major; s32 sums as their bits
 };
 
 /// One WGMMA, from its first thread's issue until the last thread has retired it.
 struct MatrixInstruction {
   std::uint32_t number = 0;  ///< from 1, in the warpgroup's order
   int n = 0;
-  Element element = Element::bf16;
+  MatrixType type = MatrixType::bf16;
   bool a_in_registers = false;
   std::uint64_t a = 0;
   std::uint64_t b = 0;

@@ -45,6 +45,18 @@ float fmax(float a, float b) {
   return std::fmax(a, b);
 }
 
+float fmax_nan(float a, float b) {
+  check_register(a);
+  check_register(b);
+  if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<float>::quiet_NaN();
+  return std::fmax(a, b);
+}
+
+float power_of_two(float whole) {
+  check_register(whole);
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(whole) << 23) + 0x3f800000U);
+}
+
 float fma(float a, float b, float c) {
   check_register(a);
   check_register(b);
@@ -120,6 +132,22 @@ std::uint32_t to_e4m3(float x) {
 std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   for (const float x : {a, b, c, d}) check_register(x);
   return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
+}
+
+std::uint32_t low_bytes(float a, float b, float c, float d) {
+  std::uint32_t packed = 0;
+  int shift = 0;
+  for (const float x : {a, b, c, d}) {
+    check_register(x);
+    packed |= (std::bit_cast<std::uint32_t>(x) & 0xff) << shift;
+    shift += 8;
+  }
+  return packed;
+}
+
+float to_float(int x) {
+  check_register(std::bit_cast<float>(x));
+  return static_cast<float>(x);
 }
 
 void check_global(const void* p, std::size_t bytes, bool write) {

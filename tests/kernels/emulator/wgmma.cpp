@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "block.hpp"
+#include "kernels/recipe.hpp"
 #include "swizzle.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
@@ -18,7 +19,8 @@
 namespace tandem::emulator {
 namespace {
 
-constexpr int depth = 16;  ///< K of one instruction
+constexpr int depth = 16;              ///< K of one instruction
+constexpr int byte_depth = 2 * depth;  ///< in 8 bits: as many bytes
 constexpr std::uint32_t threads = 128;
 
 /// A descriptor's fields, in bytes; `start` is an offset in dynamic shared memory.
@@ -116,6 +118,63 @@ TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[depth], const float* b, fl
   }
 }
 
+float from_e4m3(std::uint32_t code) {
+  const auto exponent = static_cast<int>(code >> 3 & 15);
+  const auto mantissa = static_cast<float>(code & 7);
+  if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fffffffU);
+  const float magnitude =
+      exponent == 0 ? mantissa * 0x1p-9F : std::ldexp(1.0F + mantissa / 8.0F, exponent - 7);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+/// Operands in 8 bits: all of A, and B as columns.
+struct ByteOperands {
+  std::uint8_t a[64][byte_depth];
+  std::vector<std::uint8_t> b;  ///< [n][byte_depth]
+};
+
+/// c += a b in f32; the accumulator then keeps 13 bits behind the point (kernels/recipe.hpp).
+void multiply_e4m3(const ByteOperands& x, std::vector<float>& c, std::uint32_t n) {
+  static const std::vector<float> values = [] {
+    std::vector<float> table(256);
+    for (std::uint32_t i = 0; i < table.size(); ++i) table[i] = from_e4m3(i);
+    return table;
+  }();
+  std::vector<float> b(static_cast<std::size_t>(byte_depth) * n);  // [k][n]
+  for (std::uint32_t j = 0; j < n; ++j) {
+    for (std::uint32_t k = 0; k < byte_depth; ++k) b[k * n + j] = values[x.b[j * byte_depth + k]];
+  }
+  for (std::uint32_t m = 0; m < 64; ++m) {
+    float* const sums = c.data() + static_cast<std::size_t>(m) * n;
+    for (std::uint32_t k = 0; k < byte_depth; ++k) {
+      const float a = values[x.a[m][k]];
+      for (std::uint32_t j = 0; j < n; ++j) sums[j] += a * b[k * n + j];
+    }
+    for (std::uint32_t j = 0; j < n; ++j) {
+      const bool nan = sums[j] != sums[j];
+      if (!nan) sums[j] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(sums[j]) & e4m3_accumulator_mask);
+    }
+  }
+}
+
+/// c += a b in s32, whose bits lie in c.
+void multiply_integers(const ByteOperands& x, bool a_signed, std::vector<float>& c, std::uint32_t n) {
+  for (std::uint32_t m = 0; m < 64; ++m) {
+    std::int32_t a[byte_depth];
+    for (int k = 0; k < byte_depth; ++k)
+      a[k] = a_signed ? static_cast<std::int8_t>(x.a[m][k]) : static_cast<std::int32_t>(x.a[m][k]);
+    for (std::uint32_t j = 0; j < n; ++j) {
+      std::int32_t sum = 0;
+      for (int k = 0; k < byte_depth; ++k)
+        sum += a[k] * static_cast<std::int8_t>(x.b[j * byte_depth + static_cast<std::uint32_t>(k)]);
+      std::int32_t held;
+      std::memcpy(&held, &c[m * n + j], sizeof(held));
+      held += sum;
+      std::memcpy(&c[m * n + j], &held, sizeof(held));
+    }
+  }
+}
+
 /// Row and column of a thread's accumulator register `r` (wgmma.cuh).
 std::uint32_t register_row(std::uint32_t thread, std::uint32_t r) {
   return 16 * (thread / 32) + thread % 32 / 4 + 8 * (r / 2 % 2);
@@ -124,7 +183,42 @@ std::uint32_t register_column(std::uint32_t thread, std::uint32_t r) {
   return 8 * (r / 4) + 2 * (thread % 4) + r % 2;
 }
 
+void execute_bytes(Block& block, const MatrixInstruction& m) {
+  ByteOperands x;
+  const auto n = static_cast<std::uint32_t>(m.n);
+  x.b.resize(static_cast<std::size_t>(n) * byte_depth);
+  if (m.a_in_registers) {
+    for (std::uint32_t t = 0; t < threads; ++t) {
+      for (std::uint32_t r = 0; r < 4; ++r) {
+        const std::uint32_t row = 16 * (t / 32) + t % 32 / 4 + 8 * (r % 2);
+        std::memcpy(&x.a[row][16 * (r / 2) + 4 * (t % 4)], &m.a_registers[t * 4 + r], 4);
+      }
+    }
+  } else {
+    for_each_unit(decode(block, m.a, false, "wgmma"), false, 64,
+                  [&](std::uint32_t offset, std::uint32_t row, std::uint32_t u) {
+                    std::memcpy(&x.a[row][16 * u], block.shared() + offset, 16);
+                  });
+  }
+  for_each_unit(decode(block, m.b, false, "wgmma"), false, n,
+                [&](std::uint32_t offset, std::uint32_t row, std::uint32_t u) {
+                  std::memcpy(&x.b[row * byte_depth + 16 * u], block.shared() + offset, 16);
+                });
+  std::vector<float>& c = m.accumulator->values;
+  if (!m.accumulate) std::fill(c.begin(), c.end(), 0.0F);
+  if (m.type == MatrixType::e4m3) {
+    multiply_e4m3(x, c, n);
+  } else {
+    multiply_integers(x, m.type == MatrixType::s8, c, n);
+  }
+}
+
 void execute(Block& block, const MatrixInstruction& m) {
+  if (m.type >= MatrixType::e4m3) {
+    execute_bytes(block, m);
+    return;
+  }
+  const auto element = static_cast<Element>(m.type);
   float a[64][depth];
   std::vector<float> b(static_cast<std::size_t>(depth * m.n));
   const auto n = static_cast<std::uint32_t>(m.n);
@@ -134,15 +228,15 @@ void execute(Block& block, const MatrixInstruction& m) {
         const std::uint32_t row = 16 * (t / 32) + t % 32 / 4 + 8 * (r % 2);
         const std::uint32_t column = 8 * (r / 2) + 2 * (t % 4);
         const std::uint32_t packed = m.a_registers[t * 4 + r];
-        a[row][column] = to_float(packed & 0xffff, m.element);
-        a[row][column + 1] = to_float(packed >> 16, m.element);
+        a[row][column] = to_float(packed & 0xffff, element);
+        a[row][column + 1] = to_float(packed >> 16, element);
       }
     }
   } else {
     for_each_unit(decode(block, m.a, m.a_mn_major, "wgmma"), m.a_mn_major, 64,
                   [&](std::uint32_t offset, std::uint32_t line, std::uint32_t u) {
                     float values[8];
-                    load_unit(block.shared() + offset, m.element, values);
+                    load_unit(block.shared() + offset, element, values);
                     for (std::uint32_t i = 0; i < 8; ++i) {
                       (m.a_mn_major ? a[8 * u + i][line] : a[line][8 * u + i]) = values[i];
                     }
@@ -151,7 +245,7 @@ void execute(Block& block, const MatrixInstruction& m) {
   for_each_unit(decode(block, m.b, m.b_mn_major, "wgmma"), m.b_mn_major, n,
                 [&](std::uint32_t offset, std::uint32_t line, std::uint32_t u) {
                   float values[8];
-                  load_unit(block.shared() + offset, m.element, values);
+                  load_unit(block.shared() + offset, element, values);
                   for (std::uint32_t i = 0; i < 8; ++i) {
                     if (m.b_mn_major) {
                       b[line * n + 8 * u + i] = values[i];
@@ -191,7 +285,7 @@ void reserve_operand(Block& block, MatrixInstruction& m, std::uint32_t index, st
 }
 
 /// The calling thread's share of its next WGMMA.
-void issue(float* d, int n, Element element, const std::uint32_t* a_registers, std::uint64_t a,
+void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, std::uint64_t a,
            std::uint64_t b, bool a_mn_major, bool b_mn_major, bool accumulate) {
   Block& block = Block::current();
   Thread& self = block.self();
@@ -208,7 +302,7 @@ void issue(float* d, int n, Element element, const std::uint32_t* a_registers, s
     m = &group.instructions.emplace_back();
     *m = {.number = number,
           .n = n,
-          .element = element,
+          .type = type,
           .a_in_registers = a_registers != nullptr,
           .a = a,
           .b = b,
@@ -231,7 +325,7 @@ void issue(float* d, int n, Element element, const std::uint32_t* a_registers, s
     }
     reserve_operand(block, *m, index, b, b_mn_major, static_cast<std::uint32_t>(n));
   }
-  if (m->n != n || m->element != element || m->a != a || m->b != b || m->a_mn_major != a_mn_major ||
+  if (m->n != n || m->type != type || m->a != a || m->b != b || m->a_mn_major != a_mn_major ||
       m->b_mn_major != b_mn_major || m->accumulate != accumulate ||
       m->a_in_registers != (a_registers != nullptr)) {
     block.fail(fmt::format(
@@ -298,8 +392,10 @@ void retire(Block& block, Thread& self, std::uint32_t target) {
       if (std::memcmp(&o.registers[r], &poison, sizeof(poison)) != 0) {
         block.fail(fmt::format("wrote accumulator register {} of WGMMA {} before wgmma_wait", r, o.last));
       }
-      o.registers[r] =
-          c.values[register_row(rank, r) * static_cast<std::uint32_t>(c.n) + register_column(rank, r)];
+      std::memcpy(
+          &o.registers[r],
+          &c.values[register_row(rank, r) * static_cast<std::uint32_t>(c.n) + register_column(rank, r)],
+          sizeof(float));
     }
     return true;
   });
@@ -376,12 +472,22 @@ void wgmma_wait(int pending) {
 
 void wgmma_shared(float* d, int n, Element element, std::uint64_t a, std::uint64_t b, bool a_mn_major,
                   bool b_mn_major, bool accumulate) {
-  issue(d, n, element, nullptr, a, b, a_mn_major, b_mn_major, accumulate);
+  issue(d, n, matrix_type(element), nullptr, a, b, a_mn_major, b_mn_major, accumulate);
 }
 
 void wgmma_registers(float* d, int n, Element element, const std::uint32_t* a, std::uint64_t b,
                      bool b_mn_major, bool accumulate) {
-  issue(d, n, element, a, 0, b, false, b_mn_major, accumulate);
+  issue(d, n, matrix_type(element), a, 0, b, false, b_mn_major, accumulate);
+}
+
+// Sums in s32 lie in their registers as bits, like f32.
+void wgmma_bytes_shared(void* d, int n, Bytes bytes, std::uint64_t a, std::uint64_t b, bool accumulate) {
+  issue(static_cast<float*>(d), n, matrix_type(bytes), nullptr, a, b, false, false, accumulate);
+}
+
+void wgmma_bytes_registers(void* d, int n, Bytes bytes, const std::uint32_t* a, std::uint64_t b,
+                           bool accumulate) {
+  issue(static_cast<float*>(d), n, matrix_type(bytes), a, 0, b, false, false, accumulate);
 }
 
 }  // namespace tandem::emulator

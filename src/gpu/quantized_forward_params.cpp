@@ -1,0 +1,89 @@
+#include "gpu/quantized_forward_params.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "gpu/param_fields.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// One tensor's place on the axes of quantized_layout.hpp.
+struct Side {
+  std::int64_t batch;
+  std::int64_t heads;
+  std::int64_t rows;
+  std::int64_t blocks;
+};
+Side side_of(const Problem& p, bool is_q) {
+  const bool packed = is_q ? p.packed_q : p.packed_k;
+  const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
+  return {.batch = packed ? 1 : p.batch,
+          .heads = is_q ? p.heads_q : p.heads_kv,
+          .rows = rows,
+          .blocks = quantized_blocks(rows, p.batch, packed)};
+}
+
+/// A map of bytes whose innermost dimension has rows of `pitch` bytes; `lines` of them a head, of which
+/// `lines_read` are read. An empty tensor's map describes `nearby`.
+TensorMapSpec codes_map(const void* data, const Side& side, std::int64_t columns, std::int64_t pitch,
+                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                        const void* nearby) {
+  const bool empty = data == nullptr || side.batch * side.heads * columns * lines == 0;
+  const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
+  const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
+  TensorMapSpec spec;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
+  spec.base = empty ? reinterpret_cast<const void*>(near) : data;
+  spec.rank = 4;
+  spec.element_bytes = 1;
+  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(side.heads, 1),
+               at_least(side.batch, 1)};
+  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * side.heads, 16)};
+  spec.box = {strip, box_lines, 1, 1};
+  spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
+  return spec;
+}
+
+ScaleArray array_of(const float* data, const Side& side, std::int64_t groups) {
+  return {.data = data, .stride = {.batch = groups * side.heads, .head = groups, .group = 1}};
+}
+
+}  // namespace
+
+QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
+                                      const QuantizedOperands& operands, EncodeTensorMap encode, int l2_bytes,
+                                      unsigned int* tile_counter) {
+  Problem p = problem;
+  p.q = p.k = {};  // their maps are of codes, below
+  if (config.pv != Codes::input) p.v = {};
+  p.scale = std::abs(p.scale);
+  const Side q = side_of(p, true);
+  const Side k = side_of(p, false);
+  const std::int64_t padded_keys = k.blocks * quant_block;
+  const std::int64_t pitch = code_pitch(p.head_dim_qk);
+  const int strip = byte_strip_columns(config.head_dim_qk);
+  const auto groups = [&](const Side& side, bool by_row) {
+    return by_row ? side.blocks * quant_block : side.blocks;
+  };
+
+  QuantizedParams params{
+      // Codes take half the room that 16 bits do.
+      .forward = make_forward_params(p, config.forward(), encode, l2_bytes * 2, tile_counter),
+      .q_scales = array_of(operands.q_scales, q, groups(q, config.row_scales)),
+      .k_scales = array_of(operands.k_scales, k, groups(k, config.row_scales)),
+      .v_scales = array_of(operands.v_scales, k, groups(k, config.v_row_scales)),
+      .shift = array_of(operands.shift, q, groups(q, true))};
+  params.forward.q =
+      encode(codes_map(operands.q, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data));
+  params.forward.k =
+      encode(codes_map(operands.k, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data));
+  if (config.pv != Codes::input) {
+    params.forward.v =
+        encode(codes_map(operands.v, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),
+                         quant_block, config.head_dim_v, p.out.data));
+  }
+  return params;
+}
+
+}  // namespace tandem::gpu

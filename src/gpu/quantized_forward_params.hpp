@@ -1,0 +1,27 @@
+// From a Problem and its codes and scales to what the 8-bit forward kernel is launched with. Pure: needs no
+// driver, so that the emulator's tests use it too.
+#pragma once
+
+#include "gpu/forward_params.hpp"
+#include "kernels/quantized_config.hpp"
+
+namespace tandem::gpu {
+
+/// Codes and scales as quantized_layout.hpp has them; v and v_scales are null where V stays in 16 bits, shift
+/// where no mean was removed.
+struct QuantizedOperands {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const float* q_scales = nullptr;
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;
+  const float* shift = nullptr;
+};
+
+/// `tile_counter`: 0 before the launch (dynamic Configs).
+QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
+                                      const QuantizedOperands& operands, EncodeTensorMap encode, int l2_bytes,
+                                      unsigned int* tile_counter);
+
+}  // namespace tandem::gpu

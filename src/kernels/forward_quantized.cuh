@@ -1,0 +1,536 @@
+// The forward pass in 8 bits: as forward.cuh, with e4m3 or s8 operands, scales, and P V promoted to f32 tile
+// by tile.
+//
+// V is stored transposed (K-major, which 8-bit WGMMA wants) with its keys in an order (quantized_layout.hpp)
+// in which the scores that a thread has are the P that it has to bring: nothing is shuffled. Method:
+// FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), section 3.3; docs/kernels/low-precision.md has the
+// arithmetic.
+#pragma once
+
+#include "kernels/forward.cuh"
+#include "kernels/tile/byte_tile.cuh"
+#include "kernels/tile/quantized_softmax.cuh"
+#include "kernels/tile/rotate.cuh"
+
+namespace tandem {
+
+// ---- Shared storage ----
+
+/// Scales by row of the tiles in flight; nothing where scales are by block.
+template <int stages, bool used>
+struct RowScales {
+  static constexpr u32 bytes = 4 * quant_block;
+  alignas(128) float data[stages][quant_block];
+
+  TANDEM_DEVICE void load(int stage, const float* from, ptx::Mbarrier& bar) {
+    ptx::bulk_load(data[stage], from, bytes, bar);
+  }
+};
+template <int stages>
+struct RowScales<stages, false> {
+  static constexpr u32 bytes = 0;
+};
+
+template <QuantizedConfig C>
+struct QuantizedShared {
+  using QTile = tile::ByteTile<64, C.head_dim_qk>;
+  using KTile = tile::ByteTile<quant_block, C.head_dim_qk>;
+  using VTile = typename Select<C.pv == Codes::input, tile::SharedTile<quant_block, C.head_dim_v>,
+                                tile::ByteTile<C.head_dim_v, quant_block>>::type;
+
+  QTile q[C.consumers()][C.q_stages];
+  KTile k[C.stages];
+  VTile v[C.stages];
+  [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
+  [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
+  tile::Ring<C.stages> k_ring;
+  tile::Ring<C.stages> v_ring;
+  tile::Ring<C.q_stages> q_ring[C.consumers()];
+  tile::DrawnTiles::Shared tiles;
+};
+
+/// Scales of one head of one sequence.
+TANDEM_DEVICE const float* scales_of(const ScaleArray& scales, int batch, int head) {
+  return scales.data + batch * scales.stride.batch + head * scales.stride.head;
+}
+
+// ---- Producer ----
+
+/// As ForwardLoader: blocks go right to left, K one block ahead of V.
+template <QuantizedConfig C>
+struct QuantizedLoader {
+  using Shared = QuantizedShared<C>;
+
+  const QuantizedParams& p;
+  Shared& shared;
+  const bool leader;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  ForwardTiles<C.forward()> tiles;
+  ForwardTile<C.forward()> t;
+
+  TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
+
+  TANDEM_DEVICE int head_kv() const { return t.index.head / (p.forward.heads_q / p.forward.heads_kv); }
+  TANDEM_DEVICE int batch_k() const { return p.forward.packed_k ? 0 : t.index.batch; }
+  /// The number of block b on the axis of K's and V's blocks.
+  TANDEM_DEVICE int block_at(int b) const {
+    return first_block(t.index.begin_k, t.index.batch, p.forward.packed_k) + b;
+  }
+  TANDEM_DEVICE const float* row_scales(const ScaleArray& scales, int b) const {
+    return scales_of(scales, batch_k(), head_kv()) + static_cast<i64>(block_at(b)) * quant_block;
+  }
+
+  TANDEM_DEVICE void load_k(int b) {
+    ptx::Mbarrier& full =
+        shared.k_ring.acquire(k_at, Shared::KTile::bytes + decltype(shared.k_scales)::bytes);
+    shared.k[k_at.stage].load(p.forward.k, full, 0, t.index.begin_k + b * quant_block, head_kv(), batch_k(),
+                              ptx::CacheHint::last);
+    if constexpr (C.row_scales) shared.k_scales.load(k_at.stage, row_scales(p.k_scales, b), full);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void load_v(int b) {
+    ptx::Mbarrier& full =
+        shared.v_ring.acquire(v_at, Shared::VTile::bytes + decltype(shared.v_scales)::bytes);
+    if constexpr (C.pv == Codes::input) {
+      shared.v[v_at.stage].load(p.forward.v, full, t.index.begin_k + b * quant_block, head_kv(), batch_k(),
+                                ptx::CacheHint::last);
+    } else {
+      shared.v[v_at.stage].load(p.forward.v, full, block_at(b) * quant_block, 0, head_kv(), batch_k(),
+                                ptx::CacheHint::last);
+    }
+    if constexpr (C.v_row_scales) shared.v_scales.load(v_at.stage, row_scales(p.v_scales, b), full);
+    v_at.advance();
+  }
+  /// Q, with the first K after its first rows.
+  TANDEM_DEVICE void load_q() {
+    const int row = t.index.begin_q + t.index.m * C.block_m;
+    for (int w = 0; w < C.consumers(); ++w) {
+      ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
+      shared.q[w][q_at.stage].load(p.forward.q, full, 0, row + w * 64, t.index.head,
+                                   p.forward.packed_q ? 0 : t.index.batch, ptx::CacheHint::first);
+      if (w == 0) load_k(t.blocks.end - 1);
+    }
+    q_at.advance();
+  }
+
+  TANDEM_DEVICE void run() {
+    while (tiles.template next<true>(t, leader)) {
+      if (!leader || t.blocks.first >= t.blocks.end) continue;
+      load_q();
+      for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
+        if (b > t.blocks.first) load_k(b - 1);
+        load_v(b);
+      }
+    }
+  }
+};
+
+// ---- Consumer ----
+
+/// The f32 scores: the accumulators themselves, or what integers are converted into.
+template <int n, typename Converted>
+TANDEM_DEVICE float (&pick_scores(float (&sums)[n], Converted&))[n] {
+  return sums;
+}
+template <int n>
+TANDEM_DEVICE float (&pick_scores(i32 (&)[n], float (&converted)[n]))[n] {
+  return converted;
+}
+
+template <QuantizedConfig C>
+struct QuantizedConsumer {
+  using Shared = QuantizedShared<C>;
+  static constexpr bool keeps_input = C.pv == Codes::input;
+  static constexpr int scores = quant_block / 2;
+  static constexpr int outputs = C.head_dim_v / 2;
+  static constexpr int part_outputs = C.part_columns() / 2;
+  static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
+  static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3 : Bytes::u8;
+  using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
+  using OutputSum = typename ptx::ByteSum<output_bytes>::type;
+  static_assert(C.part_columns() % 32 == 0 && (!keeps_input || C.parts == 1));
+
+  const QuantizedParams& p;
+  Shared& shared;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+  const tile::FragmentPosition position;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  ForwardOutput<C.forward()> output;
+  ForwardTiles<C.forward()> tiles;
+  // Of the tile that is being computed:
+  const float* k_scales;  ///< by block
+  const float* v_scales;
+  float q_unit[2];       ///< scales of the thread's rows times those of the softmax
+  float score_unit[2];   ///< times that of K's block
+  float next_k, next_v;  ///< scales of the block whose scores come next, loaded ahead
+  float v_scale;         ///< of the block whose scores came last
+
+  TANDEM_DEVICE QuantizedConsumer(const QuantizedParams& params, Shared& s, int warpgroup_, int thread_)
+      : p(params),
+        shared(s),
+        warpgroup(warpgroup_),
+        thread(thread_),
+        position(thread_),
+        output{params.forward, warpgroup_, thread_},
+        tiles(params.forward, s.tiles) {}
+
+  TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// The warpgroups' turns on the tensor cores.
+  TANDEM_DEVICE void take_turn() {
+    if constexpr (C.pingpong) ptx::named_barrier_sync(barrier_turn + warpgroup, 2 * warpgroup_size);
+  }
+  TANDEM_DEVICE void pass_turn() {
+    if constexpr (C.pingpong) {
+      const int next = warpgroup + 1 == C.consumers() ? 0 : warpgroup + 1;
+      ptx::named_barrier_arrive(barrier_turn + next, 2 * warpgroup_size);
+    }
+  }
+
+  TANDEM_DEVICE void issue_scores(ScoreSum (&s)[scores]) {
+    const ptx::MatrixDescriptor q = shared.q[warpgroup][q_at.stage].operand();
+    const ptx::MatrixDescriptor k = shared.k[k_at.stage].operand();
+    ptx::wgmma_fence();
+    ptx::wgmma_bytes_shared<quant_block, score_bytes, ptx::Start::fresh>(s, q, k);
+#pragma unroll
+    for (int step = 1; step < C.head_dim_qk / 32; ++step) {
+      ptx::wgmma_bytes_shared<quant_block, score_bytes, ptx::Start::add>(s, q + Shared::QTile::offset(step),
+                                                                         k + Shared::KTile::offset(step));
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues P V for the columns of `part`.
+  template <ptx::Start start>
+  TANDEM_DEVICE void issue_part(OutputSum (&d)[part_outputs], const u32 (&probabilities)[scores / 4],
+                                int part) {
+    const ptx::MatrixDescriptor v = shared.v[v_at.stage].operand();
+    ptx::wgmma_fence();
+    const int first_row = part * C.part_columns();
+    ptx::wgmma_bytes_registers<C.part_columns(), output_bytes, start>(
+        d, probabilities, v + Shared::VTile::offset(0, first_row));
+#pragma unroll
+    for (int step = 1; step < quant_block / 32; ++step) {
+      ptx::wgmma_bytes_registers<C.part_columns(), output_bytes, ptx::Start::add>(
+          d, probabilities + 4 * step, v + Shared::VTile::offset(step, first_row));
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// O += weight * what the tensor cores have of `part`.
+  TANDEM_DEVICE void promote(float (&o)[outputs], const OutputSum (&d)[part_outputs], int part,
+                             const float (&weight)[2]) {
+#pragma unroll
+    for (int i = 0; i < part_outputs; ++i) {
+      float& to = o[part * part_outputs + i];
+      if constexpr (output_bytes == Bytes::e4m3) {
+        to = ptx::fma(d[i], weight[i / 2 % 2], to);
+      } else {
+        to = ptx::fma(ptx::to_float(d[i]), weight[i / 2 % 2], to);
+      }
+    }
+  }
+
+  /// P to the A operands of P V: a step's four words have two neighbouring keys of each of two groups of 8.
+  TANDEM_DEVICE void convert(u32 (&probabilities)[scores / 4], const float (&s)[scores]) {
+#pragma unroll
+    for (int i = 0; i < scores / 4; ++i) {
+      const int at = i / 2 * 8 + i % 2 * 2;
+      if constexpr (output_bytes == Bytes::e4m3) {
+        probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
+      } else {
+        probabilities[i] = ptx::pack_u8(s[at], s[at + 1], s[at + 4], s[at + 5]);
+      }
+    }
+  }
+
+  /// Scales by row are read by ordinary loads, which all lanes must have done.
+  TANDEM_DEVICE void release_k() {
+    if constexpr (C.row_scales) ptx::sync_warp();
+    if (warp_leader()) shared.k_ring.release(k_at);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void release_v() {
+    if constexpr (C.v_row_scales) ptx::sync_warp();
+    if (warp_leader()) shared.v_ring.release(v_at);
+    v_at.advance();
+  }
+  TANDEM_DEVICE void release_q() {
+    if (warp_leader()) shared.q_ring[warpgroup].release(q_at);
+    q_at.advance();
+  }
+
+  /// Finds the tile's scales. Rows past the sequence's end, whose results are dropped, take those of its
+  /// last.
+  TANDEM_DEVICE void find_scales(const ForwardTile<C.forward()>& t) {
+    const ForwardParams& f = p.forward;
+    const int head_kv = t.index.head / (f.heads_q / f.heads_kv);
+    const int batch_k = f.packed_k ? 0 : t.index.batch;
+    const i64 first_k = first_block(t.index.begin_k, t.index.batch, f.packed_k);
+    const float* of_q = scales_of(p.q_scales, f.packed_q ? 0 : t.index.batch, t.index.head);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const i64 row = padded_row(t, h);
+      q_unit[h] =
+          ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group) *
+          f.scale * tile::log2_e;
+    }
+    if constexpr (!C.row_scales) {
+      k_scales = scales_of(p.k_scales, batch_k, head_kv) + first_k * p.k_scales.stride.group;
+    }
+    if constexpr (!keeps_input && !C.v_row_scales) {
+      v_scales = scales_of(p.v_scales, batch_k, head_kv) + first_k * p.v_scales.stride.group;
+    }
+    load_scales(t.blocks.end - 1);
+  }
+  TANDEM_DEVICE i64 padded_row(const ForwardTile<C.forward()>& t, int h) const {
+    const int query = min(t.index.m * C.block_m + warpgroup * 64 + position.row(h), t.index.seqlen_q - 1);
+    return static_cast<i64>(first_block(t.index.begin_q, t.index.batch, p.forward.packed_q)) * quant_block +
+           query;
+  }
+  TANDEM_DEVICE void load_scales(int block) {
+    if constexpr (!C.row_scales) next_k = ptx::load_global(k_scales + block * p.k_scales.stride.group);
+    if constexpr (!keeps_input && !C.v_row_scales) {
+      next_v = ptx::load_global(v_scales + block * p.v_scales.stride.group);
+    }
+  }
+
+  /// Sums of codes to f32, in K's units where those differ by row.
+  TANDEM_DEVICE void scale_scores(float (&s)[scores], const ScoreSum (&sums)[scores]) {
+    if constexpr (C.qk == Codes::s8) {
+#pragma unroll
+      for (int i = 0; i < scores; ++i) s[i] = ptx::to_float(sums[i]);
+    }
+    if constexpr (C.row_scales) {
+      const float* scales = shared.k_scales.data[k_at.stage] + position.first_col;
+#pragma unroll
+      for (int j = 0; j < scores / 4; ++j) {
+        const ptx::Float2 k = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(scales + 8 * j));
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          s[4 * j + 2 * h] *= k.x;
+          s[4 * j + 2 * h + 1] *= k.y;
+        }
+      }
+    }
+    // 0, of a block of zeros or from the user, would make -inf NaN. It makes nothing else: all codes are 0.
+    constexpr float tiny = 0x1p-100F;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float unit = q_unit[h];
+      if constexpr (!C.row_scales) unit *= next_k;
+      score_unit[h] = unit < tiny ? tiny : unit;
+    }
+    v_scale = next_v;
+  }
+
+  /// As in ForwardConsumer; V in 16 bits only, since codes past a sequence's end are 0.
+  TANDEM_DEVICE void clear_v_tail(int valid_rows) {
+    shared.v_ring.wait(v_at);
+    shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
+                                   C.consumers() * warpgroup_size);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
+  }
+
+  TANDEM_DEVICE void run() {
+    ForwardTile<C.forward()> t;
+    while (tiles.template next<false>(t, warp_leader())) {
+      if (t.blocks.first < t.blocks.end) {
+        compute(t);
+      } else {
+        output.store_empty(t.index);
+      }
+    }
+  }
+  TANDEM_DEVICE void compute(const ForwardTile<C.forward()>& t);
+  TANDEM_DEVICE void store(const ForwardTile<C.forward()>& t, float (&o)[outputs],
+                           const tile::QuantizedSoftmax<C>& softmax);
+};
+
+template <QuantizedConfig C>
+TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>& t) {
+  const int first_query = t.index.m * C.block_m + warpgroup * 64;
+  const tile::BlockRange own = tile::BlockRange::of<quant_block>(t.visible, first_query, first_query + 64);
+  float o[outputs];
+  u32 probabilities[scores / 4];
+  tile::QuantizedSoftmax<C> softmax;
+  int block = t.blocks.end - 1;
+
+  auto wait_next_k = [&] {
+    if (block > t.blocks.first) shared.k_ring.wait(k_at);
+  };
+  // Accumulators are declared where their products begin: declared outside, they would be taken to live
+  // through the loop, which d = 256 has no registers for.
+  auto maximum = [&](float(&s)[scores], const ScoreSum(&sums)[scores], bool masked) {
+    scale_scores(s, sums);
+    release_k();
+    if (block == t.blocks.first) {
+      release_q();
+    } else {
+      load_scales(block - 1);
+    }
+    if (masked) tile::apply_mask(s, t.visible, first_query, block * quant_block, position);
+    softmax.update_maximum(s, score_unit);
+  };
+  // V's scales join P before the block of V is waited for by its product.
+  auto finish_probabilities = [&](float(&s)[scores]) {
+    if constexpr (C.v_row_scales) {
+      shared.v_ring.wait(v_at);
+      softmax.join_scales(s, shared.v_scales.data[v_at.stage] + position.first_col);
+    }
+    convert(probabilities, s);
+  };
+  auto only_scores = [&](bool masked, auto&& meanwhile) {
+    ScoreSum sums[scores];
+    float converted[C.qk == Codes::s8 ? scores : 1];
+    float(&s)[scores] = pick_scores(sums, converted);
+    issue_scores(sums);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(sums);
+    meanwhile();
+    maximum(s, sums, masked);
+    softmax.exponentials(s, score_unit, masked);
+    wait_next_k();
+    finish_probabilities(s);
+  };
+  auto all_parts = [&] {
+    OutputSum held[part_outputs];
+    issue_part<ptx::Start::fresh>(held, probabilities, 0);
+#pragma unroll
+    for (int part = 0; part < C.parts; ++part) {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(held);
+      promote(o, held, part, softmax.weight);
+      if (part + 1 < C.parts) issue_part<ptx::Start::replace>(held, probabilities, part + 1);
+    }
+    release_v();
+  };
+
+  find_scales(t);
+  softmax.reset();
+#pragma unroll
+  for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
+  shared.q_ring[warpgroup].wait(q_at);
+  shared.k_ring.wait(k_at);
+  only_scores(true, [] {});
+  softmax.settle_first(v_scale);
+
+  // S of this block and P V of the block before, in flight together.
+  auto overlapped = [&](bool masked) {
+    ScoreSum sums[scores];
+    float converted[C.qk == Codes::s8 ? scores : 1];
+    float(&s)[scores] = pick_scores(sums, converted);
+    OutputSum held[part_outputs];
+    take_turn();
+    issue_scores(sums);
+    shared.v_ring.wait(v_at);
+    issue_part<ptx::Start::fresh>(held, probabilities, 0);
+    if constexpr (C.parts == 1) pass_turn();
+    ptx::wgmma_wait<1>();
+    ptx::pin_registers(sums);
+    maximum(s, sums, masked);
+#pragma unroll
+    for (int part = 1; part < C.parts; ++part) {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(held);
+      promote(o, held, part - 1, softmax.weight);
+      issue_part<ptx::Start::replace>(held, probabilities, part);
+      if (part == C.parts - 1) pass_turn();
+    }
+    softmax.exponentials(s, score_unit, masked);
+    wait_next_k();
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(held);
+    promote(o, held, C.parts - 1, softmax.weight);
+    release_v();
+    finish_probabilities(s);
+    softmax.settle(v_scale, o);
+  };
+  // One after the other: other warpgroups fill the tensor cores meanwhile.
+  auto serial = [&](bool masked) {
+    shared.v_ring.wait(v_at);
+    take_turn();
+    all_parts();
+    only_scores(masked, [&] { pass_turn(); });
+    softmax.settle(v_scale, o);
+  };
+  auto next_block = [&](bool is_masked) {
+    if constexpr (C.overlap) {
+      overlapped(is_masked);
+    } else {
+      serial(is_masked);
+    }
+  };
+  --block;
+  if constexpr (C.causal) {
+    for (; block >= max(t.blocks.first, own.inner_end); --block) next_block(true);
+  }
+  for (; block >= max(t.blocks.first, own.inner_first); --block) next_block(false);
+  if constexpr (C.local) {
+    for (; block >= t.blocks.first; --block) next_block(true);
+  }
+
+  shared.v_ring.wait(v_at);
+  all_parts();
+  store(t, o, softmax);
+}
+
+/// Undoes V's rotation, and hands over to the 16-bit kernel's epilogue.
+template <QuantizedConfig C>
+TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t, float (&o)[outputs],
+                                               const tile::QuantizedSoftmax<C>& softmax) {
+  if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position);
+  tile::OnlineSoftmax finished;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float shift = 0.0F;
+    if (p.shift.data != nullptr) {
+      const float* of_q = scales_of(p.shift, p.forward.packed_q ? 0 : t.index.batch, t.index.head);
+      shift = ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
+    }
+    finished.maximum[h] = softmax.reference[h] + shift;
+    finished.sum[h] = softmax.sum[h];
+  }
+  auto& unused =
+      *reinterpret_cast<typename ForwardOutput<C.forward()>::Staging*>(shared.q[warpgroup][0].data);
+  output.store(t.index, o, finished, 1.0F, unused);
+}
+
+// ---- Entry ----
+
+template <QuantizedConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_quantized(const __grid_constant__ QuantizedParams p) {
+  static_assert(sizeof(QuantizedShared<C>) == quantized_shared_bytes(C));
+  auto& shared = *reinterpret_cast<QuantizedShared<C>*>(ptx::dynamic_shared());
+  // Uniform over the warp, and the compiler is to know it.
+  const int warp = ptx::warp_uniform(static_cast<int>(ptx::thread_index() / warp_size));
+  if (ptx::thread_index() == 0) {
+    shared.k_ring.init(C.consumers() * 4);
+    shared.v_ring.init(C.consumers() * 4);
+    for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
+    shared.tiles.ring.init(C.consumers() * 4);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_block();
+
+  if (warp < 4) {
+    ptx::release_registers<C.registers().producer>();
+    if (warp == 0) {
+      QuantizedLoader<C> loader(p, shared);
+      loader.run();
+    }
+  } else {
+    ptx::claim_registers<C.registers().consumer>();
+    QuantizedConsumer<C> consumer(p, shared, warp / 4 - 1,
+                                  static_cast<int>(ptx::thread_index()) % warpgroup_size);
+    if (warp / 4 == C.consumers()) consumer.pass_turn();
+    consumer.run();
+  }
+}
+
+}  // namespace tandem

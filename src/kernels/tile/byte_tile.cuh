@@ -1,0 +1,44 @@
+// Matrices of 8-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
+#pragma once
+
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma_bytes.cuh"
+#include "kernels/quantized_config.hpp"
+
+namespace tandem::tile {
+
+/// `rows` x `cols` K-major, cut into strips of 128 (or 64) columns, swizzled; a strip is one box of the copy
+/// engine. Columns up to a whole strip are loaded as zeros and not used (96).
+template <int rows, int cols>
+struct ByteTile {
+  static constexpr int strip_cols = byte_strip_columns(cols);
+  static constexpr int strips = (cols + strip_cols - 1) / strip_cols;
+  static constexpr Swizzle swizzle = strip_cols == 128 ? Swizzle::b128 : Swizzle::b64;
+  static constexpr u32 strip_bytes = rows * strip_cols;
+  static constexpr u32 bytes = strips * strip_bytes;
+  static_assert(cols % 32 == 0 && rows % 8 == 0 && rows <= 256);
+
+  alignas(1024) char data[bytes];
+
+  /// Starts loading columns from `col` and rows from `row` on, of (head, batch); its `bytes` are credited to
+  /// `bar`.
+  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 col, i32 row, i32 head, i32 batch,
+                          ptx::CacheHint hint) {
+#pragma unroll
+    for (int s = 0; s < strips; ++s) {
+      ptx::tma_load(data + s * strip_bytes, map, bar, col + s * strip_cols, row, head, batch, hint);
+    }
+  }
+
+  /// The tile from row `first_row` (a multiple of 8) on as an operand; WGMMA step `step` takes columns 32 *
+  /// step onwards.
+  TANDEM_DEVICE ptx::MatrixDescriptor operand() const {
+    return ptx::matrix_descriptor(data, 16, 8 * strip_cols, swizzle);
+  }
+  static TANDEM_DEVICE constexpr u32 offset(int step, int first_row = 0) {
+    return static_cast<u32>(step * 32 / strip_cols) * strip_bytes + static_cast<u32>(step * 32 % strip_cols) +
+           static_cast<u32>(first_row * strip_cols);
+  }
+};
+
+}  // namespace tandem::tile

@@ -1,0 +1,20 @@
+// Head dimensions 192 and 256.
+#include "quantized/families.hpp"
+
+namespace tandem::kernel_tests {
+
+std::span<const EmulatedQuantized> widest_quantized() {
+  static constexpr auto kernels =
+      emulate_quantized<QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2},
+                        QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 192, .parts = 3},
+                        QuantizedConfig{.head_dim_qk = 256,
+                                        .head_dim_v = 256,
+                                        .causal = true,
+                                        .ragged = true,
+                                        .overlap = false,
+                                        .pingpong = false,
+                                        .parts = 8}>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests
