@@ -151,3 +151,15 @@ def test_a_training_step(name: str) -> None:
     # Vectors as one: some have two elements, and a bias of keys has a gradient of 0 but for roundings.
     vectors = [torch.cat([g for g in found if g is not None and g.ndim == 1]) for found in gradients]
     assert_as_exact(*reversed(vectors), "vectors")
+
+
+def test_a_compiled_model() -> None:
+    """Inductor's code of the whole model in one graph, whatever the padding."""
+    exact, eager, ours = models("gemma2")
+    compiled = torch.compile(ours, fullgraph=True)
+    for side in ("left", "right"):
+        inputs = text("gemma2", side)
+        seen = inputs["attention_mask"].bool()
+        with torch.no_grad():
+            a, b, c = (model(**inputs).logits[seen] for model in (exact, eager, compiled))
+        assert_as_exact(c, b, a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 from tandem.jax import attention  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu() -> Iterator[None]:
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def to_jax(value: Any) -> Any:
@@ -117,3 +124,37 @@ def test_errors_come_as_the_call_is_traced() -> None:
     by_q = jax.grad(lambda q: attention(q, k, v).sum())
     with pytest.raises(tandem.UnsupportedError, match="no second derivative"):
         jax.grad(lambda q: by_q(q).sum())(q)
+
+
+def gpus() -> list[Any]:
+    try:
+        return list(jax.devices("gpu"))
+    except RuntimeError:
+        return []
+
+
+@pytest.mark.skipif(not gpus() or not torch.cuda.is_available(), reason="no GPU that JAX and PyTorch can use")
+@pytest.mark.parametrize("feature", ["plain", "causal window", "softcap causal", "sink causal", "seqused"])
+def test_on_a_gpu(feature: str) -> None:
+    """Bit for bit what CUDA tensors of PyTorch give, whose errors are measured in test_gpu.py."""
+    q, k, v = qkv(2, 200, 300, 4, 2, 64, dtype=torch.bfloat16)
+    options: dict[str, Any] = {**FEATURES[feature], "deterministic": True}
+    if feature == "seqused":
+        options |= {"seqused_q": torch.tensor([200, 11]), "seqused_k": torch.tensor([20, 300])}
+    tensors = {"q": q, "k": k, "v": v}
+    if "sink" in options:
+        tensors["sink"] = options.pop("sink")
+    ours = {name: tensor.cuda().requires_grad_() for name, tensor in tensors.items()}
+    given = {n: o.cuda() if isinstance(o, torch.Tensor) else o for n, o in options.items()}
+    out, lse = tandem.attention(**ours, **given, return_lse=True)
+    dout, dlse = torch.randn(out.shape).bfloat16(), torch.randn(lse.shape)
+    expected = torch.autograd.grad((out, lse), list(ours.values()), (dout.cuda(), dlse.cuda()))
+    with jax.default_device(gpus()[0]):
+        lengths = {n: to_jax(o) for n, o in options.items()}
+        call = jax.jit(lambda inputs: attention(**inputs, **lengths, return_lse=True))
+        results, pull = jax.vjp(call, {name: to_jax(tensor) for name, tensor in tensors.items()})
+        gradients = pull((to_jax(dout), to_jax(dlse)))[0]
+    assert all(device.platform == "gpu" for device in results[0].devices())
+    got = [*results, *(gradients[name] for name in tensors)]
+    for a, b in zip(got, (out, lse, *expected), strict=True):
+        assert torch.equal(to_torch(a), b.detach().float().cpu())
