@@ -148,8 +148,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *flat, need_dsink = rest
     dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    # torch.empty_like is the quickest way to a contiguous tensor.
+    made = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     dq, dk, dv, dsink = _call.backward(
-        _unflat(flat), dout, q, k, v, out, lse, sink, dlse, need_dsink=need_dsink
+        _unflat(flat), dout, q, k, v, out, lse, sink, dlse, (*made, None), need_dsink=need_dsink
     )
     return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
 

@@ -62,9 +62,16 @@ def _gpu() -> str:
 
     if not torch.cuda.is_available():
         raise ModuleNotFoundError("PyTorch sees no CUDA device here")
-    tensors = (torch.from_numpy(array).bfloat16().cuda() for array in _inputs())
-    out = tandem.attention(*tensors, causal=True)
-    return f"{torch.cuda.get_device_name()}; bf16 forward, {_error(out.float().cpu().numpy(), 3e-2)}"
+    q, k, v = (torch.from_numpy(array).bfloat16() for array in _inputs())
+    gradients = []
+    for tensors in ([t.float() for t in (q, k, v)], [t.cuda() for t in (q, k, v)]):
+        out = tandem.attention(*(t.requires_grad_() for t in tensors), causal=True)
+        gradients.append(torch.autograd.grad(out.square().sum(), tensors))
+    error = _error(out.detach().float().cpu().numpy(), 3e-2)
+    for right, found in zip(*gradients, strict=True):
+        if not bool((found.float().cpu() - right).abs().max() <= 3e-2 * right.abs().max()):
+            raise ArithmeticError("wrong: the gradients are not those of the CPU")
+    return f"{torch.cuda.get_device_name()}; bf16 forward and backward, {error}"
 
 
 def _transformers() -> str:
@@ -81,7 +88,11 @@ def _jax() -> str:
 
     from tandem.jax import attention
 
-    return f"{jax.__version__}; {_error(attention(*_inputs(), causal=True), 1e-5)}"
+    device = jax.devices()[0]  # the one that a call takes
+    dtype, bound = (jax.numpy.bfloat16, 3e-2) if device.platform == "gpu" else (jax.numpy.float32, 1e-5)
+    inputs = (jax.numpy.asarray(array, dtype) for array in _inputs())
+    error = _error(attention(*inputs, causal=True), bound)
+    return f"{jax.__version__} on {device.device_kind}; {dtype.dtype} forward, {error}"
 
 
 _TRIALS: tuple[tuple[str, str | None, Callable[[], str]], ...] = (
