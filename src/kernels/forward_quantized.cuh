@@ -146,6 +146,7 @@ struct QuantizedConsumer {
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
+  static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3 : Bytes::u8;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
@@ -164,8 +165,9 @@ struct QuantizedConsumer {
   // Of the tile that is being computed:
   const float* k_scales;  ///< by block
   const float* v_scales;
-  float q_unit[2];       ///< scales of the thread's rows times those of the softmax
-  float score_unit[2];   ///< times that of K's block
+  static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's rows have one each, or one together
+  float q_unit[units];                                ///< scales of rows times the softmax's
+  float score_unit[units];                            ///< times that of K's block
   float next_k, next_v;  ///< scales of the block whose scores come next, loaded ahead
   float v_scale;         ///< of the block whose scores came last
 
@@ -206,8 +208,7 @@ struct QuantizedConsumer {
 
   /// Issues P V for the columns of `part`.
   template <ptx::Start start>
-  TANDEM_DEVICE void issue_part(OutputSum (&d)[part_outputs], const u32 (&probabilities)[scores / 4],
-                                int part) {
+  TANDEM_DEVICE void issue_part(OutputSum (&d)[part_outputs], const u32 (&probabilities)[words], int part) {
     const ptx::MatrixDescriptor v = shared.v[v_at.stage].operand();
     ptx::wgmma_fence();
     const int first_row = part * C.part_columns();
@@ -217,6 +218,18 @@ struct QuantizedConsumer {
     for (int step = 1; step < quant_block / 32; ++step) {
       ptx::wgmma_bytes_registers<C.part_columns(), output_bytes, ptx::Start::add>(
           d, probabilities + 4 * step, v + Shared::VTile::offset(step, first_row));
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O += P V in 16 bits, in O's own accumulators.
+  TANDEM_DEVICE void issue_output(float (&o)[outputs], const u32 (&probabilities)[words]) {
+    const ptx::MatrixDescriptor v = shared.v[v_at.stage].mn_major();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < quant_block / 16; ++step) {
+      ptx::wgmma_registers<C.head_dim_v, C.element, true>(o, probabilities + 4 * step,
+                                                          v + Shared::VTile::mn_major_offset(step), true);
     }
     ptx::wgmma_commit();
   }
@@ -235,15 +248,20 @@ struct QuantizedConsumer {
     }
   }
 
-  /// P to the A operands of P V: a step's four words have two neighbouring keys of each of two groups of 8.
-  TANDEM_DEVICE void convert(u32 (&probabilities)[scores / 4], const float (&s)[scores]) {
+  /// P to the A operands of P V: in 8 bits a step's four words have two neighbouring keys of each of two
+  /// groups of 8.
+  TANDEM_DEVICE void convert(u32 (&probabilities)[words], const float (&s)[scores]) {
+    if constexpr (keeps_input) {
+      tile::convert<C.element>(probabilities, s);
+    } else {
 #pragma unroll
-    for (int i = 0; i < scores / 4; ++i) {
-      const int at = i / 2 * 8 + i % 2 * 2;
-      if constexpr (output_bytes == Bytes::e4m3) {
-        probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
-      } else {
-        probabilities[i] = ptx::pack_u8(s[at], s[at + 1], s[at + 4], s[at + 5]);
+      for (int i = 0; i < words; ++i) {
+        const int at = i / 2 * 8 + i % 2 * 2;
+        if constexpr (output_bytes == Bytes::e4m3) {
+          probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
+        } else {
+          probabilities[i] = ptx::pack_low_bytes(s[at], s[at + 1], s[at + 4], s[at + 5]);
+        }
       }
     }
   }
@@ -273,7 +291,7 @@ struct QuantizedConsumer {
     const i64 first_k = first_block(t.index.begin_k, t.index.batch, f.packed_k);
     const float* of_q = scales_of(p.q_scales, f.packed_q ? 0 : t.index.batch, t.index.head);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
       q_unit[h] =
           ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group) *
@@ -320,12 +338,12 @@ struct QuantizedConsumer {
     // 0, of a block of zeros or from the user, would make -inf NaN. It makes nothing else: all codes are 0.
     constexpr float tiny = 0x1p-100F;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < units; ++h) {
       float unit = q_unit[h];
       if constexpr (!C.row_scales) unit *= next_k;
       score_unit[h] = unit < tiny ? tiny : unit;
     }
-    v_scale = next_v;
+    if constexpr (!keeps_input && !C.v_row_scales) v_scale = next_v;
   }
 
   /// As in ForwardConsumer; V in 16 bits only, since codes past a sequence's end are 0.
@@ -357,7 +375,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
   const int first_query = t.index.m * C.block_m + warpgroup * 64;
   const tile::BlockRange own = tile::BlockRange::of<quant_block>(t.visible, first_query, first_query + 64);
   float o[outputs];
-  u32 probabilities[scores / 4];
+  u32 probabilities[words];
   tile::QuantizedSoftmax<C> softmax;
   int block = t.blocks.end - 1;
 
@@ -398,15 +416,22 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
     wait_next_k();
     finish_probabilities(s);
   };
-  auto all_parts = [&] {
-    OutputSum held[part_outputs];
-    issue_part<ptx::Start::fresh>(held, probabilities, 0);
-#pragma unroll
-    for (int part = 0; part < C.parts; ++part) {
+  // P V of the block before, alone.
+  auto finish_output = [&] {
+    if constexpr (keeps_input) {
+      issue_output(o, probabilities);
       ptx::wgmma_wait<0>();
-      ptx::pin_registers(held);
-      promote(o, held, part, softmax.weight);
-      if (part + 1 < C.parts) issue_part<ptx::Start::replace>(held, probabilities, part + 1);
+      ptx::pin_registers(o);
+    } else {
+      OutputSum held[part_outputs];
+      issue_part<ptx::Start::fresh>(held, probabilities, 0);
+#pragma unroll
+      for (int part = 0; part < C.parts; ++part) {
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(held);
+        promote(o, held, part, softmax.weight);
+        if (part + 1 < C.parts) issue_part<ptx::Start::replace>(held, probabilities, part + 1);
+      }
     }
     release_v();
   };
@@ -419,6 +444,10 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
   shared.k_ring.wait(k_at);
   only_scores(true, [] {});
   softmax.settle_first(v_scale);
+  if constexpr (keeps_input && C.ragged) {
+    const int valid_rows = t.index.seqlen_k - block * quant_block;
+    if (valid_rows < quant_block) clear_v_tail(valid_rows);
+  }
 
   // S of this block and P V of the block before, in flight together.
   auto overlapped = [&](bool masked) {
@@ -429,24 +458,34 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
     take_turn();
     issue_scores(sums);
     shared.v_ring.wait(v_at);
-    issue_part<ptx::Start::fresh>(held, probabilities, 0);
+    if constexpr (keeps_input) {
+      issue_output(o, probabilities);
+    } else {
+      issue_part<ptx::Start::fresh>(held, probabilities, 0);
+    }
     if constexpr (C.parts == 1) pass_turn();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     maximum(s, sums, masked);
+    if constexpr (C.parts > 1) {
 #pragma unroll
-    for (int part = 1; part < C.parts; ++part) {
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(held);
-      promote(o, held, part - 1, softmax.weight);
-      issue_part<ptx::Start::replace>(held, probabilities, part);
-      if (part == C.parts - 1) pass_turn();
+      for (int part = 1; part < C.parts; ++part) {
+        ptx::wgmma_wait<0>();
+        ptx::pin_registers(held);
+        promote(o, held, part - 1, softmax.weight);
+        issue_part<ptx::Start::replace>(held, probabilities, part);
+      }
+      pass_turn();
     }
     softmax.exponentials(s, score_unit, masked);
     wait_next_k();
     ptx::wgmma_wait<0>();
-    ptx::pin_registers(held);
-    promote(o, held, C.parts - 1, softmax.weight);
+    if constexpr (keeps_input) {
+      ptx::pin_registers(o);
+    } else {
+      ptx::pin_registers(held);
+      promote(o, held, C.parts - 1, softmax.weight);
+    }
     release_v();
     finish_probabilities(s);
     softmax.settle(v_scale, o);
@@ -455,7 +494,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
   auto serial = [&](bool masked) {
     shared.v_ring.wait(v_at);
     take_turn();
-    all_parts();
+    finish_output();
     only_scores(masked, [&] { pass_turn(); });
     softmax.settle(v_scale, o);
   };
@@ -476,7 +515,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
   }
 
   shared.v_ring.wait(v_at);
-  all_parts();
+  finish_output();
   store(t, o, softmax);
 }
 

@@ -111,16 +111,23 @@ TANDEM_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
 #endif
 }
 
-/// Four f32 between 0 and 255 rounded to nearest even whole numbers, the first in the lowest byte. The sum
-/// with 1.5 * 2^23 has the number in its low bits.
-TANDEM_DEVICE u32 pack_u8(float a, float b, float c, float d) {
-  constexpr float magic = 12582912.0F;
+/// x * unit rounded to the nearest even whole number, from 0 to 255, in the lowest byte: the sum with 1.5 *
+/// 2^23 has it there.
+TANDEM_DEVICE float round_to_byte(float x, float unit) {
 #if TANDEM_ON_DEVICE
-  const u32 low = __byte_perm(__float_as_uint(a + magic), __float_as_uint(b + magic), 0x0040);
-  const u32 high = __byte_perm(__float_as_uint(c + magic), __float_as_uint(d + magic), 0x0040);
+  return ::fmaf(x, unit, 12582912.0F);
+#else
+  return emulator::fma(x, unit, 12582912.0F);
+#endif
+}
+/// The lowest bytes of four words, the first in the lowest.
+TANDEM_DEVICE u32 pack_low_bytes(float a, float b, float c, float d) {
+#if TANDEM_ON_DEVICE
+  const u32 low = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0040);
+  const u32 high = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x0040);
   return __byte_perm(low, high, 0x5410);
 #else
-  return emulator::low_bytes(a + magic, b + magic, c + magic, d + magic);
+  return emulator::low_bytes(a, b, c, d);
 #endif
 }
 

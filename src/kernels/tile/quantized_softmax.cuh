@@ -49,9 +49,9 @@ struct QuantizedSoftmax {
     for (int h = 0; h < 2; ++h) maximum[h] = reference[h] = -ptx::infinity();
   }
 
-  /// Takes the scores, times unit[h], into the maxima.
-  template <int n>
-  TANDEM_DEVICE void update_maximum(const float (&s)[n], const float (&unit)[2]) {
+  /// Takes the scores, times their unit, into the maxima.
+  template <int n, int units>
+  TANDEM_DEVICE void update_maximum(const float (&s)[n], const float (&unit)[units]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float a = s[2 * h];
@@ -63,15 +63,15 @@ struct QuantizedSoftmax {
       }
       float m = ptx::fmax(a, b);
       m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
-      m = ptx::fmax(m, ptx::shuffle_xor(m, 2)) * unit[h];
+      m = ptx::fmax(m, ptx::shuffle_xor(m, 2)) * unit[h % units];
       maximum[h] = by_tile ? m : ptx::fmax(maximum[h], m);
     }
   }
 
   /// Turns the scores into exponentials in place and sums them. `masked`: some may be -inf, which the
   /// polynomial would not turn into 0.
-  template <int n>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[2], bool masked) {
+  template <int n, int units>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], bool masked) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float subtract = finite(maximum[h]) - offset;
@@ -81,7 +81,7 @@ struct QuantizedSoftmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * h + e];
-          x = ptx::fma(x, unit[h], -subtract);
+          x = ptx::fma(x, unit[h % units], -subtract);
           x = !masked && (2 * j + e) % 8 < C.polynomials ? exp2_cubic(x) : ptx::exp2(x);
           total[e] += x;
         }
@@ -90,7 +90,8 @@ struct QuantizedSoftmax {
     }
   }
 
-  /// by_tile: multiplies P by V's scales, and brings the largest to P's range.
+  /// by_tile: multiplies P by V's scales, and brings the largest to P's range; for u8 the codes are then in
+  /// the lowest bytes.
   template <int n>
   TANDEM_DEVICE void join_scales(float (&s)[n], const float* v_scales) {
     float largest[2] = {0.0F, 0.0F};
@@ -112,8 +113,11 @@ struct QuantizedSoftmax {
       const float inverse = largest[h] > 0.0F ? range * ptx::reciprocal(largest[h]) : 0.0F;
 #pragma unroll
       for (int j = 0; j < n / 4; ++j) {
-        s[4 * j + 2 * h] *= inverse;
-        s[4 * j + 2 * h + 1] *= inverse;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * j + 2 * h + e];
+          x = C.pv == Codes::s8 ? ptx::round_to_byte(x, inverse) : x * inverse;
+        }
       }
     }
   }
@@ -132,6 +136,10 @@ struct QuantizedSoftmax {
   /// it has to.
   template <int n>
   TANDEM_DEVICE void settle(float v_scale, float (&o)[n]) {
+    if constexpr (C.pv == Codes::input) {
+      rescale(o);
+      return;
+    }
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
     if (ptx::ballot(above[0] || above[1]) != 0) {
 #pragma unroll

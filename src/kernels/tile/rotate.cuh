@@ -22,47 +22,64 @@ TANDEM_DEVICE constexpr u32 quad_signs(int j, int e) {
   return bits;
 }
 
+/// One power of two of columns, from `first` on, of the rows of h.
+template <int dim, int first>
+TANDEM_DEVICE void rotate_back_block(float (&o)[dim / 2], const FragmentPosition& position, int h) {
+  constexpr int size = rotation_block(first, dim);
+  // Column 8 * j + 2 * lane + e: the lowest bit and those from the third on are a register's, the two between
+  // are the quad's lanes.
+#pragma unroll
+  for (int j = first / 8; j < (first + size) / 8; ++j) {
+    float& x = o[4 * j + 2 * h];
+    float& y = o[4 * j + 2 * h + 1];
+    const float sum = x + y;
+    y = x - y;
+    x = sum;
+#pragma unroll
+    for (int bit = 1; bit <= 2; ++bit) {
+      const bool upper = (position.first_col & 2 * bit) != 0;
+      const float other_x = ptx::shuffle_xor(x, bit);
+      const float other_y = ptx::shuffle_xor(y, bit);
+      x = upper ? other_x - x : other_x + x;
+      y = upper ? other_y - y : other_y + y;
+    }
+  }
+#pragma unroll
+  for (int log = 0; log < 5; ++log) {  // 256 columns have 32 values of j
+    const int bit = 1 << log;
+    if (bit >= size / 8) continue;
+#pragma unroll
+    for (int j = 0; j < size / 8; ++j) {
+      if ((j & bit) != 0) continue;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = o[4 * (first / 8 + j) + 2 * h + e];
+        float& y = o[4 * (first / 8 + j + bit) + 2 * h + e];
+        const float sum = x + y;
+        y = x - y;
+        x = sum;
+      }
+    }
+  }
+  constexpr float norm = inverse_root(size);
+#pragma unroll
+  for (int j = first / 8; j < (first + size) / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const bool negative = (quad_signs(j, e) >> (position.first_col / 2) & 1) != 0;
+      o[4 * j + 2 * h + e] *= negative ? -norm : norm;
+    }
+  }
+  if constexpr (first + size < dim) rotate_back_block<dim, first + size>(o, position, h);
+}
+
 /// Multiplies rows of a warpgroup's 64 x dim accumulators by the Hadamard matrices of recipe.hpp over the
-/// square root of their sizes, and by its signs: the inverse of signs first. Column 8 * j + 2 * lane + e: the
-/// lowest bit and those from the third on are a register's, the two between are the quad's lanes.
+/// square root of their sizes, and by its signs: the inverse of signs first.
 template <int dim>
 TANDEM_DEVICE void rotate_back(float (&o)[dim / 2], const FragmentPosition& position) {
   static_assert(dim % 32 == 0);
 #pragma unroll
-  for (int first = 0; first < dim; first += rotation_block(first, dim)) {
-    const int size = rotation_block(first, dim);
-    const float norm = inverse_root(size);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int bit = 1; bit < size; bit *= 2) {
-#pragma unroll
-        for (int at = first / 4; at < (first + size) / 4; ++at) {  // register pairs' e and j
-          const int e = at % 2;
-          const int j = at / 2;
-          float& x = o[4 * j + 2 * h + e];
-          if (bit == 2 || bit == 4) {
-            const bool upper = (position.first_col & bit) != 0;
-            const float other = ptx::shuffle_xor(x, bit / 2);
-            x = upper ? other - x : other + x;
-          } else if (bit == 1 ? e == 0 : (j & (bit / 8)) == 0) {
-            float& y = bit == 1 ? o[4 * j + 2 * h + 1] : o[4 * (j + bit / 8) + 2 * h + e];
-            const float sum = x + y;
-            y = x - y;
-            x = sum;
-          }
-        }
-      }
-#pragma unroll
-      for (int j = first / 8; j < (first + size) / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool negative = (quad_signs(j, e) >> (position.first_col / 2) & 1) != 0;
-          o[4 * j + 2 * h + e] *= negative ? -norm : norm;
-        }
-      }
-    }
-  }
+  for (int h = 0; h < 2; ++h) rotate_back_block<dim, 0>(o, position, h);
 }
 
 }  // namespace tandem::tile

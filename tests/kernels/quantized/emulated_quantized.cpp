@@ -192,7 +192,8 @@ void run_quantized(const EmulatedQuantized& kernel, harness::Call& call, std::ui
                     recipe.pv, config.v_row_scales, recipe.rotate_v, false};
   const Quantized q = quantize_side(p, q_side, false);
   const Quantized k = quantize_side(p, k_side, false);
-  const Quantized v = quantize_side(p, v_side, true);
+  const bool keeps_v = recipe.pv == Codes::input;
+  const Quantized v = keeps_v ? Quantized{} : quantize_side(p, v_side, true);
   const std::vector<float> shift = shifts(p, q_side, call, k);
 
   emulator::Options options;
@@ -214,10 +215,10 @@ void run_quantized(const EmulatedQuantized& kernel, harness::Call& call, std::ui
       gpu::make_quantized_params(p, config,
                                  {.q = q.codes.data(),
                                   .k = k.codes.data(),
-                                  .v = v.codes.data(),
+                                  .v = keeps_v ? nullptr : v.codes.data(),
                                   .q_scales = q.scales.data(),
                                   .k_scales = k.scales.data(),
-                                  .v_scales = v.scales.data(),
+                                  .v_scales = keeps_v ? nullptr : v.scales.data(),
                                   .shift = shift.data()},
                                  &emulator::encode, 64 * 1024, tile_counter.data());
   emulator::launch(kernel.kernel, params,

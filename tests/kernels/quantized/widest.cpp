@@ -13,7 +13,15 @@ std::span<const EmulatedQuantized> widest_quantized() {
                                         .ragged = true,
                                         .overlap = false,
                                         .pingpong = false,
-                                        .parts = 8}>();
+                                        .parts = 8},
+                        QuantizedConfig{.qk = Codes::s8,
+                                        .pv = Codes::input,
+                                        .head_dim_qk = 256,
+                                        .head_dim_v = 256,
+                                        .row_scales = true,
+                                        .overlap = false,
+                                        .pingpong = false,
+                                        .parts = 1}>();
   return kernels;
 }
 
