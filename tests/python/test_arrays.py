@@ -101,6 +101,19 @@ def test_expanded_and_reversed_views() -> None:
     assert np.array_equal(tandem.attention(*backwards, causal=True), expected)
 
 
+def test_subclasses_of_tensors() -> None:
+    """Their attributes may mean something else: PyTorch's dispatcher has the first word."""
+
+    class Marked(torch.Tensor):
+        pass
+
+    tensors = qkv()
+    marked = [t.as_subclass(Marked) for t in tensors]  # type: ignore[no-untyped-call]
+    got = tandem.attention(marked[0], *tensors[1:], causal=True)
+    assert type(got) is Marked and torch.equal(got, tandem.attention(*tensors, causal=True))
+    assert torch.equal(tandem.attention(*marked, causal=True), got)
+
+
 def test_dimensions_of_one_may_have_odd_strides() -> None:
     q, k, v = (torch.randn(1, 5, 1, 16) for _ in range(3))
     odd = [t.as_strided((1, 5, 1, 16), (7, 16, 3, 1)) for t in (q, k, v)]
