@@ -11,12 +11,13 @@
 #include "report.hpp"
 #include "supervise.hpp"
 #include "tandem/attention.hpp"
-#include "tune_forward.hpp"
+#include "tune_course.hpp"
 
 namespace tandem::cli {
 namespace {
 
 struct TuneOptions {
+  std::string pass = "forward";
   std::string dtype = "bf16";
   std::vector<std::int64_t> head_dims{128};
   std::int64_t head_dim_v = 0;
@@ -86,7 +87,8 @@ void check(const TuneOptions& options) {
 }
 
 /// The fields in which a Config differs from the planned one.
-std::string difference(const ForwardConfig& config, const ForwardConfig& planned) {
+template <typename Config>
+std::string difference(const Config& config, const Config& planned) {
   std::string text;
   for_each_field(config, [&](const char* name, const auto& field) {
     for_each_field(planned, [&](const char* other, const auto& otherwise) {
@@ -108,12 +110,13 @@ std::vector<std::size_t> by_speed(const std::vector<ItemReport>& reports) {
   return order;
 }
 
-void print_table(const TuneShape& s, const ForwardCandidates& candidates,
+template <typename Config>
+void print_table(const char* pass, const TuneShape& s, const Candidates<Config>& candidates,
                  const std::vector<ItemReport>& reports) {
-  fmt::print("\n{} d={}{} seqlen={} batch={} heads={}/{} {}: {} Configs ({} combinations cannot exist)\n",
-             name_of(s.dtype), s.head_dim, s.head_dim_v != s.head_dim ? fmt::format("/{}", s.head_dim_v) : "",
-             s.seqlen, s.batch, s.heads, s.heads_kv, s.causal ? "causal" : "full", reports.size(),
-             candidates.illegal);
+  fmt::print("\n{} {} d={}{} seqlen={} batch={} heads={}/{} {}: {} Configs ({} combinations cannot exist)\n",
+             pass, name_of(s.dtype), s.head_dim,
+             s.head_dim_v != s.head_dim ? fmt::format("/{}", s.head_dim_v) : "", s.seqlen, s.batch, s.heads,
+             s.heads_kv, s.causal ? "causal" : "full", reports.size(), candidates.illegal);
   fmt::print("planned: {}\n", gpu::expression_of(candidates.configs[0]));
   fmt::print("{:>10} {:>9} {:>8} {:>8} {:>5} {:>7}  {}\n", "us", "TFLOP/s", "ratio", "spread", "regs",
              "spilled", "Config");
@@ -133,9 +136,10 @@ void print_table(const TuneShape& s, const ForwardCandidates& candidates,
   std::fflush(stdout);
 }
 
-Json shape_json(const TuneShape& s, const ForwardCandidates& candidates,
+template <typename Config>
+Json shape_json(const char* pass, const TuneShape& s, const Candidates<Config>& candidates,
                 const std::vector<ItemReport>& reports) {
-  Json shape{{"pass", "forward"},
+  Json shape{{"pass", pass},
              {"dtype", name_of(s.dtype)},
              {"head_dim", s.head_dim},
              {"head_dim_v", s.head_dim_v},
@@ -162,32 +166,41 @@ Json shape_json(const TuneShape& s, const ForwardCandidates& candidates,
   return shape;
 }
 
-int run_tune(const TuneOptions& options) {
-  check(options);
+template <typename Config>
+void tune_shape(const char* pass, const TuneShape& shape, const TuneOptions& options, Json& document) {
   RaceRules rules = options.rules;
   rules.compilers =
       options.compilers > 0 ? options.compilers : std::max(1U, std::thread::hardware_concurrency());
   const std::chrono::milliseconds patience(static_cast<std::int64_t>(options.patience * 1e3));
-  Json document{{"version", version()}, {"shapes", Json::array()}};
+  const auto candidates = candidates_of<Config>(shape, options.fields, options.most);
   Progress progress;
+  progress.show(fmt::format("compiling {} Configs ...", candidates.configs.size()));
+  const auto worker = [&](const std::vector<ItemReport>& reports, const Reporter& reporter) {
+    RaceCourse course = course_of(shape, candidates.configs);
+    reporter.facts(0, {{"device", gpu::properties(0).name}});
+    return race(course, rules, reports, reporter);
+  };
+  const std::vector<ItemReport> reports =
+      supervise(candidates.configs.size(), patience, worker, [&](std::size_t i) {
+        progress.show(fmt::format("[{}/{}] {}", i + 1, candidates.configs.size(),
+                                  difference(candidates.configs[i], candidates.configs[0])));
+      });
+  progress.show("");
+  document["device"] = reports[0].facts.value("device", "");
+  document["shapes"].push_back(shape_json(pass, shape, candidates, reports));
+  if (!options.json) print_table(pass, shape, candidates, reports);
+}
+
+int run_tune(const TuneOptions& options) {
+  check(options);
+  Json document{{"version", version()}, {"shapes", Json::array()}};
   // This process opens no driver: a context would not survive the fork.
   for (const TuneShape& shape : shapes_of(options)) {
-    const ForwardCandidates candidates = forward_candidates(shape, options.fields, options.most);
-    progress.show(fmt::format("compiling {} Configs ...", candidates.configs.size()));
-    const auto worker = [&](const std::vector<ItemReport>& reports, const Reporter& reporter) {
-      RaceCourse course = forward_course(shape, candidates.configs);
-      reporter.facts(0, {{"device", gpu::properties(0).name}});
-      return race(course, rules, reports, reporter);
-    };
-    const std::vector<ItemReport> reports =
-        supervise(candidates.configs.size(), patience, worker, [&](std::size_t i) {
-          progress.show(fmt::format("[{}/{}] {}", i + 1, candidates.configs.size(),
-                                    difference(candidates.configs[i], candidates.configs[0])));
-        });
-    progress.show("");
-    document["device"] = reports[0].facts.value("device", "");
-    document["shapes"].push_back(shape_json(shape, candidates, reports));
-    if (!options.json) print_table(shape, candidates, reports);
+    if (options.pass == "forward") {
+      tune_shape<ForwardConfig>("forward", shape, options, document);
+    } else {
+      tune_shape<BackwardConfig>("backward", shape, options, document);
+    }
   }
   if (options.json) print_json(document);
   return success;
@@ -197,8 +210,10 @@ int run_tune(const TuneOptions& options) {
 
 void add_tune(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<TuneOptions>();
-  CLI::App* command =
-      app.add_subcommand("tune", "Time Configs of the GPU forward kernel against the planned one");
+  CLI::App* command = app.add_subcommand("tune", "Time Configs of the GPU kernels against the planned one");
+  command->add_option("--pass", options->pass, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
   command->add_option("--dtype", options->dtype, "f16 or bf16")->capture_default_str();
   command->add_option("--head-dim", options->head_dims, "Head dimensions")
       ->delimiter(',')
@@ -217,8 +232,7 @@ void add_tune(CLI::App& app, Command& chosen) {
       ->capture_default_str();
   command->add_option("--window-left", options->window_left, "Keys seen to the left of the diagonal; -1: all")
       ->capture_default_str();
-  const ForwardConfig any;
-  for_each_field(any, [&](const char* name, const auto&) {
+  const auto add_field = [&](const char* name, const auto&) {
     if (command->get_option_no_throw("--" + dashed(name)) != nullptr) return;
     const std::string field = name;
     command
@@ -229,7 +243,11 @@ void add_tune(CLI::App& app, Command& chosen) {
             },
             "Values of the Config's field " + field + "; default: the planned one")
         ->delimiter(',');
-  });
+  };
+  const ForwardConfig any_forward;
+  const BackwardConfig any_backward;
+  for_each_field(any_forward, add_field);
+  for_each_field(any_backward, add_field);
   command->add_option("--rounds", options->rules.rounds, "Turns that each Config has; the median counts")
       ->capture_default_str();
   command->add_option("--burst", options->rules.burst_ms, "Milliseconds a turn")->capture_default_str();
@@ -249,7 +267,9 @@ src/kernels/config.hpp; 0 and 1 are off and on.
 Examples:
   tandem tune --seqlen 8192 --causal no --block-n 112,128,144,160,176 --stages 2,3
   tandem tune --head-dim 64 --seqlen 512,2048 --block-m 128,192 --q-stages 1,2 --pingpong 0,1 --json > tune.json
-  tandem tune --head-dim 256 --dtype f16 --exp-under-product 0,1)");
+  tandem tune --head-dim 256 --dtype f16 --exp-under-product 0,1
+  tandem tune --pass backward --dq-direct 0,1 --scores-ahead 0,1 --q-stages 2,3
+  tandem tune --pass backward --deterministic 0,1)");
   command->callback([options, &chosen] { chosen = [options] { return run_tune(*options); }; });
 }
 

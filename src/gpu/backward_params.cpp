@@ -136,6 +136,8 @@ BackwardConfig backward_rows_config(const BackwardConfig& config) {
   const BackwardConfig defaults;
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
+  c.dq_parts = defaults.dq_parts;
+  c.dq_direct = c.scores_ahead = false;
   return c;
 }
 

@@ -38,6 +38,7 @@ struct BackwardConsumer {
   const int thread;  ///< in the warpgroup
   const tile::FragmentPosition position;
   const float scale_log2;
+  const int group;  ///< query heads of a KV head
   tile::Ring<1>::Position kv_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
@@ -49,7 +50,8 @@ struct BackwardConsumer {
         warpgroup(warpgroup_),
         thread(thread_),
         position(thread_),
-        scale_log2(params.scale * tile::log2_e) {}
+        scale_log2(params.scale * tile::log2_e),
+        group(params.heads_q / params.heads_kv) {}
 
   /// This warpgroup's first key of the tile, and first query of the block, in its scores.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
@@ -197,14 +199,24 @@ struct BackwardConsumer {
     }
   }
 
-  /// Hands dQ to the warp that adds it to the sums. Threads store their registers as they have them, 16 bytes
-  /// in a run a warp: only the conversion must know the order.
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
+  /// Adds dQ to the sums of a query block, or hands it to the warp that does. Threads store their registers
+  /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], i64 block) {
+    if constexpr (C.dq_direct) {
+      float* sums = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
+      auto* target = reinterpret_cast<ptx::Float4*>(sums) + thread;
+#pragma unroll
+      for (int u = 0; u < C.dq_columns() / 8; ++u) {
+        ptx::reduce_add(target + u * warpgroup_size,
+                        ptx::Float4{dq[4 * u], dq[4 * u + 1], dq[4 * u + 2], dq[4 * u + 3]});
+      }
+      return;
+    }
     constexpr int units = C.dq_part() / warpgroup_size / 4;
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) {
       ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
-      auto* target = reinterpret_cast<ptx::Float4*>(shared.dq[warpgroup]) + thread;
+      auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
 #pragma unroll
       for (int u = 0; u < units; ++u) {
         const float* d = dq + 4 * (part * units + u);
@@ -279,20 +291,33 @@ struct BackwardConsumer {
     dout_at.advance();
   }
 
+  /// Waits for query block m's Q, and issues S.
+  TANDEM_DEVICE void begin(const BackwardTile& t, int m, float (&s)[scores]) {
+    shared.q_ring.wait(q_at);
+    if constexpr (C.causal || C.ragged) {
+      const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
+      const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
+      if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
+        clear_queries(first, max(first, min(end, C.block_m)));
+      }
+    }
+    ptx::wgmma_fence();
+    issue_scores<C.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
+  }
   template <bool masked>
-  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.columns_k() / 2],
-                          float (&dv)[C.columns_v() / 2]);
+  TANDEM_DEVICE void step(const BackwardTile& t, int g, int m, float (&s)[scores],
+                          float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]);
   TANDEM_DEVICE void compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
                              float (&dv)[C.columns_v() / 2]);
   TANDEM_DEVICE void run();
 };
 
-/// One query block.
+/// Query block m of head g of the group. With scores_ahead its S is there, and the next one's is made here:
+/// of a block that is not used after the last, so that no branch stands between products (C7512, C7514).
 template <BackwardConfig C>
 template <bool masked>
-TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float (&dk)[C.columns_k() / 2],
-                                             float (&dv)[C.columns_v() / 2]) {
-  float s[scores];
+TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m, float (&s)[scores],
+                                             float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]) {
   float dp[scores];
   float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
@@ -301,19 +326,15 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
   auto& ds_tile = shared.scores[score_at];
   auto& p_tile = shared.scores[C.owns_keys() ? score_at : 2 + score_at];  // not used where registers feed P
 
-  shared.q_ring.wait(q_at);
-  if constexpr (C.causal || C.ragged) {
-    const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-    const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
-    if (first > 0 || end < C.block_m) clear_queries(first, max(first, min(end, C.block_m)));
-  }
-  ptx::wgmma_fence();
-  issue_scores<C.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
+  if constexpr (!C.scores_ahead) begin(t, m, s);
   shared.dout_ring.wait(dout_at);
+  if constexpr (C.scores_ahead) ptx::wgmma_fence();
   issue_scores<C.head_dim_v>(dp, shared.v, shared.dout[dout_at.stage]);
 
-  ptx::wgmma_wait<1>();
-  ptx::pin_registers(s);
+  if constexpr (!C.scores_ahead) {
+    ptx::wgmma_wait<1>();
+    ptx::pin_registers(s);
+  }
   probabilities<masked>(s, p_packed, p_sloped, t, m);
   if constexpr (C.owns_keys()) {
     ptx::wgmma_fence();
@@ -348,9 +369,19 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
   ptx::wgmma_wait<1>();
   ptx::pin_registers(dk);
   release_q();
-  ptx::wgmma_wait<0>();
+  if constexpr (C.scores_ahead) {
+    const int after = g + 1 < group ? t.blocks.first : t.blocks.end;
+    begin(t, m + 1 < t.blocks.end ? m + 1 : after, s);
+    ptx::wgmma_wait<1>();
+  } else {
+    ptx::wgmma_wait<0>();
+  }
   ptx::pin_registers(dq);
-  store_dq(dq);
+  store_dq(dq, workspace_block(p, t.head_kv * group + g, t.q_block + m));
+  if constexpr (C.scores_ahead) {
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+  }
   score_at ^= 1;
 }
 
@@ -359,7 +390,6 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
                                                 float (&dv)[C.columns_v() / 2]) {
-  const int group = p.heads_q / p.heads_kv;
   shared.k_ring.wait(kv_at);
   if constexpr (hides) clear_poisoned_keys();
   shared.v_ring.wait(kv_at);
@@ -367,15 +397,22 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
     const int valid = t.visible.seqlen_k - t.n * C.block_n;
     if (valid < C.block_n) clear_key_tail(valid);
   }
+  float s[scores];
+  if constexpr (C.scores_ahead) {
+    begin(t, t.blocks.first, s);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+  }
   for (int g = 0; g < group; ++g) {
     for (int m = t.blocks.first; m < t.blocks.end; ++m) {
       if (m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end)) {
-        step<true>(t, m, dk, dv);
+        step<true>(t, g, m, s, dk, dv);
       } else {
-        step<false>(t, m, dk, dv);
+        step<false>(t, g, m, s, dk, dv);
       }
     }
   }
+  if constexpr (C.scores_ahead) release_q();
   if (thread % warp_size == 0) {
     shared.k_ring.release(kv_at);
     shared.v_ring.release(kv_at);
@@ -387,6 +424,7 @@ template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::run() {
   BackwardTiles<C> tiles(p);
   BackwardTile t;
+  if constexpr (C.dq_direct) ptx::wait_for_previous_grid();  // which sets the sums to zero
   while (tiles.next(t)) {
     float dk[C.columns_k() / 2];
     float dv[C.columns_v() / 2];
@@ -410,7 +448,9 @@ TANDEM_DEVICE void BackwardConsumer<C>::run() {
     tile::store_rows<C.element>(dv_rows, dv, 1.0F, first, column_at<C.columns_v()>(), t.visible.seqlen_k,
                                 t.end_k, thread);
   }
-  ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
+  if constexpr (!C.dq_direct) {
+    ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
+  }
 }
 
 // ---- Entry ----
@@ -434,7 +474,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     ptx::release_registers<C.registers().producer>();
     if (warp == 0) {
       BackwardLoader<C>(p, shared).run();
-    } else if (warp <= C.consumers) {
+    } else if (!C.dq_direct && warp <= C.consumers) {
       BackwardAdder<C>{p, shared, warp - 1}.run();
     }
   } else {

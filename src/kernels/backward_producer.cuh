@@ -28,7 +28,7 @@ struct BackwardShared {
   /// Twice, so that one barrier a query block is enough: what is written was last read two blocks ago.
   /// dS, and behind it P unless registers feed it.
   ScoreTile scores[C.owns_keys() ? 2 : 4];
-  alignas(16) float dq[C.consumers][C.dq_part()];
+  alignas(16) float dq[C.dq_buffer()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
   float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
@@ -106,6 +106,8 @@ struct BackwardLoader {
             load_dout(t, t.head_kv * group + g, m);
           }
         }
+        // The consumers compute scores of one block more than there are, and do not use them.
+        if constexpr (C.scores_ahead) load_q(t, t.head_kv * group, t.blocks.first);
       }
       first_tile = false;
       kv_at.advance();
@@ -124,13 +126,14 @@ struct BackwardAdder {
 
   TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
     u32* turn = p.turns + block * C.consumers + warpgroup;
-    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * (C.dq_parts * C.dq_part());
+    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) {
       ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
       if (leader) {
         if (C.deterministic && part == 0) ptx::wait_turn(turn, BackwardTiles<C>::turn_of(t, m));
-        ptx::bulk_reduce_add(target + part * C.dq_part(), shared.dq[warpgroup], C.dq_part() * sizeof(float));
+        ptx::bulk_reduce_add(target + part * C.dq_part(), shared.dq + warpgroup * C.dq_part(),
+                             C.dq_part() * sizeof(float));
         ptx::tma_store_commit();
         ptx::tma_store_wait<0>();
       }

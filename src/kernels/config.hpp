@@ -145,8 +145,11 @@ struct BackwardConfig {
   int q_stages = 2;     ///< blocks of Q in flight
   int dout_stages = 2;  ///< blocks of dO in flight
   int dq_parts = 1;     ///< a block of dQ leaves through shared memory in so many turns
-  bool causal = false;  ///< window_right is bounded
-  bool local = false;   ///< window_left is bounded
+  /// dQ is added to its sums from registers instead, which takes neither shared memory nor a fixed order.
+  bool dq_direct = false;
+  bool scores_ahead = false;  ///< S of the next query block is issued before this one's dQ is waited for
+  bool causal = false;        ///< window_right is bounded
+  bool local = false;         ///< window_left is bounded
   bool softcap = false;
   bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
@@ -170,8 +173,11 @@ struct BackwardConfig {
     return strip_columns(columns_k() % 64 == 0 ? dq_columns() : columns_k());
   }
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(columns_v()); }
-  /// f32 values of dQ that one warpgroup hands to the copy engine at a time.
-  [[nodiscard]] constexpr int dq_part() const { return 64 * dq_columns() / dq_parts; }
+  /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
+  [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
+  [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
+  /// The buffers for it, of all warpgroups; one 16-byte unit where there is no need.
+  [[nodiscard]] constexpr int dq_buffer() const { return dq_direct ? 4 : consumers * dq_part(); }
 };
 
 /// Threads of a block of the kernels around the main one: a warpgroup for each of its consumers, so that the
@@ -191,7 +197,7 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.owns_keys() ? 2 : 4) * c.block_n * c.block_m * 2;
-  const int dq = 4 * c.dq_part() * c.consumers;
+  const int dq = 4 * c.dq_buffer();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n);
   const int barriers = 16 * (2 + c.q_stages + c.dout_stages);
   return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;

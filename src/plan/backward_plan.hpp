@@ -14,8 +14,8 @@ namespace tandem {
 /// Registers a consumer thread needs beside accumulators and operands (addresses, the tile, loop state).
 constexpr int backward_other_registers = 28;
 
-/// Registers that a consumer thread holds at the widest points of the loop: dK, dV and either S with dP, or
-/// dQ with packed dS; and the rest.
+/// Registers that a consumer thread holds at the widest points of the loop: dK, dV and S with dP, dQ with
+/// packed dS, or dQ with the next S; and the rest.
 int backward_registers(const BackwardConfig& config);
 
 /// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.

@@ -67,6 +67,8 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.head_dim_qk = 192, .head_dim_v = 192, .q_stages = 1, .dout_stages = 1}, "registers");
   refused({.dq_parts = 3}, "dq_parts 3");
   refused({.consumers = 4}, "consumers 4");
+  refused({.dq_direct = true, .deterministic = true}, "any order");
+  refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

@@ -19,6 +19,10 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             c.head_dim_qk = 32;
                                             c.causal = c.ragged = c.deterministic = true;
                                             return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.causal = c.local = c.dq_direct = c.scores_ahead = true;
+                                            return c;
                                           }(full)>();
   return kernels;
 }

@@ -19,6 +19,15 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             c.head_dim_v = 96;
                                             c.causal = true;
                                             return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.causal = c.ragged = c.deterministic = c.scores_ahead = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.q_stages = 3;
+                                            c.dq_direct = c.scores_ahead = true;
+                                            return c;
                                           }(full)>();
   return kernels;
 }

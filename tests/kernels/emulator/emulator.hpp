@@ -128,6 +128,12 @@ inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
   return std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
 }
 
+inline void reduce_add(float* p, float value) {
+  check_register(value);
+  check_global(p, sizeof(*p), true);
+  std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
+}
+
 /// Throws where the number stays another for long: blocks that run one after the other cannot wait for later
 /// ones.
 void wait_turn(const std::uint32_t* p, std::uint32_t value);

@@ -1,0 +1,97 @@
+// A pass as something to tune: the Configs of a shape, and a race among them.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "gpu/device.hpp"
+#include "kernels/config.hpp"
+#include "plan/candidates.hpp"
+#include "race.hpp"
+
+namespace tandem::cli {
+
+struct TuneShape {
+  DType dtype = DType::bf16;
+  std::int64_t batch = 1;
+  std::int64_t seqlen = 0;
+  std::int64_t heads = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t head_dim_v = 0;
+  bool causal = false;
+  std::int64_t window_left = -1;
+};
+
+template <typename Config>
+struct Candidates {
+  std::vector<Config> configs;  ///< the planned one first
+  std::size_t illegal = 0;      ///< combinations that cannot exist, left out
+};
+
+/// The planned Config and every legal combination of `fields` on top of it; fields that follow from the
+/// shape may not be named. Throws Error (invalid_argument) for those, and where more than `most` are legal.
+/// For ForwardConfig and BackwardConfig.
+template <typename Config>
+Candidates<Config> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
+                                 std::size_t most);
+template <>
+Candidates<ForwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
+                                        std::size_t most);
+template <>
+Candidates<BackwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
+                                         std::size_t most);
+
+/// The shape in GPU memory with normal random inputs. Throws Error (unsupported) without a GPU that the
+/// kernels run on.
+RaceCourse course_of(const TuneShape& shape, const std::vector<ForwardConfig>& configs);
+RaceCourse course_of(const TuneShape& shape, const std::vector<BackwardConfig>& configs);
+
+// What both passes share.
+
+constexpr int tuned_device = 0;
+
+/// The shape's tensors without memory: contiguous, on the tuned device.
+Problem tune_problem(const TuneShape& shape);
+
+/// A tensor of `shape` in GPU memory: normal numbers, four million drawn, then repeated.
+gpu::DeviceBuffer random_tensor(DType dtype, std::int64_t elements, std::uint64_t seed);
+
+/// Throws Error (unsupported) where the GPU is none that the kernels run on.
+void require_hopper();
+
+/// A result of `elements`, with the tolerance that its type allows for.
+RaceOutput race_output(const char* name, DType dtype, std::int64_t elements);
+
+/// `planned`, and what `fields` make of it that has no `objection`.
+template <typename Config, typename Objection>
+Candidates<Config> legal_candidates(const Config& planned, Objection&& objection,
+                                    std::span<const std::string_view> fixed_fields,
+                                    const std::vector<FieldValues>& fields, std::size_t most) {
+  for (const FieldValues& wanted : fields) {
+    if (std::ranges::find(fixed_fields, wanted.field) != fixed_fields.end()) {
+      throw Error(Status::invalid_argument,
+                  fmt::format("the field {} follows from the shape; leave it out", wanted.field));
+    }
+  }
+  Candidates<Config> found;
+  found.configs = {planned};
+  for (const Config& config : combinations(planned, fields)) {
+    if (!objection(config).empty()) {
+      ++found.illegal;
+    } else if (std::ranges::find(found.configs, config) == found.configs.end()) {
+      found.configs.push_back(config);
+    }
+  }
+  if (found.configs.size() > most) {
+    throw Error(Status::invalid_argument,
+                fmt::format("{} Configs are legal, more than --most {}; name fewer values, or raise it",
+                            found.configs.size(), most));
+  }
+  return found;
+}
+
+}  // namespace tandem::cli
