@@ -523,7 +523,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
 template <QuantizedConfig C>
 TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t, float (&o)[outputs],
                                                const tile::QuantizedSoftmax<C>& softmax) {
-  if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position);
+  if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position, p.forward.head_dim_v);
   tile::OnlineSoftmax finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

@@ -62,6 +62,15 @@ TANDEM_DEVICE int find_first_set(u32 bits) {
 #endif
 }
 
+/// Index of the highest bit set; `bits` is not 0.
+TANDEM_DEVICE int highest_bit(u32 bits) {
+#if TANDEM_ON_DEVICE
+  return 31 - __clz(static_cast<int>(bits));
+#else
+  return 31 - __builtin_clz(bits);
+#endif
+}
+
 /// One bit a lane.
 TANDEM_DEVICE u32 ballot(bool predicate) {
 #if TANDEM_ON_DEVICE

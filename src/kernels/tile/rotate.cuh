@@ -22,14 +22,23 @@ TANDEM_DEVICE constexpr u32 quad_signs(int j, int e) {
   return bits;
 }
 
-/// One power of two of columns, from `first` on, of the rows of h.
-template <int dim, int first>
-TANDEM_DEVICE void rotate_back_block(float (&o)[dim / 2], const FragmentPosition& position, int h) {
-  constexpr int size = rotation_block(first, dim);
-  // Column 8 * j + 2 * lane + e: the lowest bit and those from the third on are a register's, the two between
-  // are the quad's lanes.
+/// The exponent of the power of two of columns that column c is in, if there are `head_dim`: of the binary
+/// digits, the highest in which the two differ. Columns past the end stay alone. Head dimensions are
+/// multiples of 8, and so are the blocks.
+TANDEM_DEVICE int rotation_exponent(int c, int head_dim) {
+  return c < head_dim ? ptx::highest_bit(static_cast<u32>(c ^ head_dim)) : 0;
+}
+
+/// rotate_back for rows of h. Column 8 * j + 2 * lane + e: the lowest bit and those from the third on are a
+/// register's, the two between are the quad's lanes. `whole`: head_dim is dim, and all of this is known to
+/// the compiler.
+template <int dim, bool whole>
+TANDEM_DEVICE void rotate_rows_back(float (&o)[dim / 2], const FragmentPosition& position, int head_dim,
+                                    int h) {
+  const auto exponent = [&](int j) { return rotation_exponent(8 * j, whole ? dim : head_dim); };
 #pragma unroll
-  for (int j = first / 8; j < (first + size) / 8; ++j) {
+  for (int j = 0; j < dim / 8; ++j) {
+    if (exponent(j) == 0) continue;
     float& x = o[4 * j + 2 * h];
     float& y = o[4 * j + 2 * h + 1];
     const float sum = x + y;
@@ -47,39 +56,44 @@ TANDEM_DEVICE void rotate_back_block(float (&o)[dim / 2], const FragmentPosition
 #pragma unroll
   for (int log = 0; log < 5; ++log) {  // 256 columns have 32 values of j
     const int bit = 1 << log;
-    if (bit >= size / 8) continue;
 #pragma unroll
-    for (int j = 0; j < size / 8; ++j) {
-      if ((j & bit) != 0) continue;
+    for (int j = 0; j < dim / 8; ++j) {
+      if ((j & bit) != 0 || j + bit >= dim / 8 || exponent(j) <= log + 3) continue;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float& x = o[4 * (first / 8 + j) + 2 * h + e];
-        float& y = o[4 * (first / 8 + j + bit) + 2 * h + e];
+        float& x = o[4 * j + 2 * h + e];
+        float& y = o[4 * (j + bit) + 2 * h + e];
         const float sum = x + y;
         y = x - y;
         x = sum;
       }
     }
   }
-  constexpr float norm = inverse_root(size);
 #pragma unroll
-  for (int j = first / 8; j < (first + size) / 8; ++j) {
+  for (int j = 0; j < dim / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
+      const float norm =
+          whole ? inverse_root(1 << exponent(j)) : ptx::exp2(-0.5F * static_cast<float>(exponent(j)));
       const bool negative = (quad_signs(j, e) >> (position.first_col / 2) & 1) != 0;
       o[4 * j + 2 * h + e] *= negative ? -norm : norm;
     }
   }
-  if constexpr (first + size < dim) rotate_back_block<dim, first + size>(o, position, h);
 }
 
-/// Multiplies rows of a warpgroup's 64 x dim accumulators by the Hadamard matrices of recipe.hpp over the
-/// square root of their sizes, and by its signs: the inverse of signs first.
+/// Multiplies rows of a warpgroup's 64 x dim accumulators, of which `head_dim` columns count, by the Hadamard
+/// matrices of recipe.hpp over the square root of their sizes, and by its signs: the inverse of signs first.
 template <int dim>
-TANDEM_DEVICE void rotate_back(float (&o)[dim / 2], const FragmentPosition& position) {
+TANDEM_DEVICE void rotate_back(float (&o)[dim / 2], const FragmentPosition& position, int head_dim) {
   static_assert(dim % 32 == 0);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) rotate_back_block<dim, 0>(o, position, h);
+  for (int h = 0; h < 2; ++h) {
+    if (head_dim == dim) {
+      rotate_rows_back<dim, true>(o, position, head_dim, h);
+    } else {
+      rotate_rows_back<dim, false>(o, position, head_dim, h);
+    }
+  }
 }
 
 }  // namespace tandem::tile

@@ -146,9 +146,8 @@ harness::Case random_quantized_case(std::uint64_t seed, const QuantizedConfig& c
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = 1;
   c.heads_q = random.between(1, 2);
-  // How a row of V is rotated depends on its length, and the kernel undoes that of its own.
   c.head_dim_qk = config.head_dim_qk - 8 * random.between(0, 3);
-  c.head_dim_v = config.rotated_v ? config.head_dim_v : config.head_dim_v - 8 * random.between(0, 3);
+  c.head_dim_v = config.head_dim_v - 8 * random.between(0, 3);
   c.seqlen_q = random.between(1, 200);
   c.seqlen_k = random.between(0, 400);
   const auto batch = static_cast<std::size_t>(c.batch);
