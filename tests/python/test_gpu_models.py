@@ -103,19 +103,16 @@ def test_logits(name: str, side: str) -> None:
     assert (ours[seen] - exact[seen]).abs().max() <= 2 * (eager[seen] - exact[seen]).abs().max() + 2**-6
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("name", MODELS)
-def test_generation(name: str, cache: str | None) -> None:
+def check_generation(name: str, **options: Any) -> None:
     """Greedy generation over a left-padded batch: each step's logits those of the whole text so far."""
     inputs, steps = text(name, "left"), 12
     result = models(name)[2].generate(
         **inputs,
         max_new_tokens=steps,
         do_sample=False,
-        cache_implementation=cache,
-        disable_compile=True,
         return_dict_in_generate=True,
         output_logits=True,
+        **options,
     )
     mask = torch.cat([inputs["attention_mask"], torch.ones(3, steps, dtype=torch.int64, device="cuda")], 1)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -127,6 +124,17 @@ def test_generation(name: str, cache: str | None) -> None:
     logits = torch.stack(result.logits, 1)
     assert torch.equal(logits.argmax(-1), result.sequences[:, ROWS:])
     assert_as_exact(logits, eager[:, ROWS - 1 : -1], exact[:, ROWS - 1 : -1])
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_generation(name: str, cache: str | None) -> None:
+    check_generation(name, cache_implementation=cache, disable_compile=True)
+
+
+def test_compiled_generation() -> None:
+    """As `generate` does by default with a static cache: its steps compiled, and replayed as CUDA graphs."""
+    check_generation("llama", cache_implementation="static")
 
 
 @pytest.mark.parametrize("name", NAMES)

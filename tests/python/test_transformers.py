@@ -286,3 +286,17 @@ def test_a_compiled_model(name: str) -> None:
         torch.testing.assert_close(gradients[1], gradients[0], rtol=2e-4, atol=2e-2)
     with pytest.raises(RuntimeError, match="padding between tokens"):
         compiled(input_ids=ids, attention_mask=padding("inside"))
+
+
+def test_compiled_generation() -> None:
+    """Steps with a static cache are one graph without breaks, as `generate` compiles them on GPUs."""
+    ids, mask = tokens(), padding("left")
+    eager, ours = models("llama")
+    compiled = transformers.CompileConfig(backend="aot_eager", mode=None, fullgraph=True)
+    compiled._compile_all_devices = True
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    got = ours.generate(ids, cache_implementation="static", compile_config=compiled, **options)
+    assert torch.equal(got, eager.generate(ids, **options))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
