@@ -168,7 +168,12 @@ struct QuantizedConsumer {
   static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's rows have one each, or one together
   float q_unit[units];                                ///< scales of rows times the softmax's
   float score_unit[units];                            ///< times that of K's block
-  float next_k, next_v;  ///< scales of the block whose scores come next, loaded ahead
+  /// Scales of 32 blocks, one a lane: that of lanes_from in lane 0, of the block before in lane 1. As loads
+  /// of their own, one a block, they would be uniform, and the assembler would wait for each where it is
+  /// issued.
+  float k_lane, v_lane;
+  int lanes_from;
+  float next_k, next_v;  ///< of the block whose scores come next
   float v_scale;         ///< of the block whose scores came last
 
   TANDEM_DEVICE QuantizedConsumer(const QuantizedParams& params, Shared& s, int warpgroup_, int thread_)
@@ -303,18 +308,26 @@ struct QuantizedConsumer {
     if constexpr (!keeps_input && !C.v_row_scales) {
       v_scales = scales_of(p.v_scales, batch_k, head_kv) + first_k * p.v_scales.stride.group;
     }
-    load_scales(t.blocks.end - 1);
+    load_lanes(t.blocks.end - 1);
+    find_next_scales(t.blocks.end - 1);
   }
   TANDEM_DEVICE i64 padded_row(const ForwardTile<C.forward()>& t, int h) const {
     const int query = min(t.index.m * C.block_m + warpgroup * 64 + position.row(h), t.index.seqlen_q - 1);
     return static_cast<i64>(first_block(t.index.begin_q, t.index.batch, p.forward.packed_q)) * quant_block +
            query;
   }
-  TANDEM_DEVICE void load_scales(int block) {
-    if constexpr (!C.row_scales) next_k = ptx::load_global(k_scales + block * p.k_scales.stride.group);
+  TANDEM_DEVICE void load_lanes(int block) {
+    lanes_from = block;
+    const int at = max(block - thread % warp_size, 0);
+    if constexpr (!C.row_scales) k_lane = ptx::load_global(k_scales + at * p.k_scales.stride.group);
     if constexpr (!keeps_input && !C.v_row_scales) {
-      next_v = ptx::load_global(v_scales + block * p.v_scales.stride.group);
+      v_lane = ptx::load_global(v_scales + at * p.v_scales.stride.group);
     }
+  }
+  TANDEM_DEVICE void find_next_scales(int block) {
+    if (block <= lanes_from - warp_size) load_lanes(block);
+    if constexpr (!C.row_scales) next_k = ptx::shuffle(k_lane, lanes_from - block);
+    if constexpr (!keeps_input && !C.v_row_scales) next_v = ptx::shuffle(v_lane, lanes_from - block);
   }
 
   /// Sums of codes to f32, in K's units where those differ by row.
@@ -390,7 +403,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
     if (block == t.blocks.first) {
       release_q();
     } else {
-      load_scales(block - 1);
+      find_next_scales(block - 1);
     }
     if (masked) tile::apply_mask(s, t.visible, first_query, block * quant_block, position);
     softmax.update_maximum(s, score_unit);

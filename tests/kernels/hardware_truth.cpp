@@ -65,6 +65,10 @@ TruthParams truth_params(const TruthMemory& memory, EncodeTensorMap encode) {
     p.source[i] = encode(map_of(memory.bf16, swizzle, 2, Element::bf16));
     p.target[i] = encode(map_of(results + truth_target_offset(i), swizzle, 2, Element::bf16));
   }
+  TensorMapSpec bytes = map_of(memory.bf16, Swizzle::b128, 1, Element::bf16);
+  bytes.dims[0] *= 2;
+  for (auto& stride : bytes.strides) stride *= 2;
+  p.source_bytes = encode(bytes);
   p.source_f16 = encode(map_of(memory.f16, Swizzle::b128, 2, Element::f16));
   p.sum = encode(map_of(results + truth_sum_offset, Swizzle::b128, 4, Element::bf16));
   p.numbers = static_cast<const u32*>(memory.numbers);
@@ -88,6 +92,11 @@ const char* name_of(TruthSection section) {
                                                  "stmatrix",
                                                  "warp",
                                                  "math",
+                                                 "wgmma_e4m3",
+                                                 "wgmma_s8",
+                                                 "wgmma_e4m3_registers",
+                                                 "wgmma_u8_registers",
+                                                 "pack_e4m3",
                                                  "store_b32",
                                                  "store_b64",
                                                  "store_b128",

@@ -10,7 +10,7 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/warp.cuh"
-#include "kernels/ptx/wgmma.cuh"
+#include "kernels/ptx/wgmma_bytes.cuh"
 
 namespace tandem::kernel_tests {
 
@@ -35,6 +35,11 @@ enum class TruthSection : int {
   stmatrix,
   warp,
   math,
+  wgmma_e4m3,
+  wgmma_s8,
+  wgmma_e4m3_registers,
+  wgmma_u8_registers,
+  pack_e4m3,
   store_b32,
   store_b64,
   store_b128,
@@ -43,12 +48,13 @@ enum class TruthSection : int {
 constexpr int truth_sections = static_cast<int>(TruthSection::reduce_add) + 1;
 
 struct TruthParams {
-  TensorMap source[3];   ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
-  TensorMap source_f16;  ///< b128
-  TensorMap target[3];   ///< like source
-  TensorMap sum;         ///< f32, b128
-  const u32* numbers;    ///< 64 f32 as bits
-  const u16* plain;      ///< the bf16 source
+  TensorMap source[3];     ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
+  TensorMap source_f16;    ///< b128
+  TensorMap source_bytes;  ///< b128: the bytes of the bf16 source, 2 * truth_cols in a row
+  TensorMap target[3];     ///< like source
+  TensorMap sum;           ///< f32, b128
+  const u32* numbers;      ///< 64 f32 as bits
+  const u16* plain;        ///< the bf16 source
   u32* out;
   TruthSection section;
 };
@@ -62,6 +68,8 @@ constexpr int truth_section_words[truth_sections] = {
     64 * truth_threads, 64 * truth_threads, 32 * truth_threads,
     // stmatrix, warp, math
     4 * 64 * 4, 32 * 6, 64 * 8,
+    // accumulators of 8-bit products, codes
+    16 * truth_threads, 16 * truth_threads, 32 * truth_threads, 32 * truth_threads, 64 * 2,
     // stores
     0, 0, 0, 0};
 /// Where a section's words begin.
@@ -106,6 +114,7 @@ struct Truth {
     word.f = x;
     record(x != x ? 0x7fffffffU : word.bits);
   }
+  TANDEM_DEVICE void record(i32 x) { record(static_cast<u32>(x)); }
   TANDEM_DEVICE void record(u32 word) {
     ptx::store_global(out + thread, word);
     out += truth_threads;
@@ -161,8 +170,8 @@ TANDEM_DEVICE void truth_store(Truth& t, const TensorMap& map, int cols, bool ad
   ptx::sync_block();
 }
 
-template <int n>
-TANDEM_DEVICE void finish_product(Truth& t, float (&d)[n]) {
+template <int n, typename Sum>
+TANDEM_DEVICE void finish_product(Truth& t, Sum (&d)[n]) {
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin_registers(d);
@@ -238,6 +247,43 @@ TANDEM_DEVICE void truth_f16(Truth& t) {
   finish_product(t, d);
 }
 
+/// 8-bit operands: the bytes of bf16 numbers from -4 to 4, which as e4m3 are 0, 1.875 and 2, so that sums of
+/// 64 products are exact.
+template <Bytes bytes>
+TANDEM_DEVICE void truth_bytes_shared(Truth& t, u32 steps) {
+  t.load(t.s.a, t.p.source_bytes, Swizzle::b128, 2, 0, 0);
+  t.load(t.s.b[0], t.p.source_bytes, Swizzle::b128, 1, 64, 128);
+  const ptx::MatrixDescriptor a = ptx::matrix_descriptor(t.s.a, 16, 1024, Swizzle::b128);
+  const ptx::MatrixDescriptor b = ptx::matrix_descriptor(t.s.b[0], 16, 1024, Swizzle::b128);
+  typename ptx::ByteSum<bytes>::type d[16];
+  ptx::wgmma_fence();
+  ptx::wgmma_bytes_shared<32, bytes, ptx::Start::fresh>(d, a, b);
+  for (u32 k = 1; k < steps; ++k) {
+    ptx::wgmma_bytes_shared<32, bytes, ptx::Start::add>(d, a + 32 * k, b + 32 * k);
+  }
+  finish_product(t, d);
+}
+
+/// A in registers by the layout that wgmma_bytes.cuh states.
+template <Bytes bytes>
+TANDEM_DEVICE void truth_bytes_registers(Truth& t) {
+  t.load(t.s.b[0], t.p.source_bytes, Swizzle::b128, 2, 64, 128);
+  const int lane = t.thread % 32;
+  u32 a[4];
+  for (int g = 0; g < 2; ++g) {
+    for (int h = 0; h < 2; ++h) {
+      const int row = t.thread / 32 * 16 + lane / 4 + 8 * h;
+      const int col = 16 * g + 4 * (lane % 4);  // in bytes
+      a[2 * g + h] = ptx::load_global(reinterpret_cast<const u32*>(t.p.plain + row * truth_cols + col / 2));
+    }
+  }
+  typename ptx::ByteSum<bytes>::type d[32];
+  ptx::wgmma_fence();
+  ptx::wgmma_bytes_registers<64, bytes, ptx::Start::fresh>(
+      d, a, ptx::matrix_descriptor(t.s.b[0], 16, 1024, Swizzle::b128));
+  finish_product(t, d);
+}
+
 /// Each warp stores four 8 x 8 matrices, one below the other, in rows of 32 bytes.
 TANDEM_DEVICE void truth_stmatrix(Truth& t) {
   char* base = t.s.stage + t.thread / 32 * 1024;
@@ -292,6 +338,21 @@ TANDEM_DEVICE void truth_math(Truth& t) {
   }
 }
 
+/// e4m3's roundings: as they are, and about its smallest numbers.
+TANDEM_DEVICE void truth_pack_e4m3(Truth& t) {
+  union {
+    u32 bits;
+    float f;
+  } x, y;
+  x.bits = ptx::load_global(t.p.numbers + t.thread % 64);
+  y.bits = ptx::load_global(t.p.numbers + (t.thread + 17) % 64);
+  const u32 packed[2] = {ptx::pack_e4m3(x.f, y.f, x.f * 0x1p-4F, y.f * 0x1p-6F),
+                         ptx::pack_e4m3(x.f * 0x1p-8F, y.f * 0x1p-9F, x.f * 0x1p-10F, y.f * 0x1p-11F)};
+  if (t.thread < 64) {
+    for (int i = 0; i < 2; ++i) ptx::store_global(t.out + i * 64 + t.thread, packed[i]);
+  }
+}
+
 TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_constant__ TruthParams p) {
   auto& s = *reinterpret_cast<TruthShared*>(ptx::dynamic_shared());
   if (ptx::thread_index() == 0) {
@@ -315,6 +376,11 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     case TruthSection::stmatrix: truth_stmatrix(t); break;
     case TruthSection::warp: truth_warp(t); break;
     case TruthSection::math: truth_math(t); break;
+    case TruthSection::wgmma_e4m3: truth_bytes_shared<Bytes::e4m3>(t, 2); break;
+    case TruthSection::wgmma_s8: truth_bytes_shared<Bytes::s8>(t, 4); break;
+    case TruthSection::wgmma_e4m3_registers: truth_bytes_registers<Bytes::e4m3>(t); break;
+    case TruthSection::wgmma_u8_registers: truth_bytes_registers<Bytes::u8>(t); break;
+    case TruthSection::pack_e4m3: truth_pack_e4m3(t); break;
     case TruthSection::store_b32: truth_store(t, p.target[0], 16, false, -2, 0); break;
     case TruthSection::store_b64: truth_store(t, p.target[1], 32, false, 40, 16); break;
     case TruthSection::store_b128: truth_store(t, p.target[2], 64, false, 100, 72); break;

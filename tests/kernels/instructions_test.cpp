@@ -140,6 +140,46 @@ TEST(Instructions, ProductsWithAInRegisters) {
   });
 }
 
+/// Byte `col` of a row of the source, and what it is as e4m3.
+int source_byte(int row, int col) {
+  return static_cast<int>(results().in.bf16[static_cast<std::size_t>(row * truth_cols + col / 2)] >>
+                          (8 * (col % 2))) &
+         0xff;
+}
+float source_e4m3(int row, int col) {
+  const int code = source_byte(row, col);
+  const float magnitude = std::ldexp(static_cast<float>(8 + (code & 7)), (code >> 3 & 15) - 10);
+  return (code & 0x7f) == 0 ? 0.0F : code >= 0x80 ? -magnitude : magnitude;
+}
+
+/// Checks sums over `depth` bytes of rows of A and of B, whose first row is 64 and first byte 128.
+template <typename A, typename B>
+void expect_bytes(TruthSection section, int registers, int depth, bool whole, const A& a, const B& b) {
+  for (int r = 0; r < registers; ++r) {
+    for (int thread = 0; thread < 128; ++thread) {
+      const int row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (r / 2 % 2);
+      const int col = 8 * (r / 4) + 2 * (thread % 4) + r % 2;
+      float sum = 0;
+      for (int k = 0; k < depth; ++k) sum += a(row, k) * b(64 + col, 128 + k);
+      const std::uint32_t word = results().word(truth_begin(section) + r * 128 + thread);
+      const float got =
+          whole ? static_cast<float>(static_cast<std::int32_t>(word)) : std::bit_cast<float>(word);
+      ASSERT_EQ(got, sum) << name_of(section) << ": D[" << row << "][" << col << "]";
+    }
+  }
+}
+
+TEST(Instructions, ProductsOfBytes) {
+  const auto s8 = [](int row, int col) {
+    return static_cast<float>(static_cast<std::int8_t>(source_byte(row, col)));
+  };
+  const auto u8 = [](int row, int col) { return static_cast<float>(source_byte(row, col)); };
+  expect_bytes(TruthSection::wgmma_e4m3, 16, 64, false, source_e4m3, source_e4m3);
+  expect_bytes(TruthSection::wgmma_s8, 16, 128, true, s8, s8);
+  expect_bytes(TruthSection::wgmma_e4m3_registers, 32, 32, false, source_e4m3, source_e4m3);
+  expect_bytes(TruthSection::wgmma_u8_registers, 32, 32, true, u8, s8);
+}
+
 TEST(Instructions, ProductsInF16) {
   expect_product(products_begin + 128 * (3 * 16 + 112 + 64), 32, [&](int m, int n) {
     float sum = 0;

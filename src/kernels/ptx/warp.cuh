@@ -30,6 +30,14 @@ TANDEM_DEVICE u32 shuffle(u32 value, int lane) {
 #endif
 }
 
+TANDEM_DEVICE float shuffle(float value, int lane) {
+#if TANDEM_ON_DEVICE
+  return __shfl_sync(0xffffffffU, value, lane);
+#else
+  return __builtin_bit_cast(float, emulator::shuffle(__builtin_bit_cast(u32, value), lane));
+#endif
+}
+
 /// A value that is the same on all lanes, so that the compiler knows it.
 TANDEM_DEVICE int warp_uniform(int value) {
   return static_cast<int>(shuffle(static_cast<u32>(value), 0));
