@@ -12,305 +12,16 @@
 // section 3 and appendix B. docs/kernels/backward.md has the arithmetic.
 #pragma once
 
-#include "kernels/backward_producer.cuh"
-#include "kernels/backward_tiles.cuh"
+#include "kernels/backward_consumer.cuh"
+#include "kernels/backward_wide.cuh"
 #include "kernels/config.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
-#include "kernels/tile/softmax.cuh"
 #include "kernels/tile/store_rows.cuh"
 
 namespace tandem {
 
 // ---- Consumer ----
-
-template <BackwardConfig C>
-struct BackwardConsumer {
-  using Shared = BackwardShared<C>;
-  static constexpr int scores = C.queries() / 2;
-  static constexpr int slopes = C.softcap ? scores / 2 : 1;
-  static constexpr int threads = C.consumers * warpgroup_size;
-  static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside the sequence
-
-  const BackwardParams& p;
-  Shared& shared;
-  const int warpgroup;
-  const int thread;  ///< in the warpgroup
-  const tile::FragmentPosition position;
-  const float scale_log2;
-  const int group;  ///< query heads of a KV head
-  tile::Ring<1>::Position kv_at;
-  typename tile::Ring<C.q_stages>::Position q_at;
-  typename tile::Ring<C.dout_stages>::Position dout_at;
-  int score_at = 0;  ///< which of the two score tiles
-
-  TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
-      : p(params),
-        shared(s),
-        warpgroup(warpgroup_),
-        thread(thread_),
-        position(thread_),
-        scale_log2(params.scale * tile::log2_e),
-        group(params.heads_q / params.heads_kv) {}
-
-  /// This warpgroup's first key of the tile, and first query of the block, in its scores.
-  TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
-  TANDEM_DEVICE int query_at() const { return C.owns_keys() ? 0 : warpgroup * C.queries(); }
-  /// The first of its columns of dK (or dV), and of dQ's.
-  template <int columns>
-  TANDEM_DEVICE int column_at() const {
-    return C.owns_keys() ? 0 : warpgroup * columns;
-  }
-  TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
-  TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
-
-  /// Issues S^T = K Q^T or dP^T = V dO^T.
-  template <int head_dim, typename Keys, typename Queries>
-  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries) {
-    const ptx::MatrixDescriptor a = keys.k_major() + static_cast<u32>(key_at()) * Keys::row_bytes;
-    const ptx::MatrixDescriptor b = queries.k_major() + static_cast<u32>(query_at()) * Queries::row_bytes;
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) {
-      ptx::wgmma_shared<C.queries(), C.element, false>(s, a + Keys::k_major_offset(step),
-                                                       b + Queries::k_major_offset(step), step != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// Issues dV += P^T dO or dK += dS^T Q.
-  template <int columns, typename Rows>
-  TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
-                                    const typename Shared::ScoreTile& shared_operand, const Rows& rows) {
-    const ptx::MatrixDescriptor b =
-        rows.mn_major() + static_cast<u32>(column_at<columns>() / Rows::strip_cols) * Rows::strip_bytes;
-    if constexpr (C.owns_keys()) {
-#pragma unroll
-      for (int step = 0; step < C.block_m / 16; ++step) {
-        ptx::wgmma_registers<columns, C.element, true>(d, operand + 4 * step, b + Rows::mn_major_offset(step),
-                                                       true);
-      }
-    } else {
-      const ptx::MatrixDescriptor a = shared_operand.k_major();
-#pragma unroll
-      for (int step = 0; step < C.block_m / 16; ++step) {
-        ptx::wgmma_shared<columns, C.element, true>(d, a + Shared::ScoreTile::k_major_offset(step),
-                                                    b + Rows::mn_major_offset(step), true);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// Issues dQ = dS K.
-  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
-    using KTile = typename Shared::KTile;
-    // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
-    const ptx::MatrixDescriptor a =
-        ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
-    const ptx::MatrixDescriptor b =
-        shared.k.mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
-#pragma unroll
-    for (int step = 0; step < C.block_n / 16; ++step) {
-      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
-          dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), step != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// Turns S^T into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its slope. The scores
-  /// are done with here: dS is made from packed values, since registers for S, dP, dK and dV and for P in
-  /// both forms are more than there are. What the mask hides becomes 0 after the exponential, so that neither
-  /// NaN nor scale 0 matters.
-  template <bool masked>
-  TANDEM_DEVICE void probabilities(const float (&s)[scores], u32 (&packed)[scores / 2], u32 (&sloped)[slopes],
-                                   const BackwardTile& t, int m) {
-    const float* lse = shared.lse_log2[q_at.stage] + query_at() + position.first_col;
-    float scale[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + key_at() + position.row(h)) : scale_log2;
-    }
-    int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
-    int end[2];
-    if constexpr (masked) {
-      const int query = m * C.block_m + query_at() + position.first_col;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int key = t.n * C.block_n + key_at() + position.row(h);
-        first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
-        end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < C.queries() / 8; ++j) {
-      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
-      const float subtract[2] = {x, y};
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float p_each[2];
-        float slope[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
-          if constexpr (masked) {
-            if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
-          }
-        }
-        packed[2 * j + h] = tile::pack<C.element>(p_each[0], p_each[1]);
-        if constexpr (C.softcap) {
-          sloped[2 * j + h] = tile::pack<C.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
-        }
-      }
-    }
-  }
-
-  TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
-    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
-    // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
-    const float r = ptx::reciprocal(1.0F + ptx::exp2(score * (2.0F * scale / p.softcap)));
-    slope = 4.0F * r * (1.0F - r);
-    return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
-  }
-
-  /// dS^T = P^T (dP^T - delta), packed for dK and dQ; `packed_p` is P^T, or P^T times the softcap's slope.
-  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
-                                     const float (&dp)[scores]) {
-    const float* delta = shared.delta[dout_at.stage] + query_at() + position.first_col;
-#pragma unroll
-    for (int j = 0; j < C.queries() / 8; ++j) {
-      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = 2 * j + h;
-        packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
-                                          tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
-      }
-    }
-  }
-
-  /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
-  TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
-    const int lane = thread % warp_size;
-    const int row = key_at() + thread / warp_size * 16 + lane % 16;
-    const int col = query_at() + lane / 16 * 8;
-#pragma unroll
-    for (int j = 0; j < C.queries() / 16; ++j) {
-      ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
-                       packed[4 * j + 3]);
-    }
-  }
-
-  /// Adds dQ to the sums of a query block, or hands it to the warp that does. Threads store their registers
-  /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], i64 block) {
-    if constexpr (C.dq_direct) {
-      float* sums = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
-      auto* target = reinterpret_cast<ptx::Float4*>(sums) + thread;
-#pragma unroll
-      for (int u = 0; u < C.dq_columns() / 8; ++u) {
-        ptx::reduce_add(target + u * warpgroup_size,
-                        ptx::Float4{dq[4 * u], dq[4 * u + 1], dq[4 * u + 2], dq[4 * u + 3]});
-      }
-      return;
-    }
-    constexpr int units = C.dq_part() / warpgroup_size / 4;
-#pragma unroll
-    for (int part = 0; part < C.dq_parts; ++part) {
-      ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
-      auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
-#pragma unroll
-      for (int u = 0; u < units; ++u) {
-        const float* d = dq + 4 * (part * units + u);
-        ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
-      }
-      ptx::fence_async_shared();
-      ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
-    }
-  }
-
-  TANDEM_DEVICE void join() {
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_joined, threads);
-  }
-
-  /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
-  TANDEM_DEVICE void clear_key_tail(int valid_rows) {
-    const int among = warpgroup * warpgroup_size + thread;
-    shared.k.zero_rows(valid_rows, among, threads);
-    shared.v.zero_rows(valid_rows, among, threads);
-    join();
-  }
-  /// One thread a key.
-  TANDEM_DEVICE void set_scale(int h, float value) {
-    if (thread % 4 == 0 && (C.owns_keys() || warpgroup == 0))
-      ptx::store_shared(shared.key_scale_log2 + key_at() + position.row(h), value);
-  }
-  /// dQ = dS K multiplies a key by 0 for the queries that it is hidden from, and 0 * NaN is NaN: a row of K
-  /// that is not finite becomes 0, and the scale of its scores NaN, which reaches the queries that see it.
-  /// Looking costs a read of the tile, under the loads of V and Q.
-  TANDEM_DEVICE void clear_poisoned_keys() {
-    const bool found = shared.k.template any_nonfinite<C.element>(
-        0, C.block_n, warpgroup * warpgroup_size + thread, threads);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
-    // All lanes know, but the assembler does not see it, and would serialise the products (C7520).
-    if (ptx::warp_uniform(ptx::named_barrier_any(barrier_joined, threads, found)) == 0) return;
-    bool poisoned[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = key_at() + position.row(h);
-      poisoned[h] = shared.k.template any_nonfinite<C.element>(row, row + 1, 0, 1);
-      if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
-    }
-    join();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = key_at() + position.row(h);
-      if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
-        shared.k.zero_rows(row, row + 1, thread % 4, 4);
-      }
-    }
-    join();
-  }
-  /// The same for queries that see no key or are past the end: rows before `first` and from `end` on.
-  TANDEM_DEVICE void clear_queries(int first, int end) {
-    const int among = warpgroup * warpgroup_size + thread;
-    shared.dout_ring.wait(dout_at);
-    shared.q[q_at.stage].zero_rows(0, first, among, threads);
-    shared.q[q_at.stage].zero_rows(end, C.block_m, among, threads);
-    shared.dout[dout_at.stage].zero_rows(0, first, among, threads);
-    shared.dout[dout_at.stage].zero_rows(end, C.block_m, among, threads);
-    join();
-  }
-
-  TANDEM_DEVICE void release_q() {
-    if (thread % warp_size == 0) shared.q_ring.release(q_at);
-    q_at.advance();
-  }
-  TANDEM_DEVICE void release_dout() {
-    if (thread % warp_size == 0) shared.dout_ring.release(dout_at);
-    dout_at.advance();
-  }
-
-  /// Waits for query block m's Q, and issues S.
-  TANDEM_DEVICE void begin(const BackwardTile& t, int m, float (&s)[scores]) {
-    shared.q_ring.wait(q_at);
-    if constexpr (C.causal || C.ragged) {
-      const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-      const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
-      if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
-        clear_queries(first, max(first, min(end, C.block_m)));
-      }
-    }
-    ptx::wgmma_fence();
-    issue_scores<C.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
-  }
-  template <bool masked>
-  TANDEM_DEVICE void step(const BackwardTile& t, int g, int m, float (&s)[scores],
-                          float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                             float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void run();
-};
 
 /// Query block m of head g of the group. With scores_ahead its S is there, and the next one's is made here:
 /// of a block that is not used after the last, so that no branch stands between products (C7512, C7514).
@@ -388,15 +99,8 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
 /// All query blocks of all heads of the group. Blocks on the mask's edges, and all blocks of a tile that the
 /// sequence's end cuts, need a mask; the others go without.
 template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                                                float (&dv)[C.columns_v() / 2]) {
-  shared.k_ring.wait(kv_at);
-  if constexpr (hides) clear_poisoned_keys();
-  shared.v_ring.wait(kv_at);
-  if constexpr (C.ragged) {
-    const int valid = t.visible.seqlen_k - t.n * C.block_n;
-    if (valid < C.block_n) clear_key_tail(valid);
-  }
+TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
+                                               float (&dv)[C.columns_v() / 2]) {
   float s[scores];
   if constexpr (C.scores_ahead) {
     begin(t, t.blocks.first, s);
@@ -413,6 +117,24 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
     }
   }
   if constexpr (C.scores_ahead) release_q();
+}
+
+/// One tile.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
+                                                float (&dv)[C.columns_v() / 2]) {
+  shared.k_ring.wait(kv_at);
+  if constexpr (hides) clear_poisoned_keys();
+  shared.v_ring.wait(kv_at);
+  if constexpr (C.ragged) {
+    const int valid = t.visible.seqlen_k - t.n * C.block_n;
+    if (valid < C.block_n) clear_key_tail(valid);
+  }
+  if constexpr (overlapped) {
+    overlapped_blocks(t, dk, dv);
+  } else {
+    blocks(t, dk, dv);
+  }
   if (thread % warp_size == 0) {
     shared.k_ring.release(kv_at);
     shared.v_ring.release(kv_at);

@@ -107,7 +107,7 @@ struct BackwardLoader {
           }
         }
         // The consumers compute scores of one block more than there are, and do not use them.
-        if constexpr (C.scores_ahead) load_q(t, t.head_kv * group, t.blocks.first);
+        if constexpr (C.scores_ahead && C.owns_keys()) load_q(t, t.head_kv * group, t.blocks.first);
       }
       first_tile = false;
       kv_at.advance();

@@ -74,7 +74,8 @@ std::string division_objection(const BackwardConfig& c) {
 int backward_registers(const BackwardConfig& c) {
   const int scores = c.queries();                       // S and dP, f32
   const int dq = c.dq_columns() / 2 + c.queries() / 4;  // dQ, and packed dS while dK reads it
-  const int ahead = c.scores_ahead ? (c.dq_columns() + c.queries()) / 2 : 0;  // dQ, and S of the next block
+  const int ahead = c.scores_ahead && c.owns_keys() ? (c.dq_columns() + c.queries()) / 2
+                                                    : 0;  // dQ, and S of the next block
   return c.columns_k() / 2 + c.columns_v() / 2 + std::max({scores, dq, ahead}) + backward_other_registers;
 }
 
@@ -88,9 +89,12 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
                        c.consumers);
   }
-  if (c.scores_ahead && (!c.owns_keys() || c.q_stages < 2))
-    return fmt::format("scores_ahead needs 64 keys a warpgroup and two q_stages, not {} keys for {} and {}",
-                       c.block_n, c.consumers, c.q_stages);
+  if (c.scores_ahead && (c.q_stages < 2 || (!c.owns_keys() && c.dout_stages < 2))) {
+    return fmt::format(
+        "scores_ahead needs two q_stages, and two dout_stages where P goes through shared memory; "
+        "there are {} and {}",
+        c.q_stages, c.dout_stages);
+  }
   if (c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
   }

@@ -11,6 +11,9 @@ struct RingPosition {
   int stage = 0;
   u32 phase = 0;
 
+  /// The buffer before this one.
+  TANDEM_DEVICE int before() const { return stage == 0 ? stages - 1 : stage - 1; }
+
   TANDEM_DEVICE void advance() {
     if (++stage == stages) {
       stage = 0;
@@ -48,7 +51,10 @@ struct Ring {
   }
   /// Consumer: gives the buffer back; one lane of each warp calls it.
   TANDEM_DEVICE void release(Position at) {
-    ptx::mbarrier_arrive(empty[at.stage]);
+    release_stage(at.stage);
+  }
+  TANDEM_DEVICE void release_stage(int stage) {
+    ptx::mbarrier_arrive(empty[stage]);
   }
 };
 
