@@ -31,6 +31,12 @@ struct RowScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
+/// Scales by block of the K tiles in flight, and of the V tiles that belong to them.
+struct BlockScales {
+  float k;
+  float v;
+};
+
 template <QuantizedConfig C>
 struct QuantizedShared {
   using QTile = tile::ByteTile<64, C.head_dim_qk>;
@@ -43,6 +49,7 @@ struct QuantizedShared {
   VTile v[C.stages];
   [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
+  BlockScales block_scales[C.stages];  ///< with K's buffers
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
@@ -82,9 +89,23 @@ struct QuantizedLoader {
     return scales_of(scales, batch_k(), head_kv()) + static_cast<i64>(block_at(b)) * quant_block;
   }
 
+  /// Of block b, where scales are by block; else 1.
+  TANDEM_DEVICE BlockScales block_scales(int b) const {
+    BlockScales scales{1.0F, 1.0F};
+    const auto load = [&](const ScaleArray& from) {
+      return ptx::load_global(scales_of(from, batch_k(), head_kv()) + block_at(b) * from.stride.group);
+    };
+    if constexpr (!C.row_scales) scales.k = load(p.k_scales);
+    if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
+    return scales;
+  }
   TANDEM_DEVICE void load_k(int b) {
+    const BlockScales scales = block_scales(b);
+    shared.k_ring.wait_free(k_at);
+    ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
+    ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);
     ptx::Mbarrier& full =
-        shared.k_ring.acquire(k_at, Shared::KTile::bytes + decltype(shared.k_scales)::bytes);
+        shared.k_ring.announce(k_at, Shared::KTile::bytes + decltype(shared.k_scales)::bytes);
     shared.k[k_at.stage].load(p.forward.k, full, 0, t.index.begin_k + b * quant_block, head_kv(), batch_k(),
                               ptx::CacheHint::last);
     if constexpr (C.row_scales) shared.k_scales.load(k_at.stage, row_scales(p.k_scales, b), full);
@@ -163,18 +184,10 @@ struct QuantizedConsumer {
   ForwardOutput<C.forward()> output;
   ForwardTiles<C.forward()> tiles;
   // Of the tile that is being computed:
-  const float* k_scales;  ///< by block
-  const float* v_scales;
   static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's rows have one each, or one together
   float q_unit[units];                                ///< scales of rows times the softmax's
   float score_unit[units];                            ///< times that of K's block
-  /// Scales of 32 blocks, one a lane: that of lanes_from in lane 0, of the block before in lane 1. As loads
-  /// of their own, one a block, they would be uniform, and the assembler would wait for each where it is
-  /// issued.
-  float k_lane, v_lane;
-  int lanes_from;
-  float next_k, next_v;  ///< of the block whose scores come next
-  float v_scale;         ///< of the block whose scores came last
+  float v_scale;                                      ///< of the block whose scores came last
 
   TANDEM_DEVICE QuantizedConsumer(const QuantizedParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -271,9 +284,9 @@ struct QuantizedConsumer {
     }
   }
 
-  /// Scales by row are read by ordinary loads, which all lanes must have done.
+  /// Scales are read by ordinary loads, which all lanes must have done.
   TANDEM_DEVICE void release_k() {
-    if constexpr (C.row_scales) ptx::sync_warp();
+    ptx::sync_warp();
     if (warp_leader()) shared.k_ring.release(k_at);
     k_at.advance();
   }
@@ -291,9 +304,6 @@ struct QuantizedConsumer {
   /// last.
   TANDEM_DEVICE void find_scales(const ForwardTile<C.forward()>& t) {
     const ForwardParams& f = p.forward;
-    const int head_kv = t.index.head / (f.heads_q / f.heads_kv);
-    const int batch_k = f.packed_k ? 0 : t.index.batch;
-    const i64 first_k = first_block(t.index.begin_k, t.index.batch, f.packed_k);
     const float* of_q = scales_of(p.q_scales, f.packed_q ? 0 : t.index.batch, t.index.head);
 #pragma unroll
     for (int h = 0; h < units; ++h) {
@@ -302,34 +312,12 @@ struct QuantizedConsumer {
           ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group) *
           f.scale * tile::log2_e;
     }
-    if constexpr (!C.row_scales) {
-      k_scales = scales_of(p.k_scales, batch_k, head_kv) + first_k * p.k_scales.stride.group;
-    }
-    if constexpr (!keeps_input && !C.v_row_scales) {
-      v_scales = scales_of(p.v_scales, batch_k, head_kv) + first_k * p.v_scales.stride.group;
-    }
-    load_lanes(t.blocks.end - 1);
-    find_next_scales(t.blocks.end - 1);
   }
   TANDEM_DEVICE i64 padded_row(const ForwardTile<C.forward()>& t, int h) const {
     const int query = min(t.index.m * C.block_m + warpgroup * 64 + position.row(h), t.index.seqlen_q - 1);
     return static_cast<i64>(first_block(t.index.begin_q, t.index.batch, p.forward.packed_q)) * quant_block +
            query;
   }
-  TANDEM_DEVICE void load_lanes(int block) {
-    lanes_from = block;
-    const int at = max(block - thread % warp_size, 0);
-    if constexpr (!C.row_scales) k_lane = ptx::load_global(k_scales + at * p.k_scales.stride.group);
-    if constexpr (!keeps_input && !C.v_row_scales) {
-      v_lane = ptx::load_global(v_scales + at * p.v_scales.stride.group);
-    }
-  }
-  TANDEM_DEVICE void find_next_scales(int block) {
-    if (block <= lanes_from - warp_size) load_lanes(block);
-    if constexpr (!C.row_scales) next_k = ptx::shuffle(k_lane, lanes_from - block);
-    if constexpr (!keeps_input && !C.v_row_scales) next_v = ptx::shuffle(v_lane, lanes_from - block);
-  }
-
   /// Sums of codes to f32, in K's units where those differ by row.
   TANDEM_DEVICE void scale_scores(float (&s)[scores], const ScoreSum (&sums)[scores]) {
     if constexpr (C.qk == Codes::s8) {
@@ -353,10 +341,12 @@ struct QuantizedConsumer {
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       float unit = q_unit[h];
-      if constexpr (!C.row_scales) unit *= next_k;
+      if constexpr (!C.row_scales) unit *= ptx::load_shared(&shared.block_scales[k_at.stage].k);
       score_unit[h] = unit < tiny ? tiny : unit;
     }
-    if constexpr (!keeps_input && !C.v_row_scales) v_scale = next_v;
+    if constexpr (!keeps_input && !C.v_row_scales) {
+      v_scale = ptx::load_shared(&shared.block_scales[k_at.stage].v);
+    }
   }
 
   /// As in ForwardConsumer; V in 16 bits only, since codes past a sequence's end are 0.
@@ -400,11 +390,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
   auto maximum = [&](float(&s)[scores], const ScoreSum(&sums)[scores], bool masked) {
     scale_scores(s, sums);
     release_k();
-    if (block == t.blocks.first) {
-      release_q();
-    } else {
-      find_next_scales(block - 1);
-    }
+    if (block == t.blocks.first) release_q();
     if (masked) tile::apply_mask(s, t.visible, first_query, block * quant_block, position);
     softmax.update_maximum(s, score_unit);
   };

@@ -68,8 +68,9 @@ constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
   const int v_row = c.pv == Codes::input ? 2 * c.head_dim_v : c.head_dim_v;
   const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
+  const int block_scales = 8 * c.stages;
   const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + scales + barriers + 40 + 1023) / 1024 * 1024;
+  return (q_tiles + kv_tiles + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with

@@ -41,7 +41,14 @@ struct Ring {
 
   /// Producer: waits until the buffer is free, then announces the bytes that the caller's copies will bring.
   TANDEM_DEVICE ptx::Mbarrier& acquire(Position at, u32 bytes) {
+    wait_free(at);
+    return announce(at, bytes);
+  }
+  /// The two halves of it. What the thread itself writes into the buffer comes between.
+  TANDEM_DEVICE void wait_free(Position at) {
     ptx::mbarrier_wait(empty[at.stage], at.phase ^ 1);
+  }
+  TANDEM_DEVICE ptx::Mbarrier& announce(Position at, u32 bytes) {
     ptx::mbarrier_arrive_expect(full[at.stage], bytes);
     return full[at.stage];
   }
