@@ -67,9 +67,10 @@ bool read(Tensor& t, nb::handle array) {
   if (known == torch().dtypes.end()) return false;
   if (nb::object(array.attr(n.layout)).ptr() != torch().strided || is_true(array.attr(n.is_neg)()))
     return false;
-  if (!is_true(array.attr(n.is_cpu))) {
-    if (!is_true(array.attr(n.is_cuda))) return false;
+  if (is_true(array.attr(n.is_cuda))) {
     t.device = {.kind = Device::Kind::cuda, .index = nb::cast<int>(array.attr(n.get_device)())};
+  } else if (!is_true(array.attr(n.is_cpu))) {
+    return false;
   }
   const nb::object shape = array.attr(n.shape);
   if (!copy_integers(shape, t.shape) || !copy_integers(array.attr(n.stride)(), t.stride)) return false;

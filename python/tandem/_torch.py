@@ -67,10 +67,9 @@ def attention(
 
 def _like(q: Tensor, v: Tensor) -> Tensor | None:
     """The result's tensor, by the quickest way where that is a contiguous one like q; None elsewhere."""
-    same = (
-        q.dtype != torch.float8_e4m3fn and q.is_contiguous() and q.ndim >= 3 and q.shape[-1:] == v.shape[-1:]
-    )
-    return torch.empty_like(q) if same else None
+    if q.is_contiguous() and q.dim() >= 3 and v.dim() >= 3 and q.size(-1) == v.size(-1):
+        return None if q.dtype is torch.float8_e4m3fn else torch.empty_like(q)
+    return None
 
 
 def _only_tensors(**arrays: Any) -> None:

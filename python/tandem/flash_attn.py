@@ -263,6 +263,9 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
 
 def _dense_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """FlashAttention-3 copies tensors whose last dimension is not contiguous."""
+    q, k, v = tensors
+    if q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        return tensors
     return tuple(t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in tensors)
 
 
