@@ -9,8 +9,9 @@
 //                          field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
 //                          these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
-//   problem pass=quantize precision=fp8 strict=0 ...
-//                          the quantiser alone -> {"bytes": read and written, "config": ..., ...}
+//                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
+//   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
+//   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
 // An error is answered by {"error": "..."}; the next command starts afresh.
@@ -34,11 +35,11 @@
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
-#include "gpu/quantize.hpp"
+#include "gpu/quantized_forward.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
-#include "plan/quantize_plan.hpp"
+#include "plan/quantized_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -131,16 +132,25 @@ class Bench {
     p_.scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
     const bool f16 = words["dtype"] == "f16";
     words.erase("dtype");
-    backward_ = words["pass"] == "backward";
-    quantizes_ = words["pass"] == "quantize";
+    const std::string pass = words["pass"];
     words.erase("pass");
+    backward_ = pass == "backward";
+    if (const auto at = words.find("precision"); at != words.end()) {
+      p_.precision = precision_of(at->second);
+      words.erase(at);
+      stages_ = {.quantize = pass != "quantized", .attend = pass != "quantize"};
+    }
+    p_.strict = take(words, "strict", 0) != 0;
     p_.deterministic = take(words, "deterministic", 0) != 0;
     allocate(f16 ? Element::f16 : Element::bf16);
-    if (quantizes_) {
-      recipe_ = recipe_of(precision_of(words["precision"]), take(words, "strict", 0) != 0);
-      words.erase("precision");
-      workspace_ = gpu::DeviceBuffer(0, gpu::quantized_space(p_, recipe_).bytes);
-      quantize_kernels_ = gpu::quantize_kernels(0, choose_quantize_config(p_, recipe_));
+    if (p_.precision != Precision::exact) {
+      recipe_ = recipe_of(p_.precision, p_.strict);
+      quantized_config_ = choose_quantized_config(p_, recipe_);
+      override_config(quantized_config_, words);
+      if (!words.empty()) invalid("no such key: " + words.begin()->first);
+      workspace_ =
+          gpu::DeviceBuffer(0, gpu::quantized_forward_workspace_bytes(p_, recipe_, quantized_config_));
+      gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data());
       return;
     }
     forward_config_ = choose_forward_config(p_);
@@ -163,9 +173,9 @@ class Bench {
     call();
     stream_.synchronize();
     const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
-    if (quantizes_) {
-      return fmt::format(R"({{"bytes": {}, "config": "{}", "first_call_ms": {:.1f}}})", quantized_bytes(),
-                         gpu::expression_of(choose_quantize_config(p_, recipe_)), spent.count());
+    if (p_.precision != Precision::exact) {
+      return fmt::format(R"({{"flops": {}, "bytes": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
+                         quantized_bytes(), gpu::expression_of(quantized_config_), spent.count());
     }
     return fmt::format(R"({{"flops": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
                        backward_ ? gpu::expression_of(backward_config_) : gpu::expression_of(forward_config_),
@@ -241,9 +251,8 @@ class Bench {
   }
 
   void call() {
-    if (quantizes_) {
-      const gpu::ContextGuard guard(0);
-      gpu::quantize(p_, recipe_, quantize_kernels_, static_cast<char*>(workspace_.data()), stream_.get());
+    if (p_.precision != Precision::exact) {
+      gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data(), stages_);
     } else if (backward_) {
       gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
     } else {
@@ -289,9 +298,9 @@ class Bench {
 
   Problem p_;
   bool backward_ = false;
-  bool quantizes_ = false;
+  gpu::QuantizedStages stages_;
   Recipe recipe_;
-  gpu::QuantizeKernels quantize_kernels_;
+  QuantizedConfig quantized_config_;
   ForwardConfig forward_config_;
   BackwardConfig backward_config_;
   std::vector<std::int64_t> lengths_;  ///< of packed sequences

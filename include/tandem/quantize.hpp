@@ -32,8 +32,9 @@ struct QuantizeArgs {
   bool hadamard = false;
 };
 
-/// Writes codes, scales and mean. On the CPU, without allocating: execution.workspace is not used. Throws
-/// Error before anything is written.
+/// Writes codes, scales and mean: the same bits on the CPU and on a GPU. On the CPU without allocating; on a
+/// GPU (f16 and bf16) in order on execution.stream, where a mean, and scales of a head or a tensor, take
+/// scratch memory of the stream's. execution.workspace is not used. Throws Error before anything is written.
 TANDEM_API void quantize(const QuantizeArgs& args, const Execution& execution = {});
 
 }  // namespace tandem

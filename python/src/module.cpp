@@ -262,7 +262,8 @@ NB_MODULE(_core, m) {
   m.def(
       "quantize",
       [](const tandem::Tensor& x, const tandem::Tensor& codes, const tandem::Tensor& scales,
-         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard, int threads) {
+         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard, int threads,
+         std::uintptr_t stream) {
         const nb::gil_scoped_release unlocked;
         tandem::quantize({.x = x,
                           .codes = codes,
@@ -270,10 +271,10 @@ NB_MODULE(_core, m) {
                           .mean = mean.value_or(tandem::Tensor{}),
                           .granularity = granularity,
                           .hadamard = hadamard},
-                         py::make_execution(threads));
+                         py::make_execution(threads, stream));
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
-      nb::arg("hadamard"), nb::arg("threads"));
+      nb::arg("hadamard"), nb::arg("threads"), nb::arg("stream") = 0);
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);

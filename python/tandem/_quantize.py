@@ -41,7 +41,7 @@ def quantize(
       Without a batch dimension in x, none has one.
 
     Raises:
-      As ``attention``. Tensors on a GPU are an UnsupportedError.
+      As ``attention``. float32 on a GPU is an UnsupportedError.
     """
     library = _arrays.library_of("x", x)
     codes_dtype = {"e4m3": DType.e4m3, "s8": DType.s8}.get(dtype)
@@ -73,5 +73,6 @@ def quantize(
         _core.Granularity[granularity],
         hadamard,
         threads,
+        library.stream(x),
     )
     return (codes, scales) if mean is None else (codes, scales, mean)

@@ -13,6 +13,7 @@
 #include "cpu/cpu.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
+#include "gpu/quantized_forward.hpp"
 #include "plan/plan.hpp"
 
 namespace tandem {
@@ -87,7 +88,12 @@ void forward(const ForwardArgs& args, const Execution& execution) {
   const Call call = prepare(args, execution, Memory::present);
   if (call.plan.backend == Device::Kind::cuda) {
     if (execution.workspace != nullptr) check_workspace(execution, call.plan.workspace_bytes);
-    gpu::forward(call.problem, call.plan.forward, execution.stream, execution.workspace);
+    if (call.problem.precision == Precision::exact) {
+      gpu::forward(call.problem, call.plan.forward, execution.stream, execution.workspace);
+    } else {
+      gpu::quantized_forward(call.problem, call.plan.recipe, call.plan.quantized, execution.stream,
+                             execution.workspace);
+    }
     return;
   }
   const Workspace workspace(execution, call.plan.workspace_bytes);

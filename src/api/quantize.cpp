@@ -5,6 +5,8 @@
 
 #include "api/check.hpp"
 #include "cpu/quantize.hpp"
+#include "gpu/quantize_tensor.hpp"
+#include "plan/plan_gpu.hpp"
 
 namespace tandem {
 namespace {
@@ -51,7 +53,7 @@ ScaleGroup group_of(Granularity granularity) {
 }
 
 /// scales of x's granularity, checked; `d` is 1 where x has a batch dimension.
-Operand scales_of(const Argument& scales, const Argument& x, const cpu::QuantizeJob& job, int d) {
+Operand scales_of(const Argument& scales, const Argument& x, const QuantizeJob& job, int d) {
   const std::int64_t b = job.batch;
   const std::int64_t h = job.heads;
   if (job.group == ScaleGroup::tensor) {
@@ -74,7 +76,7 @@ Operand scales_of(const Argument& scales, const Argument& x, const cpu::Quantize
   return operand(scales.tensor, d - 1, d + 1, d);
 }
 
-cpu::QuantizeJob make_job(const QuantizeArgs& args) {
+QuantizeJob make_job(const QuantizeArgs& args) {
   const Argument x{"x", args.x};
   const Argument codes{"codes", args.codes};
   const Argument scales{"scales", args.scales};
@@ -82,7 +84,7 @@ cpu::QuantizeJob make_job(const QuantizeArgs& args) {
   check::given(x, "(batch, seqlen, heads, head_dim)");
   if (x.tensor.rank != 3) check::rank(x, 4, "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)");
   const int d = x.tensor.rank - 3;
-  cpu::QuantizeJob job;
+  QuantizeJob job;
   check::extent(x);
   job.batch = d == 1 ? x.size(0) : 1;
   job.rows = x.size(d);
@@ -92,9 +94,7 @@ cpu::QuantizeJob make_job(const QuantizeArgs& args) {
     invalid("head_dim is {}; it must be from 1 to {}", job.head_dim, max_head_dim);
   }
   check::dtype(x, {DType::f32, DType::f16, DType::bf16});
-  if (x.tensor.device.kind != Device::Kind::cpu) {
-    throw Error(Status::unsupported, "quantize has no GPU kernel yet; copy x to the CPU");
-  }
+  job.device = x.tensor.device;
   check::memory(x);
   check::last_dimension_contiguous(x);
   if (d == 1) {
@@ -131,8 +131,13 @@ cpu::QuantizeJob make_job(const QuantizeArgs& args) {
 }  // namespace
 
 void quantize(const QuantizeArgs& args, const Execution& execution) {
-  const cpu::QuantizeJob job = make_job(args);
+  const QuantizeJob job = make_job(args);
   check::threads(execution.threads);
+  if (job.device.kind == Device::Kind::cuda) {
+    check_gpu(job.device.index);
+    gpu::quantize_tensor(job, execution.stream);
+    return;
+  }
   cpu::quantize(job, cpu::best_target(), execution.threads);
 }
 

@@ -76,10 +76,10 @@ KernelName kernel_name(const PackConfig& config) {
 }
 
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
+  constexpr const char* kernels[] = {"mean_of_keys", "largest_of_groups", "quantize"};
   return {
       .header = "kernels/quantize.cuh",
-      .expression = fmt::format("tandem::{}<{}>", which == QuantizeKernel::mean ? "mean_of_keys" : "quantize",
-                                expression_of(config))};
+      .expression = fmt::format("tandem::{}<{}>", kernels[static_cast<int>(which)], expression_of(config))};
 }
 
 }  // namespace tandem::gpu

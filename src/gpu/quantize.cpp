@@ -9,9 +9,9 @@ namespace tandem::gpu {
 namespace {
 
 LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
-  static std::array<KernelTable<QuantizeConfig>, 2> tables;
+  static std::array<KernelTable<QuantizeConfig>, 3> tables;
   return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
-    const int shared = which == QuantizeKernel::mean ? mean_shared_bytes : quantize_shared_bytes(c);
+    const int shared = which == QuantizeKernel::mean ? mean_shared_bytes(c) : quantize_shared_bytes(c);
     return load_kernel(d, kernel_name(c, which), shared);
   });
 }
@@ -19,34 +19,52 @@ LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeK
 }  // namespace
 
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
-  return {.mean = config.smooth_k ? quantize_kernel(device, mean_config(config), QuantizeKernel::mean)
-                                  : LoadedKernel{},
-          .codes = quantize_kernel(device, config, QuantizeKernel::codes)};
+  QuantizeKernels kernels;
+  if (config.smooth_k) kernels.mean = quantize_kernel(device, mean_config(config), QuantizeKernel::mean);
+  if (exceeds_block(config.qk_scales)) {
+    kernels.largest = quantize_kernel(device, config, QuantizeKernel::largest);
+  }
+  kernels.codes = quantize_kernel(device, config, QuantizeKernel::codes);
+  return kernels;
+}
+
+void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
+                      const QuantizeParams& params, abi::Stream stream) {
+  bool before = false;  // a launch that the next one may overlap the end of
+  if (config.smooth_k && params.units_k > 0) {
+    launch(kernels.mean,
+           {.grid = static_cast<unsigned int>(params.units_k),
+            .threads = static_cast<unsigned int>(mean_threads(config)),
+            .stream = stream},
+           &params);
+    before = true;
+  }
+  if (exceeds_block(config.qk_scales) && params.units_k > 0) {
+    launch(kernels.largest,
+           {.grid = static_cast<unsigned int>(params.units_k), .threads = quantize_threads, .stream = stream},
+           &params);
+    before = false;  // the codes' kernel does not wait for it
+  }
+  const std::int64_t units = std::int64_t{params.units_q} + params.units_k + params.units_v;
+  if (units > 0) {
+    launch(kernels.codes,
+           {.grid = static_cast<unsigned int>(units),
+            .threads = quantize_threads,
+            .stream = stream,
+            .programmatic = before},
+           &params);
+  }
 }
 
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream) {
   const QuantizedSpace space = quantized_space(problem, recipe);
-  const QuantizeConfig config = choose_quantize_config(problem, recipe);
-  const QuantizeParams params = make_quantize_params(problem, recipe, scratch);
-  const std::int64_t means = mean_units(problem, recipe);
-  if (means > 0) {
+  if (space.arrived_bytes > 0) {
     const auto arrived = reinterpret_cast<abi::DevicePointer>(scratch + space.arrived);
     check(driver().memset_d8_async(arrived, 0, space.arrived_bytes, stream), "cuMemsetD8Async");
-    launch(kernels.mean,
-           {.grid = static_cast<unsigned int>(means),
-            .threads = static_cast<unsigned int>(mean_threads(config)),
-            .stream = stream},
-           &params);
   }
-  if (const std::int64_t units = quantize_units(params); units > 0) {
-    launch(kernels.codes,
-           {.grid = static_cast<unsigned int>(units),
-            .threads = quantize_threads,
-            .stream = stream,
-            .programmatic = means > 0},
-           &params);
-  }
+  launch_quantizer(kernels, choose_quantize_config(problem, recipe),
+                   make_quantize_params(problem, recipe, scratch), stream);
 }
 
 }  // namespace tandem::gpu

@@ -7,14 +7,20 @@
 
 namespace tandem::gpu {
 
-/// The kernels of a recipe, loaded; `mean` only if K's mean is removed.
+/// The kernels of a Config, loaded; those that it has no use for are empty.
 struct QuantizeKernels {
-  LoadedKernel mean;
+  LoadedKernel mean;     ///< if K's mean is removed
+  LoadedKernel largest;  ///< if K's scales are of groups larger than a block
   LoadedKernel codes;
 };
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config);
 
-/// Launches them on the current context. `scratch` is 256-byte aligned memory of quantized_space.
+/// Launches them on the current context, one after the other.
+void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
+                      const QuantizeParams& params, abi::Stream stream);
+
+/// Codes and scales of a problem, on the current context. `scratch` is 256-byte aligned memory of
+/// quantized_space.
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream);
 

@@ -35,9 +35,8 @@ ScaleStrides scale_strides(const Extents& e, std::int64_t groups) {
   return {.batch = e.heads * groups, .head = groups, .group = 1};
 }
 
-/// All sequences' units: blocks of 128 rows, or a bound on them.
-std::int64_t units_of(const Extents& e, std::int64_t batch, bool packed) {
-  return e.heads * tiles_of(e.rows, quant_block, batch, packed);
+std::int64_t units_of(const Extents& e) {
+  return e.entries * e.blocks * e.heads;
 }
 
 }  // namespace
@@ -125,21 +124,13 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
   params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
   params.axis_blocks_k = as_int(k.blocks);
-  params.units_q = as_int(units_of(q, p.batch, p.packed_q));
-  params.units_k = as_int(units_of(k, p.batch, p.packed_k));
+  params.units_q = as_int(units_of(q));
+  params.units_k = as_int(units_of(k));
   params.units_v = r.pv == Codes::input ? 0 : params.units_k;
   params.scale = p.scale;
   params.packed_q = p.packed_q;
   params.packed_k = p.packed_k;
   return params;
-}
-
-std::int64_t mean_units(const Problem& p, const Recipe& r) {
-  return r.smooth_k ? units_of(key_extents(p), p.batch, p.packed_k) : 0;
-}
-
-std::int64_t quantize_units(const QuantizeParams& params) {
-  return std::int64_t{params.units_q} + params.units_k + params.units_v;
 }
 
 }  // namespace tandem::gpu

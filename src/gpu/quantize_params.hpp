@@ -30,8 +30,4 @@ QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
 /// `scratch` is 256-byte aligned memory of quantized_space.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
 
-/// Blocks of threads of the two launches: K's mean (0 if it is not removed), codes and scales.
-std::int64_t mean_units(const Problem& problem, const Recipe& recipe);
-std::int64_t quantize_units(const QuantizeParams& params);
-
 }  // namespace tandem::gpu

@@ -37,30 +37,50 @@ TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
   return {{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, p.blocks_k};
 }
 
-/// False where the unit has no row in use. All lanes of a warp call.
+/// The last of packed sequences whose first block is not past `block`: each warp tries 32 at a time.
+TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  int first = 0;  // the answer is in [first, first + count)
+  for (int count = side.batch; count > 1;) {
+    const int step = ceil_div(count, warp_size);
+    const int b = first + lane * step;
+    bool after = lane * step >= count;
+    if (!after)
+      after =
+          first_block(tile::sequence_rows(side.cu, {nullptr, 0, false}, side.rows, b).begin, b, true) > block;
+    const u32 past = ptx::ballot(after);
+    const int steps = past == 0 ? warp_size : ptx::find_first_set(past);
+    first += max(steps - 1, 0) * step;
+    count = min(step, side.batch - first);
+  }
+  return first;
+}
+
+/// False where the unit has no row in use. Heads of a block are neighbours in the tensor and in number. All
+/// lanes of a warp call.
 template <QuantizeConfig C>
 TANDEM_DEVICE bool locate(const Side& side, int number, Unit& u) {
-  if constexpr (C.ragged) {
-    tile::RaggedBlocks<quant_block> ragged;
-    tile::RaggedBlock b;
-    if (!ragged.locate(side.rows, number, b)) return false;
-    u.batch = b.batch;
-    u.head = b.head;
-    u.first = b.block * quant_block;
-    u.begin = b.rows.begin;
-    u.used = b.rows.used;
+  const int block = number / side.rows.heads;
+  u.head = number - block * side.rows.heads;
+  u.begin = 0;
+  u.used = side.rows.rows;
+  if (C.ragged && side.rows.packed) {
+    u.batch = sequence_of_block(side.rows, block);
   } else {
-    const int batch_block = number / side.rows.heads;
-    u.head = number - batch_block * side.rows.heads;
-    u.batch = batch_block / side.blocks;
-    u.first = (batch_block - u.batch * side.blocks) * quant_block;
-    u.begin = 0;
-    u.used = side.rows.rows;
+    u.batch = block / side.blocks;
   }
-  u.entry = side.rows.packed ? 0 : u.batch;
-  u.block = first_block(u.begin, u.batch, side.rows.packed) + u.first / quant_block;
+  if constexpr (C.ragged) {
+    const tile::SequenceRows rows =
+        tile::sequence_rows(side.rows.cu, side.rows.used, side.rows.rows, u.batch);
+    u.begin = rows.begin;
+    u.used = rows.used;
+  }
+  const bool packed = C.ragged && side.rows.packed;
+  u.entry = packed ? 0 : u.batch;
+  u.block = packed ? block : block - u.batch * side.blocks;
+  u.first = (u.block - first_block(u.begin, u.batch, packed)) * quant_block;
   u.blocks = ceil_div(u.used, quant_block);
-  return u.first < u.used;
+  return u.first >= 0 && u.first < u.used;
 }
 
 TANDEM_DEVICE i64 offset_of(const Strides& s, const Unit& u, i64 row) {
@@ -82,21 +102,29 @@ TANDEM_DEVICE void fill_tables(const Tables& tables, const float* mean) {
   ptx::sync_block();
 }
 
-/// The scale of a block or of a row, and where it is stored: by one thread of those that share it.
-template <Codes codes, ScaleGroup group>
-TANDEM_DEVICE float find_scale(const QuantizedTensor& x, const Tables& tables, const Unit& u, int row,
-                               Magnitude m) {
+/// The scale of the row's group. Stored by one thread of those that share it.
+template <QuantizeConfig C, Codes codes, ScaleGroup group>
+TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x, const Tables& tables,
+                               const Unit& u, int row, Magnitude m) {
   const int thread = static_cast<int>(ptx::thread_index());
   const int lane = thread % warp_size;
-  constexpr bool by_row = group == ScaleGroup::row;
-  m = by_row ? of_row(m, lane) : of_block<codes>(m, tables, thread / warp_size, lane);
-  const Scale s = scale_for<codes>(m);
-  const bool stores =
-      by_row ? lane % row_threads == 0 && (x.padded_rows || u.first + row < u.used) : thread == 0;
-  if (stores) {
-    const i64 at = by_row ? static_cast<i64>(u.block) * quant_block + row : u.block;
-    ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), s.stored);
+  bool stores = thread == 0;
+  i64 at = u.block;
+  if constexpr (exceeds_block(group)) {
+    const bool one = group == ScaleGroup::tensor;
+    const GroupLargest& found = p.largest[one ? 0 : u.batch * p.heads_kv + u.head];
+    m = {ptx::float_of(ptx::load_global(&found.bits)), ptx::load_global(&found.bad) != 0};
+    stores = stores && u.first == 0 && (!one || u.batch + u.head == 0);
+    at = 0;
+  } else if constexpr (group == ScaleGroup::row) {
+    m = of_row(m, lane);
+    stores = lane % row_threads == 0 && (x.padded_rows || u.first + row < u.used);
+    at = static_cast<i64>(u.block) * quant_block + row;
+  } else {
+    m = of_block<codes>(m, tables, thread / warp_size, lane);
   }
+  const Scale s = scale_for<codes>(m);
+  if (stores) ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), s.stored);
   return s.inverse;
 }
 
@@ -119,51 +147,72 @@ TANDEM_DEVICE void store_codes(const QuantizedTensor& x, u8* row, int col, const
 
 enum class Which : int { q, k };
 
+/// A thread's part of a row of Q or K, ready to be scaled.
+template <QuantizeConfig C, Which which>
+struct PreparedRow {
+  Row<C.head_dim_qk> values;
+  Unit u;
+  int t;
+  int row;
+  bool used;
+
+  /// False where there is nothing to do.
+  TANDEM_DEVICE bool load(const QuantizeParams& p, const Tables& table, int number) {
+    const QuantizedTensor& x = which == Which::q ? p.q : p.k;
+    const int thread = static_cast<int>(ptx::thread_index());
+    const bool some = locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u);
+    // A group without rows has a scale.
+    if (!some && !(exceeds_block(C.qk_scales) && u.first == 0)) return false;
+    t = thread % row_threads;
+    row = thread / row_threads;
+    used = u.first + row < u.used;
+    RawRow<C.head_dim_qk> raw;
+    load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, tensor_row()), used,
+                        t);
+    const float* mean = nullptr;
+    if constexpr (C.smooth_k) {
+      // Of K: a sequence without keys has no mean.
+      int keys = u.used;
+      if (which == Which::q) {
+        keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
+      }
+      const int head = which == Which::q ? u.head / (p.heads_q / p.heads_kv) : u.head;
+      ptx::wait_for_previous_grid();
+      if (keys > 0) mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
+    }
+    fill_tables<C.head_dim_qk, C.rotate_qk>(table, mean);
+    widen<C.element>(values, raw);
+    if constexpr (C.smooth_k && which == Which::k) {
+      if (mean != nullptr && used) subtract(values, table.mean, t);  // the others' values stay 0
+    }
+    if constexpr (C.smooth_k && which == Which::q) {
+      const float shift = mean != nullptr ? dot(values, table.mean, t) * p.scale : 0.0F;
+      if (t == 0 && used) {
+        const i64 at = static_cast<i64>(u.block) * quant_block + row;
+        ptx::store_global(p.shift + offset_of(p.shift_stride, u, at), shift);
+      }
+    }
+    if constexpr (C.rotate_qk) rotate(values, table.sign, t);
+    return true;
+  }
+  TANDEM_DEVICE i64 tensor_row() const { return u.begin + static_cast<i64>(u.first + row); }
+};
+
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
-  constexpr int head_dim = C.head_dim_qk;
   const QuantizedTensor& x = which == Which::q ? p.q : p.k;
-  Unit u;
-  if (!locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u)) return;
-  const int thread = static_cast<int>(ptx::thread_index());
-  const int t = thread % row_threads;
-  const int row = thread / row_threads;
-  const bool used = u.first + row < u.used;
-  const i64 at = u.begin + static_cast<i64>(u.first + row);
-  RawRow<head_dim> raw;
-  load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, at), used, t);
-
   const Tables table = tables<C>();
-  const float* mean = nullptr;
-  if constexpr (C.smooth_k) {
-    // Of K: a sequence without keys has no mean.
-    int keys = u.used;
-    if (which == Which::q) {
-      keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
-    }
-    const int head = which == Which::q ? u.head / (p.heads_q / p.heads_kv) : u.head;
-    ptx::wait_for_previous_grid();
-    if (keys > 0) mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
-  }
-  fill_tables<head_dim, C.rotate_qk>(table, mean);
-  Row<head_dim> values;
-  widen<C.element>(values, raw);
-  if constexpr (C.smooth_k && which == Which::k) subtract(values, table.mean, t);
-  if constexpr (C.smooth_k && which == Which::q) {
-    const float shift = mean != nullptr ? dot(values, table.mean, t) * p.scale : 0.0F;
-    if (t == 0 && used) {
-      ptx::store_global(p.shift + offset_of(p.shift_stride, u, static_cast<i64>(u.block) * quant_block + row),
-                        shift);
-    }
-  }
-  if constexpr (C.rotate_qk) rotate(values, table.sign, t);
-  const Magnitude m = magnitude_of(values);
-  const float inverse = find_scale<C.qk, C.qk_scales>(x, table, u, row, m);
-  if (!used) return;
-  u8* const codes = x.codes + offset_of(x.code_stride, u, at);
+  PreparedRow<C, which> r;
+  if (!r.load(p, table, number)) return;
+  const Magnitude m = magnitude_of(r.values);
+  float inverse = find_scale<C, C.qk, C.qk_scales>(p, x, table, r.u, r.row, m);
+  // The sign of the softmax's scale goes with Q: the attention kernel knows positive ones only.
+  if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
+  if (!r.used) return;
+  u8* const codes = x.codes + offset_of(x.code_stride, r.u, r.tensor_row());
 #pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    store_codes<C.vectors>(x, codes, (4 * j + t) * 8, encode<C.qk>(values.x[j], inverse, m.bad));
+  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+    store_codes<C.vectors>(x, codes, (4 * j + r.t) * 8, encode<C.qk>(r.values.x[j], inverse, m.bad));
   }
 }
 
@@ -202,7 +251,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
   widen<C.element>(values, raw);
   if constexpr (C.rotate_v) rotate(values, table.sign, t);
   const Magnitude m = magnitude_of(values);
-  const float inverse = find_scale<C.pv, C.v_scales>(x, table, u, key, m);
+  const float inverse = find_scale<C, C.pv, C.v_scales>(p, x, table, u, key, m);
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
     const Codes8 codes = encode<C.pv>(values.x[j], inverse, m.bad);
@@ -228,60 +277,86 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
 
 }  // namespace quantizer
 
-/// Units of V, which waits for nothing, then of K, then of Q.
+/// Units of K, the last first: the kernel of its mean has left the end of K in the L2. Then of V and of Q.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
   int unit = static_cast<int>(ptx::block_index());
-  if (unit < p.units_v) {
+  if (unit < p.units_k) {
+    quantizer::quantize_rows<C, quantizer::Which::k>(p, p.units_k - 1 - unit);
+  } else if (unit -= p.units_k; unit < p.units_v) {
     if constexpr (C.pv != Codes::input) quantizer::quantize_values<C>(p, unit);
-  } else if (unit -= p.units_v; unit < p.units_k) {
-    quantizer::quantize_rows<C, quantizer::Which::k>(p, unit);
   } else {
-    quantizer::quantize_rows<C, quantizer::Which::q>(p, unit - p.units_k);
+    quantizer::quantize_rows<C, quantizer::Which::q>(p, unit - p.units_v);
   }
 }
 
+/// The largest magnitudes of K's groups that are larger than a block.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
+    largest_of_groups(const __grid_constant__ QuantizeParams p) {
+  const quantizer::Tables table = quantizer::tables<C>();
+  quantizer::PreparedRow<C, quantizer::Which::k> r;
+  if (!r.load(p, table, static_cast<int>(ptx::block_index()))) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const quantizer::Magnitude m = quantizer::of_block<Codes::s8>(quantizer::magnitude_of(r.values), table,
+                                                                thread / warp_size, thread % warp_size);
+  if (thread != 0) return;
+  GroupLargest* const group =
+      p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : r.u.batch * p.heads_kv + r.u.head);
+  ptx::atomic_max(&group->bits, ptx::bits_of(m.largest));
+  if (m.bad) ptx::atomic_max(&group->bad, 1U);
+}
+
 /// K's mean over the keys in use, by channel: a block of threads sums 128 keys of a head in f32, key by key;
-/// the last one of a head adds up what all have found, in double.
+/// the last one of a head adds up what all have found, in double. All of the block's loads are in flight at
+/// once: sums in registers, 16 loads ahead, took three times as long.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_constant__ QuantizeParams p) {
-  constexpr int batch_rows = 16;  ///< loads in flight
+  constexpr int threads = mean_threads(C);
+  constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
   constexpr int pitch = quantize_channels(C.head_dim_qk);
   quantizer::Unit u;
-  if (!quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u)) return;
+  const bool some = quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u);
+  if (!some && u.first != 0) return;
   const int thread = static_cast<int>(ptx::thread_index());
-  const int c = 2 * thread;
-  const int rows = min(quant_block, u.used - u.first);
+  const int rows = max(0, min(quant_block, u.used - u.first));
   const u16* const first = static_cast<const u16*>(p.k.source) +
-                           quantizer::offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first)) + c;
-  float low = 0.0F;
-  float high = 0.0F;
-  for (int r = 0; r < rows; r += batch_rows) {
-    u32 pairs[batch_rows];
+                           quantizer::offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first));
+  auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
 #pragma unroll
-    for (int i = 0; i < batch_rows; ++i) {
-      const u16* const at = first + (r + i) * p.k.stride.row;
-      pairs[i] = 0;
-      if (r + i >= rows || c >= C.head_dim_qk) continue;
-      if constexpr (C.vectors) {
-        pairs[i] = ptx::load_global(reinterpret_cast<const u32*>(at));
-      } else {
-        pairs[i] = ptx::load_global(at);
-        if (c + 1 < C.head_dim_qk) pairs[i] |= static_cast<u32>(ptx::load_global(at + 1)) << 16;
-      }
+  for (int i = 0; i < quant_block * vectors / threads; ++i) {
+    const int at = i * threads + thread;
+    const int row = at / vectors;
+    const int col = at % vectors * 8;
+    const u16* const from = first + row * p.k.stride.row;
+    if (C.vectors && row < rows && col < C.head_dim_qk) {
+      ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
+    } else {
+      ptx::store_shared(tile + at,
+                        quantizer::load_vector<false>(from, col, C.head_dim_qk, !C.vectors && row < rows));
     }
-#pragma unroll
-    for (int i = 0; i < batch_rows; ++i) {
-      const float a = ptx::unpack<C.element>(static_cast<u16>(pairs[i]));
-      const float b = ptx::unpack<C.element>(static_cast<u16>(pairs[i] >> 16));
+  }
+  ptx::wait_for_copies();
+  ptx::sync_block();
+
+  const int c = 2 * thread;
+  const bool sums_channels = c < pitch;
+  const i64 head = static_cast<i64>(u.entry) * p.heads_kv + u.head;
+  float* const sums = p.sums + (head * p.axis_blocks_k + u.block) * pitch + c;
+  if (sums_channels) {
+    float low = 0.0F;
+    float high = 0.0F;
+#pragma unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + row * (pitch / 2) + thread);
+      const float a = ptx::unpack<C.element>(static_cast<u16>(pair));
+      const float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
       low += ptx::max_magnitude(0.0F, a) <= quantizer::largest_float ? a : 0.0F;
       high += ptx::max_magnitude(0.0F, b) <= quantizer::largest_float ? b : 0.0F;
     }
+    ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
   }
-  const i64 head = static_cast<i64>(u.entry) * p.heads_kv + u.head;
-  float* const sums = p.sums + (head * p.axis_blocks_k + u.block) * pitch + c;
-  if (c < pitch) ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
 
   auto* const before = reinterpret_cast<u32*>(ptx::dynamic_shared());
   ptx::sync_block();
@@ -289,20 +364,30 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
     ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
   }
   ptx::sync_block();
-  if (ptx::load_shared(before) + 1 == static_cast<u32>(u.blocks) && c < pitch) {
+  if (ptx::load_shared(before) + 1 == static_cast<u32>(max(u.blocks, 1)) && sums_channels) {
     double low_sum = 0.0;
     double high_sum = 0.0;
     const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
-#pragma unroll 8
-    for (int block = 0; block < u.blocks; ++block) {
-      const ptx::Float2 pair =
-          ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(block) * pitch));
-      low_sum += static_cast<double>(pair.x);
-      high_sum += static_cast<double>(pair.y);
+    constexpr int batch = 16;  // loads in flight
+    for (int block = 0; block < u.blocks; block += batch) {
+      ptx::Float2 pairs[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        pairs[i] = {0.0F, 0.0F};
+        if (block + i >= u.blocks) continue;
+        pairs[i] =
+            ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(block + i) * pitch));
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        low_sum += static_cast<double>(pairs[i].x);
+        high_sum += static_cast<double>(pairs[i].y);
+      }
     }
+    const double used = max(u.used, 1);
     float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
-    if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / u.used));
-    if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / u.used));
+    if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / used));
+    if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / used));
   }
   ptx::launch_next_grid();
 }

@@ -13,7 +13,7 @@ struct QuantizeConfig {
   int head_dim_v = 128;
   Codes qk = Codes::e4m3;
   Codes pv = Codes::e4m3;
-  ScaleGroup qk_scales = ScaleGroup::block;  ///< block or row
+  ScaleGroup qk_scales = ScaleGroup::block;  ///< of k: any but channel; else block or row
   ScaleGroup v_scales = ScaleGroup::block;
   bool rotate_qk = true;
   bool rotate_v = false;
@@ -25,9 +25,15 @@ struct QuantizeConfig {
   constexpr bool operator==(const QuantizeConfig&) const = default;
   /// Resident blocks of threads: what 32 values a thread, or 64, leave room for.
   [[nodiscard]] constexpr int blocks_per_sm() const {
-    return head_dim_qk <= 128 && head_dim_v <= 128 ? 2 : 1;
+    const int dim = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
+    return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
   }
 };
+
+/// Groups of scales whose largest magnitude takes a launch of its own to find.
+constexpr bool exceeds_block(ScaleGroup group) {
+  return group == ScaleGroup::tensor || group == ScaleGroup::head;
+}
 
 /// One unit is quant_block rows of a head: four threads a row.
 constexpr int quantize_threads = 4 * quant_block;
@@ -48,12 +54,13 @@ constexpr int quantize_shared_bytes(const QuantizeConfig& c) {
   return quantize_table_bytes(c) + tile;
 }
 
-/// The kernel of K's means: pairs of channels, one a thread.
+/// The kernel of K's means: 16 vectors of 8 channels a thread at most, and a pair of channels.
 constexpr int mean_threads(const QuantizeConfig& c) {
-  return (c.head_dim_qk + 63) / 64 * 32;
+  return c.head_dim_qk <= 128 ? 128 : 256;
 }
-
-constexpr int mean_shared_bytes = 16;
+constexpr int mean_shared_bytes(const QuantizeConfig& c) {
+  return 2 * quant_block * quantize_channels(c.head_dim_qk);
+}
 
 /// A tensor that is quantised, and its codes and scales. Code strides in bytes; for V, `row` is the stride
 /// from channel to channel.
@@ -68,6 +75,12 @@ struct QuantizedTensor {
   bool padded_rows;  ///< scales by row are written up to the end of a sequence's last block, with 0
 };
 
+/// The largest magnitude of a group that is larger than a block, found by a launch of its own.
+struct GroupLargest {
+  unsigned int bits;  ///< of the f32; 0 before the launches
+  unsigned int bad;   ///< 1 if a value is not finite
+};
+
 struct QuantizeParams {
   QuantizedTensor q, k, v;
   float* shift;  ///< null if no mean is removed
@@ -76,6 +89,7 @@ struct QuantizeParams {
   ScaleStrides mean_stride;
   float* sums;            ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
   unsigned int* arrived;  ///< by (batch, kv head): blocks whose sums are there; 0 before the launch
+  GroupLargest* largest;  ///< of k, by (batch, kv head) or one; read where k's scales are of such groups
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   int batch;
   int heads_q;
@@ -85,7 +99,7 @@ struct QuantizeParams {
   int blocks_q;  ///< of 128 rows in rows_q (equal lengths)
   int blocks_k;
   int axis_blocks_k;  ///< quantized_blocks of k
-  int units_q;        ///< (block, head) pairs, or a bound on them; 0: the tensor is left out
+  int units_q;        ///< blocks of the axis times heads; 0: the tensor is left out
   int units_k;
   int units_v;
   float scale;  ///< of the softmax

@@ -60,24 +60,27 @@ struct RawRow {
   u32 words[Row<head_dim>::vectors][4];
 };
 
-/// Elements past the row's end, and rows that are not in use, are 0.
+/// Eight elements of a row from `col` on. Those past its end, and of rows that are not in use, are 0.
+template <bool vectors>
+TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool used) {
+  ptx::Vec4 v{0, 0, 0, 0};
+  if constexpr (vectors) {
+    if (used && col < head_dim) v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col));
+  } else if (used) {
+    u32 elements[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
+    v = {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
+         elements[6] | elements[7] << 16};
+  }
+  return v;
+}
+
 template <bool vectors, int head_dim>
 TANDEM_DEVICE void load_row(RawRow<head_dim>& raw, const u16* row, bool used, int t) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const int col = (4 * j + t) * 8;
-    ptx::Vec4 v{0, 0, 0, 0};
-    if constexpr (vectors) {
-      if (used && (j < Row<head_dim>::whole || col < head_dim)) {
-        v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(row + col));
-      }
-    } else if (used) {
-      u32 elements[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) elements[i] = col + i < head_dim ? ptx::load_global(row + col + i) : 0;
-      v = {elements[0] | elements[1] << 16, elements[2] | elements[3] << 16, elements[4] | elements[5] << 16,
-           elements[6] | elements[7] << 16};
-    }
+    const ptx::Vec4 v = load_vector<vectors>(row, (4 * j + t) * 8, head_dim, used);
     raw.words[j][0] = v.x;
     raw.words[j][1] = v.y;
     raw.words[j][2] = v.z;

@@ -8,6 +8,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
+#include "plan/quantized_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -27,15 +28,19 @@ Plan make_plan(const Problem& problem, const Execution& execution) {
   return plan_cpu(problem, execution);
 }
 
-std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
-  if (plan.backend == Device::Kind::cuda) {
-    return problem.pass == Pass::forward ? explain_forward(problem, plan.forward)
-                                         : explain_backward(problem, plan.backward);
-  }
+namespace {
+
+std::vector<std::string> cuda_reasons(const Problem& problem, const Plan& plan) {
+  if (problem.pass == Pass::backward) return explain_backward(problem, plan.backward);
+  if (problem.precision == Precision::exact) return explain_forward(problem, plan.forward);
+  return explain_quantized(problem, plan.recipe, plan.quantized);
+}
+
+std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {
   const cpu::Config& c = plan.cpu;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';
-  std::vector<std::string> lines{
+  return {
       "backend cpu: the tensors are on the CPU",
       fmt::format(
           "target {}: {}", cpu::name_of(c.target),
@@ -45,9 +50,16 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
                                         : "OMP_NUM_THREADS, or every core this process may use"),
       fmt::format("block_q {}, block_k {}: the tile one thread works on", c.block_q, c.block_k),
   };
+}
+
+}  // namespace
+
+std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
+  const bool cuda = plan.backend == Device::Kind::cuda;
+  std::vector<std::string> lines = cuda ? cuda_reasons(problem, plan) : cpu_reasons(plan, execution);
   if (problem.precision == Precision::exact) return lines;
-  const std::string what =
-      problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit" : describe(c.recipe);
+  const std::string what = problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit"
+                                                          : describe(cuda ? plan.recipe : plan.cpu.recipe);
   lines.push_back(
       fmt::format("precision {}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "", what));
   return lines;

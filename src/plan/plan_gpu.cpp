@@ -4,12 +4,15 @@
 
 #include <climits>
 
+#include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
+#include "gpu/quantized_forward.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantized_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -21,9 +24,10 @@ template <typename... Args>
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
-  if (p.pass == Pass::forward && p.precision != Precision::exact) {
-    unsupported("precision {} has no GPU kernel yet; leave it exact, or copy the tensors to the CPU",
-                name_of(p.precision));
+  if (p.pass == Pass::forward && p.precision != Precision::exact && p.softcap > 0.0F) {
+    unsupported(
+        "precision {} with a softcap has no GPU kernel; leave it exact, or copy the tensors to the CPU",
+        name_of(p.precision));
   }
   if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
@@ -39,7 +43,9 @@ void check_problem(const Problem& p) {
   }
 }
 
-void check_device(int index) {
+}  // namespace
+
+void check_gpu(int index) {
   const gpu::DeviceProperties& device = gpu::properties(index);
   if (!gpu::is_supported(device)) {
     unsupported(
@@ -49,14 +55,16 @@ void check_device(int index) {
   }
 }
 
-}  // namespace
-
 Plan plan_gpu(const Problem& problem) {
   check_problem(problem);
-  check_device(problem.device.index);
+  check_gpu(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;
-  if (problem.pass == Pass::forward) {
+  if (problem.pass == Pass::forward && problem.precision != Precision::exact) {
+    plan.recipe = recipe_of(problem.precision, problem.strict);
+    plan.quantized = choose_quantized_config(problem, plan.recipe);
+    plan.workspace_bytes = gpu::quantized_forward_workspace_bytes(problem, plan.recipe, plan.quantized);
+  } else if (problem.pass == Pass::forward) {
     plan.forward = choose_forward_config(problem);
     plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
   } else {

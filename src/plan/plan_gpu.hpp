@@ -9,4 +9,7 @@ namespace tandem {
 /// pass.
 Plan plan_gpu(const Problem& problem);
 
+/// Throws Error (unsupported) where the kernels cannot run on that device, or there is no driver.
+void check_gpu(int index);
+
 }  // namespace tandem

@@ -191,7 +191,7 @@ TEST(QuantizeApi, ErrorsComeBeforeAnythingIsWritten) {
           "output needs "
           "memory of its own");
   refused([](QuantizeArgs& a) { a.x.device.kind = Device::Kind::cuda; },
-          "quantize has no GPU kernel yet; copy x to the CPU");
+          "codes is on cpu but x is on cuda:0; move it there");
 }
 
 }  // namespace

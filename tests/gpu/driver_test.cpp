@@ -16,6 +16,8 @@
 #include "gpu/kernels.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
+#include "plan/quantized_plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::gpu {
@@ -81,6 +83,17 @@ struct BackwardMemory : Memory {
   }
 };
 
+/// That call in 8 bits.
+Problem quantized_problem_of_calls() {
+  Problem p;
+  p.q.dtype = DType::bf16;
+  p.q.row_stride = p.k.row_stride = p.v.row_stride = 512;
+  p.q.head_stride = p.k.head_stride = p.v.head_stride = 128;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = p.rows_k = 300;
+  return p;
+}
+
 /// Whether the machine has a driver, which would be found in place of the fake one.
 bool has_real_driver() {
   static const bool found = dlopen("libcuda.so.1", RTLD_NOW) != nullptr;
@@ -99,6 +112,11 @@ fake::Driver& open_fake_driver() {
          {BackwardKernel::preprocess, BackwardKernel::convert, BackwardKernel::sink}) {
       find_kernel(kernel_name(backward_rows_config(backward), which));
     }
+    const Problem quantized = quantized_problem_of_calls();
+    const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);
+    find_kernel(kernel_name(mean_config(quantizer), QuantizeKernel::mean));
+    find_kernel(kernel_name(quantizer, QuantizeKernel::codes));
+    find_kernel(kernel_name(choose_quantized_config(quantized, int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     return *reinterpret_cast<fake::Driver* (*)()>(dlsym(library, "fake_driver_state"))();
@@ -264,6 +282,37 @@ TEST_F(FakeDriver, ABackwardCallWithoutAWorkspaceFreesWhatItTook) {
   EXPECT_EQ(count("cuMemAllocAsync"), 1);
   EXPECT_EQ(driver->live_allocations, live);
   EXPECT_NE(explain(m.backward).find("backward_preprocess"), std::string::npos);
+}
+
+TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
+  Memory m;
+  m.args.options.precision = Precision::int8;
+  Execution execution{.stream = reinterpret_cast<void*>(0x555)};
+  execution.workspace_bytes = workspace_bytes(m.args);
+  // Codes take half the room of 16 bits; scales by row, sums and means some more.
+  EXPECT_GT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 3);
+  EXPECT_LT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 5);
+  const DeviceBuffer workspace(1, execution.workspace_bytes);
+  execution.workspace = workspace.data();
+  driver->calls.clear();
+  driver->launches.clear();
+  forward(m.args, execution);
+  const std::vector<const char*> kernels = {"mean_of_keys", "quantizeIX", "forward_quantized"};
+  ASSERT_EQ(driver->launches.size(), kernels.size());
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    const fake::Launch& launch = driver->launches[i];
+    EXPECT_NE(launch.symbol.find(kernels[i]), std::string::npos) << launch.symbol;
+    EXPECT_EQ(launch.config.stream, execution.stream);
+    EXPECT_EQ(launch.attributes.size(), i == 1 ? 1U : 0U) << launch.symbol;  // runs under the mean's end
+  }
+  EXPECT_EQ(driver->launches[0].config.grid_x, 2U * 4U * 3U);
+  EXPECT_EQ(driver->launches[1].config.grid_x, 3U * 2U * 4U * 3U);
+  EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
+  const std::string text = explain(m.args);
+  EXPECT_NE(text.find("forward_quantized"), std::string::npos) << text;
+  EXPECT_NE(text.find("precision int8: Q K^T in s8"), std::string::npos) << text;
+  execution.workspace_bytes -= 1;
+  EXPECT_THROW(forward(m.args, execution), Error);
 }
 
 TEST_F(FakeDriver, CheckReadsLengthsFromTheDevice) {

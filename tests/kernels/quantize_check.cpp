@@ -36,7 +36,7 @@ struct Expected {
     codes.resize(static_cast<std::size_t>(rows * heads * dim));
     scales.resize(static_cast<std::size_t>(heads * groups));
     mean.resize(static_cast<std::size_t>(smooth ? heads * dim : 0));
-    cpu::QuantizeJob job;
+    QuantizeJob job;
     job.batch = 1;
     job.rows = rows;
     job.heads = heads;

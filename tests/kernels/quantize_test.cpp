@@ -1,7 +1,10 @@
 // The quantiser's kernels in the emulator, against the CPU's quantiser.
 #include <gtest/gtest.h>
 
+#include "cpu/quantize.hpp"
 #include "emulated_call.hpp"
+#include "gpu/quantize_tensor.hpp"
+#include "harness/element.hpp"
 #include "kernels/quantize.cuh"
 #include "plan/quantize_plan.hpp"
 #include "quantize_check.hpp"
@@ -53,20 +56,19 @@ Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
     if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
   }
   options.buffers.push_back({scratch, space.bytes, true});
-  if (const std::int64_t units = gpu::mean_units(p, recipe); units > 0) {
-    emulator::launch(mean_of_keys<C>, r.params,
-                     {.blocks = static_cast<unsigned>(units),
+  const QuantizeParams& q = r.params;
+  if (recipe.smooth_k && q.units_k > 0) {
+    emulator::launch(mean_of_keys<C>, q,
+                     {.blocks = static_cast<unsigned>(q.units_k),
                       .threads = static_cast<unsigned>(mean_threads(C)),
-                      .shared_bytes = mean_shared_bytes},
+                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
                      options);
   }
-  if (const std::int64_t units = gpu::quantize_units(r.params); units > 0) {
-    emulator::launch(quantize<C>, r.params,
-                     {.blocks = static_cast<unsigned>(units),
-                      .threads = quantize_threads,
-                      .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
-                     options);
-  }
+  emulator::launch(quantize<C>, q,
+                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
+                    .threads = quantize_threads,
+                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                   options);
   return r;
 }
 
@@ -118,6 +120,110 @@ TEST(Quantize, ValuesThatAreNoNumbers) {
   set_no_numbers(call);
   check_quantized(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
   check_quantized(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
+}
+
+/// quantize's own layout: one tensor and its codes, scales and mean, as the caller has them.
+struct UserTensor {
+  static constexpr std::int64_t batch = 2, rows = 200, heads = 3;
+  std::int64_t dim;
+  std::vector<std::uint16_t> x;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales, mean;
+  QuantizeJob job;
+
+  UserTensor(std::int64_t head_dim, std::int64_t used_rows, Codes to, ScaleGroup group, bool rotate,
+             bool smooth)
+      : dim(head_dim),
+        x(static_cast<std::size_t>(batch * rows * heads * dim)),
+        codes(x.size(), 0xEE),
+        scales(static_cast<std::size_t>(batch * heads * rows), -1.0F),
+        mean(static_cast<std::size_t>(batch * heads * dim), -1.0F) {
+    harness::Random random(3);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      harness::encode(DType::bf16, x.data(), static_cast<std::int64_t>(i), random.normal() + 0.5);
+    }
+    job.batch = batch;
+    job.rows = used_rows;
+    job.heads = heads;
+    job.head_dim = dim;
+    job.group = group;
+    job.rotate = rotate;
+    job.x = {.data = x.data(),
+             .dtype = DType::bf16,
+             .batch_stride = rows * heads * dim,
+             .row_stride = heads * dim,
+             .head_stride = dim};
+    job.codes = job.x;
+    job.codes.data = codes.data();
+    job.codes.dtype = to == Codes::s8 ? DType::s8 : DType::e4m3;
+    const bool one = group == ScaleGroup::tensor;
+    job.scales = {.data = scales.data(),
+                  .dtype = DType::f32,
+                  .batch_stride = one ? 0 : heads * rows,
+                  .row_stride = one ? 0 : 1,
+                  .head_stride = one ? 0 : rows};
+    if (smooth)
+      job.mean = {.data = mean.data(),
+                  .dtype = DType::f32,
+                  .batch_stride = heads * dim,
+                  .row_stride = 0,
+                  .head_stride = dim};
+  }
+};
+
+template <QuantizeConfig C>
+void check_tensor(std::int64_t used_rows) {
+  const auto tensor = [&] {
+    return UserTensor(C.head_dim_qk, used_rows, C.qk, C.qk_scales, C.rotate_qk, C.smooth_k);
+  };
+  SCOPED_TRACE(describe(C));
+  UserTensor want = tensor();
+  cpu::quantize(want.job, cpu::Target::portable, 1);
+  UserTensor got = tensor();
+  ASSERT_EQ(gpu::tensor_config(got.job), C);
+  std::vector<ptx::Vec4> scratch(gpu::tensor_scratch_bytes(got.job) / 16 + 1);
+  const QuantizeParams params = gpu::make_tensor_params(got.job, reinterpret_cast<char*>(scratch.data()));
+  emulator::Options options;
+  options.buffers = {emulator::readable(got.x), emulator::writable(got.codes), emulator::writable(got.scales),
+                     emulator::writable(got.mean), emulator::writable(scratch)};
+  emulator::Grid grid{.blocks = static_cast<unsigned>(params.units_k),
+                      .threads = quantize_threads,
+                      .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};
+  if (C.smooth_k) {
+    emulator::launch(mean_of_keys<C>, params,
+                     {.blocks = grid.blocks,
+                      .threads = static_cast<unsigned>(mean_threads(C)),
+                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
+                     options);
+  }
+  if (exceeds_block(C.qk_scales)) emulator::launch(largest_of_groups<C>, params, grid, options);
+  emulator::launch(quantize<C>, params, grid, options);
+  EXPECT_EQ(got.codes, want.codes);
+  EXPECT_EQ(got.scales, want.scales);
+  EXPECT_EQ(got.mean, want.mean);
+}
+
+constexpr QuantizeConfig tensor_config(int head_dim, Codes codes, ScaleGroup group, bool rotate,
+                                       bool smooth) {
+  return {.element = Element::bf16,
+          .head_dim_qk = head_dim,
+          .head_dim_v = head_dim,
+          .qk = codes,
+          .pv = Codes::input,
+          .qk_scales = group,
+          .rotate_qk = rotate,
+          .smooth_k = smooth,
+          .vectors = head_dim % 8 == 0};
+}
+
+TEST(Quantize, TensorsInTheCallersLayout) {
+  for (const std::int64_t rows : {200, 1, 0}) {
+    SCOPED_TRACE(rows);
+    check_tensor<tensor_config(64, Codes::e4m3, ScaleGroup::tensor, true, true)>(rows);
+    check_tensor<tensor_config(36, Codes::s8, ScaleGroup::head, false, true)>(rows);
+    check_tensor<tensor_config(24, Codes::s8, ScaleGroup::block, true, false)>(rows);
+    check_tensor<tensor_config(96, Codes::e4m3, ScaleGroup::row, false, false)>(rows);
+  }
 }
 
 }  // namespace

@@ -13,12 +13,24 @@ TANDEM_DEVICE float multiply(float a, float b) {
   return emulator::multiply(a, b);
 #endif
 }
-TANDEM_DEVICE float quiet_nan() {
+/// The bits of an f32, and back.
+TANDEM_DEVICE u32 bits_of(float x) {
 #if TANDEM_ON_DEVICE
-  return __int_as_float(0x7fc00000);
+  return __float_as_uint(x);
 #else
-  return __builtin_nanf("");
+  return __builtin_bit_cast(u32, x);
 #endif
+}
+TANDEM_DEVICE float float_of(u32 bits) {
+#if TANDEM_ON_DEVICE
+  return __uint_as_float(bits);
+#else
+  return __builtin_bit_cast(float, bits);
+#endif
+}
+
+TANDEM_DEVICE float quiet_nan() {
+  return float_of(0x7fc00000U);
 }
 
 /// The larger of `largest` and |x|; NaN if either is.
@@ -35,12 +47,7 @@ TANDEM_DEVICE float max_magnitude(float largest, float x) {
 /// The whole number nearest to |x| <= 127, ties to even, as two's complement in bits 0 to 7; others hold
 /// anything.
 TANDEM_DEVICE u32 round_s8(float x) {
-  const float shifted = x + 0x1.8p23F;  // the last bit is 1
-#if TANDEM_ON_DEVICE
-  return __float_as_uint(shifted);
-#else
-  return __builtin_bit_cast(u32, shifted);
-#endif
+  return bits_of(x + 0x1.8p23F);  // whose last bit is 1
 }
 
 /// Byte i of the result is byte number (selector's nibble i) of `low` (0 to 3) and `high` (4 to 7).

@@ -86,7 +86,16 @@ TANDEM_DEVICE u32 atomic_add(u32* p, u32 value) {
 #endif
 }
 
-/// The same, after what this block wrote before, and before what it reads then.
+/// Raises the number at p to `value` if it is lower; relaxed, device scope.
+TANDEM_DEVICE void atomic_max(u32* p, u32 value) {
+#if TANDEM_ON_DEVICE
+  atomicMax(p, value);
+#else
+  emulator::atomic_max(p, value);
+#endif
+}
+
+/// atomic_add, after what this block wrote before, and before what it reads then.
 TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   u32 before;
@@ -150,6 +159,21 @@ TANDEM_DEVICE void store_shared(T* p, T value) {
   *p = value;
 #else
   emulator::store_shared(p, value);
+#endif
+}
+
+/// Copies 16 bytes without passing through registers; they are there for this thread after wait_for_copies.
+TANDEM_DEVICE void copy_async(Vec4* shared, const Vec4* global) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
+#else
+  emulator::store_shared(shared, emulator::load_global(global));
+#endif
+}
+TANDEM_DEVICE void wait_for_copies() {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 

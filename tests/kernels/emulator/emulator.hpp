@@ -134,6 +134,14 @@ inline void reduce_add(float* p, float value) {
   std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
 }
 
+inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
+  check_global(p, sizeof(*p), true);
+  const std::atomic_ref number(*p);
+  std::uint32_t now = number.load(std::memory_order_relaxed);
+  while (now < value && !number.compare_exchange_weak(now, value, std::memory_order_relaxed)) {
+  }
+}
+
 /// Throws where the number stays another for long: blocks that run one after the other cannot wait for later
 /// ones.
 void wait_turn(const std::uint32_t* p, std::uint32_t value);

@@ -1,0 +1,22 @@
+// What quantize is about once its arguments have been checked.
+#pragma once
+
+#include "api/problem.hpp"
+#include "kernels/recipe.hpp"
+
+namespace tandem {
+
+/// Operands as in Problem; scales by (batch, block or row, head), mean by (batch, -, head) with contiguous
+/// channels.
+struct QuantizeJob {
+  Device device;
+  std::int64_t batch = 0;
+  std::int64_t rows = 0;
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+  Operand x, codes, scales, mean;
+  ScaleGroup group = ScaleGroup::head;
+  bool rotate = false;
+};
+
+}  // namespace tandem

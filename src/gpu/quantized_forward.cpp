@@ -1,0 +1,97 @@
+#include "gpu/quantized_forward.hpp"
+
+#include <algorithm>
+
+#include "gpu/kernel_name.hpp"
+#include "gpu/packing.hpp"
+#include "gpu/quantize.hpp"
+#include "gpu/quantized_forward_params.hpp"
+#include "gpu/tensor_map.hpp"
+#include "plan/quantize_plan.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// V stays as it is for some recipes, and then the copy engine has to be able to read it.
+bool needs_packing(const Problem& p, const QuantizedConfig& config) {
+  return config.pv == Codes::input &&
+         !copy_engine_can_read(forward_tensor_map(p, config.forward(), Loaded::v));
+}
+Packing packing_of_v(Problem& p) {
+  return {.operand = &p.v,
+          .batch = p.packed_k ? 1 : p.batch,
+          .rows = p.rows_k,
+          .heads = p.heads_kv,
+          .head_dim = p.head_dim_v};
+}
+
+LoadedKernel attention_kernel(int device, const QuantizedConfig& config) {
+  static KernelTable<QuantizedConfig> table;
+  return table.get(device, config, [](int d, const QuantizedConfig& c) {
+    return load_kernel(d, kernel_name(c), quantized_shared_bytes(c));
+  });
+}
+
+/// Where the attention kernel finds what the quantiser has written.
+QuantizedOperands operands_of(const QuantizeParams& params) {
+  return {.q = params.q.codes,
+          .k = params.k.codes,
+          .v = params.v.codes,
+          .q_scales = params.q.scales,
+          .k_scales = params.k.scales,
+          .v_scales = params.v.scales,
+          .shift = params.shift};
+}
+
+void attend(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
+            const LoadedKernel& kernel, char* scratch, abi::Stream stream) {
+  Problem p = problem;
+  const DeviceProperties& limits = properties(p.device.index);
+  char* free = scratch + quantized_space(p, recipe).bytes;
+  unsigned int* tile_counter = nullptr;
+  if (config.dynamic) {
+    tile_counter = reinterpret_cast<unsigned int*>(free);
+    check(driver().memset_d8_async(reinterpret_cast<abi::DevicePointer>(free), 0, sizeof(*tile_counter),
+                                   stream),
+          "cuMemsetD8Async");
+    free += scratch_alignment;
+  }
+  if (needs_packing(p, config)) pack(packing_of_v(p), free, p.device.index, stream);
+  const QuantizedOperands operands = operands_of(make_quantize_params(problem, recipe, scratch));
+  const QuantizedParams params =
+      make_quantized_params(p, config, operands, encode_tensor_map, limits.l2_bytes, tile_counter);
+  const std::int64_t tiles = forward_tile_count(p, config.forward());
+  launch(kernel,
+         {.grid = static_cast<unsigned int>(std::min<std::int64_t>(tiles, limits.multiprocessors)),
+          .threads = static_cast<unsigned int>(config.threads()),
+          .stream = stream},
+         &params);
+}
+
+}  // namespace
+
+std::size_t quantized_forward_workspace_bytes(const Problem& problem, const Recipe& recipe,
+                                              const QuantizedConfig& config) {
+  Problem p = problem;
+  return quantized_space(p, recipe).bytes + (config.dynamic ? scratch_alignment : 0) +
+         (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
+}
+
+void quantized_forward(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
+                       void* stream_handle, void* workspace, QuantizedStages stages) {
+  const std::int64_t tiles = forward_tile_count(problem, config.forward());
+  if (tiles == 0) return;
+  const int device = problem.device.index;
+  const auto stream = static_cast<abi::Stream>(stream_handle);
+  // All kernels are there before the first is launched: an error leaves the outputs as they were.
+  const QuantizeKernels quantizer = quantize_kernels(device, choose_quantize_config(problem, recipe));
+  const LoadedKernel attention = attention_kernel(device, config);
+  const ContextGuard guard(device);
+  const Scratch scratch(workspace,
+                        workspace != nullptr ? 0 : quantized_forward_workspace_bytes(problem, recipe, config),
+                        stream);
+  if (stages.quantize) quantize(problem, recipe, quantizer, scratch.data(), stream);
+  if (stages.attend) attend(problem, recipe, config, attention, scratch.data(), stream);
+}
+
+}  // namespace tandem::gpu

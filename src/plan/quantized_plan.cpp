@@ -1,0 +1,124 @@
+#include "plan/quantized_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/config_fields.hpp"
+#include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr const char* exp_bound = "exponentials bound it: three warpgroups keep the product under them";
+constexpr const char* balanced = "scores, P and P V of two warpgroups' 64 queries each stay in registers";
+constexpr const char* output_bound = "the output takes most registers: P V comes in narrow parts";
+
+// head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
+constexpr QuantizedTile tiles[] = {
+    {64, 64, false, 192, 3, 1, 2, true, false, false, exp_bound},
+    {64, 64, true, 192, 3, 2, 2, true, true, true, exp_bound},
+    {128, 128, false, 128, 3, 2, 1, true, true, false, balanced},
+    {128, 128, true, 128, 3, 2, 1, true, false, true, balanced},
+    {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
+    {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
+    {192, 192, false, 128, 2, 1, 6, false, false, false, output_bound},
+    {192, 192, true, 128, 2, 1, 6, false, false, true, output_bound},
+    {256, 256, false, 128, 2, 1, 8, false, true, false, output_bound},
+    {256, 256, true, 128, 2, 1, 8, false, true, true, output_bound},
+};
+
+const QuantizedTile& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
+  for (const QuantizedTile& tile : tiles) {
+    if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked)
+      return tile;
+  }
+  throw Error(Status::internal,
+              fmt::format("no 8-bit tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
+}
+
+QuantizedConfig with_recipe(QuantizedConfig c, const Recipe& r) {
+  c.qk = r.qk;
+  c.pv = r.pv;
+  c.row_scales = r.qk_scales == ScaleGroup::row;
+  c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
+  c.rotated_v = r.rotate_v;
+  return c;
+}
+
+QuantizedConfig with_tile(QuantizedConfig c) {
+  const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  c.block_m = tile.block_m;
+  c.stages = tile.stages;
+  c.q_stages = tile.q_stages;
+  c.overlap = tile.overlap;
+  c.pingpong = tile.pingpong;
+  c.dynamic = tile.dynamic;
+  c.parts = tile.parts;
+  if (c.pv == Codes::s8 && c.head_dim_v > 96) c.parts = std::max(c.parts, 2);  // scales by row take registers
+  if (c.pv == Codes::input) {  // P V adds to the output itself
+    c.parts = 1;
+    c.block_m = 128;
+  }
+  while (c.head_dim_v % (16 * c.parts) != 0) --c.parts;  // a part is whole groups of 16 columns
+  // V in 16 bits takes twice the room.
+  while (c.stages > 1 && quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
+    --c.stages;
+  return c;
+}
+
+int padded(std::int64_t head_dim) {
+  return static_cast<int>((head_dim + 31) / 32 * 32);
+}
+
+}  // namespace
+
+QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) {
+  QuantizedConfig c = with_recipe({}, recipe);
+  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = padded(p.head_dim_qk);
+  c.head_dim_v = padded(p.head_dim_v);
+  c.causal = needs_right_mask(p);
+  c.local = needs_left_mask(p);
+  c.ragged = has_lengths(p);
+  return with_tile(c);
+}
+
+std::vector<QuantizedConfig> shipped_quantized_configs() {
+  std::vector<QuantizedConfig> configs;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+      for (const bool ragged : {false, true}) {
+        for (const bool causal : {false, true}) {
+          QuantizedConfig c = with_recipe({}, recipe);
+          c.head_dim_qk = c.head_dim_v = head_dim;
+          c.ragged = ragged;
+          c.causal = causal;
+          configs.push_back(with_tile(c));
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+std::vector<std::string> explain_quantized(const Problem& problem, const Recipe& recipe,
+                                           const QuantizedConfig& c) {
+  const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  return {
+      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format(
+          "kernels {}quantize and forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}",
+          recipe.smooth_k ? "mean_of_keys, " : "", name_of(c.element), problem.head_dim_qk, c.head_dim_qk,
+          problem.head_dim_v, c.head_dim_v),
+      fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
+                  quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
+      fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),
+      fmt::format("{} bytes of shared memory, {} registers a consumer thread", quantized_shared_bytes(c),
+                  c.registers().consumer),
+  };
+}
+
+}  // namespace tandem

@@ -1,0 +1,31 @@
+// The 8-bit forward kernel's Config for a problem: a table of tiles.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "api/problem.hpp"
+#include "kernels/quantized_config.hpp"
+
+namespace tandem {
+
+/// A tile, for heads of at most these dimensions.
+struct QuantizedTile {
+  int head_dim_qk, head_dim_v;
+  bool masked;  ///< causal or a window
+  int block_m, stages, q_stages, parts;
+  bool overlap, pingpong, dynamic;
+  const char* why;
+};
+
+/// The choice for a problem with a precision, on any GPU that is_supported.
+QuantizedConfig choose_quantized_config(const Problem& problem, const Recipe& recipe);
+
+/// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.
+std::vector<QuantizedConfig> shipped_quantized_configs();
+
+/// The choice in words, a line each.
+std::vector<std::string> explain_quantized(const Problem& problem, const Recipe& recipe,
+                                           const QuantizedConfig& config);
+
+}  // namespace tandem

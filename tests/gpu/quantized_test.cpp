@@ -1,0 +1,166 @@
+// attention() with a precision on a GPU, from 16-bit tensors to out and LSE, against the CPU, which follows
+// the same recipes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <tuple>
+
+#include "gpu_cases.hpp"
+#include "gpu_runner.hpp"
+#include "harness/expect.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+
+/// What may lie between them. P is rounded in units of the largest score so far, which the GPU meets from the
+/// right and the CPU from the left: up to 1/16 of P in e4m3, of values up to 4. Where P's unit is its tile's
+/// own, out differs in its last place. The accumulator of e4m3 products is modelled, that of s8 is exact.
+struct Tolerance {
+  double out, lse;
+};
+Tolerance tolerance(const Case& c) {
+  const bool fp8 = c.options.precision == Precision::fp8;
+  return {.out = fp8 && !c.options.strict ? 0.07 : 0.03, .lse = fp8 ? 5e-3 : 1e-4};
+}
+
+void expect_near(const Box& got, const Box& want, double bound, const char* name) {
+  if (!got.given()) return;
+  double largest = 0.0;
+  for (std::int64_t i = 0; i < got.numel(); ++i) {
+    const double a = got.get(i);
+    const double b = want.get(i);
+    if (a == b || (std::isnan(a) && std::isnan(b))) continue;
+    const double difference = std::abs(a - b) / std::max(1.0, std::abs(b) / 4.0);
+    largest = difference <= largest ? largest : difference;  // NaN counts as larger
+  }
+  EXPECT_LE(largest, bound) << name;
+}
+
+void check_quantized(const Case& spec) {
+  SCOPED_TRACE(spec.describe());
+  Call got(spec);
+  got.prepare(Pass::forward);
+  GpuRunner runner;
+  try {
+    runner.forward(got);
+  } catch (const Error& e) {
+    FAIL() << e.what();
+  }
+  Call want(spec);
+  want.prepare(Pass::forward);
+  tandem::forward(want.forward_args(), Execution{.threads = 1});
+  const Tolerance t = tolerance(spec);
+  expect_near(got.out, want.out, t.out, "out");
+  expect_near(got.lse, want.lse, t.lse, "lse");
+  for (const Box* box : got.outputs(Pass::forward))
+    EXPECT_TRUE(!box->given() || box->changed_outside().empty());
+}
+
+struct Setting {
+  Precision precision;
+  bool strict;
+};
+
+Case with_setting(Case c, const Setting& setting) {
+  c.options.precision = setting.precision;
+  c.options.strict = setting.strict;
+  c.options.softcap = 0.0F;
+  return c;
+}
+
+std::string name_of_setting(const Setting& setting) {
+  std::string name = name_of(setting.precision);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name + (setting.strict ? "_strict" : "");
+}
+
+constexpr Setting settings[] = {{Precision::fp8, false},           {Precision::fp8, true},
+                                {Precision::int8, false},          {Precision::int8, true},
+                                {Precision::int8_accurate, false}, {Precision::int8_accurate, true}};
+
+using SettingAndShape = std::tuple<Setting, Shape>;
+class QuantizedShapes : public GpuTest, public testing::WithParamInterface<SettingAndShape> {};
+
+TEST_P(QuantizedShapes, MatchTheCpu) {
+  const auto& [setting, shape] = GetParam();
+  for (const std::int64_t seqlen : {1, 127, 513})
+    check_quantized(with_setting(case_of(shape, seqlen), setting));
+}
+
+/// Every shape in bf16, the unmasked ones in f16 too; of the strict settings one head dimension.
+std::vector<SettingAndShape> settings_and_shapes() {
+  std::vector<SettingAndShape> all;
+  for (const Setting& setting : settings) {
+    for (const Shape& shape : shapes()) {
+      if (shape.dtype == DType::f16 && shape.mask != Shape::full) continue;
+      if (setting.strict && shape.head_dim_qk != 128) continue;
+      all.emplace_back(setting, shape);
+    }
+  }
+  return all;
+}
+
+std::string name_of_both(const testing::TestParamInfo<SettingAndShape>& at) {
+  const auto& [setting, shape] = at.param;
+  return name_of_setting(setting) + "_" + name_of(testing::TestParamInfo<Shape>(shape, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, QuantizedShapes, testing::ValuesIn(settings_and_shapes()), name_of_both);
+
+class Quantized : public GpuTest, public testing::WithParamInterface<Setting> {
+ protected:
+  static Case with_setting(const Case& c) { return gpu::with_setting(c, GetParam()); }
+};
+
+class QuantizedRandom : public GpuTest, public testing::WithParamInterface<int> {};
+
+TEST_P(QuantizedRandom, MatchesTheCpu) {
+  Case c = with_setting(random_16_bit_case(GetParam()), settings[GetParam() % std::size(settings)]);
+  c.amplitude = 1.0;
+  if (c.options.scale.has_value()) c.options.scale = std::clamp(*c.options.scale, -0.3F, 0.3F);
+  check_quantized(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, QuantizedRandom, testing::Range(1, 61));
+
+TEST_P(Quantized, NothingToDoIsDone) {
+  for (const Case& c : empty_cases()) check_quantized(with_setting(c));
+}
+
+/// A causal result of a strict setting does not depend on what comes later, in any bit.
+TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
+  if (!GetParam().strict) GTEST_SKIP() << "not promised";
+  Case c = with_setting(small_case(DType::bf16, 700, 700));
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.head_dim_qk = c.head_dim_v = 128;
+  c.options.causal = true;
+  Call whole(c);
+  GpuRunner runner;
+  whole.prepare(Pass::forward);
+  runner.forward(whole);
+  for (const std::int64_t rows : {1, 200, 512}) {
+    Case shorter = c;
+    shorter.seqlen_q = shorter.seqlen_k = rows;
+    Call prefix(shorter);
+    for (const auto& [to, from] :
+         {std::pair{&prefix.q, &whole.q}, {&prefix.k, &whole.k}, {&prefix.v, &whole.v}}) {
+      for (std::int64_t i = 0; i < to->numel(); ++i) to->set(i, from->get(i));
+    }
+    prefix.prepare(Pass::forward);
+    runner.forward(prefix);
+    for (std::int64_t i = 0; i < prefix.out.numel(); ++i) ASSERT_EQ(prefix.out.get(i), whole.out.get(i));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, Quantized, testing::ValuesIn(settings),
+                         [](const auto& at) { return name_of_setting(at.param); });
+
+}  // namespace
+}  // namespace tandem::gpu
