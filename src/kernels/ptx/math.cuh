@@ -151,12 +151,12 @@ TANDEM_DEVICE float fmax_nan(float a, float b) {
 #endif
 }
 
-/// 2^n, where `whole` is 1.5 * 2^23 + n and n is -126 to 127; anything if it is NaN.
-TANDEM_DEVICE float power_of_two(float whole) {
+/// x * 2^n, where `whole` is 1.5 * 2^23 + n, and x and the product are normal.
+TANDEM_DEVICE float add_exponent(float x, float whole) {
 #if TANDEM_ON_DEVICE
-  return __uint_as_float((__float_as_uint(whole) << 23) + 0x3f800000U);
+  return __uint_as_float(__float_as_uint(x) + (__float_as_uint(whole) << 23));
 #else
-  return emulator::power_of_two(whole);
+  return emulator::add_exponent(x, whole);
 #endif
 }
 

@@ -7,16 +7,16 @@
 namespace tandem::tile {
 
 /// 2^x on the FMA pipe, relative error 8e-5: x less the nearest whole number by a cubic, the exponent by an
-/// addition of bits. For x up to 100; below -126 the result is 2^-126. NaN stays.
+/// addition of bits. For x up to 100; below -126 the result is 2^-126, and of NaN it is anything.
 TANDEM_DEVICE float exp2_cubic(float x) {
   constexpr float magic = 12582912.0F;  // 1.5 * 2^23: a sum has the whole number in its low bits
-  const float clamped = ptx::fmax_nan(x, -126.0F);
+  const float clamped = ptx::fmax(x, -126.0F);
   const float whole = clamped + magic;
   const float r = clamped - (whole - magic);
   float p = ptx::fma(r, 0.05517155F, 0.24261136F);
   p = ptx::fma(p, r, 0.69326102F);
   p = ptx::fma(p, r, 0.99992806F);
-  return p * ptx::power_of_two(whole);
+  return ptx::add_exponent(p, whole);
 }
 
 /// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O and the sums are kept in
@@ -49,7 +49,8 @@ struct QuantizedSoftmax {
     for (int h = 0; h < 2; ++h) maximum[h] = reference[h] = -ptx::infinity();
   }
 
-  /// Takes the scores, times their unit, into the maxima.
+  /// Takes the scores, times their unit, into the maxima. A NaN stays: all of its row is NaN then, whichever
+  /// of its exponentials a polynomial computes.
   template <int n, int units>
   TANDEM_DEVICE void update_maximum(const float (&s)[n], const float (&unit)[units]) {
 #pragma unroll
@@ -58,13 +59,13 @@ struct QuantizedSoftmax {
       float b = s[2 * h + 1];
 #pragma unroll
       for (int j = 1; j < n / 4; ++j) {
-        a = ptx::fmax(a, s[4 * j + 2 * h]);
-        b = ptx::fmax(b, s[4 * j + 2 * h + 1]);
+        a = ptx::fmax_nan(a, s[4 * j + 2 * h]);
+        b = ptx::fmax_nan(b, s[4 * j + 2 * h + 1]);
       }
-      float m = ptx::fmax(a, b);
-      m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
-      m = ptx::fmax(m, ptx::shuffle_xor(m, 2)) * unit[h % units];
-      maximum[h] = by_tile ? m : ptx::fmax(maximum[h], m);
+      float m = ptx::fmax_nan(a, b);
+      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 1));
+      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 2)) * unit[h % units];
+      maximum[h] = by_tile ? m : ptx::fmax_nan(maximum[h], m);
     }
   }
 

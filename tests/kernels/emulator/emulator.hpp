@@ -87,7 +87,7 @@ float log2(float x);
 float reciprocal(float x);
 float fmax(float a, float b);
 float fmax_nan(float a, float b);
-float power_of_two(float whole);
+float add_exponent(float x, float whole);
 float fma(float a, float b, float c);
 float infinity();
 float multiply(float a, float b);

@@ -52,9 +52,10 @@ float fmax_nan(float a, float b) {
   return std::fmax(a, b);
 }
 
-float power_of_two(float whole) {
+float add_exponent(float x, float whole) {
+  check_register(x);
   check_register(whole);
-  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(whole) << 23) + 0x3f800000U);
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) + (std::bit_cast<std::uint32_t>(whole) << 23));
 }
 
 float fma(float a, float b, float c) {
