@@ -5,7 +5,8 @@
 One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
 median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
 --ablation adds the paper's table of what each idea is worth; --varlen packed sequences beside the same work
-dense; --long single sequences up to a million tokens; --deterministic holds Tandem's backward to one order of
+dense; --long single sequences up to a million tokens; --precision the 8-bit kernels alone and with the
+quantiser, beside bf16; --deterministic holds Tandem's backward to one order of
 additions; --from FILE prints and draws what an earlier
 run wrote. Without PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard
 normal inputs. TFLOP/s count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's,
@@ -106,17 +107,27 @@ def peers() -> list[Sdpa]:
     return [Sdpa("cudnn", backends.CUDNN_ATTENTION), Sdpa("fa2", backends.FLASH_ATTENTION)]
 
 
-def gemm_tflops(n: int = 8192) -> float | None:
-    """The ceiling: a large bf16 product through cuBLAS, best of 10 rounds of about 12 ms."""
+def gemm_tflops(fp8: bool = False, n: int = 8192) -> float | None:
+    """The ceiling: a large bf16 or FP8 product through cuBLAS, best of 10 rounds of about 12 ms."""
     if torch is None or not torch.cuda.is_available():
         return None
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    if fp8:
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
+        one = torch.ones((), device="cuda")
+
+    def multiply() -> None:
+        if fp8:
+            torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+        else:
+            a @ b
+
     best = 0.0
     for _ in range(10):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(8):
-            a @ b
+            multiply()
         end.record()
         end.synchronize()
         best = max(best, 8 * 2 * n**3 / (start.elapsed_time(end) / 1000) / 1e12)
@@ -209,6 +220,37 @@ def long_sequences(passes: list[str]) -> list[dict]:
     return [{"pass": name, **cell, "seqlen": seqlen} for name in passes for seqlen in lengths[name]]
 
 
+def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
+    """The 16-bit forward; of every setting the kernel alone and the whole call. A process each."""
+    variants: dict[str, dict] = {"16-bit": {}}
+    for setting in settings:
+        variants[f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
+        variants[f"{setting} whole"] = {"precision": setting}
+    contenders = {name: Tandem(program) for name in variants}
+    results = []
+    for cell in cells:
+        prepared = [contenders[name].prepare({**cell, **change}) for name, change in variants.items()]
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for _ in range(rounds):
+            for name, contender in contenders.items():
+                times[name].append(contender.round(ROUND_MS))
+        tflops = {name: prepared[0]["flops"] / statistics.median(t) / 1e6 for name, t in times.items()}
+        results.append({**cell, "us": times, "tflops": tflops})
+    return results
+
+
+def print_precision(document: dict) -> None:
+    entries = document["precision"]
+    names = names_of(entries)
+    gemm = document.get("gemm_fp8_tflops")
+    print(f"FP8 GEMM ceiling {gemm and round(gemm, 1)} TFLOP/s")
+    print("| dtype | head_dim | mask | seqlen | " + " | ".join(names) + " |")
+    print("|" + "---|" * (4 + len(names)))
+    for entry in entries:
+        row = [entry["dtype"], entry["head_dim"], "causal" if entry["causal"] else "full", entry["seqlen"]]
+        print("| " + " | ".join(map(str, row + [f"{entry['tflops'][n]:.1f}" for n in names])) + " |")
+
+
 def print_varlen(entries: list[dict]) -> None:
     print("| packed sequences | mask | packed us | dense us | packed/dense |")
     print("|---|---|---|---|---|")
@@ -259,6 +301,8 @@ def print_table(document: dict) -> None:
         )
     if "varlen" in document:
         print_varlen(document["varlen"])
+    if "precision" in document:
+        print_precision(document)
 
 
 def plot(document: dict, path: Path) -> None:
@@ -323,6 +367,12 @@ def arguments() -> argparse.Namespace:
         "--sustained", action="store_true", help="two seconds without a pause instead of 12 ms"
     )
     parser.add_argument("--ablation", action="store_true")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=["fp8", "int8", "int8-accurate"],
+        help="the 8-bit forward in place of the grid",
+    )
     parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
     parser.add_argument(
         "--long", action="store_true", help="add 32k, 128k and 1M tokens in one causal sequence"
@@ -350,6 +400,10 @@ def main() -> int:
         }
         rounds, milliseconds = (1, 2000.0) if args.sustained else (args.rounds, ROUND_MS)
         cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens)
+        if args.precision:
+            document["gemm_fp8_tflops"] = gemm_tflops(fp8=True)
+            document["precision"] = precision_cells(args.program, cells, args.precision, args.rounds)
+            cells = []
         for cell in cells + (long_sequences(args.passes) if args.long else []):
             cell["deterministic"] = int(args.deterministic)
             document["cells"].append(measure(cell, contenders, rounds, milliseconds))
@@ -360,7 +414,7 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
     print_table(document)
-    if args.plot:
+    if args.plot and document["cells"]:
         plot(document, args.plot)
     return 0
 
