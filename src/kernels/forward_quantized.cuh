@@ -172,7 +172,7 @@ struct QuantizedConsumer {
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3 : Bytes::u8;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
-  static_assert(C.part_columns() % 32 == 0 && (!keeps_input || C.parts == 1));
+  static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));
 
   const QuantizedParams& p;
   Shared& shared;

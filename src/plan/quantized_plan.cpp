@@ -55,7 +55,7 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   c.q_stages = tile.q_stages;
   c.overlap = tile.overlap;
   c.pingpong = tile.pingpong;
-  c.dynamic = tile.dynamic;
+  c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
   c.parts = tile.parts;
   if (c.pv == Codes::s8 && c.head_dim_v > 96) c.parts = std::max(c.parts, 2);  // scales by row take registers
   if (c.pv == Codes::input) {  // P V adds to the output itself
