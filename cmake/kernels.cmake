@@ -23,7 +23,7 @@ endif()
 if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
     gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp
-    plan/backward_plan.cpp plan/forward_plan.cpp plan/quantize_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    plan/backward_plan.cpp plan/forward_plan.cpp plan/quantize_plan.cpp plan/quantized_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(ship_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(ship_kernels PRIVATE tandem_flags fmt::fmt-header-only Threads::Threads ${CMAKE_DL_LIBS})
   set(TANDEM_SHIPPED_ARCHIVE ${CMAKE_CURRENT_BINARY_DIR}/shipped_kernels.bin)

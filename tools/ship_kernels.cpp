@@ -22,6 +22,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/quantized_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -58,6 +59,9 @@ std::vector<Job> jobs_to_do() {
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     jobs.emplace_back(gpu::kernel_name(config, gpu::QuantizeKernel::codes), "");
     add_once(gpu::kernel_name(mean_config(config), gpu::QuantizeKernel::mean));
+  }
+  for (const QuantizedConfig& config : shipped_quantized_configs()) {
+    jobs.emplace_back(gpu::kernel_name(config), "");
   }
   for (const bool paired : {false, true}) {
     jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");

@@ -57,12 +57,20 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   c.pingpong = tile.pingpong;
   c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
   c.parts = tile.parts;
-  if (c.pv == Codes::s8 && c.head_dim_v > 96) c.parts = std::max(c.parts, 2);  // scales by row take registers
+  // Scales by row, a mask and lengths from the device each take registers: what is left holds narrower parts,
+  // or two warpgroups in place of three.
+  const bool more = c.ragged || c.causal || c.local;
+  if (c.head_dim_v > 96 && (c.pv == Codes::s8 || more)) c.parts = std::max(c.parts, 2);
+  if (c.block_m == 192 && (c.ragged || (c.pv == Codes::s8 && more))) {
+    c.block_m = 128;
+    c.parts = 1;
+    c.pingpong = true;
+  }
   if (c.pv == Codes::input) {  // P V adds to the output itself
     c.parts = 1;
     c.block_m = 128;
   }
-  while (c.head_dim_v % (16 * c.parts) != 0) --c.parts;  // a part is whole groups of 16 columns
+  while (c.head_dim_v % (32 * c.parts) != 0) --c.parts;  // a part is whole groups of 32 columns
   // V in 16 bits takes twice the room.
   while (c.stages > 1 && quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
@@ -84,6 +92,11 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
   c.local = needs_left_mask(p);
   c.ragged = has_lengths(p);
   return with_tile(c);
+}
+
+int quantized_local_bytes_allowed(const QuantizedConfig& c) {
+  if (c.head_dim_v <= 128 || c.pv == Codes::input) return 0;
+  return c.pv == Codes::s8 ? 256 : 32;
 }
 
 std::vector<QuantizedConfig> shipped_quantized_configs() {
