@@ -57,7 +57,7 @@ struct ForwardConfig {
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
   bool ragged = false;
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
-  bool exp_under_product = true;  ///< else the exponentials wait for their warpgroup's own product
+  int early_quarters = 0;         ///< of the exponentials, that run under their warpgroup's own product
   bool dynamic = false;           ///< blocks draw tiles from a counter instead of being dealt them
   bool copy_out = false;          ///< out leaves through Q's buffer and the copy engine
   // The paper's ablation: each is one idea of FlashAttention-3.

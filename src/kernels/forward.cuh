@@ -285,19 +285,23 @@ struct ForwardConsumer {
   TANDEM_DEVICE void run() {
     load_ahead();
     ForwardTile<C> t;
-    while (tiles.template next<false>(t, warp_leader())) {
+    bool more = find(t);
+    while (more) {
       if (t.blocks.first < t.blocks.end) {
-        compute(t);
+        more = compute(t);
       } else {
         output.store_empty(t.index);
+        more = find(t);
       }
     }
   }
-  TANDEM_DEVICE void compute(const ForwardTile<C>& t);
+  TANDEM_DEVICE bool find(ForwardTile<C>& t) { return tiles.template next<false>(t, warp_leader()); }
+  TANDEM_DEVICE bool compute(ForwardTile<C>& t);
 };
 
+/// Computes tile `t` and puts the next one there; false if there is none.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
+TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   const int first_query = t.index.m * C.block_m + warpgroup * 64;
   const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
   float s[scores];
@@ -325,7 +329,8 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
   ptx::pin_registers(s);
   maximum(block >= own.inner_end || block < own.inner_first);
   load_ahead();
-  softmax.exponentials(s, rescale, scale_log2);
+  const auto nothing = [](int) {};
+  softmax.template exponentials<0>(s, rescale, scale_log2, p.heads_q, nothing, nothing);
   wait_next_k();
   tile::convert<C.element>(probabilities, s);
   if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
@@ -342,23 +347,36 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
     maximum(masked);
-    if constexpr (C.exp_under_product) {
-      softmax.exponentials(s, rescale, scale_log2);
-      // The next K block is waited for here, not at its use: the branch in this wait keeps the assembler from
-      // moving the exponentials behind the wait for the product.
-      wait_next_k();
-    }
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(o);
-    release_v();
-    load_ahead();
-    if constexpr (!C.exp_under_product) {
-      wait_next_k();
-      softmax.exponentials(s, rescale, scale_log2);
-    }
-    tile::convert<C.element>(probabilities, s);
+    // The exponentials' first quarters run under this warpgroup's own product; the others, after it, have the
+    // conversions and the rescale between them.
+    constexpr int early = C.early_quarters;
+    softmax.template exponentials<early>(
+        s, rescale, scale_log2, p.heads_q,
+        [&](int quarter) {
+          if (quarter != early) return;
+          wait_next_k();
+          ptx::wgmma_wait<0>();
+          ptx::pin_registers(o);
+          release_v();
+          load_ahead();
+        },
+        [&](int quarter) {
+          constexpr int size = outputs / max(1, 4 - early);
 #pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+          for (int i = (quarter - early) * size; i < (quarter - early + 1) * size; ++i) {
+            o[i] *= rescale[i / 2 % 2];
+          }
+          if (quarter == early) {
+            tile::convert<C.element>(probabilities, s, 0, quarter * (scores / 4));
+          } else {
+            tile::convert<C.element>(probabilities, s, (quarter - 1) * (scores / 4), quarter * (scores / 4));
+          }
+        });
+    if constexpr (early == 4) {
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    }
+    tile::convert<C.element>(probabilities, s, early == 4 ? 0 : 3 * (scores / 4), scores);
     accumulate = true;
   };
   // The same, one after the other (the paper's ablation).
@@ -375,7 +393,7 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
     ptx::pin_registers(s);
     maximum(masked);
     load_ahead();
-    softmax.exponentials(s, rescale, scale_log2);
+    softmax.template exponentials<0>(s, rescale, scale_log2, p.heads_q, nothing, nothing);
     wait_next_k();
     tile::convert<C.element>(probabilities, s);
 #pragma unroll
@@ -400,14 +418,18 @@ TANDEM_DEVICE void ForwardConsumer<C>::compute(const ForwardTile<C>& t) {
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
+  // Divisions, and for ragged tiles a search: hidden by the product.
+  const tile::TileIndex index = t.index;
+  const bool more = find(t);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
   // Every warp has issued the last product by now, so none reads Q any more.
   auto& staging =
       *reinterpret_cast<typename ForwardOutput<C>::Staging*>(shared.q[warpgroup][q_at.stage].data);
-  output.store(t.index, o, softmax, scale_log2, staging);
+  output.store(index, o, softmax, scale_log2, staging);
   if constexpr (C.copy_out) release_q();
+  return more;
 }
 
 // ---- Entry ----

@@ -22,9 +22,11 @@ struct ForwardOutput {
 
   TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
                            const tile::OnlineSoftmax& softmax, float scale_log2, Staging& staging);
+  TANDEM_DEVICE void store_words(const tile::TileIndex& t, const float (&o)[outputs],
+                                 const float (&factor)[2], Staging* staging, bool vectors);
   TANDEM_DEVICE void copy_rows(const tile::TileIndex& t, Staging& staging);
   TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
-  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words);
+  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
   TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
 };
@@ -46,10 +48,10 @@ TANDEM_DEVICE void ForwardOutput<C>::store_lse(const tile::TileIndex& t, int que
   ptx::store_global(lse, value);
 }
 
-/// Eight columns of a row.
+/// Eight columns of a row. `vectors`: p.out_vectors, known to the compiler where code must not branch.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx::Vec4& words) {
-  if (p.out_vectors) {
+TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx::Vec4& words, bool vectors) {
+  if (vectors) {
     if (col < p.head_dim_v) ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col), words);
     return;
   }
@@ -87,21 +89,38 @@ template <ForwardConfig C>
 TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
                                            const tile::OnlineSoftmax& softmax, float scale_log2,
                                            Staging& staging) {
-  const int quad_lane = thread % 4;
   const tile::FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
+  float factor[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
-    float factor;
-    float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor);
+    float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
-      factor = 0.0F;
+      factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    const bool inside = query < t.end_q;
-    if (inside && quad_lane == 0) store_lse(t, query, lse);
+    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+  }
+  if constexpr (C.copy_out) {
+    store_words(t, o, factor, &staging, true);
+    copy_rows(t, staging);
+  } else if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
+    store_words(t, o, factor, nullptr, true);
+  } else {
+    store_words(t, o, factor, nullptr, false);
+  }
+}
+
+template <ForwardConfig C>
+TANDEM_DEVICE void ForwardOutput<C>::store_words(const tile::TileIndex& t, const float (&o)[outputs],
+                                                 const float (&factor)[2], Staging* staging, bool vectors) {
+  const int quad_lane = thread % 4;
+  const tile::FragmentPosition position(thread);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
     u16* row = out_row(t, query);
 #pragma unroll
     for (int g = 0; g < C.head_dim_v / 32; ++g) {
@@ -109,19 +128,20 @@ TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * g + j) + 2 * h;
-        words[j] = factor != 0.0F ? tile::pack<C.element>(o[i] * factor, o[i + 1] * factor) : 0;
+        words[j] = factor[h] != 0.0F ? tile::pack<C.element>(o[i] * factor[h], o[i + 1] * factor[h]) : 0;
       }
       if constexpr (C.copy_out) {
         const int lane = thread % warp_size;
-        ptx::stmatrix_x4(staging.address(thread / warp_size * 16 + 8 * h + lane % 8, 8 * (4 * g + lane / 8)),
-                         words[0], words[1], words[2], words[3]);
+        ptx::stmatrix_x4(
+            staging->address(thread / warp_size * 16 + 8 * h + lane % 8, 8 * (4 * g + lane / 8)), words[0],
+            words[1], words[2], words[3]);
       } else {
         tile::transpose_quad(words, quad_lane);
-        if (inside) store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]});
+        if (query < t.end_q)
+          store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]}, vectors);
       }
     }
   }
-  if constexpr (C.copy_out) copy_rows(t, staging);
 }
 
 /// Writes a tile whose queries see no key: out 0, LSE -inf.
@@ -133,7 +153,7 @@ TANDEM_DEVICE void ForwardOutput<C>::store_empty(const tile::TileIndex& t) {
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
     if (i % units == 0) store_lse(t, query, -ptx::infinity());
-    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0});
+    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0}, p.out_vectors);
   }
 }
 

@@ -18,20 +18,20 @@ constexpr const char* output_bound = "the output accumulator leaves registers fo
 // 192/128, whose tiles are FlashAttention-3's.
 constexpr ForwardTile tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys,
-    //     block_m, block_n, stages, q_stages, dynamic, pingpong, exp_under_product, why
-    {64, 64, false, 0, 192, 128, 4, 2, false, true, false, exp_bound},
-    {64, 64, true, 1536, 192, 128, 4, 2, true, true, true, exp_bound},
-    {64, 64, true, 0, 128, 128, 4, 2, true, true, false, diagonal},
-    {128, 128, false, 1536, 128, 176, 2, 1, false, true, false, widest},
-    {128, 128, false, 0, 128, 128, 2, 2, false, true, false, short_rows},
-    {128, 128, true, 6144, 128, 176, 2, 1, true, true, true, widest},
-    {128, 128, true, 0, 128, 128, 2, 2, true, true, true, diagonal},
-    {192, 128, false, 0, 128, 128, 2, 1, false, false, true, widest},
-    {192, 128, true, 0, 128, 128, 2, 1, true, false, true, widest},
-    {192, 192, false, 0, 128, 112, 2, 1, false, false, true, widest},
-    {192, 192, true, 0, 128, 112, 2, 1, true, false, true, widest},
-    {256, 256, false, 0, 128, 80, 2, 1, false, false, true, output_bound},
-    {256, 256, true, 0, 128, 80, 2, 1, true, false, true, output_bound},
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, early_quarters, why
+    {64, 64, false, 0, 192, 128, 4, 2, false, true, 0, exp_bound},
+    {64, 64, true, 1536, 192, 128, 4, 2, true, true, 0, exp_bound},
+    {64, 64, true, 0, 128, 128, 4, 2, true, true, 0, diagonal},
+    {128, 128, false, 1536, 128, 176, 2, 1, false, true, 0, widest},
+    {128, 128, false, 0, 128, 128, 2, 2, false, true, 0, short_rows},
+    {128, 128, true, 6144, 128, 176, 2, 1, true, true, 0, widest},
+    {128, 128, true, 0, 128, 128, 2, 2, true, true, 0, diagonal},
+    {192, 128, false, 0, 128, 128, 2, 1, false, false, 0, widest},
+    {192, 128, true, 0, 128, 128, 2, 1, true, false, 0, widest},
+    {192, 192, false, 0, 128, 112, 2, 1, false, false, 0, widest},
+    {192, 192, true, 0, 128, 112, 2, 1, true, false, 0, widest},
+    {256, 256, false, 0, 128, 80, 2, 1, false, false, 0, output_bound},
+    {256, 256, true, 0, 128, 80, 2, 1, true, false, 0, output_bound},
 };
 
 /// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
@@ -51,7 +51,7 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTile& tile) {
   c.q_stages = tile.q_stages;
   c.dynamic = tile.dynamic;
   c.pingpong = tile.pingpong;
-  c.exp_under_product = tile.exp_under_product;
+  c.early_quarters = tile.early_quarters;
   return c;
 }
 
@@ -78,6 +78,9 @@ std::string forward_objection(const ForwardConfig& c) {
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.block_n);
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
+  if (c.early_quarters < 0 || c.early_quarters > 4) {
+    return fmt::format("early_quarters {} is not from 0 to 4", c.early_quarters);
+  }
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
   if (c.copy_out && !c.specialised) return "copy_out takes a producer warp, whose loads wait for Q's buffer";
@@ -185,9 +188,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}; exponentials run under {}", c.dynamic ? "drawn from a counter" : "dealt in turn",
-                  c.exp_under_product ? "their own warpgroup's product and the others'"
-                                      : "the other warpgroups' products"),
+      fmt::format("tiles {}; {} of 4 quarters of the exponentials run under their own warpgroup's product",
+                  c.dynamic ? "drawn from a counter" : "dealt in turn", c.early_quarters),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -44,7 +44,7 @@ struct ForwardTile {
   int q_stages;
   bool dynamic;
   bool pingpong;
-  bool exp_under_product;
+  int early_quarters;
   const char* why;
 };
 

@@ -38,9 +38,9 @@ TANDEM_DEVICE float unpack_high(u32 packed) {
 /// f32 accumulators to 16-bit: also exactly the register layout of WGMMA's A operand, four words a step of 16
 /// columns.
 template <Element element, int n>
-TANDEM_DEVICE void convert(u32 (&packed)[n / 2], const float (&d)[n]) {
+TANDEM_DEVICE void convert(u32 (&packed)[n / 2], const float (&d)[n], int first = 0, int last = n) {
 #pragma unroll
-  for (int i = 0; i < n / 2; ++i) packed[i] = pack<element>(d[2 * i], d[2 * i + 1]);
+  for (int i = first; i < last; i += 2) packed[i / 2] = pack<element>(d[i], d[i + 1]);
 }
 
 /// Transposes the 4 x 4 words of a quad: word j of lane i becomes word i of lane j.

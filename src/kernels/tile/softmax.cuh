@@ -33,15 +33,14 @@ struct OnlineSoftmax {
   TANDEM_DEVICE void update_maximum(const float (&s)[n], float (&rescale)[2], float scale_log2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Two chains each, since one of n / 2 dependent maxima would take four cycles a link.
-      float a = ptx::fmax(maximum[h], s[2 * h]);
-      float b = s[2 * h + 1];
+      // Four chains each: a link takes eight cycles, an instruction two.
+      float a[4] = {ptx::fmax(maximum[h], s[2 * h]), s[2 * h + 1], s[4 + 2 * h], s[4 + 2 * h + 1]};
 #pragma unroll
-      for (int j = 1; j < n / 4; ++j) {
-        a = ptx::fmax(a, s[4 * j + 2 * h]);
-        b = ptx::fmax(b, s[4 * j + 2 * h + 1]);
+      for (int j = 2; j < n / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) a[j % 2 * 2 + e] = ptx::fmax(a[j % 2 * 2 + e], s[4 * j + 2 * h + e]);
       }
-      float m = ptx::fmax(a, b);
+      float m = ptx::fmax(ptx::fmax(a[0], a[1]), ptx::fmax(a[2], a[3]));
       m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
       m = ptx::fmax(m, ptx::shuffle_xor(m, 2));
       rescale[h] = ptx::exp2(maximum[h] * scale_log2 - shift(m, scale_log2));
@@ -49,25 +48,41 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns the scores into exponentials in place and adds them to the sums.
-  template <int n>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2) {
+  /// Turns the scores into exponentials in place, a quarter at a time, and adds them to the sums. `before(i)`
+  /// is called before quarter i's instructions, `beside(i)` among them.
+  ///
+  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits between.
+  /// The assembler does not see it so: left alone, it issues all multiply-adds, then all exponentials, then all
+  /// sums. So each quarter is a basic block of its own, which has the exponentials of this quarter, the
+  /// arguments of the next, the sums of the one before, and `beside`.
+  template <int early, int n, typename Before, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2, int not_negative,
+                                  Before before, Beside beside) {
+    static_assert(n % 8 == 0);
+    constexpr int size = n / 4;
+    const float subtract[2] = {shift(maximum[0], scale_log2), shift(maximum[1], scale_log2)};
+    float total[4] = {sum[0] * rescale[0], sum[1] * rescale[1], 0.0F, 0.0F};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float subtract = shift(maximum[h], scale_log2);
-      float total_a = 0.0F;
-      float total_b = 0.0F;
+    for (int i = 0; i < size; ++i) s[i] = ptx::fma(s[i], scale_log2, -subtract[i / 2 % 2]);
 #pragma unroll
-      for (int j = 0; j < n / 4; ++j) {
-        float& x = s[4 * j + 2 * h];
-        float& y = s[4 * j + 2 * h + 1];
-        x = ptx::exp2(ptx::fma(x, scale_log2, -subtract));
-        y = ptx::exp2(ptx::fma(y, scale_log2, -subtract));
-        total_a += x;
-        total_b += y;
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      before(quarter);
+#pragma unroll
+      for (int j = 0; j < size; ++j) {
+        const int i = quarter * size + j;
+        s[i] = ptx::exp2(s[i]);
+        if (quarter < 3) s[i + size] = ptx::fma(s[i + size], scale_log2, -subtract[(i + size) / 2 % 2]);
+        if (quarter > 0) total[(i - size) / 2 % 2 + 2 * (i % 2)] += s[i - size];
       }
-      sum[h] = sum[h] * rescale[h] + (total_a + total_b);
+      if (quarter < early) continue;
+      beside(quarter);
+      if (quarter < 3) ptx::end_basic_block(not_negative);
     }
+    before(4);
+#pragma unroll
+    for (int i = 3 * size; i < n; ++i) total[i / 2 % 2 + 2 * (i % 2)] += s[i];
+    sum[0] = total[0] + total[2];
+    sum[1] = total[1] + total[3];
   }
 
   /// The row's LSE (natural logarithm), and in `factor` what the output must be multiplied with. A sink (in
@@ -88,7 +103,7 @@ struct OnlineSoftmax {
       worth = ptx::exp2(old_shift - new_shift);
       total = total * worth + ptx::exp2(sink_log2 - new_shift);
     }
-    factor = worth / total;
+    factor = worth * ptx::reciprocal(total);
     return (new_shift + ptx::log2(total)) * ln_2;
   }
 };
