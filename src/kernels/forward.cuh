@@ -330,7 +330,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   maximum(block >= own.inner_end || block < own.inner_first);
   load_ahead();
   const auto nothing = [](int) {};
-  softmax.template exponentials<0>(s, rescale, scale_log2, p.heads_q, nothing, nothing);
+  softmax.template exponentials<0>(s, rescale, scale_log2, nothing, nothing);
   wait_next_k();
   tile::convert<C.element>(probabilities, s);
   if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
@@ -351,7 +351,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     // conversions and the rescale between them.
     constexpr int early = C.early_quarters;
     softmax.template exponentials<early>(
-        s, rescale, scale_log2, p.heads_q,
+        s, rescale, scale_log2,
         [&](int quarter) {
           if (quarter != early) return;
           wait_next_k();
@@ -393,7 +393,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     ptx::pin_registers(s);
     maximum(masked);
     load_ahead();
-    softmax.template exponentials<0>(s, rescale, scale_log2, p.heads_q, nothing, nothing);
+    softmax.template exponentials<0>(s, rescale, scale_log2, nothing, nothing);
     wait_next_k();
     tile::convert<C.element>(probabilities, s);
 #pragma unroll
@@ -418,9 +418,12 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
-  // Divisions, and for ragged tiles a search: hidden by the product.
+  // Finding the next tile (divisions, and a search where sequences are ragged) runs under the product, where O
+  // leaves the registers for it.
+  constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
-  const bool more = find(t);
+  bool more = false;
+  if constexpr (find_early) more = find(t);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
@@ -429,6 +432,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
       *reinterpret_cast<typename ForwardOutput<C>::Staging*>(shared.q[warpgroup][q_at.stage].data);
   output.store(index, o, softmax, scale_log2, staging);
   if constexpr (C.copy_out) release_q();
+  if constexpr (!find_early) more = find(t);
   return more;
 }
 

@@ -30,8 +30,9 @@ constexpr ForwardTile tiles[] = {
     {192, 128, true, 0, 128, 128, 2, 1, true, false, 0, widest},
     {192, 192, false, 0, 128, 112, 2, 1, false, false, 0, widest},
     {192, 192, true, 0, 128, 112, 2, 1, true, false, 0, widest},
-    {256, 256, false, 0, 128, 80, 2, 1, false, false, 0, output_bound},
-    {256, 256, true, 0, 128, 80, 2, 1, true, false, 0, output_bound},
+    {256, 256, false, 0, 128, 80, 2, 1, false, false, 1, output_bound},
+    {256, 256, true, 768, 128, 80, 2, 1, true, false, 0, output_bound},
+    {256, 256, true, 0, 128, 64, 2, 1, true, false, 0, diagonal},
 };
 
 /// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines

@@ -56,23 +56,6 @@ TANDEM_DEVICE void fence_async_shared() {
 #endif
 }
 
-/// Ends the assembler's basic block, across whose end it moves nothing: a branch never taken, as long as
-/// `not_negative` is none.
-TANDEM_DEVICE void end_basic_block(int not_negative) {
-#if TANDEM_ON_DEVICE
-  asm volatile(
-      "{\n"
-      ".reg .pred leave;\n"
-      "setp.lt.s32 leave, %0, 0;\n"
-      "@!leave bra stay;\n"
-      "exit;\n"
-      "stay:\n"
-      "}\n" ::"r"(not_negative));
-#else
-  (void)not_negative;
-#endif
-}
-
 /// Programmatic dependent launch: wait for the grid before this one; let the grid after this one start.
 TANDEM_DEVICE void wait_for_previous_grid() {
 #if TANDEM_ON_DEVICE

@@ -48,16 +48,16 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns the scores into exponentials in place, a quarter at a time, and adds them to the sums. `before(i)`
-  /// is called before quarter i's instructions, `beside(i)` among them.
+  /// Turns the scores into exponentials in place, a quarter at a time, and adds them to the sums.
+  /// `before(i)` is called before quarter i's instructions, and with 4 after the last; `beside(i)` among those
+  /// of quarters from `early` on.
   ///
-  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits between.
-  /// The assembler does not see it so: left alone, it issues all multiply-adds, then all exponentials, then all
-  /// sums. So each quarter is a basic block of its own, which has the exponentials of this quarter, the
-  /// arguments of the next, the sums of the one before, and `beside`.
+  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits between:
+  /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it is
+  /// given them in this order; written one after the other, they stay one after the other.
   template <int early, int n, typename Before, typename Beside>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2, int not_negative,
-                                  Before before, Beside beside) {
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2, Before before,
+                                  Beside beside) {
     static_assert(n % 8 == 0);
     constexpr int size = n / 4;
     const float subtract[2] = {shift(maximum[0], scale_log2), shift(maximum[1], scale_log2)};
@@ -76,7 +76,6 @@ struct OnlineSoftmax {
       }
       if (quarter < early) continue;
       beside(quarter);
-      if (quarter < 3) ptx::end_basic_block(not_negative);
     }
     before(4);
 #pragma unroll
