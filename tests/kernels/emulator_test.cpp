@@ -303,6 +303,22 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
   EXPECT_EQ(load(emulator::encode(spec), sizeof(data), -8), "");
   EXPECT_THAT(load(emulator::encode(spec), sizeof(data), 5), HasSubstr("multiple of 16 bytes"));
   EXPECT_THAT(load(TensorMap{}, sizeof(data)), HasSubstr("not a tensor map"));
+  const auto store = [&](int row) {
+    emulator::Options options;
+    options.buffers = {{data, sizeof(data), true}};
+    const TensorMap map = emulator::encode(spec);
+    return fault_of(
+        [&] {
+          OneBarrier& s = one_barrier(1);
+          if (ptx::thread_index() != 0) return;
+          ptx::tma_store(map, s.tile, 0, row, 0, 0);
+          ptx::tma_store_commit();
+          ptx::tma_store_wait<0>();
+        },
+        one_barrier_grid, options);
+  };
+  EXPECT_EQ(store(60), "");
+  EXPECT_THAT(store(-4), HasSubstr("negative coordinate"));
   spec.strides[0] = 120;
   EXPECT_THROW(emulator::encode(spec), Fault);
 }

@@ -376,7 +376,7 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     case TruthSection::stmatrix: truth_stmatrix(t); break;
     case TruthSection::warp: truth_warp(t); break;
     case TruthSection::math: truth_math(t); break;
-case TruthSection::wgmma_e4m3: truth_bytes_shared<Bytes::e4m3>(t, 2); break;
+    case TruthSection::wgmma_e4m3: truth_bytes_shared<Bytes::e4m3>(t, 2); break;
     case TruthSection::wgmma_s8: truth_bytes_shared<Bytes::s8>(t, 4); break;
     case TruthSection::wgmma_e4m3_registers: truth_bytes_registers<Bytes::e4m3>(t); break;
     case TruthSection::wgmma_u8_registers: truth_bytes_registers<Bytes::u8>(t); break;

@@ -78,13 +78,19 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
         "an illegal instruction",
         what, box.origin[0]));
   }
+  const bool writes = what[4] != 'l';
+  if (writes && std::any_of(std::begin(origin), std::end(origin), [](int at) { return at < 0; })) {
+    block.fail(fmt::format("{}: begins at a negative coordinate; a GPU stops with an illegal instruction, "
+                           "though it loads from there",
+                           what));
+  }
   for (std::uint32_t r = 0; r < box.rows(); ++r) {
     std::int64_t first = 0;
     std::int64_t last = 0;
     const char* p = box.row(r, first, last);
     if (p == nullptr) continue;
     const auto size = static_cast<std::size_t>(last - first) * box.map.element_bytes;
-    block.check_range(p + first * box.map.element_bytes, size, what[4] != 'l', what);
+    block.check_range(p + first * box.map.element_bytes, size, writes, what);
   }
   return box;
 }
