@@ -56,10 +56,10 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
   bool ragged = false;
-  int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
-  int early_quarters = 0;         ///< of the exponentials, that run under their warpgroup's own product
-  bool dynamic = false;           ///< blocks draw tiles from a counter instead of being dealt them
-  bool copy_out = false;          ///< out leaves through Q's buffer and the copy engine
+  int blocks_per_sm = 1;   ///< resident together, so that one's start and end run under the other's products
+  int early_quarters = 0;  ///< of the exponentials, that run under their warpgroup's own product
+  bool dynamic = false;    ///< blocks draw tiles from a counter instead of being dealt them
+  bool copy_out = false;   ///< out leaves through Q's buffer and the copy engine
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup

@@ -295,7 +295,9 @@ struct ForwardConsumer {
       }
     }
   }
-  TANDEM_DEVICE bool find(ForwardTile<C>& t) { return tiles.template next<false>(t, warp_leader()); }
+  TANDEM_DEVICE bool find(ForwardTile<C>& t) {
+    return tiles.template next<false>(t, warp_leader());
+  }
   TANDEM_DEVICE bool compute(ForwardTile<C>& t);
 };
 
@@ -418,8 +420,8 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
-  // Finding the next tile (divisions, and a search where sequences are ragged) runs under the product, where O
-  // leaves the registers for it.
+  // Finding the next tile (divisions, and a search where sequences are ragged) runs under the product, where
+  // O leaves the registers for it.
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
   bool more = false;

@@ -132,9 +132,8 @@ TANDEM_DEVICE void ForwardOutput<C>::store_words(const tile::TileIndex& t, const
       }
       if constexpr (C.copy_out) {
         const int lane = thread % warp_size;
-        ptx::stmatrix_x4(
-            staging->address(thread / warp_size * 16 + 8 * h + lane % 8, 8 * (4 * g + lane / 8)), words[0],
-            words[1], words[2], words[3]);
+        ptx::stmatrix_x4(staging->address(thread / warp_size * 16 + 8 * h + lane % 8, 8 * (4 * g + lane / 8)),
+                         words[0], words[1], words[2], words[3]);
       } else {
         tile::transpose_quad(words, quad_lane);
         if (query < t.end_q)

@@ -311,6 +311,8 @@ TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {
         [&] {
           OneBarrier& s = one_barrier(1);
           if (ptx::thread_index() != 0) return;
+          for (int i = 0; i < 256; ++i) ptx::store_shared(reinterpret_cast<u32*>(s.tile) + i, 0U);
+          ptx::fence_async_shared();
           ptx::tma_store(map, s.tile, 0, row, 0, 0);
           ptx::tma_store_commit();
           ptx::tma_store_wait<0>();

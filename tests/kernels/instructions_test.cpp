@@ -284,7 +284,7 @@ TEST(Instructions, SpecialValuesOfTheApproximations) {
 }
 
 TEST(Instructions, StoresTakeFromWhereCopiesPutAndClipAtTheEdges) {
-  constexpr int origin_row[] = {-2, 40, 100};
+  constexpr int origin_row[] = {8, 40, 100};
   constexpr int origin_col[] = {0, 16, 72};
   for (int s = 0; s < 3; ++s) {
     const int span = 32 << s;

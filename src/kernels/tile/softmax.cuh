@@ -49,12 +49,12 @@ struct OnlineSoftmax {
   }
 
   /// Turns the scores into exponentials in place, a quarter at a time, and adds them to the sums.
-  /// `before(i)` is called before quarter i's instructions, and with 4 after the last; `beside(i)` among those
-  /// of quarters from `early` on.
+  /// `before(i)` is called before quarter i's instructions, and with 4 after the last; `beside(i)` among
+  /// those of quarters from `early` on.
   ///
-  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits between:
-  /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it is
-  /// given them in this order; written one after the other, they stay one after the other.
+  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits
+  /// between: arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them
+  /// so, if it is given them in this order; written one after the other, they stay one after the other.
   template <int early, int n, typename Before, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2, Before before,
                                   Beside beside) {

@@ -80,9 +80,10 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
   }
   const bool writes = what[4] != 'l';
   if (writes && std::any_of(std::begin(origin), std::end(origin), [](int at) { return at < 0; })) {
-    block.fail(fmt::format("{}: begins at a negative coordinate; a GPU stops with an illegal instruction, "
-                           "though it loads from there",
-                           what));
+    block.fail(
+        fmt::format("{}: begins at a negative coordinate; a GPU stops with an illegal instruction, "
+                    "though it loads from there",
+                    what));
   }
   for (std::uint32_t r = 0; r < box.rows(); ++r) {
     std::int64_t first = 0;
