@@ -252,11 +252,14 @@ struct QuantizedConsumer {
     ptx::wgmma_commit();
   }
 
-  /// O += weight * what the tensor cores have of `part`.
+  /// O += weight * what the tensor cores have of `part`: `count` registers from `first` on. Counts are
+  /// constants, or the loop is not unrolled before the one around it, and the registers are indexed.
+  template <int count = part_outputs>
   TANDEM_DEVICE void promote(float (&o)[outputs], const OutputSum (&d)[part_outputs], int part,
-                             const float (&weight)[2]) {
+                             const float (&weight)[2], int first = 0) {
 #pragma unroll
-    for (int i = 0; i < part_outputs; ++i) {
+    for (int n = 0; n < count; ++n) {
+      const int i = first + n;
       float& to = o[part * part_outputs + i];
       if constexpr (output_bytes == Bytes::e4m3) {
         to = ptx::fma(d[i], weight[i / 2 % 2], to);
@@ -268,12 +271,14 @@ struct QuantizedConsumer {
 
   /// P to the A operands of P V: in 8 bits a step's four words have two neighbouring keys of each of two
   /// groups of 8.
-  TANDEM_DEVICE void convert(u32 (&probabilities)[words], const float (&s)[scores]) {
-    if constexpr (keeps_input) {
-      tile::convert<C.element>(probabilities, s);
-    } else {
+  template <int count>
+  TANDEM_DEVICE void convert(u32 (&probabilities)[words], const float (&s)[scores], int first) {
 #pragma unroll
-      for (int i = 0; i < words; ++i) {
+    for (int n = 0; n < count; ++n) {
+      const int i = first + n;
+      if constexpr (keeps_input) {
+        probabilities[i] = tile::pack<C.element>(s[2 * i], s[2 * i + 1]);
+      } else {
         const int at = i / 2 * 8 + i % 2 * 2;
         if constexpr (output_bytes == Bytes::e4m3) {
           probabilities[i] = ptx::pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
@@ -394,13 +399,20 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
     if (masked) tile::apply_mask(s, t.visible, first_query, block * quant_block, position);
     softmax.update_maximum(s, score_unit);
   };
-  // V's scales join P before the block of V is waited for by its product.
+  // Converts the exponentials of the quarter before this one. Where V's scales join P, all wait for the last.
+  constexpr bool joins = C.v_row_scales;
+  constexpr int quarter_words = words / 4;
+  auto convert_before = [&](float(&s)[scores], int quarter) {
+    if (!joins && quarter > 0) convert<quarter_words>(probabilities, s, (quarter - 1) * quarter_words);
+  };
   auto finish_probabilities = [&](float(&s)[scores]) {
-    if constexpr (C.v_row_scales) {
+    if constexpr (joins) {  // V's scales come with its block
       shared.v_ring.wait(v_at);
       softmax.join_scales(s, shared.v_scales.data[v_at.stage] + position.first_col);
+      convert<words>(probabilities, s, 0);
+    } else {
+      convert<quarter_words>(probabilities, s, 3 * quarter_words);
     }
-    convert(probabilities, s);
   };
   auto only_scores = [&](bool masked, auto&& meanwhile) {
     ScoreSum sums[scores];
@@ -411,7 +423,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
     ptx::pin_registers(sums);
     meanwhile();
     maximum(s, sums, masked);
-    softmax.exponentials(s, score_unit, masked);
+    softmax.exponentials(s, score_unit, masked, [&](int quarter) { convert_before(s, quarter); });
     wait_next_k();
     finish_probabilities(s);
   };
@@ -476,16 +488,23 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
       }
       pass_turn();
     }
-    softmax.exponentials(s, score_unit, masked);
     wait_next_k();
     ptx::wgmma_wait<0>();
     if constexpr (keeps_input) {
       ptx::pin_registers(o);
     } else {
       ptx::pin_registers(held);
-      promote(o, held, C.parts - 1, softmax.weight);
     }
     release_v();
+    // The exponentials run under the other warpgroups' products, with the promotion and the conversions
+    // between them. (Written before the wait for their own product, the assembler moves them behind it.)
+    softmax.exponentials(s, score_unit, masked, [&](int quarter) {
+      constexpr int size = part_outputs / 4;
+      if constexpr (!keeps_input) {
+        promote<size>(o, held, C.parts - 1, softmax.weight, quarter * size);
+      }
+      convert_before(s, quarter);
+    });
     finish_probabilities(s);
     softmax.settle(v_scale, o);
   };

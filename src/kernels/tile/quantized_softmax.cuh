@@ -55,40 +55,54 @@ struct QuantizedSoftmax {
   TANDEM_DEVICE void update_maximum(const float (&s)[n], const float (&unit)[units]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float a = s[2 * h];
-      float b = s[2 * h + 1];
+      // Four chains each: a link takes eight cycles, an instruction two.
+      float a[4] = {s[2 * h], s[2 * h + 1], s[4 + 2 * h], s[4 + 2 * h + 1]};
 #pragma unroll
-      for (int j = 1; j < n / 4; ++j) {
-        a = ptx::fmax_nan(a, s[4 * j + 2 * h]);
-        b = ptx::fmax_nan(b, s[4 * j + 2 * h + 1]);
+      for (int j = 2; j < n / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          a[j % 2 * 2 + e] = ptx::fmax_nan(a[j % 2 * 2 + e], s[4 * j + 2 * h + e]);
+        }
       }
-      float m = ptx::fmax_nan(a, b);
+      float m = ptx::fmax_nan(ptx::fmax_nan(a[0], a[1]), ptx::fmax_nan(a[2], a[3]));
       m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 1));
       m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 2)) * unit[h % units];
       maximum[h] = by_tile ? m : ptx::fmax_nan(maximum[h], m);
     }
   }
 
-  /// Turns the scores into exponentials in place and sums them. `masked`: some may be -inf, which the
-  /// polynomial would not turn into 0.
-  template <int n, int units>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], bool masked) {
+  /// Turns the scores into exponentials in place, a quarter at a time, and sums them; `beside(i)` is called
+  /// among quarter i's instructions. `masked`: some scores may be -inf, which the polynomial would not turn
+  /// into 0.
+  ///
+  /// The exponential unit takes a warp's instruction every eight cycles; what else a tile needs fits between:
+  /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it
+  /// is given them in this order.
+  template <int n, int units, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], bool masked, Beside beside) {
+    constexpr int size = n / 4;
+    const float subtract[2] = {finite(maximum[0]) - offset, finite(maximum[1]) - offset};
+    const auto argument = [&](int i) {
+      s[i] = ptx::fma(s[i], unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
+    };
+    float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float subtract = finite(maximum[h]) - offset;
-      float total[2] = {0.0F, 0.0F};
+    for (int i = 0; i < size; ++i) argument(i);
 #pragma unroll
-      for (int j = 0; j < n / 4; ++j) {
+    for (int quarter = 0; quarter < 4; ++quarter) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * j + 2 * h + e];
-          x = ptx::fma(x, unit[h % units], -subtract);
-          x = !masked && (2 * j + e) % 8 < C.polynomials ? exp2_cubic(x) : ptx::exp2(x);
-          total[e] += x;
-        }
+      for (int j = 0; j < size; ++j) {
+        const int i = quarter * size + j;
+        s[i] = !masked && i % 8 < C.polynomials ? exp2_cubic(s[i]) : ptx::exp2(s[i]);
+        if (quarter < 3) argument(i + size);
+        if (quarter > 0) total[i / 2 % 2 + 2 * (i % 2)] += s[i - size];
       }
-      tile_sum[h] = total[0] + total[1];
+      beside(quarter);
     }
+#pragma unroll
+    for (int i = 3 * size; i < n; ++i) total[i / 2 % 2 + 2 * (i % 2)] += s[i];
+    tile_sum[0] = total[0] + total[2];
+    tile_sum[1] = total[1] + total[3];
   }
 
   /// by_tile: multiplies P by V's scales, and brings the largest to P's range; for u8 the codes are then in
