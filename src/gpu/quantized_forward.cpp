@@ -32,17 +32,6 @@ LoadedKernel attention_kernel(int device, const QuantizedConfig& config) {
   });
 }
 
-/// Where the attention kernel finds what the quantiser has written.
-QuantizedOperands operands_of(const QuantizeParams& params) {
-  return {.q = params.q.codes,
-          .k = params.k.codes,
-          .v = params.v.codes,
-          .q_scales = params.q.scales,
-          .k_scales = params.k.scales,
-          .v_scales = params.v.scales,
-          .shift = params.shift};
-}
-
 void attend(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
             const LoadedKernel& kernel, char* scratch, abi::Stream stream) {
   Problem p = problem;

@@ -51,6 +51,16 @@ ScaleArray array_of(const float* data, const Side& side, std::int64_t groups) {
 
 }  // namespace
 
+QuantizedOperands operands_of(const QuantizeParams& params) {
+  return {.q = params.q.codes,
+          .k = params.k.codes,
+          .v = params.v.codes,
+          .q_scales = params.q.scales,
+          .k_scales = params.k.scales,
+          .v_scales = params.v.scales,
+          .shift = params.shift};
+}
+
 QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
                                       const QuantizedOperands& operands, EncodeTensorMap encode, int l2_bytes,
                                       unsigned int* tile_counter) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/forward_params.hpp"
+#include "kernels/quantize_config.hpp"
 #include "kernels/quantized_config.hpp"
 
 namespace tandem::gpu {
@@ -18,6 +19,9 @@ struct QuantizedOperands {
   const float* v_scales = nullptr;
   const float* shift = nullptr;
 };
+
+/// Those that the quantiser writes.
+QuantizedOperands operands_of(const QuantizeParams& params);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,

@@ -1,0 +1,173 @@
+// The quantiser's kernels and the 8-bit attention kernel one after the other in the emulator, as a call on a
+// GPU launches them, against the CPU's forward.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/cpu.hpp"
+#include "emulated_call.hpp"
+#include "gpu/quantize_params.hpp"
+#include "gpu/quantized_forward_params.hpp"
+#include "plan/quantize_plan.hpp"
+#include "quantized/emulated_quantized.hpp"
+
+// After it: the device language has names at file scope that others declare inside theirs.
+#include "kernels/quantize.cuh"
+
+namespace tandem::kernel_tests {
+namespace {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+
+/// Scratch memory of NaN, as a call's workspace may be.
+struct Scratch {
+  std::vector<char> memory;
+  char* data;
+
+  explicit Scratch(const gpu::QuantizedSpace& space) : memory(space.bytes + 256, '\xff') {
+    data = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
+    std::fill_n(data + space.arrived, space.arrived_bytes, '\0');
+  }
+};
+
+template <QuantizeConfig C>
+void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
+  if (C.smooth_k && params.units_k > 0) {
+    emulator::launch(mean_of_keys<C>, params,
+                     {.blocks = static_cast<unsigned>(params.units_k),
+                      .threads = static_cast<unsigned>(mean_threads(C)),
+                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
+                     options);
+  }
+  emulator::launch(quantize<C>, params,
+                   {.blocks = static_cast<unsigned>(params.units_q + params.units_k + params.units_v),
+                    .threads = quantize_threads,
+                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                   options);
+}
+
+constexpr QuantizeConfig quantizer_of(const QuantizedConfig& c, const Recipe& r) {
+  return {.element = c.element,
+          .head_dim_qk = 128,
+          .head_dim_v = 128,
+          .qk = r.qk,
+          .pv = r.pv,
+          .qk_scales = r.qk_scales,
+          .v_scales = r.v_scales,
+          .rotate_qk = r.rotate_qk,
+          .rotate_v = r.rotate_v,
+          .smooth_k = r.smooth_k,
+          .ragged = c.ragged};
+}
+
+template <QuantizeConfig C>
+void run_whole(const EmulatedQuantized& kernel, Call& call, const Recipe& recipe) {
+  const Problem p = make_problem(call.forward_args());
+  ASSERT_EQ(choose_quantize_config(p, recipe), C);
+  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const Scratch scratch(space);
+  emulator::Options options;
+  options.seed = 5;
+  for (const Box* box : call.inputs()) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
+  }
+  for (const Box* box : call.outputs(Pass::forward)) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
+  }
+  options.buffers.push_back({scratch.data, space.bytes, true});
+  std::vector<unsigned int> counter(1, 0);
+  options.buffers.push_back(emulator::writable(counter));
+  const QuantizeParams q = gpu::make_quantize_params(p, recipe, scratch.data);
+  run_quantizer<C>(q, options);
+  const QuantizedParams params = gpu::make_quantized_params(p, kernel.config, gpu::operands_of(q),
+                                                            &emulator::encode, 64 * 1024, counter.data());
+  emulator::launch(kernel.kernel, params,
+                   {.blocks = 2,
+                    .threads = static_cast<unsigned>(kernel.config.threads()),
+                    .shared_bytes = static_cast<std::size_t>(quantized_shared_bytes(kernel.config))},
+                   options);
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double bound) {
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i]) continue;  // infinities too
+    ASSERT_NEAR(got[i], want[i], bound) << i;
+  }
+}
+
+Case case_of(const QuantizedConfig& config) {
+  Case c;
+  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.batch = 2;
+  c.heads_kv = 1;
+  c.heads_q = 2;
+  c.head_dim_qk = c.head_dim_v = 128;
+  c.seqlen_q = 140;
+  c.seqlen_k = 270;
+  if (config.ragged) {
+    c.batch = 3;
+    c.packed_q = c.packed_k = true;
+    c.lengths_q = {90, 1, 140};
+    c.lengths_k = {131, 0, 250};
+    c.used_k = {130, 0, 250};
+    c.slack_k = 4;
+  }
+  c.options.causal = config.causal;
+  c.options.scale = -0.1F;  // its sign goes into Q's codes
+  return c;
+}
+
+template <QuantizedConfig config, const Recipe& recipe>
+void check_whole(Precision precision, double out_bound, double lse_bound) {
+  SCOPED_TRACE(describe(config));
+  const EmulatedQuantized* kernel = nullptr;
+  for (const EmulatedQuantized& k : wide_quantized()) {
+    if (k.config == config) kernel = &k;
+  }
+  ASSERT_NE(kernel, nullptr);
+  Call call(case_of(config));
+  call.prepare(Pass::forward);
+  run_whole<quantizer_of(config, recipe)>(*kernel, call, recipe);
+  const std::vector<double> out = call.out.values();
+  const std::vector<double> lse = call.lse.values();
+  call.spec.options.precision = precision;
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args(), Execution{.threads = 1});
+  expect_near(out, call.out.values(), out_bound);
+  expect_near(lse, call.lse.values(), lse_bound);
+}
+
+// The bounds are quantized_test.cpp's.
+TEST(WholeQuantizedCall, Fp8) {
+  check_whole<QuantizedConfig{.causal = true, .dynamic = true}, fp8_recipe>(Precision::fp8, 0.07, 1e-4);
+}
+
+TEST(WholeQuantizedCall, Int8) {
+  check_whole<QuantizedConfig{.element = Element::f16,
+                              .qk = Codes::s8,
+                              .pv = Codes::s8,
+                              .causal = true,
+                              .ragged = true,
+                              .row_scales = true,
+                              .v_row_scales = true,
+                              .rotated_v = true,
+                              .dynamic = true},
+              int8_recipe>(Precision::int8, 0.02, 1e-4);
+}
+
+TEST(WholeQuantizedCall, Int8Accurate) {
+  check_whole<QuantizedConfig{.element = Element::f16,
+                              .qk = Codes::s8,
+                              .pv = Codes::input,
+                              .causal = true,
+                              .ragged = true,
+                              .row_scales = true,
+                              .dynamic = true,
+                              .parts = 1},
+              int8_accurate_recipe>(Precision::int8_accurate, 0.02, 1e-4);
+}
+
+}  // namespace
+}  // namespace tandem::kernel_tests
