@@ -58,13 +58,14 @@ void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& conf
 
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream) {
-  const QuantizedSpace space = quantized_space(problem, recipe);
-  if (space.arrived_bytes > 0) {
-    const auto arrived = reinterpret_cast<abi::DevicePointer>(scratch + space.arrived);
-    check(driver().memset_d8_async(arrived, 0, space.arrived_bytes, stream), "cuMemsetD8Async");
-  }
+  clear_counters(quantized_space(problem, recipe), reinterpret_cast<abi::DevicePointer>(scratch), stream);
   launch_quantizer(kernels, choose_quantize_config(problem, recipe),
                    make_quantize_params(problem, recipe, scratch), stream);
+}
+
+void clear_counters(const QuantizedSpace& space, abi::DevicePointer scratch, abi::Stream stream) {
+  check(driver().memset_d8_async(scratch + space.counters, 0, space.counter_bytes, stream),
+        "cuMemsetD8Async");
 }
 
 }  // namespace tandem::gpu

@@ -24,4 +24,7 @@ void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& conf
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream);
 
+/// Sets the counters to 0, which quantize does too.
+void clear_counters(const QuantizedSpace& space, abi::DevicePointer scratch, abi::Stream stream);
+
 }  // namespace tandem::gpu

@@ -60,12 +60,14 @@ QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
     s.v_codes = take(k.entries * channel_codes(k, p.head_dim_v).batch);
     s.v_scales = take(4 * k.entries * k.heads * groups_of(k, r.v_scales));
   }
+  s.counter_bytes = sizeof(unsigned int);
+  if (r.smooth_k) s.counter_bytes += static_cast<std::size_t>(4 * p.batch * k.heads);
+  s.counters = take(static_cast<std::int64_t>(s.counter_bytes));
+  s.arrived = s.counters + sizeof(unsigned int);
   if (r.smooth_k) {
     s.shift = take(4 * q.entries * q.heads * groups_of(q, ScaleGroup::row));
     s.mean = take(4 * p.batch * k.heads * channels);
     s.sums = take(4 * k.entries * k.heads * k.blocks * channels);
-    s.arrived_bytes = static_cast<std::size_t>(4 * p.batch * k.heads);
-    s.arrived = take(4 * p.batch * k.heads);
   }
   return s;
 }

@@ -21,8 +21,9 @@ struct QuantizedSpace {
   std::size_t shift = 0;
   std::size_t mean = 0;
   std::size_t sums = 0;
-  std::size_t arrived = 0;
-  std::size_t arrived_bytes = 0;  ///< to be 0 before the launch
+  std::size_t counters = 0;  ///< to be 0 before the launches: that of the attention kernel's tiles, then
+  std::size_t arrived = 0;   ///< those of K's sums
+  std::size_t counter_bytes = 0;
   std::size_t bytes = 0;
 };
 QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);

@@ -32,28 +32,19 @@ LoadedKernel attention_kernel(int device, const QuantizedConfig& config) {
   });
 }
 
-void attend(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
-            const LoadedKernel& kernel, char* scratch, abi::Stream stream) {
-  Problem p = problem;
+void attend(const Problem& p, const Recipe& recipe, const QuantizedConfig& config, const LoadedKernel& kernel,
+            char* scratch, bool programmatic, abi::Stream stream) {
   const DeviceProperties& limits = properties(p.device.index);
-  char* free = scratch + quantized_space(p, recipe).bytes;
-  unsigned int* tile_counter = nullptr;
-  if (config.dynamic) {
-    tile_counter = reinterpret_cast<unsigned int*>(free);
-    check(driver().memset_d8_async(reinterpret_cast<abi::DevicePointer>(free), 0, sizeof(*tile_counter),
-                                   stream),
-          "cuMemsetD8Async");
-    free += scratch_alignment;
-  }
-  if (needs_packing(p, config)) pack(packing_of_v(p), free, p.device.index, stream);
-  const QuantizedOperands operands = operands_of(make_quantize_params(problem, recipe, scratch));
+  auto* const tile_counter = reinterpret_cast<unsigned int*>(scratch + quantized_space(p, recipe).counters);
+  const QuantizedOperands operands = operands_of(make_quantize_params(p, recipe, scratch));
   const QuantizedParams params =
       make_quantized_params(p, config, operands, encode_tensor_map, limits.l2_bytes, tile_counter);
   const std::int64_t tiles = forward_tile_count(p, config.forward());
   launch(kernel,
          {.grid = static_cast<unsigned int>(std::min<std::int64_t>(tiles, limits.multiprocessors)),
           .threads = static_cast<unsigned int>(config.threads()),
-          .stream = stream},
+          .stream = stream,
+          .programmatic = programmatic},
          &params);
 }
 
@@ -62,8 +53,7 @@ void attend(const Problem& problem, const Recipe& recipe, const QuantizedConfig&
 std::size_t quantized_forward_workspace_bytes(const Problem& problem, const Recipe& recipe,
                                               const QuantizedConfig& config) {
   Problem p = problem;
-  return quantized_space(p, recipe).bytes + (config.dynamic ? scratch_alignment : 0) +
-         (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
+  return quantized_space(p, recipe).bytes + (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
 }
 
 void quantized_forward(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
@@ -79,8 +69,16 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const Scratch scratch(workspace,
                         workspace != nullptr ? 0 : quantized_forward_workspace_bytes(problem, recipe, config),
                         stream);
-  if (stages.quantize) quantize(problem, recipe, quantizer, scratch.data(), stream);
-  if (stages.attend) attend(problem, recipe, config, attention, scratch.data(), stream);
+  Problem p = problem;
+  if (needs_packing(p, config)) {
+    pack(packing_of_v(p), scratch.data() + quantized_space(p, recipe).bytes, device, stream);
+  }
+  if (stages.quantize) {
+    quantize(p, recipe, quantizer, scratch.data(), stream);
+  } else {
+    clear_counters(quantized_space(p, recipe), reinterpret_cast<abi::DevicePointer>(scratch.data()), stream);
+  }
+  if (stages.attend) attend(p, recipe, config, attention, scratch.data(), stages.quantize, stream);
 }
 
 }  // namespace tandem::gpu

@@ -574,6 +574,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_quantized(const __grid_c
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
+  ptx::wait_for_previous_grid();  // the quantiser's
 
   if (warp < 4) {
     ptx::release_registers<C.registers().producer>();

@@ -281,6 +281,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
+  ptx::launch_next_grid();
   int unit = static_cast<int>(ptx::block_index());
   if (unit < p.units_k) {
     quantizer::quantize_rows<C, quantizer::Which::k>(p, p.units_k - 1 - unit);
@@ -316,6 +317,7 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
   constexpr int threads = mean_threads(C);
   constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
   constexpr int pitch = quantize_channels(C.head_dim_qk);
+  ptx::launch_next_grid();
   quantizer::Unit u;
   const bool some = quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u);
   if (!some && u.first != 0) return;
@@ -389,7 +391,6 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
     if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / used));
     if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / used));
   }
-  ptx::launch_next_grid();
 }
 
 }  // namespace tandem

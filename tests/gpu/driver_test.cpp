@@ -303,7 +303,8 @@ TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
     const fake::Launch& launch = driver->launches[i];
     EXPECT_NE(launch.symbol.find(kernels[i]), std::string::npos) << launch.symbol;
     EXPECT_EQ(launch.config.stream, execution.stream);
-    EXPECT_EQ(launch.attributes.size(), i == 1 ? 1U : 0U) << launch.symbol;  // runs under the mean's end
+    // The later ones may start while what is before them ends.
+    EXPECT_EQ(launch.attributes.size(), i > 0 ? 1U : 0U) << launch.symbol;
   }
   EXPECT_EQ(driver->launches[0].config.grid_x, 2U * 4U * 3U);
   EXPECT_EQ(driver->launches[1].config.grid_x, 3U * 2U * 4U * 3U);

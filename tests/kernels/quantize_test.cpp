@@ -48,7 +48,7 @@ Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   r.memory.assign(space.bytes + 256, std::byte{0xff});
   r.offset = 256 - reinterpret_cast<std::uintptr_t>(r.memory.data()) % 256;
   char* const scratch = reinterpret_cast<char*>(r.memory.data()) + r.offset;
-  std::fill_n(scratch + space.arrived, space.arrived_bytes, char{0});
+  std::fill_n(scratch + space.counters, space.counter_bytes, char{0});
   r.params = gpu::make_quantize_params(p, recipe, scratch);
   emulator::Options options;
   options.seed = seed;

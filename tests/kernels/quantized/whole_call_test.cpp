@@ -28,7 +28,7 @@ struct Scratch {
 
   explicit Scratch(const gpu::QuantizedSpace& space) : memory(space.bytes + 256, '\xff') {
     data = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
-    std::fill_n(data + space.arrived, space.arrived_bytes, '\0');
+    std::fill_n(data + space.counters, space.counter_bytes, '\0');
   }
 };
 
