@@ -190,13 +190,39 @@ def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> T
     return (out, *torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v)))
 
 
+@pytest.mark.parametrize("lengths", ["dense", "packed"])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("precision", ["fp8", "int8", "int8-accurate"])
+def test_eight_bits_are_the_cpus(precision: str, strict: bool, lengths: str) -> None:
+    """Up to the order in which tiles come: P is rounded in units of the maximum so far (fp8), out in f16."""
+    tensors = inputs(128, 64, torch.float16, lengths == "packed")
+    options = {"causal": True, "precision": precision, "strict": strict, "return_lse": True}
+    expected = tandem.attention(*tensors, **LENGTHS[lengths], **options)
+    metadata = {name: value.cuda() for name, value in LENGTHS[lengths].items()}
+    found = tandem.attention(*(t.cuda() for t in tensors), **metadata, **options)
+    bounds = (0.07, 5e-3) if precision == "fp8" else (0.03, 1e-4)
+    for a, b, bound in zip(found, expected, bounds, strict=True):
+        torch.testing.assert_close(a.cpu(), b, atol=bound, rtol=0.0)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "head", "block", "row"])
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+def test_quantize_gives_the_cpus_bits(dtype: str, granularity: str) -> None:
+    x = torch.randn(2, 300, 3, 96, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"granularity": granularity, "hadamard": True, "smooth": True}
+    found = tandem.quantize(x.cuda(), dtype, **options)
+    for a, b in zip(found, tandem.quantize(x, dtype, **options), strict=True):
+        assert torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("precision", ["exact", "int8"])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-def test_cuda_graphs(packed: bool) -> None:
+def test_cuda_graphs(packed: bool, precision: str) -> None:
     """A captured training step, replayed on other values, and of packed sequences at other lengths."""
     tensors = leaves(*inputs(64, 64, torch.bfloat16, packed))
-    options: dict[str, torch.Tensor] = {}
+    options: dict[str, Any] = {"precision": precision}
     if packed:
-        options = {name: cuda(value) for name, value in LENGTHS["packed"].items()}
+        options |= {name: cuda(value) for name, value in LENGTHS["packed"].items()}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
