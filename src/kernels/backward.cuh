@@ -13,7 +13,6 @@
 #pragma once
 
 #include "kernels/backward_consumer.cuh"
-#include "kernels/backward_wide.cuh"
 #include "kernels/config.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
@@ -40,7 +39,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
   if constexpr (!C.scores_ahead) begin(t, m, s);
   shared.dout_ring.wait(dout_at);
   if constexpr (C.scores_ahead) ptx::wgmma_fence();
-  issue_scores<C.head_dim_v>(dp, shared.v, shared.dout[dout_at.stage]);
+  issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_at.stage]);
 
   if constexpr (!C.scores_ahead) {
     ptx::wgmma_wait<1>();
@@ -88,7 +87,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
     ptx::wgmma_wait<0>();
   }
   ptx::pin_registers(dq);
-  store_dq(dq, workspace_block(p, t.head_kv * group + g, t.q_block + m));
+  store_dq(dq);
   if constexpr (C.scores_ahead) {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(s);
@@ -123,30 +122,26 @@ TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
                                                 float (&dv)[C.columns_v() / 2]) {
-  shared.k_ring.wait(kv_at);
+  shared.k_ring.wait(k_at);
   if constexpr (hides) clear_poisoned_keys();
-  shared.v_ring.wait(kv_at);
+  shared.v_ring.wait(v_at);
   if constexpr (C.ragged) {
     const int valid = t.visible.seqlen_k - t.n * C.block_n;
     if (valid < C.block_n) clear_key_tail(valid);
   }
-  if constexpr (overlapped) {
-    overlapped_blocks(t, dk, dv);
-  } else {
-    blocks(t, dk, dv);
-  }
+  blocks(t, dk, dv);
   if (thread % warp_size == 0) {
-    shared.k_ring.release(kv_at);
-    shared.v_ring.release(kv_at);
+    shared.k_ring.release(k_at);
+    shared.v_ring.release(v_at);
   }
-  kv_at.advance();
+  k_at.advance();
+  v_at.advance();
 }
 
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::run() {
   BackwardTiles<C> tiles(p);
   BackwardTile t;
-  if constexpr (C.dq_direct) ptx::wait_for_previous_grid();  // which sets the sums to zero
   while (tiles.next(t)) {
     float dk[C.columns_k() / 2];
     float dv[C.columns_v() / 2];
@@ -170,9 +165,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::run() {
     tile::store_rows<C.element>(dv_rows, dv, 1.0F, first, column_at<C.columns_v()>(), t.visible.seqlen_k,
                                 t.end_k, thread);
   }
-  if constexpr (!C.dq_direct) {
-    ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
-  }
+  ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
 }
 
 // ---- Entry ----
@@ -196,7 +189,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     ptx::release_registers<C.registers().producer>();
     if (warp == 0) {
       BackwardLoader<C>(p, shared).run();
-    } else if (!C.dq_direct && warp <= C.consumers) {
+    } else if (warp <= C.consumers) {
       BackwardAdder<C>{p, shared, warp - 1}.run();
     }
   } else {

@@ -1,5 +1,5 @@
 // A consumer warpgroup of the main backward kernel: what one query block takes, piece by piece. The order of
-// the pieces is in backward.cuh and backward_wide.cuh.
+// the pieces is in backward.cuh.
 #pragma once
 
 #include "kernels/backward_producer.cuh"
@@ -16,7 +16,6 @@ struct BackwardConsumer {
   static constexpr int scores = C.queries() / 2;
   static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
-  static constexpr bool overlapped = C.scores_ahead && !C.owns_keys();  ///< see backward_wide.cuh
   static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside the sequence
 
   const BackwardParams& p;
@@ -26,7 +25,8 @@ struct BackwardConsumer {
   const tile::FragmentPosition position;
   const float scale_log2;
   const int group;  ///< query heads of a KV head
-  tile::Ring<1>::Position kv_at;
+  typename tile::Ring<C.k_stages>::Position k_at;
+  typename tile::Ring<C.v_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
   int score_at = 0;  ///< which of the two score tiles
@@ -40,6 +40,8 @@ struct BackwardConsumer {
         scale_log2(params.scale * tile::log2_e),
         group(params.heads_q / params.heads_kv) {}
 
+  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
   /// This warpgroup's first key of the tile, and first query of the block, in its scores.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
   TANDEM_DEVICE int query_at() const { return C.owns_keys() ? 0 : warpgroup * C.queries(); }
@@ -54,7 +56,7 @@ struct BackwardConsumer {
   /// Where products stand in three places, 100 shared addresses would spill, and 60 to 90 R2UR a step move
   /// them.
   static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
-    if constexpr (!overlapped) return;
+    if constexpr (!C.scores_ahead) return;
     ptx::forget_address(a);
     ptx::forget_address(b);
   }
@@ -104,7 +106,7 @@ struct BackwardConsumer {
     ptx::MatrixDescriptor a =
         ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
     ptx::MatrixDescriptor b =
-        shared.k.mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
+        k().mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
     separate(a, b);
 #pragma unroll
     for (int step = 0; step < C.block_n / 16; ++step) {
@@ -197,19 +199,9 @@ struct BackwardConsumer {
     }
   }
 
-  /// Adds dQ to the sums of a query block, or hands it to the warp that does. Threads store their registers
+  /// Hands dQ to the warp that adds it to the sums. Threads store their registers
   /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], i64 block) {
-    if constexpr (C.dq_direct) {
-      float* sums = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
-      auto* target = reinterpret_cast<ptx::Float4*>(sums) + thread;
-#pragma unroll
-      for (int u = 0; u < C.dq_columns() / 8; ++u) {
-        ptx::reduce_add(target + u * warpgroup_size,
-                        ptx::Float4{dq[4 * u], dq[4 * u + 1], dq[4 * u + 2], dq[4 * u + 3]});
-      }
-      return;
-    }
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
     constexpr int units = C.dq_part() / warpgroup_size / 4;
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) {
@@ -233,8 +225,8 @@ struct BackwardConsumer {
   /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
   TANDEM_DEVICE void clear_key_tail(int valid_rows) {
     const int among = warpgroup * warpgroup_size + thread;
-    shared.k.zero_rows(valid_rows, among, threads);
-    shared.v.zero_rows(valid_rows, among, threads);
+    k().zero_rows(valid_rows, among, threads);
+    v().zero_rows(valid_rows, among, threads);
     join();
   }
   /// One thread a key.
@@ -246,8 +238,8 @@ struct BackwardConsumer {
   /// that is not finite becomes 0, and the scale of its scores NaN, which reaches the queries that see it.
   /// Looking costs a read of the tile, under the loads of V and Q.
   TANDEM_DEVICE void clear_poisoned_keys() {
-    const bool found = shared.k.template any_nonfinite<C.element>(
-        0, C.block_n, warpgroup * warpgroup_size + thread, threads);
+    const bool found =
+        k().template any_nonfinite<C.element>(0, C.block_n, warpgroup * warpgroup_size + thread, threads);
 #pragma unroll
     for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
     // All lanes know, but the assembler does not see it, and would serialise the products (C7520).
@@ -256,7 +248,7 @@ struct BackwardConsumer {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = key_at() + position.row(h);
-      poisoned[h] = shared.k.template any_nonfinite<C.element>(row, row + 1, 0, 1);
+      poisoned[h] = k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
       if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
     }
     join();
@@ -264,7 +256,7 @@ struct BackwardConsumer {
     for (int h = 0; h < 2; ++h) {
       const int row = key_at() + position.row(h);
       if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
-        shared.k.zero_rows(row, row + 1, thread % 4, 4);
+        k().zero_rows(row, row + 1, thread % 4, 4);
       }
     }
     join();
@@ -300,25 +292,11 @@ struct BackwardConsumer {
       }
     }
     ptx::wgmma_fence();
-    issue_scores<C.head_dim_qk>(s, shared.k, shared.q[q_at.stage]);
+    issue_scores<C.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
   template <bool masked>
   TANDEM_DEVICE void step(const BackwardTile& t, int g, int m, float (&s)[scores],
                           float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]);
-  // The loop of wide heads with scores_ahead, in backward_wide.cuh.
-  TANDEM_DEVICE void issue_all_scores(const BackwardTile& t, int m, float (&s)[scores], float (&dp)[scores]);
-  template <bool masked, int behind>
-  TANDEM_DEVICE void finish_scores(const BackwardTile& t, int m, float (&s)[scores], float (&dp)[scores]);
-  TANDEM_DEVICE void issue_gradients(float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void finish_gradients(i64 block, float (&dk)[C.columns_k() / 2],
-                                      float (&dv)[C.columns_v() / 2]);
-  template <bool masked>
-  TANDEM_DEVICE void overlapped_step(const BackwardTile& t, int m, i64 before, float (&dk)[C.columns_k() / 2],
-                                     float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void next_scores();
-  TANDEM_DEVICE void overlapped_blocks(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                                       float (&dv)[C.columns_v() / 2]);
-
   TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
                             float (&dv)[C.columns_v() / 2]);
   TANDEM_DEVICE void compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],

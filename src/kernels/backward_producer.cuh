@@ -21,18 +21,19 @@ struct BackwardShared {
   using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
   static constexpr u32 row_bytes = C.block_m * sizeof(float);
 
-  KTile k;
-  VTile v;
+  KTile k[C.k_stages];
+  VTile v[C.v_stages];
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
   /// Twice, so that one barrier a query block is enough: what is written was last read two blocks ago.
   /// dS, and behind it P unless registers feed it.
   ScoreTile scores[C.owns_keys() ? 2 : 4];
-  alignas(16) float dq[C.dq_buffer()];
+  alignas(16) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
   float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
-  tile::Ring<1> k_ring, v_ring;
+  tile::Ring<C.k_stages> k_ring;
+  tile::Ring<C.v_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
 };
@@ -51,21 +52,22 @@ struct BackwardLoader {
 
   const BackwardParams& p;
   Shared& shared;
-  tile::Ring<1>::Position kv_at;
+  typename tile::Ring<C.k_stages>::Position k_at;
+  typename tile::Ring<C.v_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
 
   TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
 
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
-    ptx::Mbarrier& full = shared.k_ring.acquire(kv_at, Shared::KTile::bytes);
-    shared.k.load(p.k, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
-                  ptx::CacheHint::first);
+    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
+    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                              ptx::CacheHint::first);
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {
-    ptx::Mbarrier& full = shared.v_ring.acquire(kv_at, Shared::VTile::bytes);
-    shared.v.load(p.v, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
-                  ptx::CacheHint::first);
+    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+                              ptx::CacheHint::first);
   }
   TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
     ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
@@ -107,10 +109,11 @@ struct BackwardLoader {
           }
         }
         // The consumers compute scores of one block more than there are, and do not use them.
-        if constexpr (C.scores_ahead && C.owns_keys()) load_q(t, t.head_kv * group, t.blocks.first);
+        if constexpr (C.scores_ahead) load_q(t, t.head_kv * group, t.blocks.first);
       }
       first_tile = false;
-      kv_at.advance();
+      k_at.advance();
+      v_at.advance();
     }
     ptx::wait_for_previous_grid();
     ptx::launch_next_grid();

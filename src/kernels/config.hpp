@@ -141,12 +141,12 @@ struct BackwardConfig {
   int head_dim_v = 128;
   int block_m = 64;
   int block_n = 128;
-  int consumers = 2;    ///< warpgroups
-  int q_stages = 2;     ///< blocks of Q in flight
-  int dout_stages = 2;  ///< blocks of dO in flight
-  int dq_parts = 1;     ///< a block of dQ leaves through shared memory in so many turns
-  /// dQ is added to its sums from registers instead, which takes neither shared memory nor a fixed order.
-  bool dq_direct = false;
+  int consumers = 2;  ///< warpgroups
+  int k_stages = 1;   ///< 2: the next tile's K comes in while this tile's is still read
+  int v_stages = 1;
+  int q_stages = 2;           ///< blocks of Q in flight
+  int dout_stages = 2;        ///< blocks of dO in flight
+  int dq_parts = 1;           ///< a block of dQ leaves through shared memory in so many turns
   bool scores_ahead = false;  ///< S of the next query block is issued before this one's dQ is waited for
   bool causal = false;        ///< window_right is bounded
   bool local = false;         ///< window_left is bounded
@@ -176,8 +176,6 @@ struct BackwardConfig {
   /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
-  /// The buffers for it, of all warpgroups; one 16-byte unit where there is no need.
-  [[nodiscard]] constexpr int dq_buffer() const { return dq_direct ? 4 : consumers * dq_part(); }
 };
 
 /// Threads of a block of the kernels around the main one: a warpgroup for each of its consumers, so that the
@@ -193,13 +191,13 @@ constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
 /// (and P) twice, dQ, the keys' scales, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
-  const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.owns_keys() ? 2 : 4) * c.block_n * c.block_m * 2;
-  const int dq = 4 * c.dq_buffer();
+  const int dq = 4 * c.consumers * c.dq_part();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n);
-  const int barriers = 16 * (2 + c.q_stages + c.dout_stages);
+  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages);
   return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 

@@ -90,18 +90,19 @@ constexpr void for_each_field(Config& config, F&& f) {
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, q_stages, dout_stages, dq_parts,
-         dq_direct, scores_ahead, causal, local, softcap, ragged, deterministic] = config;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, k_stages, v_stages, q_stages,
+         dout_stages, dq_parts, scores_ahead, causal, local, softcap, ragged, deterministic] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
   f("consumers", consumers);
+  f("k_stages", k_stages);
+  f("v_stages", v_stages);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
   f("dq_parts", dq_parts);
-  f("dq_direct", dq_direct);
   f("scores_ahead", scores_ahead);
   f("causal", causal);
   f("local", local);

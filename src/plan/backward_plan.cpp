@@ -11,12 +11,12 @@
 namespace tandem {
 namespace {
 
-// From the model in docs/kernels/backward.md, and from compiling: none of these is measured on a GPU yet.
+// Tiles from the model in docs/kernels/backward.md, scores_ahead as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 2, 2, 1, "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 2, 2, 1, "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 2, 2, 1, "the warpgroups divide the columns of dK and dV; dS and P are shared"},
-    {256, 64, 64, 64, 64, 2, 1, 2, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
+    {64, 32, 32, 128, 128, 2, 2, 1, 1, "dK and dV are small, so a block of 128 queries fits the registers"},
+    {128, 64, 32, 64, 128, 2, 2, 1, 2048, "dK and dV take half of the registers, 64 queries what is left"},
+    {192, 64, 64, 64, 64, 2, 2, 1, 0, "the warpgroups divide the columns of dK and dV; dS and P are shared"},
+    {256, 64, 64, 64, 64, 2, 1, 2, 0, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
 const BackwardTileLine& line_for(std::int64_t head_dim) {
@@ -31,7 +31,7 @@ int padded(std::int64_t head_dim, int unit) {
 }
 
 BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,
-                         std::int64_t head_dim_v) {
+                         std::int64_t head_dim_v, std::int64_t rows) {
   c.head_dim_qk = padded(head_dim_qk, line.unit_qk);
   c.head_dim_v = padded(head_dim_v, line.unit_v);
   c.block_m = line.block_m;
@@ -39,6 +39,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
+  // The slope of a softcap beside P: 128 queries spill 150 to 300 bytes a thread.
+  if (c.softcap) c.block_m = 64;
+  c.scores_ahead = line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
   return c;
 }
 
@@ -62,7 +65,6 @@ std::string division_objection(const BackwardConfig& c) {
     return fmt::format("a warpgroup's {} columns of dK, {} of dQ or {} of dV begin inside a strip of 32",
                        c.columns_k(), c.dq_columns(), c.columns_v());
   }
-  if (c.dq_direct && c.deterministic) return "dq_direct adds in any order, deterministic wants a fixed one";
   if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
     return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
   }
@@ -74,8 +76,7 @@ std::string division_objection(const BackwardConfig& c) {
 int backward_registers(const BackwardConfig& c) {
   const int scores = c.queries();                       // S and dP, f32
   const int dq = c.dq_columns() / 2 + c.queries() / 4;  // dQ, and packed dS while dK reads it
-  const int ahead = c.scores_ahead && c.owns_keys() ? (c.dq_columns() + c.queries()) / 2
-                                                    : 0;  // dQ, and S of the next block
+  const int ahead = c.scores_ahead ? (c.dq_columns() + c.queries()) / 2 : 0;  // dQ, and S of the next block
   return c.columns_k() / 2 + c.columns_v() / 2 + std::max({scores, dq, ahead}) + backward_other_registers;
 }
 
@@ -89,14 +90,14 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
                        c.consumers);
   }
-  if (c.scores_ahead && (c.q_stages < 2 || (!c.owns_keys() && c.dout_stages < 2))) {
+  if (c.scores_ahead && (!c.owns_keys() || c.q_stages < 2)) {
     return fmt::format(
-        "scores_ahead needs two q_stages, and two dout_stages where P goes through shared memory; "
-        "there are {} and {}",
-        c.q_stages, c.dout_stages);
+        "scores_ahead needs 64 keys a warpgroup and two q_stages; there are {} keys, {} warpgroups and {}",
+        c.block_n, c.consumers, c.q_stages);
   }
-  if (c.q_stages < 1 || c.dout_stages < 1) {
-    return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
+  if (c.k_stages < 1 || c.v_stages < 1 || c.q_stages < 1 || c.dout_stages < 1) {
+    return fmt::format("k_stages {}, v_stages {}, q_stages {} or dout_stages {} is less than 1", c.k_stages,
+                       c.v_stages, c.q_stages, c.dout_stages);
   }
   if (std::string objection = division_objection(c); !objection.empty()) return objection;
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
@@ -122,7 +123,8 @@ BackwardConfig choose_backward_config(const Problem& p) {
   c.softcap = p.softcap > 0.0F;
   c.ragged = has_lengths(p);
   c.deterministic = p.deterministic;
-  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v);
+  const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
+  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows);
 }
 
 std::vector<BackwardConfig> shipped_backward_configs() {
@@ -134,19 +136,23 @@ std::vector<BackwardConfig> shipped_backward_configs() {
       {64, 64, true}, {96, 96, false}, {128, 128, true}, {192, 128, false}, {256, 256, true}};
   std::vector<BackwardConfig> configs;
   for (const Head& head : heads) {
+    const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
+    const auto ship = [&](const BackwardConfig& c) {
+      configs.push_back(with_tile(c, line, head.qk, head.v, 1));
+      if (line.ahead_from > 1) configs.push_back(with_tile(c, line, head.qk, head.v, line.ahead_from));
+    };
     for (const Element element : {Element::bf16, Element::f16}) {
       for (const bool ragged : {false, true}) {
         if (element == Element::f16 && (!head.usual || ragged)) continue;
         for (const bool causal : {false, true}) {
-          BackwardConfig c = with_tile({.element = element, .causal = causal, .ragged = ragged},
-                                       line_for(std::max(head.qk, head.v)), head.qk, head.v);
-          configs.push_back(c);
+          BackwardConfig c{.element = element, .causal = causal, .ragged = ragged};
+          ship(c);
           if (!head.usual || element == Element::f16 || ragged) continue;
           c.deterministic = true;
-          configs.push_back(c);
+          ship(c);
           c.deterministic = false;
           c.local = true;
-          if (causal) configs.push_back(c);
+          if (causal) ship(c);
         }
       }
     }
@@ -155,9 +161,9 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // S and dP of 128 queries beside dK and dV leave a thread some 24 registers, and the place of a tile in its
-  // sequence takes more of them than a dense one: two words are kept in local memory.
-  return c.head_dim_v == 64 && c.block_m == 128 && c.ragged ? 8 : 0;
+  // dQ and the next S of 128 queries beside dK and dV leave a thread some 40 registers: up to six words of
+  // the tile are kept in local memory, of which a step reads at most three.
+  return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
@@ -169,6 +175,8 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.block_n, c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
+      c.scores_ahead ? "the next scores are issued before dq is waited for"
+                     : "the next scores are issued once dq is there",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"
                       : "dq is added up in any order; deterministic fixes it",
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),

@@ -32,6 +32,7 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_parts;
+  int ahead_from;  ///< queries a sequence from which scores_ahead pays; 0: from none
   const char* why;
 };
 

@@ -52,6 +52,20 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   EXPECT_FALSE(choose_backward_config(p).causal || choose_backward_config(p).local);
 }
 
+TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
+  Problem p = problem(128, 128);
+  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  p.rows_q = p.rows_k = 4096;
+  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
+  p.packed_q = true;
+  p.batch = 8;  // 512 rows each
+  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  p = problem(64, 64);
+  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
+  p.softcap = 2.0F;
+  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+}
+
 TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   const auto refused = [](BackwardConfig c, const char* why) {
     EXPECT_NE(backward_objection(c).find(why), std::string::npos) << backward_objection(c);
@@ -67,7 +81,6 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.head_dim_qk = 192, .head_dim_v = 192, .q_stages = 1, .dout_stages = 1}, "registers");
   refused({.dq_parts = 3}, "dq_parts 3");
   refused({.consumers = 4}, "consumers 4");
-  refused({.dq_direct = true, .deterministic = true}, "any order");
   refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
 }
 

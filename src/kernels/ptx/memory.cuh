@@ -109,20 +109,6 @@ TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #endif
 }
 
-/// Adds four f32 to what is there, at once but in any order with others' additions; relaxed, device scope.
-TANDEM_DEVICE void reduce_add(Float4* p, Float4 value) {
-#if TANDEM_ON_DEVICE
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(value.x),
-               "f"(value.y), "f"(value.z), "f"(value.w)
-               : "memory");
-#else
-  emulator::reduce_add(&p->x, value.x);
-  emulator::reduce_add(&p->y, value.y);
-  emulator::reduce_add(&p->z, value.z);
-  emulator::reduce_add(&p->w, value.w);
-#endif
-}
-
 /// Waits until the number at p, which other blocks raise by raise_turn, is `value`; what they wrote before is
 /// then visible.
 TANDEM_DEVICE void wait_turn(const u32* p, u32 value) {

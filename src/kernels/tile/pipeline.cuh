@@ -11,9 +11,6 @@ struct RingPosition {
   int stage = 0;
   u32 phase = 0;
 
-  /// The buffer before this one.
-  TANDEM_DEVICE int before() const { return stage == 0 ? stages - 1 : stage - 1; }
-
   TANDEM_DEVICE void advance() {
     if (++stage == stages) {
       stage = 0;
@@ -58,10 +55,7 @@ struct Ring {
   }
   /// Consumer: gives the buffer back; one lane of each warp calls it.
   TANDEM_DEVICE void release(Position at) {
-    release_stage(at.stage);
-  }
-  TANDEM_DEVICE void release_stage(int stage) {
-    ptx::mbarrier_arrive(empty[stage]);
+    ptx::mbarrier_arrive(empty[at.stage]);
   }
 };
 

@@ -21,7 +21,8 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.causal = c.local = c.dq_direct = c.scores_ahead = true;
+                                            c.k_stages = c.v_stages = 2;
+                                            c.causal = c.local = c.scores_ahead = true;
                                             return c;
                                           }(full)>();
   return kernels;

@@ -25,8 +25,8 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.q_stages = 3;
-                                            c.dq_direct = c.scores_ahead = true;
+                                            c.k_stages = 2;
+                                            c.scores_ahead = true;
                                             return c;
                                           }(full)>();
   return kernels;
