@@ -36,6 +36,7 @@ enum class FunctionAttribute : int {
   local_size_bytes = 3,
   num_regs = 4,
   max_dynamic_shared_size_bytes = 8,
+  preferred_shared_memory_carveout = 9,
 };
 
 enum class LaunchAttributeId : int { cluster_dimension = 4, programmatic_stream_serialization = 6 };

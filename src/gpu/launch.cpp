@@ -13,6 +13,12 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   check(driver().function_set_attribute(loaded.function,
                                         abi::FunctionAttribute::max_dynamic_shared_size_bytes, shared_bytes),
         "cuFuncSetAttribute");
+  // All of it for shared memory: several blocks of threads may fit a multiprocessor.
+  if (shared_bytes > 0) {
+    check(driver().function_set_attribute(loaded.function,
+                                          abi::FunctionAttribute::preferred_shared_memory_carveout, 100),
+          "cuFuncSetAttribute");
+  }
   return loaded;
 }
 

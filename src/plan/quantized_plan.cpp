@@ -18,7 +18,7 @@ constexpr const char* output_bound = "the output takes most registers: P V comes
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
-    {64, 64, false, 192, 3, 1, 2, true, false, false, exp_bound},
+    {64, 64, false, 192, 3, 1, 2, true, true, false, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, true, true, exp_bound},
     {128, 128, false, 128, 3, 2, 1, true, true, false, balanced},
     {128, 128, true, 128, 3, 2, 1, true, false, true, balanced},
@@ -26,8 +26,8 @@ constexpr QuantizedTile tiles[] = {
     {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
     {192, 192, false, 128, 2, 1, 6, false, false, false, output_bound},
     {192, 192, true, 128, 2, 1, 6, false, false, true, output_bound},
-    {256, 256, false, 128, 2, 1, 8, false, true, false, output_bound},
-    {256, 256, true, 128, 2, 1, 8, false, true, true, output_bound},
+    {256, 256, false, 128, 2, 1, 4, false, true, false, output_bound},
+    {256, 256, true, 128, 2, 1, 4, false, false, true, output_bound},
 };
 
 const QuantizedTile& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
@@ -61,6 +61,10 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   // or two warpgroups in place of three.
   const bool more = c.ragged || c.causal || c.local;
   if (c.head_dim_v > 96 && (c.pv == Codes::s8 || more)) c.parts = std::max(c.parts, 2);
+  if (c.head_dim_v > 192 && c.pv == Codes::s8) {
+    c.parts = 8;
+    c.pingpong = true;
+  }
   if (c.block_m == 192 && (c.ragged || (c.pv == Codes::s8 && more))) {
     c.block_m = 128;
     c.parts = 1;
@@ -95,8 +99,8 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
 }
 
 int quantized_local_bytes_allowed(const QuantizedConfig& c) {
-  if (c.head_dim_v <= 128 || c.pv == Codes::input) return 0;
-  return c.pv == Codes::s8 ? 256 : 32;
+  if (c.pv == Codes::input) return 0;
+  return c.head_dim_v > 128 ? 288 : c.block_m == 192 ? 16 : 0;
 }
 
 std::vector<QuantizedConfig> shipped_quantized_configs() {

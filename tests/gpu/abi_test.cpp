@@ -52,6 +52,8 @@ TEST(Abi, NumbersAreTheDrivers) {
   using F = abi::FunctionAttribute;
   EXPECT_EQ(difference(F::local_size_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES), 0);
   EXPECT_EQ(difference(F::num_regs, CU_FUNC_ATTRIBUTE_NUM_REGS), 0);
+  EXPECT_EQ(
+      difference(F::preferred_shared_memory_carveout, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT), 0);
   EXPECT_EQ(difference(F::max_dynamic_shared_size_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), 0);
   using L = abi::LaunchAttributeId;
   EXPECT_EQ(difference(L::cluster_dimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION), 0);
