@@ -13,7 +13,8 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, scores_ahead as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 2, 2, 1, 1, "dK and dV are small, so a block of 128 queries fits the registers"},
+    {64, 32, 32, 128, 128, 2, 2, 1, 1024,
+     "dK and dV are small, so a block of 128 queries fits the registers"},
     {128, 64, 32, 64, 128, 2, 2, 1, 2048, "dK and dV take half of the registers, 64 queries what is left"},
     {192, 64, 64, 64, 64, 2, 2, 1, 0, "the warpgroups divide the columns of dK and dV; dS and P are shared"},
     {256, 64, 64, 64, 64, 2, 1, 2, 0, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
@@ -139,7 +140,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
       configs.push_back(with_tile(c, line, head.qk, head.v, 1));
-      if (line.ahead_from > 1) configs.push_back(with_tile(c, line, head.qk, head.v, line.ahead_from));
+      if (line.ahead_from > 0) configs.push_back(with_tile(c, line, head.qk, head.v, line.ahead_from));
     };
     for (const Element element : {Element::bf16, Element::f16}) {
       for (const bool ragged : {false, true}) {
@@ -161,9 +162,11 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // dQ and the next S of 128 queries beside dK and dV leave a thread some 40 registers: up to six words of
-  // the tile are kept in local memory, of which a step reads at most three.
-  return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
+  // S and dP of 128 queries, or dQ and the next S, beside dK and dV leave a thread 24 to 40 registers. Words
+  // of the tile are kept in local memory: two of a ragged one's, with S ahead seven, of which a step reads at
+  // most three.
+  if (c.head_dim_v != 64 || c.block_m != 128) return 0;
+  return c.scores_ahead ? 28 : c.ragged ? 8 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {

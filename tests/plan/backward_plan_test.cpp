@@ -61,6 +61,8 @@ TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
   p.batch = 8;  // 512 rows each
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
   p = problem(64, 64);
+  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  p.rows_q = p.rows_k = 1024;
   EXPECT_TRUE(choose_backward_config(p).scores_ahead);
   p.softcap = 2.0F;
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
