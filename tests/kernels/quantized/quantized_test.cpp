@@ -79,6 +79,66 @@ TEST_P(EmulatedQuantizedTest, RandomProblemsMatchTheCpu) {
   }
 }
 
+/// Kernels that know every mask, on one causal f16 sequence.
+void expect_as_on_the_cpu(const EmulatedQuantized& kernel, void (*spoil)(harness::Call&)) {
+  harness::Case spec;
+  spec.dtype = spec.out_dtype = DType::f16;
+  spec.head_dim_qk = kernel.config.head_dim_qk;
+  spec.head_dim_v = kernel.config.head_dim_v;
+  spec.seqlen_q = spec.seqlen_k = 200;
+  spec.options.causal = true;
+  SCOPED_TRACE(describe(kernel.config));
+  harness::Call call(spec);
+  spoil(call);
+  const Expected expected = expect(call, recipe_of(kernel.config));
+  call.prepare(Pass::forward);
+  run_quantized(kernel, call, 1);
+  const std::vector<double> out = call.out.values();
+  const std::vector<double> lse = call.lse.values();
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    ASSERT_EQ(std::isnan(lse[i]), std::isnan(expected.lse[i])) << "lse of row " << i;
+    if (!std::isnan(lse[i])) {
+      ASSERT_NEAR(lse[i], expected.lse[i], 1e-4) << "lse of row " << i;
+    }
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    ASSERT_EQ(std::isnan(out[i]), std::isnan(expected.out[i])) << "out " << i;
+    if (!std::isnan(out[i])) {
+      ASSERT_NEAR(out[i], expected.out[i], tolerance(kernel.config)) << "out " << i;
+    }
+  }
+}
+
+/// The f16 kernels with polynomials, with all scales by row, and with V in 16 bits.
+std::vector<EmulatedQuantized> causal_f16_kernels() {
+  std::vector<EmulatedQuantized> kernels;
+  for (const EmulatedQuantized& kernel : all_quantized()) {
+    if (kernel.config.element == Element::f16 && kernel.config.causal) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
+TEST(EmulatedQuantizedCorners, NanInAKeyOrAQueryMakesTheRowsThatSeeItNan) {
+  ASSERT_EQ(causal_f16_kernels().size(), 3U);
+  for (const EmulatedQuantized& kernel : causal_f16_kernels()) {
+    expect_as_on_the_cpu(kernel, [](harness::Call& call) {
+      call.k.set(150 * call.spec.head_dim_qk + 3, NAN);
+      call.q.set(20 * call.spec.head_dim_qk, NAN);
+    });
+  }
+}
+
+TEST(EmulatedQuantizedCorners, BlocksOfZerosAndNumbersThatSaturate) {
+  for (const EmulatedQuantized& kernel : causal_f16_kernels()) {
+    expect_as_on_the_cpu(kernel, [](harness::Call& call) {
+      const std::int64_t d = call.spec.head_dim_qk;
+      for (std::int64_t i = 0; i < 128 * d; ++i) call.q.set(i, 0.0);
+      for (std::int64_t i = 0; i < 128 * call.spec.head_dim_v; ++i) call.v.set(i, 0.0);
+      for (std::int64_t i = 180 * d; i < 181 * d; ++i) call.k.set(i, 60.0);
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedQuantizedTest, ::testing::ValuesIn(all_quantized()),
                          [](const auto& parameter) {
                            std::string name = describe(parameter.param.config);
