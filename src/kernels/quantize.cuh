@@ -311,7 +311,7 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
 
 /// K's mean over the keys in use, by channel: a block of threads sums 128 keys of a head in f32, key by key;
 /// the last one of a head adds up what all have found, in double. All of the block's loads are in flight at
-/// once: sums in registers, 16 loads ahead, took three times as long.
+/// once.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_constant__ QuantizeParams p) {
   constexpr int threads = mean_threads(C);
