@@ -268,19 +268,6 @@ class Bench {
     return end_.milliseconds_since(start_);
   }
 
-  /// Pairs that one head of a sequence is counted for: as everybody counts, a causal square is half of the
-  /// full one.
-  [[nodiscard]] double pairs(std::int64_t rows_q, std::int64_t rows_k) const {
-    const double all = static_cast<double>(rows_q) * static_cast<double>(rows_k);
-    if (p_.window_left < 0 && p_.window_right < 0) return all;
-    if (p_.window_left < 0 && p_.window_right == 0 && rows_q == rows_k) return all / 2;
-    double visible = 0;
-    for (std::int64_t i = 0; i < rows_q; ++i) {
-      const KeyRange seen = visible_keys(p_, i, rows_q, rows_k);
-      visible += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
-    }
-    return visible;
-  }
   /// What the quantiser has to read and write once: 16 bits in, 8 bits out.
   [[nodiscard]] double quantized_bytes() const {
     const std::int64_t q = p_.heads_q * p_.rows_q * p_.head_dim_qk;
@@ -290,8 +277,8 @@ class Bench {
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;
-    for (const std::int64_t length : lengths_) of_a_head += pairs(length, length);
-    if (!p_.packed_q) of_a_head = pairs(p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
+    for (const std::int64_t length : lengths_) of_a_head += counted_pairs(p_, length, length);
+    if (!p_.packed_q) of_a_head = counted_pairs(p_, p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
     return (backward_ ? 5.0 : 2.0) * of_a_head *
            static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }

@@ -76,18 +76,6 @@ void for_each_tensor(BackwardArgs& args, const F& f) {
 
 }  // namespace
 
-double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
-  const double all = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
-  if (p.window_left < 0 && p.window_right < 0) return all;
-  if (p.window_left < 0 && p.window_right == 0 && seqlen_q == seqlen_k) return all / 2;
-  double pairs = 0;
-  for (std::int64_t i = 0; i < seqlen_q; ++i) {
-    const KeyRange seen = visible_keys(p, i, seqlen_q, seqlen_k);
-    pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
-  }
-  return pairs;
-}
-
 Call::Call(TensorSet inputs, const CallOptions& options)
     : inputs_(std::move(inputs)), backward_wanted_(options.backward), threads_(options.threads) {
   if (options.dtype) convert_inputs(inputs_, *options.dtype);

@@ -19,10 +19,6 @@ struct Problem;
 
 namespace tandem::cli {
 
-/// Query-key pairs that one head of one sequence is counted for: half of all for a causal square, else the
-/// visible ones.
-double counted_pairs(const Problem& problem, std::int64_t seqlen_q, std::int64_t seqlen_k);
-
 struct CallOptions {
   AttentionOptions attention;
   int threads = 0;

@@ -128,6 +128,20 @@ inline KeyRange visible_keys(const Problem& p, std::int64_t i, std::int64_t seql
   return r;
 }
 
+/// Pairs of query and key that one head of a sequence is counted for in FLOP: those visible, but half of the
+/// full square for a causal one, as everybody counts.
+inline double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+  const double all = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
+  if (p.window_left < 0 && p.window_right < 0) return all;
+  if (p.window_left < 0 && p.window_right == 0 && seqlen_q == seqlen_k) return all / 2;
+  double pairs = 0;
+  for (std::int64_t i = 0; i < seqlen_q; ++i) {
+    const KeyRange seen = visible_keys(p, i, seqlen_q, seqlen_k);
+    pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
+  }
+  return pairs;
+}
+
 /// Checks every argument against the contract and throws Error for the first rule broken.
 Problem make_problem(const ForwardArgs& args);
 Problem make_problem(const BackwardArgs& args);

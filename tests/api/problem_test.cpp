@@ -244,6 +244,17 @@ TEST(Problem, KeepsWhatWindowsHideWhenFolding) {
   }
 }
 
+TEST(Problem, CountsPairs) {
+  Problem p;
+  EXPECT_EQ(counted_pairs(p, 5, 7), 35.0);
+  p.window_right = 0;
+  EXPECT_EQ(counted_pairs(p, 6, 6), 18.0) << "a causal square is half";
+  EXPECT_EQ(counted_pairs(p, 2, 4), 3.0 + 4.0);
+  EXPECT_EQ(counted_pairs(p, 4, 2), 0.0 + 0.0 + 1.0 + 2.0);
+  p.window_left = 1;
+  EXPECT_EQ(counted_pairs(p, 4, 4), 1.0 + 2.0 + 2.0 + 2.0);
+}
+
 TEST(Problem, TakesScales) {
   ForwardArgs a = e4m3_forward();
   const Tensor per_head = tensor(5, DType::f32, {2, 2});
