@@ -52,6 +52,20 @@ struct BlockRange {
   }
 };
 
+/// Calls step(masked) for each key block from `block` down to the first of `all`, the tile's range; `own` is
+/// that of the caller's queries: blocks right of its inner ones are masked, and with a left window those left
+/// of them. All by reference: copies have cost 256-wide kernels 4 to 16 bytes of local memory.
+template <bool causal, bool local, typename Step>
+TANDEM_DEVICE void walk_blocks(int& block, const BlockRange& all, const BlockRange& own, Step& step) {
+  if constexpr (causal) {
+    for (; block >= max(all.first, own.inner_end); --block) step(true);
+  }
+  for (; block >= max(all.first, own.inner_first); --block) step(false);
+  if constexpr (local) {
+    for (; block >= all.first; --block) step(true);
+  }
+}
+
 /// Query blocks [first, end) that see any key of [first_key, end_key), and [inner_first, inner_end) of them
 /// that see them all, so that no mask is needed. BlockRange's other view: a key block is in a query block's
 /// range if and only if the query block is in the key block's.
