@@ -75,16 +75,8 @@ struct ForwardConsumer {
     }
   }
 
-  /// The warpgroups' turns on the tensor cores.
-  TANDEM_DEVICE void take_turn() {
-    if constexpr (C.pingpong) ptx::named_barrier_sync(barrier_turn + warpgroup, 2 * warpgroup_size);
-  }
-  TANDEM_DEVICE void pass_turn() {
-    if constexpr (C.pingpong) {
-      const int next = warpgroup + 1 == C.consumers() ? 0 : warpgroup + 1;
-      ptx::named_barrier_arrive(barrier_turn + next, 2 * warpgroup_size);
-    }
-  }
+  TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }
 
   /// The operands of the next products.
   TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }

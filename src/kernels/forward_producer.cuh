@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/config.hpp"
+#include "kernels/ptx/barrier.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/pipeline.cuh"
 #include "kernels/tile/scheduler.cuh"
@@ -29,6 +30,19 @@ struct ForwardShared {
 /// Named barriers: 1 to 3 hand the turn to a consumer warpgroup; 4 joins all consumers.
 constexpr int barrier_turn = 1;
 constexpr int barrier_consumers = 4;
+
+/// The consumer warpgroups' turns on the tensor cores (ping-pong).
+template <bool pingpong>
+TANDEM_DEVICE void take_turn_of(int warpgroup) {
+  if constexpr (pingpong) ptx::named_barrier_sync(barrier_turn + warpgroup, 2 * warpgroup_size);
+}
+template <bool pingpong, int consumers>
+TANDEM_DEVICE void pass_turn_of(int warpgroup) {
+  if constexpr (pingpong) {
+    const int next = warpgroup + 1 == consumers ? 0 : warpgroup + 1;
+    ptx::named_barrier_arrive(barrier_turn + next, 2 * warpgroup_size);
+  }
+}
 
 /// A tile with what follows from its place: which keys its queries see, and the key blocks it walks. Every
 /// warpgroup walks all of them, so that turns and buffers stay in step.

@@ -68,16 +68,8 @@ struct QuantizedConsumer {
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
-  /// The warpgroups' turns on the tensor cores.
-  TANDEM_DEVICE void take_turn() {
-    if constexpr (C.pingpong) ptx::named_barrier_sync(barrier_turn + warpgroup, 2 * warpgroup_size);
-  }
-  TANDEM_DEVICE void pass_turn() {
-    if constexpr (C.pingpong) {
-      const int next = warpgroup + 1 == C.consumers() ? 0 : warpgroup + 1;
-      ptx::named_barrier_arrive(barrier_turn + next, 2 * warpgroup_size);
-    }
-  }
+  TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }
 
   TANDEM_DEVICE void issue_scores(ScoreSum (&s)[scores]) {
     const ptx::MatrixDescriptor q = shared.q[warpgroup][q_at.stage].operand();

@@ -4,23 +4,8 @@
 #include "plan/forward_plan.hpp"
 
 namespace tandem {
-namespace {
-
-QuantizeConfig with_recipe(QuantizeConfig c, const Recipe& r) {
-  c.qk = r.qk;
-  c.pv = r.pv;
-  c.qk_scales = r.qk_scales;
-  c.v_scales = r.v_scales;
-  c.rotate_qk = r.rotate_qk;
-  c.rotate_v = r.rotate_v;
-  c.smooth_k = r.smooth_k;
-  return c;
-}
-
-}  // namespace
-
 QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
-  QuantizeConfig c = with_recipe({}, r);
+  QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
@@ -44,7 +29,7 @@ std::vector<QuantizeConfig> shipped_quantize_configs() {
   for (const int head_dim : {64, 128, 256}) {
     for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
       for (const bool ragged : {false, true}) {
-        QuantizeConfig c = with_recipe({}, recipe);
+        QuantizeConfig c = with_recipe(QuantizeConfig{}, recipe);
         c.head_dim_qk = c.head_dim_v = head_dim;
         c.ragged = ragged;
         configs.push_back(c);

@@ -8,6 +8,18 @@
 
 namespace tandem {
 
+/// `config` with what a recipe decides.
+constexpr QuantizeConfig with_recipe(QuantizeConfig config, const Recipe& recipe) {
+  config.qk = recipe.qk;
+  config.pv = recipe.pv;
+  config.qk_scales = recipe.qk_scales;
+  config.v_scales = recipe.v_scales;
+  config.rotate_qk = recipe.rotate_qk;
+  config.rotate_v = recipe.rotate_v;
+  config.smooth_k = recipe.smooth_k;
+  return config;
+}
+
 QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& recipe);
 
 /// `config` with only what the kernel of K's mean depends on: one serves many recipes.

@@ -88,7 +88,7 @@ int padded(std::int64_t head_dim) {
 }  // namespace
 
 QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) {
-  QuantizedConfig c = with_recipe({}, recipe);
+  QuantizedConfig c = with_recipe(QuantizedConfig{}, recipe);
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = padded(p.head_dim_qk);
   c.head_dim_v = padded(p.head_dim_v);
@@ -109,7 +109,7 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
     for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
       for (const bool ragged : {false, true}) {
         for (const bool causal : {false, true}) {
-          QuantizedConfig c = with_recipe({}, recipe);
+          QuantizedConfig c = with_recipe(QuantizedConfig{}, recipe);
           c.head_dim_qk = c.head_dim_v = head_dim;
           c.ragged = ragged;
           c.causal = causal;

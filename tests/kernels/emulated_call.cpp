@@ -4,6 +4,8 @@
 
 namespace tandem::kernel_tests {
 
+namespace {
+
 emulator::Buffer buffer_of(const harness::Box& box, bool writable) {
   const auto* first = static_cast<const char*>(box.view().data);
   std::int64_t last = 0;
@@ -13,6 +15,14 @@ emulator::Buffer buffer_of(const harness::Box& box, bool writable) {
     if (box.view().shape[d] > 1) last += (box.view().shape[d] - 1) * box.view().stride[d];
   }
   return {first, static_cast<std::size_t>(last + 1) * size_of(box.dtype()), writable};
+}
+
+}  // namespace
+
+void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& boxes, bool writable) {
+  for (const harness::Box* box : boxes) {
+    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, writable));
+  }
 }
 
 void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,

@@ -16,8 +16,9 @@
 
 namespace tandem::kernel_tests {
 
-/// The elements of a box, and what lies between them; not the guards around.
-emulator::Buffer buffer_of(const harness::Box& box, bool writable);
+/// Lets kernels at the elements of boxes, as far as there are any, and at what lies between them; not at the
+/// guards around.
+void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& boxes, bool writable);
 
 /// Copies a tensor that the copy engine cannot read, by the kernel that does it on a GPU.
 void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,

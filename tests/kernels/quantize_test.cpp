@@ -3,39 +3,31 @@
 
 #include "cpu/quantize.hpp"
 #include "emulated_call.hpp"
+#include "emulated_quantize.hpp"
 #include "gpu/quantize_tensor.hpp"
 #include "harness/element.hpp"
-#include "kernels/quantize.cuh"
 #include "plan/quantize_plan.hpp"
 #include "quantize_check.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
 
-using harness::Box;
 using harness::Call;
 using harness::Case;
 
 constexpr QuantizeConfig config_of(Element element, int head_dim_qk, int head_dim_v, const Recipe& r,
                                    bool ragged, bool vectors) {
-  return {.element = element,
-          .head_dim_qk = head_dim_qk,
-          .head_dim_v = head_dim_v,
-          .qk = r.qk,
-          .pv = r.pv,
-          .qk_scales = r.qk_scales,
-          .v_scales = r.v_scales,
-          .rotate_qk = r.rotate_qk,
-          .rotate_v = r.rotate_v,
-          .smooth_k = r.smooth_k,
-          .ragged = ragged,
-          .vectors = vectors};
+  return with_recipe(QuantizeConfig{.element = element,
+                                    .head_dim_qk = head_dim_qk,
+                                    .head_dim_v = head_dim_v,
+                                    .ragged = ragged,
+                                    .vectors = vectors},
+                     r);
 }
 
 /// What a call leaves behind.
 struct Result {
-  std::vector<std::byte> memory;
-  std::size_t offset = 0;  ///< of the scratch memory in it
+  QuantizedScratch scratch;
   QuantizeParams params;
 };
 
@@ -44,31 +36,13 @@ Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   const Problem p = call.problem();
   EXPECT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
-  Result r;
-  r.memory.assign(space.bytes + 256, std::byte{0xff});
-  r.offset = 256 - reinterpret_cast<std::uintptr_t>(r.memory.data()) % 256;
-  char* const scratch = reinterpret_cast<char*>(r.memory.data()) + r.offset;
-  std::fill_n(scratch + space.counters, space.counter_bytes, char{0});
-  r.params = gpu::make_quantize_params(p, recipe, scratch);
+  Result r{.scratch = QuantizedScratch(space), .params = {}};
+  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data);
   emulator::Options options;
   options.seed = seed;
-  for (const Box* box : call.inputs()) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
-  }
-  options.buffers.push_back({scratch, space.bytes, true});
-  const QuantizeParams& q = r.params;
-  if (recipe.smooth_k && q.units_k > 0) {
-    emulator::launch(mean_of_keys<C>, q,
-                     {.blocks = static_cast<unsigned>(q.units_k),
-                      .threads = static_cast<unsigned>(mean_threads(C)),
-                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
-                     options);
-  }
-  emulator::launch(quantize<C>, q,
-                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
-                    .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
-                   options);
+  add_buffers(options, call.inputs(), false);
+  options.buffers.push_back({r.scratch.data, space.bytes, true});
+  run_quantizer<C>(r.params, options);
   return r;
 }
 
@@ -189,13 +163,7 @@ void check_tensor(std::int64_t used_rows) {
   emulator::Grid grid{.blocks = static_cast<unsigned>(params.units_k),
                       .threads = quantize_threads,
                       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};
-  if (C.smooth_k) {
-    emulator::launch(mean_of_keys<C>, params,
-                     {.blocks = grid.blocks,
-                      .threads = static_cast<unsigned>(mean_threads(C)),
-                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
-                     options);
-  }
+  if (C.smooth_k) launch_mean<C>(params, options);
   if (exceeds_block(C.qk_scales)) emulator::launch(largest_of_groups<C>, params, grid, options);
   emulator::launch(quantize<C>, params, grid, options);
   EXPECT_EQ(got.codes, want.codes);

@@ -49,12 +49,8 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   std::vector<Box*> read = call.inputs();
   read.push_back(&call.out);
   read.push_back(&call.lse);
-  for (const Box* box : read) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
-  }
-  for (const Box* box : call.outputs(Pass::backward)) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
-  }
+  add_buffers(options, read, false);
+  add_buffers(options, call.outputs(Pass::backward), true);
   const std::array<Operand*, 4> operands = {&p.q, &p.k, &p.v, &p.dout};
   std::array<std::vector<std::uint16_t>, 4> packed;
   for (const gpu::BackwardLoaded which : gpu::backward_loaded_tensors) {

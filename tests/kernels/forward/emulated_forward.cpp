@@ -7,7 +7,6 @@
 
 namespace tandem::kernel_tests {
 
-using harness::Box;
 using harness::Call;
 using harness::Case;
 using harness::Random;
@@ -77,12 +76,8 @@ void EmulatorRunner::forward(Call& call) {
   if (tiles == 0) return;
   emulator::Options options;
   options.seed = seed;
-  for (const Box* box : call.inputs()) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
-  }
-  for (const Box* box : call.outputs(Pass::forward)) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
-  }
+  add_buffers(options, call.inputs(), false);
+  add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
   for (const gpu::Loaded which : gpu::loaded_tensors) {
     if (copy_engine_can_read(gpu::forward_tensor_map(p, kernel_.config, which))) continue;

@@ -197,12 +197,8 @@ void run_quantized(const EmulatedQuantized& kernel, harness::Call& call, std::ui
 
   emulator::Options options;
   options.seed = interleaving;
-  for (const harness::Box* box : call.inputs()) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
-  }
-  for (const harness::Box* box : call.outputs(Pass::forward)) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
-  }
+  add_buffers(options, call.inputs(), false);
+  add_buffers(options, call.outputs(Pass::forward), true);
   for (const Quantized* x : {&q, &k, &v}) {
     options.buffers.push_back(emulator::readable(x->codes));
     options.buffers.push_back(emulator::readable(x->scales));

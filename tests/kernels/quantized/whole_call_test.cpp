@@ -6,60 +6,20 @@
 
 #include "cpu/cpu.hpp"
 #include "emulated_call.hpp"
-#include "gpu/quantize_params.hpp"
+#include "emulated_quantize.hpp"
 #include "gpu/quantized_forward_params.hpp"
 #include "plan/quantize_plan.hpp"
 #include "quantized/emulated_quantized.hpp"
 
-// After it: the device language has names at file scope that others declare inside theirs.
-#include "kernels/quantize.cuh"
-
 namespace tandem::kernel_tests {
 namespace {
 
-using harness::Box;
 using harness::Call;
 using harness::Case;
 
-/// Scratch memory of NaN, as a call's workspace may be.
-struct Scratch {
-  std::vector<char> memory;
-  char* data;
-
-  explicit Scratch(const gpu::QuantizedSpace& space) : memory(space.bytes + 256, '\xff') {
-    data = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
-    std::fill_n(data + space.counters, space.counter_bytes, '\0');
-  }
-};
-
-template <QuantizeConfig C>
-void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
-  if (C.smooth_k && params.units_k > 0) {
-    emulator::launch(mean_of_keys<C>, params,
-                     {.blocks = static_cast<unsigned>(params.units_k),
-                      .threads = static_cast<unsigned>(mean_threads(C)),
-                      .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
-                     options);
-  }
-  emulator::launch(quantize<C>, params,
-                   {.blocks = static_cast<unsigned>(params.units_q + params.units_k + params.units_v),
-                    .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
-                   options);
-}
-
 constexpr QuantizeConfig quantizer_of(const QuantizedConfig& c, const Recipe& r) {
-  return {.element = c.element,
-          .head_dim_qk = 128,
-          .head_dim_v = 128,
-          .qk = r.qk,
-          .pv = r.pv,
-          .qk_scales = r.qk_scales,
-          .v_scales = r.v_scales,
-          .rotate_qk = r.rotate_qk,
-          .rotate_v = r.rotate_v,
-          .smooth_k = r.smooth_k,
-          .ragged = c.ragged};
+  return with_recipe(
+      QuantizeConfig{.element = c.element, .head_dim_qk = 128, .head_dim_v = 128, .ragged = c.ragged}, r);
 }
 
 template <QuantizeConfig C>
@@ -67,15 +27,11 @@ void run_whole(const EmulatedQuantized& kernel, Call& call, const Recipe& recipe
   const Problem p = make_problem(call.forward_args());
   ASSERT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
-  const Scratch scratch(space);
+  const QuantizedScratch scratch(space);
   emulator::Options options;
   options.seed = 5;
-  for (const Box* box : call.inputs()) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, false));
-  }
-  for (const Box* box : call.outputs(Pass::forward)) {
-    if (box->given() && box->numel() > 0) options.buffers.push_back(buffer_of(*box, true));
-  }
+  add_buffers(options, call.inputs(), false);
+  add_buffers(options, call.outputs(Pass::forward), true);
   options.buffers.push_back({scratch.data, space.bytes, true});
   std::vector<unsigned int> counter(1, 0);
   options.buffers.push_back(emulator::writable(counter));

@@ -1,0 +1,47 @@
+// The quantiser in the emulator, as a quantised call on a GPU launches it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "gpu/quantize_params.hpp"
+#include "launch.hpp"
+
+// After it: the device language has names at file scope that others declare inside theirs.
+#include "kernels/quantize.cuh"
+
+namespace tandem::kernel_tests {
+
+/// Scratch memory of NaN, as a call's workspace may be, but for the counters.
+struct QuantizedScratch {
+  std::vector<char> memory;
+  char* data;
+
+  explicit QuantizedScratch(const gpu::QuantizedSpace& space) : memory(space.bytes + 256, '\xff') {
+    data = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
+    std::fill_n(data + space.counters, space.counter_bytes, '\0');
+  }
+  QuantizedScratch(QuantizedScratch&&) = default;
+};
+
+template <QuantizeConfig C>
+void launch_mean(const QuantizeParams& params, const emulator::Options& options) {
+  emulator::launch(mean_of_keys<C>, params,
+                   {.blocks = static_cast<unsigned>(params.units_k),
+                    .threads = static_cast<unsigned>(mean_threads(C)),
+                    .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
+                   options);
+}
+
+template <QuantizeConfig C>
+void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
+  if (C.smooth_k && params.units_k > 0) launch_mean<C>(params, options);
+  emulator::launch(quantize<C>, params,
+                   {.blocks = static_cast<unsigned>(params.units_q + params.units_k + params.units_v),
+                    .threads = quantize_threads,
+                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                   options);
+}
+
+}  // namespace tandem::kernel_tests
