@@ -1,41 +1,26 @@
 #include "gpu/quantize_params.hpp"
 
+#include "gpu/code_axes.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/param_fields.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-/// Extents of q, or of k and v, as codes and scales have them.
-struct Extents {
-  std::int64_t entries, heads, rows, blocks;
-};
-Extents query_extents(const Problem& p) {
-  return {p.packed_q ? 1 : p.batch, p.heads_q, p.rows_q, quantized_blocks(p.rows_q, p.batch, p.packed_q)};
-}
-Extents key_extents(const Problem& p) {
-  return {p.packed_k ? 1 : p.batch, p.heads_kv, p.rows_k, quantized_blocks(p.rows_k, p.batch, p.packed_k)};
+bool by_row(ScaleGroup group) {
+  return group == ScaleGroup::row;
 }
 
-/// Groups of a head: its scales.
-std::int64_t groups_of(const Extents& e, ScaleGroup group) {
-  return group == ScaleGroup::row ? e.blocks * quant_block : e.blocks;
-}
-
-Strides row_codes(const Extents& e, std::int64_t head_dim) {
+Strides row_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t pitch = code_pitch(head_dim);
   return {.batch = e.heads * e.rows * pitch, .row = pitch, .head = e.rows * pitch};
 }
-Strides channel_codes(const Extents& e, std::int64_t head_dim) {
+Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t keys = e.blocks * quant_block;
   const std::int64_t head = code_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-ScaleStrides scale_strides(const Extents& e, std::int64_t groups) {
-  return {.batch = e.heads * groups, .head = groups, .group = 1};
-}
-
-std::int64_t units_of(const Extents& e) {
+std::int64_t units_of(const CodeAxes& e) {
   return e.entries * e.blocks * e.heads;
 }
 
@@ -49,23 +34,23 @@ QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
         (static_cast<std::size_t>(bytes) + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
     return at;
   };
-  const Extents q = query_extents(p);
-  const Extents k = key_extents(p);
+  const CodeAxes q = query_axes(p);
+  const CodeAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   s.q_codes = take(q.entries * row_codes(q, p.head_dim_qk).batch);
   s.k_codes = take(k.entries * row_codes(k, p.head_dim_qk).batch);
-  s.q_scales = take(4 * q.entries * q.heads * groups_of(q, r.qk_scales));
-  s.k_scales = take(4 * k.entries * k.heads * groups_of(k, r.qk_scales));
+  s.q_scales = take(4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
+  s.k_scales = take(4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
   if (r.pv != Codes::input) {
     s.v_codes = take(k.entries * channel_codes(k, p.head_dim_v).batch);
-    s.v_scales = take(4 * k.entries * k.heads * groups_of(k, r.v_scales));
+    s.v_scales = take(4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   }
   s.counter_bytes = sizeof(unsigned int);
   if (r.smooth_k) s.counter_bytes += static_cast<std::size_t>(4 * p.batch * k.heads);
   s.counters = take(static_cast<std::int64_t>(s.counter_bytes));
   s.arrived = s.counters + sizeof(unsigned int);
   if (r.smooth_k) {
-    s.shift = take(4 * q.entries * q.heads * groups_of(q, ScaleGroup::row));
+    s.shift = take(4 * q.entries * q.heads * scales_of_head(q, true));
     s.mean = take(4 * p.batch * k.heads * channels);
     s.sums = take(4 * k.entries * k.heads * k.blocks * channels);
   }
@@ -74,8 +59,8 @@ QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
 
 QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch) {
   const QuantizedSpace s = quantized_space(p, r);
-  const Extents q = query_extents(p);
-  const Extents k = key_extents(p);
+  const CodeAxes q = query_axes(p);
+  const CodeAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
   const auto codes = [scratch](std::size_t at) { return reinterpret_cast<unsigned char*>(scratch + at); };
@@ -85,7 +70,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
               .codes = codes(s.q_codes),
               .code_stride = row_codes(q, p.head_dim_qk),
               .scales = floats(s.q_scales),
-              .scale_stride = scale_strides(q, groups_of(q, r.qk_scales)),
+              .scale_stride = scale_strides(q, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true};
   params.k = {.source = p.k.data,
@@ -93,7 +78,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
               .codes = codes(s.k_codes),
               .code_stride = row_codes(k, p.head_dim_qk),
               .scales = floats(s.k_scales),
-              .scale_stride = scale_strides(k, groups_of(k, r.qk_scales)),
+              .scale_stride = scale_strides(k, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true};
   if (r.pv != Codes::input) {
@@ -102,13 +87,13 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
                 .codes = codes(s.v_codes),
                 .code_stride = channel_codes(k, p.head_dim_v),
                 .scales = floats(s.v_scales),
-                .scale_stride = scale_strides(k, groups_of(k, r.v_scales)),
+                .scale_stride = scale_strides(k, by_row(r.v_scales)),
                 .code_columns = 0,
                 .padded_rows = true};
   }
   if (r.smooth_k) {
     params.shift = floats(s.shift);
-    params.shift_stride = scale_strides(q, groups_of(q, ScaleGroup::row));
+    params.shift_stride = scale_strides(q, true);
     params.mean = floats(s.mean);
     params.mean_stride = {.batch = k.heads * channels, .head = channels, .group = 1};
     params.sums = floats(s.sums);

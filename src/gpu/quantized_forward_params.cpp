@@ -3,33 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gpu/code_axes.hpp"
 #include "gpu/param_fields.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-/// One tensor's place on the axes of quantized_layout.hpp.
-struct Side {
-  std::int64_t batch;
-  std::int64_t heads;
-  std::int64_t rows;
-  std::int64_t blocks;
-};
-Side side_of(const Problem& p, bool is_q) {
-  const bool packed = is_q ? p.packed_q : p.packed_k;
-  const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
-  return {.batch = packed ? 1 : p.batch,
-          .heads = is_q ? p.heads_q : p.heads_kv,
-          .rows = rows,
-          .blocks = quantized_blocks(rows, p.batch, packed)};
-}
-
 /// A map of bytes whose innermost dimension has rows of `pitch` bytes; `lines` of them a head, of which
 /// `lines_read` are read. An empty tensor's map describes `nearby`.
-TensorMapSpec codes_map(const void* data, const Side& side, std::int64_t columns, std::int64_t pitch,
+TensorMapSpec codes_map(const void* data, const CodeAxes& axes, std::int64_t columns, std::int64_t pitch,
                         std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
                         const void* nearby) {
-  const bool empty = data == nullptr || side.batch * side.heads * columns * lines == 0;
+  const bool empty = data == nullptr || axes.entries * axes.heads * columns * lines == 0;
   const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
   const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
   TensorMapSpec spec;
@@ -37,16 +22,16 @@ TensorMapSpec codes_map(const void* data, const Side& side, std::int64_t columns
   spec.base = empty ? reinterpret_cast<const void*>(near) : data;
   spec.rank = 4;
   spec.element_bytes = 1;
-  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(side.heads, 1),
-               at_least(side.batch, 1)};
-  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * side.heads, 16)};
+  spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(axes.heads, 1),
+               at_least(axes.entries, 1)};
+  spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * axes.heads, 16)};
   spec.box = {strip, box_lines, 1, 1};
   spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
   return spec;
 }
 
-ScaleArray array_of(const float* data, const Side& side, std::int64_t groups) {
-  return {.data = data, .stride = {.batch = groups * side.heads, .head = groups, .group = 1}};
+ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
+  return {.data = data, .stride = scale_strides(axes, by_row)};
 }
 
 }  // namespace
@@ -68,22 +53,19 @@ QuantizedParams make_quantized_params(const Problem& problem, const QuantizedCon
   p.q = p.k = {};  // their maps are of codes, below
   if (config.pv != Codes::input) p.v = {};
   p.scale = std::abs(p.scale);
-  const Side q = side_of(p, true);
-  const Side k = side_of(p, false);
+  const CodeAxes q = query_axes(p);
+  const CodeAxes k = key_axes(p);
   const std::int64_t padded_keys = k.blocks * quant_block;
   const std::int64_t pitch = code_pitch(p.head_dim_qk);
   const int strip = byte_strip_columns(config.head_dim_qk);
-  const auto groups = [&](const Side& side, bool by_row) {
-    return by_row ? side.blocks * quant_block : side.blocks;
-  };
 
   QuantizedParams params{
       // Codes take half the room that 16 bits do.
       .forward = make_forward_params(p, config.forward(), encode, l2_bytes * 2, tile_counter),
-      .q_scales = array_of(operands.q_scales, q, groups(q, config.row_scales)),
-      .k_scales = array_of(operands.k_scales, k, groups(k, config.row_scales)),
-      .v_scales = array_of(operands.v_scales, k, groups(k, config.v_row_scales)),
-      .shift = array_of(operands.shift, q, groups(q, true))};
+      .q_scales = array_of(operands.q_scales, q, config.row_scales),
+      .k_scales = array_of(operands.k_scales, k, config.row_scales),
+      .v_scales = array_of(operands.v_scales, k, config.v_row_scales),
+      .shift = array_of(operands.shift, q, true)};
   params.forward.q =
       encode(codes_map(operands.q, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data));
   params.forward.k =
