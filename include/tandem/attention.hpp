@@ -65,8 +65,9 @@ struct AttentionOptions {
   bool pad = false;
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
-  /// Forward in 8 bits; f16 and bf16 inputs only. Backward takes it too, and computes in 16 bits all the
-  /// same.
+  /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.
+  /// 8-bit inputs, codes that the caller made, go with fp8 (e4m3) or int8 (s8): nothing but P is then
+  /// rounded. `exact` takes e4m3 inputs on the CPU alone.
   Precision precision = Precision::exact;
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
@@ -90,8 +91,11 @@ struct AttentionInputs {
   /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value
   /// (gpt-oss). It is neither scaled, capped nor masked; LSE includes it.
   ConstTensor sink;
-  /// f32 scales of e4m3 q, k, v: (1) or (batch, heads_kv); the real value is code * scale. Default 1. Query
-  /// heads use the q_scale of their kv head. An error with other dtypes.
+  /// f32 scales of 8-bit q, k, v: the real value is code * scale. Default 1. An error with other dtypes. (1)
+  /// or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or int8 also
+  /// what quantize makes: (batch, heads), (batch, heads, ceil(seqlen / 128)) by block of 128 rows, or (batch,
+  /// heads, seqlen) by row; for packed tensors (heads, total). A negative scale is the positive one of codes
+  /// with the other sign, s8's -128 becoming 127.
   ConstTensor q_scale;
   ConstTensor k_scale;
   ConstTensor v_scale;
@@ -99,14 +103,15 @@ struct AttentionInputs {
 
 /// Arguments of the forward pass.
 struct ForwardArgs : AttentionInputs {
-  /// Shape of q with head_dim_v; every element is written. Same dtype as q; for e4m3 inputs f32, f16 or bf16.
+  /// Shape of q with head_dim_v; every element is written. Same dtype as q; for 8-bit inputs f16, bf16 or, on
+  /// the CPU, f32.
   Tensor out;
   /// Optional: (batch, heads_q, seqlen_q) f32, or (heads_q, total_q) for varlen queries. Natural logarithm.
   Tensor lse;
   AttentionOptions options;
 };
 
-/// Arguments of the backward pass. e4m3 inputs are an error: the backward of an 8-bit forward is 16-bit.
+/// Arguments of the backward pass. 8-bit inputs are an error: the backward of an 8-bit forward is 16-bit.
 struct BackwardArgs : AttentionInputs {
   ConstTensor out;   ///< from forward
   ConstTensor lse;   ///< from forward

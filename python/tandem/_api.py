@@ -88,10 +88,10 @@ def attention(
 ) -> Any:
     """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
 
-    Arrays are NumPy arrays (float32, float16; bfloat16 and float8_e4m3fn with ml_dtypes) or PyTorch tensors,
-    all of one library; CUDA tensors run on PyTorch's current stream. They are read where they lie, whatever
-    their strides, as long as the last dimension is contiguous. The GIL is released while the library
-    computes. With PyTorch, autograd flows through the result, the LSE and the sink; nothing is kept for a
+    Arrays are NumPy arrays (float32, float16, int8; bfloat16 and float8_e4m3fn with ml_dtypes) or PyTorch
+    tensors, all of one library; CUDA tensors run on PyTorch's current stream. They are read where they lie,
+    whatever their strides, as long as the last dimension is contiguous. The GIL is released while the
+    library computes. With PyTorch, autograd flows through the result, the LSE and the sink; nothing is kept for a
     backward pass unless an input requires a gradient.
 
     Args:
@@ -114,20 +114,23 @@ def attention(
       seqused_q: ``(batch,)`` int32 or int64: only so many first rows of each sequence take part; the rest
         give 0.
       seqused_k: likewise for k and v.
-      q_scale: for float8_e4m3fn: ``(1,)`` or ``(batch, heads_kv)`` float32; the value is code * scale.
-        Default 1.
+      q_scale: for float8_e4m3fn and int8: ``(1,)`` or ``(batch, heads_kv)`` float32; the value is code *
+        scale. Default 1. With precision "fp8" or "int8" also what ``quantize`` returns: ``(batch, heads_q)``,
+        by block ``(batch, heads_q, ceil(seqlen_q / 128))`` or by row ``(batch, heads_q, seqlen_q)``; of
+        packed tensors ``(heads_q, total_q)``.
       k_scale: likewise for k.
       v_scale: likewise for v.
       return_lse: also return the log-sum-exp of the scores.
       out: where to write the result; made if None. Not with inputs that require gradients.
-      out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 call's result. Default bf16. For
-        other inputs the result has q's dtype.
+      out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
+        bf16. For other inputs the result has q's dtype.
       pad: accept head dimensions that are not multiples of 8; they are padded inside.
       deterministic: gradients are bitwise reproducible. The result always is.
       check: also check what cu_seqlens and seqused contain.
       precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (several times
         more accurate than fp8) or "int8-accurate" (16-bit ``p @ v``). Gradients are then those of the 16-bit
-        formula at this result and LSE.
+        formula at this result and LSE. "fp8" also takes float8_e4m3fn codes, "int8" int8 codes, with their
+        scales: then nothing but the probabilities is rounded.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
@@ -191,7 +194,8 @@ def attention_backward(
 
     Args:
       dout: gradient of the result, of its shape and dtype; the last dimension contiguous.
-      q, k, v: the forward call's inputs. float8 is an error: the backward of an 8-bit forward is 16-bit.
+      q, k, v: the forward call's inputs. float8 and int8 are errors: the backward of an 8-bit forward
+        is 16-bit.
       out: the forward call's result.
       lse: the forward call's LSE.
       dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.

@@ -74,7 +74,7 @@ def forward_arrays(
         dtype = _arrays.dtype_of("q", q)
         if out_dtype is not None:
             dtype = _arrays.dtype_named(out_dtype)
-        elif dtype is DType.e4m3:
+        elif dtype in (DType.e4m3, DType.s8):
             dtype = DType.bf16
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None

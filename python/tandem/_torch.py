@@ -68,7 +68,7 @@ def attention(
 def _like(q: Tensor, v: Tensor) -> Tensor | None:
     """The result's tensor, by the quickest way where that is a contiguous one like q; None elsewhere."""
     if q.is_contiguous() and q.dim() >= 3 and v.dim() >= 3 and q.size(-1) == v.size(-1):
-        return None if q.dtype is torch.float8_e4m3fn else torch.empty_like(q)
+        return None if q.dtype in _CODES else torch.empty_like(q)
     return None
 
 
@@ -89,6 +89,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 # What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+_CODES = (torch.float8_e4m3fn, torch.int8)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -165,7 +166,7 @@ def _fake_lse(q: Tensor) -> Tensor:
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    dtype = rest[-1] or (torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype)
+    dtype = rest[-1] or (torch.bfloat16 if q.dtype in _CODES else q.dtype)
     return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), _fake_lse(q)
 
 

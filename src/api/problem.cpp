@@ -1,5 +1,6 @@
 #include "api/problem.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -106,12 +107,13 @@ class Builder {
 
   void inputs() {
     if (p_.pass == Pass::backward) {
-      if (q_.tensor.dtype == DType::e4m3) {
-        invalid("q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32");
+      if (of_codes()) {
+        invalid("q is {}; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32",
+                name_of(q_.tensor.dtype));
       }
       check::dtype(q_, {DType::f32, DType::f16, DType::bf16});
     } else {
-      check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3});
+      check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
     }
     check::same_dtype(k_, q_);
     check::same_dtype(v_, q_);
@@ -126,9 +128,9 @@ class Builder {
     by_head(inputs_[7]);
     p_.sink = static_cast<const float*>(address_of(in_.sink));
     p_.sink_stride = stride_of(in_.sink, 0);
-    p_.q_scale = scales(inputs_[8]);
-    p_.k_scale = scales(inputs_[9]);
-    p_.v_scale = scales(inputs_[10]);
+    p_.q_scale = scales(inputs_[8], p_.packed_q, p_.heads_q, p_.rows_q);
+    p_.k_scale = scales(inputs_[9], p_.packed_k, p_.heads_kv, p_.rows_k);
+    p_.v_scale = scales(inputs_[10], p_.packed_k, p_.heads_kv, p_.rows_k);
   }
 
   void options() {
@@ -256,12 +258,32 @@ class Builder {
     p_.precision = precision;
     p_.strict = options_.strict;
     const DType dtype = q_.tensor.dtype;
+    if (of_codes()) return precision_of_codes(precision, dtype);
     if (precision == Precision::exact || dtype == DType::f16 || dtype == DType::bf16) return;
-    invalid("precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; {}", name_of(precision),
-            name_of(dtype),
-            dtype == DType::f32 ? "convert q, k and v first, or leave the precision exact"
-                                : "leave the precision exact: these tensors are 8-bit already");
+    invalid(
+        "precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; convert q, k and v first, or leave "
+        "the "
+        "precision exact",
+        name_of(precision), name_of(dtype));
   }
+
+  void precision_of_codes(Precision precision, DType dtype) const {
+    const Precision own = dtype == DType::s8 ? Precision::int8 : Precision::fp8;
+    if (precision == Precision::exact && dtype == DType::s8) {
+      invalid("q is s8, which has no exact products; pass precision int8");
+    }
+    if (precision != Precision::exact && precision != own) {
+      invalid("precision {} does not take q in {}; pass precision {}, or 16-bit tensors", name_of(precision),
+              name_of(dtype), name_of(own));
+    }
+    if (options_.strict) {
+      invalid("strict says how q, k and v are rounded, but they are {} already; leave it out",
+              name_of(dtype));
+    }
+  }
+
+  /// q is of 8-bit codes, and so are k and v then.
+  [[nodiscard]] bool of_codes() const { return is_code(q_.tensor.dtype); }
 
   static void window(const char* name, std::int64_t value) {
     if (value < -1) invalid("{} is {}; it must be at least 0, or -1 for unbounded", name, value);
@@ -282,7 +304,7 @@ class Builder {
     } else {
       check::shape(a, {p_.batch, rows, heads, head_dim}, symbols);
     }
-    if (q_.tensor.dtype == DType::e4m3) {
+    if (of_codes()) {
       check::dtype(a, {DType::f32, DType::f16, DType::bf16});
     } else {
       check::same_dtype(a, q_);
@@ -311,24 +333,60 @@ class Builder {
         .data = address_of(a.tensor), .wide = a.tensor.dtype == DType::i64, .stride = stride_of(a.tensor, 0)};
   }
 
-  Scales scales(const Argument& a) {
+  /// Scales of a tensor of codes with these heads and rows.
+  Scales scales(const Argument& a, bool packed, std::int64_t heads, std::int64_t rows) {
     check::consistent(a);
     if (!a.given()) return {};
-    if (q_.tensor.dtype != DType::e4m3) {
-      invalid("{} is given but q is {}; scales are for e4m3 tensors, leave it out", a.name,
+    if (!of_codes()) {
+      invalid("{} is given but q is {}; scales are for 8-bit tensors, leave it out", a.name,
               name_of(q_.tensor.dtype));
-    }
-    if (a.tensor.rank == 1) {
-      check::shape(a, {1}, "(1) or (batch, heads_kv)");
-    } else {
-      check::shape(a, {p_.batch, p_.heads_kv}, "(1) or (batch, heads_kv)");
     }
     check::dtype(a, {DType::f32});
     common(a);
-    const bool one = a.tensor.rank == 1;
-    return {.data = static_cast<const float*>(address_of(a.tensor)),
-            .batch_stride = one ? 0 : stride_of(a.tensor, 0),
-            .head_stride = one ? 0 : stride_of(a.tensor, 1)};
+    Scales s{.data = static_cast<const float*>(address_of(a.tensor))};
+    if (a.tensor.rank == 1) {
+      check::shape(a, {1}, "(1) or (batch, heads_kv)");
+    } else if (options_.precision == Precision::exact || has_shape(a, {p_.batch, p_.heads_kv})) {
+      check::shape(a, {p_.batch, p_.heads_kv}, "(1) or (batch, heads_kv)");
+      s.batch_stride = stride_of(a.tensor, 0);
+      s.head_stride = stride_of(a.tensor, 1);
+      s.heads = heads / p_.heads_kv;
+    } else {
+      fine_scales(s, a, packed, heads, rows);
+    }
+    return s;
+  }
+
+  /// Scales of query heads of their own, of blocks and of rows.
+  void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows) const {
+    const std::int64_t blocks = (rows + quant_block - 1) / quant_block;
+    const std::size_t head = packed ? 0 : 1;
+    if (has_shape(a, {p_.batch, heads})) {
+      s.batch_stride = stride_of(a.tensor, 0);
+      s.head_stride = stride_of(a.tensor, 1);
+      return;
+    }
+    if (packed && !has_shape(a, {heads, rows})) {
+      invalid(
+          "{} has shape {}; it must be (1), (batch, heads) or (heads, total), here (1), ({}, {}) or ({}, {})",
+          a.name, check::shape_of(a.tensor), p_.batch, heads, heads, rows);
+    }
+    if (!packed && !has_shape(a, {p_.batch, heads, blocks}) && !has_shape(a, {p_.batch, heads, rows})) {
+      invalid(
+          "{} has shape {}; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / 128)) or (batch, "
+          "heads, "
+          "seqlen), here (1), ({}, {}), ({}, {}, {}) or ({}, {}, {})",
+          a.name, check::shape_of(a.tensor), p_.batch, heads, p_.batch, heads, blocks, p_.batch, heads, rows);
+    }
+    s.group = !packed && a.size(2) == blocks ? ScaleGroup::block : ScaleGroup::row;
+    s.batch_stride = packed ? 0 : stride_of(a.tensor, 0);
+    s.head_stride = stride_of(a.tensor, head);
+    s.group_stride = stride_of(a.tensor, head + 1);
+  }
+
+  static bool has_shape(const Argument& a, std::initializer_list<std::int64_t> shape) {
+    return a.tensor.rank == static_cast<int>(shape.size()) &&
+           std::equal(shape.begin(), shape.end(), a.tensor.shape.begin());
   }
 
   const AttentionInputs& in_;

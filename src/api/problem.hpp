@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/recipe.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {
@@ -37,14 +38,22 @@ struct Lengths {
   }
 };
 
-/// f32 dequantisation scales by (batch, kv head); stride 0 where one scale serves all.
+constexpr bool is_code(DType dtype) {
+  return dtype == DType::e4m3 || dtype == DType::s8;
+}
+
+/// f32 dequantisation scales of 8-bit codes; stride 0 where one scale serves all.
 struct Scales {
   const float* data = nullptr;
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
+  std::int64_t group_stride = 0;        ///< from block to block, or from row to row of the tensor
+  ScaleGroup group = ScaleGroup::head;  ///< head, which may be all, block or row
+  std::int64_t heads = 1;               ///< of the tensor that share one: q may have those of its kv heads
 
-  [[nodiscard]] float at(std::int64_t batch, std::int64_t head) const {
-    return data != nullptr ? data[batch * batch_stride + head * head_stride] : 1.0F;
+  /// Of a (batch, kv head): group `head` alone.
+  [[nodiscard]] float at(std::int64_t batch, std::int64_t kv_head) const {
+    return data != nullptr ? data[batch * batch_stride + kv_head * head_stride] : 1.0F;
   }
 };
 
@@ -86,6 +95,8 @@ struct Problem {
   Scales q_scale, k_scale, v_scale;
   Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
 
+  /// q, k and v are 8-bit codes.
+  [[nodiscard]] bool of_codes() const { return is_code(q.dtype); }
   [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
 };
 

@@ -19,7 +19,7 @@ Config choose(const Problem& problem, int threads) {
     return config;
   }
   if (problem.precision != Precision::exact) {
-    config.recipe = recipe_of(problem.precision, problem.strict);
+    config.recipe = recipe_of(problem);
     config.block_q = config.block_k = quant_block;
     return config;
   }

@@ -162,8 +162,42 @@ float largest_of(const Run& run, const float* largest, ScaleGroup group, std::in
   return 0.0F;
 }
 
+/// Scales that the caller brings, of rows from `first` on in a sequence.
+struct BroughtScales {
+  static constexpr float one = 1.0F;
+  const float* data = &one;
+  std::int64_t stride = 0;  ///< from row to row; a block's rows share one
+
+  BroughtScales(const Scales& s, std::int64_t b, std::int64_t head, const Rows& rows, std::int64_t first) {
+    if (s.data == nullptr) return;
+    const bool by_row = s.group == ScaleGroup::row;
+    const std::int64_t group = by_row ? rows.begin + first : first / quant_block;
+    data = s.data + b * s.batch_stride + head / s.heads * s.head_stride + group * s.group_stride;
+    stride = by_row ? s.group_stride : 0;
+  }
+};
+
+/// One block of a tensor of codes, of a KV head, into its store.
+void take_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
+                std::uint8_t* codes, float* stored) {
+  const std::int64_t first = block * quant_block;
+  const BroughtScales brought(scales, h.b, h.kv_head, h.keys(), first);
+  const std::int64_t end = std::min(first + quant_block, h.keys().used);
+  for (std::int64_t i = first; i < end; ++i) {
+    take_codes(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
+               brought.data[(i - first) * brought.stride], codes + i * dim, stored[i]);
+  }
+}
+
 void quantize_block(const Head& h, std::int64_t block) {
   const Run& run = h.run;
+  if (run.p.of_codes()) {
+    take_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk, h.at<std::uint8_t>(run.layout.k_codes),
+               h.at<float>(run.layout.k_scales));
+    take_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_codes),
+               h.at<float>(run.layout.v_scales));
+    return;
+  }
   const Problem& p = run.p;
   const Recipe& r = run.recipe;
   const std::int64_t first = block * quant_block;
@@ -219,6 +253,11 @@ void run_tile(const Head& h, std::int64_t unit) {
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
   t.scratch = run.scratch();
   job.recipe = run.recipe;
+  const BroughtScales brought(p.q_scale, h.b, head, q_rows, t.first);
+  if (p.of_codes()) {
+    job.q_scales = brought.data;
+    job.q_scale_stride = brought.stride;
+  }
   job.q_largest = largest_of(run, run.q_largest, run.recipe.qk_scales, p.heads_q, h.b, head);
   job.mean = h.mean();
   job.k_codes = h.at<const std::uint8_t>(run.layout.k_codes);

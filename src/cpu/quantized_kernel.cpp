@@ -292,7 +292,17 @@ void find_shifts(const Work& w) {
   }
 }
 
-/// Q's codes into lanes, and its scales times the softmax's.
+/// Q's codes and scales as the caller brought them.
+void take_queries(const Work& w) {
+  const ForwardTile& t = w.t;
+  for (int i = 0; i < t.count; ++i) {
+    take_codes(static_cast<const std::uint8_t*>(t.q.data) + (t.first + i) * t.q.row_stride, w.job.recipe.qk,
+               t.head_dim_qk, w.job.q_scales[i * w.job.q_scale_stride],
+               w.s.codes + static_cast<std::int64_t>(i) * t.head_dim_qk, w.s.q_scale[i]);
+  }
+}
+
+/// Q's codes and scales.
 void quantize_queries(const Work& w) {
   const ForwardTile& t = w.t;
   const Recipe& r = w.job.recipe;
@@ -312,6 +322,18 @@ void quantize_queries(const Work& w) {
                                   .out = w.s.codes,
                                   .out_stride = dim,
                                   .scales = w.s.q_scale});
+}
+
+/// Q's codes into lanes, and its scales times the softmax's.
+void stage_queries(const Work& w) {
+  const ForwardTile& t = w.t;
+  const Recipe& r = w.job.recipe;
+  const int dim = t.head_dim_qk;
+  if (w.job.q_scales != nullptr) {
+    take_queries(w);
+  } else {
+    quantize_queries(w);
+  }
   const float factor = t.softcap != 0.0F ? t.scale : t.scale * log2_e;
   for (int i = 0; i < quant_block; ++i) w.s.q_scale[i] = i < t.count ? w.s.q_scale[i] * factor : 0.0F;
   decode(r.qk, w.s.codes, static_cast<std::int64_t>(t.count) * dim, w.s.k);
@@ -400,7 +422,7 @@ void run(const QuantizedTile& job) {
                .s = take_apart(job.tile),
                .truncates = r.qk == Codes::e4m3,
                .p_by_tile = r.pv == Codes::s8 || (r.pv == Codes::e4m3 && r.v_scales == ScaleGroup::row)};
-  quantize_queries(w);
+  stage_queries(w);
   find_shifts(w);
   Stripe stripes[quant_block / stripe_lanes];
   const int count = (w.t.count + stripe_lanes - 1) / stripe_lanes;

@@ -45,12 +45,26 @@ struct QuantizedTile {
       tile;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as quantized_scratch says
   Recipe recipe;
   float q_largest = 0.0F;                 ///< scale groups tensor and head: the largest |q|
+  const float* q_scales = nullptr;        ///< where q is of codes: its first row's
+  std::int64_t q_scale_stride = 0;        ///< from row to row
   const float* mean = nullptr;            ///< of K by channel, where it was removed
   const std::uint8_t* k_codes = nullptr;  ///< [seqlen_k][head_dim_qk]
   const float* k_scales = nullptr;        ///< [seqlen_k]
   const std::uint8_t* v_codes = nullptr;  ///< [seqlen_k][head_dim_v]
   const float* v_scales = nullptr;        ///< channel: [blocks][head_dim_v]; else [seqlen_k]
 };
+
+/// A row of codes that the caller brings, and its scale, which loses its sign to the codes: on a GPU scales
+/// have none. -128, which s8 has no other sign of, becomes 127.
+[[gnu::always_inline]] inline void take_codes(const std::uint8_t* from, Codes codes, std::int64_t dim,
+                                              float scale, std::uint8_t* to, float& stored) {
+  stored = scale < 0.0F ? -scale : scale;
+  for (std::int64_t c = 0; c < dim; ++c) {
+    const std::uint8_t code = from[c];
+    const int other = codes == Codes::e4m3 ? code ^ 0x80 : code == 0x80 ? 0x7F : -code;
+    to[c] = scale < 0.0F ? static_cast<std::uint8_t>(other) : code;
+  }
+}
 
 /// The pieces of a thread's scratch memory, as offsets in floats.
 struct QuantizedScratch {

@@ -34,6 +34,22 @@ Recipe recipe_of(Precision precision, bool is_strict) {
   return is_strict ? strict(recipe) : recipe;
 }
 
+Recipe recipe_of(const Problem& p) {
+  if (!p.of_codes()) return recipe_of(p.precision, p.strict);
+  const Codes codes = p.q.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
+  const auto by_row = [](const Scales& s) { return s.group == ScaleGroup::row; };
+  const ScaleGroup group = codes == Codes::s8 || by_row(p.q_scale) || by_row(p.k_scale) || by_row(p.v_scale)
+                               ? ScaleGroup::row
+                               : ScaleGroup::block;
+  return {.qk = codes,
+          .pv = codes,
+          .qk_scales = group,
+          .v_scales = group,
+          .rotate_qk = false,
+          .rotate_v = false,
+          .smooth_k = false};
+}
+
 std::string describe(const Recipe& r) {
   std::string text = fmt::format("Q K^T in {}, one scale a {}{}{}", name_of(r.qk), name_of(r.qk_scales),
                                  r.rotate_qk ? ", rotated" : "", r.smooth_k ? ", K's mean removed" : "");

@@ -76,9 +76,9 @@ KernelName kernel_name(const PackConfig& config) {
 }
 
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
-  constexpr const char* kernels[] = {"mean_of_keys", "largest_of_groups", "quantize"};
+  constexpr const char* kernels[] = {"mean_of_keys", "largest_of_groups", "quantize", "arrange_codes"};
   return {
-      .header = "kernels/quantize.cuh",
+      .header = which == QuantizeKernel::arrange ? "kernels/arrange_codes.cuh" : "kernels/quantize.cuh",
       .expression = fmt::format("tandem::{}<{}>", kernels[static_cast<int>(which)], expression_of(config))};
 }
 

@@ -46,6 +46,12 @@ inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
          o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
 }
 
+/// The same of rows of 8-bit codes, groups of 8.
+inline bool allows_code_vectors(const Operand& codes, std::int64_t head_dim) {
+  return reinterpret_cast<std::uintptr_t>(codes.data) % 8 == 0 && head_dim % 8 == 0 &&
+         (codes.row_stride | codes.head_stride | codes.batch_stride) % 8 == 0;
+}
+
 /// A tensor that the copy engine reads, and its extents.
 struct LoadedTensor {
   const Operand& operand;

@@ -9,11 +9,24 @@ namespace tandem::gpu {
 namespace {
 
 LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
-  static std::array<KernelTable<QuantizeConfig>, 3> tables;
+  static std::array<KernelTable<QuantizeConfig>, 4> tables;
   return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
     const int shared = which == QuantizeKernel::mean ? mean_shared_bytes(c) : quantize_shared_bytes(c);
     return load_kernel(d, kernel_name(c, which), shared);
   });
+}
+
+/// A kernel over all units; `params` is its parameter.
+void launch_units(const LoadedKernel& kernel, const QuantizeParams& units, const void* params,
+                  bool programmatic, abi::Stream stream) {
+  const std::int64_t count = std::int64_t{units.units_q} + units.units_k + units.units_v;
+  if (count == 0) return;
+  launch(kernel,
+         {.grid = static_cast<unsigned int>(count),
+          .threads = quantize_threads,
+          .stream = stream,
+          .programmatic = programmatic},
+         params);
 }
 
 }  // namespace
@@ -26,6 +39,13 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
   }
   kernels.codes = quantize_kernel(device, config, QuantizeKernel::codes);
   return kernels;
+}
+
+QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe) {
+  if (!problem.of_codes()) return quantize_kernels(device, choose_quantize_config(problem, recipe));
+  return {.mean = {},
+          .largest = {},
+          .codes = quantize_kernel(device, choose_arrange_config(problem, recipe), QuantizeKernel::arrange)};
 }
 
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
@@ -45,22 +65,19 @@ void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& conf
            &params);
     before = false;  // the codes' kernel does not wait for it
   }
-  const std::int64_t units = std::int64_t{params.units_q} + params.units_k + params.units_v;
-  if (units > 0) {
-    launch(kernels.codes,
-           {.grid = static_cast<unsigned int>(units),
-            .threads = quantize_threads,
-            .stream = stream,
-            .programmatic = before},
-           &params);
-  }
+  launch_units(kernels.codes, params, &params, before, stream);
 }
 
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream) {
   clear_counters(quantized_space(problem, recipe), reinterpret_cast<abi::DevicePointer>(scratch), stream);
-  launch_quantizer(kernels, choose_quantize_config(problem, recipe),
-                   make_quantize_params(problem, recipe, scratch), stream);
+  if (!problem.of_codes()) {
+    launch_quantizer(kernels, choose_quantize_config(problem, recipe),
+                     make_quantize_params(problem, recipe, scratch), stream);
+    return;
+  }
+  const ArrangeParams params = make_arrange_params(problem, recipe, scratch);
+  launch_units(kernels.codes, params.quantize, &params, false, stream);
 }
 
 void clear_counters(const QuantizedSpace& space, abi::DevicePointer scratch, abi::Stream stream) {

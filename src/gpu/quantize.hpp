@@ -14,13 +14,15 @@ struct QuantizeKernels {
   LoadedKernel codes;
 };
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config);
+/// Those of a quantised call: of a problem of codes `codes` arranges them.
+QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe);
 
 /// Launches them on the current context, one after the other.
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
                       const QuantizeParams& params, abi::Stream stream);
 
-/// Codes and scales of a problem, on the current context. `scratch` is 256-byte aligned memory of
-/// quantized_space.
+/// Codes and scales of a problem, found or, where the caller brings them, arranged, on the current context.
+/// `scratch` is 256-byte aligned memory of quantized_space.
 void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
               abi::Stream stream);
 

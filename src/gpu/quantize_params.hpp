@@ -31,4 +31,7 @@ QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
 /// `scratch` is 256-byte aligned memory of quantized_space.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
 
+/// Of a problem of codes: its tensors and scales, and where they are arranged.
+ArrangeParams make_arrange_params(const Problem& problem, const Recipe& recipe, char* scratch);
+
 }  // namespace tandem::gpu

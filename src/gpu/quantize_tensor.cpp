@@ -8,12 +8,6 @@
 namespace tandem::gpu {
 namespace {
 
-/// Rows of codes allow 8-byte stores.
-bool allows_code_vectors(const Operand& codes, std::int64_t head_dim) {
-  return reinterpret_cast<std::uintptr_t>(codes.data) % 8 == 0 && head_dim % 8 == 0 &&
-         (codes.row_stride | codes.head_stride | codes.batch_stride) % 8 == 0;
-}
-
 ScaleStrides scale_strides_of(const Operand& o) {
   return {.batch = o.batch_stride, .head = o.head_stride, .group = o.row_stride};
 }

@@ -7,7 +7,6 @@
 #include "gpu/quantize.hpp"
 #include "gpu/quantized_forward_params.hpp"
 #include "gpu/tensor_map.hpp"
-#include "plan/quantize_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -63,7 +62,7 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
-  const QuantizeKernels quantizer = quantize_kernels(device, choose_quantize_config(problem, recipe));
+  const QuantizeKernels quantizer = quantize_kernels(device, problem, recipe);
   const LoadedKernel attention = attention_kernel(device, config);
   const ContextGuard guard(device);
   const Scratch scratch(workspace,

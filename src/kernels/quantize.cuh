@@ -229,6 +229,40 @@ TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
   return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
 }
 
+/// The key of a unit whose row of V the thread has: a warp has two words of four keys, and its lanes take
+/// them in the order in which they are stored.
+TANDEM_DEVICE int key_of_thread(int thread) {
+  return thread / warp_size / 2 * 16 +
+         v_key_of(thread / warp_size % 2 * 8 + thread % warp_size / row_threads);
+}
+
+/// Codes of channels (4 j + t) * 8 on of the thread's key, into the tile. All lanes of a warp call.
+TANDEM_DEVICE void put_value_codes(const Tables& table, int thread, int j, const Codes8& codes) {
+  const int lane = thread % warp_size;
+  const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
+  const int word = thread / warp_size * 2 + lane / 16;
+  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low, lane));
+  ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(codes.high, lane));
+}
+
+/// The tile of V's codes, once it is whole, to where the attention kernel reads it.
+template <int head_dim>
+TANDEM_DEVICE void store_value_codes(const QuantizedTensor& x, const Tables& table, const Unit& u,
+                                     int thread) {
+  constexpr int chunks = quant_block / 16;
+  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
+#pragma unroll
+  for (int i = thread; i < head_dim * chunks; i += quantize_threads) {
+    const int c = i / chunks;
+    const int chunk = i % chunks;
+    const int word = swizzled_word(c, 4 * chunk);
+    const ptx::Vec4 v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
+    const bool swapped = (word & 2) != 0;
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(codes + c * x.code_stride.row + 16 * chunk),
+                      swapped ? ptx::Vec4{v.z, v.w, v.x, v.y} : v);
+  }
+}
+
 template <QuantizeConfig C>
 TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
   constexpr int head_dim = C.head_dim_v;
@@ -236,11 +270,8 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
   Unit u;
   if (!locate<C>(key_side(p), number, u)) return;
   const int thread = static_cast<int>(ptx::thread_index());
-  const int warp = thread / warp_size;
-  const int lane = thread % warp_size;
-  const int t = lane % row_threads;
-  // A warp has two words of four keys; its lanes take them in the order in which they are stored.
-  const int key = warp / 2 * 16 + v_key_of(warp % 2 * 8 + lane / row_threads);
+  const int t = thread % row_threads;
+  const int key = key_of_thread(thread);
   const bool used = u.first + key < u.used;
   const i64 at = u.begin + static_cast<i64>(u.first + key);
   RawRow<head_dim> raw;
@@ -254,25 +285,10 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
   const float inverse = find_scale<C, C.pv, C.v_scales>(p, x, table, u, key, m);
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const Codes8 codes = encode<C.pv>(values.x[j], inverse, m.bad);
-    const int c = (4 * j + t) * 8 + lane / row_threads % 4;
-    const int word = 2 * warp + lane / 16;
-    ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low, lane));
-    ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(codes.high, lane));
+    put_value_codes(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
   }
   ptx::sync_block();
-  constexpr int chunks = quant_block / 16;
-  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
-#pragma unroll
-  for (int i = thread; i < head_dim * chunks; i += quantize_threads) {
-    const int c = i / chunks;
-    const int chunk = i % chunks;
-    const int word = swizzled_word(c, 4 * chunk);
-    const ptx::Vec4 v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
-    const bool swapped = (word & 2) != 0;
-    ptx::store_global(reinterpret_cast<ptx::Vec4*>(codes + c * x.code_stride.row + 16 * chunk),
-                      swapped ? ptx::Vec4{v.z, v.w, v.x, v.y} : v);
-  }
+  store_value_codes<head_dim>(x, table, u, thread);
 }
 
 }  // namespace quantizer

@@ -107,4 +107,19 @@ struct QuantizeParams {
   bool packed_k;
 };
 
+/// The scales of a tensor of codes that the caller brings; null data is 1 everywhere. Groups are blocks of
+/// quant_block rows or rows of the tensor, and have stride 0 where they are larger.
+struct BroughtScales {
+  const float* data;
+  ScaleStrides stride;  ///< batch: of sequences
+  int heads;            ///< of the tensor that share one
+  bool by_row;
+};
+
+/// What arrange_codes is launched with: in `quantize` the sources are codes, and there is no mean.
+struct ArrangeParams {
+  QuantizeParams quantize;
+  BroughtScales q_scale, k_scale, v_scale;
+};
+
 }  // namespace tandem

@@ -60,8 +60,9 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit"
                                                           : describe(cuda ? plan.recipe : plan.cpu.recipe);
-  lines.push_back(
-      fmt::format("precision {}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "", what));
+  lines.push_back(fmt::format("precision {}{}{}: {}", name_of(problem.precision),
+                              problem.strict ? ", strict" : "",
+                              problem.of_codes() ? ", of the caller's codes and scales" : "", what));
   return lines;
 }
 

@@ -29,7 +29,15 @@ void check_problem(const Problem& p) {
         "precision {} with a softcap has no GPU kernel; leave it exact, or copy the tensors to the CPU",
         name_of(p.precision));
   }
-  if (p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
+  if (p.of_codes() && p.precision == Precision::exact) {
+    unsupported(
+        "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
+        name_of(p.q.dtype));
+  }
+  if (p.of_codes() && p.out.dtype == DType::f32) {
+    unsupported("out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
+  }
+  if (!p.of_codes() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));
   }
@@ -61,7 +69,7 @@ Plan plan_gpu(const Problem& problem) {
   Plan plan;
   plan.backend = Device::Kind::cuda;
   if (problem.pass == Pass::forward && problem.precision != Precision::exact) {
-    plan.recipe = recipe_of(problem.precision, problem.strict);
+    plan.recipe = recipe_of(problem);
     plan.quantized = choose_quantized_config(problem, plan.recipe);
     plan.workspace_bytes = gpu::quantized_forward_workspace_bytes(problem, plan.recipe, plan.quantized);
   } else if (problem.pass == Pass::forward) {

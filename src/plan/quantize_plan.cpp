@@ -15,6 +15,16 @@ QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
   return c;
 }
 
+QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
+  QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
+  c.head_dim_qk = gpu::as_int(p.head_dim_qk);
+  c.head_dim_v = gpu::as_int(p.head_dim_v);
+  c.ragged = has_lengths(p);
+  c.vectors = gpu::allows_code_vectors(p.q, p.head_dim_qk) && gpu::allows_code_vectors(p.k, p.head_dim_qk) &&
+              gpu::allows_code_vectors(p.v, p.head_dim_v);
+  return c;
+}
+
 QuantizeConfig mean_config(const QuantizeConfig& config) {
   QuantizeConfig c;
   c.element = config.element;

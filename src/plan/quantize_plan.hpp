@@ -22,6 +22,9 @@ constexpr QuantizeConfig with_recipe(QuantizeConfig config, const Recipe& recipe
 
 QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& recipe);
 
+/// The same for a problem of codes, whose kernel is arrange_codes.
+QuantizeConfig choose_arrange_config(const Problem& problem, const Recipe& recipe);
+
 /// `config` with only what the kernel of K's mean depends on: one serves many recipes.
 QuantizeConfig mean_config(const QuantizeConfig& config);
 

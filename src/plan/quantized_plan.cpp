@@ -89,7 +89,7 @@ int padded(std::int64_t head_dim) {
 
 QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) {
   QuantizedConfig c = with_recipe(QuantizedConfig{}, recipe);
-  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = padded(p.head_dim_qk);
   c.head_dim_v = padded(p.head_dim_v);
   c.causal = needs_right_mask(p);
@@ -126,10 +126,11 @@ std::vector<std::string> explain_quantized(const Problem& problem, const Recipe&
   const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   return {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
-      fmt::format(
-          "kernels {}quantize and forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-          recipe.smooth_k ? "mean_of_keys, " : "", name_of(c.element), problem.head_dim_qk, c.head_dim_qk,
-          problem.head_dim_v, c.head_dim_v),
+      fmt::format("kernels {} and forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}",
+                  problem.of_codes() ? "arrange_codes"
+                  : recipe.smooth_k  ? "mean_of_keys, quantize"
+                                     : "quantize",
+                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
                   quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
       fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),

@@ -42,9 +42,23 @@ INSTANTIATE_TEST_SUITE_P(
                 [](F& a) { a.options.precision = Precision::int8_accurate; },
                 "precision int8-accurate rounds f16 or bf16 inputs to 8 bits, but q is f32; "
                 "convert q, k and v first, or leave the precision exact"},
-        Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::fp8; },
-                "precision fp8 rounds f16 or bf16 inputs to 8 bits, but q is e4m3; leave the "
-                "precision exact: these tensors are 8-bit already"},
+        Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::int8; },
+                "precision int8 does not take q in e4m3; pass precision fp8, or 16-bit tensors"},
+        Forward{"strict_of_e4m3", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.options.strict = true;
+                },
+                "strict says how q, k and v are rounded, but they are e4m3 already; leave it out"},
+        Forward{"exact_of_s8", e4m3_forward, [](F& a) { a.q.dtype = a.k.dtype = a.v.dtype = DType::s8; },
+                "q is s8, which has no exact products; pass precision int8"},
+        Forward{"scales_of_rows", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.k_scale = tensor(5, DType::f32, {2, 2, 6});
+                },
+                "k_scale has shape (2, 2, 6); it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
+                "128)) or (batch, heads, seqlen), here (1), (2, 2), (2, 2, 1) or (2, 2, 7)"},
         Forward{"window_right", dense_forward,
                 [](F& a) {
                   a.options.window_right = std::numeric_limits<std::int64_t>::min();
@@ -137,8 +151,8 @@ INSTANTIATE_TEST_SUITE_P(
         Backward{
             "e4m3", dense_backward, [](B& a) { a.q.dtype = DType::e4m3; },
             "q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32"},
-        Backward{"q_integer", dense_backward, [](B& a) { a.q.dtype = DType::s8; },
-                 "q is s8; convert it to f32, f16 or bf16"},
+        Backward{"q_integer", dense_backward, [](B& a) { a.q.dtype = DType::i32; },
+                 "q is i32; convert it to f32, f16 or bf16"},
         Backward{"out_missing", dense_backward, [](B& a) { a.out = {}; },
                  "out is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim_v)"},
         Backward{"lse_missing", dense_backward, [](B& a) { a.lse = {}; },

@@ -53,6 +53,9 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.seqused_q, call.seqused_q);
   boxes.move(args.seqused_k, call.seqused_k);
   boxes.move(args.sink, call.sink);
+  boxes.move(args.q_scale, call.q_scale);
+  boxes.move(args.k_scale, call.k_scale);
+  boxes.move(args.v_scale, call.v_scale);
 }
 
 /// A pass on the device's copies of a call's memory; `move` moves what is the pass's own.

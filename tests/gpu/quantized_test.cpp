@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-
+#include <functional>
 #include <tuple>
 
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
+#include "harness/codes.hpp"
 #include "harness/expect.hpp"
 
 namespace tandem::gpu {
@@ -42,9 +43,12 @@ void expect_near(const Box& got, const Box& want, double bound, const char* name
   EXPECT_LE(largest, bound) << name;
 }
 
-void check_quantized(const Case& spec) {
+/// `change`: of the inputs.
+void check_quantized(
+    const Case& spec, const std::function<void(Call&)>& change = [](Call&) {}) {
   SCOPED_TRACE(spec.describe());
   Call got(spec);
+  change(got);
   got.prepare(Pass::forward);
   GpuRunner runner;
   try {
@@ -53,6 +57,7 @@ void check_quantized(const Case& spec) {
     FAIL() << e.what();
   }
   Call want(spec);
+  change(want);
   want.prepare(Pass::forward);
   tandem::forward(want.forward_args(), Execution{.threads = 1});
   const Tolerance t = tolerance(spec);
@@ -158,6 +163,42 @@ TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
     for (std::int64_t i = 0; i < prefix.out.numel(); ++i) ASSERT_EQ(prefix.out.get(i), whole.out.get(i));
   }
 }
+
+struct CodesAndScales {
+  DType codes;
+  Granularity granularity;
+};
+class QuantizedCodes : public GpuTest, public testing::WithParamInterface<CodesAndScales> {};
+
+/// Codes and scales that the caller brings.
+TEST_P(QuantizedCodes, MatchTheCpu) {
+  const auto [codes, granularity] = GetParam();
+  const Setting setting{codes == DType::s8 ? Precision::int8 : Precision::fp8,
+                        granularity == Granularity::row};
+  const auto bring = [codes = codes, granularity = granularity](Call& call) {
+    harness::bring_codes(call, codes, granularity);
+  };
+  for (const Shape& shape : shapes()) {
+    if (shape.dtype == DType::f16 && shape.mask != Shape::full) continue;
+    check_quantized(with_setting(case_of(shape, 300), setting), bring);
+  }
+  if (granularity != Granularity::row) return;
+  Case packed = with_setting(small_case(DType::bf16, 300, 300), setting);
+  packed.batch = 3;
+  packed.packed_q = packed.packed_k = true;
+  packed.lengths_q = {40, 0, 131};
+  packed.lengths_k = {130, 7, 140};
+  packed.q.pad = packed.k.pad = packed.v.pad = 3;
+  check_quantized(packed, bring);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codes, QuantizedCodes,
+                         testing::Values(CodesAndScales{DType::e4m3, Granularity::tensor},
+                                         CodesAndScales{DType::e4m3, Granularity::head},
+                                         CodesAndScales{DType::e4m3, Granularity::block},
+                                         CodesAndScales{DType::e4m3, Granularity::row},
+                                         CodesAndScales{DType::s8, Granularity::row},
+                                         CodesAndScales{DType::s8, Granularity::block}));
 
 INSTANTIATE_TEST_SUITE_P(Settings, Quantized, testing::ValuesIn(settings),
                          [](const auto& at) { return name_of_setting(at.param); });

@@ -2,12 +2,17 @@
 #include <gtest/gtest.h>
 
 #include "cpu/quantize.hpp"
+#include "cpu/recipe.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/quantize_tensor.hpp"
+#include "harness/codes.hpp"
 #include "harness/element.hpp"
 #include "plan/quantize_plan.hpp"
 #include "quantize_check.hpp"
+
+// After them: the device language has names at file scope that others declare inside theirs.
+#include "kernels/arrange_codes.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -94,6 +99,54 @@ TEST(Quantize, ValuesThatAreNoNumbers) {
   set_no_numbers(call);
   check_quantized(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
   check_quantized(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
+}
+
+/// Codes and scales that the caller brings end where the quantiser would have put them.
+template <QuantizeConfig C>
+void check_arranged(const Case& c, Granularity granularity) {
+  SCOPED_TRACE(describe(C));
+  const Call call(c);
+  Call codes(c);
+  harness::bring_codes(codes, C.qk == Codes::s8 ? DType::s8 : DType::e4m3, granularity);
+  const Problem p = make_problem(codes.forward_args());
+  const Recipe recipe = tandem::recipe_of(p);
+  ASSERT_EQ(choose_arrange_config(p, recipe), C);
+  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const QuantizedScratch scratch(space);
+  const ArrangeParams params = gpu::make_arrange_params(p, recipe, scratch.data);
+  emulator::Options options;
+  add_buffers(options, codes.inputs(), false);
+  options.buffers.push_back({scratch.data, space.bytes, true});
+  const QuantizeParams& q = params.quantize;
+  emulator::launch(arrange_codes<C>, params,
+                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
+                    .threads = quantize_threads,
+                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                   options);
+  check_quantized(call, recipe, q);
+}
+
+constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk, int head_dim_v, bool ragged,
+                                  bool vectors) {
+  return {.head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .qk = codes,
+          .pv = codes,
+          .qk_scales = group,
+          .v_scales = group,
+          .rotate_qk = false,
+          .smooth_k = false,
+          .ragged = ragged,
+          .vectors = vectors};
+}
+
+TEST(ArrangeCodes, PutsThemWhereTheQuantiserDoes) {
+  Case c = quantize_case(DType::bf16, 128, 64);
+  check_arranged<arranged(Codes::e4m3, ScaleGroup::block, 128, 64, false, true)>(c, Granularity::block);
+  c = quantize_case(DType::f16, 96, 40);
+  make_ragged(c);
+  make_unaligned(c);
+  check_arranged<arranged(Codes::s8, ScaleGroup::row, 96, 40, true, false)>(c, Granularity::row);
 }
 
 /// quantize's own layout: one tensor and its codes, scales and mean, as the caller has them.

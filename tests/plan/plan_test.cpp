@@ -125,6 +125,29 @@ TEST(Plan, EightBitsWithASoftcapHaveNoGpuKernel) {
   }
 }
 
+/// The message of the error that planning 8-bit codes on a GPU ends in.
+std::string refusal_of_codes(Precision precision, DType out) {
+  ForwardArgs args = forward_args(64, {.kind = Device::Kind::cuda, .index = 0});
+  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
+  args.out.dtype = out;
+  args.options.precision = precision;
+  try {
+    plan_of(args);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    return e.what();
+  }
+  return "none";
+}
+
+TEST(Plan, CodesOnAGpuNeedAPrecisionAndSixteenBitsOut) {
+  EXPECT_EQ(
+      refusal_of_codes(Precision::exact, DType::bf16),
+      "e4m3 with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU");
+  EXPECT_EQ(refusal_of_codes(Precision::fp8, DType::f32),
+            "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
+}
+
 TEST(Plan, NeedsMemoryByThreadsNotBySequenceLength) {
   const std::size_t small = plan_of(forward_args(1024), {.threads = 2}).workspace_bytes;
   EXPECT_EQ(plan_of(forward_args(std::int64_t{1} << 30), {.threads = 2}).workspace_bytes, small);

@@ -75,7 +75,27 @@ def test_codes_of_quantize_go_into_attention() -> None:
     assert (out - tandem.attention(q, k, v)).abs().max().item() < 0.15
 
 
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+@pytest.mark.parametrize("granularity", ["head", "block", "row"])
+def test_codes_take_the_precision_of_their_dtype(dtype: str, granularity: str) -> None:
+    q, k, v = qkv(batch=2, heads_q=4, heads_kv=2, seqlen_q=150, seqlen_k=200, dtype=torch.bfloat16)
+    codes = [tandem.quantize(t, dtype, granularity=granularity, hadamard=t is not v) for t in (q, k, v)]
+    precision = {"e4m3": "fp8", "s8": "int8"}[dtype]
+    scales = dict(zip(("q_scale", "k_scale", "v_scale"), (s for _, s in codes), strict=True))
+    options = {"precision": precision, "causal": True, **scales}
+    out = tandem.attention(*(c for c, _ in codes), **options)
+    assert out.dtype == torch.bfloat16
+    exact = tandem.attention(q.float(), k.float(), v.float(), causal=True)
+    assert 0.0 < (out.float() - exact).abs().max().item() < 2 * LARGEST_ERROR[precision]
+    assert "of the caller's codes and scales" in tandem.explain(*(c for c, _ in codes), **options)
+    compiled = torch.compile(tandem.attention, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*(c for c, _ in codes), **options), out)
+
+
 def test_errors() -> None:
+    e4m3 = [tandem.quantize(t)[0] for t in qkv(dtype=torch.bfloat16)]
+    with pytest.raises(ValueError, match="^precision int8 does not take q in e4m3; pass precision fp8"):
+        tandem.attention(*e4m3, precision="int8")
     with pytest.raises(ValueError, match="^dtype is 'f32'; it must be 'e4m3' or 's8'$"):
         tandem.quantize(torch.zeros(1, 2, 3, 8), "f32")
     with pytest.raises(ValueError, match="^granularity is 'column'; "):
