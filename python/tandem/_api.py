@@ -91,8 +91,8 @@ def attention(
     Arrays are NumPy arrays (float32, float16, int8; bfloat16 and float8_e4m3fn with ml_dtypes) or PyTorch
     tensors, all of one library; CUDA tensors run on PyTorch's current stream. They are read where they lie,
     whatever their strides, as long as the last dimension is contiguous. The GIL is released while the
-    library computes. With PyTorch, autograd flows through the result, the LSE and the sink; nothing is kept for a
-    backward pass unless an input requires a gradient.
+    library computes. With PyTorch, autograd flows through the result, the LSE and the sink; nothing is kept
+    for a backward pass unless an input requires a gradient.
 
     Args:
       q: queries, ``(batch, seqlen_q, heads_q, head_dim_qk)``; with ``cu_seqlens_q`` ``(total_q, heads_q,
