@@ -7,9 +7,9 @@
 #include <new>
 #include <span>
 
+#include "api/call.hpp"
 #include "api/check.hpp"
 #include "api/explain.hpp"
-#include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
@@ -64,13 +64,8 @@ class Workspace {
   std::span<std::byte> memory_;
 };
 
-struct Call {
-  Problem problem;
-  Plan plan;
-};
-
 template <typename Args>
-Call prepare(const Args& args, const Execution& execution, Memory memory) {
+Call prepared(const Args& args, const Execution& execution, Memory memory) {
   Call call;
   call.problem = make_problem(args, memory);
   check::threads(execution.threads);
@@ -82,33 +77,47 @@ Call prepare(const Args& args, const Execution& execution, Memory memory) {
   return call;
 }
 
+void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execution) {
+  if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
+  if (problem.pass == Pass::backward) {
+    gpu::backward(problem, plan.backward, execution.stream, execution.workspace);
+  } else if (problem.precision == Precision::exact) {
+    gpu::forward(problem, plan.forward, execution.stream, execution.workspace);
+  } else {
+    gpu::quantized_forward(problem, plan.recipe, plan.quantized, execution.stream, execution.workspace);
+  }
+}
+
 }  // namespace
 
-void forward(const ForwardArgs& args, const Execution& execution) {
-  const Call call = prepare(args, execution, Memory::present);
-  if (call.plan.backend == Device::Kind::cuda) {
-    if (execution.workspace != nullptr) check_workspace(execution, call.plan.workspace_bytes);
-    if (call.problem.precision == Precision::exact) {
-      gpu::forward(call.problem, call.plan.forward, execution.stream, execution.workspace);
-    } else {
-      gpu::quantized_forward(call.problem, call.plan.recipe, call.plan.quantized, execution.stream,
-                             execution.workspace);
-    }
+Call prepare(const ForwardArgs& args, const Execution& execution, Memory memory) {
+  return prepared(args, execution, memory);
+}
+
+Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory) {
+  return prepared(args, execution, memory);
+}
+
+void run(const Call& call, const Execution& execution) {
+  const auto& [problem, plan] = call;
+  if (plan.backend == Device::Kind::cuda) {
+    run_on_gpu(problem, plan, execution);
     return;
   }
-  const Workspace workspace(execution, call.plan.workspace_bytes);
-  cpu::forward(call.problem, call.plan.cpu, workspace.memory());
+  const Workspace workspace(execution, plan.workspace_bytes);
+  if (problem.pass == Pass::backward) {
+    cpu::backward(problem, plan.cpu, workspace.memory());
+  } else {
+    cpu::forward(problem, plan.cpu, workspace.memory());
+  }
+}
+
+void forward(const ForwardArgs& args, const Execution& execution) {
+  run(prepare(args, execution, Memory::present), execution);
 }
 
 void backward(const BackwardArgs& args, const Execution& execution) {
-  const Call call = prepare(args, execution, Memory::present);
-  if (call.plan.backend == Device::Kind::cuda) {
-    if (execution.workspace != nullptr) check_workspace(execution, call.plan.workspace_bytes);
-    gpu::backward(call.problem, call.plan.backward, execution.stream, execution.workspace);
-    return;
-  }
-  const Workspace workspace(execution, call.plan.workspace_bytes);
-  cpu::backward(call.problem, call.plan.cpu, workspace.memory());
+  run(prepare(args, execution, Memory::present), execution);
 }
 
 std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution) {

@@ -35,11 +35,22 @@ LoadedKernel forward_kernel(int device, const ForwardConfig& config) {
   });
 }
 
+/// Blocks that are launched at most: those that the device holds at once.
+std::int64_t most_blocks(int device, const ForwardConfig& config) {
+  return std::int64_t{properties(device).multiprocessors} * config.blocks_per_sm;
+}
+
+/// Whether tiles are drawn from a counter, which must be cleared first: 2 us of the host's time, and scratch
+/// memory. A grid with a block for every tile has nothing to draw.
+bool needs_counter(const Problem& p, const ForwardConfig& config) {
+  return config.dynamic && forward_tile_count(p, config) > most_blocks(p.device.index, config);
+}
+
 }  // namespace
 
 std::size_t forward_workspace_bytes(const Problem& problem, const ForwardConfig& config) {
   Problem p = problem;
-  std::size_t bytes = config.dynamic ? scratch_alignment : 0;
+  std::size_t bytes = needs_counter(problem, config) ? scratch_alignment : 0;
   for_each_packing(p, config, [&](const Packing& t) { bytes += t.bytes(); });
   return bytes;
 }
@@ -50,7 +61,6 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   const LoadedKernel kernel = forward_kernel(device, config);
-  const DeviceProperties& limits = properties(device);
   const ContextGuard guard(device);
 
   Problem p = problem;
@@ -58,7 +68,7 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
                         stream);
   char* free = scratch.data();
   unsigned int* tile_counter = nullptr;
-  if (config.dynamic) {
+  if (needs_counter(problem, config)) {
     tile_counter = reinterpret_cast<unsigned int*>(free);
     check(driver().memset_d8_async(reinterpret_cast<abi::DevicePointer>(free), 0, sizeof(*tile_counter),
                                    stream),
@@ -70,11 +80,9 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
     free += t.bytes();
   });
   const ForwardParams params =
-      make_forward_params(p, config, encode_tensor_map, limits.l2_bytes, tile_counter);
-  const auto grid =
-      std::min<std::int64_t>(tiles, std::int64_t{limits.multiprocessors} * config.blocks_per_sm);
+      make_forward_params(p, config, encode_tensor_map, properties(device).l2_bytes, tile_counter);
   launch(kernel,
-         {.grid = static_cast<unsigned int>(grid),
+         {.grid = static_cast<unsigned int>(std::min(tiles, most_blocks(device, config))),
           .threads = static_cast<unsigned int>(config.threads()),
           .stream = stream},
          &params);

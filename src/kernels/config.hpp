@@ -108,7 +108,7 @@ struct ForwardParams {
   Strides lse_stride;
   long long sink_stride;
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  unsigned int* tile_counter;  ///< 0 before the launch (dynamic)
+  unsigned int* tile_counter;  ///< 0 before the launch (dynamic); null where every tile has a block
   int batch;
   int heads_q;
   int heads_kv;

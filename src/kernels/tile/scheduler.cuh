@@ -64,7 +64,7 @@ struct DealtTiles {
 };
 
 /// Tile numbers drawn from a counter in global memory: the producer warp draws ahead and hands them to the
-/// consumers through shared memory.
+/// consumers through shared memory. Without a counter there is a block for every tile, and nothing to draw.
 struct DrawnTiles {
   struct Shared {
     Ring<2> ring;
@@ -83,7 +83,7 @@ struct DrawnTiles {
     u32 tile = 0;
     if (leader) {
       tile = ptx::block_index();
-      if (!first) tile = ptx::atomic_add(counter, 1U) + ptx::grid_size();
+      if (!first) tile = ptx::grid_size() + (counter != nullptr ? ptx::atomic_add(counter, 1U) : 0U);
       ptx::mbarrier_wait(shared.ring.empty[at.stage], at.phase ^ 1);
       ptx::store_shared(&shared.tile[at.stage], static_cast<int>(tile));
       ptx::mbarrier_arrive(shared.ring.full[at.stage]);

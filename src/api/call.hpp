@@ -1,0 +1,24 @@
+// A call between its parts: checked and planned, then run. For callers that need the plan in between, to bring
+// scratch memory of their own without planning twice.
+#pragma once
+
+#include "api/make_problem.hpp"
+#include "plan/plan.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem {
+
+struct Call {
+  Problem problem;
+  Plan plan;
+};
+
+/// Checks the arguments and plans. Throws what forward and backward throw before they write. The workspace of
+/// `execution` is not looked at: see run().
+Call prepare(const ForwardArgs& args, const Execution& execution, Memory memory);
+Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory);
+
+/// Runs a call prepared with Memory::present. Of `execution` the stream and the workspace count here.
+void run(const Call& call, const Execution& execution);
+
+}  // namespace tandem
