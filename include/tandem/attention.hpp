@@ -117,10 +117,13 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor lse;   ///< from forward
   ConstTensor dout;  ///< gradient of out
   ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
-  Tensor dq;         ///< shape and dtype of q, as dk of k and dv of v
+  /// The gradients that are wanted; one at least. dq has shape and dtype of q, dk of k, dv of v; dsink is
+  /// (heads_q) f32, only with a sink. One that is not given is not computed where that saves work: on the CPU
+  /// its products, on a GPU its conversion and its memory.
+  Tensor dq;
   Tensor dk;
   Tensor dv;
-  Tensor dsink;  ///< required if sink is given and its gradient wanted: (heads_q) f32
+  Tensor dsink;
   AttentionOptions options;
 };
 
@@ -139,7 +142,7 @@ struct Execution {
 /// Writes out (and lse). Throws Error before anything is written.
 TANDEM_API void forward(const ForwardArgs& args, const Execution& execution = {});
 
-/// Writes dq, dk, dv (and dsink). Throws Error before anything is written.
+/// Writes those of dq, dk, dv and dsink that are given. Throws Error before anything is written.
 TANDEM_API void backward(const BackwardArgs& args, const Execution& execution = {});
 
 /// Scratch bytes that a call with these arguments needs; linear in seqlen at most.

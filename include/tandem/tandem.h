@@ -104,7 +104,7 @@ typedef struct tandem_backward_args {
   tandem_tensor sink;                                             /* optional */
   tandem_tensor out, lse, dout;
   tandem_tensor dlse;       /* optional */
-  tandem_tensor dq, dk, dv; /* written */
+  tandem_tensor dq, dk, dv; /* written; all zero where not wanted, as dsink, but one of them is needed */
   tandem_tensor dsink;      /* optional, written */
 } tandem_backward_args;
 
@@ -122,7 +122,7 @@ typedef struct tandem_execution {
 /* Writes args->out, and args->lse where given. */
 TANDEM_API int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution);
 
-/* Writes dq, dk, dv, and dsink where given. */
+/* Writes those of dq, dk, dv and dsink that are given. */
 TANDEM_API int tandem_backward(const tandem_backward_args* args, const tandem_execution* execution);
 
 /* Scratch bytes that the call needs, into *bytes. Tensors need shapes, dtypes and devices; their data is not

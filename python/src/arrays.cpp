@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -11,12 +12,30 @@ namespace nb = nanobind;
 namespace tandem::python {
 namespace {
 
+namespace dlpack = nb::dlpack;
+
+/// DLPack's C exchange, version 1: how one extension module reads another's tensors. A capsule of the type's
+/// attribute __dlpack_c_exchange_api__ has a pointer to it. Functions return 0, or -1 with Python's error
+/// set.
+struct Exchange {
+  std::uint32_t major, minor;
+  const void* older;
+  int (*allocate)(dlpack::dltensor*, void**, void*, void (*)(void*, const char*, const char*));
+  int (*own_from_python)(void*, void**);
+  int (*own_to_python)(void*, void**);
+  int (*view_of_python)(void* object, dlpack::dltensor* view);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
+};
+
 /// Strings and types that every call needs, made once. Never destroyed: Python may be gone by then.
 struct Torch {
   std::vector<PyObject*> types;
   PyObject* strided = nullptr;
   std::vector<std::pair<PyObject*, DType>> dtypes;
   PyObject* bytes = nullptr;
+  PyObject* f32 = nullptr;
+  PyObject* empty_like = nullptr;
+  const Exchange* exchange = nullptr;
 
   [[nodiscard]] bool reads(nb::handle array) const {
     return std::find(types.begin(), types.end(), reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))) !=
@@ -33,7 +52,7 @@ struct Names {
   nb::str data_ptr = interned("data_ptr"), dtype = interned("dtype"), layout = interned("layout"),
           is_neg = interned("is_neg"), is_cpu = interned("is_cpu"), is_cuda = interned("is_cuda"),
           get_device = interned("get_device"), shape = interned("shape"), stride = interned("stride"),
-          new_empty = interned("new_empty");
+          new_empty = interned("new_empty"), requires_grad = interned("requires_grad");
 
   static nb::str interned(const char* text) { return nb::steal<nb::str>(PyUnicode_InternFromString(text)); }
 };
@@ -80,20 +99,122 @@ bool read(Tensor& t, nb::handle array) {
   return true;
 }
 
+/// The element type; nothing of one that Tandem lacks.
+std::optional<DType> dtype_of(dlpack::dtype type) {
+  enum Code : std::uint8_t { integer = 0, ieee = 2, bfloat = 4, e4m3fn = 10 };
+  if (type.lanes != 1) return {};
+  switch (type.code << 8 | type.bits) {
+    case ieee << 8 | 32: return DType::f32;
+    case ieee << 8 | 16: return DType::f16;
+    case bfloat << 8 | 16: return DType::bf16;
+    case e4m3fn << 8 | 8: return DType::e4m3;
+    case integer << 8 | 64: return DType::i64;
+    case integer << 8 | 32: return DType::i32;
+    case integer << 8 | 8: return DType::s8;
+    default: return {};
+  }
+}
+
+constexpr std::int32_t dlpack_cpu = 1, dlpack_cuda = 2;
+
+bool is_contiguous(const ConstTensor& t) {
+  std::int64_t step = 1;
+  for (auto i = static_cast<std::size_t>(t.rank); i-- > 0;) {
+    if (t.shape[i] != 1 && t.stride[i] != step) return false;
+    step *= t.shape[i];
+  }
+  return true;
+}
+
 }  // namespace
 
-void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtypes, nb::handle bytes) {
+std::optional<Tensor> exchanged(nb::handle array) {
+  const Exchange* exchange = torch().exchange;
+  if (exchange == nullptr || !torch().reads(array)) return {};
+  dlpack::dltensor view;
+  if (exchange->view_of_python(array.ptr(), &view) != 0) {  // a sparse one, for example
+    PyErr_Clear();
+    return {};
+  }
+  Tensor t;
+  const std::optional<DType> dtype = dtype_of(view.dtype);
+  const bool cuda = view.device.device_type == dlpack_cuda;
+  if (!dtype || (!cuda && view.device.device_type != dlpack_cpu) ||
+      static_cast<std::size_t>(view.ndim) > t.shape.size()) {
+    return {};
+  }
+  // What DLPack has no word for: numbers that are to be negated as they are read, parts of complex ones.
+  if (*dtype != DType::bf16 && is_true(array.attr(names().is_neg)())) return {};
+  t.dtype = *dtype;
+  t.rank = view.ndim;
+  t.data = static_cast<char*>(view.data) + view.byte_offset;
+  std::copy_n(view.shape, view.ndim, t.shape.begin());
+  std::copy_n(view.strides, view.ndim, t.stride.begin());
+  if (cuda) t.device = {.kind = Device::Kind::cuda, .index = view.device.device_id};
+  return t;
+}
+
+bool requires_gradient(nb::handle tensor) {
+  return is_true(tensor.attr(names().requires_grad));
+}
+
+void* current_stream(const Tensor& t) {
+  void* stream = nullptr;
+  if (t.device.kind == Device::Kind::cuda &&
+      torch().exchange->current_stream(dlpack_cuda, t.device.index, &stream) != 0) {
+    throw nb::python_error();
+  }
+  return stream;
+}
+
+Results results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
+  const std::size_t last = static_cast<std::size_t>(args.q.rank) - 1;
+  const bool codes = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
+  if (codes || (args.q.rank != 3 && args.q.rank != 4) || args.v.rank != args.q.rank) return {};
+  for (const ConstTensor* t : {&args.q, &args.k, &args.v}) {
+    if (t->rank != args.q.rank || (t->stride[last] != 1 && t->shape[last] != 1)) return {};
+  }
+  Results results;
+  if (is_contiguous(args.q) && args.v.shape[last] == args.q.shape[last]) {
+    results.out = nb::handle(torch().empty_like)(q);
+  } else {
+    nb::list shape;
+    for (std::size_t i = 0; i < last; ++i) shape.append(args.q.shape[i]);
+    shape.append(args.v.shape[last]);
+    results.out = q.attr(names().new_empty)(shape);
+  }
+  if (return_lse) {
+    const auto& s = args.q.shape;
+    const nb::tuple shape = args.q.rank == 4 ? nb::make_tuple(s[0], s[2], s[1]) : nb::make_tuple(s[1], s[0]);
+    results.lse = q.attr(names().new_empty)(shape, nb::arg("dtype") = nb::handle(torch().f32));
+  }
+  return results;
+}
+
+void know_torch(const nb::tuple& types, nb::handle strided, const nb::dict& dtypes, nb::handle bytes,
+                nb::handle empty_like, nb::handle exchange) {
   Torch known;
   for (const nb::handle type : types) known.types.push_back(nb::object(nb::borrow(type)).release().ptr());
   for (const auto& [dtype, ours] : dtypes) {
     known.dtypes.emplace_back(nb::object(nb::borrow(dtype)).release().ptr(), nb::cast<DType>(ours));
+    if (known.dtypes.back().second == DType::f32) known.f32 = known.dtypes.back().first;
   }
   known.strided = nb::object(nb::borrow(strided)).release().ptr();
   known.bytes = nb::object(nb::borrow(bytes)).release().ptr();
+  known.empty_like = nb::object(nb::borrow(empty_like)).release().ptr();
+  if (!exchange.is_none()) {
+    const void* pointer = PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api");
+    if (pointer == nullptr) throw nb::python_error();
+    const auto* offered = static_cast<const Exchange*>(pointer);
+    if (offered->major == 1) known.exchange = offered;
+  }
   torch() = std::move(known);
 }
 
 Tensor view_of(const char* name, nb::handle array, nb::handle q, bool writable) {
+  if (torch().reads(q)) {
+    if (const std::optional<Tensor> seen = exchanged(array)) return *seen;
+  }
   Tensor t;
   if (torch().reads(array) && (array.is(q) || torch().reads(q)) && read(t, array)) return t;
   if (nb::try_cast(array, t)) return t;

@@ -5,15 +5,38 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <optional>
 
-#include "tandem/tensor.hpp"
+#include "tandem/attention.hpp"
 
 namespace tandem::python {
 
 /// Makes PyTorch known: the exact types that are read here (a subclass may mean something else by its
-/// attributes), torch.strided, {torch dtype: DType}, and torch.uint8 for scratch memory.
+/// attributes), torch.strided, {torch dtype: DType}, torch.uint8 for scratch memory, torch.empty_like, and
+/// the capsule of DLPack's C exchange, or None of a PyTorch before 2.11, whose tensors are read by their
+/// attributes.
 void know_torch(const nanobind::tuple& types, nanobind::handle strided, const nanobind::dict& dtypes,
-                nanobind::handle bytes);
+                nanobind::handle bytes, nanobind::handle empty_like, nanobind::handle exchange);
+
+/// The view of a plain PyTorch tensor by DLPack's C exchange, in tens of nanoseconds; nothing of any other
+/// object, and without the exchange.
+std::optional<Tensor> exchanged(nanobind::handle array);
+
+/// Whether autograd tracks a PyTorch tensor.
+bool requires_gradient(nanobind::handle tensor);
+
+/// The CUDA stream that work on `t`, a tensor that exchanged() read, belongs on; null on the CPU.
+void* current_stream(const Tensor& t);
+
+/// The results of a call, made beside its q.
+struct Results {
+  nanobind::object out, lse;
+};
+
+/// Uninitialised tensors for the results of `args`, whose inputs exchanged() read; `lse` only where wanted.
+/// None where out's shape or dtype take a closer look than this: 8 bits, ranks that no call has, rows whose
+/// elements do not lie side by side.
+Results results_beside(nanobind::handle q, const ForwardArgs& args, bool return_lse);
 
 /// The view of `array`, the argument called `name` of a call whose q is `q`. A `_core.Tensor` is its own
 /// view. Raises what _arrays.view raises: TypeError for an array of another library than q's, for one.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "api/call.hpp"
 #include "arrays.hpp"
 #include "cpu/cpu.hpp"
 #include "fields.hpp"
@@ -55,21 +56,9 @@ class Arrays {
     }
   }
 
-  // Scratch memory of a call on a GPU, from the arrays' own library where that is PyTorch. To be kept until
-  // the launch: what comes later on the stream may have the memory.
-  template <typename Args>
-  [[nodiscard]] nb::object scratch(const Args& args, Execution& execution) const {
-    if (args.q.device.kind != Device::Kind::cuda) return {};
-    const std::size_t bytes = workspace_bytes(args, execution);
-    nb::object memory = scratch_beside(q(), bytes);
-    execution.workspace = address_of(memory);
-    execution.workspace_bytes = execution.workspace != nullptr ? bytes : 0;
-    return memory;
-  }
-
- private:
   [[nodiscard]] nb::handle q() const { return arrays_[0]; }
 
+ private:
   const nb::tuple& arrays_;
   std::size_t next_ = 0;
 };
@@ -116,25 +105,57 @@ Execution make_execution(int threads, std::uintptr_t stream = 0) {
   return e;
 }
 
-// Arguments become C++ structs under the GIL; the work itself runs without it.
+// Checks, plans and runs. Scratch memory of a call on a GPU comes from PyTorch where q does, and is kept
+// until the launch: what comes later on the stream may have the memory. The work itself runs without the GIL.
+template <typename Args>
+void run(nb::handle q, const Args& args, Execution execution) {
+  const Call call = prepare(args, execution, Memory::present);
+  nb::object scratch;
+  if (call.plan.backend == Device::Kind::cuda) {
+    scratch = scratch_beside(q, call.plan.workspace_bytes);
+    execution.workspace = address_of(scratch);
+    execution.workspace_bytes = execution.workspace != nullptr ? call.plan.workspace_bytes : 0;
+  }
+  const nb::gil_scoped_release unlocked;
+  tandem::run(call, execution);
+}
+
 void run_forward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
                  std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
-  const ForwardArgs args = forward_args(arrays, options);
-  Execution execution = make_execution(threads, stream);
-  const nb::object scratch = arrays.scratch(args, execution);
-  const nb::gil_scoped_release unlocked;
-  forward(args, execution);
+  run(arrays.q(), forward_args(arrays, options), make_execution(threads, stream));
 }
 
 void run_backward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
                   std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
-  const BackwardArgs args = backward_args(arrays, options);
-  Execution execution = make_execution(threads, stream);
-  const nb::object scratch = arrays.scratch(args, execution);
-  const nb::gil_scoped_release unlocked;
-  backward(args, execution);
+  run(arrays.q(), backward_args(arrays, options), make_execution(threads, stream));
+}
+
+// The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
+// wants the long way: another type, rows that are not contiguous, float8, and, where autograd is `recording`,
+// an input that requires a gradient.
+nb::object run_tensors(const nb::tuple& inputs, const AttentionOptions& options, int threads, bool return_lse,
+                       bool recording) {
+  if (inputs.size() != input_fields.size()) throw nb::value_error("a call has another number of inputs");
+  ForwardArgs args;
+  for (std::size_t i = 0; i < input_fields.size(); ++i) {
+    if (inputs[i].is_none()) continue;
+    const std::optional<Tensor> t = exchanged(inputs[i]);
+    if (!t) return nb::none();
+    if (recording && requires_gradient(inputs[i])) return nb::none();
+    args.*input_fields[i].second = *t;
+  }
+  const nb::handle q = inputs[0];
+  const Results results = results_beside(q, args, return_lse);
+  if (!results.out.is_valid()) return nb::none();
+  args.out = view_of("out", results.out, q, true);
+  if (return_lse) args.lse = view_of("lse", results.lse, q, true);
+  args.options = options;
+  Execution execution = make_execution(threads);
+  execution.stream = current_stream(args.out);
+  run(q, args, execution);
+  return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
 }
 
 // f(args) of a call that is planned but not run.
@@ -231,7 +252,9 @@ NB_MODULE(_core, m) {
   m.attr("FORWARD") = py::names_of(py::input_fields, py::forward_outputs);
   m.attr("BACKWARD") = py::names_of(py::input_fields, py::backward_inputs, py::backward_outputs);
   m.def("know_torch", &py::know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"),
-        nb::arg("bytes"));
+        nb::arg("bytes"), nb::arg("empty_like"), nb::arg("exchange").none());
+  m.def("forward_tensors", &py::run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("threads"),
+        nb::arg("return_lse"), nb::arg("recording"));
   m.def("forward", &py::run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),
         nb::arg("stream") = 0);
   m.def("backward", &py::run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),

@@ -209,4 +209,6 @@ def meet_torch() -> None:
     import torch
 
     dtypes = {getattr(torch, name): dtype for name, dtype in _DTYPES.items()}
-    _core.know_torch((torch.Tensor, torch.nn.Parameter), torch.strided, dtypes, torch.uint8)
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # from PyTorch 2.11 on
+    types = (torch.Tensor, torch.nn.Parameter)
+    _core.know_torch(types, torch.strided, dtypes, torch.uint8, torch.empty_like, exchange)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,28 +101,27 @@ def backward_arrays(
     dlse: Any,
     gradients: tuple[Any, Any, Any, Any] = (None, None, None, None),
     *,
-    need_dsink: bool = True,
+    needed: Sequence[bool] = (True, True, True, True),
 ) -> tuple[Any, ...]:
     """The arrays of a backward call as _core.BACKWARD names them. The last four are dq, dk, dv and dsink:
-    those in `gradients`, made where None.
-
-    The sink's gradient costs a sum over all rows, and is left out unless `need_dsink`.
-    """
+    those in `gradients`, made where None; None of those that are not `needed`."""
     library = _arrays.library_of("q", q)
 
-    def like(name: str, array: Any, given: Any) -> Any:
-        if given is not None or array is None:
+    def like(name: str, array: Any, given: Any, wanted: bool) -> Any:
+        if given is not None or array is None or not wanted:
             return given
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
-    wanted = {"q": q, "k": k, "v": v, "sink": sink if need_dsink else None}
-    made = (like(name, array, given) for (name, array), given in zip(wanted.items(), gradients, strict=True))
+    made = map(like, ("q", "k", "v", "sink"), (q, k, v, sink), gradients, needed)
     return (q, k, v, sink, *call.metadata, out, lse, dout, dlse, *made)
 
 
-def backward(call: Call, dout: Any, q: Any, *args: Any, need_dsink: bool = True) -> tuple[Any, Any, Any, Any]:
-    """(dq, dk, dv, dsink); dsink is None without a sink. Arguments as for backward_arrays."""
-    arrays = backward_arrays(call, dout, q, *args, need_dsink=need_dsink)
+def backward(
+    call: Call, dout: Any, q: Any, *args: Any, needed: Sequence[bool] = (True, True, True, True)
+) -> tuple[Any, Any, Any, Any]:
+    """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. Arguments as for
+    backward_arrays."""
+    arrays = backward_arrays(call, dout, q, *args, needed=needed)
     _core.backward(arrays, call.options(), call.threads, _arrays.library_of("q", q).stream(q))
     dq, dk, dv, dsink = arrays[-4:]
     return dq, dk, dv, dsink

@@ -68,8 +68,16 @@ FORWARD: tuple[str, ...]
 BACKWARD: tuple[str, ...]
 
 def know_torch(
-    types: tuple[type, ...], strided: object, dtypes: Mapping[Any, DType], bytes: object
+    types: tuple[type, ...],
+    strided: object,
+    dtypes: Mapping[Any, DType],
+    bytes: object,
+    empty_like: object,
+    exchange: object | None,
 ) -> None: ...
+def forward_tensors(
+    inputs: tuple[Any, ...], options: Options, threads: int, return_lse: bool, recording: bool
+) -> tuple[Any, Any] | None: ...
 def forward(arrays: tuple[Any, ...], options: Options, threads: int, stream: int = 0) -> None: ...
 def backward(arrays: tuple[Any, ...], options: Options, threads: int, stream: int = 0) -> None: ...
 def explain(arrays: tuple[Any, ...], options: Options, threads: int, backward: bool) -> str: ...

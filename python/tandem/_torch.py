@@ -8,12 +8,13 @@ graph break. Nothing here reads a tensor's contents or synchronises.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call
+from tandem import _arrays, _call, _core
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _arrays.meet_torch()
@@ -25,7 +26,7 @@ _OPTIONS = (
     " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
 )
 
-_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool need_dsink"
+_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[4] needed"
 _SCHEMAS = (
     f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
     f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
@@ -37,10 +38,14 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
+    if out is None and out_dtype is None:
+        results = quick(call, q, k, v, sink, return_lse)
+        if results is not None:
+            return results
     direct = _direct(q, k, v)
     if not direct:
         metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
-        _only_tensors(k=k, v=v, sink=sink, out=out, **metadata)
+        _only_tensors(q=q, k=k, v=v, sink=sink, out=out, **metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = torch.is_grad_enabled() and (
@@ -51,25 +56,37 @@ def attention(
             "out= cannot be combined with inputs that require gradients: autograd owns the result; "
             "leave out unset, or call under torch.no_grad()"
         )
-    if direct and not recorded:
-        if out is None and out_dtype is None:
-            out = _like(q, v)
+    if direct and not recorded and out is None:
+        result, lse = _run(call, q, k, v, sink, out_dtype, return_lse)
+    elif direct and not recorded:
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     elif out is not None:
         lse = torch.ops.tandem.attention_out(q, k, v, sink, *_flat(call), out)
         result = out
     else:
         dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
-        run: Any = _Recorded.apply if direct else torch.ops.tandem.attention
-        result, lse = run(q, k, v, sink, *_flat(call), dtype)
+        if direct:
+            record: Any = _Recorded.apply
+            result, lse = record(call, dtype, q, k, v, sink)
+        else:
+            result, lse = torch.ops.tandem.attention(q, k, v, sink, *_flat(call), dtype)
     return (result, lse) if return_lse else result
 
 
-def _like(q: Tensor, v: Tensor) -> Tensor | None:
-    """The result's tensor, by the quickest way where that is a contiguous one like q; None elsewhere."""
-    if q.is_contiguous() and q.dim() >= 3 and v.dim() >= 3 and q.size(-1) == v.size(-1):
-        return None if q.dtype in _CODES else torch.empty_like(q)
-    return None
+def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
+    """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
+    autocast, a compiler, a transform) or a tensor is unusual."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack() != 0
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return None
+    inputs = (q, k, v, sink, *call.metadata)
+    recording = torch.is_grad_enabled()
+    results = _core.forward_tensors(inputs, call.options(), call.threads, return_lse, recording)
+    return results if return_lse or results is None else results[0]
 
 
 def _only_tensors(**arrays: Any) -> None:
@@ -123,10 +140,19 @@ def _unflat(flat: Sequence[Any]) -> _call.Call:
     )
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+def _run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
+    """(out, lse), results made here; by the quick way of plain tensors where it goes."""
+    if out_dtype is None:
+        inputs = (q, k, v, sink, *call.metadata)
+        results = _core.forward_tensors(inputs, call.options(), call.threads, return_lse, False)
+        if results is not None:
+            return results
+    return _call.forward(call, q, k, v, sink, return_lse=return_lse, out_dtype=out_dtype)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
     *flat, out_dtype = rest
-    out, lse = _call.forward(_unflat(flat), q, k, v, sink, return_lse=True, out_dtype=out_dtype)
-    return out, lse
+    return _run(_unflat(flat), q, k, v, sink, out_dtype, True)
 
 
 def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
@@ -145,15 +171,32 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *flat, need_dsink = rest
+) -> tuple[Tensor, ...]:
+    *flat, needed = rest
+    gradients = _gradients(_unflat(flat), dout, dlse, q, k, v, sink, out, lse, needed)
+    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+def _gradients(
+    call: _call.Call,
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv, dsink), None of those that are not needed."""
     dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
     # torch.empty_like is the quickest way to a contiguous tensor.
-    made = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    dq, dk, dv, dsink = _call.backward(
-        _unflat(flat), dout, q, k, v, out, lse, sink, dlse, (*made, None), need_dsink=need_dsink
-    )
-    return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
+    made = [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None
+        for t, wanted in zip((q, k, v), needed, strict=False)
+    ]
+    return _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (*made, None), needed=needed)
 
 
 def _rows_contiguous(t: Tensor) -> Tensor:
@@ -183,8 +226,8 @@ def _fake_backward(
     sink: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    dsink = sink.new_empty(sink.shape) if sink is not None and rest[-1] else q.new_empty(0)
-    return (*(t.new_empty(t.shape) for t in (q, k, v)), dsink)
+    wanted = zip((q, k, v, sink), rest[-1], strict=True)
+    return tuple(q.new_empty(0) if t is None or not needed else t.new_empty(t.shape) for t, needed in wanted)
 
 
 def _save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -201,27 +244,43 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     if dout is None and dlse is None:
         return (None, None, None, None, *none)
     dout = torch.zeros_like(out) if dout is None else dout
-    need_dsink = ctx.needs_input_grad[3]
-    direct = _direct(q, k, v) and not torch.is_grad_enabled()  # else the gradient is itself recorded
-    gradients = (_backward if direct else torch.ops.tandem.attention_backward)(
-        dout, dlse, q, k, v, sink, out, lse, *metadata, *ctx.options, need_dsink
+    needed = ctx.needs_input_grad[:4]
+    gradients = torch.ops.tandem.attention_backward(
+        dout, dlse, q, k, v, sink, out, lse, *metadata, *ctx.options, needed
     )
-    wanted = zip(gradients, ctx.needs_input_grad, strict=False)
-    return (*(gradient if needed else None for gradient, needed in wanted), *none)
+    wanted = zip(gradients, needed, strict=True)
+    return (*(gradient if is_needed else None for gradient, is_needed in wanted), *none)
 
 
 class _Recorded(torch.autograd.Function):
     """torch.ops.tandem.attention with its gradient, past the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _forward(*inputs)
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, call: _call.Call, out_dtype: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, sink = inputs
+        output: tuple[Tensor, Tensor] = _run(call, q, k, v, sink, out_dtype, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *output, *call.metadata)
+        ctx.call = replace(call, metadata=())  # the tensors are the context's own
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        return _differentiate(ctx, *gradients)
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # once: each reading may recompute them
+        q, k, v, sink, out, lse = saved[:6]
+        call = replace(ctx.call, metadata=saved[6:])
+        if dout is None and dlse is None:
+            return (None,) * 6
+        dout = torch.zeros_like(out) if dout is None else dout
+        needed = ctx.needs_input_grad[2:]
+        if _direct(q, k, v) and not torch.is_grad_enabled():
+            call.deterministic |= torch.are_deterministic_algorithms_enabled()
+            return (None, None, *_gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
+        gradients = torch.ops.tandem.attention_backward(  # the gradient is itself recorded
+            dout, dlse, q, k, v, sink, out, lse, *_flat(call), needed
+        )
+        wanted = zip(gradients, needed, strict=True)
+        return (None, None, *(gradient if is_needed else None for gradient, is_needed in wanted))
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:

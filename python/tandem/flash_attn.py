@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem._api import attention
+from tandem import _call, _torch
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -79,22 +79,11 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     _refuse(qv, attention_chunk)
-    q, k, v = _dense_rows(q, k, v)
-    return attention(
-        q,
-        k,
-        v,
-        scale=softmax_scale,
-        causal=causal,
-        window=_pair(window_size),
-        softcap=softcap,
-        sink=sink,
-        q_scale=q_descale,
-        k_scale=k_descale,
-        v_scale=v_descale,
-        deterministic=deterministic,
-        return_lse=return_attn_probs,
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale)
+    call = _call.Call(
+        softmax_scale, causal, _pair(window_size), softcap, deterministic, False, False, 0, metadata
     )
+    return _run(call, q, k, v, sink, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -136,26 +125,11 @@ def flash_attn_varlen_func(
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
     _refuse(qv, attention_chunk)
-    q, k, v = _dense_rows(q, k, v)
-    return attention(
-        q,
-        k,
-        v,
-        scale=softmax_scale,
-        causal=causal,
-        window=_pair(window_size),
-        softcap=softcap,
-        sink=sink,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        q_scale=q_descale,
-        k_scale=k_descale,
-        v_scale=v_descale,
-        deterministic=deterministic,
-        return_lse=return_attn_probs,
+    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
+    call = _call.Call(
+        softmax_scale, causal, _pair(window_size), softcap, deterministic, False, False, 0, metadata
     )
+    return _run(call, q, k, v, sink, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -261,12 +235,13 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
         )
 
 
-def _dense_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """FlashAttention-3 copies tensors whose last dimension is not contiguous."""
-    q, k, v = tensors
-    if q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
-        return tensors
-    return tuple(t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in tensors)
+def _run(call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, return_lse: bool) -> Any:
+    results = _torch.quick(call, q, k, v, sink, return_lse)
+    if results is not None:
+        return results
+    # FlashAttention-3 copies tensors whose last dimension is not contiguous.
+    q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in (q, k, v))
+    return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
 
 
 def _pair(window_size: tuple[int, int]) -> tuple[int, int]:

@@ -447,9 +447,13 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   p.lse = builder.row_statistics(lse);
   p.dout = builder.like_q(dout, p.head_dim_v, "head_dim_v");
   p.dlse = builder.row_statistics(dlse);
-  p.dq = builder.like_q(dq, p.head_dim_qk, "head_dim");
-  p.dk = builder.like_k(dk, p.head_dim_qk, "head_dim");
-  p.dv = builder.like_k(dv, p.head_dim_v, "head_dim_v");
+  if (!dq.given() && !dk.given() && !dv.given() && !dsink.given()) {
+    invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
+  }
+  for (const Argument& a : {dq, dk, dv}) check::consistent(a);
+  if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, "head_dim");
+  if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, "head_dim");
+  if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, "head_dim_v");
   builder.by_head(dsink);
   if (dsink.given() && !args.sink.given()) invalid("dsink is given without sink; pass both, or neither");
   p.dsink = static_cast<float*>(address_of(args.dsink));

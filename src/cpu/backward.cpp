@@ -88,10 +88,10 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
   s.scratch_bytes = (kernel.scratch_bytes(shape) + 255) / 256 * 256;
   take(s.scratch_bytes * static_cast<std::size_t>(threads));
   const std::int64_t key_blocks = divide_up(p.rows_k, shape.block_k);
-  if (p.dk.dtype != DType::f32) {
+  if (p.q.dtype != DType::f32) {
     s.sum_rows = key_blocks * shape.block_k;
-    s.dk_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_qk);
-    s.dv_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_v);
+    if (p.dk.given()) s.dk_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_qk);
+    if (p.dv.given()) s.dv_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_v);
     const std::int64_t at_work = std::min(s.whole, threads) + s.shared;
     s.sums_at = take(static_cast<std::size_t>(at_work * (s.dk_sum_floats + s.dv_sum_floats)) * sizeof(float));
   }
@@ -111,6 +111,7 @@ HeadRows head_rows(const Operand& x, std::int64_t batch, std::int64_t first_row,
 
 void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::int64_t last,
                 std::int64_t head, std::int64_t head_dim) {
+  if (!x.given()) return;
   for (std::int64_t row = first; row < last; ++row) {
     std::memset(head_rows(x, batch, row, head).data, 0,
                 static_cast<std::size_t>(head_dim) * size_of(x.dtype));

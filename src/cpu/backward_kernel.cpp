@@ -66,22 +66,9 @@ void add_dsink(Tile& t) {
   if (turn != nullptr) __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
 }
 
+/// dk and dv of a key block, in turn.
 template <typename Tile>
-void run_key_block(Tile& t, std::int64_t first_key) {
-  t.start_key_block(first_key);
-  stage_keys(t);
-  for (std::int64_t p = 0; p < t.panels; ++p) {
-    const Range strips = t.strips_seen(p);
-    for (std::int64_t s = strips.first; s < strips.last; ++s) {
-      if (p == 0) prefetch_next_keys(t, s);
-      probabilities(t, p, s);
-    }
-    for (std::int64_t s = strips.first; s < strips.last; ++s) score_gradients(t, p, s);
-  }
-  // Masked scores count as 0, but 0 times NaN is NaN: only visible pairs may then be multiplied.
-  const bool pairwise = t.masked && !(t.all_finite && keys_finite(t));
-  if (!pairwise) add_dq(t);
-
+void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
   const Turn turn = my_turn(t);
   std::uint32_t* counter = t.b.turns == nullptr ? nullptr : t.b.turns + first_key / t.b.shape.block_k;
   if (counter != nullptr) wait_for(counter, turn.order);
@@ -90,14 +77,35 @@ void run_key_block(Tile& t, std::int64_t first_key) {
   if (pairwise) {
     add_pairwise(t, turn.first, dk, dv);
   } else {
-    add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, turn.first);
-    add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, turn.first);
+    if (dv.wanted()) add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, turn.first);
+    if (dk.wanted()) add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, turn.first);
   }
   if (turn.last && t.b.dk_sum != nullptr) {
-    from_panels<typename Tile::Element>(dk.data, dk.panel_step, t.keys, t.d_qk(), t.b.dk, first_key);
-    from_panels<typename Tile::Element>(dv.data, dv.panel_step, t.keys, t.d_v(), t.b.dv, first_key);
+    using Element = typename Tile::Element;
+    if (dk.wanted()) from_panels<Element>(dk.data, dk.panel_step, t.keys, t.d_qk(), t.b.dk, first_key);
+    if (dv.wanted()) from_panels<Element>(dv.data, dv.panel_step, t.keys, t.d_v(), t.b.dv, first_key);
   }
   if (counter != nullptr) __atomic_store_n(counter, turn.order + 1, __ATOMIC_RELEASE);
+}
+
+template <typename Tile>
+void run_key_block(Tile& t, std::int64_t first_key) {
+  t.start_key_block(first_key);
+  stage_keys(t);
+  const bool wants_dq = t.b.dq.data != nullptr;
+  const bool needs_ds = wants_dq || t.b.dk.data != nullptr;
+  for (std::int64_t p = 0; p < t.panels; ++p) {
+    const Range strips = t.strips_seen(p);
+    for (std::int64_t s = strips.first; s < strips.last; ++s) {
+      if (p == 0) prefetch_next_keys(t, s);
+      probabilities(t, p, s);
+    }
+    for (std::int64_t s = strips.first; needs_ds && s < strips.last; ++s) score_gradients(t, p, s);
+  }
+  // Masked scores count as 0, but 0 times NaN is NaN: only visible pairs may then be multiplied.
+  const bool pairwise = t.masked && !(t.all_finite && keys_finite(t));
+  if (!pairwise && wants_dq) add_dq(t);
+  if (pairwise || t.b.dk.data != nullptr || t.b.dv.data != nullptr) add_to_keys(t, first_key, pairwise);
 }
 
 template <typename T>
@@ -105,6 +113,7 @@ void run_block(const BackwardBlock& block, float* scratch) {
   BackwardTile<T> t(block, scratch);
   stage_queries(t);
   if (block.dsink != nullptr) add_dsink(t);
+  if (block.dq.data == nullptr && block.dk.data == nullptr && block.dv.data == nullptr) return;
   const std::int64_t dq_words = block.shape.block_q * padded(block.shape.head_dim_qk);
   __builtin_memset(t.at(t.x.dq), 0, sizeof(float) * static_cast<std::size_t>(dq_words));
   const Range keys = t.visible_keys(t.first_query, t.first_query + t.queries - 1);
@@ -112,7 +121,7 @@ void run_block(const BackwardBlock& block, float* scratch) {
   for (std::int64_t first = keys.first / block_k * block_k; first < keys.last; first += block_k) {
     run_key_block(t, first);
   }
-  write_dq(t);
+  if (block.dq.data != nullptr) write_dq(t);
 }
 
 void run(const BackwardBlock& block, std::byte* scratch) {

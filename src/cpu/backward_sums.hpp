@@ -12,10 +12,13 @@ struct Sums {
   std::int64_t panel_step = 0;
   std::int64_t columns = 0;
   bool exact = false;  ///< the user's own rows: no column past the last may be written
+
+  [[nodiscard]] bool wanted() const { return data != nullptr; }
 };
 
 template <typename Tile>
 Sums sums(Tile& t, float* sum, const HeadRows& user, std::int64_t columns) {
+  if (user.data == nullptr) return {};
   if (sum == nullptr) {
     return {.data = row_of<float>(user, t.first_key),
             .row_step = user.row_stride,
@@ -114,22 +117,28 @@ void add_pairwise(Tile& t, bool first, const Sums& dk, const Sums& dv) {
     }
   };
   for (std::int64_t r = 0; r < t.keys; ++r) {
-    float* dk_row = dk.data + r * dk.row_step;
-    float* dv_row = dv.data + r * dv.row_step;
-    for (std::int64_t c = 0; first && c < t.d_qk(); ++c)
+    float* dk_row = dk.wanted() ? dk.data + r * dk.row_step : nullptr;
+    float* dv_row = dv.wanted() ? dv.data + r * dv.row_step : nullptr;
+    for (std::int64_t c = 0; first && dk.wanted() && c < t.d_qk(); ++c)
       dk_row[c / panel_lanes * dk.panel_step + c % panel_lanes] = 0;
-    for (std::int64_t c = 0; first && c < t.d_v(); ++c)
+    for (std::int64_t c = 0; first && dv.wanted() && c < t.d_v(); ++c)
       dv_row[c / panel_lanes * dv.panel_step + c % panel_lanes] = 0;
     const Range seen = t.queries_seeing(r);
     for (std::int64_t i = seen.first; i < seen.last; ++i) {
       if (t.at(t.x.live)[i] == 0.0F) continue;
-      add(row_of<const typename Tile::Element>(t.b.dout, t.first_query + i), t.d_v(), score(t, t.x.p, r, i),
-          dv_row, dv.panel_step);
+      if (dv.wanted()) {
+        add(row_of<const typename Tile::Element>(t.b.dout, t.first_query + i), t.d_v(), score(t, t.x.p, r, i),
+            dv_row, dv.panel_step);
+      }
       const float ds = score(t, t.x.ds, r, i);
-      add(row_of<const typename Tile::Element>(t.b.q, t.first_query + i), t.d_qk(), ds, dk_row,
-          dk.panel_step);
-      add(row_of<const typename Tile::Element>(t.b.k, t.first_key + r), t.d_qk(), ds,
-          t.at(t.x.dq) + i * panel_lanes, t.b.shape.block_q * panel_lanes);
+      if (dk.wanted()) {
+        add(row_of<const typename Tile::Element>(t.b.q, t.first_query + i), t.d_qk(), ds, dk_row,
+            dk.panel_step);
+      }
+      if (t.b.dq.data != nullptr) {
+        add(row_of<const typename Tile::Element>(t.b.k, t.first_key + r), t.d_qk(), ds,
+            t.at(t.x.dq) + i * panel_lanes, t.b.shape.block_q * panel_lanes);
+      }
     }
   }
 }

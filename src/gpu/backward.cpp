@@ -49,7 +49,9 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   const auto rows = static_cast<unsigned int>(backward_rows_count(problem, config));
-  const std::int64_t tiles = backward_tile_count(problem, config);
+  const bool wants_dq = problem.dq.given();
+  const bool wants_main = wants_dq || problem.dk.given() || problem.dv.given();
+  const std::int64_t tiles = wants_main ? backward_tile_count(problem, config) : 0;
   const bool sinks = problem.dsink != nullptr && problem.heads_q > 0;
   if (rows == 0 && tiles == 0 && !sinks) return;
 
@@ -82,7 +84,7 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
             .programmatic = rows > 0},
            &params);
   }
-  if (rows > 0) {
+  if (rows > 0 && wants_dq) {
     launch(convert, {.grid = rows, .threads = rows_threads, .stream = stream, .programmatic = true}, &params);
   }
   if (sinks) {

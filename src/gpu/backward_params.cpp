@@ -13,7 +13,7 @@ std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
 
 /// Byte offsets in the workspace.
 struct ScratchLayout {
-  std::int64_t lse_log2, delta, dq_sum, turns, bytes;
+  std::int64_t lse_log2, delta, dq_sum, turns, dk, dv, bytes;
 
   ScratchLayout(const Problem& p, const BackwardConfig& c) {
     const std::int64_t blocks = p.heads_q * query_blocks(p, c);
@@ -22,9 +22,21 @@ struct ScratchLayout {
     delta = lse_log2 + aligned(blocks * c.block_m * 4);
     dq_sum = delta + aligned(blocks * c.block_m * 4);
     turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
-    bytes = turns + (c.deterministic ? aligned(blocks * c.consumers * 4) : 0);
+    dk = turns + (c.deterministic ? aligned(blocks * c.consumers * 4) : 0);
+    dv = dk + (p.dk.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_qk) * 2));
+    bytes = dv + (p.dv.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_v) * 2));
   }
+
+  /// Elements of a row that no one reads: whole vectors.
+  static std::int64_t unwanted_row(std::int64_t head_dim) { return (head_dim + 7) / 8 * 8; }
 };
+
+/// The kernel writes dk and dv. One that the caller does not want goes to the rows of one head in the
+/// workspace, where every head overwrites what the one before it left.
+Operand kept_or_discarded(const Operand& wanted, char* scratch, std::int64_t head_dim) {
+  if (wanted.given()) return wanted;
+  return {.data = scratch, .row_stride = ScratchLayout::unwanted_row(head_dim)};
+}
 
 }  // namespace
 
@@ -46,7 +58,7 @@ TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Bac
   const bool keys = which == BackwardLoaded::k || which == BackwardLoaded::v;
   const bool values = which == BackwardLoaded::v || which == BackwardLoaded::dout;
   return rows_tensor_map(backward_tensor(p, which), c.element, values ? c.strip_v() : c.strip_qk(),
-                         keys ? c.block_n : c.block_m, keys ? p.dk.data : p.dq.data);
+                         keys ? c.block_n : c.block_m, p.out.data);
 }
 
 std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config) {
@@ -56,6 +68,8 @@ std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig&
 BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, EncodeTensorMap encode,
                                     char* scratch) {
   const ScratchLayout layout(p, c);
+  const Operand dk = kept_or_discarded(p.dk, scratch + layout.dk, p.head_dim_qk);
+  const Operand dv = kept_or_discarded(p.dv, scratch + layout.dv, p.head_dim_v);
   return {.q = encode(backward_tensor_map(p, c, BackwardLoaded::q)),
           .k = encode(backward_tensor_map(p, c, BackwardLoaded::k)),
           .v = encode(backward_tensor_map(p, c, BackwardLoaded::v)),
@@ -63,8 +77,8 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .out = p.out.data,
           .dout = p.dout.data,
           .dq = p.dq.data,
-          .dk = p.dk.data,
-          .dv = p.dv.data,
+          .dk = dk.data,
+          .dv = dv.data,
           .lse = static_cast<const float*>(p.lse.data),
           .dlse = static_cast<const float*>(p.dlse.data),
           .sink = p.sink,
@@ -72,8 +86,8 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .out_stride = strides_of(p.out),
           .dout_stride = strides_of(p.dout),
           .dq_stride = strides_of(p.dq),
-          .dk_stride = strides_of(p.dk),
-          .dv_stride = strides_of(p.dv),
+          .dk_stride = strides_of(dk),
+          .dv_stride = strides_of(dv),
           .lse_stride = strides_of(p.lse),
           .dlse_stride = strides_of(p.dlse),
           .sink_stride = p.sink_stride,
@@ -104,8 +118,8 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .packed_k = p.packed_k,
           .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
           .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
-          .dk_vectors = allows_vectors(p.dk, p.head_dim_qk),
-          .dv_vectors = allows_vectors(p.dv, p.head_dim_v)};
+          .dk_vectors = allows_vectors(dk, p.head_dim_qk),
+          .dv_vectors = allows_vectors(dv, p.head_dim_v)};
 }
 
 std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {

@@ -51,6 +51,7 @@ TEST(Property, ForwardAndBackwardMatchTheOracle) {
 Case simple_case(std::uint64_t seed, std::int64_t size) {
   Case c = random_case(seed, size);
   c.q = c.k = c.v = c.out = c.dout = c.dq = c.dk = c.dv = Layout{};
+  c.unwanted = 0;
   c.options.deterministic = true;
   if (c.dtype == DType::e4m3) c.dtype = c.out_dtype = DType::bf16;
   c.scales = 0;

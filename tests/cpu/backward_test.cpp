@@ -218,6 +218,36 @@ TEST(CpuBackward, ASequenceDoesNotDependOnItsNeighbours) {
   }
 }
 
+TEST(CpuBackward, GradientsThatNobodyWantsLeaveTheOthersBitsAlone) {
+  for (const bool pairwise : {false, true}) {  // a masked tile with a NaN in a key
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Case c{.dtype = dtype,
+             .out_dtype = dtype,
+             .heads_q = 4,
+             .heads_kv = 2,
+             .seqlen_q = 130,
+             .seqlen_k = 130,
+             .options = {.causal = true},
+             .sink = true};
+      Call whole(c);
+      if (pairwise) whole.k.set(129 * 2 * 64, std::numeric_limits<double>::quiet_NaN());
+      fill_forward(whole);
+      run(whole, config_of(cpu::best_target(), 2));
+      for (c.unwanted = 1; c.unwanted < 8; ++c.unwanted) {
+        SCOPED_TRACE(c.describe());
+        Call call(c);
+        if (pairwise) call.k.set(129 * 2 * 64, std::numeric_limits<double>::quiet_NaN());
+        fill_forward(call);
+        run(call, config_of(cpu::best_target(), 2));
+        for (Box Call::*tensor : {&Call::dq, &Call::dk, &Call::dv, &Call::dsink}) {
+          if (!(call.*tensor).given()) continue;
+          EXPECT_TRUE((call.*tensor).raw() == (whole.*tensor).raw());
+        }
+      }
+    }
+  }
+}
+
 /// The loss whose gradients a Call's dout and dlse are.
 double loss(const Call& call) {
   const reference::Forward f = reference::forward(call.problem());

@@ -44,9 +44,10 @@ struct Memory {
 };
 
 /// The Config of every call in this file.
-ForwardConfig config_of_calls() {
+ForwardConfig config_of_calls(bool causal = false) {
   Problem p;
   p.q.dtype = DType::bf16;
+  if (causal) p.window_right = 0;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
   return choose_forward_config(p);
@@ -104,7 +105,7 @@ bool has_real_driver() {
 /// this one.
 fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
-    find_kernel(kernel_name(config_of_calls()));
+    for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     const BackwardConfig backward = backward_config_of_calls();
     find_kernel(kernel_name(backward, BackwardKernel::main));
@@ -161,6 +162,31 @@ TEST_F(FakeDriver, ACallIsOneLaunchOnTheCallersStream) {
   EXPECT_EQ(launch.config.grid_x, static_cast<unsigned>(std::min(tiles, 132 * config.blocks_per_sm)));
   EXPECT_EQ(launch.config.block_x, static_cast<unsigned>(config.threads()));
   EXPECT_EQ(launch.config.shared_bytes, static_cast<unsigned>(forward_shared_bytes(config)));
+}
+
+TEST_F(FakeDriver, TilesAreDrawnFromACounterOnlyWhereBlocksAreFewer) {
+  Memory m;
+  m.args.options.causal = true;
+  Execution execution;
+  EXPECT_EQ(workspace_bytes(m.args), 0U);  // 24 tiles for 132 multiprocessors
+  forward(m.args, execution);
+  EXPECT_EQ(driver->launches.at(0).params.tile_counter, nullptr);
+  EXPECT_EQ(count("cuMemsetD8Async"), 0);
+  // Every query head once more in the batch, by a stride of 0: 264 tiles and more.
+  for (ConstTensor* t : {&m.args.q, &m.args.k, &m.args.v}) {
+    t->shape[0] = 40;
+    t->stride[0] = 0;
+  }
+  const DeviceBuffer out(1, Memory::elements * 2 * 20);
+  m.args.out = Tensor(out.data(), DType::bf16, {40, 300, 4, 128}, cuda);
+  execution.workspace_bytes = workspace_bytes(m.args);
+  EXPECT_GT(execution.workspace_bytes, 0U);
+  const DeviceBuffer workspace(1, execution.workspace_bytes);
+  execution.workspace = workspace.data();
+  driver->launches.clear();
+  forward(m.args, execution);
+  EXPECT_EQ(driver->launches.at(0).params.tile_counter, workspace.data());
+  EXPECT_EQ(count("cuMemsetD8Async"), 1);
 }
 
 TEST_F(FakeDriver, TheContextThatWasCurrentStaysSo) {
@@ -271,6 +297,31 @@ TEST_F(FakeDriver, ABackwardCallIsAFewLaunchesInAWorkspaceOfItsOwn) {
   EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
   execution.workspace_bytes -= 1;
   EXPECT_THROW(backward(m.backward, execution), Error);
+}
+
+TEST_F(FakeDriver, GradientsThatNobodyWantsAreNotConvertedAndTakeLittleMemory) {
+  BackwardMemory m;
+  const std::size_t all = workspace_bytes(m.backward);
+  const auto launched = [&] {
+    driver->launches.clear();
+    backward(m.backward);
+    std::vector<std::string> kernels;
+    for (const fake::Launch& launch : driver->launches) {
+      for (const char* kernel : {"backward_preprocess", "backwardIX", "backward_convert", "backward_sink"}) {
+        if (launch.symbol.find(kernel) != std::string::npos) kernels.emplace_back(kernel);
+      }
+    }
+    return kernels;
+  };
+  using Kernels = std::vector<std::string>;
+  m.backward.dq = {};
+  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backwardIX", "backward_sink"}));
+  EXPECT_EQ(workspace_bytes(m.backward), all);
+  m.backward.dk = {};  // the kernel writes one head's rows of it to the workspace
+  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backwardIX", "backward_sink"}));
+  EXPECT_EQ(workspace_bytes(m.backward), all + 300 * 128 * 2);
+  m.backward.dv = {};
+  EXPECT_EQ(launched(), (Kernels{"backward_preprocess", "backward_sink"}));
 }
 
 TEST_F(FakeDriver, ABackwardCallWithoutAWorkspaceFreesWhatItTook) {

@@ -149,6 +149,7 @@ std::string Case::describe() const {
   if (options.deterministic) text += " deterministic";
   if (sink) text += " sink";
   if (dlse) text += " dlse";
+  if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);
   if (amplitude != 1.0) text += fmt::format(" amplitude {}", amplitude);
   text += fmt::format(" threads {}{}", threads, workspace ? " workspace" : "");
   return text;
@@ -200,9 +201,12 @@ Call::Call(const Case& c) : spec(c) {
     dlse = Box(DType::f32, lse_shape(c), {}, false);
     fill(dlse, random, 1.0);
   }
-  dq = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.dq, true);
-  dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.dk, true);
-  dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
+  if ((c.unwanted & 1U) == 0)
+    dq = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.dq, true);
+  if ((c.unwanted & 2U) == 0)
+    dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.dk, true);
+  if ((c.unwanted & 4U) == 0)
+    dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
 }
 
 namespace {

@@ -40,6 +40,7 @@ struct Case {
   bool sink = false;
   bool lse = true;
   bool dlse = false;
+  unsigned unwanted = 0;   ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
   int scales = 0;          ///< e4m3: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
   double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 

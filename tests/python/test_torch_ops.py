@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from tandem import _call, _torch
+from tandem import _call, _core, _torch
 from test_forward import FEATURES, qkv, varlen
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -55,7 +55,7 @@ def test_opcheck(kind: str) -> None:
         out,
         lse,
         *flat,
-        sink is not None,
+        (True, True, True, sink is not None),
     )
     torch.library.opcheck(torch.ops.tandem.attention_backward, backward)
 
@@ -165,14 +165,35 @@ def test_use_deterministic_algorithms_is_obeyed(monkeypatch: pytest.MonkeyPatch)
     assert seen == [False, True]
 
 
-def test_the_sinks_gradient_is_computed_only_when_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    real = _call.backward
-    monkeypatch.setattr(_call, "backward", lambda *a, **o: seen.append(o["need_dsink"]) or real(*a, **o))
-    q, k, v = (t.requires_grad_() for t in qkv())
-    for sink in (SINK, SINK.clone().requires_grad_()):
-        tandem.attention(q, k, v, sink=sink).sum().backward()
-    assert seen == [False, True] and sink.grad is not None
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("operator", [False, True])
+def test_only_needed_gradients_are_computed(
+    wanted: tuple[bool, ...], operator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of inputs that require none are not even made; the others are as if all were."""
+
+    seen: list[tuple[bool, ...]] = []
+    real = _core.backward
+
+    def spy(arrays: tuple[Any, ...], *rest: Any) -> None:
+        seen.append(tuple(t is not None for t in arrays[-4:]))
+        real(arrays, *rest)
+
+    monkeypatch.setattr(_core, "backward", spy)
+    tensors = qkv()
+    everything = [t.clone().requires_grad_() for t in (*tensors, SINK)]
+    run = torch.compile(tandem.attention, backend="aot_eager") if operator else tandem.attention
+    expected = torch.autograd.grad(run(*everything[:3], sink=everything[3]).sum(), everything)
+    assert seen.pop() == (True, True, True, True)
+    for need_dsink in (False, True):
+        needed = (*wanted, need_dsink)
+        some = [t.clone().requires_grad_(n) for t, n in zip((*tensors, SINK), needed, strict=True)]
+        run(*some[:3], sink=some[3]).sum().backward()
+        assert seen.pop() == needed and not seen
+        for t, right, need in zip(some, expected, needed, strict=True):
+            assert (t.grad is not None) == need
+            if need:
+                assert torch.equal(t.grad, right)
 
 
 def test_function_transforms_are_refused_by_pytorch() -> None:

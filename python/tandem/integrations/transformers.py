@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -82,8 +82,9 @@ def attention_mask(
     offset = q_offset - kv_offset
     # Keys that causal queries can see; a static cache has room for more.
     present = offset + q_length if pattern.causal else kv_length
-    valid = makers.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if valid is not None:
+    valid = None
+    if attention_mask is not None and not _is_full(attention_mask, present, kv_length, kv_offset):
+        valid = makers.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         positions = torch.arange(kv_length, device=valid.device)
         valid = valid[:, positions + kv_offset].bool() & (positions < present)
         if not torch.compiler.is_compiling() and bool((valid == (positions < present)).all()):
@@ -93,6 +94,13 @@ def attention_mask(
             return mask
         return replace(mask, seqused_k=torch.zeros(batch_size, dtype=torch.int64, device=device) + present)
     return _padded(mask, valid, offset)
+
+
+def _is_full(attention_mask: Tensor, present: int | Tensor, kv_length: int, kv_offset: int) -> bool:
+    """Whether a padding mask plainly hides nothing, by one operation: generation asks at every token."""
+    if torch.compiler.is_compiling() or isinstance(present, Tensor):
+        return False
+    return attention_mask.shape[-1] - kv_offset >= min(present, kv_length) and bool(attention_mask.all())
 
 
 def _padded(mask: Mask, valid: Tensor, offset: Any) -> Mask:
@@ -123,6 +131,10 @@ def _padded(mask: Mask, valid: Tensor, offset: Any) -> Mask:
     return replace(mask, rows=rows)
 
 
+def _refuse(wish: str, remedy: str) -> NoReturn:
+    raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -141,15 +153,16 @@ def attention_forward(
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
-    for wish, given, remedy in (
-        ("dropout in attention", dropout != 0.0, "set the configuration's attention dropout to 0"),
-        ("a position bias", position_bias is not None, 'load the model with attn_implementation="sdpa"'),
-        ("a paged cache of Transformers", cache is not None, "generate without continuous batching"),
-        ("the attention's weights", output_attentions, 'load the model with attn_implementation="eager"'),
-        ("a mask tensor", isinstance(attention_mask, Tensor), 'pass a 2D mask, or use "sdpa"'),
-    ):
-        if given:
-            raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+    if dropout != 0.0:
+        _refuse("dropout in attention", "set the configuration's attention dropout to 0")
+    if position_bias is not None:
+        _refuse("a position bias", 'load the model with attn_implementation="sdpa"')
+    if cache is not None:
+        _refuse("a paged cache of Transformers", "generate without continuous batching")
+    if output_attentions:
+        _refuse("the attention's weights", 'load the model with attn_implementation="eager"')
+    if isinstance(attention_mask, Tensor):
+        _refuse("a mask tensor", 'pass a 2D mask, or use "sdpa"')
     if attention_mask is None:  # the model makes no mask: its layers say what they are
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else (-1, -1)

@@ -85,7 +85,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                       .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config))},
                      options);
   }
-  if (rows_blocks > 0) {
+  if (rows_blocks > 0 && p.dq.given()) {
     emulator::launch(kernels.convert, params,
                      {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
   }
