@@ -159,6 +159,11 @@ typedef struct tandem_quantize_args {
 
 TANDEM_API int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution);
 
+/* What the library is doing: messages up to `level` (0 off, 1 a kernel's first use, 2 every call) go to
+ * `sink`, for the whole process. log.hpp in plain C. */
+typedef void (*tandem_log_sink)(int level, const char* message);
+TANDEM_API void tandem_set_log(int level, tandem_log_sink sink);
+
 /* The message of this thread's last call that failed; "" if none did. Valid until this thread's next call. */
 TANDEM_API const char* tandem_last_error(void);
 

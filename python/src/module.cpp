@@ -18,6 +18,7 @@
 #include "jax.hpp"
 #include "peak.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
 
 namespace nb = nanobind;
@@ -198,6 +199,23 @@ nb::dict peak_info(int threads, double seconds) {
   return info;
 }
 
+// The log's messages go to a Python function, kept for ever: Python may be gone when a thread last logs.
+PyObject*& log_function() {
+  static PyObject* function = nullptr;
+  return function;
+}
+
+void write_log(LogLevel level, const char* message) {
+  if (Py_IsInitialized() == 0) return;
+  const nb::gil_scoped_acquire locked;
+  try {
+    const nb::handle write(log_function());
+    write(static_cast<int>(level), message);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("tandem's log");
+  }
+}
+
 // Raises tandem._errors.error(status, message), so that the exception classes are plain Python.
 void translate(const std::exception_ptr& exception, void* /*payload*/) {
   try {
@@ -298,6 +316,13 @@ NB_MODULE(_core, m) {
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
       nb::arg("hadamard"), nb::arg("threads"), nb::arg("stream") = 0);
+  m.def(
+      "set_log",
+      [](int level, nb::object write) {
+        py::log_function() = write.release().ptr();
+        tandem::set_log(static_cast<tandem::LogLevel>(level), &py::write_log);
+      },
+      nb::arg("level"), nb::arg("write"));
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);

@@ -21,6 +21,7 @@ from tandem._errors import (
     TandemError,
     UnsupportedError,
 )
+from tandem._log import set_log_level
 from tandem._quantize import quantize
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "explain",
     "info",
     "quantize",
+    "set_log_level",
     "workspace_bytes",
 ]

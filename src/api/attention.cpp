@@ -10,6 +10,7 @@
 #include "api/call.hpp"
 #include "api/check.hpp"
 #include "api/explain.hpp"
+#include "api/trace.hpp"
 #include "cpu/cpu.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
@@ -100,6 +101,7 @@ Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory
 
 void run(const Call& call, const Execution& execution) {
   const auto& [problem, plan] = call;
+  const Trace trace(problem);
   if (plan.backend == Device::Kind::cuda) {
     run_on_gpu(problem, plan, execution);
     return;

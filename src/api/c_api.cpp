@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "api/check.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
 #include "tandem/tandem.h"
 
@@ -242,6 +244,16 @@ int tandem_forward_explain(const tandem_forward_args* args, const tandem_executi
 int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution, char* text,
                             size_t capacity, size_t* needed) {
   return explain(args, execution, text, capacity, needed);
+}
+
+void tandem_set_log(int level, tandem_log_sink sink) {
+  static std::atomic<tandem_log_sink> to{nullptr};
+  to = sink;
+  tandem::set_log(
+      static_cast<tandem::LogLevel>(level),
+      sink == nullptr ? nullptr : +[](tandem::LogLevel of, const char* message) {
+        if (const tandem_log_sink now = to) now(static_cast<int>(of), message);
+      });
 }
 
 const char* tandem_last_error(void) {

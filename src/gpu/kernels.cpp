@@ -1,15 +1,26 @@
 #include "gpu/kernels.hpp"
 
+#include <chrono>
 #include <future>
 #include <mutex>
 #include <unordered_map>
 
+#include "api/log.hpp"
 #include "gpu/shipped.hpp"
 
 namespace tandem::gpu {
 namespace {
 
 using Shared = std::shared_ptr<const CompiledKernel>;
+
+/// Says in the log where a kernel came from and what that took.
+void report(const KernelName& name, Origin origin, std::chrono::steady_clock::time_point start) {
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  const char* how = origin == Origin::compiled ? "compiled"
+                    : origin == Origin::disk   ? "read from disk"
+                                               : "shipped";
+  log(LogLevel::info, "{}: {} in {:.3f} s", name.expression, how, spent.count());
+}
 
 FoundKernel find_beyond_memory(const KernelName& name) {
   if (auto kernel = find_shipped(name)) {
@@ -41,7 +52,9 @@ FoundKernel find_kernel(const KernelName& name) {
     known.emplace(key, promise.get_future().share());
   }
   try {
+    const auto start = std::chrono::steady_clock::now();
     FoundKernel found = find_beyond_memory(name);
+    report(name, found.origin, start);
     promise.set_value(found.kernel);
     return found;
   } catch (...) {

@@ -185,7 +185,7 @@ static void test_errors(void) {
   args = forward_args(&b);
   args.q.dtype = 77;
   CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
-              "q is unknown; convert it to f32, f16, bf16 or e4m3");
+              "q is unknown; convert it to f32, f16, bf16, e4m3 or s8");
   tandem_options options = tandem_options_default();
   options.precision = tandem_fp8;
   options.strict = 1;

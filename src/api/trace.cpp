@@ -1,0 +1,37 @@
+#include "api/trace.hpp"
+
+#include "api/log.hpp"
+#include "gpu/nvtx.hpp"
+
+namespace tandem {
+
+std::string summary(const Problem& p) {
+  const bool backward = p.pass == Pass::backward;
+  std::string text =
+      fmt::format("{} {} b{} q{} k{} h{}/{} d{}/{}", backward ? "backward" : "forward", name_of(p.q.dtype),
+                  p.batch, p.rows_q, p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
+  if (p.packed_q || p.packed_k) text += " packed";
+  if (p.window_left >= 0 || p.window_right > 0) {
+    text += fmt::format(" window {},{}", p.window_left, p.window_right);
+  } else if (p.window_right == 0) {
+    text += " causal";
+  }
+  if (p.softcap > 0.0F) text += " softcap";
+  if (p.sink != nullptr) text += " sink";
+  if (p.precision != Precision::exact) text += fmt::format(" {}", name_of(p.precision));
+  if (p.deterministic && backward) text += " deterministic";
+  return text;
+}
+
+Trace::Trace(const Problem& problem) : range_(gpu::ranges_are_watched()) {
+  if (!range_ && !logs(LogLevel::debug)) return;
+  const std::string text = summary(problem);
+  log(LogLevel::debug, "{}", text);
+  if (range_) gpu::begin_range("tandem " + text);
+}
+
+Trace::~Trace() {
+  if (range_) gpu::end_range();
+}
+
+}  // namespace tandem
