@@ -244,12 +244,16 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     if dout is None and dlse is None:
         return (None, None, None, None, *none)
     dout = torch.zeros_like(out) if dout is None else dout
-    needed = ctx.needs_input_grad[:4]
-    gradients = torch.ops.tandem.attention_backward(
-        dout, dlse, q, k, v, sink, out, lse, *metadata, *ctx.options, needed
-    )
+    flat = (*metadata, *ctx.options)
+    return (*_by_operator(dout, dlse, q, k, v, sink, out, lse, flat, ctx.needs_input_grad[:4]), *none)
+
+
+def _by_operator(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """_gradients through the dispatcher; the options flat before `needed`."""
+    *tensors, flat, needed = arguments
+    gradients = torch.ops.tandem.attention_backward(*tensors, *flat, needed)
     wanted = zip(gradients, needed, strict=True)
-    return (*(gradient if is_needed else None for gradient, is_needed in wanted), *none)
+    return tuple(gradient if is_needed else None for gradient, is_needed in wanted)
 
 
 class _Recorded(torch.autograd.Function):
@@ -261,26 +265,24 @@ class _Recorded(torch.autograd.Function):
         output: tuple[Tensor, Tensor] = _run(call, q, k, v, sink, out_dtype, True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output, *call.metadata)
-        ctx.call = replace(call, metadata=())  # the tensors are the context's own
+        ctx.call = call
         return output
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # once: each reading may recompute them
         q, k, v, sink, out, lse = saved[:6]
-        call = replace(ctx.call, metadata=saved[6:])
+        call: _call.Call = ctx.call  # its tensors are the saved ones, which no one has changed since
         if dout is None and dlse is None:
             return (None,) * 6
         dout = torch.zeros_like(out) if dout is None else dout
         needed = ctx.needs_input_grad[2:]
         if _direct(q, k, v) and not torch.is_grad_enabled():
-            call.deterministic |= torch.are_deterministic_algorithms_enabled()
+            if torch.are_deterministic_algorithms_enabled():
+                call = replace(call, deterministic=True)
             return (None, None, *_gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
-        gradients = torch.ops.tandem.attention_backward(  # the gradient is itself recorded
-            dout, dlse, q, k, v, sink, out, lse, *_flat(call), needed
-        )
-        wanted = zip(gradients, needed, strict=True)
-        return (None, None, *(gradient if is_needed else None for gradient, is_needed in wanted))
+        recorded = _by_operator(dout, dlse, q, k, v, sink, out, lse, _flat(call), needed)
+        return (None, None, *recorded)
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:

@@ -15,6 +15,7 @@
 #include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/quantized_forward.hpp"
+#include "plan/forward_plan.hpp"
 #include "plan/plan.hpp"
 
 namespace tandem {
@@ -83,7 +84,7 @@ void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execu
   if (problem.pass == Pass::backward) {
     gpu::backward(problem, plan.backward, execution.stream, execution.workspace);
   } else if (problem.precision == Precision::exact) {
-    gpu::forward(problem, plan.forward, execution.stream, execution.workspace);
+    gpu::forward(heads_as_rows(problem), plan.forward, execution.stream, execution.workspace);
   } else {
     gpu::quantized_forward(problem, plan.recipe, plan.quantized, execution.stream, execution.workspace);
   }

@@ -134,6 +134,20 @@ bool has_lengths(const Problem& p) {
   return p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
 }
 
+Problem heads_as_rows(const Problem& problem) {
+  Problem p = problem;
+  const bool alone = p.rows_q == 1 && !p.packed_q && !p.seqused_q.given() && !needs_left_mask(p);
+  if (!alone || p.group() == 1 || p.sink != nullptr) return p;
+  p.rows_q = p.group();
+  p.heads_q = p.heads_kv;
+  for (Operand* o : {&p.q, &p.out, &p.lse}) {
+    o->row_stride = o->head_stride;
+    o->head_stride *= p.rows_q;
+  }
+  p.window_right = -1;  // the one query sees every key
+  return p;
+}
+
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
@@ -183,7 +197,7 @@ std::vector<ForwardConfig> shipped_forward_configs() {
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTile& tile =
       forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
-  return {
+  std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
@@ -194,6 +208,10 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };
+  if (const Problem folded = heads_as_rows(problem); folded.rows_q != problem.rows_q) {
+    lines.push_back(fmt::format("one query: the {} heads that share keys are rows of a tile", folded.rows_q));
+  }
+  return lines;
 }
 
 }  // namespace tandem

@@ -73,8 +73,9 @@ Plan plan_gpu(const Problem& problem) {
     plan.quantized = choose_quantized_config(problem, plan.recipe);
     plan.workspace_bytes = gpu::quantized_forward_workspace_bytes(problem, plan.recipe, plan.quantized);
   } else if (problem.pass == Pass::forward) {
-    plan.forward = choose_forward_config(problem);
-    plan.workspace_bytes = gpu::forward_workspace_bytes(problem, plan.forward);
+    const Problem folded = heads_as_rows(problem);
+    plan.forward = choose_forward_config(folded);
+    plan.workspace_bytes = gpu::forward_workspace_bytes(folded, plan.forward);
   } else {
     plan.backward = choose_backward_config(problem);
     plan.workspace_bytes = gpu::backward_workspace_bytes(problem, plan.backward);

@@ -152,5 +152,25 @@ TEST(ForwardExplain, SaysWhichTileAndWhy) {
   EXPECT_NE(lines.at(2).find(": "), std::string::npos);
 }
 
+TEST(ForwardPlan, OneQueryWhoseHeadsDifferStaysARow) {
+  Problem p = problem(128, 128, 1);
+  p.heads_q = 8;
+  p.heads_kv = 2;
+  p.q.head_stride = 128;
+  const Problem folded = heads_as_rows(p);
+  EXPECT_EQ(folded.rows_q, 4);
+  EXPECT_EQ(folded.heads_q, 2);
+  EXPECT_EQ(folded.q.row_stride, 128);
+  EXPECT_EQ(folded.q.head_stride, 512);
+  const float sink[8] = {};
+  std::vector<Problem> kept(5, p);
+  kept[0].rows_q = 2;
+  kept[1].sink = sink;       // one a head
+  kept[2].window_left = 10;  // would move from row to row
+  kept[3].packed_q = true;   // the next row is another sequence's
+  kept[4].heads_kv = 8;      // nothing is shared
+  for (const Problem& other : kept) EXPECT_EQ(heads_as_rows(other).rows_q, other.rows_q);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -110,6 +110,25 @@ def test_head_dims(head_dim: int, head_dim_v: int, dtype: torch.dtype) -> None:
     check(*inputs(head_dim, head_dim_v, dtype), causal=True)
 
 
+@pytest.mark.parametrize("lengths", ["dense", "seqused"])
+@pytest.mark.parametrize("heads_last", [False, True])
+def test_one_query(lengths: str, heads_last: bool) -> None:
+    """A step of generation: heads that share keys become rows of one tile, in either layout."""
+    q, k, v = qkv(3, 1, 500, 8, 2, 128, 128, torch.bfloat16)
+    options: dict[str, Any] = {"causal": True}
+    if lengths == "seqused":
+        options["seqused_k"] = torch.tensor([500, 0, 123])
+    expected = oracle.exact(q, k, v, **options)
+    tensors = [t.cuda() for t in (q, k, v)]
+    if heads_last:
+        tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+    given = {name: cuda(value) for name, value in options.items()}
+    out, lse = tandem.attention(*tensors, return_lse=True, **given)
+    oracle.assert_close(out.cpu(), expected[0], oracle.eager(q, k, v, **options)[0])
+    oracle.assert_close(lse.cpu(), expected[1])
+    assert "heads that share keys" in tandem.explain(*tensors, **given)
+
+
 def test_strided_inputs() -> None:
     """Slices of one tensor, rows that the copy engine cannot read, heads expanded without memory."""
     fused = torch.randn(2, 100, 12, 64, dtype=torch.bfloat16).cuda()
@@ -125,6 +144,25 @@ def test_strided_inputs() -> None:
 def check_equal_to_contiguous(*tensors: torch.Tensor) -> None:
     got = tandem.attention(*tensors, causal=True)
     assert torch.equal(got, tandem.attention(*(t.contiguous() for t in tensors), causal=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_only_needed_gradients(packed: bool) -> None:
+    """Each alone has the bits that it has among all, and nothing else is written."""
+    tensors = leaves(*inputs(64, 64, torch.bfloat16, packed))
+    options = {name: cuda(t) for name, t in LENGTHS["packed" if packed else "seqused"].items()}
+
+    def gradients(*wanted: torch.Tensor) -> Tensors:
+        inputs = [t if any(t is w for w in wanted) else t.detach() for t in tensors]
+        out = tandem.attention(*inputs, causal=True, deterministic=True, **options)
+        return torch.autograd.grad(out.square().sum(), wanted)
+
+    everything = gradients(*tensors)
+    for t, expected in zip(tensors, everything, strict=True):
+        assert torch.equal(gradients(t)[0], expected)
+    for pair in ((0, 1), (0, 2), (1, 2)):
+        for got, i in zip(gradients(*(tensors[i] for i in pair)), pair, strict=True):
+            assert torch.equal(got, everything[i])
 
 
 def test_deterministic_gradients_are_bitwise_equal() -> None:

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "gpu/forward_params.hpp"
+#include "plan/forward_plan.hpp"
 
 namespace tandem::kernel_tests {
 
@@ -71,7 +72,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
 }
 
 void EmulatorRunner::forward(Call& call) {
-  Problem p = make_problem(call.forward_args());
+  Problem p = heads_as_rows(make_problem(call.forward_args()));
   const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config);
   if (tiles == 0) return;
   emulator::Options options;

@@ -5,6 +5,7 @@
 
 #include "forward/emulated_forward.hpp"
 #include "harness/expect.hpp"
+#include "plan/forward_plan.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -39,6 +40,32 @@ TEST_P(EmulatedForwardTest, RandomProblemsMatchTheOracle) {
     }
     EXPECT_TRUE(harness::correct(call, Pass::forward, expected));
   }
+}
+
+TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
+  EmulatorRunner runner(GetParam());
+  if (GetParam().config.local || GetParam().config.copy_out) GTEST_SKIP() << "such a call is not folded";
+  harness::Case spec = random_forward_case(1, GetParam().config);
+  spec.packed_q = spec.packed_k = false;
+  spec.used_q.clear();
+  spec.used_k = GetParam().config.ragged ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
+  spec.batch = 2;
+  spec.heads_kv = 2;
+  spec.heads_q = 6;
+  spec.seqlen_q = 1;
+  spec.seqlen_k = 200;
+  spec.sink = false;
+  spec.q = spec.k = spec.v = spec.out = {};
+  SCOPED_TRACE(runner.name() + ": " + spec.describe());
+  harness::Call call(spec);
+  const Problem whole = make_problem(call.forward_args());
+  const Problem folded = heads_as_rows(whole);
+  ASSERT_EQ(folded.rows_q, 3);
+  ASSERT_EQ(folded.heads_q, 2);
+  const harness::Expected expected = harness::expect(call, Pass::forward);
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  EXPECT_TRUE(harness::correct(call, Pass::forward, expected));
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedForwardTest, ::testing::ValuesIn(all_forwards()),
