@@ -32,7 +32,7 @@ struct QuantizeTo {
 
 /// The quantiser for one instruction set. NaN and infinity count for no scale and no mean.
 struct QuantizeKernel {
-  /// sums[c] += the rows' finite elements of channel c.
+  /// sums[c] += the rows' finite elements of channel c, in an order that is the same everywhere.
   void (*sum_channels)(const QuantizeRows& rows, float* sums) = nullptr;
   /// The largest finite magnitude after mean and rotation.
   float (*largest)(const QuantizeRows& rows) = nullptr;

@@ -11,15 +11,15 @@ namespace {
 LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
   static std::array<KernelTable<QuantizeConfig>, 4> tables;
   return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
-    const int shared = which == QuantizeKernel::mean ? mean_shared_bytes(c) : quantize_shared_bytes(c);
-    return load_kernel(d, kernel_name(c, which), shared);
+    return load_kernel(d, kernel_name(c, which), quantize_shared_bytes(c));
   });
 }
 
 /// A kernel over all units; `params` is its parameter.
 void launch_units(const LoadedKernel& kernel, const QuantizeParams& units, const void* params,
                   bool programmatic, abi::Stream stream) {
-  const std::int64_t count = std::int64_t{units.units_q} + units.units_k + units.units_v;
+  const std::int64_t count = units.chunks * (std::int64_t{units.units_mean} + units.units_v + units.units_k +
+                                             std::int64_t{units.units_q});
   if (count == 0) return;
   launch(kernel,
          {.grid = static_cast<unsigned int>(count),
@@ -42,20 +42,25 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
 }
 
 QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe) {
-  if (!problem.of_codes()) return quantize_kernels(device, choose_quantize_config(problem, recipe));
-  return {.mean = {},
-          .largest = {},
-          .codes = quantize_kernel(device, choose_arrange_config(problem, recipe), QuantizeKernel::arrange)};
+  QuantizeKernels kernels;
+  if (problem.of_codes()) {
+    kernels.codes = quantize_kernel(device, choose_arrange_config(problem, recipe), QuantizeKernel::arrange);
+    return kernels;
+  }
+  const QuantizeConfig config = choose_quantize_config(problem, recipe);
+  if (recipe.smooth_k && !finds_mean_on_the_way(problem, recipe)) {
+    kernels.mean = quantize_kernel(device, mean_config(config), QuantizeKernel::mean);
+  }
+  kernels.codes = quantize_kernel(device, config, QuantizeKernel::codes);
+  return kernels;
 }
 
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
                       const QuantizeParams& params, abi::Stream stream) {
   bool before = false;  // a launch that the next one may overlap the end of
-  if (config.smooth_k && params.units_k > 0) {
+  if (config.smooth_k && params.units_mean == 0 && params.units_k > 0) {
     launch(kernels.mean,
-           {.grid = static_cast<unsigned int>(params.units_k),
-            .threads = static_cast<unsigned int>(mean_threads(config)),
-            .stream = stream},
+           {.grid = static_cast<unsigned int>(params.units_k), .threads = quantize_threads, .stream = stream},
            &params);
     before = true;
   }

@@ -28,6 +28,9 @@ struct QuantizedSpace {
 };
 QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
 
+/// Whether the units of K's mean are among the quantiser's; else the mean has a launch of its own.
+bool finds_mean_on_the_way(const Problem& problem, const Recipe& recipe);
+
 /// `scratch` is 256-byte aligned memory of quantized_space.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
 

@@ -5,7 +5,6 @@
 #include "cpu/recipe.hpp"
 #include "gpu_cases.hpp"
 #include "harness/call.hpp"
-#include "plan/quantize_plan.hpp"
 #include "quantize_check.hpp"
 
 namespace tandem::gpu {
@@ -48,7 +47,7 @@ void check_on_gpu(const Call& call, const Recipe& recipe) {
   const std::size_t bytes = quantized_space(p, recipe).bytes;
   DeviceBuffer scratch(0, bytes);
   scratch.fill(0xff);  // NaN
-  const QuantizeKernels kernels = quantize_kernels(0, choose_quantize_config(p, recipe));
+  const QuantizeKernels kernels = quantize_kernels(0, p, recipe);
   const ContextGuard guard(0);
   quantize(p, recipe, kernels, static_cast<char*>(scratch.data()), nullptr);
   std::vector<char> result(bytes);
