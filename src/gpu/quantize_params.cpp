@@ -20,9 +20,6 @@ Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t head = code_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-/// Bytes of K that the L2 keeps until they are read again, behind as much of V and V's codes.
-constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
-
 /// The largest divisor of `heads` that is at most `most`, which may be 0; 1 at least.
 std::int64_t heads_together(std::int64_t heads, std::int64_t most) {
   std::int64_t count = std::clamp<std::int64_t>(most, 1, heads);
@@ -31,14 +28,15 @@ std::int64_t heads_together(std::int64_t heads, std::int64_t most) {
 }
 
 /// Chunks of units: all at once, or, where K's mean is found on the way, as many heads and batch entries as
-/// kept_bytes has K for.
-void divide(const Problem& p, const Recipe& r, const CodeAxes& q, const CodeAxes& k, QuantizeParams& params) {
+/// chunk_bytes hold K of.
+void divide(const Problem& p, const Recipe& r, const CodeAxes& q, const CodeAxes& k, std::int64_t chunk_bytes,
+            QuantizeParams& params) {
   std::int64_t entries = std::max(q.entries, k.entries);
   std::int64_t heads = k.heads;
   std::int64_t rows_of_chunks = 1;
   const bool on_the_way = finds_mean_on_the_way(p, r);
   if (on_the_way && k.blocks > 0 && entries > 0) {
-    const std::int64_t fit = kept_bytes / (2 * p.head_dim_qk * p.rows_k);
+    const std::int64_t fit = chunk_bytes / (2 * p.head_dim_qk * p.rows_k);
     heads = heads_together(k.heads, fit);
     rows_of_chunks = blocks_of(entries, as_int(std::max<std::int64_t>(1, fit / k.heads)));
     entries = std::max<std::int64_t>(1, std::min(entries, fit / k.heads));
@@ -91,7 +89,8 @@ QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
   return s;
 }
 
-QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch) {
+QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch,
+                                    std::int64_t chunk_bytes) {
   const QuantizedSpace s = quantized_space(p, r);
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
@@ -147,7 +146,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   params.axis_blocks_k = as_int(k.blocks);
   params.all_blocks_q = as_int(q.entries * q.blocks);
   params.all_blocks_k = as_int(k.entries * k.blocks);
-  divide(p, r, q, k, params);
+  divide(p, r, q, k, chunk_bytes, params);
   params.scale = p.scale;
   params.packed_q = p.packed_q;
   params.packed_k = p.packed_k;
