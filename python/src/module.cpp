@@ -303,7 +303,8 @@ NB_MODULE(_core, m) {
   m.def(
       "quantize",
       [](const tandem::Tensor& x, const tandem::Tensor& codes, const tandem::Tensor& scales,
-         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard, int threads,
+         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard,
+         std::optional<tandem::Tensor> cos, std::optional<tandem::Tensor> sin, bool interleaved, int threads,
          std::uintptr_t stream) {
         const nb::gil_scoped_release unlocked;
         tandem::quantize({.x = x,
@@ -311,11 +312,15 @@ NB_MODULE(_core, m) {
                           .scales = scales,
                           .mean = mean.value_or(tandem::Tensor{}),
                           .granularity = granularity,
-                          .hadamard = hadamard},
+                          .hadamard = hadamard,
+                          .cos = cos.value_or(tandem::Tensor{}),
+                          .sin = sin.value_or(tandem::Tensor{}),
+                          .interleaved = interleaved},
                          py::make_execution(threads, stream));
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
-      nb::arg("hadamard"), nb::arg("threads"), nb::arg("stream") = 0);
+      nb::arg("hadamard"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
+      nb::arg("threads"), nb::arg("stream") = 0);
   m.def(
       "set_log",
       [](int level, nb::object write) {

@@ -19,6 +19,9 @@ def quantize(
     granularity: str = "head",
     hadamard: bool = False,
     smooth: bool = False,
+    cos: Any = None,
+    sin: Any = None,
+    interleaved: bool = False,
     threads: int = 0,
 ) -> tuple[Any, ...]:
     """Codes of 8 bits and their scales: ``x`` is about ``codes * scales``.
@@ -34,6 +37,12 @@ def quantize(
       hadamard: multiply rows by random signs (always the same) and Hadamard matrices first. Done to q and k
         alike, their products stay as they are and outliers are spread.
       smooth: subtract each channel's mean over the rows first, and return it. Of k it changes no softmax.
+      cos: ``(seqlen, rotary_dim / 2)`` float32, together with ``sin``: rows first get this rotary embedding,
+        row i by row i of them, in float32. rotary_dim is a multiple of 16 up to head_dim; channels past it
+        stay as they are. Channel c makes a pair (a, b) with c + rotary_dim / 2 and becomes (a cos - b sin,
+        b cos + a sin).
+      sin: likewise.
+      interleaved: pairs are channels 2 c and 2 c + 1.
       threads: as in ``attention``.
 
     Returns:
@@ -72,6 +81,9 @@ def quantize(
         None if mean is None else library.view("mean", mean, writable=True),
         _core.Granularity[granularity],
         hadamard,
+        None if cos is None else library.view("cos", cos),
+        None if sin is None else library.view("sin", sin),
+        interleaved,
         threads,
         library.stream(x),
     )

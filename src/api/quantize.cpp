@@ -76,11 +76,35 @@ Operand scales_of(const Argument& scales, const Argument& x, const QuantizeJob& 
   return operand(scales.tensor, d - 1, d + 1, d);
 }
 
+/// The rotary embedding's tables.
+void take_rotary(QuantizeJob& job, const Argument& x, const Argument& cos, const Argument& sin) {
+  for (const Argument* table : {&cos, &sin}) check::consistent(*table);
+  if (cos.given() != sin.given()) {
+    invalid("{} is given without {}; pass both, or neither", (cos.given() ? cos : sin).name,
+            (cos.given() ? sin : cos).name);
+  }
+  if (!cos.given()) return;
+  check::rank(cos, 2, "(seqlen, rotary_dim / 2)");
+  job.rotary_dim = 2 * cos.size(1);
+  if (job.rotary_dim % 16 != 0 || job.rotary_dim > job.head_dim) {
+    invalid("cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
+            check::shape_of(cos.tensor), job.rotary_dim, job.head_dim);
+  }
+  for (const Argument* table : {&cos, &sin}) {
+    check_tensor(*table, x, {job.rows, job.rotary_dim / 2}, {DType::f32}, "(seqlen, rotary_dim / 2)");
+    check::last_dimension_contiguous(*table);
+  }
+  job.cos = operand(cos.tensor, -1, 0, -1);
+  job.sin = operand(sin.tensor, -1, 0, -1);
+}
+
 QuantizeJob make_job(const QuantizeArgs& args) {
   const Argument x{"x", args.x};
   const Argument codes{"codes", args.codes};
   const Argument scales{"scales", args.scales};
   const Argument mean{"mean", args.mean};
+  const Argument cos{"cos", args.cos};
+  const Argument sin{"sin", args.sin};
   check::given(x, "(batch, seqlen, heads, head_dim)");
   if (x.tensor.rank != 3) check::rank(x, 4, "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)");
   const int d = x.tensor.rank - 3;
@@ -109,6 +133,8 @@ QuantizeJob make_job(const QuantizeArgs& args) {
   job.codes = operand(codes.tensor, d - 1, d, d + 1);
   job.group = group_of(args.granularity);
   job.rotate = args.hadamard;
+  take_rotary(job, x, cos, sin);
+  job.interleaved = args.interleaved;
   job.scales = scales_of(scales, x, job, d);
   check::consistent(mean);
   if (mean.given()) {
@@ -121,7 +147,7 @@ QuantizeJob make_job(const QuantizeArgs& args) {
   for (const Argument* output : {&codes, &scales, &mean}) {
     if (!output->given()) continue;
     check::no_self_overlap(*output);
-    for (const Argument* other : {&x, &codes, &scales, &mean}) {
+    for (const Argument* other : {&x, &codes, &scales, &mean, &cos, &sin}) {
       if (other != output && other->given()) check::separate(*output, *other);
     }
   }

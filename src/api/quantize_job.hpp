@@ -17,6 +17,9 @@ struct QuantizeJob {
   Operand x, codes, scales, mean;
   ScaleGroup group = ScaleGroup::head;
   bool rotate = false;
+  Operand cos, sin;  ///< of the rotary embedding, by row; not given if there is none
+  std::int64_t rotary_dim = 0;
+  bool interleaved = false;
 };
 
 }  // namespace tandem

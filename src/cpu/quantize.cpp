@@ -33,7 +33,18 @@ struct Head {
             .dim = static_cast<int>(job.head_dim),
             .mean = job.mean.given() ? mean : nullptr,
             .rotate = job.rotate,
-            .scratch = rows};
+            .scratch = rows,
+            .rotary = rotary(first)};
+  }
+
+  [[nodiscard]] RotaryRows rotary(std::int64_t first) const {
+    if (!job.cos.given()) return {};
+    return {.cos = static_cast<const float*>(job.cos.data) + job.cos.offset(0, first, 0),
+            .sin = static_cast<const float*>(job.sin.data) + job.sin.offset(0, first, 0),
+            .cos_stride = job.cos.row_stride,
+            .sin_stride = job.sin.row_stride,
+            .dim = static_cast<int>(job.rotary_dim),
+            .interleaved = job.interleaved};
   }
 
   void find_mean() {

@@ -27,13 +27,32 @@ void widen(const QuantizeRows& r) {
   widen_rows(static_cast<const T*>(r.data), r.stride, r.rows, r.dim, r.scratch, r.dim);
 }
 
-/// The rows as f32, as the user has them.
+/// The rotary embedding of the rows. Products are rounded before they are added, as on the GPU.
+void embed(const QuantizeRows& r) {
+  const int half = r.rotary.dim / 2;
+  for (int i = 0; i < r.rows; ++i) {
+    float* const row = r.scratch + static_cast<std::int64_t>(i) * r.dim;
+    const float* const cos = r.rotary.cos + i * r.rotary.cos_stride;
+    const float* const sin = r.rotary.sin + i * r.rotary.sin_stride;
+    for (int c = 0; c < half; ++c) {
+      float& first = row[r.rotary.interleaved ? 2 * c : c];
+      float& second = row[r.rotary.interleaved ? 2 * c + 1 : c + half];
+      const float a = first;
+      const float b = second;
+      first = a * cos[c] - b * sin[c];
+      second = b * cos[c] + a * sin[c];
+    }
+  }
+}
+
+/// The rows as f32, as the user has them but for the rotary embedding.
 void load_rows(const QuantizeRows& r) {
   switch (r.dtype) {
     case DType::f16: widen<f16>(r); break;
     case DType::bf16: widen<bf16>(r); break;
     default: widen<float>(r); break;
   }
+  if (r.rotary.cos != nullptr) embed(r);
 }
 
 /// The rows as f32, without the mean, rotated.

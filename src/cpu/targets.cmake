@@ -1,6 +1,7 @@
 # One source, many instruction sets. tandem_per_target(TARGET SOURCE) adds SOURCE to TARGET once for every instruction set
 # of this architecture, each copy compiled with its own flags and its code in the namespace tandem::cpu::<name>.
-# The names are those of tandem::cpu::Target. Which copy runs is decided at run time (src/cpu/target.cpp).
+# The names are those of tandem::cpu::Target. Which copy runs is decided at run time (src/cpu/target.cpp). What follows
+# SOURCE are compiler options of its own.
 
 set(TANDEM_FLAGS_portable "")
 # Highway compiles NEON with the cryptography extension; nothing here uses it, so that any armv8-a runs the result.
@@ -43,7 +44,7 @@ function(tandem_per_target target source)
       endif()
     endif()
     set_source_files_properties(${copy} TARGET_DIRECTORY ${target} PROPERTIES
-      COMPILE_OPTIONS "${TANDEM_FLAGS_${name}};$<$<CONFIG:Debug>:${debug_options}>" COMPILE_DEFINITIONS "${definitions}")
+      COMPILE_OPTIONS "${TANDEM_FLAGS_${name}};${ARGN};$<$<CONFIG:Debug>:${debug_options}>" COMPILE_DEFINITIONS "${definitions}")
     target_sources(${target} PRIVATE ${copy})
   endforeach()
 endfunction()

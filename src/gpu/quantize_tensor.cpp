@@ -50,6 +50,8 @@ QuantizeConfig tensor_config(const QuantizeJob& job) {
   c.qk_scales = job.group;
   c.rotate_qk = job.rotate;
   c.smooth_k = job.mean.given();
+  c.rotary = job.cos.given();
+  c.interleaved = c.rotary && job.interleaved;
   c.vectors = allows_vectors(job.x, job.head_dim) && allows_code_vectors(job.codes, job.head_dim);
   return c;
 }
@@ -73,6 +75,13 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, char* scratch) {
               .scale_stride = scale_strides_of(job.scales),
               .code_columns = as_int(job.head_dim),
               .padded_rows = false};
+  if (job.cos.given()) {
+    params.rotary = {.cos = static_cast<const float*>(job.cos.data),
+                     .sin = static_cast<const float*>(job.sin.data),
+                     .cos_stride = job.cos.row_stride,
+                     .sin_stride = job.sin.row_stride,
+                     .dim = as_int(job.rotary_dim)};
+  }
   params.batch = as_int(job.batch);
   params.heads_q = params.heads_kv = as_int(job.heads);
   params.rows_k = as_int(job.rows);

@@ -121,8 +121,8 @@ constexpr void for_each_field(Config& config, F&& f) {
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, QuantizeConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, ragged,
-         vectors] = config;
+  auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, rotary,
+         interleaved, ragged, vectors] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -133,6 +133,8 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("rotate_qk", rotate_qk);
   f("rotate_v", rotate_v);
   f("smooth_k", smooth_k);
+  f("rotary", rotary);
+  f("interleaved", interleaved);
   f("ragged", ragged);
   f("vectors", vectors);
 }

@@ -200,8 +200,8 @@ struct PreparedRow {
     row = thread / row_threads;
     used = u.first + row < u.used;
     RawRow<C.head_dim_qk> raw;
-    load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, tensor_row()), used,
-                        t);
+    const u16* const source = static_cast<const u16*>(x.source) + offset_of(x.stride, u, tensor_row());
+    load_row<C.vectors>(raw, source, used, t);
     const float* mean = nullptr;
     if constexpr (C.smooth_k) {
       // Of K: a sequence without keys has no mean.
@@ -217,6 +217,9 @@ struct PreparedRow {
     }
     fill_tables<C.head_dim_qk, C.rotate_qk>(table, mean);
     widen<C.element>(values, raw);
+    if constexpr (C.rotary) {
+      if (used) embed<C>(values, p.rotary, source, u.first + row, t);
+    }
     if constexpr (C.smooth_k && which == Which::k) {
       if (mean != nullptr && used) subtract(values, table.mean, t);  // the others' values stay 0
     }
@@ -357,13 +360,16 @@ TANDEM_DEVICE void sum_keys(const QuantizeParams& p, const UnitNumber& number) {
   const int lane = thread % warp_size;
   const int row = thread / row_threads;
   const int t = thread % row_threads;
+  const bool used = u.first + row < u.used;
+  const u16* const source = static_cast<const u16*>(p.k.source) +
+                            offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first + row));
   RawRow<C.head_dim_qk> raw;
-  load_row<C.vectors>(raw,
-                      static_cast<const u16*>(p.k.source) +
-                          offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first + row)),
-                      u.first + row < u.used, t);
+  load_row<C.vectors>(raw, source, used, t);
   Row<C.head_dim_qk> values;
   widen<C.element>(values, raw);
+  if constexpr (C.rotary) {
+    if (used) embed<C>(values, p.rotary, source, u.first + row, t);
+  }
   float x[8 * vectors];
 #pragma unroll
   for (int i = 0; i < 8 * vectors; ++i) {

@@ -18,7 +18,9 @@ struct QuantizeConfig {
   bool rotate_qk = true;
   bool rotate_v = false;
   bool smooth_k = true;
-  bool ragged = false;  ///< lengths differ by sequence
+  bool rotary = false;       ///< a rotary embedding first (of k, `ragged` false)
+  bool interleaved = false;  ///< its pairs are neighbours
+  bool ragged = false;       ///< lengths differ by sequence
   /// Rows allow 16-byte loads and rows of codes 8-byte stores, and there are whole ones.
   bool vectors = true;
 
@@ -74,8 +76,18 @@ struct GroupLargest {
   unsigned int bad;   ///< 1 if a value is not finite
 };
 
+/// Tables of a rotary embedding, by row and pair of channels.
+struct RotaryTables {
+  const float* cos;
+  const float* sin;
+  long long cos_stride;  ///< from row to row
+  long long sin_stride;
+  int dim;  ///< channels that take part: a multiple of 16
+};
+
 struct QuantizeParams {
   QuantizedTensor q, k, v;
+  RotaryTables rotary;
   float* shift;  ///< null if no mean is removed
   ScaleStrides shift_stride;
   float* mean;  ///< [batch][kv head][quantize_channels(head_dim_qk)]

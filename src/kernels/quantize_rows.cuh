@@ -99,6 +99,46 @@ TANDEM_DEVICE void widen(Row<head_dim>& row, const RawRow<head_dim>& raw) {
   }
 }
 
+/// The rotary embedding of a row: `source` is the row, whose other halves of pairs are read again, `position`
+/// its row in the tables. Products are rounded before they are added, as on the CPU.
+template <QuantizeConfig C>
+TANDEM_DEVICE void embed(Row<C.head_dim_qk>& row, const RotaryTables& tables, const u16* source, int position,
+                         int t) {
+  const float* const cos = tables.cos + position * tables.cos_stride;
+  const float* const sin = tables.sin + position * tables.sin_stride;
+  const int half = tables.dim / 2;
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+    const int col = (4 * j + t) * 8;
+    if (col >= tables.dim) continue;
+    float(&x)[8] = row.x[j];
+    if constexpr (C.interleaved) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        const float c = ptx::load_global(cos + (col + i) / 2);
+        const float s = ptx::load_global(sin + (col + i) / 2);
+        const float a = x[i];
+        const float b = x[i + 1];
+        x[i] = ptx::multiply(a, c) - ptx::multiply(b, s);
+        x[i + 1] = ptx::multiply(b, c) + ptx::multiply(a, s);
+      }
+    } else {
+      const bool lower = col < half;
+      const int first = lower ? col : col - half;
+      const ptx::Vec4 other = load_vector<C.vectors>(source, lower ? col + half : first, C.head_dim_qk, true);
+      const u32 words[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float c = ptx::load_global(cos + first + i);
+        const float s = ptx::load_global(sin + first + i);
+        const float y = ptx::unpack<C.element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+        const float turned = ptx::multiply(y, s);
+        x[i] = ptx::multiply(x[i], c) + (lower ? -turned : turned);
+      }
+    }
+  }
+}
+
 /// Eight channels of a table.
 TANDEM_DEVICE void load_table(float (&values)[8], const float* table, int col) {
   const auto* at = reinterpret_cast<const ptx::Float4*>(table + col);

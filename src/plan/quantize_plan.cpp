@@ -29,6 +29,8 @@ QuantizeConfig mean_config(const QuantizeConfig& config) {
   QuantizeConfig c;
   c.element = config.element;
   c.head_dim_qk = config.head_dim_qk;
+  c.rotary = config.rotary;
+  c.interleaved = config.interleaved;
   c.ragged = config.ragged;
   c.vectors = config.vectors;
   return c;

@@ -37,12 +37,12 @@ struct Result {
 };
 
 template <QuantizeConfig C>
-Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
+Result run(Call& call, const Recipe& recipe, std::uint64_t seed, std::int64_t chunk_bytes = gpu::kept_bytes) {
   const Problem p = call.problem();
   EXPECT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
   Result r{.scratch = QuantizedScratch(space), .params = {}};
-  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data);
+  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data, chunk_bytes);
   emulator::Options options;
   options.seed = seed;
   add_buffers(options, call.inputs(), false);
@@ -101,6 +101,21 @@ TEST(Quantize, ValuesThatAreNoNumbers) {
   check_quantized(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
 }
 
+/// Chunks of one head, of all heads, and of two batch entries of three.
+TEST(Quantize, ChunksOfUnits) {
+  constexpr QuantizeConfig config = config_of(Element::bf16, 64, 40, fp8_recipe, false, true);
+  Case c = quantize_case(DType::bf16, 64, 40);
+  c.batch = 3;
+  Call call(c);
+  const std::int64_t head_bytes = 2 * c.head_dim_qk * c.seqlen_k;
+  for (const auto& [heads, chunks] : {std::pair{1, 6}, {2, 3}, {5, 2}, {6, 1}}) {
+    SCOPED_TRACE(heads);
+    const Result result = run<config>(call, fp8_recipe, 2, heads * head_bytes);
+    EXPECT_EQ(result.params.chunks, chunks);
+    check_quantized(call, fp8_recipe, result.params);
+  }
+}
+
 /// Codes and scales that the caller brings end where the quantiser would have put them.
 template <QuantizeConfig C>
 void check_arranged(const Case& c, Granularity granularity) {
@@ -155,11 +170,12 @@ struct UserTensor {
   std::int64_t dim;
   std::vector<std::uint16_t> x;
   std::vector<std::uint8_t> codes;
-  std::vector<float> scales, mean;
+  std::vector<float> scales, mean, cos, sin;
   QuantizeJob job;
 
+  /// An embedding of `rotary` channels, or none.
   UserTensor(std::int64_t head_dim, std::int64_t used_rows, Codes to, ScaleGroup group, bool rotate,
-             bool smooth)
+             bool smooth, std::int64_t rotary, bool interleaved)
       : dim(head_dim),
         x(static_cast<std::size_t>(batch * rows * heads * dim)),
         codes(x.size(), 0xEE),
@@ -195,13 +211,26 @@ struct UserTensor {
                   .batch_stride = heads * dim,
                   .row_stride = 0,
                   .head_stride = dim};
+    if (rotary == 0) return;
+    job.rotary_dim = rotary;
+    job.interleaved = interleaved;
+    for (auto [table, operand] : {std::pair{&cos, &job.cos}, {&sin, &job.sin}}) {
+      for (std::int64_t i = 0; i < rows * rotary / 2; ++i)
+        table->push_back(static_cast<float>(random.normal()));
+      *operand = {.data = table->data(),
+                  .dtype = DType::f32,
+                  .batch_stride = 0,
+                  .row_stride = rotary / 2,
+                  .head_stride = 0};
+    }
   }
 };
 
 template <QuantizeConfig C>
-void check_tensor(std::int64_t used_rows) {
+void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
   const auto tensor = [&] {
-    return UserTensor(C.head_dim_qk, used_rows, C.qk, C.qk_scales, C.rotate_qk, C.smooth_k);
+    return UserTensor(C.head_dim_qk, used_rows, C.qk, C.qk_scales, C.rotate_qk, C.smooth_k, rotary,
+                      C.interleaved);
   };
   SCOPED_TRACE(describe(C));
   UserTensor want = tensor();
@@ -211,8 +240,10 @@ void check_tensor(std::int64_t used_rows) {
   std::vector<ptx::Vec4> scratch(gpu::tensor_scratch_bytes(got.job) / 16 + 1);
   const QuantizeParams params = gpu::make_tensor_params(got.job, reinterpret_cast<char*>(scratch.data()));
   emulator::Options options;
-  options.buffers = {emulator::readable(got.x), emulator::writable(got.codes), emulator::writable(got.scales),
-                     emulator::writable(got.mean), emulator::writable(scratch)};
+  options.buffers = {emulator::readable(got.x),      emulator::writable(got.codes),
+                     emulator::writable(got.scales), emulator::writable(got.mean),
+                     emulator::readable(got.cos),    emulator::readable(got.sin),
+                     emulator::writable(scratch)};
   emulator::Grid grid{.blocks = static_cast<unsigned>(params.units_k),
                       .threads = quantize_threads,
                       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};
@@ -245,6 +276,20 @@ TEST(Quantize, TensorsInTheCallersLayout) {
     check_tensor<tensor_config(24, Codes::s8, ScaleGroup::block, true, false)>(rows);
     check_tensor<tensor_config(96, Codes::e4m3, ScaleGroup::row, false, false)>(rows);
   }
+}
+
+constexpr QuantizeConfig with_rotary(QuantizeConfig config, bool interleaved) {
+  config.rotary = true;
+  config.interleaved = interleaved;
+  return config;
+}
+
+/// Whole heads and parts of them, with and without vectors, of both kinds of pairs.
+TEST(Quantize, EmbedsPositionsFirst) {
+  check_tensor<with_rotary(tensor_config(128, Codes::e4m3, ScaleGroup::block, true, true), false)>(200, 128);
+  check_tensor<with_rotary(tensor_config(96, Codes::s8, ScaleGroup::row, true, false), false)>(200, 96);
+  check_tensor<with_rotary(tensor_config(36, Codes::s8, ScaleGroup::head, true, true), false)>(200, 16);
+  check_tensor<with_rotary(tensor_config(64, Codes::e4m3, ScaleGroup::tensor, true, true), true)>(130, 48);
 }
 
 }  // namespace
