@@ -274,6 +274,30 @@ TEST(Quantized, NaNReachesTheRowsThatSeeIt) {
   }
 }
 
+/// The bar: at 128k of context the error is at most twice that at 1k, in every setting.
+TEST(Quantized, ErrorGrowsLittleWithTheContext) {
+  const auto errors = [](std::int64_t keys) {
+    Case c = paper_case();
+    c.heads_q = c.heads_kv = 1;
+    c.head_dim_qk = c.head_dim_v = 64;
+    c.seqlen_q = 48;
+    c.seqlen_k = keys;
+    Call call(c);
+    Random random(3);
+    for (Box* box : {&call.q, &call.k, &call.v}) fill_with_outliers(*box, random);
+    const std::vector<double> expected = reference::forward(call.problem()).out;
+    std::vector<double> found;
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+      found.push_back(error_of(call, recipe, expected));
+      found.push_back(error_of(call, strict(recipe), expected));
+    }
+    return found;
+  };
+  const std::vector<double> few = errors(1024);
+  const std::vector<double> many = errors(131072);
+  for (std::size_t i = 0; i < few.size(); ++i) EXPECT_LT(many[i], 2.0 * few[i]) << i << " of " << few[i];
+}
+
 /// One key among 131072 carries the answer, with half or a tenth of the weight: whichever value the result is
 /// most like must be that key's.
 TEST(Quantized, NeedleAmongManyKeys) {
