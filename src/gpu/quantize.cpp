@@ -33,6 +33,7 @@ void launch_units(const LoadedKernel& kernel, const QuantizeParams& units, const
 
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
   QuantizeKernels kernels;
+  kernels.config = config;
   if (config.smooth_k) kernels.mean = quantize_kernel(device, mean_config(config), QuantizeKernel::mean);
   if (exceeds_block(config.qk_scales)) {
     kernels.largest = quantize_kernel(device, config, QuantizeKernel::largest);
@@ -44,19 +45,20 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
 QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe) {
   QuantizeKernels kernels;
   if (problem.of_codes()) {
-    kernels.codes = quantize_kernel(device, choose_arrange_config(problem, recipe), QuantizeKernel::arrange);
+    kernels.config = choose_arrange_config(problem, recipe);
+    kernels.codes = quantize_kernel(device, kernels.config, QuantizeKernel::arrange);
     return kernels;
   }
-  const QuantizeConfig config = choose_quantize_config(problem, recipe);
+  kernels.config = choose_quantize_config(problem, recipe);
   if (recipe.smooth_k && !finds_mean_on_the_way(problem, recipe)) {
-    kernels.mean = quantize_kernel(device, mean_config(config), QuantizeKernel::mean);
+    kernels.mean = quantize_kernel(device, mean_config(kernels.config), QuantizeKernel::mean);
   }
-  kernels.codes = quantize_kernel(device, config, QuantizeKernel::codes);
+  kernels.codes = quantize_kernel(device, kernels.config, QuantizeKernel::codes);
   return kernels;
 }
 
-void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
-                      const QuantizeParams& params, abi::Stream stream) {
+void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, abi::Stream stream) {
+  const QuantizeConfig& config = kernels.config;
   bool before = false;  // a launch that the next one may overlap the end of
   if (config.smooth_k && params.units_mean == 0 && params.units_k > 0) {
     launch(kernels.mean,
@@ -73,16 +75,11 @@ void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& conf
   launch_units(kernels.codes, params, &params, before, stream);
 }
 
-void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
+void quantize(const Problem& problem, const QuantizeKernels& kernels, const QuantizeParams& params,
               abi::Stream stream) {
-  clear_counters(quantized_space(problem, recipe), reinterpret_cast<abi::DevicePointer>(scratch), stream);
-  if (!problem.of_codes()) {
-    launch_quantizer(kernels, choose_quantize_config(problem, recipe),
-                     make_quantize_params(problem, recipe, scratch), stream);
-    return;
-  }
-  const ArrangeParams params = make_arrange_params(problem, recipe, scratch);
-  launch_units(kernels.codes, params.quantize, &params, false, stream);
+  if (!problem.of_codes()) return launch_quantizer(kernels, params, stream);
+  const ArrangeParams arranged = make_arrange_params(problem, params);
+  launch_units(kernels.codes, params, &arranged, false, stream);
 }
 
 void clear_counters(const QuantizedSpace& space, abi::DevicePointer scratch, abi::Stream stream) {

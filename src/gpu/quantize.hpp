@@ -9,6 +9,7 @@ namespace tandem::gpu {
 
 /// The kernels of a Config, loaded; those that it has no use for are empty.
 struct QuantizeKernels {
+  QuantizeConfig config;
   LoadedKernel mean;     ///< if K's mean is removed
   LoadedKernel largest;  ///< if K's scales are of groups larger than a block
   LoadedKernel codes;
@@ -18,15 +19,14 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config);
 QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe);
 
 /// Launches them on the current context, one after the other.
-void launch_quantizer(const QuantizeKernels& kernels, const QuantizeConfig& config,
-                      const QuantizeParams& params, abi::Stream stream);
+void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, abi::Stream stream);
 
 /// Codes and scales of a problem, found or, where the caller brings them, arranged, on the current context.
-/// `scratch` is 256-byte aligned memory of quantized_space.
-void quantize(const Problem& problem, const Recipe& recipe, const QuantizeKernels& kernels, char* scratch,
+/// Counters must be 0.
+void quantize(const Problem& problem, const QuantizeKernels& kernels, const QuantizeParams& params,
               abi::Stream stream);
 
-/// Sets the counters to 0, which quantize does too.
+/// Sets the counters in scratch memory of quantized_space to 0.
 void clear_counters(const QuantizedSpace& space, abi::DevicePointer scratch, abi::Stream stream);
 
 }  // namespace tandem::gpu

@@ -153,14 +153,14 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   return params;
 }
 
-ArrangeParams make_arrange_params(const Problem& p, const Recipe& r, char* scratch) {
+ArrangeParams make_arrange_params(const Problem& p, const QuantizeParams& params) {
   const auto brought = [](const Scales& s) {
     return BroughtScales{.data = s.data,
                          .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride},
                          .heads = as_int(s.heads),
                          .by_row = s.group == ScaleGroup::row};
   };
-  return {.quantize = make_quantize_params(p, r, scratch),
+  return {.quantize = params,
           .q_scale = brought(p.q_scale),
           .k_scale = brought(p.k_scale),
           .v_scale = brought(p.v_scale)};

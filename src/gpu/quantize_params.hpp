@@ -40,7 +40,7 @@ constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch,
                                     std::int64_t chunk_bytes = kept_bytes);
 
-/// Of a problem of codes: its tensors and scales, and where they are arranged.
-ArrangeParams make_arrange_params(const Problem& problem, const Recipe& recipe, char* scratch);
+/// Those of a problem of codes, with its scales.
+ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);
 
 }  // namespace tandem::gpu

@@ -117,12 +117,11 @@ void quantize_tensor(const QuantizeJob& job, void* stream_handle) {
     if (job.group == ScaleGroup::tensor) set_zero(job.scales.data, sizeof(float));
     return;
   }
-  const QuantizeConfig config = tensor_config(job);
-  const QuantizeKernels kernels = quantize_kernels(device, config);
+  const QuantizeKernels kernels = quantize_kernels(device, tensor_config(job));
   const ContextGuard guard(device);
   const Scratch scratch(nullptr, tensor_scratch_bytes(job), stream);
   set_zero(scratch.data(), tensor_zero_bytes(job));
-  launch_quantizer(kernels, config, make_tensor_params(job, scratch.data()), stream);
+  launch_quantizer(kernels, make_tensor_params(job, scratch.data()), stream);
 }
 
 }  // namespace tandem::gpu

@@ -31,11 +31,10 @@ LoadedKernel attention_kernel(int device, const QuantizedConfig& config) {
   });
 }
 
-void attend(const Problem& p, const Recipe& recipe, const QuantizedConfig& config, const LoadedKernel& kernel,
-            char* scratch, bool programmatic, abi::Stream stream) {
+void attend(const Problem& p, const QuantizedConfig& config, const LoadedKernel& kernel,
+            const QuantizedOperands& operands, unsigned int* tile_counter, bool programmatic,
+            abi::Stream stream) {
   const DeviceProperties& limits = properties(p.device.index);
-  auto* const tile_counter = reinterpret_cast<unsigned int*>(scratch + quantized_space(p, recipe).counters);
-  const QuantizedOperands operands = operands_of(make_quantize_params(p, recipe, scratch));
   const QuantizedParams params =
       make_quantized_params(p, config, operands, encode_tensor_map, limits.l2_bytes, tile_counter);
   const std::int64_t tiles = forward_tile_count(p, config.forward());
@@ -68,16 +67,16 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const Scratch scratch(workspace,
                         workspace != nullptr ? 0 : quantized_forward_workspace_bytes(problem, recipe, config),
                         stream);
+  const QuantizedSpace space = quantized_space(problem, recipe);
   Problem p = problem;
-  if (needs_packing(p, config)) {
-    pack(packing_of_v(p), scratch.data() + quantized_space(p, recipe).bytes, device, stream);
+  if (needs_packing(p, config)) pack(packing_of_v(p), scratch.data() + space.bytes, device, stream);
+  clear_counters(space, reinterpret_cast<abi::DevicePointer>(scratch.data()), stream);
+  const QuantizeParams params = make_quantize_params(p, recipe, scratch.data());
+  if (stages.quantize) quantize(p, quantizer, params, stream);
+  if (stages.attend) {
+    auto* const tile_counter = reinterpret_cast<unsigned int*>(scratch.data() + space.counters);
+    attend(p, config, attention, operands_of(params), tile_counter, stages.quantize, stream);
   }
-  if (stages.quantize) {
-    quantize(p, recipe, quantizer, scratch.data(), stream);
-  } else {
-    clear_counters(quantized_space(p, recipe), reinterpret_cast<abi::DevicePointer>(scratch.data()), stream);
-  }
-  if (stages.attend) attend(p, recipe, config, attention, scratch.data(), stages.quantize, stream);
 }
 
 }  // namespace tandem::gpu

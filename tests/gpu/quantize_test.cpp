@@ -44,14 +44,15 @@ class OnDevice {
 void check_on_gpu(const Call& call, const Recipe& recipe) {
   OnDevice device;
   const Problem p = device.problem(call);
-  const std::size_t bytes = quantized_space(p, recipe).bytes;
-  DeviceBuffer scratch(0, bytes);
+  const QuantizedSpace space = quantized_space(p, recipe);
+  DeviceBuffer scratch(0, space.bytes);
   scratch.fill(0xff);  // NaN
   const QuantizeKernels kernels = quantize_kernels(0, p, recipe);
   const ContextGuard guard(0);
-  quantize(p, recipe, kernels, static_cast<char*>(scratch.data()), nullptr);
-  std::vector<char> result(bytes);
-  scratch.copy_to_host(result.data(), bytes);
+  clear_counters(space, reinterpret_cast<abi::DevicePointer>(scratch.data()), nullptr);
+  quantize(p, kernels, make_quantize_params(p, recipe, static_cast<char*>(scratch.data())), nullptr);
+  std::vector<char> result(space.bytes);
+  scratch.copy_to_host(result.data(), space.bytes);
   synchronize(0);
   kernel_tests::check_quantized(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
 }

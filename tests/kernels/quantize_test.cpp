@@ -128,7 +128,8 @@ void check_arranged(const Case& c, Granularity granularity) {
   ASSERT_EQ(choose_arrange_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
   const QuantizedScratch scratch(space);
-  const ArrangeParams params = gpu::make_arrange_params(p, recipe, scratch.data);
+  const ArrangeParams params =
+      gpu::make_arrange_params(p, gpu::make_quantize_params(p, recipe, scratch.data));
   emulator::Options options;
   add_buffers(options, codes.inputs(), false);
   options.buffers.push_back({scratch.data, space.bytes, true});
