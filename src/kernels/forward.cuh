@@ -212,10 +212,10 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
           load_ahead();
         },
         [&](int quarter) {
-          constexpr int size = outputs / max(1, 4 - early);
+          constexpr int size = ceil_div(outputs, max(1, 4 - early));
 #pragma unroll
           for (int i = (quarter - early) * size; i < (quarter - early + 1) * size; ++i) {
-            o[i] *= rescale[i / 2 % 2];
+            if (i < outputs) o[i] *= rescale[i / 2 % 2];
           }
           if (quarter == early) {
             tile::convert<C.element>(probabilities, s, 0, quarter * (scores / 4));
