@@ -103,7 +103,7 @@ def generate(kinds: list[str], args: argparse.Namespace) -> dict[str, Any]:
     ids = torch.randint(1, args.vocabulary, (args.generation_batch, args.prompt), device=args.device)
     mask = torch.ones_like(ids)
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(3):
+    for _ in range(8):  # of which the first warms up; runs differ by several percent
         for kind in kinds:
             model.set_attn_implementation(kind)
             wait(args.device)
