@@ -67,19 +67,11 @@ void prepare(const QuantizeRows& r) {
   }
 }
 
-/// Eight rows at a time, as the GPU's exchanges between threads add them: no row counts as 0.
 void sum_channels(const QuantizeRows& r, float* sums) {
   load_rows(r);
-  for (int first = 0; first < r.rows; first += 8) {
-    const float* rows = r.scratch + static_cast<std::int64_t>(first) * r.dim;
-    for (int c = 0; c < r.dim; ++c) {
-      float x[8];
-      for (int i = 0; i < 8; ++i) {
-        const float value = first + i < r.rows ? rows[static_cast<std::int64_t>(i) * r.dim + c] : 0.0F;
-        x[i] = is_finite(value) ? value : 0.0F;
-      }
-      sums[c] += ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-    }
+  for (int i = 0; i < r.rows; ++i) {
+    const float* row = r.scratch + static_cast<std::int64_t>(i) * r.dim;
+    for (int c = 0; c < r.dim; ++c) sums[c] += is_finite(row[c]) ? row[c] : 0.0F;
   }
 }
 

@@ -11,15 +11,15 @@ namespace {
 LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
   static std::array<KernelTable<QuantizeConfig>, 4> tables;
   return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
-    return load_kernel(d, kernel_name(c, which), quantize_shared_bytes(c));
+    const int shared = which == QuantizeKernel::mean ? mean_shared_bytes(c) : quantize_shared_bytes(c);
+    return load_kernel(d, kernel_name(c, which), shared);
   });
 }
 
 /// A kernel over all units; `params` is its parameter.
 void launch_units(const LoadedKernel& kernel, const QuantizeParams& units, const void* params,
                   bool programmatic, abi::Stream stream) {
-  const std::int64_t count = units.chunks * (std::int64_t{units.units_mean} + units.units_v + units.units_k +
-                                             std::int64_t{units.units_q});
+  const std::int64_t count = std::int64_t{units.units_q} + units.units_k + units.units_v;
   if (count == 0) return;
   launch(kernel,
          {.grid = static_cast<unsigned int>(count),
@@ -43,26 +43,23 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
 }
 
 QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe) {
-  QuantizeKernels kernels;
   if (problem.of_codes()) {
+    QuantizeKernels kernels;
     kernels.config = choose_arrange_config(problem, recipe);
     kernels.codes = quantize_kernel(device, kernels.config, QuantizeKernel::arrange);
     return kernels;
   }
-  kernels.config = choose_quantize_config(problem, recipe);
-  if (recipe.smooth_k && !finds_mean_on_the_way(problem, recipe)) {
-    kernels.mean = quantize_kernel(device, mean_config(kernels.config), QuantizeKernel::mean);
-  }
-  kernels.codes = quantize_kernel(device, kernels.config, QuantizeKernel::codes);
-  return kernels;
+  return quantize_kernels(device, choose_quantize_config(problem, recipe));
 }
 
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, abi::Stream stream) {
   const QuantizeConfig& config = kernels.config;
   bool before = false;  // a launch that the next one may overlap the end of
-  if (config.smooth_k && params.units_mean == 0 && params.units_k > 0) {
+  if (config.smooth_k && params.units_k > 0) {
     launch(kernels.mean,
-           {.grid = static_cast<unsigned int>(params.units_k), .threads = quantize_threads, .stream = stream},
+           {.grid = static_cast<unsigned int>(params.units_k),
+            .threads = static_cast<unsigned int>(mean_threads(config)),
+            .stream = stream},
            &params);
     before = true;
   }

@@ -20,43 +20,11 @@ Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t head = code_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-/// The largest divisor of `heads` that is at most `most`, which may be 0; 1 at least.
-std::int64_t heads_together(std::int64_t heads, std::int64_t most) {
-  std::int64_t count = std::clamp<std::int64_t>(most, 1, heads);
-  while (heads % count != 0) --count;
-  return count;
-}
-
-/// Chunks of units: all at once, or, where K's mean is found on the way, as many heads and batch entries as
-/// chunk_bytes hold K of.
-void divide(const Problem& p, const Recipe& r, const CodeAxes& q, const CodeAxes& k, std::int64_t chunk_bytes,
-            QuantizeParams& params) {
-  std::int64_t entries = std::max(q.entries, k.entries);
-  std::int64_t heads = k.heads;
-  std::int64_t rows_of_chunks = 1;
-  const bool on_the_way = finds_mean_on_the_way(p, r);
-  if (on_the_way && k.blocks > 0 && entries > 0) {
-    const std::int64_t fit = chunk_bytes / (2 * p.head_dim_qk * p.rows_k);
-    heads = heads_together(k.heads, fit);
-    rows_of_chunks = blocks_of(entries, as_int(std::max<std::int64_t>(1, fit / k.heads)));
-    entries = std::max<std::int64_t>(1, std::min(entries, fit / k.heads));
-  }
-  params.head_chunks = as_int(k.heads / heads);
-  params.chunks = as_int(rows_of_chunks * params.head_chunks);
-  params.chunk_heads = as_int(heads);
-  params.chunk_blocks_q = as_int(std::min(entries, q.entries) * q.blocks);
-  params.chunk_blocks_k = as_int(std::min(entries, k.entries) * k.blocks);
-  params.units_q = as_int(params.chunk_blocks_q * heads * p.group());
-  params.units_k = as_int(params.chunk_blocks_k * heads);
-  params.units_v = r.pv == Codes::input ? 0 : params.units_k;
-  params.units_mean = on_the_way ? params.units_k : 0;
+std::int64_t units_of(const CodeAxes& e) {
+  return e.entries * e.blocks * e.heads;
 }
 
 }  // namespace
-
-bool finds_mean_on_the_way(const Problem& p, const Recipe& r) {
-  return r.smooth_k && !p.packed_q && !p.packed_k;
-}
 
 QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
   QuantizedSpace s;
@@ -89,8 +57,7 @@ QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
   return s;
 }
 
-QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch,
-                                    std::int64_t chunk_bytes) {
+QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch) {
   const QuantizedSpace s = quantized_space(p, r);
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
@@ -144,9 +111,9 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
   params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
   params.axis_blocks_k = as_int(k.blocks);
-  params.all_blocks_q = as_int(q.entries * q.blocks);
-  params.all_blocks_k = as_int(k.entries * k.blocks);
-  divide(p, r, q, k, chunk_bytes, params);
+  params.units_q = as_int(units_of(q));
+  params.units_k = as_int(units_of(k));
+  params.units_v = r.pv == Codes::input ? 0 : params.units_k;
   params.scale = p.scale;
   params.packed_q = p.packed_q;
   params.packed_k = p.packed_k;

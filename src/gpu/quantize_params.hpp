@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "api/problem.hpp"
 #include "kernels/quantize_config.hpp"
@@ -29,16 +28,8 @@ struct QuantizedSpace {
 };
 QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
 
-/// Whether the units of K's mean are among the quantiser's; else the mean has a launch of its own.
-bool finds_mean_on_the_way(const Problem& problem, const Recipe& recipe);
-
-/// Bytes of K that the L2 is taken to keep, behind as much of V and half as much of its codes.
-constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
-
-/// `scratch` is 256-byte aligned memory of quantized_space. Where K's mean is found on the way, units go in
-/// chunks of so many bytes of K.
-QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch,
-                                    std::int64_t chunk_bytes = kept_bytes);
+/// `scratch` is 256-byte aligned memory of quantized_space.
+QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
 
 /// Those of a problem of codes, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);

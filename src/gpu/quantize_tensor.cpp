@@ -86,9 +86,6 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, char* scratch) {
   params.heads_q = params.heads_kv = as_int(job.heads);
   params.rows_k = as_int(job.rows);
   params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(job));
-  params.all_blocks_k = params.chunk_blocks_k = as_int(job.batch * blocks_of_head(job));
-  params.chunks = params.head_chunks = 1;
-  params.chunk_heads = as_int(job.heads);
   params.units_k = as_int(job.batch * job.heads * blocks_of_head(job));
   params.largest = reinterpret_cast<GroupLargest*>(scratch);
   if (job.mean.given()) {

@@ -68,11 +68,10 @@ TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used,
 
 /// A negative softmax scale goes into Q's codes too: the attention kernel knows positive ones only.
 template <QuantizeConfig C, Which which>
-TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, const UnitNumber& number) {
+TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
   const QuantizedTensor& x = which == Which::q ? p.quantize.q : p.quantize.k;
   Unit u;
-  if (!locate<C>(p.quantize, which == Which::q ? query_side(p.quantize) : key_side(p.quantize), number, u))
-    return;
+  if (!locate<C>(which == Which::q ? query_side(p.quantize) : key_side(p.quantize), number, u)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int row = thread / row_threads;
@@ -90,10 +89,10 @@ TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, const UnitNumber& number
 }
 
 template <QuantizeConfig C>
-TANDEM_DEVICE void arrange_values(const ArrangeParams& p, const UnitNumber& number) {
+TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   const QuantizedTensor& x = p.quantize.v;
   Unit u;
-  if (!locate<C>(p.quantize, key_side(p.quantize), number, u)) return;
+  if (!locate<C>(key_side(p.quantize), number, u)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int key = key_of_thread(thread);
@@ -119,11 +118,11 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads) arrange_codes(const __grid_con
   ptx::launch_next_grid();
   int unit = static_cast<int>(ptx::block_index());
   if (unit < p.quantize.units_k) {
-    quantizer::arrange_rows<C, quantizer::Which::k>(p, {0, unit});
+    quantizer::arrange_rows<C, quantizer::Which::k>(p, unit);
   } else if (unit -= p.quantize.units_k; unit < p.quantize.units_v) {
-    quantizer::arrange_values<C>(p, {0, unit});
+    quantizer::arrange_values<C>(p, unit);
   } else {
-    quantizer::arrange_rows<C, quantizer::Which::q>(p, {0, unit - p.quantize.units_v});
+    quantizer::arrange_rows<C, quantizer::Which::q>(p, unit - p.quantize.units_v);
   }
 }
 

@@ -1,8 +1,6 @@
 // 16-bit Q, K and V to 8-bit codes and scales, all three in one launch. Bound by memory: every element is
-// read once and its code written once. Where K's mean is removed, K is read a second time: units that sum its
-// channels come first in a chunk of blocks and heads that is small enough for the L2 to keep K meanwhile. (In
-// packed tensors they are a launch of their own: wrong cu_seqlens could have units wait for sums of a
-// sequence that no unit finds.)
+// read once and its code written once. Before it, where K's mean is removed, one launch over K alone sums its
+// channels.
 //
 // A block of threads takes one unit: 128 rows of a head, as blocks of scales count them. Q and K leave as
 // rows; V leaves with keys contiguous, its 4 x 4 bytes exchanged between the four threads whose keys share a
@@ -30,31 +28,14 @@ struct Unit {
 
 struct Side {
   tile::RaggedSide rows;
-  int blocks;        ///< of 128 rows (equal lengths)
-  int all_blocks;    ///< of all entries
-  int chunk_blocks;  ///< of a chunk, as
-  int chunk_heads;
+  int blocks;  ///< of 128 rows (equal lengths)
 };
 TANDEM_DEVICE Side query_side(const QuantizeParams& p) {
-  return {{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q},
-          p.blocks_q,
-          p.all_blocks_q,
-          p.chunk_blocks_q,
-          p.chunk_heads * (p.heads_q / p.heads_kv)};
+  return {{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q}, p.blocks_q};
 }
 TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
-  return {{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k},
-          p.blocks_k,
-          p.all_blocks_k,
-          p.chunk_blocks_k,
-          p.chunk_heads};
+  return {{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, p.blocks_k};
 }
-
-/// A unit's number in its chunk.
-struct UnitNumber {
-  int chunk;
-  int unit;
-};
 
 /// The last of packed sequences whose first block is not past `block`: each warp tries 32 at a time.
 TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
@@ -78,14 +59,9 @@ TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
 /// False where the unit has no row in use. Heads of a block are neighbours in the tensor and in number. All
 /// lanes of a warp call.
 template <QuantizeConfig C>
-TANDEM_DEVICE bool locate(const QuantizeParams& p, const Side& side, const UnitNumber& number, Unit& u) {
-  const int row_of_chunks = number.chunk / p.head_chunks;
-  const int row = number.unit / side.chunk_heads;
-  const int block = row_of_chunks * side.chunk_blocks + row;
-  u.head = (number.chunk - row_of_chunks * p.head_chunks) * side.chunk_heads + number.unit -
-           row * side.chunk_heads;
-  u.first = -1;
-  if (block >= side.all_blocks) return false;
+TANDEM_DEVICE bool locate(const Side& side, int number, Unit& u) {
+  const int block = number / side.rows.heads;
+  u.head = number - block * side.rows.heads;
   u.begin = 0;
   u.used = side.rows.rows;
   if (C.ragged && side.rows.packed) {
@@ -171,15 +147,6 @@ TANDEM_DEVICE void store_codes(const QuantizedTensor& x, u8* row, int col, const
 
 enum class Which : int { q, k };
 
-/// Until the mean of a (batch, kv head) of so many blocks is there. Each thread that reads it waits.
-TANDEM_DEVICE void await_mean(const QuantizeParams& p, int head, int blocks) {
-  if (p.units_mean == 0) {
-    ptx::wait_for_previous_grid();
-  } else {
-    ptx::wait_turn(p.arrived + head, static_cast<u32>(blocks) + 1);
-  }
-}
-
 /// A thread's part of a row of Q or K, ready to be scaled.
 template <QuantizeConfig C, Which which>
 struct PreparedRow {
@@ -190,10 +157,10 @@ struct PreparedRow {
   bool used;
 
   /// False where there is nothing to do.
-  TANDEM_DEVICE bool load(const QuantizeParams& p, const Tables& table, const UnitNumber& number) {
+  TANDEM_DEVICE bool load(const QuantizeParams& p, const Tables& table, int number) {
     const QuantizedTensor& x = which == Which::q ? p.q : p.k;
     const int thread = static_cast<int>(ptx::thread_index());
-    const bool some = locate<C>(p, which == Which::q ? query_side(p) : key_side(p), number, u);
+    const bool some = locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u);
     // A group without rows has a scale.
     if (!some && !(exceeds_block(C.qk_scales) && u.first == 0)) return false;
     t = thread % row_threads;
@@ -210,10 +177,8 @@ struct PreparedRow {
         keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
       }
       const int head = which == Which::q ? u.head / (p.heads_q / p.heads_kv) : u.head;
-      if (keys > 0) {
-        mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
-        await_mean(p, u.batch * p.heads_kv + head, ceil_div(keys, quant_block));
-      }
+      ptx::wait_for_previous_grid();
+      if (keys > 0) mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
     }
     fill_tables<C.head_dim_qk, C.rotate_qk>(table, mean);
     widen<C.element>(values, raw);
@@ -237,7 +202,7 @@ struct PreparedRow {
 };
 
 template <QuantizeConfig C, Which which>
-TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const UnitNumber& number) {
+TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
   const QuantizedTensor& x = which == Which::q ? p.q : p.k;
   const Tables table = tables<C>();
   PreparedRow<C, which> r;
@@ -289,8 +254,7 @@ TANDEM_DEVICE void store_value_codes(const QuantizedTensor& x, const Tables& tab
                                      int thread) {
   constexpr int chunks = quant_block / 16;
   u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
-  // Unrolled, the one turn of head dimension 64 takes a register that three blocks of threads have not.
-#pragma unroll(head_dim <= 64 ? 1 : 4)
+#pragma unroll
   for (int i = thread; i < head_dim * chunks; i += quantize_threads) {
     const int c = i / chunks;
     const int chunk = i % chunks;
@@ -303,11 +267,11 @@ TANDEM_DEVICE void store_value_codes(const QuantizedTensor& x, const Tables& tab
 }
 
 template <QuantizeConfig C>
-TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const UnitNumber& number) {
+TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
   constexpr int head_dim = C.head_dim_v;
   const QuantizedTensor& x = p.v;
   Unit u;
-  if (!locate<C>(p, key_side(p), number, u)) return;
+  if (!locate<C>(key_side(p), number, u)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int key = key_of_thread(thread);
@@ -330,115 +294,20 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const UnitNumber& nu
   store_value_codes<head_dim>(x, table, u, thread);
 }
 
-/// Adds up a value of the 8 rows of a warp, all `n` at once: each exchange leaves a thread half of its
-/// values, from `first` on. The order of additions is ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
-template <int n, int distance = 16>
-TANDEM_DEVICE void add_rows(float* x, int lane, int& first) {
-  if constexpr (distance >= row_threads) {
-    const bool upper = (lane & distance) != 0;
-    if (upper) first += n / 2;
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) {
-      const float sent = upper ? x[i] : x[i + n / 2];
-      x[i] = (upper ? x[i + n / 2] : x[i]) + ptx::shuffle_xor(sent, distance);
-    }
-    add_rows<n / 2, distance / 2>(x, lane, first);
-  }
-}
-
-/// K's mean over the keys in use, by channel: a unit sums its rows in f32, 8 at a time as add_rows does; the
-/// last unit of a head adds up what all have found, in double.
-template <QuantizeConfig C>
-TANDEM_DEVICE void sum_keys(const QuantizeParams& p, const UnitNumber& number) {
-  constexpr int pitch = quantize_channels(C.head_dim_qk);
-  constexpr int vectors = Row<C.head_dim_qk>::vectors;
-  constexpr int warps = quantize_threads / warp_size;
-  Unit u;
-  const bool some = locate<C>(p, key_side(p), number, u);
-  if (!some && u.first != 0) return;
-  const int thread = static_cast<int>(ptx::thread_index());
-  const int lane = thread % warp_size;
-  const int row = thread / row_threads;
-  const int t = thread % row_threads;
-  const bool used = u.first + row < u.used;
-  const u16* const source = static_cast<const u16*>(p.k.source) +
-                            offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first + row));
-  RawRow<C.head_dim_qk> raw;
-  load_row<C.vectors>(raw, source, used, t);
-  Row<C.head_dim_qk> values;
-  widen<C.element>(values, raw);
-  if constexpr (C.rotary) {
-    if (used) embed<C>(values, p.rotary, source, u.first + row, t);
-  }
-  float x[8 * vectors];
-#pragma unroll
-  for (int i = 0; i < 8 * vectors; ++i) {
-    const float value = values.x[i / 8][i % 8];
-    x[i] = ptx::max_magnitude(0.0F, value) <= largest_float ? value : 0.0F;
-  }
-  int first = 0;
-  add_rows<8 * vectors>(x, lane, first);
-  const Tables table = tables<C>();
-  auto* const sums = reinterpret_cast<float*>(table.tile);
-#pragma unroll
-  for (int i = 0; i < vectors; ++i) {
-    const int at = first + i;
-    ptx::store_shared(sums + thread / warp_size * pitch + (4 * (at / 8) + t) * 8 + at % 8, x[i]);
-  }
-  ptx::sync_block();
-  const i64 head = static_cast<i64>(u.entry) * p.heads_kv + u.head;
-  float* const kept = p.sums + (head * p.axis_blocks_k + u.block) * pitch + thread;
-  if (thread < pitch) {
-    float sum = 0.0F;
-#pragma unroll
-    for (int w = 0; w < warps; ++w) sum += ptx::load_shared(sums + w * pitch + thread);
-    ptx::store_global(kept, sum);
-  }
-  ptx::sync_block();
-  u32* const arrived = p.arrived + u.batch * p.heads_kv + u.head;
-  if (thread == 0) ptx::store_shared(table.warp_bad, ptx::atomic_add_ordered(arrived, 1U));
-  ptx::sync_block();
-  if (ptx::load_shared(table.warp_bad) + 1 != static_cast<u32>(max(u.blocks, 1))) return;
-  if (thread < pitch) {
-    const float* const all = kept - static_cast<i64>(u.first / quant_block) * pitch;
-    double sum = 0.0;
-    constexpr int batch =
-        C.blocks_per_sm() > 2 ? 8 : 32;  // loads in flight, as many as there are registers for
-    for (int block = 0; block < u.blocks; block += batch) {
-      float several[batch];
-#pragma unroll
-      for (int i = 0; i < batch; ++i) {
-        several[i] =
-            block + i < u.blocks ? ptx::load_written(all + static_cast<i64>(block + i) * pitch) : 0.0F;
-      }
-#pragma unroll
-      for (int i = 0; i < batch; ++i) sum += static_cast<double>(several[i]);
-    }
-    float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + thread;
-    if (thread < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(sum / max(u.used, 1)));
-  }
-  ptx::sync_block();
-  if (thread == 0) ptx::raise_turn(arrived);
-}
-
 }  // namespace quantizer
 
-/// Chunk by chunk, units of K's mean, of V (while the last sums come in), K and Q.
+/// Units of K, the last first: the kernel of its mean has left the end of K in the L2. Then of V and of Q.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
   ptx::launch_next_grid();
-  const int units = p.units_mean + p.units_v + p.units_k + p.units_q;
-  const int chunk = static_cast<int>(ptx::block_index()) / units;
-  int unit = static_cast<int>(ptx::block_index()) - chunk * units;
-  if (unit < p.units_mean) {
-    if constexpr (C.smooth_k) quantizer::sum_keys<C>(p, {chunk, unit});
-  } else if (unit -= p.units_mean; unit < p.units_v) {
-    if constexpr (C.pv != Codes::input) quantizer::quantize_values<C>(p, {chunk, unit});
-  } else if (unit -= p.units_v; unit < p.units_k) {
-    quantizer::quantize_rows<C, quantizer::Which::k>(p, {chunk, unit});
+  int unit = static_cast<int>(ptx::block_index());
+  if (unit < p.units_k) {
+    quantizer::quantize_rows<C, quantizer::Which::k>(p, p.units_k - 1 - unit);
+  } else if (unit -= p.units_k; unit < p.units_v) {
+    if constexpr (C.pv != Codes::input) quantizer::quantize_values<C>(p, unit);
   } else {
-    quantizer::quantize_rows<C, quantizer::Which::q>(p, {chunk, unit - p.units_k});
+    quantizer::quantize_rows<C, quantizer::Which::q>(p, unit - p.units_v);
   }
 }
 
@@ -448,7 +317,7 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     largest_of_groups(const __grid_constant__ QuantizeParams p) {
   const quantizer::Tables table = quantizer::tables<C>();
   quantizer::PreparedRow<C, quantizer::Which::k> r;
-  if (!r.load(p, table, {0, static_cast<int>(ptx::block_index())})) return;
+  if (!r.load(p, table, static_cast<int>(ptx::block_index()))) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const quantizer::Magnitude m = quantizer::of_block<Codes::s8>(quantizer::magnitude_of(r.values), table,
                                                                 thread / warp_size, thread % warp_size);
@@ -459,12 +328,113 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
   if (m.bad) ptx::atomic_max(&group->bad, 1U);
 }
 
-/// K's mean alone, for the launches after it.
+namespace quantizer {
+
+/// Channel `c` of row `row` of a tile of keys, whose first is at `position`, embedded as `embed` does it.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
-    mean_of_keys(const __grid_constant__ QuantizeParams p) {
+TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, int position) {
+  const u16* const keys = tile + row * quantize_channels(C.head_dim_qk);
+  const float x = ptx::unpack<C.element>(ptx::load_shared(keys + c));
+  if (c >= p.rotary.dim) return x;
+  const int half = p.rotary.dim / 2;
+  const bool first = C.interleaved ? c % 2 == 0 : c < half;
+  const int step = C.interleaved ? 1 : half;
+  const int pair = C.interleaved ? c / 2 : c % half;
+  const float y = ptx::unpack<C.element>(ptx::load_shared(keys + (first ? c + step : c - step)));
+  const float turned =
+      ptx::multiply(y, ptx::load_global(p.rotary.sin + (position + row) * p.rotary.sin_stride + pair));
+  return ptx::multiply(x, ptx::load_global(p.rotary.cos + (position + row) * p.rotary.cos_stride + pair)) +
+         (first ? -turned : turned);
+}
+
+}  // namespace quantizer
+
+/// K's mean over the keys in use, by channel: a block of threads sums 128 keys of a head in f32, key by key;
+/// the last one of a head adds up what all have found, in double. All of the block's loads are in flight at
+/// once.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_constant__ QuantizeParams p) {
+  constexpr int threads = mean_threads(C);
+  constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
+  constexpr int pitch = quantize_channels(C.head_dim_qk);
   ptx::launch_next_grid();
-  quantizer::sum_keys<C>(p, {0, static_cast<int>(ptx::block_index())});
+  quantizer::Unit u;
+  const bool some = quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u);
+  if (!some && u.first != 0) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int rows = max(0, min(quant_block, u.used - u.first));
+  const u16* const first = static_cast<const u16*>(p.k.source) +
+                           quantizer::offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first));
+  auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
+#pragma unroll
+  for (int i = 0; i < quant_block * vectors / threads; ++i) {
+    const int at = i * threads + thread;
+    const int row = at / vectors;
+    const int col = at % vectors * 8;
+    const u16* const from = first + row * p.k.stride.row;
+    if (C.vectors && row < rows && col < C.head_dim_qk) {
+      ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
+    } else {
+      ptx::store_shared(tile + at,
+                        quantizer::load_vector<false>(from, col, C.head_dim_qk, !C.vectors && row < rows));
+    }
+  }
+  ptx::wait_for_copies();
+  ptx::sync_block();
+
+  const int c = 2 * thread;
+  const bool sums_channels = c < pitch;
+  const i64 head = static_cast<i64>(u.entry) * p.heads_kv + u.head;
+  float* const sums = p.sums + (head * p.axis_blocks_k + u.block) * pitch + c;
+  if (sums_channels) {
+    float low = 0.0F;
+    float high = 0.0F;
+#pragma unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + row * (pitch / 2) + thread);
+      float a = ptx::unpack<C.element>(static_cast<u16>(pair));
+      float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
+      if constexpr (C.rotary) {
+        a = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, u.first);
+        b = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, u.first);
+      }
+      low += ptx::max_magnitude(0.0F, a) <= quantizer::largest_float ? a : 0.0F;
+      high += ptx::max_magnitude(0.0F, b) <= quantizer::largest_float ? b : 0.0F;
+    }
+    ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
+  }
+
+  auto* const before = reinterpret_cast<u32*>(ptx::dynamic_shared());
+  ptx::sync_block();
+  if (thread == 0) {
+    ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
+  }
+  ptx::sync_block();
+  if (ptx::load_shared(before) + 1 == static_cast<u32>(max(u.blocks, 1)) && sums_channels) {
+    double low_sum = 0.0;
+    double high_sum = 0.0;
+    const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
+    constexpr int batch = 16;  // loads in flight
+    for (int block = 0; block < u.blocks; block += batch) {
+      ptx::Float2 pairs[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        pairs[i] = {0.0F, 0.0F};
+        if (block + i >= u.blocks) continue;
+        pairs[i] =
+            ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(block + i) * pitch));
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        low_sum += static_cast<double>(pairs[i].x);
+        high_sum += static_cast<double>(pairs[i].y);
+      }
+    }
+    const double used = max(u.used, 1);
+    float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
+    if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / used));
+    if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / used));
+  }
 }
 
 }  // namespace tandem

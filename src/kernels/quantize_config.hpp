@@ -45,16 +45,23 @@ constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
 
-/// The quantiser's dynamic shared memory: signs and means by channel, the warps' maxima, then the tile of V's
-/// codes or the warps' sums of K's channels.
+/// The quantiser's dynamic shared memory: signs and means by channel, the warps' maxima, the tile of V's
+/// codes.
 constexpr int quantize_table_bytes(const QuantizeConfig& c) {
   const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
   return 2 * 4 * quantize_channels(dim) + 2 * 4 * (quantize_threads / 32);
 }
 constexpr int quantize_shared_bytes(const QuantizeConfig& c) {
   const int tile = c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v);
-  const int sums = c.smooth_k ? 4 * (quantize_threads / 32) * quantize_channels(c.head_dim_qk) : 0;
-  return quantize_table_bytes(c) + (tile > sums ? tile : sums);
+  return quantize_table_bytes(c) + tile;
+}
+
+/// The kernel of K's means: 16 vectors of 8 channels a thread at most, and a pair of channels.
+constexpr int mean_threads(const QuantizeConfig& c) {
+  return c.head_dim_qk <= 128 ? 128 : 256;
+}
+constexpr int mean_shared_bytes(const QuantizeConfig& c) {
+  return 2 * quant_block * quantize_channels(c.head_dim_qk);
 }
 
 /// A tensor that is quantised, and its codes and scales. Code strides in bytes; for V, `row` is the stride
@@ -92,9 +99,8 @@ struct QuantizeParams {
   ScaleStrides shift_stride;
   float* mean;  ///< [batch][kv head][quantize_channels(head_dim_qk)]
   ScaleStrides mean_stride;
-  float* sums;  ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
-  /// By (batch, kv head): blocks whose sums are there, and 1 more once the mean is; 0 before the launches.
-  unsigned int* arrived;
+  float* sums;            ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
+  unsigned int* arrived;  ///< by (batch, kv head): blocks whose sums are there; 0 before the launch
   GroupLargest* largest;  ///< of k, by (batch, kv head) or one; read where k's scales are of such groups
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   int batch;
@@ -105,17 +111,7 @@ struct QuantizeParams {
   int blocks_q;  ///< of 128 rows in rows_q (equal lengths)
   int blocks_k;
   int axis_blocks_k;  ///< quantized_blocks of k
-  int all_blocks_q;   ///< of all entries' axes
-  int all_blocks_k;
-  /// Units go chunk by chunk: so many blocks of so many KV heads (and of the query heads that read them).
-  int chunks;
-  int head_chunks;  ///< of the same blocks
-  int chunk_heads;
-  int chunk_blocks_q;
-  int chunk_blocks_k;
-  int units_mean;  ///< of a chunk, that sum K's channels; 0 if the mean has a launch of its own or there is
-                   ///< none
-  int units_q;     ///< of a chunk; 0: the tensor is left out
+  int units_q;        ///< blocks of the axis times heads; 0: the tensor is left out
   int units_k;
   int units_v;
   float scale;  ///< of the softmax

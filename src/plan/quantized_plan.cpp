@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "gpu/quantize_params.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
@@ -125,14 +124,13 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
 std::vector<std::string> explain_quantized(const Problem& problem, const Recipe& recipe,
                                            const QuantizedConfig& c) {
   const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
-  const bool own_mean = recipe.smooth_k && !gpu::finds_mean_on_the_way(problem, recipe);
-  const char* quantizer =
-      problem.of_codes() ? "arrange_codes" : (own_mean ? "mean_of_keys, quantize" : "quantize");
   return {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
       fmt::format("kernels {} and forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  quantizer, name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v,
-                  c.head_dim_v),
+                  problem.of_codes() ? "arrange_codes"
+                  : recipe.smooth_k  ? "mean_of_keys, quantize"
+                                     : "quantize",
+                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
                   quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
       fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),

@@ -115,6 +115,7 @@ fake::Driver& open_fake_driver() {
     }
     const Problem quantized = quantized_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);
+    find_kernel(kernel_name(mean_config(quantizer), QuantizeKernel::mean));
     find_kernel(kernel_name(quantizer, QuantizeKernel::codes));
     find_kernel(kernel_name(choose_quantized_config(quantized, int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
@@ -334,7 +335,7 @@ TEST_F(FakeDriver, ABackwardCallWithoutAWorkspaceFreesWhatItTook) {
   EXPECT_NE(explain(m.backward).find("backward_preprocess"), std::string::npos);
 }
 
-TEST_F(FakeDriver, ACallInEightBitsIsTwoLaunchesInAWorkspaceOfItsOwn) {
+TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
   Memory m;
   m.args.options.precision = Precision::int8;
   Execution execution{.stream = reinterpret_cast<void*>(0x555)};
@@ -347,16 +348,17 @@ TEST_F(FakeDriver, ACallInEightBitsIsTwoLaunchesInAWorkspaceOfItsOwn) {
   driver->calls.clear();
   driver->launches.clear();
   forward(m.args, execution);
-  const std::vector<const char*> kernels = {"quantizeIX", "forward_quantized"};
+  const std::vector<const char*> kernels = {"mean_of_keys", "quantizeIX", "forward_quantized"};
   ASSERT_EQ(driver->launches.size(), kernels.size());
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     const fake::Launch& launch = driver->launches[i];
     EXPECT_NE(launch.symbol.find(kernels[i]), std::string::npos) << launch.symbol;
     EXPECT_EQ(launch.config.stream, execution.stream);
-    // The later one may start while what is before it ends.
+    // The later ones may start while what is before them ends.
     EXPECT_EQ(launch.attributes.size(), i > 0 ? 1U : 0U) << launch.symbol;
   }
-  EXPECT_EQ(driver->launches[0].config.grid_x, 4U * 2U * 4U * 3U) << "K's mean, Q, K and V";
+  EXPECT_EQ(driver->launches[0].config.grid_x, 2U * 4U * 3U);
+  EXPECT_EQ(driver->launches[1].config.grid_x, 3U * 2U * 4U * 3U);
   EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
   const std::string text = explain(m.args);
   EXPECT_NE(text.find("forward_quantized"), std::string::npos) << text;

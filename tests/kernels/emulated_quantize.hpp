@@ -29,17 +29,16 @@ template <QuantizeConfig C>
 void launch_mean(const QuantizeParams& params, const emulator::Options& options) {
   emulator::launch(mean_of_keys<C>, params,
                    {.blocks = static_cast<unsigned>(params.units_k),
-                    .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                    .threads = static_cast<unsigned>(mean_threads(C)),
+                    .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
                    options);
 }
 
 template <QuantizeConfig C>
 void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
-  if (C.smooth_k && params.units_mean == 0 && params.units_k > 0) launch_mean<C>(params, options);
+  if (C.smooth_k && params.units_k > 0) launch_mean<C>(params, options);
   emulator::launch(quantize<C>, params,
-                   {.blocks = static_cast<unsigned>(params.chunks * (params.units_mean + params.units_q +
-                                                                     params.units_k + params.units_v)),
+                   {.blocks = static_cast<unsigned>(params.units_q + params.units_k + params.units_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
                    options);

@@ -37,12 +37,12 @@ struct Result {
 };
 
 template <QuantizeConfig C>
-Result run(Call& call, const Recipe& recipe, std::uint64_t seed, std::int64_t chunk_bytes = gpu::kept_bytes) {
+Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   const Problem p = call.problem();
   EXPECT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
   Result r{.scratch = QuantizedScratch(space), .params = {}};
-  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data, chunk_bytes);
+  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data);
   emulator::Options options;
   options.seed = seed;
   add_buffers(options, call.inputs(), false);
@@ -99,21 +99,6 @@ TEST(Quantize, ValuesThatAreNoNumbers) {
   set_no_numbers(call);
   check_quantized(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
   check_quantized(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
-}
-
-/// Chunks of one head, of all heads, and of two batch entries of three.
-TEST(Quantize, ChunksOfUnits) {
-  constexpr QuantizeConfig config = config_of(Element::bf16, 64, 40, fp8_recipe, false, true);
-  Case c = quantize_case(DType::bf16, 64, 40);
-  c.batch = 3;
-  Call call(c);
-  const std::int64_t head_bytes = 2 * c.head_dim_qk * c.seqlen_k;
-  for (const auto& [heads, chunks] : {std::pair{1, 6}, {2, 3}, {5, 2}, {6, 1}}) {
-    SCOPED_TRACE(heads);
-    const Result result = run<config>(call, fp8_recipe, 2, heads * head_bytes);
-    EXPECT_EQ(result.params.chunks, chunks);
-    check_quantized(call, fp8_recipe, result.params);
-  }
 }
 
 /// Codes and scales that the caller brings end where the quantiser would have put them.
