@@ -1,5 +1,5 @@
-// A call between its parts: checked and planned, then run. For callers that need the plan in between, to bring
-// scratch memory of their own without planning twice.
+// A call between its parts: checked and planned, then run. For callers that need the plan in between, to
+// bring scratch memory of their own without planning twice.
 #pragma once
 
 #include "api/make_problem.hpp"
