@@ -38,6 +38,7 @@ struct Work {
   const ForwardTile& t;
   Scratch s;
   bool truncates;  ///< products are e4m3's
+  bool p_lags;     ///< P's unit is a maximum that follows the running one when it is too far above
   bool p_by_tile;  ///< P is rounded relative to its largest in the tile, not to the running maximum
 };
 
@@ -152,15 +153,16 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   const int row = stripe.index * stripe_lanes + lane;
   const Vec in_tile = finish_logits(w, stripe, b, lane, masked);
   const Vec old = load(w.s.maximum + row);
-  const Vec maximum = hn::Max(old, in_tile);
+  const auto above = hn::Gt(in_tile, hn::Add(old, broadcast(w.p_lags ? maximum_lag : 0.0F)));
+  const Vec maximum = hn::IfThenElse(above, in_tile, old);
   const Vec safe = zero_if_infinite(maximum);
   const Vec growth = exp2(hn::Sub(old, safe));
   const Vec base = w.p_by_tile ? zero_if_infinite(in_tile) : safe;
   const Vec weight = w.p_by_tile ? exp2(hn::Sub(in_tile, safe)) : broadcast(1.0F);
 
   const bool by_row = w.job.recipe.v_scales == ScaleGroup::row && w.job.recipe.pv != Codes::input;
-  const float range =
-      w.job.recipe.pv == Codes::e4m3 ? e4m3_p_range : (w.job.recipe.pv == Codes::s8 ? u8_p_range : 1.0F);
+  const float range = w.job.recipe.pv == Codes::e4m3 ? (w.p_lags ? e4m3_lagging_p_range : e4m3_p_range)
+                                                     : (w.job.recipe.pv == Codes::s8 ? u8_p_range : 1.0F);
   Vec sum = zero();
   Vec largest = zero();
   for (int j = 0; j < b.count; ++j) {
@@ -421,6 +423,7 @@ void run(const QuantizedTile& job) {
                .t = job.tile,
                .s = take_apart(job.tile),
                .truncates = r.qk == Codes::e4m3,
+               .p_lags = r.pv == Codes::input || (r.pv == Codes::e4m3 && r.v_scales != ScaleGroup::row),
                .p_by_tile = r.pv == Codes::s8 || (r.pv == Codes::e4m3 && r.v_scales == ScaleGroup::row)};
   stage_queries(w);
   find_shifts(w);

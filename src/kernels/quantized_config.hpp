@@ -27,13 +27,15 @@ struct QuantizedConfig {
   bool dynamic = false;       ///< blocks draw tiles from a counter instead of being dealt them
   bool overlap = true;        ///< softmax of one block runs under the products of the next, in one warpgroup
   bool pingpong = true;       ///< warpgroups take turns: one's softmax under the other's products
-  int parts = 2;        ///< P V is computed and promoted by so many column ranges of V, one after the other
-  int polynomials = 0;  ///< of 8 exponentials, those that the FMA pipe computes
+  int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other
 
   constexpr bool operator==(const QuantizedConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers(), 1); }
+  /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
+  /// have none, and scales of V's rows differ by more.
+  [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }
   /// Columns of V in a part of P V.
   [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
   /// What the 16-bit kernel's tiles and epilogue are specialised by.

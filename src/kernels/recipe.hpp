@@ -22,6 +22,10 @@ constexpr float largest_s8 = 127.0F;
 /// What P, at most 1, is multiplied by before it is rounded: a power of two for e4m3, all of u8's range for
 /// s8.
 constexpr float e4m3_p_range = 256.0F;
+/// The same where P's unit is a maximum that may lag behind by as much as is left of the range.
+constexpr float e4m3_lagging_p_range = 32.0F;
+/// By how many powers of two a maximum may exceed the one that lags: 448 / 32.
+constexpr float maximum_lag = 3.807354922F;
 constexpr float u8_p_range = 255.0F;
 
 /// Products that one 8-bit WGMMA instruction adds up along the depth before its accumulator is truncated.

@@ -13,20 +13,21 @@ namespace tandem {
 namespace {
 
 constexpr const char* exp_bound = "exponentials bound it: three warpgroups keep the product under them";
+constexpr const char* three = "three warpgroups, of which one's products run under the others' softmax";
 constexpr const char* balanced = "scores, P and P V of two warpgroups' 64 queries each stay in registers";
 constexpr const char* output_bound = "the output takes most registers: P V comes in narrow parts";
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
-    {64, 64, false, 192, 3, 1, 2, true, true, false, exp_bound},
-    {64, 64, true, 192, 3, 2, 2, true, true, true, exp_bound},
-    {128, 128, false, 128, 3, 2, 1, true, true, false, balanced},
+    {64, 64, false, 192, 3, 1, 2, true, false, false, exp_bound},
+    {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
+    {128, 128, false, 192, 2, 1, 2, false, true, false, three},
     {128, 128, true, 128, 3, 2, 1, true, false, true, balanced},
     {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
     {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
     {192, 192, false, 128, 2, 1, 6, false, false, false, output_bound},
     {192, 192, true, 128, 2, 1, 6, false, false, true, output_bound},
-    {256, 256, false, 128, 2, 1, 4, false, true, false, output_bound},
+    {256, 256, false, 128, 2, 1, 4, false, false, false, output_bound},
     {256, 256, true, 128, 2, 1, 4, false, false, true, output_bound},
 };
 
@@ -48,6 +49,16 @@ QuantizedConfig with_recipe(QuantizedConfig c, const Recipe& r) {
   return c;
 }
 
+QuantizedConfig with_two_warpgroups(QuantizedConfig c) {
+  c.block_m = 128;
+  c.stages = 3;
+  c.q_stages = 2;
+  c.parts = 1;
+  c.overlap = true;
+  c.pingpong = !(c.causal || c.local);
+  return c;
+}
+
 QuantizedConfig with_tile(QuantizedConfig c) {
   const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   c.block_m = tile.block_m;
@@ -57,22 +68,20 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   c.pingpong = tile.pingpong;
   c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
   c.parts = tile.parts;
-  // Scales by row, a mask and lengths from the device each take registers: what is left holds narrower parts,
-  // or two warpgroups in place of three.
-  const bool more = c.ragged || c.causal || c.local;
-  if (c.head_dim_v > 96 && (c.pv == Codes::s8 || more)) c.parts = std::max(c.parts, 2);
-  if (c.head_dim_v > 192 && c.pv == Codes::s8) {
+  // A maximum a tile takes registers, V's scales by row and a mask more: what is left holds two warpgroups in
+  // place of three, or narrower parts.
+  const bool joins = c.pv != Codes::input && c.v_row_scales;
+  const bool masked = c.ragged || c.causal || c.local;
+  if (c.head_dim_v > 96 && c.head_dim_v <= 128 && (!c.lagging() || c.local)) c = with_two_warpgroups(c);
+  if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
+  if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
+  if (c.head_dim_v > 192 && c.pv == Codes::s8 && (joins || masked)) {
     c.parts = 8;
     c.pingpong = true;
   }
-  if (c.block_m == 192 && (c.ragged || (c.pv == Codes::s8 && more))) {
-    c.block_m = 128;
-    c.parts = 1;
-    c.pingpong = true;
-  }
   if (c.pv == Codes::input) {  // P V adds to the output itself
+    if (c.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
-    c.block_m = 128;
   }
   while (c.head_dim_v % (32 * c.parts) != 0) --c.parts;  // a part is whole groups of 32 columns
   // V in 16 bits takes twice the room.

@@ -111,6 +111,22 @@ TANDEM_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
 #endif
 }
 
+/// Four f32 rounded to the nearest even whole numbers, from 0 to 255 (NaN is 0), the first in the lowest
+/// byte.
+TANDEM_DEVICE u32 pack_u8(float a, float b, float c, float d) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("{ .reg .s32 w, x, y, z; .reg .b32 high; cvt.rni.s32.f32 w, %1; cvt.rni.s32.f32 x, %2; "
+      "cvt.rni.s32.f32 y, %3; cvt.rni.s32.f32 z, %4; cvt.pack.sat.u8.s32.b32 high, z, y, 0; "
+      "cvt.pack.sat.u8.s32.b32 %0, x, w, high; }"
+      : "=r"(y)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return y;
+#else
+  return emulator::pack_u8(a, b, c, d);
+#endif
+}
+
 /// x * unit rounded to the nearest even whole number, from 0 to 255, in the lowest byte: the sum with 1.5 *
 /// 2^23 has it there.
 TANDEM_DEVICE float round_to_byte(float x, float unit) {
@@ -148,15 +164,6 @@ TANDEM_DEVICE float fmax_nan(float a, float b) {
   return y;
 #else
   return emulator::fmax_nan(a, b);
-#endif
-}
-
-/// x * 2^n, where `whole` is 1.5 * 2^23 + n, and x and the product are normal.
-TANDEM_DEVICE float add_exponent(float x, float whole) {
-#if TANDEM_ON_DEVICE
-  return __uint_as_float(__float_as_uint(x) + (__float_as_uint(whole) << 23));
-#else
-  return emulator::add_exponent(x, whole);
 #endif
 }
 

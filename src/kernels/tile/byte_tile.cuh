@@ -30,6 +30,14 @@ struct ByteTile {
     }
   }
 
+  /// Four codes of `row` from `col` (a multiple of 4) on.
+  TANDEM_DEVICE u32 word(int row, int col) const {
+    const u32 at = static_cast<u32>(col / strip_cols) * strip_bytes +
+                   static_cast<u32>(row * strip_cols + col % strip_cols);
+    const u32 swizzled = at ^ (at >> 7 & (strip_cols / 16 - 1)) << 4;
+    return ptx::load_shared(reinterpret_cast<const u32*>(data + swizzled));
+  }
+
   /// The tile from row `first_row` (a multiple of 8) on as an operand; WGMMA step `step` takes columns 32 *
   /// step onwards.
   TANDEM_DEVICE ptx::MatrixDescriptor operand() const {

@@ -52,12 +52,6 @@ float fmax_nan(float a, float b) {
   return std::fmax(a, b);
 }
 
-float add_exponent(float x, float whole) {
-  check_register(x);
-  check_register(whole);
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) + (std::bit_cast<std::uint32_t>(whole) << 23));
-}
-
 float fma(float a, float b, float c) {
   check_register(a);
   check_register(b);
@@ -133,6 +127,18 @@ std::uint32_t to_e4m3(float x) {
 std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   for (const float x : {a, b, c, d}) check_register(x);
   return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
+}
+
+std::uint32_t pack_u8(float a, float b, float c, float d) {
+  std::uint32_t packed = 0;
+  int shift = 0;
+  for (const float x : {a, b, c, d}) {
+    check_register(x);
+    const float rounded = std::isnan(x) ? 0.0F : std::nearbyint(std::clamp(x, 0.0F, 255.0F));
+    packed |= static_cast<std::uint32_t>(rounded) << shift;
+    shift += 8;
+  }
+  return packed;
 }
 
 std::uint32_t low_bytes(float a, float b, float c, float d) {

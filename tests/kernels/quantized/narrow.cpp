@@ -14,14 +14,21 @@ std::span<const EmulatedQuantized> narrow_quantized() {
                                         .local = true,
                                         .ragged = true,
                                         .dynamic = true,
-                                        .parts = 1,
-                                        .polynomials = 2},
+                                        .parts = 1},
                         QuantizedConfig{.head_dim_qk = 96,
                                         .head_dim_v = 96,
                                         .block_m = 192,
                                         .overlap = false,
                                         .pingpong = false,
-                                        .parts = 3}>();
+                                        .parts = 3},
+                        QuantizedConfig{.qk = Codes::s8,
+                                        .pv = Codes::s8,
+                                        .head_dim_qk = 64,
+                                        .head_dim_v = 64,
+                                        .block_m = 192,
+                                        .causal = true,
+                                        .rotated_v = true,
+                                        .pingpong = false}>();
   return kernels;
 }
 

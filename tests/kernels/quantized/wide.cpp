@@ -4,15 +4,19 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedQuantized> wide_quantized() {
-  constexpr QuantizedConfig int8{
-      .qk = Codes::s8, .pv = Codes::s8, .row_scales = true, .v_row_scales = true, .rotated_v = true};
+  constexpr QuantizedConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true};
   static constexpr auto kernels = emulate_quantized<
       QuantizedConfig{.parts = 1}, QuantizedConfig{.causal = true, .dynamic = true},
       QuantizedConfig{
           .element = Element::f16, .block_m = 192, .overlap = false, .pingpong = false, .parts = 4},
       QuantizedConfig{.causal = true, .row_scales = true, .v_row_scales = true}, int8,
       [](QuantizedConfig c) {
-        c.causal = c.ragged = c.dynamic = true;
+        c.causal = c.dynamic = true;
+        c.element = Element::f16;
+        return c;
+      }(int8),
+      [](QuantizedConfig c) {
+        c.causal = c.ragged = c.dynamic = c.row_scales = c.v_row_scales = true;
         c.element = Element::f16;
         return c;
       }(int8),

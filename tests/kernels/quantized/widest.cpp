@@ -6,7 +6,7 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedQuantized> widest_quantized() {
   static constexpr auto kernels =
       emulate_quantized<QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2},
-                        QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 192, .parts = 3},
+                        QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3},
                         QuantizedConfig{.head_dim_qk = 256,
                                         .head_dim_v = 256,
                                         .causal = true,

@@ -1,0 +1,188 @@
+// Online softmax without maxima: P is in units of 2^reference, and the reference is moved only when P grows
+// too large, which sums tell that are needed anyway.
+#pragma once
+
+#include "kernels/quantized_config.hpp"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem::tile {
+
+/// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O, the sums and P are in
+/// units of 2^reference. All P are positive, so a sum bounds each of its terms: eight that come to no more
+/// than e4m3's largest number are all in its range. A tile then takes one vote in place of maxima, shuffles
+/// and weights (a fifth of its instructions, and the longest of its chains).
+///
+/// Whether a row's reference moves depends on that row alone.
+struct LaggingSoftmax {
+  /// A reference is put so far below its row's maximum that P is at most 32: eight such come to 256.
+  static constexpr float below = 5.0F;
+  static_assert(e4m3_lagging_p_range == 32.0F);
+  static constexpr float largest_sum = 448.0F;
+  /// Where the maximum is known, what it may be above the reference: P is then at most 448.
+  static constexpr float headroom = 8.807354922F;
+
+  float reference[2];
+  float sum[2];     ///< of this thread's columns
+  float weight[2];  ///< of the products of the P in registers
+  float tile_sum[2];
+  float largest[2];  ///< of the tile's sums of eight
+
+  TANDEM_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = -ptx::infinity();
+      sum[h] = weight[h] = 0.0F;
+    }
+  }
+
+  /// Of the scores times their unit; the quad's rows agree. A NaN stays.
+  template <int n, int units>
+  static TANDEM_DEVICE void find_maximum(float (&maximum)[2], const float (&s)[n],
+                                         const float (&unit)[units]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Four chains each: a link takes eight cycles, an instruction two.
+      float a[4] = {s[2 * h], s[2 * h + 1], s[4 + 2 * h], s[4 + 2 * h + 1]};
+#pragma unroll
+      for (int j = 2; j < n / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          a[j % 2 * 2 + e] = ptx::fmax_nan(a[j % 2 * 2 + e], s[4 * j + 2 * h + e]);
+        }
+      }
+      float m = ptx::fmax_nan(ptx::fmax_nan(a[0], a[1]), ptx::fmax_nan(a[2], a[3]));
+      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 1));
+      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 2));
+      maximum[h] = m * unit[h % units];
+    }
+  }
+
+  /// Where the scores are masked: moves the references by the tile's maxima, before P is computed.
+  template <int n, int units, int outputs>
+  TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], float (&o)[outputs]) {
+    float maximum[2];
+    find_maximum(maximum, s, unit);
+    const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
+    if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, o);
+  }
+  /// Where P was infinite: moves the references of those rows by the tile's maxima.
+  template <int n, int units, int outputs>
+  TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], float (&o)[outputs]) {
+    float maximum[2];
+    find_maximum(maximum, s, unit);
+    const bool lost[2] = {largest[0] == ptx::infinity(), largest[1] == ptx::infinity()};
+    move_rows(lost, maximum, o);
+  }
+
+  /// Turns the scores into P in place, a quarter at a time, and sums it; `beside(i)` is called behind
+  /// quarter i.
+  ///
+  /// The exponential unit takes a warp's instruction every eight cycles; what else a tile needs fits between:
+  /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it
+  /// is given them in this order.
+  template <int n, int units, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
+    constexpr int size = n / 4;
+    // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
+    const float subtract[2] = {ptx::fmax(reference[0], -3e38F), ptx::fmax(reference[1], -3e38F)};
+    const auto argument = [&](int i) {
+      s[i] = ptx::fma(s[i], unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
+    };
+    const auto add = [&](int i) {
+      float eight[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int at = i + 2 * h;
+        eight[h] = ((s[at] + s[at + 1]) + (s[at + 4] + s[at + 5])) +
+                   ((s[at + 8] + s[at + 9]) + (s[at + 12] + s[at + 13]));
+        tile_sum[h] = i == 0 ? eight[h] : tile_sum[h] + eight[h];
+        largest[h] = i == 0 ? eight[h] : ptx::fmax(largest[h], eight[h]);
+      }
+    };
+    static_assert(size == 16);
+#pragma unroll
+    for (int i = 0; i < size; ++i) argument(i);
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+#pragma unroll
+      for (int j = 0; j < size; ++j) {
+        const int i = quarter * size + j;
+        s[i] = ptx::exp2(s[i]);
+        if (quarter < 3) argument(i + size);
+      }
+      if (quarter > 0) add((quarter - 1) * size);
+      beside(quarter);
+    }
+    add(3 * size);
+  }
+
+  /// Takes the tile's sums in. Where P is too large the row's reference moves first, and P, O and the sums
+  /// with it; where it is infinite, `again` finds the tile's P anew. Whether P has changed.
+  template <int n, int outputs, typename Again>
+  TANDEM_DEVICE bool settle(float v_scale, float (&s)[n], float (&o)[outputs], Again again) {
+    const bool moves = ptx::ballot(largest[0] > largest_sum || largest[1] > largest_sum) != 0;
+    if (moves) {
+      agree_on_largest();
+      if (ptx::ballot(largest[0] == ptx::infinity() || largest[1] == ptx::infinity()) != 0) {
+        again();
+        agree_on_largest();
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float most = 0.0F;
+#pragma unroll
+        for (int j = 0; j < n / 4; ++j)
+          most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+        most = over_quad(most);
+        if (!(largest[h] > largest_sum)) most = e4m3_lagging_p_range;
+        const float factor = e4m3_lagging_p_range * ptx::reciprocal(most);
+        reference[h] += ptx::log2(most) - below;
+        tile_sum[h] *= factor;
+#pragma unroll
+        for (int j = 0; j < n / 4; ++j) {
+          s[4 * j + 2 * h] *= factor;
+          s[4 * j + 2 * h + 1] *= factor;
+        }
+        scale_row(h, factor, o);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] += tile_sum[h];
+      weight[h] = v_scale;
+    }
+    return moves;
+  }
+
+ private:
+  static TANDEM_DEVICE float over_quad(float x) {
+    x = ptx::fmax(x, ptx::shuffle_xor(x, 1));
+    return ptx::fmax(x, ptx::shuffle_xor(x, 2));
+  }
+  TANDEM_DEVICE void agree_on_largest() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) largest[h] = over_quad(largest[h]);
+  }
+  template <int outputs>
+  TANDEM_DEVICE void move_rows(const bool (&which)[2], const float (&maximum)[2], float (&o)[outputs]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (which[h]) {
+        scale_row(h, ptx::exp2(reference[h] - (maximum[h] - below)), o);
+        reference[h] = maximum[h] - below;
+      }
+    }
+  }
+  template <int outputs>
+  TANDEM_DEVICE void scale_row(int h, float factor, float (&o)[outputs]) {
+    sum[h] *= factor;
+    weight[h] *= factor;
+#pragma unroll
+    for (int j = 0; j < outputs / 4; ++j) {
+      o[4 * j + 2 * h] *= factor;
+      o[4 * j + 2 * h + 1] *= factor;
+    }
+  }
+};
+
+}  // namespace tandem::tile

@@ -1,0 +1,157 @@
+// Online softmax where P is rounded in units of its largest in the row and tile.
+#pragma once
+
+#include "kernels/quantized_config.hpp"
+#include "kernels/tile/lagging_softmax.cuh"
+
+namespace tandem::tile {
+
+/// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O and the sums are kept in
+/// units of 2^reference, which stays where it is until a maximum is so far above that f32 might overflow: a
+/// new maximum then costs one multiplication a row instead of one an output.
+template <QuantizedConfig C>
+struct TileSoftmax {
+  /// By how much a maximum may exceed the reference.
+  static constexpr float headroom = 40.0F;
+  static constexpr bool joins = C.v_row_scales;  ///< V's scales are in P
+  static constexpr float range = C.pv == Codes::e4m3 ? e4m3_p_range : u8_p_range;
+  /// P's range as a summand of the exponent.
+  static constexpr float offset = joins ? 0.0F : 7.994353437F;
+  static_assert(u8_p_range == 255.0F && (joins || C.pv == Codes::s8));
+
+  float maximum[2];  ///< of the tile
+  float reference[2];
+  float sum[2];  ///< of this thread's columns
+  float tile_sum[2];
+  float tile_unit[2];  ///< joins: the largest P in the tile
+  float weight[2];     ///< what the products of the tile whose P is in registers are worth
+
+  static TANDEM_DEVICE float finite(float maximum) { return maximum == -ptx::infinity() ? 0.0F : maximum; }
+
+  TANDEM_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = -ptx::infinity();
+      sum[h] = weight[h] = 0.0F;
+    }
+  }
+
+  template <int n, int units>
+  TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
+    LaggingSoftmax::find_maximum(maximum, s, unit);
+  }
+  /// The same of sums that are integers; an instruction takes two of them in.
+  template <int n, int units>
+  TANDEM_DEVICE void find_maximum(const i32 (&s)[n], const float (&unit)[units]) {
+    i32 m[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      i32 a[2] = {max(s[2 * h], s[2 * h + 1]), max(s[4 + 2 * h], s[4 + 2 * h + 1])};
+#pragma unroll
+      for (int j = 2; j < n / 4; ++j) {
+        a[j % 2] = max(max(a[j % 2], s[4 * j + 2 * h]), s[4 * j + 2 * h + 1]);
+      }
+      m[h] = max(a[0], a[1]);
+    }
+#pragma unroll
+    for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        m[h] = max(m[h], static_cast<i32>(ptx::shuffle_xor(static_cast<u32>(m[h]), distance)));
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) maximum[h] = ptx::to_float(m[h]) * unit[h % units];
+  }
+
+  /// Turns the scores, which `raw` has, into exponentials, a quarter at a time, and sums them; `beside(i)` is
+  /// called behind quarter i. As in LaggingSoftmax, what else a tile needs goes between exponentials.
+  template <int n, int units, typename Raw, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Raw raw, Beside beside) {
+    constexpr int size = n / 4;
+    const float subtract[2] = {finite(maximum[0]) - offset, finite(maximum[1]) - offset};
+    const auto argument = [&](int i) {
+      s[i] = ptx::fma(raw(i), unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
+    };
+    float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+    for (int i = 0; i < size; ++i) argument(i);
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+#pragma unroll
+      for (int j = 0; j < size; ++j) {
+        const int i = quarter * size + j;
+        s[i] = ptx::exp2(s[i]);
+        if (quarter < 3) argument(i + size);
+        if (quarter > 0) total[i / 2 % 2 + 2 * (i % 2)] += s[i - size];
+      }
+      beside(quarter);
+    }
+#pragma unroll
+    for (int i = 3 * size; i < n; ++i) total[i / 2 % 2 + 2 * (i % 2)] += s[i];
+    tile_sum[0] = total[0] + total[2];
+    tile_sum[1] = total[1] + total[3];
+  }
+
+  /// Multiplies P by V's scales, and brings the largest to P's range; for u8 the codes are then in the lowest
+  /// bytes.
+  template <int n>
+  TANDEM_DEVICE void join_scales(float (&s)[n], const float* v_scales) {
+    float largest[2] = {0.0F, 0.0F};
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+      const ptx::Float2 v = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(v_scales + 8 * j));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s[4 * j + 2 * h] *= v.x;
+        s[4 * j + 2 * h + 1] *= v.y;
+        largest[h] = ptx::fmax_nan(largest[h], ptx::fmax_nan(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      largest[h] = ptx::fmax_nan(largest[h], ptx::shuffle_xor(largest[h], 1));
+      largest[h] = ptx::fmax_nan(largest[h], ptx::shuffle_xor(largest[h], 2));
+      tile_unit[h] = largest[h];
+      const float inverse = largest[h] > 0.0F ? range * ptx::reciprocal(largest[h]) : 0.0F;
+#pragma unroll
+      for (int j = 0; j < n / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * j + 2 * h + e];
+          x = C.pv == Codes::s8 ? ptx::round_to_byte(x, inverse) : x * inverse;
+        }
+      }
+    }
+  }
+
+  /// Takes the tile's sum in and finds its weight; `o`, in which all earlier tiles are, changes its units if
+  /// it has to.
+  template <int n>
+  TANDEM_DEVICE void settle(float v_scale, float (&o)[n]) {
+    const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
+    if (ptx::ballot(above[0] || above[1]) != 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float factor = above[h] ? ptx::exp2(reference[h] - maximum[h]) : 1.0F;
+        if (above[h]) reference[h] = maximum[h];
+        sum[h] *= factor;
+#pragma unroll
+        for (int j = 0; j < n / 4; ++j) {
+          o[4 * j + 2 * h] *= factor;
+          o[4 * j + 2 * h + 1] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // A tile of which the row sees nothing has no maximum.
+      const float worth =
+          maximum[h] == -ptx::infinity() ? 0.0F : ptx::exp2(maximum[h] - finite(reference[h]));
+      sum[h] = ptx::fma(tile_sum[h], joins ? worth : worth * (1.0F / range), sum[h]);
+      weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);
+    }
+  }
+};
+
+}  // namespace tandem::tile
