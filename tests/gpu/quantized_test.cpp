@@ -22,14 +22,15 @@ using harness::Case;
 /// What may lie between them. s8 products are exact, and out differs in its last place. Of e4m3 ones the
 /// accumulator is modelled: a logit that is off by 2^-13 may put a P beside its rounding boundary into the
 /// next code, up to 1/16 of P, of values up to 4. (The CPU's own out moves by 0.038 in QuantizedRandom's
-/// problem 55 if its scale is 1e-4 smaller.) Without scales by row P is rounded in units of the largest score
-/// so far besides, which the GPU meets from the right and the CPU from the left.
+/// problem 55 if its scale is 1e-4 smaller.) Without scales by row P's unit lags behind the largest
+/// score so far besides, which the GPU meets from the right and the CPU from the left: each rounds all of P
+/// anew. The emulator's results differ from the CPU's by up to 0.094 then.
 struct Tolerance {
   double out, lse;
 };
 Tolerance tolerance(const Case& c) {
   const bool fp8 = c.options.precision == Precision::fp8;
-  return {.out = fp8 ? 0.07 : 0.03, .lse = fp8 ? 5e-3 : 1e-4};
+  return {.out = !fp8 ? 0.03 : c.options.strict ? 0.07 : 0.125, .lse = fp8 ? 5e-3 : 1e-4};
 }
 
 void expect_near(const Box& got, const Box& want, double bound, const char* name) {
