@@ -12,7 +12,7 @@
 // section 3 and appendix B. docs/kernels/backward.md has the arithmetic.
 #pragma once
 
-#include "kernels/backward_consumer.cuh"
+#include "kernels/backward_roles.cuh"
 #include "kernels/config.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
@@ -27,14 +27,13 @@ namespace tandem {
 template <BackwardConfig C>
 template <bool masked>
 TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m, float (&s)[scores],
-                                             float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]) {
+                                             float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]) {
   float dp[scores];
   float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
-  auto& ds_tile = shared.scores[score_at];
-  auto& p_tile = shared.scores[C.owns_keys() ? score_at : 2 + score_at];  // not used where registers feed P
+  auto& ds_tile = shared.scores[score_at.stage];
 
   if constexpr (!C.scores_ahead) begin(t, m, s);
   shared.dout_ring.wait(dout_at);
@@ -45,32 +44,25 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
   }
-  probabilities<masked>(s, p_packed, p_sloped, t, m);
-  if constexpr (C.owns_keys()) {
-    ptx::wgmma_fence();
-    issue_gradient<C.columns_v()>(dv, p_packed, p_tile, shared.dout[dout_at.stage]);
-    ptx::wgmma_wait<1>();
-  } else {
-    store_scores(p_tile, p_packed);
-    ptx::wgmma_wait<0>();
-  }
+  const Probabilities<masked> probabilities(*this, t, m);
+#pragma unroll
+  for (int j = 0; j < C.block_m / 8; ++j) probabilities.make(j, s, p_packed, p_sloped);
+  ptx::wgmma_fence();
+  issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+  ptx::wgmma_wait<1>();
   ptx::pin_registers(dp);
-  if constexpr (C.softcap) {
-    score_gradients(ds_packed, p_sloped, dp);
-  } else {
-    score_gradients(ds_packed, p_packed, dp);
+#pragma unroll
+  for (int j = 0; j < C.block_m / 8; ++j) {
+    if constexpr (C.softcap) {
+      score_gradients(j, ds_packed, p_sloped, dp);
+    } else {
+      score_gradients(j, ds_packed, p_packed, dp);
+    }
   }
   store_scores(ds_tile, ds_packed);
-  if constexpr (C.owns_keys()) {
-    ptx::wgmma_fence();
-    issue_gradient<C.columns_k()>(dk, ds_packed, ds_tile, shared.q[q_at.stage]);
-    join();
-  } else {
-    join();
-    ptx::wgmma_fence();
-    issue_gradient<C.columns_v()>(dv, p_packed, p_tile, shared.dout[dout_at.stage]);
-    issue_gradient<C.columns_k()>(dk, ds_packed, ds_tile, shared.q[q_at.stage]);
-  }
+  ptx::wgmma_fence();
+  issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+  join();
   ptx::wgmma_fence();
   issue_dq(dq, ds_tile);
   ptx::wgmma_wait<2>();
@@ -80,8 +72,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
   ptx::pin_registers(dk);
   release_q();
   if constexpr (C.scores_ahead) {
-    const int after = g + 1 < group ? t.blocks.first : t.blocks.end;
-    begin(t, m + 1 < t.blocks.end ? m + 1 : after, s);
+    begin(t, next_block(t, g, m), s);
     ptx::wgmma_wait<1>();
   } else {
     ptx::wgmma_wait<0>();
@@ -92,36 +83,134 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
     ptx::wgmma_wait<0>();
     ptx::pin_registers(s);
   }
-  score_at ^= 1;
+  score_at.advance();
+}
+
+/// As step, with dq_behind: dQ of the block before is made here, and this block's by the next. The warpgroups
+/// need not meet then: one may be most of a block ahead, and its arithmetic runs under the other's products.
+template <BackwardConfig C>
+template <bool masked, bool first>
+TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m,
+                                                    float (&dk)[C.head_dim_qk / 2],
+                                                    float (&dv)[C.head_dim_v / 2]) {
+  constexpr int groups = C.block_m / 8;
+  float dp[scores];
+  float dq[C.dq_columns() / 2];
+  u32 p_packed[scores / 2];
+  u32 p_sloped[slopes];
+  u32 ds_packed[scores / 2];
+  {
+    float s[scores];
+    begin(t, m, s);
+    shared.dout_ring.wait(dout_at);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+    const Probabilities<masked> probabilities(*this, t, m);
+    ptx::wgmma_fence();
+    issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_at.stage], [&](int i) {
+      constexpr int steps = C.head_dim_v / 16;
+#pragma unroll
+      for (int j = i * groups / steps; j < (i + 1) * groups / steps; ++j)
+        probabilities.make(j, s, p_packed, p_sloped);
+    });
+  }
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dp);
+  const auto gradients = [&](int from, int to) {
+#pragma unroll
+    for (int j = from; j < to; ++j) {
+      if constexpr (C.softcap) {
+        score_gradients(j, ds_packed, p_sloped, dp);
+      } else {
+        score_gradients(j, ds_packed, p_packed, dp);
+      }
+    }
+  };
+  constexpr int early = first ? groups : groups / 2;  // under dV, the others under dQ
+  ptx::wgmma_fence();
+  issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage], [&](int i) {
+    constexpr int steps = C.block_m / 16;
+    gradients(i * early / steps, (i + 1) * early / steps);
+  });
+  if constexpr (!first) {
+    wait_ds();
+    ptx::wgmma_fence();
+    issue_dq(dq, shared.scores[score_at.stage ^ 1], [&](int i) {
+      constexpr int steps = C.block_n / 16;
+      gradients(early + i * (groups - early) / steps, early + (i + 1) * (groups - early) / steps);
+    });
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(dq);
+  } else {
+    ptx::wgmma_wait<0>();
+  }
+  ptx::pin_registers(dv);
+  release_dout();
+  store_scores(shared.scores[score_at.stage], ds_packed);
+  ptx::fence_async_shared();
+  ptx::sync_warp();
+  if (thread % warp_size == 0) ptx::mbarrier_arrive(shared.ds_full[score_at.stage]);
+  ptx::wgmma_fence();
+  issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+  if constexpr (!first) store_dq(dq);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dk);
+  release_q();
+  score_at.advance();
+}
+
+/// The last block's dQ.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::finish_behind() {
+  float dq[C.dq_columns() / 2];
+  wait_ds();
+  ptx::wgmma_fence();
+  issue_dq(dq, shared.scores[score_at.stage ^ 1]);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dq);
+  store_dq(dq);
 }
 
 /// All query blocks of all heads of the group. Blocks on the mask's edges, and all blocks of a tile that the
 /// sequence's end cuts, need a mask; the others go without.
 template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                                               float (&dv)[C.columns_v() / 2]) {
-  float s[scores];
-  if constexpr (C.scores_ahead) {
-    begin(t, t.blocks.first, s);
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(s);
-  }
-  for (int g = 0; g < group; ++g) {
-    for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-      if (m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end)) {
-        step<true>(t, g, m, s, dk, dv);
-      } else {
-        step<false>(t, g, m, s, dk, dv);
+TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
+                                               float (&dv)[C.head_dim_v / 2]) {
+  if constexpr (C.dq_behind) {
+    step_behind<true, true>(t, t.blocks.first, dk, dv);
+    for (int g = 0; g < group; ++g) {
+      for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
+        if (needs_mask(t, m)) {
+          step_behind<true, false>(t, m, dk, dv);
+        } else {
+          step_behind<false, false>(t, m, dk, dv);
+        }
       }
     }
+    finish_behind();
+  } else {
+    float s[scores];
+    if constexpr (C.scores_ahead) {
+      begin(t, t.blocks.first, s);
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(s);
+    }
+    for (int g = 0; g < group; ++g) {
+      for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+        if (needs_mask(t, m)) {
+          step<true>(t, g, m, s, dk, dv);
+        } else {
+          step<false>(t, g, m, s, dk, dv);
+        }
+      }
+    }
+    if constexpr (C.scores_ahead) release_q();
   }
-  if constexpr (C.scores_ahead) release_q();
 }
 
-/// One tile.
+/// Waits for a tile's K and V, and clears what must not be multiplied.
 template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                                                float (&dv)[C.columns_v() / 2]) {
+TANDEM_DEVICE void BackwardConsumer<C>::begin_tile(const BackwardTile& t) {
   shared.k_ring.wait(k_at);
   if constexpr (hides) clear_poisoned_keys();
   shared.v_ring.wait(v_at);
@@ -129,7 +218,10 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
     const int valid = t.visible.seqlen_k - t.n * C.block_n;
     if (valid < C.block_n) clear_key_tail(valid);
   }
-  blocks(t, dk, dv);
+}
+
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::end_tile() {
   if (thread % warp_size == 0) {
     shared.k_ring.release(k_at);
     shared.v_ring.release(v_at);
@@ -139,33 +231,79 @@ TANDEM_DEVICE void BackwardConsumer<C>::compute(const BackwardTile& t, float (&d
 }
 
 template <BackwardConfig C>
+template <int n>
+TANDEM_DEVICE void BackwardConsumer<C>::store_keys(const BackwardTile& t, const float (&dk)[n]) {
+  const int batch = p.packed_k ? 0 : t.batch;
+  const tile::RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch +
+                                 t.head_kv * p.dk_stride.head + static_cast<i64>(t.begin_k) * p.dk_stride.row,
+                             p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+  tile::store_rows<C.element>(rows, dk, p.scale, t.n * C.block_n + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                              thread);
+}
+
+template <BackwardConfig C>
+template <int n>
+TANDEM_DEVICE void BackwardConsumer<C>::store_values(const BackwardTile& t, const float (&dv)[n]) {
+  const int batch = p.packed_k ? 0 : t.batch;
+  const tile::RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch +
+                                 t.head_kv * p.dv_stride.head + static_cast<i64>(t.begin_k) * p.dv_stride.row,
+                             p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+  tile::store_rows<C.element>(rows, dv, 1.0F, t.n * C.block_n + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                              thread);
+}
+
+template <int n>
+TANDEM_DEVICE void set_zero(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) x = 0.0F;
+}
+
+template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::run() {
+  if constexpr (C.owns_keys()) {
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    while (tiles.next(t)) {
+      float dk[C.head_dim_qk / 2];
+      float dv[C.head_dim_v / 2];
+      set_zero(dk);
+      set_zero(dv);
+      if (t.blocks.first < t.blocks.end) {
+        begin_tile(t);
+        blocks(t, dk, dv);
+        end_tile();
+      }
+      store_keys(t, dk);
+      store_values(t, dv);
+    }
+  } else if (warpgroup == 0) {
+    run_role<false>();
+  } else {
+    run_role<true>();
+  }
+  ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
+}
+
+/// The tiles of a warpgroup that makes dK (`keys`) or dV.
+template <BackwardConfig C>
+template <bool keys>
+TANDEM_DEVICE void BackwardConsumer<C>::run_role() {
   BackwardTiles<C> tiles(p);
   BackwardTile t;
   while (tiles.next(t)) {
-    float dk[C.columns_k() / 2];
-    float dv[C.columns_v() / 2];
-#pragma unroll
-    for (float& x : dk) x = 0.0F;
-#pragma unroll
-    for (float& x : dv) x = 0.0F;
-    if (t.blocks.first < t.blocks.end) compute(t, dk, dv);
-
-    const i64 row = t.begin_k;
-    const int batch = p.packed_k ? 0 : t.batch;
-    const int first = t.n * C.block_n + key_at();
-    const tile::RowTarget dk_rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch +
-                                      t.head_kv * p.dk_stride.head + row * p.dk_stride.row,
-                                  p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
-    const tile::RowTarget dv_rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch +
-                                      t.head_kv * p.dv_stride.head + row * p.dv_stride.row,
-                                  p.dv_stride.row, p.head_dim_v, p.dv_vectors};
-    tile::store_rows<C.element>(dk_rows, dk, p.scale, first, column_at<C.columns_k()>(), t.visible.seqlen_k,
-                                t.end_k, thread);
-    tile::store_rows<C.element>(dv_rows, dv, 1.0F, first, column_at<C.columns_v()>(), t.visible.seqlen_k,
-                                t.end_k, thread);
+    float d[(keys ? C.head_dim_qk : C.head_dim_v) / 2];
+    set_zero(d);
+    if (t.blocks.first < t.blocks.end) {
+      begin_tile(t);
+      role_blocks<keys>(t, d);
+      end_tile();
+    }
+    if constexpr (keys) {
+      store_keys(t, d);
+    } else {
+      store_values(t, d);
+    }
   }
-  ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);  // the adder's last word
 }
 
 // ---- Entry ----
@@ -181,6 +319,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     shared.v_ring.init(C.consumers * 4);
     shared.q_ring.init(C.consumers * 4);
     shared.dout_ring.init(C.consumers * 4);
+    for (ptx::Mbarrier& bar : shared.ds_full) ptx::mbarrier_init(bar, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();

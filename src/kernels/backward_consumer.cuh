@@ -13,7 +13,7 @@ namespace tandem {
 template <BackwardConfig C>
 struct BackwardConsumer {
   using Shared = BackwardShared<C>;
-  static constexpr int scores = C.queries() / 2;
+  static constexpr int scores = C.block_m / 2;
   static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
   static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside the sequence
@@ -29,7 +29,7 @@ struct BackwardConsumer {
   typename tile::Ring<C.v_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
-  int score_at = 0;  ///< which of the two score tiles
+  tile::RingPosition<2> score_at;  ///< which of the two score tiles
 
   TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -42,65 +42,58 @@ struct BackwardConsumer {
 
   TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
   TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
-  /// This warpgroup's first key of the tile, and first query of the block, in its scores.
+  /// This warpgroup's first key of the tile.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
-  TANDEM_DEVICE int query_at() const { return C.owns_keys() ? 0 : warpgroup * C.queries(); }
-  /// The first of its columns of dK (or dV), and of dQ's.
-  template <int columns>
-  TANDEM_DEVICE int column_at() const {
-    return C.owns_keys() ? 0 : warpgroup * columns;
-  }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
 
   /// Where products stand in three places, 100 shared addresses would spill, and 60 to 90 R2UR a step move
   /// them.
   static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
-    if constexpr (!C.scores_ahead) return;
+    if constexpr (C.owns_keys() && !C.scores_ahead && !C.dq_behind) return;
     ptx::forget_address(a);
     ptx::forget_address(b);
   }
 
-  /// Issues S^T = K Q^T or dP^T = V dO^T.
-  template <int head_dim, typename Keys, typename Queries>
-  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries) {
+  /// What is written between the steps of a product in program order: nothing.
+  struct Nothing {
+    TANDEM_DEVICE void operator()(int) const {}
+  };
+
+  /// Issues S^T = K Q^T or dP^T = V dO^T; `beside(i)` comes after step i.
+  template <int head_dim, typename Keys, typename Queries, typename Beside = Nothing>
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries,
+                                  Beside beside = {}) {
     ptx::MatrixDescriptor a = keys.k_major() + static_cast<u32>(key_at()) * Keys::row_bytes;
-    ptx::MatrixDescriptor b = queries.k_major() + static_cast<u32>(query_at()) * Queries::row_bytes;
+    ptx::MatrixDescriptor b = queries.k_major();
     separate(a, b);
 #pragma unroll
     for (int step = 0; step < head_dim / 16; ++step) {
-      ptx::wgmma_shared<C.queries(), C.element, false>(s, a + Keys::k_major_offset(step),
-                                                       b + Queries::k_major_offset(step), step != 0);
+      ptx::wgmma_shared<C.block_m, C.element, false>(s, a + Keys::k_major_offset(step),
+                                                     b + Queries::k_major_offset(step), step != 0);
+      beside(step);
     }
     ptx::wgmma_commit();
   }
 
   /// Issues dV += P^T dO or dK += dS^T Q.
-  template <int columns, typename Rows>
+  template <int columns, typename Rows, typename Beside = Nothing>
   TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
-                                    const typename Shared::ScoreTile& shared_operand, const Rows& rows) {
-    ptx::MatrixDescriptor b =
-        rows.mn_major() + static_cast<u32>(column_at<columns>() / Rows::strip_cols) * Rows::strip_bytes;
-    if constexpr (C.owns_keys()) {
+                                    const Rows& rows, Beside beside = {}) {
+    const ptx::MatrixDescriptor b = rows.mn_major();
 #pragma unroll
-      for (int step = 0; step < C.block_m / 16; ++step) {
-        ptx::wgmma_registers<columns, C.element, true>(d, operand + 4 * step, b + Rows::mn_major_offset(step),
-                                                       true);
-      }
-    } else {
-      ptx::MatrixDescriptor a = shared_operand.k_major();
-      separate(a, b);
-#pragma unroll
-      for (int step = 0; step < C.block_m / 16; ++step) {
-        ptx::wgmma_shared<columns, C.element, true>(d, a + Shared::ScoreTile::k_major_offset(step),
-                                                    b + Rows::mn_major_offset(step), true);
-      }
+    for (int step = 0; step < C.block_m / 16; ++step) {
+      ptx::wgmma_registers<columns, C.element, true>(d, operand + 4 * step, b + Rows::mn_major_offset(step),
+                                                     true);
+      beside(step);
     }
     ptx::wgmma_commit();
   }
 
   /// Issues dQ = dS K.
-  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
+  template <typename Beside = Nothing>
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
+                              Beside beside = {}) {
     using KTile = typename Shared::KTile;
     // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
     ptx::MatrixDescriptor a =
@@ -112,6 +105,7 @@ struct BackwardConsumer {
     for (int step = 0; step < C.block_n / 16; ++step) {
       ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
           dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), step != 0);
+      beside(step);
     }
     ptx::wgmma_commit();
   }
@@ -121,27 +115,29 @@ struct BackwardConsumer {
   /// both forms are more than there are. What the mask hides becomes 0 after the exponential, so that neither
   /// NaN nor scale 0 matters.
   template <bool masked>
-  TANDEM_DEVICE void probabilities(const float (&s)[scores], u32 (&packed)[scores / 2], u32 (&sloped)[slopes],
-                                   const BackwardTile& t, int m) {
-    const float* lse = shared.lse_log2[q_at.stage] + query_at() + position.first_col;
+  struct Probabilities {
+    BackwardConsumer& consumer;
+    const float* lse;
     float scale[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + key_at() + position.row(h)) : scale_log2;
-    }
-    int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
+    int first[2];  ///< the queries that see this thread's two keys; those past the end have an LSE of +inf
     int end[2];
-    if constexpr (masked) {
-      const int query = m * C.block_m + query_at() + position.first_col;
+
+    TANDEM_DEVICE Probabilities(BackwardConsumer& c, const BackwardTile& t, int m)
+        : consumer(c), lse(c.shared.lse_log2[c.q_at.stage] + c.position.first_col) {
+      const int query = m * C.block_m + c.position.first_col;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int key = t.n * C.block_n + key_at() + position.row(h);
+        const int row = c.key_at() + c.position.row(h);
+        scale[h] = hides ? ptx::load_shared(c.shared.key_scale_log2 + row) : c.scale_log2;
+        const int key = t.n * C.block_n + row;
         first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
         end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
       }
     }
-#pragma unroll
-    for (int j = 0; j < C.queries() / 8; ++j) {
+
+    /// Of eight queries.
+    TANDEM_DEVICE void make(int j, const float (&s)[scores], u32 (&packed)[scores / 2],
+                            u32 (&sloped)[slopes]) const {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
       const float subtract[2] = {x, y};
 #pragma unroll
@@ -150,7 +146,7 @@ struct BackwardConsumer {
         float slope[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
+          p_each[e] = consumer.probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
           if constexpr (masked) {
             if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
           }
@@ -161,7 +157,7 @@ struct BackwardConsumer {
         }
       }
     }
-  }
+  };
 
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
     if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
@@ -171,19 +167,17 @@ struct BackwardConsumer {
     return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
   }
 
-  /// dS^T = P^T (dP^T - delta), packed for dK and dQ; `packed_p` is P^T, or P^T times the softcap's slope.
-  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+  /// dS^T = P^T (dP^T - delta) of eight queries, packed for dK and dQ; `packed_p` is P^T, or P^T times the
+  /// softcap's slope.
+  TANDEM_DEVICE void score_gradients(int j, u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const float (&dp)[scores]) {
-    const float* delta = shared.delta[dout_at.stage] + query_at() + position.first_col;
+    const float* delta = shared.delta[dout_at.stage] + position.first_col;
+    const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
 #pragma unroll
-    for (int j = 0; j < C.queries() / 8; ++j) {
-      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = 2 * j + h;
-        packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
-                                          tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
-      }
+    for (int h = 0; h < 2; ++h) {
+      const int i = 2 * j + h;
+      packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
+                                        tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
     }
   }
 
@@ -191,9 +185,9 @@ struct BackwardConsumer {
   TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
     const int lane = thread % warp_size;
     const int row = key_at() + thread / warp_size * 16 + lane % 16;
-    const int col = query_at() + lane / 16 * 8;
+    const int col = lane / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < C.queries() / 16; ++j) {
+    for (int j = 0; j < C.block_m / 16; ++j) {
       ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
                        packed[4 * j + 3]);
     }
@@ -202,19 +196,25 @@ struct BackwardConsumer {
   /// Hands dQ to the warp that adds it to the sums. Threads store their registers
   /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
+  }
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
     constexpr int units = C.dq_part() / warpgroup_size / 4;
+    ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
+    auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
 #pragma unroll
-    for (int part = 0; part < C.dq_parts; ++part) {
-      ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
-      auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
-#pragma unroll
-      for (int u = 0; u < units; ++u) {
-        const float* d = dq + 4 * (part * units + u);
-        ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
-      }
-      ptx::fence_async_shared();
-      ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
+    for (int u = 0; u < units; ++u) {
+      const float* d = dq + 4 * (part * units + u);
+      ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
     }
+    ptx::fence_async_shared();
+    ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
+  }
+
+  /// Waits until all of the previous block's dS is written (dq_behind).
+  TANDEM_DEVICE void wait_ds() {
+    ptx::mbarrier_wait(shared.ds_full[score_at.stage ^ 1], score_at.phase ^ (score_at.stage == 0 ? 1U : 0U));
   }
 
   TANDEM_DEVICE void join() {
@@ -261,15 +261,27 @@ struct BackwardConsumer {
     }
     join();
   }
-  /// The same for queries that see no key or are past the end: rows before `first` and from `end` on.
+  /// The same for rows of Q and dO before `first` and from `end` on.
   TANDEM_DEVICE void clear_queries(int first, int end) {
     const int among = warpgroup * warpgroup_size + thread;
+    shared.q_ring.wait(q_at);
     shared.dout_ring.wait(dout_at);
     shared.q[q_at.stage].zero_rows(0, first, among, threads);
     shared.q[q_at.stage].zero_rows(end, C.block_m, among, threads);
     shared.dout[dout_at.stage].zero_rows(0, first, among, threads);
     shared.dout[dout_at.stage].zero_rows(end, C.block_m, among, threads);
     join();
+  }
+
+  /// Query block m's rows that see no key or are past the end. All consumers call it.
+  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m) {
+    if constexpr (C.causal || C.ragged) {
+      const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
+      const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
+      if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
+        clear_queries(first, max(first, min(end, C.block_m)));
+      }
+    }
   }
 
   TANDEM_DEVICE void release_q() {
@@ -281,27 +293,52 @@ struct BackwardConsumer {
     dout_at.advance();
   }
 
+  /// The query block after m of head g of the group; past the end after the last.
+  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int m) const {
+    if (m + 1 < t.blocks.end) return m + 1;
+    return g + 1 < group ? t.blocks.first : t.blocks.end;
+  }
+  static TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) {
+    return m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end);
+  }
+
   /// Waits for query block m's Q, and issues S.
   TANDEM_DEVICE void begin(const BackwardTile& t, int m, float (&s)[scores]) {
     shared.q_ring.wait(q_at);
-    if constexpr (C.causal || C.ragged) {
-      const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-      const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
-      if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
-        clear_queries(first, max(first, min(end, C.block_m)));
-      }
-    }
+    clear_unseeing_queries(t, m);
     ptx::wgmma_fence();
     issue_scores<C.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
   template <bool masked>
   TANDEM_DEVICE void step(const BackwardTile& t, int g, int m, float (&s)[scores],
-                          float (&dk)[C.columns_k() / 2], float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                            float (&dv)[C.columns_v() / 2]);
-  TANDEM_DEVICE void compute(const BackwardTile& t, float (&dk)[C.columns_k() / 2],
-                             float (&dv)[C.columns_v() / 2]);
+                          float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
+  template <bool masked, bool first>
+  TANDEM_DEVICE void step_behind(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
+                                 float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void finish_behind();
+  TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
+                            float (&dv)[C.head_dim_v / 2]);
+  template <int n>
+  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n]);
+  template <int n>
+  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n]);
+  TANDEM_DEVICE void begin_tile(const BackwardTile& t);
+  TANDEM_DEVICE void end_tile();
   TANDEM_DEVICE void run();
+
+  // Not owning keys: see backward_roles.cuh
+  TANDEM_DEVICE void hand_over(const u32 (&packed)[scores / 2]);
+  TANDEM_DEVICE void take_over(u32 (&packed)[scores / 2]);
+  template <bool masked>
+  TANDEM_DEVICE void probabilities_step(const BackwardTile& t, int m, int next, float (&s)[scores],
+                                        float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void begin_gradients(const BackwardTile& t, int m, float (&dp)[scores]);
+  TANDEM_DEVICE void gradients_step(const BackwardTile& t, int next, float (&dp)[scores],
+                                    float (&dk)[C.head_dim_qk / 2]);
+  template <bool keys, int n>
+  TANDEM_DEVICE void role_blocks(const BackwardTile& t, float (&d)[n]);
+  template <bool keys>
+  TANDEM_DEVICE void run_role();
 };
 
 }  // namespace tandem

@@ -25,9 +25,9 @@ struct BackwardShared {
   VTile v[C.v_stages];
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
-  /// Twice, so that one barrier a query block is enough: what is written was last read two blocks ago.
-  /// dS, and behind it P unless registers feed it.
-  ScoreTile scores[C.owns_keys() ? 2 : 4];
+  /// Of warpgroups that own keys, dS twice: what is written was last read two blocks ago, so that one barrier
+  /// a query block is enough. Of others, dS and P.
+  ScoreTile scores[2];
   alignas(16) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
@@ -36,12 +36,16 @@ struct BackwardShared {
   tile::Ring<C.v_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
+  ptx::Mbarrier ds_full[2];  ///< dS of all consumers is written (dq_behind)
 };
 
 /// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out.
 constexpr int barrier_joined = 1;
 constexpr int barrier_dq_full = 2;
 constexpr int barrier_dq_empty = 5;
+constexpr int barrier_p_full = 8;
+constexpr int barrier_ds_full = 9;
+constexpr int barrier_ds_own = 10;
 constexpr int dq_threads = warpgroup_size + warp_size;
 
 // ---- Producer ----
@@ -109,7 +113,8 @@ struct BackwardLoader {
           }
         }
         // The consumers compute scores of one block more than there are, and do not use them.
-        if constexpr (C.scores_ahead) load_q(t, t.head_kv * group, t.blocks.first);
+        if constexpr (C.scores_ahead || !C.owns_keys()) load_q(t, t.head_kv * group, t.blocks.first);
+        if constexpr (!C.owns_keys()) load_dout(t, t.head_kv * group, t.blocks.first);
       }
       first_tile = false;
       k_at.advance();

@@ -132,9 +132,8 @@ constexpr int strip_columns(int unit) {
 }
 
 /// Everything that specialises the backward kernels. A tile is block_n keys; its query blocks of block_m rows
-/// pass by. With block_n of 64 keys a warpgroup, each owns the dK and dV of its keys, and P and dS feed them
-/// from registers. Where head dimensions leave no registers for that, block_n is 64: the warpgroups divide
-/// the queries of the scores and the columns of dK and dV, and P and dS go through shared memory.
+/// pass by. With block_n of 64 keys a warpgroup, each owns the dK and dV of its keys. Where head dimensions
+/// leave no registers for that, block_n is 64 and one of two warpgroups makes P and dV, the other dS and dK.
 struct BackwardConfig {
   Element element = Element::bf16;
   int head_dim_qk = 128;  ///< padded to what backward_plan.hpp allows
@@ -148,6 +147,7 @@ struct BackwardConfig {
   int dout_stages = 2;        ///< blocks of dO in flight
   int dq_parts = 1;           ///< a block of dQ leaves through shared memory in so many turns
   bool scores_ahead = false;  ///< S of the next query block is issued before this one's dQ is waited for
+  bool dq_behind = false;     ///< dQ of a query block runs under the arithmetic of the next one's dS
   bool causal = false;        ///< window_right is bounded
   bool local = false;         ///< window_left is bounded
   bool softcap = false;
@@ -157,22 +157,16 @@ struct BackwardConfig {
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers, 1); }
-  /// P and dS feed the products from registers; else through shared memory.
+  /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
-  /// Queries of the scores, and columns of dK and dV, that one warpgroup computes.
-  [[nodiscard]] constexpr int queries() const { return owns_keys() ? block_m : block_m / consumers; }
-  [[nodiscard]] constexpr int columns_k() const {
-    return owns_keys() ? head_dim_qk : head_dim_qk / consumers;
-  }
-  [[nodiscard]] constexpr int columns_v() const { return owns_keys() ? head_dim_v : head_dim_v / consumers; }
   /// dQ: the warpgroups divide its rows by 64, and then its columns.
   [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
   [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (consumers / dq_row_groups()); }
   /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
-    return strip_columns(columns_k() % 64 == 0 ? dq_columns() : columns_k());
+    return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
   }
-  [[nodiscard]] constexpr int strip_v() const { return strip_columns(columns_v()); }
+  [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
   /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
@@ -189,15 +183,15 @@ constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
-/// (and P) twice, dQ, the keys' scales, the pairs of 8-byte barriers.
+/// twice (or dS and P), dQ, the keys' scales, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
-  const int scores = (c.owns_keys() ? 2 : 4) * c.block_n * c.block_m * 2;
+  const int scores = 2 * c.block_n * c.block_m * 2;
   const int dq = 4 * c.consumers * c.dq_part();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n);
-  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages);
+  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 1);
   return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 

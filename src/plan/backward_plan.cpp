@@ -16,7 +16,8 @@ constexpr BackwardTileLine tiles[] = {
     {64, 32, 32, 128, 128, 2, 2, 1, 1024,
      "dK and dV are small, so a block of 128 queries fits the registers"},
     {128, 64, 32, 64, 128, 2, 2, 1, 2048, "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 2, 2, 1, 0, "the warpgroups divide the columns of dK and dV; dS and P are shared"},
+    {192, 64, 64, 64, 64, 2, 2, 1, 0,
+     "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
     {256, 64, 64, 64, 64, 2, 1, 2, 0, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -48,23 +49,20 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
 
 /// What is wrong with how the warpgroups divide the work; empty if nothing.
 std::string division_objection(const BackwardConfig& c) {
-  if (!c.owns_keys() && (c.block_n != 64 || c.block_m % (16 * c.consumers) != 0)) {
+  const bool shares_keys = c.block_n == 64 && c.block_m == 64 && c.consumers == 2 && c.q_stages >= 2;
+  if (!c.owns_keys() && !shares_keys) {
     return fmt::format(
-        "block_n {} is neither 64 keys a warpgroup nor 64 in all with block_m {} divided by {}", c.block_n,
-        c.block_m, c.consumers);
+        "block_n {} is neither 64 keys a warpgroup nor 64 in all, which take two warpgroups, block_m 64 and "
+        "two "
+        "q_stages; there are {}, {} and {}",
+        c.block_n, c.consumers, c.block_m, c.q_stages);
   }
   if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
                        c.consumers);
   }
-  if (!c.owns_keys() && (c.head_dim_qk % c.consumers != 0 || c.head_dim_v % c.consumers != 0)) {
-    return fmt::format("head dimensions {} and {} do not divide by {} warpgroups", c.head_dim_qk,
-                       c.head_dim_v, c.consumers);
-  }
-  if (c.columns_k() % c.strip_qk() != 0 || c.dq_columns() % c.strip_qk() != 0 ||
-      c.columns_v() % c.strip_v() != 0) {
-    return fmt::format("a warpgroup's {} columns of dK, {} of dQ or {} of dV begin inside a strip of 32",
-                       c.columns_k(), c.dq_columns(), c.columns_v());
+  if (c.dq_columns() % c.strip_qk() != 0) {
+    return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
   }
   if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
     return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
@@ -75,10 +73,15 @@ std::string division_objection(const BackwardConfig& c) {
 }  // namespace
 
 int backward_registers(const BackwardConfig& c) {
-  const int scores = c.queries();                       // S and dP, f32
-  const int dq = c.dq_columns() / 2 + c.queries() / 4;  // dQ, and packed dS while dK reads it
-  const int ahead = c.scores_ahead ? (c.dq_columns() + c.queries()) / 2 : 0;  // dQ, and S of the next block
-  return c.columns_k() / 2 + c.columns_v() / 2 + std::max({scores, dq, ahead}) + backward_other_registers;
+  const int dq = c.dq_columns() / 2;
+  if (!c.owns_keys()) {  // dK or dV; dQ, or what of it has not been handed over beside S or dP
+    const int gradient = std::max(c.head_dim_qk, c.head_dim_v) / 2;
+    return gradient + std::max(dq, dq / c.dq_parts + c.block_m / 2) + backward_other_registers;
+  }
+  const int scores = c.block_m;                               // S and dP, f32
+  const int beside = dq + c.block_m / 4;                      // dQ, and packed dS while dK reads it
+  const int ahead = c.scores_ahead ? dq + c.block_m / 2 : 0;  // dQ, and S of the next block
+  return (c.head_dim_qk + c.head_dim_v) / 2 + std::max({scores, beside, ahead}) + backward_other_registers;
 }
 
 std::string backward_objection(const BackwardConfig& c) {

@@ -24,6 +24,10 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             c.k_stages = c.v_stages = 2;
                                             c.causal = c.local = c.scores_ahead = true;
                                             return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.causal = c.dq_behind = true;
+                                            return c;
                                           }(full)>();
   return kernels;
 }

@@ -28,6 +28,15 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             c.k_stages = 2;
                                             c.scores_ahead = true;
                                             return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.k_stages = 2;
+                                            c.dq_behind = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.causal = c.ragged = c.deterministic = c.dq_behind = true;
+                                            return c;
                                           }(full)>();
   return kernels;
 }

@@ -9,6 +9,7 @@ std::span<const EmulatedBackward> widest_backwards() {
       BackwardConfig{
           .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 64, .ragged = true},
       BackwardConfig{.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .dout_stages = 1, .dq_parts = 2},
+      BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true, .ragged = true},
       BackwardConfig{.element = Element::f16,
                      .head_dim_qk = 256,
                      .head_dim_v = 256,
