@@ -11,14 +11,16 @@
 namespace tandem {
 namespace {
 
-// Tiles from the model in docs/kernels/backward.md, scores_ahead as measured there.
+// Tiles from the model in docs/kernels/backward.md, scores_ahead and dq_behind as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 2, 2, 1, 1024,
+    {64, 32, 32, 128, 128, 2, 2, 1, 1024, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 2, 2, 1, 2048, "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 2, 2, 1, 0,
+    {128, 64, 32, 64, 128, 2, 2, 1, 2048, 4096,
+     "dK and dV take half of the registers, 64 queries what is left"},
+    {192, 64, 64, 64, 64, 2, 2, 1, 0, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 1, 2, 0, "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
+    {256, 64, 64, 64, 64, 2, 1, 2, 0, 0,
+     "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
 const BackwardTileLine& line_for(std::int64_t head_dim) {
@@ -43,7 +45,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.dq_parts = line.dq_parts;
   // The slope of a softcap beside P: 128 queries spill 150 to 300 bytes a thread.
   if (c.softcap) c.block_m = 64;
-  c.scores_ahead = line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
+  const bool plain = !c.causal && !c.local && !c.softcap && !c.ragged && !c.deterministic;
+  c.dq_behind = plain && line.behind_from > 0 && rows >= line.behind_from;
+  c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
   return c;
 }
 
@@ -93,6 +97,11 @@ std::string backward_objection(const BackwardConfig& c) {
   if (c.consumers < 1 || c.consumers > 3) {
     return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
                        c.consumers);
+  }
+  if (c.dq_behind && (!c.owns_keys() || c.scores_ahead)) {
+    return fmt::format(
+        "dq_behind needs 64 keys a warpgroup and no scores_ahead; there are {} keys, {} warpgroups",
+        c.block_n, c.consumers);
   }
   if (c.scores_ahead && (!c.owns_keys() || c.q_stages < 2)) {
     return fmt::format(
@@ -144,6 +153,9 @@ std::vector<BackwardConfig> shipped_backward_configs() {
     const auto ship = [&](const BackwardConfig& c) {
       configs.push_back(with_tile(c, line, head.qk, head.v, 1));
       if (line.ahead_from > 0) configs.push_back(with_tile(c, line, head.qk, head.v, line.ahead_from));
+      if (const BackwardConfig behind = with_tile(c, line, head.qk, head.v, line.behind_from);
+          behind.dq_behind)
+        configs.push_back(behind);
     };
     for (const Element element : {Element::bf16, Element::f16}) {
       for (const bool ragged : {false, true}) {
@@ -165,9 +177,9 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // S and dP of 128 queries, or dQ and the next S, beside dK and dV leave a thread 24 to 40 registers. Words
-  // of the tile are kept in local memory: two of a ragged one's, with S ahead seven, of which a step reads at
-  // most three.
+  // Words of the tile, which are stored and read once a tile.
+  if (c.dq_behind) return 92;
+  if (!c.owns_keys()) return c.ragged && !c.causal ? 56 : 0;
   if (c.head_dim_v != 64 || c.block_m != 128) return 0;
   return c.scores_ahead ? 28 : c.ragged ? 8 : 0;
 }
@@ -181,8 +193,9 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.block_n, c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.scores_ahead ? "the next scores are issued before dq is waited for"
-                     : "the next scores are issued once dq is there",
+      c.dq_behind      ? "dq of a block of queries is made by the next one"
+      : c.scores_ahead ? "the next scores are issued before dq is waited for"
+                       : "the next scores are issued once dq is there",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"
                       : "dq is added up in any order; deterministic fixes it",
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),

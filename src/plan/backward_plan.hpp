@@ -32,7 +32,8 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_parts;
-  int ahead_from;  ///< queries a sequence from which scores_ahead pays; 0: from none
+  int ahead_from;   ///< queries a sequence from which scores_ahead pays; 0: from none
+  int behind_from;  ///< the same of dq_behind, in full attention of equal lengths
   const char* why;
 };
 

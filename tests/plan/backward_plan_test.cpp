@@ -55,8 +55,15 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
 TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
   Problem p = problem(128, 128);
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
-  p.rows_q = p.rows_k = 4096;
+  p.rows_q = p.rows_k = 2048;
   EXPECT_TRUE(choose_backward_config(p).scores_ahead);
+  p.rows_q = p.rows_k = 4096;  // dQ of a block under the next one's dS, without a mask
+  EXPECT_TRUE(choose_backward_config(p).dq_behind);
+  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  p.window_right = 0;
+  EXPECT_FALSE(choose_backward_config(p).dq_behind);
+  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
+  p.window_right = -1;
   p.packed_q = true;
   p.batch = 8;  // 512 rows each
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
@@ -84,6 +91,7 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.dq_parts = 3}, "dq_parts 3");
   refused({.consumers = 4}, "consumers 4");
   refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
+  refused({.scores_ahead = true, .dq_behind = true}, "dq_behind");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {
