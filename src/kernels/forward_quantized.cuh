@@ -98,14 +98,17 @@ struct QuantizedRows {
   // ---- The softmax by tiles ----
 
   TANDEM_DEVICE void find_maximum(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked) {
-    c.find_units();
-    if (integer_maxima && !masked) {
-      softmax.find_maximum(sums, c.score_unit);
-      release_scores();
-      return;
+    if constexpr (integer_maxima) {
+      if (!masked) {
+        c.find_units();
+        softmax.find_maximum(sums, c.score_unit);
+        release_scores();
+        return;
+      }
     }
     c.convert_scores(s, sums);
     c.scale_scores(s);
+    c.find_units();
     release_scores();
     if (masked) mask(s);
     softmax.find_maximum(s, c.score_unit);
@@ -126,7 +129,7 @@ struct QuantizedRows {
       if (!C.v_row_scales && quarter > 0) convert_quarter(s, quarter - 1);
     });
   }
-  TANDEM_DEVICE void settle_tile(float (&s)[scores]) {
+  TANDEM_DEVICE void find_tile(float (&s)[scores]) {
     if constexpr (C.v_row_scales) {  // V's scales come with its block
       c.shared.v_ring.wait(c.v_at);
       softmax.join_scales(s, c.shared.v_scales.data[c.v_at.stage] + c.position.first_col);
@@ -134,6 +137,9 @@ struct QuantizedRows {
     } else {
       convert_quarter(s, 3);
     }
+  }
+  TANDEM_DEVICE void settle_tile(float (&s)[scores]) {
+    find_tile(s);
     softmax.settle(c.v_scale, o);
   }
 
@@ -157,7 +163,7 @@ struct QuantizedRows {
       find_maximum(s, sums, masked);
       find_exponentials(s, sums, masked, [](int) {});
       wait_next_k();
-      settle_tile(s);
+      find_tile(s);
     }
   }
 
@@ -252,6 +258,7 @@ struct QuantizedRows {
     c.take_turn();
     finish_output();
     only_scores(masked, [&] { c.pass_turn(); });
+    if constexpr (!C.lagging()) softmax.settle(c.v_scale, o);
   }
 
   TANDEM_DEVICE void run() {
@@ -259,6 +266,7 @@ struct QuantizedRows {
     c.shared.q_ring[c.warpgroup].wait(c.q_at);
     c.shared.k_ring.wait(c.k_at);
     only_scores(true, [] {});
+    if constexpr (!C.lagging()) softmax.settle_first(c.v_scale);
     if constexpr (keeps_input && C.ragged) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
       if (valid_rows < quant_block) c.clear_v_tail(valid_rows);

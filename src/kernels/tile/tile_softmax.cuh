@@ -143,6 +143,17 @@ struct TileSoftmax {
         }
       }
     }
+    weigh(v_scale);
+  }
+  /// The first tile of a row: its maximum is the reference.
+  TANDEM_DEVICE void settle_first(float v_scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) reference[h] = maximum[h];
+    weigh(v_scale);
+  }
+
+ private:
+  TANDEM_DEVICE void weigh(float v_scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A tile of which the row sees nothing has no maximum.
