@@ -44,7 +44,10 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
   // The slope of a softcap beside P: 128 queries spill 150 to 300 bytes a thread.
-  if (c.softcap) c.block_m = 64;
+  if (c.softcap) {
+    c.block_m = 64;
+    c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
+  }
   const bool plain = !c.causal && !c.local && !c.softcap && !c.ragged && !c.deterministic;
   c.dq_behind = plain && line.behind_from > 0 && rows >= line.behind_from;
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;

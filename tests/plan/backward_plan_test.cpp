@@ -75,6 +75,19 @@ TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
 }
 
+TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+    for (const float softcap : {0.0F, 2.0F}) {
+      for (const std::int64_t rows : {100, 8192}) {
+        Problem p = problem(head_dim, head_dim);
+        p.softcap = softcap;
+        p.rows_q = p.rows_k = rows;
+        EXPECT_EQ(backward_objection(choose_backward_config(p)), "") << head_dim << ' ' << softcap;
+      }
+    }
+  }
+}
+
 TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   const auto refused = [](BackwardConfig c, const char* why) {
     EXPECT_NE(backward_objection(c).find(why), std::string::npos) << backward_objection(c);
