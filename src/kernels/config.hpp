@@ -56,10 +56,11 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
   bool ragged = false;
-  int blocks_per_sm = 1;   ///< resident together, so that one's start and end run under the other's products
-  int early_quarters = 0;  ///< of the exponentials, that run under their warpgroup's own product
-  bool dynamic = false;    ///< blocks draw tiles from a counter instead of being dealt them
-  bool copy_out = false;   ///< out leaves through Q's buffer and the copy engine
+  int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
+  /// Blocks without a mask take exponentials relative to the maxima of the blocks before them (with overlap).
+  bool steady = true;
+  bool dynamic = false;   ///< blocks draw tiles from a counter instead of being dealt them
+  bool copy_out = false;  ///< out leaves through Q's buffer and the copy engine
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -99,11 +100,15 @@ struct LengthArray {
 };
 
 struct ForwardParams {
-  TensorMap q, k, v;  ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
-  TensorMap out_map;  ///< the same for out (copy_out); boxes: 16 rows of a strip, what a warp has
+  TensorMap q, k, v;   ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
+  TensorMap out_map;   ///< the same for out (copy_out); boxes: 16 rows of a strip, what a warp has
+  const void* q_data;  ///< what the maps of q and k describe
+  const void* k_data;
   void* out;
   float* lse;         ///< may be null
   const float* sink;  ///< may be null; logits by query head
+  Strides q_stride;
+  Strides k_stride;
   Strides out_stride;
   Strides lse_stride;
   long long sink_stride;
@@ -114,6 +119,7 @@ struct ForwardParams {
   int heads_kv;
   int rows_q;  ///< rows of q in a batch entry, or in all when packed
   int rows_k;
+  int head_dim_qk;    ///< the true one
   int head_dim_v;     ///< the true one, as out has it
   int m_blocks;       ///< tiles of block_m queries in rows_q (dense schedule)
   int section_heads;  ///< (batch, head) pairs whose K and V fit the L2 together

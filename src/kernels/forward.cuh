@@ -10,6 +10,7 @@
 #include "kernels/config.hpp"
 #include "kernels/forward_output.cuh"
 #include "kernels/forward_producer.cuh"
+#include "kernels/forward_scores.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
 #include "kernels/tile/mask.cuh"
@@ -18,22 +19,6 @@
 namespace tandem {
 
 // ---- Consumer ----
-
-/// Scores before the mask: scaled or capped where the exponent's multiply-add cannot do it.
-template <ForwardConfig C, int n>
-TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
-  if constexpr (C.transform == ScoreTransform::scaled) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) s[i] *= p.scale;
-  } else if constexpr (C.transform == ScoreTransform::softcap) {
-    // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx leaves 5e-4.
-    const float inner = p.scale / p.softcap * 2.0F * tile::log2_e;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      s[i] = p.softcap - 2.0F * p.softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
-    }
-  }
-}
 
 template <ForwardConfig C>
 struct ForwardConsumer {
@@ -160,13 +145,30 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   u32 probabilities[scores / 2];
   tile::OnlineSoftmax softmax;
   float rescale[2];
+  float total[2];
   int block = t.blocks.end - 1;
-  auto maximum = [&](bool masked) {
+  const auto nothing = [](int) {};
+  // What comes between a block's scores and their exponentials.
+  // Q's release may wait until the last block's softmax is done, out of its way; but not where this warp
+  // loads, and at head dimension 256 Q's descriptors would then be in ordinary registers.
+  constexpr bool release_q_late = C.specialised && outputs <= 96;
+  auto release_scores = [&] {
     release_k();
-    if (!C.copy_out && block == t.blocks.first) release_q();
+    if (!release_q_late && !C.copy_out && block == t.blocks.first) release_q();
+  };
+  auto take_scores = [&](bool masked) {
+    ptx::pin_registers(s);
     transform_scores<C>(s, p);
     if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
-    softmax.update_maximum(s, rescale, scale_log2);
+  };
+  auto exponentials = [&] {
+    softmax.update(s, rescale, scale_log2);
+    softmax.exponentials(s, total, scale_log2, nothing);
+    softmax.add(total, rescale);
+  };
+  auto rescale_output = [&](int first, int end) {
+#pragma unroll
+    for (int i = first; i < end; ++i) o[i] *= rescale[i / 2 % 2];
   };
   auto wait_next_k = [&] {
     if (block > t.blocks.first) shared.k_ring.wait(k_at);
@@ -177,57 +179,56 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   shared.k_ring.wait(k_at);
   issue_scores(s, q_operand(), k_operand());
   ptx::wgmma_wait<0>();
-  ptx::pin_registers(s);
-  maximum(block >= own.inner_end || block < own.inner_first);
+  take_scores(block >= own.inner_end || block < own.inner_first);
+  release_scores();
+  exponentials();
   load_ahead();
-  const auto nothing = [](int) {};
-  softmax.template exponentials<0>(s, rescale, scale_log2, nothing, nothing);
   wait_next_k();
   tile::convert<C.element>(probabilities, s);
   if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
   bool accumulate = false;
-  // S of this block and O += P V of the block before, in flight together.
-  auto iteration = [&](bool masked) {
+  // S of this block and O += P V of the block before, in flight together. A steady block's exponentials are
+  // relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
+  auto iteration = [&](auto masked, auto steadily) {
+    constexpr bool steady = decltype(steadily)::value;
     take_turn();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
     issue_output(o, probabilities, v_operand(), accumulate);
     pass_turn();
     ptx::wgmma_wait<1>();
-    ptx::pin_registers(s);
-    maximum(masked);
-    // The exponentials' first quarters run under this warpgroup's own product; the others, after it, have the
-    // conversions and the rescale between them.
-    constexpr int early = C.early_quarters;
-    softmax.template exponentials<early>(
-        s, rescale, scale_log2,
-        [&](int quarter) {
-          if (quarter != early) return;
-          wait_next_k();
-          ptx::wgmma_wait<0>();
-          ptx::pin_registers(o);
-          release_v();
-          load_ahead();
-        },
-        [&](int quarter) {
-          constexpr int size = ceil_div(outputs, max(1, 4 - early));
-#pragma unroll
-          for (int i = (quarter - early) * size; i < (quarter - early + 1) * size; ++i) {
-            if (i < outputs) o[i] *= rescale[i / 2 % 2];
-          }
-          if (quarter == early) {
-            tile::convert<C.element>(probabilities, s, 0, quarter * (scores / 4));
-          } else {
-            tile::convert<C.element>(probabilities, s, (quarter - 1) * (scores / 4), quarter * (scores / 4));
-          }
-        });
-    if constexpr (early == 4) {
-#pragma unroll
-      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    take_scores(masked.value);
+    if constexpr (!steady) softmax.update(s, rescale, scale_log2);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    release_scores();
+    release_v();
+    if constexpr (!steady) {
+      softmax.exponentials(s, total, scale_log2, [&](int quarter) {
+        rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
+        if (quarter == 0) return;
+        tile::convert<C.element>(probabilities, s, (quarter - 1) * (scores / 4), quarter * (scores / 4));
+      });
+      tile::convert<C.element>(probabilities, s, 3 * (scores / 4), scores);
+      softmax.add(total, rescale);
+    } else {
+      softmax.exponentials(s, total, scale_log2, nothing);
+      if (ptx::ballot(softmax.outgrown(total)) == 0) {
+        softmax.add(total);
+      } else {
+        if (!softmax.move(s, total, rescale)) {
+          load_scores<C>(s, p, t.index, first_query, block * C.block_n, position);
+          transform_scores<C>(s, p);
+          exponentials();
+        }
+        rescale_output(0, outputs);
+      }
+      tile::convert<C.element>(probabilities, s);
     }
-    tile::convert<C.element>(probabilities, s, early == 4 ? 0 : 3 * (scores / 4), scores);
+    load_ahead();
+    wait_next_k();
     accumulate = true;
   };
   // The same, one after the other (the paper's ablation).
@@ -241,25 +242,27 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     issue_scores(s, q_operand(), k_operand());
     ptx::wgmma_wait<0>();
     pass_turn();
-    ptx::pin_registers(s);
-    maximum(masked);
+    take_scores(masked);
+    release_scores();
+    exponentials();
     load_ahead();
-    softmax.template exponentials<0>(s, rescale, scale_log2, nothing, nothing);
     wait_next_k();
     tile::convert<C.element>(probabilities, s);
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    rescale_output(0, outputs);
     accumulate = true;
   };
   auto next_block = [&](bool masked) {
-    if constexpr (C.overlap) {
-      iteration(masked);
-    } else {
+    if constexpr (!C.overlap) {
       serial_iteration(masked);
+    } else if (masked) {
+      iteration(Truth<true>{}, Truth<false>{});
+    } else {
+      iteration(Truth<false>{}, Truth<C.steady>{});
     }
   };
   --block;
   tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+  if constexpr (release_q_late && !C.copy_out) release_q();
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
@@ -275,7 +278,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   // Every warp has issued the last product by now, so none reads Q any more.
   auto& staging =
       *reinterpret_cast<typename ForwardOutput<C>::Staging*>(shared.q[warpgroup][q_at.stage].data);
-  output.store(index, o, softmax, scale_log2, staging);
+  output.store(index, o, softmax, staging);
   if constexpr (C.copy_out) release_q();
   if constexpr (!find_early) more = find(t);
   return more;

@@ -21,7 +21,7 @@ struct ForwardOutput {
   const int thread;  ///< in the warpgroup
 
   TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
-                           const tile::OnlineSoftmax& softmax, float scale_log2, Staging& staging);
+                           const tile::OnlineSoftmax& softmax, Staging& staging);
   TANDEM_DEVICE void store_words(const tile::TileIndex& t, const float (&o)[outputs],
                                  const float (&factor)[2], Staging* staging, bool vectors);
   TANDEM_DEVICE void copy_rows(const tile::TileIndex& t, Staging& staging);
@@ -87,8 +87,7 @@ TANDEM_DEVICE void ForwardOutput<C>::copy_rows(const tile::TileIndex& t, Staging
 /// not wait for this store. With it the words go to `staging` (which only this warpgroup uses) as they are.
 template <ForwardConfig C>
 TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
-                                           const tile::OnlineSoftmax& softmax, float scale_log2,
-                                           Staging& staging) {
+                                           const tile::OnlineSoftmax& softmax, Staging& staging) {
   const tile::FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
@@ -96,7 +95,7 @@ TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
-    float lse = softmax.finish(h, scale_log2, has_sink, sink_log2, factor[h]);
+    float lse = softmax.finish(h, has_sink, sink_log2, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();

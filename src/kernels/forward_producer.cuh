@@ -53,6 +53,11 @@ struct ForwardTile {
   tile::BlockRange blocks;
 };
 
+template <bool b>
+struct Truth {
+  static constexpr bool value = b;
+};
+
 template <bool condition, typename Then, typename Else>
 struct Select {
   using type = Then;

@@ -306,12 +306,12 @@ TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t
       const float* of_q = scales_of(p.shift, p.forward.packed_q ? 0 : t.index.batch, t.index.head);
       shift = ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
     }
-    finished.maximum[h] = softmax.reference[h] + shift;
+    finished.reference[h] = softmax.reference[h] + shift;
     finished.sum[h] = softmax.sum[h];
   }
   auto& unused =
       *reinterpret_cast<typename ForwardOutput<C.forward()>::Staging*>(shared.q[warpgroup][0].data);
-  output.store(t.index, o, finished, 1.0F, unused);
+  output.store(t.index, o, finished, unused);
 }
 
 // ---- Entry ----

@@ -10,7 +10,8 @@ namespace {
 
 constexpr const char* exp_bound = "softmax and products take the same time: three warpgroups keep both busy";
 constexpr const char* widest = "the widest key block that two stages of shared memory and 232 registers hold";
-constexpr const char* short_rows = "a short row of key blocks: Q twice, and little lost at its ends";
+constexpr const char* short_rows = "a short row of key blocks: three in flight, and little lost at its ends";
+constexpr const char* short_tiles = "tiles of few key blocks: the next one's Q comes in early";
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
@@ -18,21 +19,22 @@ constexpr const char* output_bound = "the output accumulator leaves registers fo
 // 192/128, whose tiles are FlashAttention-3's.
 constexpr ForwardTile tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys,
-    //     block_m, block_n, stages, q_stages, dynamic, pingpong, early_quarters, why
-    {64, 64, false, 0, 192, 128, 4, 2, false, true, 0, exp_bound},
-    {64, 64, true, 1536, 192, 128, 4, 2, true, true, 0, exp_bound},
-    {64, 64, true, 0, 128, 128, 4, 2, true, true, 0, diagonal},
-    {128, 128, false, 1536, 128, 176, 2, 1, false, true, 0, widest},
-    {128, 128, false, 0, 128, 128, 2, 2, false, true, 0, short_rows},
-    {128, 128, true, 6144, 128, 176, 2, 1, true, true, 0, widest},
-    {128, 128, true, 0, 128, 128, 2, 2, true, true, 0, diagonal},
-    {192, 128, false, 0, 128, 128, 2, 1, false, false, 0, widest},
-    {192, 128, true, 0, 128, 128, 2, 1, true, false, 0, widest},
-    {192, 192, false, 0, 128, 112, 2, 1, false, false, 0, widest},
-    {192, 192, true, 0, 128, 112, 2, 1, true, false, 0, widest},
-    {256, 256, false, 0, 128, 80, 2, 1, false, false, 1, output_bound},
-    {256, 256, true, 768, 128, 80, 2, 1, true, false, 0, output_bound},
-    {256, 256, true, 0, 128, 64, 2, 1, true, false, 0, diagonal},
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, why
+    {64, 64, false, 0, 192, 128, 4, 2, false, true, exp_bound},
+    {64, 64, true, 1536, 192, 128, 4, 2, true, true, exp_bound},
+    {64, 64, true, 0, 128, 128, 4, 2, true, true, diagonal},
+    {128, 128, false, 1536, 128, 176, 2, 1, false, true, widest},
+    {128, 128, false, 0, 128, 128, 3, 1, false, true, short_rows},
+    {128, 128, true, 6144, 128, 176, 2, 1, true, true, widest},
+    {128, 128, true, 768, 128, 128, 3, 1, true, true, diagonal},
+    {128, 128, true, 0, 128, 128, 2, 2, true, true, short_tiles},
+    {192, 128, false, 0, 128, 128, 2, 1, false, false, widest},
+    {192, 128, true, 0, 128, 128, 2, 1, true, false, widest},
+    {192, 192, false, 0, 128, 112, 2, 1, false, false, widest},
+    {192, 192, true, 0, 128, 112, 2, 1, true, false, widest},
+    {256, 256, false, 0, 128, 80, 2, 1, false, false, output_bound},
+    {256, 256, true, 768, 128, 80, 2, 1, true, false, output_bound},
+    {256, 256, true, 0, 128, 64, 2, 1, true, false, diagonal},
 };
 
 /// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
@@ -52,7 +54,6 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTile& tile) {
   c.q_stages = tile.q_stages;
   c.dynamic = tile.dynamic;
   c.pingpong = tile.pingpong;
-  c.early_quarters = tile.early_quarters;
   return c;
 }
 
@@ -79,9 +80,6 @@ std::string forward_objection(const ForwardConfig& c) {
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.block_n);
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
-  if (c.early_quarters < 0 || c.early_quarters > 4) {
-    return fmt::format("early_quarters {} is not from 0 to 4", c.early_quarters);
-  }
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
   if (c.copy_out && !c.specialised) return "copy_out takes a producer warp, whose loads wait for Q's buffer";
@@ -203,8 +201,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}; {} of 4 quarters of the exponentials run under their own warpgroup's product",
-                  c.dynamic ? "drawn from a counter" : "dealt in turn", c.early_quarters),
+      fmt::format("tiles {}; unmasked blocks {}", c.dynamic ? "drawn from a counter" : "dealt in turn",
+                  c.steady ? "keep their rows' maxima, and are checked" : "move their rows' maxima"),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };

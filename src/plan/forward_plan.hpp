@@ -44,7 +44,6 @@ struct ForwardTile {
   int q_stages;
   bool dynamic;
   bool pingpong;
-  int early_quarters;
   const char* why;
 };
 

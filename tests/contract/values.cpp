@@ -197,6 +197,34 @@ TEST(Contract08_NoSentinel, OneKeyWithAFarLogitIsItsValue) {
   }
 }
 
+/// Logits that grow from the last keys to the first by `step` twice: beyond what exponentials relative to an
+/// earlier maximum can hold in 16 bits (12), keep their precision in (40), and express at all (400).
+TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaBeforeThem) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const double step : {12.0, 40.0, 400.0}) {
+      for (const bool falling : {false, true}) {
+        Case c = plain_case(dtype);
+        c.seqlen_k = 700;
+        c.options.causal = falling;
+        Call call(c);
+        const std::int64_t width = c.head_dim_qk;
+        for (std::int64_t row = 0; row < call.q.numel() / width; ++row) call.q.set(row * width, 8.0);
+        for (std::int64_t row = 0; row < call.k.numel() / width; ++row) {
+          const std::int64_t key = row / c.heads_kv % c.seqlen_k;
+          const double steps = key < 90 ? 2.0 : key < 300 ? 1.0 : 0.0;
+          call.k.set(row * width, falling ? -steps * step : steps * step);  // the logit, at scale 1/8
+        }
+        on_every_runner(c, [&](Runner& runner) {
+          const Expected expected = expect(call, Pass::forward);
+          call.prepare(Pass::forward);
+          runner.forward(call);
+          EXPECT_TRUE(correct(call, Pass::forward, expected)) << "step " << step << " falling " << falling;
+        });
+      }
+    }
+  }
+}
+
 TEST(Contract08_NoSentinel, ScaleZeroNegativeAndOne) {
   for (const DType dtype : float_dtypes) {
     for (const float scale : {0.0F, -0.125F, -1.0F, 1.0F}) {

@@ -8,93 +8,150 @@ namespace tandem::tile {
 constexpr float log2_e = 1.4426950408889634F;
 constexpr float ln_2 = 0.6931471805599453F;
 
-/// Two rows a thread (h = 0, 1). `maximum` is of the raw scores; exponentials are 2^(score * scale_log2 -
-/// shift).
+/// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference): the reference is the
+/// row's maximum, or was when it was last looked for.
 struct OnlineSoftmax {
-  float maximum[2];
-  float sum[2];  ///< of this thread's columns; the quad's sums meet in finish
+  float reference[2];  ///< -inf: no key has been seen
+  float sum[2];        ///< of this thread's columns; the quad's sums meet in finish
 
   TANDEM_DEVICE OnlineSoftmax() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      maximum[h] = -ptx::infinity();
+      reference[h] = -ptx::infinity();
       sum[h] = 0.0F;
     }
   }
 
   /// What is subtracted in the exponent: 0 where no key has been seen, so that -inf - -inf never arises.
-  static TANDEM_DEVICE float shift(float maximum, float scale_log2) {
-    return maximum == -ptx::infinity() ? 0.0F : maximum * scale_log2;
+  static TANDEM_DEVICE float shift(float reference) {
+    return reference == -ptx::infinity() ? 0.0F : reference;
   }
 
-  /// Takes the scores into the maxima. `rescale[h]` is what earlier sums and outputs of the row are worth
-  /// now.
+  /// Takes the scores' maxima into the references. `rescale[h]` is what earlier sums and outputs of the row
+  /// are worth now.
   template <int n>
-  TANDEM_DEVICE void update_maximum(const float (&s)[n], float (&rescale)[2], float scale_log2) {
+  TANDEM_DEVICE void update(const float (&s)[n], float (&rescale)[2], float scale_log2) {
+    // Four chains a row: a link takes eight cycles, an instruction two.
+    float a[2][4];
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float score = s[4 * j + 2 * h + e];
+          float& chain = a[h][j % 2 * 2 + e];
+          chain = j < 2 ? score : ptx::fmax(chain, score);
+        }
+      }
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Four chains each: a link takes eight cycles, an instruction two.
-      float a[4] = {ptx::fmax(maximum[h], s[2 * h]), s[2 * h + 1], s[4 + 2 * h], s[4 + 2 * h + 1]};
-#pragma unroll
-      for (int j = 2; j < n / 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) a[j % 2 * 2 + e] = ptx::fmax(a[j % 2 * 2 + e], s[4 * j + 2 * h + e]);
-      }
-      float m = ptx::fmax(ptx::fmax(a[0], a[1]), ptx::fmax(a[2], a[3]));
+      float m = ptx::fmax(ptx::fmax(a[h][0], a[h][1]), ptx::fmax(a[h][2], a[h][3]));
       m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
       m = ptx::fmax(m, ptx::shuffle_xor(m, 2));
-      rescale[h] = ptx::exp2(maximum[h] * scale_log2 - shift(m, scale_log2));
-      maximum[h] = m;
+      const float moved = ptx::fmax(reference[h], m * scale_log2);
+      rescale[h] = ptx::exp2(reference[h] - shift(moved));
+      reference[h] = moved;
     }
   }
 
-  /// Turns the scores into exponentials in place, a quarter at a time, and adds them to the sums.
-  /// `before(i)` is called before quarter i's instructions, and with 4 after the last; `beside(i)` among
-  /// those of quarters from `early` on.
+  /// Turns the scores into exponentials in place, a quarter at a time; `total` are their sums. `beside(i)` is
+  /// called behind quarter i, for what may run among the exponentials of the next.
   ///
   /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits
   /// between: arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them
   /// so, if it is given them in this order; written one after the other, they stay one after the other.
-  template <int early, int n, typename Before, typename Beside>
-  TANDEM_DEVICE void exponentials(float (&s)[n], const float (&rescale)[2], float scale_log2, Before before,
-                                  Beside beside) {
+  template <int n, typename Beside>
+  TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], float scale_log2, Beside beside) const {
     static_assert(n % 8 == 0);
     constexpr int size = n / 4;
-    const float subtract[2] = {shift(maximum[0], scale_log2), shift(maximum[1], scale_log2)};
-    float total[4] = {sum[0] * rescale[0], sum[1] * rescale[1], 0.0F, 0.0F};
+    const float subtract[2] = {shift(reference[0]), shift(reference[1])};
+    float chain[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
     for (int i = 0; i < size; ++i) s[i] = ptx::fma(s[i], scale_log2, -subtract[i / 2 % 2]);
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      before(quarter);
 #pragma unroll
       for (int j = 0; j < size; ++j) {
         const int i = quarter * size + j;
         s[i] = ptx::exp2(s[i]);
         if (quarter < 3) s[i + size] = ptx::fma(s[i + size], scale_log2, -subtract[(i + size) / 2 % 2]);
-        if (quarter > 0) total[(i - size) / 2 % 2 + 2 * (i % 2)] += s[i - size];
+        if (quarter > 0) chain[(i - size) / 2 % 2 + 2 * (i % 2)] += s[i - size];
       }
-      if (quarter < early) continue;
       beside(quarter);
     }
-    before(4);
 #pragma unroll
-    for (int i = 3 * size; i < n; ++i) total[i / 2 % 2 + 2 * (i % 2)] += s[i];
-    sum[0] = total[0] + total[2];
-    sum[1] = total[1] + total[3];
+    for (int i = 3 * size; i < n; ++i) chain[i / 2 % 2 + 2 * (i % 2)] += s[i];
+    total[0] = chain[0] + chain[2];
+    total[1] = chain[1] + chain[3];
+  }
+
+  /// Takes a block's sums in.
+  TANDEM_DEVICE void add(const float (&total)[2], const float (&rescale)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = ptx::fma(sum[h], rescale[h], total[h]);
+  }
+  /// The same where the references stayed.
+  TANDEM_DEVICE void add(const float (&total)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += total[h];
+  }
+
+  /// Whether a block's exponentials, relative to the maxima of the blocks before it, are too large to be
+  /// kept: then its sums are, too. Up to the limit f16 stays finite, and a key that is worth no more than
+  /// this times all others has company whose rounding is of the size of its own. NaN counts as too large: an
+  /// infinity among the exponentials may make one of the sums.
+  TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
+    constexpr float limit = 64.0F;
+    return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
+           reference[1] == -ptx::infinity();
+  }
+
+  /// Moves the references up to the largest of such exponentials, and makes these and their sums relative to
+  /// them; `rescale` as update has it. False if they have overflowed or vanished; nothing is changed then.
+  /// All lanes of a warp call.
+  template <int n>
+  TANDEM_DEVICE bool move(float (&s)[n], float (&total)[2], float (&rescale)[2]) {
+    constexpr float largest_kept = 0x1p100F;
+    constexpr float smallest_kept = 0x1p-60F;
+    float moved[2];
+    bool usable = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0.0F;
+#pragma unroll
+      for (int i = 0; i < n / 2; ++i) largest = ptx::fmax(largest, s[i / 2 * 4 + 2 * h + i % 2]);
+      largest = ptx::fmax(largest, ptx::shuffle_xor(largest, 1));
+      largest = ptx::fmax(largest, ptx::shuffle_xor(largest, 2));
+      const bool first = reference[h] == -ptx::infinity();
+      if (largest > largest_kept || (first && largest < smallest_kept)) usable = false;
+      moved[h] = first || largest > 1.0F ? shift(reference[h]) + ptx::log2(largest) : reference[h];
+    }
+    if (ptx::ballot(!usable) != 0) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rescale[h] = ptx::exp2(shift(reference[h]) - moved[h]);
+      reference[h] = moved[h];
+      total[h] *= rescale[h];
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) s[i] *= rescale[i / 2 % 2];
+    add(total, rescale);
+    return true;
   }
 
   /// The row's LSE (natural logarithm), and in `factor` what the output must be multiplied with. A sink (in
   /// units of the logarithm to base 2) joins the sum; a row that has seen no key gets 0 and -inf.
-  TANDEM_DEVICE float finish(int h, float scale_log2, bool has_sink, float sink_log2, float& factor) const {
+  TANDEM_DEVICE float finish(int h, bool has_sink, float sink_log2, float& factor) const {
     float total = sum[h];
     total += ptx::shuffle_xor(total, 1);
     total += ptx::shuffle_xor(total, 2);
-    if (maximum[h] == -ptx::infinity() && total == 0.0F) {
+    if (reference[h] == -ptx::infinity() && total == 0.0F) {
       factor = 0.0F;
       return -ptx::infinity();
     }
-    const float old_shift = shift(maximum[h], scale_log2);
+    const float old_shift = shift(reference[h]);
     float new_shift = old_shift;
     float worth = 1.0F;
     if (has_sink) {

@@ -19,7 +19,6 @@ std::span<const EmulatedForward> wide_forwards() {
               }(causal),
               [](ForwardConfig c) {
                 c.dynamic = true;
-                c.early_quarters = 2;
                 return c;
               }(causal),
               ForwardConfig{.head_dim_v = 64, .block_m = 64, .block_n = 112, .stages = 1, .pingpong = false},

@@ -8,8 +8,7 @@ std::span<const EmulatedForward> widest_forwards() {
       ForwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .pingpong = false},
       ForwardConfig{
           .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 112, .pingpong = false},
-      ForwardConfig{
-          .head_dim_qk = 256, .head_dim_v = 256, .block_n = 80, .early_quarters = 1, .pingpong = false},
+      ForwardConfig{.head_dim_qk = 256, .head_dim_v = 256, .block_n = 80, .pingpong = false},
       ForwardConfig{.element = Element::f16,
                     .head_dim_qk = 256,
                     .head_dim_v = 256,
