@@ -192,6 +192,12 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   return configs;
 }
 
+int forward_local_bytes_allowed(const ForwardConfig& c) {
+  // Words of a tile with two masks, stored once and read up to 14 times a tile: none in the loops over
+  // unmasked blocks, at most one in a loop over masked ones.
+  return c.causal && c.local && c.head_dim_v > 192 ? 56 : 0;
+}
+
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTile& tile =
       forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));

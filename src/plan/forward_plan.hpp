@@ -70,6 +70,10 @@ ForwardConfig choose_forward_config(const Problem& problem);
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.
 std::vector<ForwardConfig> shipped_forward_configs();
 
+/// Bytes of local memory that the assembler gives a shipped Config: 0, but for those that forward_plan.cpp
+/// names with the reason.
+int forward_local_bytes_allowed(const ForwardConfig& config);
+
 /// The choice in words, a line each.
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& config);
 

@@ -70,7 +70,7 @@ TEST_P(ShippedSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
   for (std::size_t i = GetParam() * group; i < end; ++i) {
     SCOPED_TRACE(expression_of(configs[i]));
     ASSERT_EQ(forward_objection(configs[i]), "");
-    expect_fast(kernel_name(configs[i]));
+    expect_fast(kernel_name(configs[i]), forward_local_bytes_allowed(configs[i]));
   }
 }
 

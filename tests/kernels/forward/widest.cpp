@@ -17,6 +17,7 @@ std::span<const EmulatedForward> widest_forwards() {
                     .local = true,
                     .transform = ScoreTransform::softcap,
                     .ragged = true,
+                    .steady = false,
                     .pingpong = false}>();
   return kernels;
 }
