@@ -42,7 +42,8 @@ TEST_P(EmulatedForwardTest, RandomProblemsMatchTheOracle) {
   }
 }
 
-/// Random problems rarely have the widest heads that a Config can take, and so leave its last registers empty.
+/// Random problems rarely have the widest heads that a Config can take, and so leave its last registers
+/// empty.
 TEST_P(EmulatedForwardTest, TheWidestHeadsMatchTheOracle) {
   EmulatorRunner runner(GetParam());
   harness::Case spec = random_forward_case(1, GetParam().config);
