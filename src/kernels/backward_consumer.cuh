@@ -333,6 +333,8 @@ struct BackwardConsumer {
   TANDEM_DEVICE void probabilities_step(const BackwardTile& t, int m, int next, float (&s)[scores],
                                         float (&dv)[C.head_dim_v / 2]);
   TANDEM_DEVICE void begin_gradients(const BackwardTile& t, int m, float (&dp)[scores]);
+  template <typename Begin>
+  TANDEM_DEVICE void make_dq(float (&x)[scores], Begin begin);
   TANDEM_DEVICE void gradients_step(const BackwardTile& t, int next, float (&dp)[scores],
                                     float (&dk)[C.head_dim_qk / 2]);
   template <bool keys, int n>

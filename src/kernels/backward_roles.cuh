@@ -1,8 +1,7 @@
 // The wide heads of the backward pass: a tile of 64 keys, and a product each for the two warpgroups.
 //
-//   warpgroup 0    S^T = K Q^T     P^T, kept in registers and handed over     dV += P^T dO     half of dQ =
-//   dS K warpgroup 1    dP^T = V dO^T   dS^T = P^T (dP^T - delta)                  dK += dS^T Q     the other
-//   half
+// Warpgroup 0: S^T = K Q^T; P^T, kept in registers and handed over; dV += P^T dO; half of dQ = dS K.
+// Warpgroup 1: dP^T = V dO^T; dS^T = P^T (dP^T - delta); dK += dS^T Q; the other half of dQ.
 //
 // 64 queries a product read 4 KB of operands in 32 cycles, where 32 queries a warpgroup read 3 KB in 16; dV
 // and dK take their first operand from registers. One's exponentials run under the other's products, without
@@ -40,6 +39,24 @@ TANDEM_DEVICE void BackwardConsumer<C>::take_over(u32 (&packed)[scores / 2]) {
   }
 }
 
+/// This warpgroup's half of dQ, whose dS is there. Its last part leaves under the product that `begin`
+/// issues, and `x` is that product's result.
+template <BackwardConfig C>
+template <typename Begin>
+TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin) {
+  float dq[C.dq_columns() / 2];
+  ptx::wgmma_fence();
+  issue_dq(dq, shared.scores[0]);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dq);
+#pragma unroll
+  for (int part = 0; part < C.dq_parts - 1; ++part) store_dq(dq, part);
+  begin();
+  store_dq(dq, C.dq_parts - 1);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(x);
+}
+
 /// Warpgroup 0's part of query block m, whose S is there; makes the next one's. P's buffer is free: dS of the
 /// block before has been waited for, which was made from it.
 template <BackwardConfig C>
@@ -67,18 +84,8 @@ TANDEM_DEVICE void BackwardConsumer<C>::probabilities_step(const BackwardTile& t
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dv);
   release_dout();
-  float dq[C.dq_columns() / 2];
   ptx::named_barrier_sync(barrier_ds_full, threads);
-  ptx::wgmma_fence();
-  issue_dq(dq, shared.scores[0]);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(dq);
-#pragma unroll
-  for (int part = 0; part < C.dq_parts - 1; ++part) store_dq(dq, part);
-  begin(t, next, s);
-  store_dq(dq, C.dq_parts - 1);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(s);
+  make_dq(s, [&] { begin(t, next, s); });
 }
 
 /// Waits for query block m's dO, and issues dP.
@@ -113,18 +120,8 @@ TANDEM_DEVICE void BackwardConsumer<C>::gradients_step(const BackwardTile& t, in
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dk);
   release_q();
-  float dq[C.dq_columns() / 2];
   ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
-  ptx::wgmma_fence();
-  issue_dq(dq, shared.scores[0]);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(dq);
-#pragma unroll
-  for (int part = 0; part < C.dq_parts - 1; ++part) store_dq(dq, part);
-  begin_gradients(t, next, dp);
-  store_dq(dq, C.dq_parts - 1);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(dp);
+  make_dq(dp, [&] { begin_gradients(t, next, dp); });
 }
 
 /// A tile of a warpgroup: `d` is its dV or dK. After the last block one more product is made, which is not

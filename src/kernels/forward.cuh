@@ -148,7 +148,6 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   float total[2];
   int block = t.blocks.end - 1;
   const auto nothing = [](int) {};
-  // What comes between a block's scores and their exponentials.
   // Q's release may wait until the last block's softmax is done, out of its way; but not where this warp
   // loads, and at head dimension 256 Q's descriptors would then be in ordinary registers.
   constexpr bool release_q_late = C.specialised && outputs <= 96;
@@ -156,6 +155,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     release_k();
     if (!release_q_late && !C.copy_out && block == t.blocks.first) release_q();
   };
+  // What comes between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
     transform_scores<C>(s, p);

@@ -20,6 +20,17 @@ struct FragmentPosition {
   TANDEM_DEVICE int col(int j) const { return first_col + 8 * j; }
 };
 
+/// Over the four lanes that hold a row; a NaN loses against a number.
+TANDEM_DEVICE float largest_of_quad(float x) {
+  x = ptx::fmax(x, ptx::shuffle_xor(x, 1));
+  return ptx::fmax(x, ptx::shuffle_xor(x, 2));
+}
+/// The same where a NaN stays.
+TANDEM_DEVICE float largest_of_quad_nan(float x) {
+  x = ptx::fmax_nan(x, ptx::shuffle_xor(x, 1));
+  return ptx::fmax_nan(x, ptx::shuffle_xor(x, 2));
+}
+
 template <Element element>
 TANDEM_DEVICE u32 pack(float low, float high) {
   return element == Element::bf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);

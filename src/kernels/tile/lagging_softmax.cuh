@@ -50,9 +50,8 @@ struct LaggingSoftmax {
           a[j % 2 * 2 + e] = ptx::fmax_nan(a[j % 2 * 2 + e], s[4 * j + 2 * h + e]);
         }
       }
-      float m = ptx::fmax_nan(ptx::fmax_nan(a[0], a[1]), ptx::fmax_nan(a[2], a[3]));
-      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 1));
-      m = ptx::fmax_nan(m, ptx::shuffle_xor(m, 2));
+      const float m =
+          largest_of_quad_nan(ptx::fmax_nan(ptx::fmax_nan(a[0], a[1]), ptx::fmax_nan(a[2], a[3])));
       maximum[h] = m * unit[h % units];
     }
   }
@@ -133,7 +132,7 @@ struct LaggingSoftmax {
 #pragma unroll
         for (int j = 0; j < n / 4; ++j)
           most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-        most = over_quad(most);
+        most = largest_of_quad(most);
         if (!(largest[h] > largest_sum)) most = e4m3_lagging_p_range;
         const float factor = e4m3_lagging_p_range * ptx::reciprocal(most);
         reference[h] += ptx::log2(most) - below;
@@ -155,13 +154,9 @@ struct LaggingSoftmax {
   }
 
  private:
-  static TANDEM_DEVICE float over_quad(float x) {
-    x = ptx::fmax(x, ptx::shuffle_xor(x, 1));
-    return ptx::fmax(x, ptx::shuffle_xor(x, 2));
-  }
   TANDEM_DEVICE void agree_on_largest() {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) largest[h] = over_quad(largest[h]);
+    for (int h = 0; h < 2; ++h) largest[h] = largest_of_quad(largest[h]);
   }
   template <int outputs>
   TANDEM_DEVICE void move_rows(const bool (&which)[2], const float (&maximum)[2], float (&o)[outputs]) {

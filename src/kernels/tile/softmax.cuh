@@ -47,9 +47,7 @@ struct OnlineSoftmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float m = ptx::fmax(ptx::fmax(a[h][0], a[h][1]), ptx::fmax(a[h][2], a[h][3]));
-      m = ptx::fmax(m, ptx::shuffle_xor(m, 1));
-      m = ptx::fmax(m, ptx::shuffle_xor(m, 2));
+      const float m = largest_of_quad(ptx::fmax(ptx::fmax(a[h][0], a[h][1]), ptx::fmax(a[h][2], a[h][3])));
       const float moved = ptx::fmax(reference[h], m * scale_log2);
       rescale[h] = ptx::exp2(reference[h] - shift(moved));
       reference[h] = moved;
@@ -122,8 +120,7 @@ struct OnlineSoftmax {
       float largest = 0.0F;
 #pragma unroll
       for (int i = 0; i < n / 2; ++i) largest = ptx::fmax(largest, s[i / 2 * 4 + 2 * h + i % 2]);
-      largest = ptx::fmax(largest, ptx::shuffle_xor(largest, 1));
-      largest = ptx::fmax(largest, ptx::shuffle_xor(largest, 2));
+      largest = largest_of_quad(largest);
       const bool first = reference[h] == -ptx::infinity();
       if (largest > largest_kept || (first && largest < smallest_kept)) usable = false;
       moved[h] = first || largest > 1.0F ? shift(reference[h]) + ptx::log2(largest) : reference[h];

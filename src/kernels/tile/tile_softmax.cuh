@@ -110,9 +110,7 @@ struct TileSoftmax {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      largest[h] = ptx::fmax_nan(largest[h], ptx::shuffle_xor(largest[h], 1));
-      largest[h] = ptx::fmax_nan(largest[h], ptx::shuffle_xor(largest[h], 2));
-      tile_unit[h] = largest[h];
+      largest[h] = tile_unit[h] = largest_of_quad_nan(largest[h]);
       const float inverse = largest[h] > 0.0F ? range * ptx::reciprocal(largest[h]) : 0.0F;
 #pragma unroll
       for (int j = 0; j < n / 4; ++j) {
