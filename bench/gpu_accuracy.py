@@ -20,11 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gpu_speed
 import tandem
 import torch
 
@@ -152,16 +152,7 @@ def recipe_errors(tensors: list[torch.Tensor]) -> dict[str, float]:
 def tflops(call: Callable[[], object], flops: float) -> float:
     """The best of five rounds of 10 ms or so."""
     call()
-    best = 0.0
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(4):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        best = max(best, 4 * flops / start.elapsed_time(end) / 1e9)
-    return best
+    return gpu_speed.best_tflops(call, flops, rounds=5, calls=4)
 
 
 def recipe_speeds() -> dict[str, tuple[float, float | None]]:
@@ -228,11 +219,10 @@ def main() -> int:
     parser.add_argument("--seqlen", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = args.commit or gpu_speed.commit()
     device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
     document = {"device": device, "commit": commit, "command": " ".join(sys.argv), "rows": []}
     print(f"{device}, commit {commit}, seqlen {args.seqlen}, {args.heads} heads of {args.head_dim}")

@@ -8,7 +8,8 @@
 //                          head_dim_v=head_dim causal=0 window_left=-1 deterministic=0 (backward), and any
 //                          field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
 //                          these lengths (1000 of 16) in place of batch and seqlen
-//                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run}
+//                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
+//                          "memory_bytes": of the device that tensors, workspace and call took}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
@@ -97,6 +98,14 @@ gpu::DeviceBuffer random_tensor(std::size_t elements, Element element, unsigned 
   return buffer;
 }
 
+std::size_t free_bytes() {
+  const gpu::ContextGuard guard(0);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  gpu::check(gpu::driver().memory_get_info(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
 /// "131072,1000x16": one of 131072 and a thousand of 16.
 std::vector<std::int64_t> parse_lengths(const std::string& text) {
   std::vector<std::int64_t> lengths;
@@ -173,19 +182,20 @@ class Bench {
     call();
     stream_.synchronize();
     const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
-    if (p_.precision != Precision::exact) {
-      return fmt::format(R"({{"flops": {}, "bytes": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
-                         quantized_bytes(), gpu::expression_of(quantized_config_), spent.count());
-    }
-    return fmt::format(R"({{"flops": {}, "config": "{}", "first_call_ms": {:.1f}}})", flops(),
-                       backward_ ? gpu::expression_of(backward_config_) : gpu::expression_of(forward_config_),
-                       spent.count());
+    const bool exact = p_.precision == Precision::exact;
+    return fmt::format(R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}}})",
+                       flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
+                       !exact      ? gpu::expression_of(quantized_config_)
+                       : backward_ ? gpu::expression_of(backward_config_)
+                                   : gpu::expression_of(forward_config_),
+                       spent.count(), free_before_ - free_bytes());
   }
 
   std::string round(double milliseconds) {
     const double one = time(1);
     const int calls = std::max(1, static_cast<int>(milliseconds / one));
-    return fmt::format(R"({{"us": {:.3f}, "calls": {}}})", time(calls) * 1000.0 / calls, calls);
+    const double all = one >= milliseconds ? one : time(calls);
+    return fmt::format(R"({{"us": {:.3f}, "calls": {}}})", all * 1000.0 / calls, calls);
   }
 
  private:
@@ -283,6 +293,7 @@ class Bench {
            static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }
 
+  std::size_t free_before_ = free_bytes();
   Problem p_;
   bool backward_ = false;
   gpu::QuantizedStages stages_;

@@ -5,21 +5,24 @@
 One command measures all: every cell runs rounds of about 12 ms of each contender in turn and takes the
 median, so that heat and clocks weigh on all alike. --sustained runs two seconds of each without a pause;
 --ablation adds the paper's table of what each idea is worth; --varlen packed sequences beside the same work
-dense; --long single sequences up to a million tokens; --precision the 8-bit kernels alone and with the
-quantiser, beside bf16; --deterministic holds Tandem's backward to one order of
-additions; --from FILE prints and draws what an earlier
-run wrote. Without PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard
-normal inputs. TFLOP/s count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's,
-with the forward pass before the clock starts.
+dense; --long single sequences of 32k and 128k, and a million tokens by Tandem alone, once; --no-grid leaves
+the grid out; --precision the 8-bit kernels alone and with the quantiser, beside bf16; --deterministic holds
+Tandem's backward to one order of additions; --from FILE prints and draws what an earlier run wrote. Without
+PyTorch Tandem runs alone. The grid: 16,384 tokens in all, hidden size 2048, standard normal inputs. TFLOP/s
+count causal as half and backward 2.5 times forward; PyTorch's backward is autograd's, with the forward pass
+before the clock starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 try:
@@ -96,7 +99,10 @@ class Sdpa:
         return start.elapsed_time(end)
 
     def round(self, milliseconds: float) -> float:
-        calls = max(1, int(milliseconds / self.time(1)))
+        one = self.time(1)
+        if one >= milliseconds:
+            return one * 1000
+        calls = int(milliseconds / one)
         return self.time(calls) * 1000 / calls
 
 
@@ -107,31 +113,32 @@ def peers() -> list[Sdpa]:
     return [Sdpa("cudnn", backends.CUDNN_ATTENTION), Sdpa("fa2", backends.FLASH_ATTENTION)]
 
 
+def best_tflops(call: Callable[[], object], flops: float, rounds: int, calls: int) -> float:
+    """The best round of `calls` calls on the current stream, which have run before."""
+    best = 0.0
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        best = max(best, calls * flops / start.elapsed_time(end) / 1e9)
+    return best
+
+
 def gemm_tflops(fp8: bool = False, n: int = 8192) -> float | None:
     """The ceiling: a large bf16 or FP8 product through cuBLAS, best of 10 rounds of about 12 ms."""
     if torch is None or not torch.cuda.is_available():
         return None
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    if fp8:
-        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
-        one = torch.ones((), device="cuda")
-
-    def multiply() -> None:
-        if fp8:
-            torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
-        else:
-            a @ b
-
-    best = 0.0
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(8):
-            multiply()
-        end.record()
-        end.synchronize()
-        best = max(best, 8 * 2 * n**3 / (start.elapsed_time(end) / 1000) / 1e12)
-    return best
+    if not fp8:
+        return best_tflops(lambda: a @ b, 2.0 * n**3, 10, 8)
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
+    one = torch.ones((), device="cuda")
+    return best_tflops(
+        lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16), 2.0 * n**3, 10, 8
+    )
 
 
 def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
@@ -153,47 +160,67 @@ def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: li
     ]
 
 
+def in_turn(contenders: dict, rounds: int, milliseconds: float) -> dict[str, list[float]]:
+    """Microseconds of a call by contender: a round of each, then the next of each."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            times[name].append(contender.round(milliseconds))
+    return times
+
+
+def speeds(flops: float, times: dict[str, list[float]]) -> dict[str, float]:
+    """TFLOP/s of the medians."""
+    return {name: flops / statistics.median(t) / 1e6 for name, t in times.items()}
+
+
 def measure(cell: dict, contenders: list, rounds: int, milliseconds: float) -> dict:
-    """The medians of one cell. Tandem comes first; a peer that does not have the shape is left out."""
+    """One cell. Tandem comes first; a peer that does not have the shape is left out."""
     tandem, *others = contenders
     prepared = tandem.prepare(cell)
-    able = [tandem]
+    able = {tandem.name: tandem}
     for peer in others:
         try:
             peer.prepare(cell)
         except RuntimeError:
             continue
-        able.append(peer)
-    times: dict[str, list[float]] = {c.name: [] for c in able}
-    for _ in range(rounds):
-        for contender in able:
-            times[contender.name].append(contender.round(milliseconds))
-    tflops = {name: prepared["flops"] / statistics.median(t) / 1e6 for name, t in times.items()}
-    return {**cell, "config": prepared["config"], "us": times, "tflops": tflops}
+        able[peer.name] = peer
+    times = in_turn(able, rounds, milliseconds)
+    found = {key: prepared[key] for key in ("config", "memory_bytes")}
+    return {**cell, **found, "us": times, "tflops": speeds(prepared["flops"], times)}
 
 
-def ablation(tandem: Tandem, rounds: int) -> list[dict]:
+class Variants:
+    """Tandem in several ways, a process each, so that rounds of them alternate."""
+
+    def __init__(self, program: Path, changes: dict[str, dict]) -> None:
+        self.changes = changes
+        self.contenders = {name: Tandem(program) for name in changes}
+
+    def measure(self, cell: dict, rounds: int) -> tuple[dict[str, dict], dict[str, list[float]]]:
+        """What each prepared for `cell` with its changes, and its microseconds."""
+        prepared = {n: c.prepare({**cell, **self.changes[n]}) for n, c in self.contenders.items()}
+        return prepared, in_turn(self.contenders, rounds, ROUND_MS)
+
+
+def ablation(program: Path, rounds: int) -> list[dict]:
     """The paper's: batch 4, seqlen 8448, 16 heads, head_dim 128, full, fp16. There 570, 582 and 661."""
     cell = {"dtype": "f16", "batch": 4, "heads": 16, "seqlen": 8448, "head_dim": 128, "causal": 0}
-    variants = {
+    changes = {
         "all": {},
         "no warp specialisation": {"specialised": 0},
         "no overlap in a warpgroup": {"overlap": 0},
         "no ping-pong": {"pingpong": 0},
     }
-    results = []
-    for name, change in variants.items():
-        try:
-            result = measure({**cell, **change}, [tandem], rounds, ROUND_MS)
-            results.append(
-                {"variant": name, "tflops": result["tflops"]["tandem"], "config": result["config"]}
-            )
-        except RuntimeError as error:
-            results.append({"variant": name, "error": str(error)})
-    return results
+    prepared, times = Variants(program, changes).measure(cell, rounds)
+    tflops = speeds(prepared["all"]["flops"], times)
+    return [
+        {"variant": name, "tflops": tflops[name], "us": times[name], "config": prepared[name]["config"]}
+        for name in changes
+    ]
 
 
-def varlen(tandem: Tandem, rounds: int) -> list[dict]:
+def varlen(program: Path, rounds: int) -> list[dict]:
     """Packed sequences, and the dense call of (nearly) the same work: the ratio is to stay below 1.5."""
     rows = {
         "8192 of 34": ("8192x34", {"batch": 8192, "seqlen": 34}),
@@ -201,41 +228,49 @@ def varlen(tandem: Tandem, rounds: int) -> list[dict]:
     }
     results = []
     for name, (lengths, dense) in rows.items():
+        pair = Variants(program, {"packed": {"lengths": lengths}, "dense": dense})
         for causal in (0, 1):
             cell = {"dtype": "bf16", "heads": HIDDEN // 128, "head_dim": 128, "causal": causal}
-            times = {}
-            for kind, shape in (("packed", {"lengths": lengths}), ("dense", dense)):
-                times[kind] = statistics.median(
-                    measure({**cell, **shape}, [tandem], rounds, ROUND_MS)["us"]["tandem"]
-                )
-            results.append(
-                {"sequences": name, **cell, "us": times, "ratio": times["packed"] / times["dense"]}
-            )
+            _, times = pair.measure(cell, rounds)
+            us = {kind: statistics.median(t) for kind, t in times.items()}
+            results.append({"sequences": name, **cell, "us": us, "ratio": us["packed"] / us["dense"]})
     return results
 
 
 def long_sequences(passes: list[str]) -> list[dict]:
-    cell = {"dtype": "bf16", "batch": 1, "heads": HIDDEN // 128, "head_dim": 128, "causal": 1}
-    lengths = {"forward": (32768, 131072, 1048576), "backward": (32768, 131072)}
-    return [{"pass": name, **cell, "seqlen": seqlen} for name in passes for seqlen in lengths[name]]
+    return [
+        {
+            "pass": name,
+            "dtype": "bf16",
+            "batch": 1,
+            "heads": HIDDEN // 128,
+            "seqlen": seqlen,
+            "head_dim": 128,
+            "causal": causal,
+        }
+        for name in passes
+        for causal in (0, 1)
+        for seqlen in (32768, 131072)
+    ]
+
+
+def million(tandem: Tandem) -> dict:
+    """A million tokens, causal: a single call, which takes seconds and 16 GiB of tensors."""
+    (cell,) = long_sequences(["forward"])[-1:]
+    return measure({**cell, "seqlen": 1 << 20}, [tandem], 1, 1.0)
 
 
 def precision_cells(program: Path, cells: list[dict], settings: list[str], rounds: int) -> list[dict]:
-    """The 16-bit forward; of every setting the kernel alone and the whole call. A process each."""
-    variants: dict[str, dict] = {"16-bit": {}}
+    """The 16-bit forward; of every setting the kernel alone and the whole call."""
+    changes: dict[str, dict] = {"16-bit": {}}
     for setting in settings:
-        variants[f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
-        variants[f"{setting} whole"] = {"precision": setting}
-    contenders = {name: Tandem(program) for name in variants}
+        changes[f"{setting} kernel"] = {"pass": "quantized", "precision": setting}
+        changes[f"{setting} whole"] = {"precision": setting}
+    variants = Variants(program, changes)
     results = []
     for cell in cells:
-        prepared = [contenders[name].prepare({**cell, **change}) for name, change in variants.items()]
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(rounds):
-            for name, contender in contenders.items():
-                times[name].append(contender.round(ROUND_MS))
-        tflops = {name: prepared[0]["flops"] / statistics.median(t) / 1e6 for name, t in times.items()}
-        results.append({**cell, "us": times, "tflops": tflops})
+        prepared, times = variants.measure(cell, rounds)
+        results.append({**cell, "us": times, "tflops": speeds(prepared["16-bit"]["flops"], times)})
     return results
 
 
@@ -295,10 +330,7 @@ def print_table(document: dict) -> None:
         ]
         print("| " + " | ".join(map(str, row)) + " |")
     for entry in document.get("ablation", []):
-        print(
-            f"ablation: {entry['variant']}: "
-            + (f"{entry['tflops']:.1f} TFLOP/s" if "tflops" in entry else entry["error"])
-        )
+        print(f"ablation: {entry['variant']}: {entry['tflops']:.1f} TFLOP/s")
     if "varlen" in document:
         print_varlen(document["varlen"])
     if "precision" in document:
@@ -342,8 +374,21 @@ def plot(document: dict, path: Path) -> None:
 
 
 def commit() -> str:
+    """The checkout's."""
     run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return run.stdout.strip() or "unknown"
+
+
+def surroundings() -> dict:
+    """When it ran, and on whose software, as far as can be told."""
+    found = {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+    if torch is not None and torch.cuda.is_available():
+        found |= {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        run = subprocess.run(query, capture_output=True, text=True, check=False)
+        found["driver"] = run.stdout.split("\n")[0].strip()
+    return found
 
 
 def numbers(text: str) -> list[int]:
@@ -366,6 +411,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sustained", action="store_true", help="two seconds without a pause instead of 12 ms"
     )
+    parser.add_argument("--grid", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument(
         "--precision",
@@ -374,9 +420,8 @@ def arguments() -> argparse.Namespace:
         help="the 8-bit forward in place of the grid",
     )
     parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
-    parser.add_argument(
-        "--long", action="store_true", help="add 32k, 128k and 1M tokens in one causal sequence"
-    )
+    parser.add_argument("--long", action="store_true", help="add one sequence of 32k, 128k and 1M tokens")
+    parser.add_argument("--commit", help="what the program was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="print and plot an earlier run's JSON")
@@ -392,14 +437,15 @@ def main() -> int:
         contenders = [tandem, *peers()]
         document = {
             "device": tandem.device,
-            "commit": commit(),
+            "commit": args.commit or commit(),
             "command": " ".join(sys.argv),
-            "torch": torch.__version__ if torch else None,
+            **surroundings(),
+            "rounds": 1 if args.sustained else args.rounds,
             "gemm_tflops": gemm_tflops(),
             "cells": [],
         }
-        rounds, milliseconds = (1, 2000.0) if args.sustained else (args.rounds, ROUND_MS)
-        cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens)
+        rounds, milliseconds = document["rounds"], 2000.0 if args.sustained else ROUND_MS
+        cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens) if args.grid else []
         if args.precision:
             document["gemm_fp8_tflops"] = gemm_tflops(fp8=True)
             document["precision"] = precision_cells(args.program, cells, args.precision, args.rounds)
@@ -407,10 +453,12 @@ def main() -> int:
         for cell in cells + (long_sequences(args.passes) if args.long else []):
             cell["deterministic"] = int(args.deterministic)
             document["cells"].append(measure(cell, contenders, rounds, milliseconds))
+        if args.long and "forward" in args.passes:
+            document["cells"].append(million(tandem))
         if args.ablation:
-            document["ablation"] = ablation(tandem, args.rounds)
+            document["ablation"] = ablation(args.program, args.rounds)
         if args.varlen:
-            document["varlen"] = varlen(tandem, args.rounds)
+            document["varlen"] = varlen(args.program, args.rounds)
         if args.json:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
     print_table(document)
