@@ -76,3 +76,32 @@ def test_overhead_is_measured_beside_pytorchs(tmp_path: Path) -> None:
     assert result.returncode in (0, 1), result.stdout + result.stderr  # 1: above the bar, on a busy machine
     us = json.loads((tmp_path / "us.json").read_text())["us"]
     assert {"flash_attn_func", "sdpa"} < us.keys() and all(0 < value < 1e5 for value in us.values())
+
+
+def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "bench" / "gpu_pages.py"]
+    assert subprocess.run([*command, "--check"], check=False).returncode == 0
+    cell = {
+        "pass": "forward",
+        "dtype": "bf16",
+        "head_dim": 64,
+        "causal": 1,
+        "seqlen": 512,
+        "us": {"tandem": [1]},
+    }
+    document = {
+        "device": "GPU",
+        "commit": "abc",
+        "command": "gpu_speed.py --commit abc --rounds 1 --json out.json",
+        "cells": [{**cell, "tflops": {"tandem": 243.0, "cudnn": 200.0, "fa2": 100.0}}],
+    }
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- from one.json -->\nold\n<!-- end -->\nafter\n")
+    assert subprocess.run([*command, "--check", page], check=False).returncode == 1
+    assert subprocess.run([*command, page], check=False).returncode == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "old" not in text
+    assert "\n    python bench/gpu_speed.py --rounds 1\n" in text
+    assert "| 64 | causal | 512 | 243 | 200 | 100 | 162 | 1.22 |" in text  # FA3 was 0.81 of cuDNN here
+    assert "Geometric mean of the last column: 1.215" in text

@@ -1,0 +1,217 @@
+"""Writes the tables of docs/results/gpu-*.md from the JSON of gpu_speed.py and gpu_accuracy.py beside them.
+
+    python bench/gpu_pages.py [--check] [PAGE ...]
+
+A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
+made anew from docs/results/NAME.json, the rest of the page is left as it is. --check changes nothing and
+exits with 1 if a page is not what its JSON says. FlashAttention-3 enters by fa3_ratios.json: its ratio to
+cuDNN in another run, times cuDNN in this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+NAMES = {"tandem": "Tandem", "cudnn": "cuDNN", "fa2": "FA2", "fa3": "FA3 (by ratio)"}
+BLOCK = re.compile(r"(<!-- from (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(math.log(v) for v in values))
+
+
+def mask_of(cell: dict) -> str:
+    return "causal" if cell["causal"] else "full"
+
+
+def fa3_ratio(cell: dict) -> float | None:
+    """FlashAttention-3's speed over cuDNN's at this shape; None where it was not measured."""
+    for table in json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"]:
+        ratios = table[cell["pass"]].get(f"{cell['head_dim']} {mask_of(cell)}")
+        if ratios and cell["seqlen"] in table["seqlens"]:
+            return ratios[table["seqlens"].index(cell["seqlen"])]
+    return None
+
+
+def with_fa3(cell: dict) -> dict[str, float]:
+    tflops = dict(cell["tflops"])
+    ratio = fa3_ratio(cell)
+    if ratio and "cudnn" in tflops and not cell.get("deterministic"):
+        tflops["fa3"] = ratio * tflops["cudnn"]
+    return tflops
+
+
+def of_best(tflops: dict[str, float]) -> float | None:
+    """Tandem against the best of the others."""
+    others = [speed for name, speed in tflops.items() if name != "tandem"]
+    return tflops["tandem"] / max(others) if others else None
+
+
+def table(header: list[str], rows: Iterable[list[object]]) -> list[str]:
+    lines = ["| " + " | ".join(map(str, line)) + " |" for line in (header, *rows)]
+    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def cells(document: dict) -> list[str]:
+    """The table of speeds, and what it comes to."""
+    speeds = [with_fa3(cell) for cell in document["cells"]]
+    names = [name for name in NAMES if any(name in tflops for tflops in speeds)]
+    ratios = [of_best(tflops) for tflops in speeds]
+    lines = table(
+        ["head_dim", "mask", "seqlen", *(NAMES[name] for name in names), "Tandem / best"],
+        (
+            [cell["head_dim"], mask_of(cell), cell["seqlen"]]
+            + [number(tflops.get(name)) for name in names]
+            + [number(ratio, 2)]
+            for cell, tflops, ratio in zip(document["cells"], speeds, ratios, strict=True)
+        ),
+    )
+    known = [ratio for ratio in ratios if ratio]
+    if known:
+        cudnn = [tflops["tandem"] / tflops["cudnn"] for tflops in speeds if "cudnn" in tflops]
+        beside = f"; against cuDNN alone, {geometric_mean(cudnn):.2f}" if cudnn else ""
+        lines += [
+            "",
+            *wrapped(
+                f"Geometric mean of the last column: {geometric_mean(known):.3f}{beside}. At 1.00 or more: "
+                f"{sum(round(r, 2) >= 1 for r in known)} of {len(known)}; least: {min(known):.2f}."
+            ),
+        ]
+    for cell in document["cells"]:
+        if cell["seqlen"] >= 1 << 20:
+            seconds = statistics.median(cell["us"]["tandem"]) / 1e6
+            gibibytes = cell["memory_bytes"] / 2**30
+            lines += ["", f"{cell['seqlen']} tokens: {seconds:.2f} s, {gibibytes:.1f} GiB of the device."]
+    return lines
+
+
+def ablation(document: dict) -> list[str]:
+    return table(
+        ["variant", "TFLOP/s"], ([e["variant"], number(e["tflops"], 1)] for e in document["ablation"])
+    )
+
+
+def varlen(document: dict) -> list[str]:
+    return table(
+        ["packed sequences", "mask", "packed us", "dense us", "packed / dense"],
+        (
+            [e["sequences"], mask_of(e)]
+            + [number(e["us"][k], 1) for k in ("packed", "dense")]
+            + [number(e["ratio"], 2)]
+            for e in document["varlen"]
+        ),
+    )
+
+
+def errors(document: dict) -> list[str]:
+    return table(
+        ["dtype", "mask", "standard RMSE", "Tandem RMSE", "ratio"],
+        (
+            [
+                e["dtype"],
+                mask_of(e),
+                f"{e['rmse']['standard']:.3g}",
+                f"{e['rmse']['tandem']:.3g}",
+                number(e["ratio"], 2),
+            ]
+            for e in document["rows"]
+        ),
+    )
+
+
+def wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def command(document: dict) -> str:
+    """As it is given in a checkout: without what names files and the commit."""
+    words = document["command"].split()
+    kept = []
+    while words:
+        word = words.pop(0)
+        if word in ("--program", "--commit", "--json", "--plot"):
+            words.pop(0)
+        elif not kept and word != "python":
+            kept = ["python", "bench/" + Path(word).name]
+        elif word != "python":
+            kept.append(word)
+    return " ".join(kept)
+
+
+def origin(document: dict) -> list[str]:
+    """Where, on what and by which command it was measured."""
+    software = []
+    if document.get("driver"):
+        software.append(f"driver {document['driver']}")
+    if document.get("torch"):
+        software.append(f"PyTorch {document['torch']}")
+    if document.get("cudnn"):
+        version = document["cudnn"]
+        software.append(f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}")
+    text = ", ".join([document["device"], *software]) + f"; commit {document['commit']}"
+    text += f", {document['date']}." if "date" in document else "."
+    measured = document.get("cells")
+    if measured:
+        rounds = len(measured[0]["us"]["tandem"])
+        text += f" {', '.join(sorted({c['dtype'] for c in measured}))}; "
+        if "--sustained" in document["command"]:
+            text += "two seconds of each contender without a pause"
+        else:
+            text += f"medians of {rounds} rounds of about 12 ms of each contender in turn"
+        if document.get("gemm_tflops"):
+            text += f"; a bf16 GEMM of 8192^3 in the same run: {document['gemm_tflops']:.1f} TFLOP/s"
+        text += "."
+    return [*wrapped(text), "", "    " + command(document)]
+
+
+def block(document: dict) -> str:
+    lines = origin(document)
+    for key, make in (("cells", cells), ("ablation", ablation), ("varlen", varlen), ("rows", errors)):
+        if document.get(key):
+            lines += ["", *make(document)]
+    return "\n".join(lines) + "\n"
+
+
+def page_from_json(text: str, folder: Path) -> str:
+    """The page with every block made anew."""
+    return BLOCK.sub(
+        lambda match: match[1] + block(json.loads((folder / match[2]).read_text())) + match[3], text
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", type=Path, nargs="*", default=sorted(RESULTS.glob("gpu-*.md")))
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    stale = []
+    for path in args.pages:
+        before = path.read_text()
+        after = page_from_json(before, path.parent)
+        if after != before:
+            stale.append(path)
+            if not args.check:
+                path.write_text(after)
+    for path in stale:
+        print(f"{path}: {'is not what its JSON says' if args.check else 'written'}")
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
