@@ -78,11 +78,13 @@ struct Head {
                              .largest = largest_of_group,
                              .out = element<std::uint8_t>(job.codes, b, first, head),
                              .out_stride = job.codes.row_stride,
-                             .scales = scales});
+                             .scales = scales,
+                             .marks_rows = job.marks_rows && job.group == ScaleGroup::block});
       if (job.group == ScaleGroup::row) {
         for (int i = 0; i < from.rows; ++i) *scale(first + i) = scales[i];
       } else if (job.group == ScaleGroup::block) {
-        *scale(n) = scales[0];
+        const bool marked = std::any_of(scales, scales + from.rows, [](float s) { return std::signbit(s); });
+        *scale(n) = marked ? -std::abs(scales[0]) : scales[0];
       }
       if (!std::isnan(whole)) whole = scales[0];
     }

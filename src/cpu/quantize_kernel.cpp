@@ -162,6 +162,19 @@ void quantize_row_group(const QuantizeRows& r, const QuantizeTo& to, int first, 
   }
 }
 
+/// As above for s8 and rows that share a scale: those that hold what is no number are marked.
+void mark_row_group(const QuantizeRows& r, const QuantizeTo& to, float largest) {
+  const Scale s = scale_for(largest, largest_s8);
+  for (int i = 0; i < r.rows; ++i) {
+    const float* x = r.scratch + static_cast<std::int64_t>(i) * r.dim;
+    std::uint8_t* out = to.out + i * to.out_stride;
+    for (int c = 0; c < r.dim; ++c) out[c] = code_of<Codes::s8>(x[c], s.inverse);
+    const bool marked = !all_finite(x, r.dim);
+    if (marked) out[0] = marked_row;
+    to.scales[i] = marked ? -s.scale : s.scale;
+  }
+}
+
 template <Codes codes>
 void quantize_channels(const QuantizeRows& r, const QuantizeTo& to) {
   for (int c = 0; c < r.dim; ++c) {
@@ -203,7 +216,12 @@ void quantize_as(const QuantizeRows& r, const QuantizeTo& to) {
 
 void quantize(const QuantizeRows& r, const QuantizeTo& to) {
   prepare(r);
-  if (to.codes == Codes::s8) {
+  const bool shared = to.group != ScaleGroup::row && to.group != ScaleGroup::channel;
+  if (to.codes == Codes::s8 && to.marks_rows && shared) {
+    const bool by_block = to.group == ScaleGroup::block;
+    mark_row_group(r, to,
+                   by_block ? largest_of(r.scratch, static_cast<std::int64_t>(r.rows) * r.dim) : to.largest);
+  } else if (to.codes == Codes::s8) {
     quantize_as<Codes::s8>(r, to);
   } else {
     quantize_as<Codes::e4m3>(r, to);

@@ -207,7 +207,8 @@ void quantize_block(const Head& h, std::int64_t block) {
                           .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
                           .out = h.at<std::uint8_t>(run.layout.k_codes) + first * p.head_dim_qk,
                           .out_stride = p.head_dim_qk,
-                          .scales = h.at<float>(run.layout.k_scales) + first});
+                          .scales = h.at<float>(run.layout.k_scales) + first,
+                          .marks_rows = true});
   if (r.pv == Codes::input) return;
   const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
   run.quantizer.quantize(v_rows(h, block),

@@ -108,6 +108,11 @@ TANDEM_INLINE Vec round_p(const Work& w, Vec x) {
   }
 }
 
+/// A row's scale, which makes all its logits NaN if it is marked.
+TANDEM_INLINE float scale_of_row(float scale) {
+  return __builtin_signbit(scale) != 0 ? __builtin_nanf("") : scale;
+}
+
 /// Sums of codes to logits times log2(e), in place; returns the largest by lane.
 TANDEM_INLINE Vec finish_logits(const Work& w, const Stripe& stripe, const KeyBlock& b, int lane,
                                 bool masked) {
@@ -128,7 +133,7 @@ TANDEM_INLINE Vec finish_logits(const Work& w, const Stripe& stripe, const KeyBl
   Vec maximum = broadcast(negative_infinity);
   for (int j = 0; j < b.count; ++j) {
     float* const at = w.s.scores + j * stripe_lanes + lane;
-    Vec x = hn::Mul(load(at), hn::Mul(q_scale, broadcast(w.job.k_scales[b.begin + j])));
+    Vec x = hn::Mul(load(at), hn::Mul(q_scale, broadcast(scale_of_row(w.job.k_scales[b.begin + j]))));
     if (t.softcap != 0.0F) {
       x = hn::Mul(tanh(hn::Mul(hn::Add(x, shift), broadcast(1.0F / t.softcap))),
                   broadcast(t.softcap * log2_e));
@@ -323,7 +328,8 @@ void quantize_queries(const Work& w) {
                                   .largest = w.job.q_largest,
                                   .out = w.s.codes,
                                   .out_stride = dim,
-                                  .scales = w.s.q_scale});
+                                  .scales = w.s.q_scale,
+                                  .marks_rows = true});
 }
 
 /// Q's codes into lanes, and its scales times the softmax's.
@@ -337,7 +343,8 @@ void stage_queries(const Work& w) {
     quantize_queries(w);
   }
   const float factor = t.softcap != 0.0F ? t.scale : t.scale * log2_e;
-  for (int i = 0; i < quant_block; ++i) w.s.q_scale[i] = i < t.count ? w.s.q_scale[i] * factor : 0.0F;
+  for (int i = 0; i < quant_block; ++i)
+    w.s.q_scale[i] = i < t.count ? scale_of_row(w.s.q_scale[i]) * factor : 0.0F;
   decode(r.qk, w.s.codes, static_cast<std::int64_t>(t.count) * dim, w.s.k);
   __builtin_memset(w.s.q, 0,
                    sizeof(float) * static_cast<std::size_t>(quant_block) * static_cast<std::size_t>(dim));

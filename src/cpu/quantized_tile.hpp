@@ -39,6 +39,9 @@ struct QuantizeTo {
   std::uint8_t* out = nullptr;
   std::int64_t out_stride = 0;
   float* scales = nullptr;  ///< channel: one a channel; else one a row, equal where rows share it
+  /// s8, groups larger than a row: rows that hold a NaN or an infinity are marked (marked_row), and their
+  /// scale is negative; else NaN is the scale of all of the group.
+  bool marks_rows = false;
 };
 
 /// The quantiser for one instruction set. NaN and infinity count for no scale and no mean.
@@ -60,7 +63,7 @@ struct QuantizedTile {
   std::int64_t q_scale_stride = 0;        ///< from row to row
   const float* mean = nullptr;            ///< of K by channel, where it was removed
   const std::uint8_t* k_codes = nullptr;  ///< [seqlen_k][head_dim_qk]
-  const float* k_scales = nullptr;        ///< [seqlen_k]
+  const float* k_scales = nullptr;        ///< [seqlen_k], negative for a marked row
   const std::uint8_t* v_codes = nullptr;  ///< [seqlen_k][head_dim_v]
   const float* v_scales = nullptr;        ///< channel: [blocks][head_dim_v]; else [seqlen_k]
 };

@@ -72,7 +72,8 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
               .scales = floats(s.q_scales),
               .scale_stride = scale_strides(q, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
-              .padded_rows = true};
+              .padded_rows = true,
+              .marks_rows = true};
   params.k = {.source = p.k.data,
               .stride = strides_of(p.k),
               .codes = codes(s.k_codes),
@@ -80,7 +81,8 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
               .scales = floats(s.k_scales),
               .scale_stride = scale_strides(k, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
-              .padded_rows = true};
+              .padded_rows = true,
+              .marks_rows = true};
   if (r.pv != Codes::input) {
     params.v = {.source = p.v.data,
                 .stride = strides_of(p.v),
@@ -89,7 +91,8 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
                 .scales = floats(s.v_scales),
                 .scale_stride = scale_strides(k, by_row(r.v_scales)),
                 .code_columns = 0,
-                .padded_rows = true};
+                .padded_rows = true,
+                .marks_rows = false};
   }
   if (r.smooth_k) {
     params.shift = floats(s.shift);

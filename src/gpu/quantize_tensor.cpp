@@ -74,7 +74,8 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, char* scratch) {
               .scales = static_cast<float*>(job.scales.data),
               .scale_stride = scale_strides_of(job.scales),
               .code_columns = as_int(job.head_dim),
-              .padded_rows = false};
+              .padded_rows = false,
+              .marks_rows = job.marks_rows};
   if (job.cos.given()) {
     params.rotary = {.cos = static_cast<const float*>(job.cos.data),
                      .sin = static_cast<const float*>(job.sin.data),

@@ -63,6 +63,39 @@ struct QuantizedRows {
     c.template convert<quarter_words>(probabilities, s, quarter * quarter_words);
   }
 
+  // ---- Rows that are marked ----
+
+  static TANDEM_DEVICE bool is_marked(u32 first_codes) {
+    return (first_codes & 0xFFU) == marked_row;
+  }
+  /// A query that holds a NaN: its row's sum starts as one.
+  TANDEM_DEVICE void take_marked_queries() {
+    if (!c.q_marked) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (is_marked(c.shared.q[c.warpgroup][c.q_at.stage].word(c.position.row(h), 0))) {
+        softmax.sum[h] = ptx::quiet_nan();
+      }
+    }
+  }
+  /// Keys that hold one make the sums of the rows that see them NaN, and with them out and LSE. The lanes of
+  /// a quad share the keys.
+  TANDEM_DEVICE void take_marked_keys() {
+    if (!c.k_marked) return;
+#pragma unroll 1
+    for (int key = c.position.first_col / 2; key < quant_block; key += 4) {
+      if (!is_marked(c.shared.k[c.k_at.stage].word(key, 0))) continue;
+      const int at = block * quant_block + key;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int query = first_query + c.position.row(h);
+        if (at >= t.visible.first_key(query) && at < t.visible.end_key(query)) {
+          softmax.sum[h] = ptx::quiet_nan();
+        }
+      }
+    }
+  }
+
   // ---- The softmax whose reference lags ----
 
   /// S to P; `beside(i)` is called behind quarter i of the exponentials.
@@ -70,6 +103,7 @@ struct QuantizedRows {
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
     c.find_units();
+    if constexpr (Consumer::may_be_marked) take_marked_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
@@ -98,9 +132,10 @@ struct QuantizedRows {
   // ---- The softmax by tiles ----
 
   TANDEM_DEVICE void find_maximum(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked) {
+    c.find_units();
+    if constexpr (Consumer::may_be_marked) take_marked_keys();
     if constexpr (integer_maxima) {
       if (!masked) {
-        c.find_units();
         softmax.find_maximum(sums, c.score_unit);
         release_scores();
         return;
@@ -108,7 +143,6 @@ struct QuantizedRows {
     }
     c.convert_scores(s, sums);
     c.scale_scores(s);
-    c.find_units();
     release_scores();
     if (masked) mask(s);
     softmax.find_maximum(s, c.score_unit);
@@ -265,6 +299,7 @@ struct QuantizedRows {
     c.find_scales(t);
     c.shared.q_ring[c.warpgroup].wait(c.q_at);
     c.shared.k_ring.wait(c.k_at);
+    if constexpr (Consumer::may_be_marked) take_marked_queries();
     only_scores(true, [] {});
     if constexpr (!C.lagging()) softmax.settle_first(c.v_scale);
     if constexpr (keeps_input && C.ragged) {
@@ -308,6 +343,14 @@ TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t
     }
     finished.reference[h] = softmax.reference[h] + shift;
     finished.sum[h] = softmax.sum[h];
+    // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
+    const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);
+    if (C.qk == Codes::s8 && t.visible.first_key(query) >= t.visible.end_key(query)) {
+      finished.reference[h] = -ptx::infinity();
+      finished.sum[h] = 0.0F;
+#pragma unroll
+      for (int j = 0; j < outputs / 4; ++j) o[4 * j + 2 * h] = o[4 * j + 2 * h + 1] = 0.0F;
+    }
   }
   auto& unused =
       *reinterpret_cast<typename ForwardOutput<C.forward()>::Staging*>(shared.q[warpgroup][0].data);

@@ -5,6 +5,7 @@
 #include "kernels/forward_output.cuh"
 #include "kernels/forward_quantized_producer.cuh"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/codes.cuh"
 #include "kernels/tile/lagging_softmax.cuh"
 #include "kernels/tile/tile_softmax.cuh"
 
@@ -49,6 +50,10 @@ struct QuantizedConsumer {
   float q_unit[units];                                ///< scales of rows times the softmax's
   float score_unit[units];                            ///< times that of K's block
   float v_scale = 1.0F;                               ///< of the block whose scores came last
+  /// Of Q's block, and of K's whose scores came last: whether rows of it are marked.
+  static constexpr bool may_be_marked = C.qk == Codes::s8 && !C.row_scales;
+  bool q_marked = false;
+  bool k_marked = false;
 
   TANDEM_DEVICE QuantizedConsumer(const QuantizedParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -167,9 +172,18 @@ struct QuantizedConsumer {
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
-      q_unit[h] =
-          ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group) *
-          f.scale * tile::log2_e;
+      const float scale =
+          ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group);
+      q_unit[h] = magnitude(scale, q_marked) * f.scale * tile::log2_e;
+    }
+  }
+  /// A scale by block without the sign that says that rows are marked.
+  static TANDEM_DEVICE float magnitude(float scale, bool& marked) {
+    if constexpr (may_be_marked) {
+      marked = ptx::bits_of(scale) >> 31 != 0;
+      return ptx::float_of(ptx::bits_of(scale) & 0x7fffffffU);
+    } else {
+      return scale;
     }
   }
   TANDEM_DEVICE i64 padded_row(const ForwardTile<C.forward()>& t, int h) const {
@@ -205,7 +219,9 @@ struct QuantizedConsumer {
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       float unit = q_unit[h];
-      if constexpr (!C.row_scales) unit *= ptx::load_shared(&shared.block_scales[k_at.stage].k);
+      if constexpr (!C.row_scales) {
+        unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_marked);
+      }
       score_unit[h] = unit < tiny ? tiny : unit;
     }
     if constexpr (!keeps_input && !C.v_row_scales) {

@@ -102,6 +102,10 @@ TANDEM_DEVICE void fill_tables(const Tables& tables, const float* mean) {
   ptx::sync_block();
 }
 
+/// Whether rows of Q and K can be marked.
+template <QuantizeConfig C>
+constexpr bool can_mark_rows = C.qk == Codes::s8&& C.qk_scales == ScaleGroup::block;
+
 /// The scale of the row's group. Stored by one thread of those that share it.
 template <QuantizeConfig C, Codes codes, ScaleGroup group>
 TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x, const Tables& tables,
@@ -123,8 +127,12 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
   } else {
     m = of_block<codes>(m, tables, thread / warp_size, lane);
   }
+  const bool marks = codes == Codes::s8 && group == ScaleGroup::block && x.marks_rows && m.bad;
+  if (marks) m.bad = false;
   const Scale s = scale_for<codes>(m);
-  if (stores) ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), s.stored);
+  if (stores) {
+    ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), marks ? -s.stored : s.stored);
+  }
   return s.inverse;
 }
 
@@ -211,11 +219,17 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
   float inverse = find_scale<C, C.qk, C.qk_scales>(p, x, table, r.u, r.row, m);
   // The sign of the softmax's scale goes with Q: the attention kernel knows positive ones only.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
+  bool marked = false;
+  if constexpr (can_mark_rows<C>) {
+    marked = x.marks_rows && row_is_bad(m.bad, static_cast<int>(ptx::thread_index()) % warp_size);
+  }
   if (!r.used) return;
   u8* const codes = x.codes + offset_of(x.code_stride, r.u, r.tensor_row());
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
-    store_codes<C.vectors>(x, codes, (4 * j + r.t) * 8, encode<C.qk>(r.values.x[j], inverse, m.bad));
+    Codes8 eight = encode<C.qk>(r.values.x[j], inverse, m.bad);
+    if (marked && 4 * j + r.t == 0) eight.low = (eight.low & ~0xFFU) | marked_row;
+    store_codes<C.vectors>(x, codes, (4 * j + r.t) * 8, eight);
   }
 }
 

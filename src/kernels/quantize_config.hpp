@@ -75,6 +75,7 @@ struct QuantizedTensor {
   ScaleStrides scale_stride;
   int code_columns;  ///< that are written in each row of codes; those behind the head dimension with 0
   bool padded_rows;  ///< scales by row are written up to the end of a sequence's last block, with 0
+  bool marks_rows;   ///< s8, scales by block: rows that are no numbers are marked, or make the scale NaN
 };
 
 /// The largest magnitude of a group that is larger than a block, found by a launch of its own.

@@ -321,11 +321,16 @@ TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim>& row) {
   return {largest, true};
 }
 
+/// Whether one of the four threads has a bad value.
+TANDEM_DEVICE bool row_is_bad(bool bad, int lane) {
+  return (ptx::ballot(bad) >> (lane / row_threads * row_threads) & 0xFU) != 0;
+}
+
 /// Of all four threads' values.
 TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
   m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 1));
   m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 2));
-  m.bad = (ptx::ballot(m.bad) >> (lane / row_threads * row_threads) & 0xFU) != 0;
+  m.bad = row_is_bad(m.bad, lane);
   return m;
 }
 

@@ -13,7 +13,8 @@
 //            last block all keys past its rows in use have code 0. Rows from head_dim_v on are not read.
 //   scales   f32, value = code * scale. By block: [batch][head][blocks]; by row: [batch][head][padded rows];
 //            packed: [1][head]... A group that is larger than a block has stride 0 along it. Scales by row of
-//            V are 0 for keys past a sequence's rows in use, up to the end of its last block.
+//            V are 0 for keys past a sequence's rows in use, up to the end of its last block. A negative
+//            scale by block is that of its magnitude; some row of the block is marked then (marked_row).
 //            The attention kernel is given the magnitude of the softmax's scale: where the user's is
 //            negative, q's codes have the other sign.
 //   shift    f32 [batch][query head][padded rows]: what the removal of K's mean took off a row's logits,

@@ -19,6 +19,10 @@ constexpr int quant_block = 128;
 /// The largest magnitudes that codes hold.
 constexpr float largest_e4m3 = 448.0F;
 constexpr float largest_s8 = 127.0F;
+/// s8 has no NaN. Where a row of Q or K shares its scale with others and holds a NaN or an infinity, the code
+/// of its first channel is this one, which no value has; the scale of its group is negative then, so that
+/// nobody looks for marks where there are none.
+constexpr unsigned char marked_row = 0x80;
 /// What P, at most 1, is multiplied by before it is rounded: a power of two for e4m3, all of u8's range for
 /// s8.
 constexpr float e4m3_p_range = 256.0F;
@@ -47,18 +51,13 @@ struct Recipe {
 };
 
 constexpr Recipe fp8_recipe{};
-/// V has a scale a row, which joins P before P is rounded: a key of much weight and little value (an
-/// attention sink) then leaves P's range to the others. Error on such inputs 7.2e-4, against 3.5e-3 with a
-/// scale a (block, channel).
-constexpr Recipe int8_recipe{.qk = Codes::s8,
-                             .pv = Codes::s8,
-                             .qk_scales = ScaleGroup::row,
-                             .v_scales = ScaleGroup::row,
-                             .rotate_v = true};
+constexpr Recipe int8_recipe{.qk = Codes::s8, .pv = Codes::s8, .rotate_v = true};
 constexpr Recipe int8_accurate_recipe{
     .qk = Codes::s8, .pv = Codes::input, .qk_scales = ScaleGroup::row, .v_scales = ScaleGroup::row};
 
-/// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too.
+/// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too, which
+/// joins P before P is rounded. A key of much weight and little value (an attention sink) then leaves P's
+/// range to the others.
 constexpr Recipe strict(Recipe recipe) {
   recipe.qk_scales = ScaleGroup::row;
   recipe.v_scales = ScaleGroup::row;

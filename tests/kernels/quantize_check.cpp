@@ -28,7 +28,7 @@ struct Expected {
   std::vector<float> mean;          ///< [head][dim]
 
   Expected(const Operand& x, std::int64_t entry, std::int64_t heads_, const Rows& sequence, std::int64_t dim_,
-           Codes to, ScaleGroup group, bool rotate, bool smooth)
+           Codes to, ScaleGroup group, bool rotate, bool smooth, bool marks)
       : heads(heads_),
         rows(sequence.used),
         dim(dim_),
@@ -58,6 +58,7 @@ struct Expected {
           .data = mean.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 0, .head_stride = dim};
     job.group = group;
     job.rotate = rotate;
+    job.marks_rows = marks;
     cpu::quantize(job, cpu::Target::portable, 1);
   }
 
@@ -161,15 +162,15 @@ void check_quantized(const Call& call, const Recipe& recipe, const QuantizeParam
     const Place q = place_of(query_rows(p, b), b, p.packed_q);
     const Place k = place_of(key_rows(p, b), b, p.packed_k);
     const Expected queries(p.q, q.entry, p.heads_q, q.rows, p.head_dim_qk, recipe.qk, recipe.qk_scales,
-                           recipe.rotate_qk, false);
+                           recipe.rotate_qk, false, true);
     const Expected keys(p.k, k.entry, p.heads_kv, k.rows, p.head_dim_qk, recipe.qk, recipe.qk_scales,
-                        recipe.rotate_qk, recipe.smooth_k);
+                        recipe.rotate_qk, recipe.smooth_k, true);
     check_rows(params.q, q, recipe.qk_scales, queries);
     check_rows(params.k, k, recipe.qk_scales, keys);
     if (recipe.smooth_k) check_shift(p, params, q, keys);
     if (recipe.pv == Codes::input) continue;
     const Expected values(p.v, k.entry, p.heads_kv, k.rows, p.head_dim_v, recipe.pv, recipe.v_scales,
-                          recipe.rotate_v, false);
+                          recipe.rotate_v, false, false);
     check_values(params.v, k, recipe.v_scales, values);
   }
 }

@@ -4,10 +4,11 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/cpu.hpp"
+#include "cpu/quantize.hpp"
 #include "emulated_call.hpp"
 #include "gpu/quantized_forward_params.hpp"
 #include "launch.hpp"
-#include "tandem/quantize.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -69,21 +70,30 @@ Quantized quantize_side(const Problem& p, const Side& side, bool v) {
       const Operand& o = side.operand;
       const std::int64_t at =
           (side.packed ? 0 : b) * o.batch_stride + rows.begin * o.row_stride + h * o.head_stride;
-      QuantizeArgs args;
-      args.x = ConstTensor(static_cast<const std::uint16_t*>(o.data) + at, o.dtype, {used, 1, side.head_dim});
-      args.x.stride[0] = o.row_stride;
-      args.codes =
-          Tensor(codes.data(), side.codes == Codes::e4m3 ? DType::e4m3 : DType::s8, {used, 1, side.head_dim});
-      args.scales = Tensor(scales.data(), DType::f32, {1, static_cast<std::int64_t>(scales.size())});
+      QuantizeJob job;
+      job.batch = job.heads = 1;
+      job.rows = used;
+      job.head_dim = side.head_dim;
+      job.x = o;
+      job.x.data = static_cast<std::uint16_t*>(o.data) + at;
+      job.codes = {.data = codes.data(),
+                   .dtype = side.codes == Codes::e4m3 ? DType::e4m3 : DType::s8,
+                   .batch_stride = 0,
+                   .row_stride = side.head_dim,
+                   .head_stride = 0};
+      job.scales = {
+          .data = scales.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 1, .head_stride = 0};
       if (side.smooth) {
-        args.mean =
-            Tensor(q.mean.data() + (b * side.heads + h) * side.head_dim, DType::f32, {1, side.head_dim});
+        job.mean = {.data = q.mean.data() + (b * side.heads + h) * side.head_dim,
+                    .dtype = DType::f32,
+                    .batch_stride = 0,
+                    .row_stride = 0,
+                    .head_stride = 0};
       }
-      args.granularity = side.row_scales ? Granularity::row : Granularity::block;
-      args.hadamard = side.rotate;
-      Execution execution;
-      execution.threads = 1;
-      quantize(args, execution);
+      job.group = side.row_scales ? ScaleGroup::row : ScaleGroup::block;
+      job.rotate = side.rotate;
+      job.marks_rows = !v;
+      cpu::quantize(job, cpu::Target::portable, 1);
     }
     const std::int64_t first = first_block(static_cast<int>(rows.begin), static_cast<int>(b), side.packed);
     const std::int64_t group = side.row_scales ? first * quant_block : first;
