@@ -122,6 +122,71 @@ TEST(BackwardTiles, CausalWorkEvensOut) {
   }
 }
 
+/// Blocks of the grid that each add a query block in a step, where it is the tile's turn; their tiles are
+/// causal. Gives the steps until all is added.
+template <BackwardConfig C>
+int steps_to_add_all(int tiles, int heads, int processors) {
+  Problem p;
+  p.batch = 1;
+  p.heads_q = p.heads_kv = heads;
+  p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
+  const int blocks = static_cast<int>(gpu::backward_grid(p, C, processors));
+  constexpr int query_blocks_a_tile = C.block_n / C.block_m;
+  struct At {
+    int round = 0;
+    int m = -1;  ///< the tile's next query block
+    BackwardTile t;
+    int head = 0;
+  };
+  std::vector<At> at(static_cast<std::size_t>(blocks));
+  const int query_blocks = tiles * query_blocks_a_tile;
+  std::vector<unsigned> turns(static_cast<std::size_t>(heads * query_blocks));
+  for (int steps = 0;; ++steps) {
+    bool any = false;
+    bool left = false;
+    std::vector<unsigned*> added;
+    for (int block = 0; block < blocks; ++block) {
+      At& a = at[static_cast<std::size_t>(block)];
+      if (a.m < 0 || a.m == query_blocks) {
+        const int number = BackwardTiles<C>::number_of(a.round, block, blocks);
+        if (number >= tiles * heads) continue;
+        a.head = number / tiles;
+        a.t.n = BackwardTiles<C>::place(number % tiles, tiles);
+        a.t.visible = {tiles * C.block_n, tiles * C.block_n, tile::Visibility::unbounded, 0};
+        BackwardTiles<C>::set_round(a.t, a.head, tiles, a.round, blocks);
+        a.m = a.t.n * query_blocks_a_tile;
+        ++a.round;
+      }
+      left = true;
+      unsigned& turn = turns[static_cast<std::size_t>(a.head * query_blocks + a.m)];
+      if (turn != BackwardTiles<C>::turn_of(a.t, a.m)) continue;
+      added.push_back(&turn);
+      ++a.m;
+      any = true;
+    }
+    for (unsigned* turn : added) ++*turn;
+    if (!left) return steps;
+    if (!any) return -1;
+  }
+}
+
+// A step is what a turn takes to be passed on. Where a query block needs as long, nobody waits.
+TEST(BackwardTiles, TurnsComeToAllAndOnTime) {
+  constexpr BackwardConfig fixed{.block_m = 128, .causal = true, .deterministic = true};
+  constexpr BackwardConfig half{.block_m = 64, .causal = true, .deterministic = true};
+  for (const int tiles : {1, 3, 16, 50, 64, 128, 200, 256}) {
+    const int heads = 1024 / tiles;
+    const int work = tiles * (tiles + 1) / 2 * heads / 128;
+    const int steps = steps_to_add_all<fixed>(tiles, heads, 132);
+    EXPECT_GT(steps, 0) << tiles << " tiles a head wait for each other";
+    const int half_steps = steps_to_add_all<half>(tiles, heads, 132);
+    EXPECT_GT(half_steps, 0) << tiles << " tiles a head wait for each other";
+    if (128 % tiles != 0 && tiles % 128 != 0) continue;
+    EXPECT_LT(steps, 1.3 * work) << tiles << " tiles a head";
+    EXPECT_LT(half_steps, 2.3 * work) << tiles << " tiles a head";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalBackwardTest, ::testing::ValuesIn(causal_backwards()),
                          name_of);

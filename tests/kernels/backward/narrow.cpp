@@ -17,7 +17,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.head_dim_qk = 32;
-                                            c.causal = c.ragged = c.deterministic = true;
+                                            c.causal = c.deterministic = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
