@@ -19,10 +19,10 @@ constexpr const char* output_bound = "the output takes most registers: P V comes
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
-    {64, 64, false, 192, 3, 1, 2, true, false, false, exp_bound},
+    {64, 64, false, 192, 3, 2, 2, true, false, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
     {128, 128, false, 192, 2, 1, 2, false, true, false, three},
-    {128, 128, true, 128, 3, 2, 1, true, false, true, balanced},
+    {128, 128, true, 192, 2, 1, 2, false, false, true, three},
     {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
     {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
     {192, 192, false, 128, 2, 1, 6, false, false, false, output_bound},
@@ -67,12 +67,15 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   c.overlap = tile.overlap;
   c.pingpong = tile.pingpong;
   c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
-  c.parts = tile.parts;
-  // A maximum a tile takes registers, V's scales by row and a mask more: what is left holds two warpgroups in
-  // place of three, or narrower parts.
+  c.parts = c.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
+  // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
+  // warpgroups in place of three, or narrower parts.
   const bool joins = c.pv != Codes::input && c.v_row_scales;
   const bool masked = c.ragged || c.causal || c.local;
-  if (c.head_dim_v > 96 && c.head_dim_v <= 128 && (!c.lagging() || c.local)) c = with_two_warpgroups(c);
+  if (c.head_dim_v > 64 && c.head_dim_v <= 128 && c.block_m == 192 &&
+      (!c.lagging() || c.local || (c.ragged && c.causal))) {
+    c = with_two_warpgroups(c);
+  }
   if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.head_dim_v > 192 && c.pv == Codes::s8 && (joins || masked)) {
