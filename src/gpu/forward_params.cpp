@@ -1,11 +1,8 @@
 #include "gpu/forward_params.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "gpu/param_fields.hpp"
-#include "tandem/error.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -33,29 +30,11 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
                          config.element, strip, is_q ? 64 : config.block_n, p.out.data);
 }
 
-namespace {
-
-TensorMap out_map(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode) {
-  constexpr int rows_of_a_warp = 16;
-  const TensorMapSpec spec = rows_tensor_map(
-      {.operand = p.out, .head_dim = p.head_dim_v, .rows = p.rows_q, .heads = p.heads_q, .batch = p.batch},
-      config.element, strip_columns(config.head_dim_v), rows_of_a_warp, p.out.data);
-  if (const char* objection = copy_engine_objection(spec)) {
-    throw Error(
-        Status::unsupported,
-        fmt::format("copy_out: the copy engine cannot write this out, its {}; turn copy_out off", objection));
-  }
-  return encode(spec);
-}
-
-}  // namespace
-
 ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
                                   int l2_bytes, unsigned int* tile_counter) {
   return {.q = encode(forward_tensor_map(p, config, Loaded::q)),
           .k = encode(forward_tensor_map(p, config, Loaded::k)),
           .v = encode(forward_tensor_map(p, config, Loaded::v)),
-          .out_map = config.copy_out ? out_map(p, config, encode) : TensorMap{},
           .q_data = p.q.data,
           .k_data = p.k.data,
           .out = p.out.data,

@@ -59,8 +59,7 @@ struct ForwardConfig {
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
   /// Blocks without a mask take exponentials relative to the maxima of the blocks before them (with overlap).
   bool steady = true;
-  bool dynamic = false;   ///< blocks draw tiles from a counter instead of being dealt them
-  bool copy_out = false;  ///< out leaves through Q's buffer and the copy engine
+  bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
@@ -101,7 +100,6 @@ struct LengthArray {
 
 struct ForwardParams {
   TensorMap q, k, v;   ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
-  TensorMap out_map;   ///< the same for out (copy_out); boxes: 16 rows of a strip, what a warp has
   const void* q_data;  ///< what the maps of q and k describe
   const void* k_data;
   void* out;

@@ -153,7 +153,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   constexpr bool release_q_late = C.specialised && outputs <= 96;
   auto release_scores = [&] {
     release_k();
-    if (!release_q_late && !C.copy_out && block == t.blocks.first) release_q();
+    if (!release_q_late && block == t.blocks.first) release_q();
   };
   // What comes between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
@@ -262,7 +262,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   };
   --block;
   tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
-  if constexpr (release_q_late && !C.copy_out) release_q();
+  if constexpr (release_q_late) release_q();
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
@@ -275,11 +275,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  // Every warp has issued the last product by now, so none reads Q any more.
-  auto& staging =
-      *reinterpret_cast<typename ForwardOutput<C>::Staging*>(shared.q[warpgroup][q_at.stage].data);
-  output.store(index, o, softmax, staging);
-  if constexpr (C.copy_out) release_q();
+  output.store(index, o, softmax);
   if constexpr (!find_early) more = find(t);
   return more;
 }

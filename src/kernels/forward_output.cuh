@@ -2,10 +2,8 @@
 #pragma once
 
 #include "kernels/config.hpp"
-#include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/scheduler.cuh"
-#include "kernels/tile/shared_tile.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem {
@@ -14,17 +12,15 @@ namespace tandem {
 template <ForwardConfig C>
 struct ForwardOutput {
   static constexpr int outputs = C.head_dim_v / 2;
-  using Staging = tile::SharedTile<64, C.head_dim_v>;
 
   const ForwardParams& p;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
 
   TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
-                           const tile::OnlineSoftmax& softmax, Staging& staging);
+                           const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_words(const tile::TileIndex& t, const float (&o)[outputs],
-                                 const float (&factor)[2], Staging* staging, bool vectors);
-  TANDEM_DEVICE void copy_rows(const tile::TileIndex& t, Staging& staging);
+                                 const float (&factor)[2], bool vectors);
   TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
   TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
@@ -63,31 +59,12 @@ TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx:
   }
 }
 
-/// Starts the copy of this warp's 16 rows from `staging`, and waits until they have been read. Rows past the
-/// tensor's end are not written.
-template <ForwardConfig C>
-TANDEM_DEVICE void ForwardOutput<C>::copy_rows(const tile::TileIndex& t, Staging& staging) {
-  const int first = thread / warp_size * 16;
-  ptx::fence_async_shared();
-  ptx::sync_warp();
-  if (thread % warp_size == 0) {
-#pragma unroll
-    for (int s = 0; s < Staging::strips; ++s) {
-      ptx::tma_store(p.out_map, staging.address(first, 0) + s * Staging::strip_bytes, s * Staging::strip_cols,
-                     t.m * C.block_m + warpgroup * 64 + first, t.head, t.batch);
-    }
-    ptx::tma_store_commit();
-    ptx::tma_store_wait<0>();
-  }
-  ptx::sync_warp();
-}
-
-/// Normalises O and writes it with the LSE. Without copy_out the four lanes of a quad exchange words so that
-/// each stores 16 bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need
-/// not wait for this store. With it the words go to `staging` (which only this warpgroup uses) as they are.
+/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
+/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
+/// store.
 template <ForwardConfig C>
 TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
-                                           const tile::OnlineSoftmax& softmax, Staging& staging) {
+                                           const tile::OnlineSoftmax& softmax) {
   const tile::FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * tile::log2_e : 0.0F;
@@ -102,19 +79,16 @@ TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float
     }
     if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
   }
-  if constexpr (C.copy_out) {
-    store_words(t, o, factor, &staging, true);
-    copy_rows(t, staging);
-  } else if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
-    store_words(t, o, factor, nullptr, true);
+  if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
+    store_words(t, o, factor, true);
   } else {
-    store_words(t, o, factor, nullptr, false);
+    store_words(t, o, factor, false);
   }
 }
 
 template <ForwardConfig C>
 TANDEM_DEVICE void ForwardOutput<C>::store_words(const tile::TileIndex& t, const float (&o)[outputs],
-                                                 const float (&factor)[2], Staging* staging, bool vectors) {
+                                                 const float (&factor)[2], bool vectors) {
   const int quad_lane = thread % 4;
   const tile::FragmentPosition position(thread);
 #pragma unroll
@@ -129,15 +103,9 @@ TANDEM_DEVICE void ForwardOutput<C>::store_words(const tile::TileIndex& t, const
         const int i = 4 * (4 * g + j) + 2 * h;
         words[j] = factor[h] != 0.0F ? tile::pack<C.element>(o[i] * factor[h], o[i + 1] * factor[h]) : 0;
       }
-      if constexpr (C.copy_out) {
-        const int lane = thread % warp_size;
-        ptx::stmatrix_x4(staging->address(thread / warp_size * 16 + 8 * h + lane % 8, 8 * (4 * g + lane / 8)),
-                         words[0], words[1], words[2], words[3]);
-      } else {
-        tile::transpose_quad(words, quad_lane);
-        if (query < t.end_q)
-          store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]}, vectors);
-      }
+      tile::transpose_quad(words, quad_lane);
+      if (query < t.end_q)
+        store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]}, vectors);
     }
   }
 }

@@ -82,12 +82,6 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
-  if (c.copy_out && !c.specialised) return "copy_out takes a producer warp, whose loads wait for Q's buffer";
-  if (c.copy_out && c.ragged) return "copy_out writes whole tiles, and ragged sequences end inside them";
-  if (c.copy_out && c.head_dim_v > c.head_dim_qk) {
-    return fmt::format("copy_out: 64 rows of head_dim_v {} do not fit Q's of head_dim {}", c.head_dim_v,
-                       c.head_dim_qk);
-  }
   if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   if (c.blocks_per_sm < 1 || c.threads() * c.blocks_per_sm > 2048) {
     return fmt::format("blocks_per_sm {} of {} threads: a processor holds 1 block to 2048 threads",

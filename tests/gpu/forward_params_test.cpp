@@ -125,22 +125,6 @@ TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
   EXPECT_FALSE(vectors([](Problem& p) { p.head_dim_v = 60; }));
 }
 
-TEST(ForwardParameters, OutIsStoredByTheCopyEngineWhereTheConfigSaysSo) {
-  Problem p = contiguous();
-  ForwardConfig c = choose_forward_config(p);
-  EXPECT_EQ(make_forward_params(p, c, count_bytes, 50 << 20, nullptr).out_map.opaque[0], 0U);
-  c.copy_out = true;
-  EXPECT_NE(make_forward_params(p, c, count_bytes, 50 << 20, nullptr).out_map.opaque[0], 0U);
-  p.out.row_stride += 1;
-  try {
-    make_forward_params(p, c, count_bytes, 50 << 20, nullptr);
-    FAIL() << "a stride of 2 bytes more was accepted";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::unsupported);
-    EXPECT_NE(std::string(e.what()).find("turn copy_out off"), std::string::npos) << e.what();
-  }
-}
-
 TEST(ForwardParameters, SectionsAreHeadsWhoseKeysAndValuesFitTheL2) {
   Problem p = contiguous();
   p.heads_q = 64;

@@ -124,19 +124,6 @@ TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
   EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 4; }).find("shared memory"), std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 192; }).find("registers"), std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 64; }).find("pingpong"), std::string::npos);
-  EXPECT_EQ(objection([](ForwardConfig& c) { c.copy_out = true; }), "");
-  EXPECT_NE(objection([](ForwardConfig& c) { c.copy_out = c.ragged = true; }).find("ragged"),
-            std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) {
-              c.copy_out = true;
-              c.specialised = false;
-            }).find("producer"),
-            std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) {
-              c.copy_out = true;
-              c.head_dim_qk = 96;
-            }).find("head_dim_v 128"),
-            std::string::npos);
 }
 
 TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {

@@ -49,7 +49,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   c.q = harness::random_layout(random, rank_q, true);
   c.k = harness::random_layout(random, rank_k, true);
   c.v = harness::random_layout(random, rank_k, true);
-  c.out = config.copy_out ? harness::Layout{} : harness::random_layout(random, rank_q, false);
+  c.out = harness::random_layout(random, rank_q, false);
   c.dout = c.dq = c.dk = c.dv = {};
   return c;
 }
