@@ -376,9 +376,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t
       for (int j = 0; j < outputs / 4; ++j) o[4 * j + 2 * h] = o[4 * j + 2 * h + 1] = 0.0F;
     }
   }
-  auto& unused =
-      *reinterpret_cast<typename ForwardOutput<C.forward()>::Staging*>(shared.q[warpgroup][0].data);
-  output.store(t.index, o, finished, unused);
+  output.store(t.index, o, finished);
 }
 
 // ---- Entry ----
