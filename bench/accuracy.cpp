@@ -206,6 +206,8 @@ std::vector<Entry> entries() {
       {"fp8 strict", strict(fp8_recipe)},
       {"int8, V scales by (block, channel)",
        with(int8_recipe, [](Recipe& r) { r.v_scales = ScaleGroup::channel; })},
+      {"int8, scales by row",
+       with(int8_recipe, [](Recipe& r) { r.qk_scales = r.v_scales = ScaleGroup::row; })},
       {"int8, V not rotated", with(int8_recipe, [](Recipe& r) { r.rotate_v = false; })},
       {"int8", int8_recipe},
       {"int8 strict", strict(int8_recipe)},
