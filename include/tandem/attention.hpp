@@ -67,7 +67,8 @@ struct AttentionOptions {
   bool check = false;
   /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.
   /// 8-bit inputs, codes that the caller made, go with fp8 (e4m3) or int8 (s8): nothing but P is then
-  /// rounded. `exact` takes e4m3 inputs on the CPU alone.
+  /// rounded. `exact` takes e4m3 inputs on the CPU alone, and everywhere 8-bit k and v (e4m3 or s8, as a
+  /// cache may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
   Precision precision = Precision::exact;
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
@@ -92,10 +93,10 @@ struct AttentionInputs {
   /// (gpt-oss). It is neither scaled, capped nor masked; LSE includes it.
   ConstTensor sink;
   /// f32 scales of 8-bit q, k, v: the real value is code * scale. Default 1. An error with other dtypes. (1)
-  /// or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or int8 also
-  /// what quantize makes: (batch, heads), (batch, heads, ceil(seqlen / 128)) by block of 128 rows, or (batch,
-  /// heads, seqlen) by row; for packed tensors (heads, total). A negative scale is the positive one of codes
-  /// with the other sign, s8's -128 becoming 127.
+  /// or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or int8, and of
+  /// k and v where q is not 8-bit, also what quantize makes: (batch, heads), (batch, heads, ceil(seqlen /
+  /// 128)) by block of 128 rows, or (batch, heads, seqlen) by row; for packed tensors (heads, total). A
+  /// negative scale is the positive one of codes with the other sign, s8's -128 becoming 127.
   ConstTensor q_scale;
   ConstTensor k_scale;
   ConstTensor v_scale;

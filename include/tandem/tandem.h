@@ -91,7 +91,7 @@ typedef struct tandem_forward_args {
   tandem_tensor q, k, v;
   tandem_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k; /* optional */
   tandem_tensor sink;                                             /* optional */
-  tandem_tensor q_scale, k_scale, v_scale;                        /* optional, 8-bit alone */
+  tandem_tensor q_scale, k_scale, v_scale;                        /* optional, of 8-bit tensors */
   tandem_tensor out;                                              /* written */
   tandem_tensor lse;                                              /* optional, written */
 } tandem_forward_args;

@@ -115,7 +115,8 @@ def attention(
         give 0.
       seqused_k: likewise for k and v.
       q_scale: for float8_e4m3fn and int8: ``(1,)`` or ``(batch, heads_kv)`` float32; the value is code *
-        scale. Default 1. With precision "fp8" or "int8" also what ``quantize`` returns: ``(batch, heads_q)``,
+        scale. Default 1. With precision "fp8" or "int8", and for k and v beside another q, also what
+        ``quantize`` returns: ``(batch, heads_q)``,
         by block ``(batch, heads_q, ceil(seqlen_q / 128))`` or by row ``(batch, heads_q, seqlen_q)``; of
         packed tensors ``(heads_q, total_q)``.
       k_scale: likewise for k.
@@ -130,7 +131,9 @@ def attention(
       precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (several times
         more accurate than fp8) or "int8-accurate" (16-bit ``p @ v``). Gradients are then those of the 16-bit
         formula at this result and LSE. "fp8" also takes float8_e4m3fn codes, "int8" int8 codes, with their
-        scales: then nothing but the probabilities is rounded.
+        scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or int8
+        beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
+        their size in it), and products are in that.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.

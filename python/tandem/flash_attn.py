@@ -62,7 +62,8 @@ def flash_attn_func(
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       qv: an error unless None; Tandem has no second query product.
-      q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32.
+      q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
+        float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.
       attention_chunk: an error unless 0.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.

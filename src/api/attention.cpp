@@ -14,6 +14,7 @@
 #include "cpu/cpu.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/forward.hpp"
+#include "gpu/mixed_forward.hpp"
 #include "gpu/quantized_forward.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan.hpp"
@@ -83,6 +84,8 @@ void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execu
   if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
   if (problem.pass == Pass::backward) {
     gpu::backward(problem, plan.backward, execution.stream, execution.workspace);
+  } else if (problem.mixed()) {
+    gpu::mixed_forward(problem, plan.forward, execution.stream, execution.workspace);
   } else if (problem.precision == Precision::exact) {
     gpu::forward(heads_as_rows(problem), plan.forward, execution.stream, execution.workspace);
   } else {

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "api/trace.hpp"
+
 namespace tandem {
 namespace {
 
@@ -39,7 +41,7 @@ std::string features(const Problem& p) {
 std::string explain(const Problem& p, const Plan& plan, const Execution& execution) {
   std::string text =
       fmt::format("{} {}: batch {}, {} {}, {} {}, heads_q {}, heads_kv {}, head_dim {}, head_dim_v {}\n",
-                  p.pass == Pass::forward ? "forward" : "backward", name_of(p.q.dtype), p.batch,
+                  p.pass == Pass::forward ? "forward" : "backward", dtypes(p), p.batch,
                   p.packed_q ? "total_q" : "seqlen_q", p.rows_q, p.packed_k ? "total_k" : "seqlen_k",
                   p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
   text += fmt::format("scale {}, softcap {}, mask: {}, also: {}\n", p.scale,

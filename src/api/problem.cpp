@@ -115,8 +115,12 @@ class Builder {
     } else {
       check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
     }
-    check::same_dtype(k_, q_);
-    check::same_dtype(v_, q_);
+    if (p_.pass == Pass::forward && mixed()) {
+      check::same_dtype(v_, k_);
+    } else {
+      check::same_dtype(k_, q_);
+      check::same_dtype(v_, q_);
+    }
     device();
     p_.q = operand(q_, p_.packed_q);
     p_.k = operand(k_, p_.packed_k);
@@ -128,9 +132,9 @@ class Builder {
     by_head(inputs_[7]);
     p_.sink = static_cast<const float*>(address_of(in_.sink));
     p_.sink_stride = stride_of(in_.sink, 0);
-    p_.q_scale = scales(inputs_[8], p_.packed_q, p_.heads_q, p_.rows_q);
-    p_.k_scale = scales(inputs_[9], p_.packed_k, p_.heads_kv, p_.rows_k);
-    p_.v_scale = scales(inputs_[10], p_.packed_k, p_.heads_kv, p_.rows_k);
+    p_.q_scale = scales(inputs_[8], q_, p_.packed_q, p_.heads_q, p_.rows_q);
+    p_.k_scale = scales(inputs_[9], k_, p_.packed_k, p_.heads_kv, p_.rows_k);
+    p_.v_scale = scales(inputs_[10], v_, p_.packed_k, p_.heads_kv, p_.rows_k);
   }
 
   void options() {
@@ -259,6 +263,12 @@ class Builder {
     p_.strict = options_.strict;
     const DType dtype = q_.tensor.dtype;
     if (of_codes()) return precision_of_codes(precision, dtype);
+    if (p_.pass == Pass::forward && mixed() && precision != Precision::exact) {
+      invalid(
+          "precision {} rounds q, k and v to 8 bits, but k is {} already; leave the precision exact, whose "
+          "products are then in q's dtype, or pass q in {} too",
+          name_of(precision), name_of(k_.tensor.dtype), name_of(k_.tensor.dtype));
+    }
     if (precision == Precision::exact || dtype == DType::f16 || dtype == DType::bf16) return;
     invalid(
         "precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; convert q, k and v first, or leave "
@@ -284,6 +294,8 @@ class Builder {
 
   /// q is of 8-bit codes, and so are k and v then.
   [[nodiscard]] bool of_codes() const { return is_code(q_.tensor.dtype); }
+  /// k and v alone are.
+  [[nodiscard]] bool mixed() const { return is_code(k_.tensor.dtype) && !of_codes(); }
 
   static void window(const char* name, std::int64_t value) {
     if (value < -1) invalid("{} is {}; it must be at least 0, or -1 for unbounded", name, value);
@@ -334,19 +346,20 @@ class Builder {
   }
 
   /// Scales of a tensor of codes with these heads and rows.
-  Scales scales(const Argument& a, bool packed, std::int64_t heads, std::int64_t rows) {
+  Scales scales(const Argument& a, const Argument& of, bool packed, std::int64_t heads, std::int64_t rows) {
     check::consistent(a);
     if (!a.given()) return {};
-    if (!of_codes()) {
-      invalid("{} is given but q is {}; scales are for 8-bit tensors, leave it out", a.name,
-              name_of(q_.tensor.dtype));
+    if (!is_code(of.tensor.dtype)) {
+      invalid("{} is given but {} is {}; scales are for 8-bit tensors, leave it out", a.name, of.name,
+              name_of(of.tensor.dtype));
     }
     check::dtype(a, {DType::f32});
     common(a);
     Scales s{.data = static_cast<const float*>(address_of(a.tensor))};
     if (a.tensor.rank == 1) {
       check::shape(a, {1}, "(1) or (batch, heads_kv)");
-    } else if (options_.precision == Precision::exact || has_shape(a, {p_.batch, p_.heads_kv})) {
+    } else if ((options_.precision == Precision::exact && !mixed()) ||
+               has_shape(a, {p_.batch, p_.heads_kv})) {
       check::shape(a, {p_.batch, p_.heads_kv}, "(1) or (batch, heads_kv)");
       s.batch_stride = stride_of(a.tensor, 0);
       s.head_stride = stride_of(a.tensor, 1);

@@ -97,6 +97,8 @@ struct Problem {
 
   /// q, k and v are 8-bit codes.
   [[nodiscard]] bool of_codes() const { return is_code(q.dtype); }
+  /// k and v alone are.
+  [[nodiscard]] bool mixed() const { return is_code(k.dtype) && !is_code(q.dtype); }
   [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
 };
 

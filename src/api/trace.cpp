@@ -5,11 +5,16 @@
 
 namespace tandem {
 
+std::string dtypes(const Problem& p) {
+  if (!p.mixed()) return name_of(p.q.dtype);
+  return fmt::format("{} on {}", name_of(p.q.dtype), name_of(p.k.dtype));
+}
+
 std::string summary(const Problem& p) {
   const bool backward = p.pass == Pass::backward;
   std::string text =
-      fmt::format("{} {} b{} q{} k{} h{}/{} d{}/{}", backward ? "backward" : "forward", name_of(p.q.dtype),
-                  p.batch, p.rows_q, p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
+      fmt::format("{} {} b{} q{} k{} h{}/{} d{}/{}", backward ? "backward" : "forward", dtypes(p), p.batch,
+                  p.rows_q, p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
   if (p.packed_q || p.packed_k) text += " packed";
   if (p.window_left >= 0 || p.window_right > 0) {
     text += fmt::format(" window {},{}", p.window_left, p.window_right);

@@ -7,6 +7,9 @@
 
 namespace tandem {
 
+/// The inputs' dtypes: that of all, or "bf16 on e4m3" where k and v have another than q.
+std::string dtypes(const Problem& problem);
+
 /// The problem in a line: "forward bf16 b2 q300 k300 h4/4 d128/128 causal".
 std::string summary(const Problem& problem);
 

@@ -2,6 +2,7 @@
 #include <omp.h>
 
 #include "cpu/cpu.hpp"
+#include "cpu/dequantize.hpp"
 #include "cpu/forward_kernels.hpp"
 #include "cpu/operand.hpp"
 #include "cpu/quantized_forward.hpp"
@@ -168,12 +169,22 @@ void run_unit(const Run& run, std::int64_t b, std::int64_t kv_head, std::int64_t
 }  // namespace
 
 std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
+  if (p.mixed()) {
+    return mixed_space(p).bytes + forward_workspace_bytes(dequantized(p, nullptr), config) +
+           scratch_alignment;
+  }
   if (p.precision != Precision::exact) return quantized_workspace_bytes(p, config);
   return static_cast<std::size_t>(config.threads) * scratch_bytes(p, config) +
          shared_partial_floats(p, config) * sizeof(float) + scratch_alignment;
 }
 
 void forward(const Problem& p, const Config& config, std::span<std::byte> workspace) {
+  if (p.mixed()) {
+    std::byte* const memory = align_scratch(workspace.data());
+    const Problem d = dequantized(p, memory);
+    dequantize(p, d, config.threads);
+    return forward(d, config, {memory + mixed_space(p).bytes, workspace.data() + workspace.size()});
+  }
   if (p.precision != Precision::exact) return quantized_forward(p, config, workspace);
   std::byte* const scratch = align_scratch(workspace.data());
   Run run{.problem = p,

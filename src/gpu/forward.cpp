@@ -55,6 +55,10 @@ std::size_t forward_workspace_bytes(const Problem& problem, const ForwardConfig&
   return bytes;
 }
 
+void load_forward(int device, const ForwardConfig& config) {
+  forward_kernel(device, config);
+}
+
 void forward(const Problem& problem, const ForwardConfig& config, void* stream_handle, void* workspace) {
   const std::int64_t tiles = forward_tile_count(problem, config);
   if (tiles == 0) return;

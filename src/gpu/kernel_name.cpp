@@ -76,10 +76,17 @@ KernelName kernel_name(const PackConfig& config) {
 }
 
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
-  constexpr const char* kernels[] = {"mean_of_keys", "largest_of_groups", "quantize", "arrange_codes"};
-  return {
-      .header = which == QuantizeKernel::arrange ? "kernels/arrange_codes.cuh" : "kernels/quantize.cuh",
-      .expression = fmt::format("tandem::{}<{}>", kernels[static_cast<int>(which)], expression_of(config))};
+  struct Place {
+    const char* header;
+    const char* kernel;
+  };
+  constexpr Place places[] = {{"kernels/quantize.cuh", "mean_of_keys"},
+                              {"kernels/quantize.cuh", "largest_of_groups"},
+                              {"kernels/quantize.cuh", "quantize"},
+                              {"kernels/arrange_codes.cuh", "arrange_codes"},
+                              {"kernels/dequantize.cuh", "dequantize"}};
+  const auto& [header, kernel] = places[static_cast<int>(which)];
+  return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
 }
 
 }  // namespace tandem::gpu

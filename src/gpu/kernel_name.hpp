@@ -22,7 +22,7 @@ std::string expression_of(const QuantizeConfig& config);
 enum class BackwardKernel : int { preprocess, main, convert, sink };
 
 /// The quantiser's kernels, in this order.
-enum class QuantizeKernel : int { mean, largest, codes, arrange };
+enum class QuantizeKernel : int { mean, largest, codes, arrange, dequantize };
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);

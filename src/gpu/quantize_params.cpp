@@ -24,6 +24,39 @@ std::int64_t units_of(const CodeAxes& e) {
   return e.entries * e.blocks * e.heads;
 }
 
+/// Params with lengths, extents and units, without tensors.
+QuantizeParams extents_of(const Problem& p) {
+  const CodeAxes q = query_axes(p);
+  const CodeAxes k = key_axes(p);
+  QuantizeParams params{};
+  params.cu_seqlens_q = lengths_of(p.cu_seqlens_q);
+  params.cu_seqlens_k = lengths_of(p.cu_seqlens_k);
+  params.seqused_q = lengths_of(p.seqused_q);
+  params.seqused_k = lengths_of(p.seqused_k);
+  params.batch = as_int(p.batch);
+  params.heads_q = as_int(p.heads_q);
+  params.heads_kv = as_int(p.heads_kv);
+  params.rows_q = as_int(p.rows_q);
+  params.rows_k = as_int(p.rows_k);
+  params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
+  params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
+  params.axis_blocks_k = as_int(k.blocks);
+  params.units_q = as_int(units_of(q));
+  params.units_k = as_int(units_of(k));
+  params.units_v = params.units_k;
+  params.scale = p.scale;
+  params.packed_q = p.packed_q;
+  params.packed_k = p.packed_k;
+  return params;
+}
+
+BroughtScales brought(const Scales& s) {
+  return {.data = s.data,
+          .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride},
+          .heads = as_int(s.heads),
+          .by_row = s.group == ScaleGroup::row};
+}
+
 }  // namespace
 
 QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
@@ -64,7 +97,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
   const auto codes = [scratch](std::size_t at) { return reinterpret_cast<unsigned char*>(scratch + at); };
-  QuantizeParams params{};
+  QuantizeParams params = extents_of(p);
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
               .codes = codes(s.q_codes),
@@ -102,38 +135,31 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
     params.sums = floats(s.sums);
     params.arrived = reinterpret_cast<unsigned int*>(scratch + s.arrived);
   }
-  params.cu_seqlens_q = lengths_of(p.cu_seqlens_q);
-  params.cu_seqlens_k = lengths_of(p.cu_seqlens_k);
-  params.seqused_q = lengths_of(p.seqused_q);
-  params.seqused_k = lengths_of(p.seqused_k);
-  params.batch = as_int(p.batch);
-  params.heads_q = as_int(p.heads_q);
-  params.heads_kv = as_int(p.heads_kv);
-  params.rows_q = as_int(p.rows_q);
-  params.rows_k = as_int(p.rows_k);
-  params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
-  params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
-  params.axis_blocks_k = as_int(k.blocks);
-  params.units_q = as_int(units_of(q));
-  params.units_k = as_int(units_of(k));
-  params.units_v = r.pv == Codes::input ? 0 : params.units_k;
-  params.scale = p.scale;
-  params.packed_q = p.packed_q;
-  params.packed_k = p.packed_k;
+  if (r.pv == Codes::input) params.units_v = 0;
   return params;
 }
 
 ArrangeParams make_arrange_params(const Problem& p, const QuantizeParams& params) {
-  const auto brought = [](const Scales& s) {
-    return BroughtScales{.data = s.data,
-                         .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride},
-                         .heads = as_int(s.heads),
-                         .by_row = s.group == ScaleGroup::row};
-  };
   return {.quantize = params,
           .q_scale = brought(p.q_scale),
           .k_scale = brought(p.k_scale),
           .v_scale = brought(p.v_scale)};
+}
+
+ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantized) {
+  const auto tensor = [](const Operand& from, const Operand& to) {
+    QuantizedTensor t{};
+    t.source = from.data;
+    t.stride = strides_of(from);
+    t.codes = static_cast<unsigned char*>(to.data);
+    t.code_stride = strides_of(to);
+    return t;
+  };
+  QuantizeParams params = extents_of(p);
+  params.units_q = 0;
+  params.k = tensor(p.k, dequantized.k);
+  params.v = tensor(p.v, dequantized.v);
+  return {.quantize = params, .q_scale = {}, .k_scale = brought(p.k_scale), .v_scale = brought(p.v_scale)};
 }
 
 }  // namespace tandem::gpu

@@ -34,4 +34,7 @@ QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe
 /// Those of a problem of codes, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);
 
+/// What `dequantize` is launched with to fill the 16-bit K and V of dequantized(problem, memory).
+ArrangeParams make_dequantize_params(const Problem& problem, const Problem& dequantized);
+
 }  // namespace tandem::gpu

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "api/mixed.hpp"
 #include "cpu/recipe.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -32,6 +33,7 @@ namespace {
 
 std::vector<std::string> cuda_reasons(const Problem& problem, const Plan& plan) {
   if (problem.pass == Pass::backward) return explain_backward(problem, plan.backward);
+  if (problem.mixed()) return explain_forward(dequantized(problem, nullptr), plan.forward);
   if (problem.precision == Precision::exact) return explain_forward(problem, plan.forward);
   return explain_quantized(problem, plan.recipe, plan.quantized);
 }
@@ -57,6 +59,11 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   const bool cuda = plan.backend == Device::Kind::cuda;
   std::vector<std::string> lines = cuda ? cuda_reasons(problem, plan) : cpu_reasons(plan, execution);
+  if (problem.mixed()) {
+    lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
+                                name_of(problem.k.dtype), name_of(problem.q.dtype),
+                                mixed_space(problem).bytes));
+  }
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit"
                                                           : describe(cuda ? plan.recipe : plan.cpu.recipe);

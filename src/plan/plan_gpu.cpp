@@ -8,6 +8,7 @@
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward.hpp"
+#include "gpu/mixed_forward.hpp"
 #include "gpu/quantized_forward.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/backward_plan.hpp"
@@ -72,6 +73,9 @@ Plan plan_gpu(const Problem& problem) {
     plan.recipe = recipe_of(problem);
     plan.quantized = choose_quantized_config(problem, plan.recipe);
     plan.workspace_bytes = gpu::quantized_forward_workspace_bytes(problem, plan.recipe, plan.quantized);
+  } else if (problem.mixed()) {
+    plan.forward = choose_forward_config(heads_as_rows(dequantized(problem, nullptr)));
+    plan.workspace_bytes = gpu::mixed_forward_workspace_bytes(problem, plan.forward);
   } else if (problem.pass == Pass::forward) {
     const Problem folded = heads_as_rows(problem);
     plan.forward = choose_forward_config(folded);

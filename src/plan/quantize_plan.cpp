@@ -25,6 +25,17 @@ QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
   return c;
 }
 
+QuantizeConfig choose_dequantize_config(const Problem& p) {
+  QuantizeConfig c;
+  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = gpu::as_int(p.head_dim_qk);
+  c.head_dim_v = gpu::as_int(p.head_dim_v);
+  c.qk = c.pv = p.k.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
+  c.ragged = has_lengths(p);
+  c.vectors = gpu::allows_code_vectors(p.k, p.head_dim_qk) && gpu::allows_code_vectors(p.v, p.head_dim_v);
+  return c;
+}
+
 QuantizeConfig mean_config(const QuantizeConfig& config) {
   QuantizeConfig c;
   c.element = config.element;

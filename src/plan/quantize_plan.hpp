@@ -25,6 +25,9 @@ QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& reci
 /// The same for a problem of codes, whose kernel is arrange_codes.
 QuantizeConfig choose_arrange_config(const Problem& problem, const Recipe& recipe);
 
+/// The same for a mixed problem, whose kernel is dequantize.
+QuantizeConfig choose_dequantize_config(const Problem& problem);
+
 /// `config` with only what the kernel of K's mean depends on: one serves many recipes.
 QuantizeConfig mean_config(const QuantizeConfig& config);
 

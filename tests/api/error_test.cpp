@@ -236,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"lse_device", dense_forward, [](F& a) { a.lse = on_gpu(a.lse, 0); },
                 "lse is on cuda:0 but q is on cpu; move it there"},
         Forward{"scale_without_e4m3", dense_forward, [](F& a) { a.k_scale = tensor(5, DType::f32, {1}); },
-                "k_scale is given but q is f32; scales are for 8-bit tensors, leave it out"},
+                "k_scale is given but k is f32; scales are for 8-bit tensors, leave it out"},
         Forward{"scale_rank_one", e4m3_forward, [](F& a) { a.q_scale = tensor(5, DType::f32, {2}); },
                 "q_scale has shape (2); it must be (1) or (batch, heads_kv) = (1)"},
         Forward{"scale_shape", e4m3_forward,

@@ -44,6 +44,32 @@ INSTANTIATE_TEST_SUITE_P(
                 "convert q, k and v first, or leave the precision exact"},
         Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::int8; },
                 "precision int8 does not take q in e4m3; pass precision fp8, or 16-bit tensors"},
+        Forward{
+            "precision_of_mixed", e4m3_forward,
+            [](F& a) {
+              a.q.dtype = a.out.dtype = DType::bf16;
+              a.options.precision = Precision::fp8;
+            },
+            "precision fp8 rounds q, k and v to 8 bits, but k is e4m3 already; leave the precision exact, "
+            "whose products are then in q's dtype, or pass q in e4m3 too"},
+        Forward{"mixed_v", e4m3_forward,
+                [](F& a) {
+                  a.q.dtype = a.out.dtype = DType::bf16;
+                  a.v.dtype = DType::s8;
+                },
+                "v is s8 but k is e4m3; convert it to e4m3"},
+        Forward{"mixed_q_scale", e4m3_forward,
+                [](F& a) {
+                  a.q.dtype = a.out.dtype = DType::bf16;
+                  a.q_scale = tensor(5, DType::f32, {1});
+                },
+                "q_scale is given but q is bf16; scales are for 8-bit tensors, leave it out"},
+        Forward{"mixed_out", e4m3_forward,
+                [](F& a) {
+                  a.q.dtype = DType::bf16;
+                  a.out.dtype = DType::f32;
+                },
+                "out is f32 but q is bf16; convert it to bf16"},
         Forward{"strict_of_e4m3", e4m3_forward,
                 [](F& a) {
                   a.options.precision = Precision::fp8;

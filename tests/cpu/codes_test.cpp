@@ -90,5 +90,55 @@ TEST(Codes, TakeTheSignOfTheirScales) {
   EXPECT_EQ(run(), plain);
 }
 
+/// 16-bit queries on 8-bit keys and values: the result on what the codes stand for, bit for bit.
+void check_mixed(const Case& c, DType codes, Granularity granularity) {
+  SCOPED_TRACE(c.describe());
+  Call mixed(c);
+  bring_mixed_codes(mixed, codes, granularity);
+  Call want = dequantized(mixed);
+  for (Call* call : {&mixed, &want}) {
+    call->prepare(Pass::forward);
+    runners().front()->forward(*call);
+  }
+  EXPECT_EQ(mixed.out.raw(), want.out.raw());
+  EXPECT_EQ(mixed.lse.raw(), want.lse.raw());
+  EXPECT_TRUE(mixed.out.changed_outside().empty());
+}
+
+TEST(MixedCodes, AreAttendedToAsTheirValues) {
+  Case c = grouped_case();
+  for (const DType codes : {DType::e4m3, DType::s8}) {
+    for (const Granularity g : {Granularity::tensor, Granularity::head, Granularity::block, Granularity::row})
+      check_mixed(c, codes, g);
+  }
+  c.dtype = DType::f16;
+  c.options.softcap = 5.0F;
+  c.threads = 2;
+  check_mixed(c, DType::e4m3, Granularity::block);
+  c.dtype = DType::f32;
+  c.used_k = {211, 0};
+  check_mixed(c, DType::e4m3, Granularity::row);
+  c.seqlen_q = 1;  // a step of decoding
+  c.head_dim_v = 35;
+  c.options.pad = true;
+  check_mixed(c, DType::s8, Granularity::row);
+}
+
+TEST(MixedCodes, OfPackedSequencesAndAnyLayout) {
+  Case c = grouped_case();
+  c.batch = 3;
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = {40, 0, 131};
+  c.lengths_k = {130, 7, 140};
+  c.used_k = {130, 3, 77};
+  c.slack_k = 3;
+  c.k.pad = 3;
+  c.k.base_offset = 1;
+  c.v.order = {1, 0, 2};
+  c.v.base_offset = 5;
+  check_mixed(c, DType::e4m3, Granularity::row);
+  check_mixed(c, DType::s8, Granularity::row);
+}
+
 }  // namespace
 }  // namespace tandem::harness

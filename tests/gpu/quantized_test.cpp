@@ -215,6 +215,28 @@ std::vector<CodesAndShape> codes_and_shapes() {
   return all;
 }
 
+/// 16-bit queries on 8-bit keys and values: the result on what the codes stand for, bit for bit.
+TEST_P(QuantizedCodes, OfKeysAndValuesAloneAreTheirValues) {
+  const auto& [how, shape] = GetParam();
+  Case c = case_of(shape, 300);
+  if (how.granularity == Granularity::row) {
+    c.used_k.assign(static_cast<std::size_t>(c.batch), 211);
+    c.k.pad = 3;
+  }
+  SCOPED_TRACE(c.describe());
+  Call mixed(c);
+  harness::bring_mixed_codes(mixed, how.codes, how.granularity);
+  Call want = harness::dequantized(mixed);
+  GpuRunner runner;
+  for (Call* call : {&mixed, &want}) {
+    call->prepare(Pass::forward);
+    runner.forward(*call);
+  }
+  EXPECT_EQ(mixed.out.raw(), want.out.raw());
+  EXPECT_EQ(mixed.lse.raw(), want.lse.raw());
+  EXPECT_TRUE(mixed.out.changed_outside().empty());
+}
+
 INSTANTIATE_TEST_SUITE_P(Codes, QuantizedCodes, testing::ValuesIn(codes_and_shapes()));
 
 INSTANTIATE_TEST_SUITE_P(Settings, Quantized, testing::ValuesIn(settings),

@@ -28,12 +28,47 @@ void bring(Box& x, Box& scale, const Layout& layout, DType dtype, Granularity gr
 
 }  // namespace
 
-void bring_codes(Call& call, DType codes, Granularity granularity) {
-  bring(call.q, call.q_scale, call.spec.q, codes, granularity);
+void bring_mixed_codes(Call& call, DType codes, Granularity granularity) {
   bring(call.k, call.k_scale, call.spec.k, codes, granularity);
   bring(call.v, call.v_scale, call.spec.v, codes, granularity);
+}
+
+void bring_codes(Call& call, DType codes, Granularity granularity) {
+  bring(call.q, call.q_scale, call.spec.q, codes, granularity);
+  bring_mixed_codes(call, codes, granularity);
   call.spec.options.precision = codes == DType::s8 ? Precision::int8 : Precision::fp8;
   call.spec.options.strict = false;
+}
+
+namespace {
+
+Box dequantized(const Box& codes, const Box& scale, DType dtype) {
+  const Tensor& t = codes.view();
+  const std::size_t first = t.rank == 4 ? 1 : 0;
+  const std::int64_t rows = t.shape[first];
+  const std::int64_t heads = t.shape[first + 1];
+  const std::int64_t columns = t.shape[first + 2];
+  const std::int64_t all_heads = t.numel() / (rows * columns);  // of all batch entries
+  const std::int64_t groups = scale.numel() / all_heads;        // of a head; 0: one scale for all
+  Box values(dtype, {t.shape.begin(), t.shape.begin() + t.rank}, {}, false);
+  for (std::int64_t n = 0; n < codes.numel(); ++n) {
+    const std::int64_t row = n / columns / heads % rows;
+    const std::int64_t head = n / columns / heads / rows * heads + n / columns % heads;
+    const std::int64_t group = groups == rows ? row : groups == 1 ? 0 : row / 128;
+    const double s = scale.get(groups == 0 ? 0 : head * groups + group);
+    values.set(n, static_cast<double>(static_cast<float>(codes.get(n) * s)));
+  }
+  return values;
+}
+
+}  // namespace
+
+Call dequantized(const Call& mixed) {
+  Call call = mixed;
+  call.k = dequantized(mixed.k, mixed.k_scale, mixed.q.dtype());
+  call.v = dequantized(mixed.v, mixed.v_scale, mixed.q.dtype());
+  call.k_scale = call.v_scale = {};
+  return call;
 }
 
 }  // namespace tandem::harness

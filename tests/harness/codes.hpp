@@ -10,4 +10,10 @@ namespace tandem::harness {
 /// them is set. Granularity block is not for packed tensors.
 void bring_codes(Call& call, DType codes, Granularity granularity);
 
+/// The same of k and v alone: q stays as it is, and the precision exact.
+void bring_mixed_codes(Call& call, DType codes, Granularity granularity);
+
+/// What a mixed call stands for: k and v in q's dtype, each element code * scale in f32, rounded once more.
+Call dequantized(const Call& mixed);
+
 }  // namespace tandem::harness

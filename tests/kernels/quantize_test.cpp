@@ -1,6 +1,8 @@
 // The quantiser's kernels in the emulator, against the CPU's quantiser.
 #include <gtest/gtest.h>
 
+#include "api/mixed.hpp"
+#include "cpu/dequantize.hpp"
 #include "cpu/quantize.hpp"
 #include "cpu/recipe.hpp"
 #include "emulated_call.hpp"
@@ -12,7 +14,7 @@
 #include "quantize_check.hpp"
 
 // After them: the device language has names at file scope that others declare inside theirs.
-#include "kernels/arrange_codes.cuh"
+#include "kernels/dequantize.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -148,6 +150,72 @@ TEST(ArrangeCodes, PutsThemWhereTheQuantiserDoes) {
   make_ragged(c);
   make_unaligned(c);
   check_arranged<arranged(Codes::s8, ScaleGroup::row, 96, 40, true, false)>(c, Granularity::row);
+}
+
+/// 16-bit K and V from codes and scales, in the rows in use: the CPU's, bit for bit.
+template <QuantizeConfig C>
+void check_dequantized(const Case& c, DType codes, Granularity granularity) {
+  SCOPED_TRACE(describe(C));
+  Call call(c);
+  harness::bring_mixed_codes(call, codes, granularity);
+  const Problem p = make_problem(call.forward_args());
+  ASSERT_EQ(choose_dequantize_config(p), C);
+  constexpr auto poison = std::byte{0xEE};
+  std::vector<std::byte> got(mixed_space(p).bytes + 256, poison);
+  std::vector<std::byte> want = got;
+  const auto aligned = [](std::vector<std::byte>& memory) {
+    return memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256) % 256;
+  };
+  cpu::dequantize(p, dequantized(p, aligned(want)), 1);
+  const ArrangeParams params = gpu::make_dequantize_params(p, dequantized(p, aligned(got)));
+  emulator::Options options;
+  add_buffers(options, call.inputs(), false);
+  options.buffers.push_back({aligned(got), mixed_space(p).bytes, true});
+  emulator::launch(dequantize<C>, params,
+                   {.blocks = static_cast<unsigned>(params.quantize.units_k + params.quantize.units_v),
+                    .threads = quantize_threads},
+                   options);
+  const Problem d = dequantized(p, aligned(got));
+  const auto offset = aligned(want) - aligned(got);
+  std::int64_t checked = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const Rows rows = key_rows(p, b);
+    for (std::int64_t row = rows.begin; row < rows.begin + rows.used; ++row) {
+      for (std::int64_t head = 0; head < p.heads_kv; ++head) {
+        for (const auto& [o, dim] : {std::pair{d.k, p.head_dim_qk}, {d.v, p.head_dim_v}}) {
+          const auto* const a = static_cast<const std::byte*>(o.data) + 2 * o.offset(b, row, head);
+          for (std::int64_t n = 0; n < dim; ++n, ++checked) {
+            const double x = harness::decode(p.q.dtype, a, n);
+            const double y = harness::decode(p.q.dtype, a + offset, n);
+            ASSERT_TRUE(x == y || (std::isnan(x) && std::isnan(y))) << row << ' ' << head << ' ' << n;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 0);
+}
+
+constexpr QuantizeConfig mixed(Element element, Codes codes, int head_dim_qk, int head_dim_v, bool ragged,
+                               bool vectors) {
+  return {.element = element,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .qk = codes,
+          .pv = codes,
+          .ragged = ragged,
+          .vectors = vectors};
+}
+
+TEST(Dequantize, GivesTheCpusValues) {
+  Case c = quantize_case(DType::bf16, 128, 64);
+  check_dequantized<mixed(Element::bf16, Codes::e4m3, 128, 64, false, true)>(c, DType::e4m3,
+                                                                             Granularity::block);
+  c = quantize_case(DType::f16, 96, 40);
+  make_ragged(c);
+  check_dequantized<mixed(Element::f16, Codes::s8, 96, 40, true, true)>(c, DType::s8, Granularity::row);
+  make_unaligned(c);
+  check_dequantized<mixed(Element::f16, Codes::e4m3, 96, 40, true, false)>(c, DType::e4m3, Granularity::row);
 }
 
 /// quantize's own layout: one tensor and its codes, scales and mean, as the caller has them.

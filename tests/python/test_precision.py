@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tandem
 import torch
+from tandem import flash_attn
 from test_forward import qkv
 
 LARGEST_ERROR = {"fp8": 0.15, "int8": 0.04, "int8-accurate": 0.03}
@@ -107,6 +108,28 @@ def test_codes_take_the_precision_of_their_dtype(dtype: str, granularity: str) -
     assert "of the caller's codes and scales" in tandem.explain(*(c for c, _ in codes), **options)
     compiled = torch.compile(tandem.attention, backend="eager", fullgraph=True)
     assert torch.equal(compiled(*(c for c, _ in codes), **options), out)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+def test_queries_in_16_bits_on_keys_and_values_in_8(dtype: str) -> None:
+    q, k, v = qkv(dtype=torch.bfloat16)
+    (k8, ks), (v8, vs) = (tandem.quantize(t, dtype, granularity="head") for t in (k, v))
+    scales = {"k_scale": ks, "v_scale": vs}
+    out = tandem.attention(q, k8, v8, causal=True, **scales)
+    values = [(c.float() * s[:, None, :, None]).bfloat16() for c, s in ((k8, ks), (v8, vs))]
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, tandem.attention(q, *values, causal=True))
+    assert f"mixed: k and v, in {dtype}, become bf16 first" in tandem.explain(q, k8, v8, **scales)
+    compiled = torch.compile(tandem.attention, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k8, v8, causal=True, **scales), out)
+    if dtype == "e4m3":
+        found = flash_attn.flash_attn_func(q, k8, v8, causal=True, k_descale=ks, v_descale=vs)
+        assert torch.equal(found, out)
+    with pytest.raises(ValueError, match="^precision fp8 rounds q, k and v to 8 bits, but k is "):
+        tandem.attention(q, k8, v8, precision="fp8", **scales)
+    q.requires_grad_()
+    with pytest.raises(ValueError, match="^k is (e4m3|s8) but q is bf16; convert it to bf16$"):
+        tandem.attention(q, k8, v8, **scales).sum().backward()
 
 
 def test_errors() -> None:

@@ -95,6 +95,7 @@ std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);
 std::uint32_t add_zero_times(std::uint32_t sum, std::uint32_t x, Element element);
 std::uint32_t pack_e4m3(float a, float b, float c, float d);
+float unpack_e4m3(std::uint32_t code);
 std::uint32_t pack_u8(float a, float b, float c, float d);
 float to_float(int x);
 std::uint32_t low_bytes(float a, float b, float c, float d);

@@ -129,6 +129,15 @@ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
 }
 
+float unpack_e4m3(std::uint32_t code) {
+  const auto exponent = static_cast<int>(code >> 3 & 15);
+  const auto mantissa = static_cast<float>(code & 7);
+  if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fffffffU);
+  const float magnitude =
+      exponent == 0 ? mantissa * 0x1p-9F : std::ldexp(1.0F + mantissa / 8.0F, exponent - 7);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
 std::uint32_t pack_u8(float a, float b, float c, float d) {
   std::uint32_t packed = 0;
   int shift = 0;

@@ -118,15 +118,6 @@ TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[depth], const float* b, fl
   }
 }
 
-float from_e4m3(std::uint32_t code) {
-  const auto exponent = static_cast<int>(code >> 3 & 15);
-  const auto mantissa = static_cast<float>(code & 7);
-  if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fffffffU);
-  const float magnitude =
-      exponent == 0 ? mantissa * 0x1p-9F : std::ldexp(1.0F + mantissa / 8.0F, exponent - 7);
-  return (code & 0x80) != 0 ? -magnitude : magnitude;
-}
-
 /// Operands in 8 bits: all of A, and B as columns.
 struct ByteOperands {
   std::uint8_t a[64][byte_depth];
@@ -137,7 +128,7 @@ struct ByteOperands {
 void multiply_e4m3(const ByteOperands& x, std::vector<float>& c, std::uint32_t n) {
   static const std::vector<float> values = [] {
     std::vector<float> table(256);
-    for (std::uint32_t i = 0; i < table.size(); ++i) table[i] = from_e4m3(i);
+    for (std::uint32_t i = 0; i < table.size(); ++i) table[i] = unpack_e4m3(i);
     return table;
   }();
   std::vector<float> b(static_cast<std::size_t>(byte_depth) * n);  // [k][n]

@@ -1,0 +1,55 @@
+// 16-bit (or f32) queries on 8-bit keys and values: K and V of such a problem as they are in the queries'
+// dtype. Values are code * scale in f32, rounded once more to that dtype.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "api/problem.hpp"
+
+namespace tandem {
+
+/// Where K and V lie in scratch memory: [batch, or 1 if packed][kv head][row][pitch], 256-byte aligned.
+struct MixedSpace {
+  std::int64_t k_pitch = 0;  ///< elements from row to row: the head dimension in whole groups of 8
+  std::int64_t v_pitch = 0;
+  std::size_t v = 0;  ///< K is at 0
+  std::size_t bytes = 0;
+};
+
+inline MixedSpace mixed_space(const Problem& p) {
+  constexpr std::size_t alignment = 256;
+  const std::int64_t rows = (p.packed_k ? 1 : p.batch) * p.heads_kv * p.rows_k;
+  const auto pitch = [](std::int64_t head_dim) { return (head_dim + 7) / 8 * 8; };
+  const auto bytes = [&](std::int64_t columns) {
+    return (static_cast<std::size_t>(rows * columns) * size_of(p.q.dtype) + alignment - 1) / alignment *
+           alignment;
+  };
+  MixedSpace s{.k_pitch = pitch(p.head_dim_qk), .v_pitch = pitch(p.head_dim_v)};
+  s.v = bytes(s.k_pitch);
+  s.bytes = s.v + bytes(s.v_pitch);
+  return s;
+}
+
+/// The problem with K and V in `memory` in place of the codes. Null where the problem is only planned: they
+/// then have an address that is never read.
+inline Problem dequantized(const Problem& problem, void* memory) {
+  alignas(256) static constexpr std::byte nowhere{};
+  const MixedSpace space = mixed_space(problem);
+  Problem p = problem;
+  const auto operand = [&](std::size_t at, std::int64_t pitch) {
+    void* const data = memory != nullptr ? static_cast<std::byte*>(memory) + at
+                                         : const_cast<void*>(static_cast<const void*>(&nowhere));
+    return Operand{.data = data,
+                   .dtype = p.q.dtype,
+                   .batch_stride = p.packed_k ? 0 : p.heads_kv * p.rows_k * pitch,
+                   .row_stride = pitch,
+                   .head_stride = p.rows_k * pitch};
+  };
+  p.k = operand(0, space.k_pitch);
+  p.v = operand(space.v, space.v_pitch);
+  p.k_scale = p.v_scale = {};
+  return p;
+}
+
+}  // namespace tandem
