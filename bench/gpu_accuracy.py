@@ -224,7 +224,8 @@ def main() -> int:
     args = parser.parse_args()
     commit = args.commit or gpu_speed.commit()
     device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    document = {"device": device, "commit": commit, "command": " ".join(sys.argv), "rows": []}
+    document = {"device": device, "commit": commit, "command": " ".join(sys.argv)}
+    document |= {**gpu_speed.surroundings(), "rows": []}
     print(f"{device}, commit {commit}, seqlen {args.seqlen}, {args.heads} heads of {args.head_dim}")
     met = compare_precisions(args, document) if args.precision else compare_dtypes(args, document)
     if args.json:

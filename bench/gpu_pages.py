@@ -164,17 +164,16 @@ def origin(document: dict) -> list[str]:
         software.append(f"cuDNN {version // 10000}.{version // 100 % 100}.{version % 100}")
     text = ", ".join([document["device"], *software]) + f"; commit {document['commit']}"
     text += f", {document['date']}." if "date" in document else "."
-    measured = document.get("cells")
+    measured = document.get("cells", [])
     if measured:
-        rounds = len(measured[0]["us"]["tandem"])
-        text += f" {', '.join(sorted({c['dtype'] for c in measured}))}; "
-        if "--sustained" in document["command"]:
-            text += "two seconds of each contender without a pause"
-        else:
-            text += f"medians of {rounds} rounds of about 12 ms of each contender in turn"
-        if document.get("gemm_tflops"):
-            text += f"; a bf16 GEMM of 8192^3 in the same run: {document['gemm_tflops']:.1f} TFLOP/s"
-        text += "."
+        text += f" {', '.join(sorted({c['dtype'] for c in measured}))}."
+    rounds = len(measured[0]["us"]["tandem"]) if measured else document.get("rounds")
+    if "--sustained" in document["command"]:
+        text += " Two seconds of each contender without a pause."
+    elif rounds:
+        text += f" Medians of {rounds} rounds of about 12 ms of each contender in turn."
+    if document.get("gemm_tflops"):
+        text += f" A bf16 GEMM of 8192^3 in the same run: {document['gemm_tflops']:.1f} TFLOP/s."
     return [*wrapped(text), "", "    " + command(document)]
 
 
