@@ -219,16 +219,16 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
   float inverse = find_scale<C, C.qk, C.qk_scales>(p, x, table, r.u, r.row, m);
   // The sign of the softmax's scale goes with Q: the attention kernel knows positive ones only.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
-  bool marked = false;
-  if constexpr (can_mark_rows<C>) {
-    marked = x.marks_rows && row_is_bad(m.bad, static_cast<int>(ptx::thread_index()) % warp_size);
-  }
+  bool bad = m.bad;
+  if constexpr (can_mark_rows<C>) bad = row_is_bad(bad, static_cast<int>(ptx::thread_index()) % warp_size);
   if (!r.used) return;
   u8* const codes = x.codes + offset_of(x.code_stride, r.u, r.tensor_row());
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
-    Codes8 eight = encode<C.qk>(r.values.x[j], inverse, m.bad);
-    if (marked && 4 * j + r.t == 0) eight.low = (eight.low & ~0xFFU) | marked_row;
+    Codes8 eight = encode<C.qk>(r.values.x[j], inverse, bad);
+    if (can_mark_rows<C> && j == 0 && bad && x.marks_rows && r.t == 0) {
+      eight.low = (eight.low & ~0xFFU) | marked_row;
+    }
     store_codes<C.vectors>(x, codes, (4 * j + r.t) * 8, eight);
   }
 }

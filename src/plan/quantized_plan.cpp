@@ -77,6 +77,7 @@ QuantizedConfig with_tile(QuantizedConfig c) {
     c = with_two_warpgroups(c);
   }
   if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
+  if (c.block_m == 192 && !c.lagging() && c.ragged && (c.causal || c.local)) c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.head_dim_v > 192 && c.pv == Codes::s8 && (joins || masked)) {
     c.parts = 8;
