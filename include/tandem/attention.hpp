@@ -29,7 +29,7 @@ namespace tandem {
 enum class Precision : int {
   exact = 0,          ///< the dtype of the inputs
   fp8 = 1,            ///< e4m3: Q K^T and P V; block scales, Q and K rotated, K's mean removed
-  int8 = 2,           ///< s8: Q K^T with row scales, P V with u8 P; exact sums, several times fp8's accuracy
+  int8 = 2,           ///< s8 with scales by block, u8 P; exact sums, several times fp8's accuracy
   int8_accurate = 3,  ///< s8 Q K^T, 16-bit P V: more accurate again, at three quarters of the 16-bit cost
 };
 
