@@ -159,7 +159,8 @@ class Bench {
       if (!words.empty()) invalid("no such key: " + words.begin()->first);
       workspace_ =
           gpu::DeviceBuffer(0, gpu::quantized_forward_workspace_bytes(p_, recipe_, quantized_config_));
-      gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data());
+      if (!stages_.quantize)
+        gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data());
       return;
     }
     forward_config_ = choose_forward_config(p_);

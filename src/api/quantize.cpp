@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "api/check.hpp"
+#include "api/trace.hpp"
 #include "cpu/quantize.hpp"
 #include "gpu/quantize_tensor.hpp"
 #include "plan/plan_gpu.hpp"
@@ -161,9 +162,11 @@ void quantize(const QuantizeArgs& args, const Execution& execution) {
   check::threads(execution.threads);
   if (job.device.kind == Device::Kind::cuda) {
     check_gpu(job.device.index);
+    const Trace trace(job);
     gpu::quantize_tensor(job, execution.stream);
     return;
   }
+  const Trace trace(job);
   cpu::quantize(job, cpu::best_target(), execution.threads);
 }
 

@@ -15,6 +15,7 @@ struct QuantizeJob {
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;
   Operand x, codes, scales, mean;
+  bool sampled_mean = false;  ///< of a sample of the rows, where there are more than mean_all_keys
   ScaleGroup group = ScaleGroup::head;
   bool rotate = false;
   Operand cos, sin;  ///< of the rotary embedding, by row; not given if there is none

@@ -28,9 +28,26 @@ std::string summary(const Problem& p) {
   return text;
 }
 
+std::string summary(const QuantizeJob& job) {
+  const char* const groups[] = {"tensor", "head", "block", "row", "channel"};
+  std::string text = fmt::format("quantize {} to {} b{} n{} h{} d{} {}", name_of(job.x.dtype),
+                                 name_of(job.codes.dtype), job.batch, job.rows, job.heads, job.head_dim,
+                                 groups[static_cast<int>(job.group)]);
+  if (job.rotate) text += " hadamard";
+  if (job.mean.given()) text += " mean";
+  if (job.cos.given()) text += " rotary";
+  return text;
+}
+
 Trace::Trace(const Problem& problem) : range_(gpu::ranges_are_watched()) {
-  if (!range_ && !logs(LogLevel::debug)) return;
-  const std::string text = summary(problem);
+  if (range_ || logs(LogLevel::debug)) begin(summary(problem));
+}
+
+Trace::Trace(const QuantizeJob& job) : range_(gpu::ranges_are_watched()) {
+  if (range_ || logs(LogLevel::debug)) begin(summary(job));
+}
+
+void Trace::begin(const std::string& text) const {
   log(LogLevel::debug, "{}", text);
   if (range_) gpu::begin_range("tandem " + text);
 }

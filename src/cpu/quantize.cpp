@@ -1,4 +1,5 @@
 #include "cpu/quantize.hpp"
+#include "cpu/mean.hpp"
 
 #include <omp.h>
 
@@ -26,10 +27,13 @@ struct Head {
 
   [[nodiscard]] QuantizeRows block(std::int64_t n) {
     const std::int64_t first = n * quant_block;
+    return rows_at(first, std::min<std::int64_t>(quant_block, job.rows - first));
+  }
+  [[nodiscard]] QuantizeRows rows_at(std::int64_t first, std::int64_t count) {
     return {.data = element(job.x, b, first, head),
             .dtype = job.x.dtype,
             .stride = job.x.row_stride,
-            .rows = static_cast<int>(std::min<std::int64_t>(quant_block, job.rows - first)),
+            .rows = static_cast<int>(count),
             .dim = static_cast<int>(job.head_dim),
             .mean = job.mean.given() ? mean : nullptr,
             .rotate = job.rotate,
@@ -48,14 +52,16 @@ struct Head {
   }
 
   void find_mean() {
+    const MeanKeys keys(job.rows, job.sampled_mean);
     double sums[max_head_dim] = {};
-    for (std::int64_t n = 0; n < blocks(); ++n) {
+    for (std::int64_t n = 0; n < blocks(); n += keys.step()) {
       float in_block[max_head_dim] = {};
-      kernel.sum_channels(block(n), in_block);
+      keys.add(kernel, n, in_block,
+               [this](std::int64_t first, std::int64_t count) { return rows_at(first, count); });
       for (std::int64_t c = 0; c < job.head_dim; ++c) sums[c] += static_cast<double>(in_block[c]);
     }
     for (std::int64_t c = 0; c < job.head_dim; ++c) {
-      mean[c] = job.rows > 0 ? static_cast<float>(sums[c] / static_cast<double>(job.rows)) : 0.0F;
+      mean[c] = job.rows > 0 ? static_cast<float>(sums[c] / static_cast<double>(keys.count())) : 0.0F;
     }
   }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/forward_kernels.hpp"
+#include "cpu/mean.hpp"
 #include "cpu/operand.hpp"
 #include "cpu/workspace.hpp"
 
@@ -107,50 +108,60 @@ struct Head {
 };
 
 QuantizeRows rows_of(const Run& run, const Operand& x, std::int64_t b, std::int64_t head, const Rows& rows,
-                     std::int64_t block, std::int64_t dim) {
-  const std::int64_t first = block * quant_block;
+                     std::int64_t first, std::int64_t count, std::int64_t dim) {
   return {.data = element(x, b, rows.begin + first, head),
           .dtype = x.dtype,
           .stride = x.row_stride,
-          .rows = static_cast<int>(std::min<std::int64_t>(quant_block, rows.used - first)),
+          .rows = static_cast<int>(count),
           .dim = static_cast<int>(dim),
           .mean = nullptr,
           .rotate = false,
           .scratch = run.rows_scratch()};
 }
 
+QuantizeRows block_of(const Run& run, const Operand& x, std::int64_t b, std::int64_t head, const Rows& rows,
+                      std::int64_t block, std::int64_t dim) {
+  const std::int64_t first = block * quant_block;
+  return rows_of(run, x, b, head, rows, first, std::min<std::int64_t>(quant_block, rows.used - first), dim);
+}
+
 QuantizeRows k_rows(const Head& h, std::int64_t block) {
-  QuantizeRows rows = rows_of(h.run, h.run.p.k, h.b, h.kv_head, h.keys(), block, h.run.p.head_dim_qk);
+  QuantizeRows rows = block_of(h.run, h.run.p.k, h.b, h.kv_head, h.keys(), block, h.run.p.head_dim_qk);
   rows.mean = h.mean();
   rows.rotate = h.run.recipe.rotate_qk;
   return rows;
 }
 
 QuantizeRows v_rows(const Head& h, std::int64_t block) {
-  QuantizeRows rows = rows_of(h.run, h.run.p.v, h.b, h.kv_head, h.keys(), block, h.run.p.head_dim_v);
+  QuantizeRows rows = block_of(h.run, h.run.p.v, h.b, h.kv_head, h.keys(), block, h.run.p.head_dim_v);
   rows.rotate = h.run.recipe.rotate_v;
   return rows;
 }
 
-/// K's channel sums over one block.
+/// K's channel sums over one block, where it has some.
 void sum_block(const Head& h, std::int64_t block) {
   const Problem& p = h.run.p;
+  const MeanKeys keys(h.keys().used, true);
+  if (block % keys.step() != 0) return;
   float* const sums = h.at<float>(h.run.layout.sums) + block * p.head_dim_qk;
   std::memset(sums, 0, static_cast<std::size_t>(p.head_dim_qk) * sizeof(float));
-  h.run.quantizer.sum_channels(rows_of(h.run, p.k, h.b, h.kv_head, h.keys(), block, p.head_dim_qk), sums);
+  keys.add(h.run.quantizer, block, sums, [&](std::int64_t first, std::int64_t count) {
+    return rows_of(h.run, p.k, h.b, h.kv_head, h.keys(), first, count, p.head_dim_qk);
+  });
 }
 
-/// K's mean over the keys in use, from the sums of all blocks.
+/// K's mean over the keys in use, or a sample of them, from the sums of blocks.
 void find_mean(const Head& h) {
   const std::int64_t dim = h.run.p.head_dim_qk;
   const std::int64_t used = h.keys().used;
+  const MeanKeys keys(used, true);
   const float* const sums = h.at<float>(h.run.layout.sums);
   float* const mean = h.at<float>(h.run.layout.mean);
   for (std::int64_t c = 0; c < dim; ++c) {
     double sum = 0.0;
-    for (std::int64_t block = 0; block < blocks_in(used); ++block)
+    for (std::int64_t block = 0; block < blocks_in(used); block += keys.step())
       sum += static_cast<double>(sums[block * dim + c]);
-    mean[c] = used > 0 ? static_cast<float>(sum / static_cast<double>(used)) : 0.0F;
+    mean[c] = used > 0 ? static_cast<float>(sum / static_cast<double>(keys.count())) : 0.0F;
   }
 }
 
@@ -316,7 +327,7 @@ void find_maxima(const Head& h) {
   for (std::int64_t head = h.kv_head * p.group(); head < (h.kv_head + 1) * p.group(); ++head) {
     float q = 0.0F;
     for (std::int64_t block = 0; block < blocks_in(q_rows.used); ++block) {
-      QuantizeRows rows = rows_of(run, p.q, h.b, head, q_rows, block, p.head_dim_qk);
+      QuantizeRows rows = block_of(run, p.q, h.b, head, q_rows, block, p.head_dim_qk);
       rows.rotate = run.recipe.rotate_qk;
       q = std::max(q, run.quantizer.largest(rows));
     }

@@ -19,7 +19,8 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config);
 QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe);
 
 /// Launches them on the current context, one after the other.
-void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, abi::Stream stream);
+void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, int device,
+                      abi::Stream stream);
 
 /// Codes and scales of a problem, found or, where the caller brings them, arranged, on the current context.
 /// Counters must be 0.

@@ -133,6 +133,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
     params.mean = floats(s.mean);
     params.mean_stride = {.batch = k.heads * channels, .head = channels, .group = 1};
     params.sums = floats(s.sums);
+    params.mean_all_keys = mean_all_keys;
     params.arrived = reinterpret_cast<unsigned int*>(scratch + s.arrived);
   }
   if (r.pv == Codes::input) params.units_v = 0;

@@ -1,5 +1,7 @@
 #include "gpu/quantize_tensor.hpp"
 
+#include <climits>
+
 #include "gpu/packing.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/quantize.hpp"
@@ -88,6 +90,7 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, char* scratch) {
   params.rows_k = as_int(job.rows);
   params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(job));
   params.units_k = as_int(job.batch * job.heads * blocks_of_head(job));
+  params.mean_all_keys = INT_MAX;
   params.largest = reinterpret_cast<GroupLargest*>(scratch);
   if (job.mean.given()) {
     params.mean = static_cast<float*>(job.mean.data);
@@ -119,7 +122,7 @@ void quantize_tensor(const QuantizeJob& job, void* stream_handle) {
   const ContextGuard guard(device);
   const Scratch scratch(nullptr, tensor_scratch_bytes(job), stream);
   set_zero(scratch.data(), tensor_zero_bytes(job));
-  launch_quantizer(kernels, make_tensor_params(job, scratch.data()), stream);
+  launch_quantizer(kernels, make_tensor_params(job, scratch.data()), device, stream);
 }
 
 }  // namespace tandem::gpu

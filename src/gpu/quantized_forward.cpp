@@ -62,7 +62,7 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const auto stream = static_cast<abi::Stream>(stream_handle);
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
   const QuantizeKernels quantizer = quantize_kernels(device, problem, recipe);
-  const LoadedKernel attention = attention_kernel(device, config);
+  const LoadedKernel attention = stages.attend ? attention_kernel(device, config) : LoadedKernel{};
   const ContextGuard guard(device);
   const Scratch scratch(workspace,
                         workspace != nullptr ? 0 : quantized_forward_workspace_bytes(problem, recipe, config),

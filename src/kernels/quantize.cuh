@@ -1,6 +1,6 @@
 // 16-bit Q, K and V to 8-bit codes and scales, all three in one launch. Bound by memory: every element is
-// read once and its code written once. Before it, where K's mean is removed, one launch over K alone sums its
-// channels.
+// read once and its code written once. Before it, where K's mean is removed, one launch over K alone, or a
+// sample of it, sums its channels.
 //
 // A block of threads takes one unit: 128 rows of a head, as blocks of scales count them. Q and K leave as
 // rows; V leaves with keys contiguous, its 4 x 4 bytes exchanged between the four threads whose keys share a
@@ -39,7 +39,7 @@ TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
 
 /// The last of packed sequences whose first block is not past `block`: each warp tries 32 at a time.
 TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int lane = static_cast<int>(ptx::thread_index_anew()) % warp_size;
   int first = 0;  // the answer is in [first, first + count)
   for (int count = side.batch; count > 1;) {
     const int step = ceil_div(count, warp_size);
@@ -90,16 +90,17 @@ TANDEM_DEVICE i64 offset_of(const ScaleStrides& s, const Unit& u, i64 group) {
   return u.entry * s.batch + u.head * s.head + group * s.group;
 }
 
-/// Signs of the channels, and means if there are any.
-template <int head_dim, bool signs>
-TANDEM_DEVICE void fill_tables(const Tables& tables, const float* mean) {
-  const int c = static_cast<int>(ptx::thread_index());
-  if (c < quantize_channels(head_dim)) {
-    if (signs) ptx::store_shared(tables.sign + c, c < head_dim ? rotation_sign(c) : 1.0F);
-    if (mean != nullptr)
-      ptx::store_shared(tables.mean + c, c < head_dim ? ptx::load_written(mean + c) : 0.0F);
+/// Signs of the channels.
+template <QuantizeConfig C>
+TANDEM_DEVICE void fill_signs(const Tables& tables) {
+  const int c = static_cast<int>(ptx::thread_index_anew());
+  if (c >= tables.channels) return;
+  if constexpr (C.rotate_qk) {
+    ptx::store_shared(tables.sign + c, c < C.head_dim_qk ? rotation_sign(c) : 1.0F);
   }
-  ptx::sync_block();
+  if constexpr (C.rotate_v) {
+    ptx::store_shared(tables.v_sign + c, c < C.head_dim_v ? rotation_sign(c) : 1.0F);
+  }
 }
 
 /// Whether rows of Q and K can be marked.
@@ -109,8 +110,8 @@ constexpr bool can_mark_rows = C.qk == Codes::s8&& C.qk_scales == ScaleGroup::bl
 /// The scale of the row's group. Stored by one thread of those that share it.
 template <QuantizeConfig C, Codes codes, ScaleGroup group>
 TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x, const Tables& tables,
-                               const Unit& u, int row, Magnitude m) {
-  const int thread = static_cast<int>(ptx::thread_index());
+                               const Unit& u, int row, Magnitude m, int turn) {
+  const int thread = static_cast<int>(ptx::thread_index_anew());
   const int lane = thread % warp_size;
   bool stores = thread == 0;
   i64 at = u.block;
@@ -125,7 +126,7 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
     stores = lane % row_threads == 0 && (x.padded_rows || u.first + row < u.used);
     at = static_cast<i64>(u.block) * quant_block + row;
   } else {
-    m = of_block<codes>(m, tables, thread / warp_size, lane);
+    m = of_block<codes>(m, tables, thread / warp_size, lane, turn);
   }
   const bool marks = codes == Codes::s8 && group == ScaleGroup::block && x.marks_rows && m.bad;
   if (marks) m.bad = false;
@@ -153,76 +154,121 @@ TANDEM_DEVICE void store_codes(const QuantizedTensor& x, u8* row, int col, const
   }
 }
 
-enum class Which : int { q, k };
+enum class Which : int { q, k, v };
+
+template <Which which>
+TANDEM_DEVICE const QuantizedTensor& tensor(const QuantizeParams& p) {
+  return which == Which::q ? p.q : which == Which::k ? p.k : p.v;
+}
+
+/// The key of a unit whose row of V the thread has: a warp has two words of four keys, and its lanes take
+/// them in the order in which they are stored.
+TANDEM_DEVICE int key_of_thread(int thread) {
+  return thread / warp_size / 2 * 16 +
+         v_key_of(thread / warp_size % 2 * 8 + thread % warp_size / row_threads);
+}
+
+/// A tensor as a type.
+template <Which w>
+struct Tag {
+  static constexpr Which which = w;
+};
+
+/// A thread's row of a unit.
+template <QuantizeConfig C, Which which>
+struct Place {
+  Unit u;
+  int row;
+  bool used;
+
+  /// False where there is nothing to do: groups without rows have a scale, where they are larger than blocks.
+  TANDEM_DEVICE bool find(const QuantizeParams& p, int number) {
+    const bool some = locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u);
+    const int thread = static_cast<int>(ptx::thread_index_anew());
+    row = which == Which::v ? key_of_thread(thread) : thread / row_threads;
+    used = u.first + row < u.used;
+    return some || (which != Which::v && exceeds_block(C.qk_scales) && u.first == 0);
+  }
+  TANDEM_DEVICE i64 tensor_row() const { return u.begin + static_cast<i64>(u.first + row); }
+  TANDEM_DEVICE const u16* source(const QuantizeParams& p) const {
+    const QuantizedTensor& x = tensor<which>(p);
+    return static_cast<const u16*>(x.source) + offset_of(x.stride, u, tensor_row());
+  }
+  /// Whether K has a mean: a sequence without keys has none.
+  TANDEM_DEVICE bool has_mean(const QuantizeParams& p) const {
+    if constexpr (!C.smooth_k || which == Which::v) return false;
+    if (which == Which::k) return u.used > 0;
+    return (C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k) > 0;
+  }
+};
+
+/// Starts copying a unit's rows, and the mean that it needs.
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int number, int turn) {
+  Place<C, which> at;
+  if (!at.find(p, number)) return;
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  fetch_row<C.vectors, which == Which::v ? C.head_dim_v : C.head_dim_qk>(table, at.source(p), at.used, thread,
+                                                                         turn);
+  if (!at.has_mean(p)) return;
+  ptx::wait_for_previous_grid();
+  const int head = which == Which::q ? at.u.head / (p.heads_q / p.heads_kv) : at.u.head;
+  const float* const mean = p.mean + at.u.batch * p.mean_stride.batch + head * p.mean_stride.head;
+  float* const to = table.mean + turn * table.channels + thread;
+  if (thread < C.head_dim_qk) {
+    ptx::copy_async(to, mean + thread);
+  } else if (thread < table.channels) {
+    ptx::store_shared(to, 0.0F);
+  }
+}
 
 /// A thread's part of a row of Q or K, ready to be scaled.
 template <QuantizeConfig C, Which which>
 struct PreparedRow {
   Row<C.head_dim_qk> values;
-  Unit u;
+  Place<C, which> at;
   int t;
-  int row;
-  bool used;
 
-  /// False where there is nothing to do.
-  TANDEM_DEVICE bool load(const QuantizeParams& p, const Tables& table, int number) {
-    const QuantizedTensor& x = which == Which::q ? p.q : p.k;
-    const int thread = static_cast<int>(ptx::thread_index());
-    const bool some = locate<C>(which == Which::q ? query_side(p) : key_side(p), number, u);
-    // A group without rows has a scale.
-    if (!some && !(exceeds_block(C.qk_scales) && u.first == 0)) return false;
+  /// What `fetch` has brought. False where there is nothing to do.
+  TANDEM_DEVICE bool take(const QuantizeParams& p, const Tables& table, int number, int turn) {
+    const int thread = static_cast<int>(ptx::thread_index_anew());
+    if (!at.find(p, number)) return false;
+    take_row<C.element>(values, table, thread, turn);
     t = thread % row_threads;
-    row = thread / row_threads;
-    used = u.first + row < u.used;
-    RawRow<C.head_dim_qk> raw;
-    const u16* const source = static_cast<const u16*>(x.source) + offset_of(x.stride, u, tensor_row());
-    load_row<C.vectors>(raw, source, used, t);
-    const float* mean = nullptr;
-    if constexpr (C.smooth_k) {
-      // Of K: a sequence without keys has no mean.
-      int keys = u.used;
-      if (which == Which::q) {
-        keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
-      }
-      const int head = which == Which::q ? u.head / (p.heads_q / p.heads_kv) : u.head;
-      ptx::wait_for_previous_grid();
-      if (keys > 0) mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
-    }
-    fill_tables<C.head_dim_qk, C.rotate_qk>(table, mean);
-    widen<C.element>(values, raw);
     if constexpr (C.rotary) {
-      if (used) embed<C>(values, p.rotary, source, u.first + row, t);
+      if (at.used) embed<C>(values, p.rotary, at.source(p), at.u.first + at.row, t);
     }
+    const float* const mean = table.mean + turn * table.channels;
     if constexpr (C.smooth_k && which == Which::k) {
-      if (mean != nullptr && used) subtract(values, table.mean, t);  // the others' values stay 0
+      if (at.has_mean(p) && at.used) subtract(values, mean, t);  // the others' values stay 0
     }
     if constexpr (C.smooth_k && which == Which::q) {
-      const float shift = mean != nullptr ? dot(values, table.mean, t) * p.scale : 0.0F;
-      if (t == 0 && used) {
-        const i64 at = static_cast<i64>(u.block) * quant_block + row;
-        ptx::store_global(p.shift + offset_of(p.shift_stride, u, at), shift);
+      const float shift = at.has_mean(p) ? dot(values, mean, t) * p.scale : 0.0F;
+      if (t == 0 && at.used) {
+        const i64 group = static_cast<i64>(at.u.block) * quant_block + at.row;
+        ptx::store_global(p.shift + offset_of(p.shift_stride, at.u, group), shift);
       }
     }
     if constexpr (C.rotate_qk) rotate(values, table.sign, t);
     return true;
   }
-  TANDEM_DEVICE i64 tensor_row() const { return u.begin + static_cast<i64>(u.first + row); }
 };
 
 template <QuantizeConfig C, Which which>
-TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, int number) {
-  const QuantizedTensor& x = which == Which::q ? p.q : p.k;
-  const Tables table = tables<C>();
+TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, int number, int turn) {
+  const QuantizedTensor& x = tensor<which>(p);
   PreparedRow<C, which> r;
-  if (!r.load(p, table, number)) return;
+  if (!r.take(p, table, number, turn)) return;
   const Magnitude m = magnitude_of(r.values);
-  float inverse = find_scale<C, C.qk, C.qk_scales>(p, x, table, r.u, r.row, m);
+  float inverse = find_scale<C, C.qk, C.qk_scales>(p, x, table, r.at.u, r.at.row, m, turn);
   // The sign of the softmax's scale goes with Q: the attention kernel knows positive ones only.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
   bool bad = m.bad;
-  if constexpr (can_mark_rows<C>) bad = row_is_bad(bad, static_cast<int>(ptx::thread_index()) % warp_size);
-  if (!r.used) return;
-  u8* const codes = x.codes + offset_of(x.code_stride, r.u, r.tensor_row());
+  if constexpr (can_mark_rows<C>) {
+    bad = row_is_bad(bad, static_cast<int>(ptx::thread_index_anew()) % warp_size);
+  }
+  if (!r.at.used) return;
+  u8* const codes = x.codes + offset_of(x.code_stride, r.at.u, r.at.tensor_row());
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
     Codes8 eight = encode<C.qk>(r.values.x[j], inverse, bad);
@@ -244,13 +290,6 @@ TANDEM_DEVICE int swizzled_word(int c, int word) {
 TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
   word = ptx::permute_bytes(word, ptx::shuffle_xor(word, 4), (lane & 4) != 0 ? 0x3715U : 0x6240U);
   return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
-}
-
-/// The key of a unit whose row of V the thread has: a warp has two words of four keys, and its lanes take
-/// them in the order in which they are stored.
-TANDEM_DEVICE int key_of_thread(int thread) {
-  return thread / warp_size / 2 * 16 +
-         v_key_of(thread / warp_size % 2 * 8 + thread % warp_size / row_threads);
 }
 
 /// Codes of channels (4 j + t) * 8 on of the thread's key, into the tile. All lanes of a warp call.
@@ -281,47 +320,74 @@ TANDEM_DEVICE void store_value_codes(const QuantizedTensor& x, const Tables& tab
 }
 
 template <QuantizeConfig C>
-TANDEM_DEVICE void quantize_values(const QuantizeParams& p, int number) {
+TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table, int number, int turn) {
   constexpr int head_dim = C.head_dim_v;
   const QuantizedTensor& x = p.v;
-  Unit u;
-  if (!locate<C>(key_side(p), number, u)) return;
-  const int thread = static_cast<int>(ptx::thread_index());
+  const int thread = static_cast<int>(ptx::thread_index_anew());
   const int t = thread % row_threads;
-  const int key = key_of_thread(thread);
-  const bool used = u.first + key < u.used;
-  const i64 at = u.begin + static_cast<i64>(u.first + key);
-  RawRow<head_dim> raw;
-  load_row<C.vectors>(raw, static_cast<const u16*>(x.source) + offset_of(x.stride, u, at), used, t);
-  const Tables table = tables<C>();
-  if constexpr (C.rotate_v) fill_tables<head_dim, true>(table, nullptr);
+  Place<C, Which::v> at;
+  if (!at.find(p, number)) return;
   Row<head_dim> values;
-  widen<C.element>(values, raw);
-  if constexpr (C.rotate_v) rotate(values, table.sign, t);
+  take_row<C.element>(values, table, thread, turn);
+  if constexpr (C.rotate_v) rotate(values, table.v_sign, t);
   const Magnitude m = magnitude_of(values);
-  const float inverse = find_scale<C, C.pv, C.v_scales>(p, x, table, u, key, m);
+  const float inverse = find_scale<C, C.pv, C.v_scales>(p, x, table, at.u, at.row, m, turn);
+  // The last unit's codes are read no more: so much is known where threads have met since.
+  if constexpr (C.v_scales == ScaleGroup::row && !C.smooth_k) ptx::sync_block();
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
     put_value_codes(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
   }
   ptx::sync_block();
-  store_value_codes<head_dim>(x, table, u, thread);
+  store_value_codes<head_dim>(x, table, at.u, thread);
+}
+
+/// The units of a launch: of K, then of V and of Q. Calls f with the tensor and the number of the unit among
+/// its own.
+template <QuantizeConfig C, typename F>
+TANDEM_DEVICE void with_unit(const QuantizeParams& p, int unit, F f) {
+  if (unit < p.units_k) return f(Tag<Which::k>{}, unit);
+  unit -= p.units_k;
+  if constexpr (C.pv != Codes::input) {
+    if (unit < p.units_v) return f(Tag<Which::v>{}, unit);
+    unit -= p.units_v;
+  }
+  if (unit < p.units_q) f(Tag<Which::q>{}, unit);
 }
 
 }  // namespace quantizer
 
-/// Units of K, the last first: the kernel of its mean has left the end of K in the L2. Then of V and of Q.
+/// A block of threads takes every grid_size()-th unit, and has the next one on its way while it computes one.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
+  using quantizer::Which;
   ptx::launch_next_grid();
+  const quantizer::Tables table = quantizer::tables<C>();
+  quantizer::fill_signs<C>(table);
+  const int units = p.units_k + p.units_v + p.units_q;
   int unit = static_cast<int>(ptx::block_index());
-  if (unit < p.units_k) {
-    quantizer::quantize_rows<C, quantizer::Which::k>(p, p.units_k - 1 - unit);
-  } else if (unit -= p.units_k; unit < p.units_v) {
-    if constexpr (C.pv != Codes::input) quantizer::quantize_values<C>(p, unit);
-  } else {
-    quantizer::quantize_rows<C, quantizer::Which::q>(p, unit - p.units_v);
+  const auto fetch = [&](int next, int turn) {
+    quantizer::with_unit<C>(p, next, [&](auto tag, int number) {
+      quantizer::fetch<C, decltype(tag)::which>(p, table, number, turn);
+    });
+  };
+  fetch(unit, 0);
+  ptx::sync_block();
+  for (int turn = 0; unit < units; turn ^= 1) {
+    const int next = unit + static_cast<int>(ptx::grid_size());
+    ptx::wait_for_copies();
+    if constexpr (C.smooth_k) ptx::sync_block();  // the mean is there; the last unit's is read no more
+    fetch(next, turn ^ 1);
+    quantizer::with_unit<C>(p, unit, [&](auto tag, int number) {
+      constexpr Which which = decltype(tag)::which;
+      if constexpr (which == Which::v) {
+        quantizer::quantize_values<C>(p, table, number, turn);
+      } else {
+        quantizer::quantize_rows<C, which>(p, table, number, turn);
+      }
+    });
+    unit = next;
   }
 }
 
@@ -330,23 +396,28 @@ template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     largest_of_groups(const __grid_constant__ QuantizeParams p) {
   const quantizer::Tables table = quantizer::tables<C>();
+  const int unit = static_cast<int>(ptx::block_index());
+  quantizer::fill_signs<C>(table);
+  quantizer::fetch<C, quantizer::Which::k>(p, table, unit, 0);
+  ptx::wait_for_copies();
+  ptx::sync_block();
   quantizer::PreparedRow<C, quantizer::Which::k> r;
-  if (!r.load(p, table, static_cast<int>(ptx::block_index()))) return;
-  const int thread = static_cast<int>(ptx::thread_index());
+  if (!r.take(p, table, unit, 0)) return;
+  const int thread = static_cast<int>(ptx::thread_index_anew());
   const quantizer::Magnitude m = quantizer::of_block<Codes::s8>(quantizer::magnitude_of(r.values), table,
-                                                                thread / warp_size, thread % warp_size);
+                                                                thread / warp_size, thread % warp_size, 0);
   if (thread != 0) return;
   GroupLargest* const group =
-      p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : r.u.batch * p.heads_kv + r.u.head);
+      p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : r.at.u.batch * p.heads_kv + r.at.u.head);
   ptx::atomic_max(&group->bits, ptx::bits_of(m.largest));
   if (m.bad) ptx::atomic_max(&group->bad, 1U);
 }
 
 namespace quantizer {
 
-/// Channel `c` of row `row` of a tile of keys, whose first is at `position`, embedded as `embed` does it.
+/// Channel `c` of row `row` of a tile of keys, which is at `position`, embedded as `embed` does it.
 template <QuantizeConfig C>
-TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, int position) {
+TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, i64 position) {
   const u16* const keys = tile + row * quantize_channels(C.head_dim_qk);
   const float x = ptx::unpack<C.element>(ptx::load_shared(keys + c));
   if (c >= p.rotary.dim) return x;
@@ -356,16 +427,16 @@ TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, 
   const int pair = C.interleaved ? c / 2 : c % half;
   const float y = ptx::unpack<C.element>(ptx::load_shared(keys + (first ? c + step : c - step)));
   const float turned =
-      ptx::multiply(y, ptx::load_global(p.rotary.sin + (position + row) * p.rotary.sin_stride + pair));
-  return ptx::multiply(x, ptx::load_global(p.rotary.cos + (position + row) * p.rotary.cos_stride + pair)) +
+      ptx::multiply(y, ptx::load_global(p.rotary.sin + position * p.rotary.sin_stride + pair));
+  return ptx::multiply(x, ptx::load_global(p.rotary.cos + position * p.rotary.cos_stride + pair)) +
          (first ? -turned : turned);
 }
 
 }  // namespace quantizer
 
-/// K's mean over the keys in use, by channel: a block of threads sums 128 keys of a head in f32, key by key;
-/// the last one of a head adds up what all have found, in double. All of the block's loads are in flight at
-/// once.
+/// K's mean over the keys in use, or over their sample, by channel: a block of threads sums 128 keys of a
+/// head in f32, key by key; the last one of a head adds up what all have found, in double. All of the block's
+/// loads are in flight at once.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_constant__ QuantizeParams p) {
   constexpr int threads = mean_threads(C);
@@ -375,8 +446,12 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
   quantizer::Unit u;
   const bool some = quantizer::locate<C>(quantizer::key_side(p), static_cast<int>(ptx::block_index()), u);
   if (!some && u.first != 0) return;
+  const bool sampled = u.used > p.mean_all_keys;
+  const int step = sampled ? mean_step : 1;
+  if (u.first % (step * quant_block) != 0) return;
   const int thread = static_cast<int>(ptx::thread_index());
-  const int rows = max(0, min(quant_block, u.used - u.first));
+  const int left = max(0, u.used - u.first);
+  const int rows = min(quant_block, sampled ? sampled_keys(left) : left);
   const u16* const first = static_cast<const u16*>(p.k.source) +
                            quantizer::offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first));
   auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
@@ -385,7 +460,7 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
     const int at = i * threads + thread;
     const int row = at / vectors;
     const int col = at % vectors * 8;
-    const u16* const from = first + row * p.k.stride.row;
+    const u16* const from = first + (sampled ? sampled_key(row) : row) * p.k.stride.row;
     if (C.vectors && row < rows && col < C.head_dim_qk) {
       ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
     } else {
@@ -409,8 +484,8 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
       float a = ptx::unpack<C.element>(static_cast<u16>(pair));
       float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
       if constexpr (C.rotary) {
-        a = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, u.first);
-        b = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, u.first);
+        a = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, u.first + row);
+        b = quantizer::embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, u.first + row);
       }
       low += ptx::max_magnitude(0.0F, a) <= quantizer::largest_float ? a : 0.0F;
       high += ptx::max_magnitude(0.0F, b) <= quantizer::largest_float ? b : 0.0F;
@@ -424,19 +499,19 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
     ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
   }
   ptx::sync_block();
-  if (ptx::load_shared(before) + 1 == static_cast<u32>(max(u.blocks, 1)) && sums_channels) {
+  if (ptx::load_shared(before) + 1 == static_cast<u32>(max(ceil_div(u.blocks, step), 1)) && sums_channels) {
     double low_sum = 0.0;
     double high_sum = 0.0;
     const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
     constexpr int batch = 16;  // loads in flight
-    for (int block = 0; block < u.blocks; block += batch) {
+    for (int block = 0; block < u.blocks; block += batch * step) {
       ptx::Float2 pairs[batch];
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
         pairs[i] = {0.0F, 0.0F};
-        if (block + i >= u.blocks) continue;
-        pairs[i] =
-            ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(block + i) * pitch));
+        const int at = block + i * step;
+        if (at >= u.blocks) continue;
+        pairs[i] = ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(at) * pitch));
       }
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
@@ -444,7 +519,7 @@ TANDEM_KERNEL __launch_bounds__(mean_threads(C)) mean_of_keys(const __grid_const
         high_sum += static_cast<double>(pairs[i].y);
       }
     }
-    const double used = max(u.used, 1);
+    const double used = max(sampled ? sampled_keys(u.used) : u.used, 1);
     float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
     if (c < C.head_dim_qk) ptx::store_global(mean, static_cast<float>(low_sum / used));
     if (c + 1 < C.head_dim_qk) ptx::store_global(mean + 1, static_cast<float>(high_sum / used));

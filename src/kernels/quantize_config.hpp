@@ -28,7 +28,7 @@ struct QuantizeConfig {
   /// Resident blocks of threads: what 32 values a thread, or 64, leave room for.
   [[nodiscard]] constexpr int blocks_per_sm() const {
     const int dim = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
-    return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
+    return dim <= 128 ? 2 : 1;
   }
 };
 
@@ -45,15 +45,21 @@ constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
 
-/// The quantiser's dynamic shared memory: signs and means by channel, the warps' maxima, the tile of V's
-/// codes.
-constexpr int quantize_table_bytes(const QuantizeConfig& c) {
+/// Dynamic shared memory: two tables of signs and two of means by channel, twice the warps' maxima, the tile
+/// of V's codes.
+constexpr int arrange_shared_bytes(const QuantizeConfig& c) {
   const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  return 2 * 4 * quantize_channels(dim) + 2 * 4 * (quantize_threads / 32);
+  const int tables = 4 * 4 * quantize_channels(dim) + 2 * 2 * 4 * (quantize_threads / 32);
+  return tables + (c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v));
 }
+/// The rows of a unit.
+constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
+  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
+  return 2 * quant_block * quantize_channels(dim);
+}
+/// The quantiser's: rows of a unit and of the next one besides.
 constexpr int quantize_shared_bytes(const QuantizeConfig& c) {
-  const int tile = c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v);
-  return quantize_table_bytes(c) + tile;
+  return arrange_shared_bytes(c) + 2 * quantize_rows_bytes(c);
 }
 
 /// The kernel of K's means: 16 vectors of 8 channels a thread at most, and a pair of channels.
@@ -101,6 +107,7 @@ struct QuantizeParams {
   float* mean;  ///< [batch][kv head][quantize_channels(head_dim_qk)]
   ScaleStrides mean_stride;
   float* sums;            ///< K's channel sums, [batch][kv head][blocks][quantize_channels(head_dim_qk)]
+  int mean_all_keys;      ///< sequences of more keys have their mean of a sample
   unsigned int* arrived;  ///< by (batch, kv head): blocks whose sums are there; 0 before the launch
   GroupLargest* largest;  ///< of k, by (batch, kv head) or one; read where k's scales are of such groups
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;

@@ -20,11 +20,15 @@ constexpr float largest_float = 3.4028235e38F;
 /// Below, a group is taken for zeros: the inverse of its scale might overflow.
 constexpr float smallest_largest = 0x1p-100F;
 
-/// By channel, in shared memory.
+/// In shared memory. What one unit reads while another may already write has two places, taken in turn.
 struct Tables {
-  float* sign;
-  float* mean;
-  float* warp_largest;
+  ptx::Vec4* rows;  ///< [2] units: vector j of thread i at j * quantize_threads + i
+  int unit_vectors;
+  float* sign;  ///< by channel, of Q and K
+  float* v_sign;
+  float* mean;  ///< [2][channels]
+  int channels;
+  float* warp_largest;  ///< [2][warps]
   u32* warp_bad;
   u32* tile;
 };
@@ -34,8 +38,16 @@ TANDEM_DEVICE Tables tables() {
   constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
   constexpr int warps = quantize_threads / warp_size;
   auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
-  return {base, base + channels, base + 2 * channels, reinterpret_cast<u32*>(base + 2 * channels + warps),
-          reinterpret_cast<u32*>(base + 2 * channels + 2 * warps)};
+  auto* const maxima = base + 4 * channels;
+  return {.rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16,
+          .unit_vectors = quantize_rows_bytes(C) / 16,
+          .sign = base,
+          .v_sign = base + channels,
+          .mean = base + 2 * channels,
+          .channels = channels,
+          .warp_largest = maxima,
+          .warp_bad = reinterpret_cast<u32*>(maxima + 2 * warps),
+          .tile = reinterpret_cast<u32*>(maxima + 4 * warps)};
 }
 
 /// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size) with sqrt
@@ -55,11 +67,6 @@ struct Row {
   float x[vectors][8];
 };
 
-template <int head_dim>
-struct RawRow {
-  u32 words[Row<head_dim>::vectors][4];
-};
-
 /// Eight elements of a row from `col` on. Those past its end, and of rows that are not in use, are 0.
 template <bool vectors>
 TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool used) {
@@ -76,25 +83,32 @@ TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool 
   return v;
 }
 
+/// Starts copying a thread's part of a row into its place in shared memory.
 template <bool vectors, int head_dim>
-TANDEM_DEVICE void load_row(RawRow<head_dim>& raw, const u16* row, bool used, int t) {
+TANDEM_DEVICE void fetch_row(const Tables& tables, const u16* row, bool used, int thread, int turn) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v = load_vector<vectors>(row, (4 * j + t) * 8, head_dim, used);
-    raw.words[j][0] = v.x;
-    raw.words[j][1] = v.y;
-    raw.words[j][2] = v.z;
-    raw.words[j][3] = v.w;
+    ptx::Vec4* const to = tables.rows + turn * tables.unit_vectors + j * quantize_threads + thread;
+    const int col = (4 * j + thread % row_threads) * 8;
+    if (vectors && used && col < head_dim) {
+      ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
+    } else {
+      ptx::store_shared(to, load_vector<false>(row, col, head_dim, !vectors && used));
+    }
   }
 }
 
+/// What fetch_row has brought.
 template <Element element, int head_dim>
-TANDEM_DEVICE void widen(Row<head_dim>& row, const RawRow<head_dim>& raw) {
+TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int thread, int turn) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const ptx::Vec4 v =
+        ptx::load_shared(tables.rows + turn * tables.unit_vectors + j * quantize_threads + thread);
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      row.x[j][i] = ptx::unpack<element>(static_cast<u16>(raw.words[j][i / 2] >> (16 * (i % 2))));
+      row.x[j][i] = ptx::unpack<element>(static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
     }
   }
 }
@@ -334,26 +348,30 @@ TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
   return m;
 }
 
-/// Of the whole block of threads.
+/// Of the whole block of threads. `turn` is 0 and 1 by turns.
 template <Codes codes>
-TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane) {
+TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int turn) {
+  constexpr int warps = quantize_threads / warp_size;
 #pragma unroll
   for (int distance = 1; distance < warp_size; distance *= 2) {
     m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
   const u32 bad = ptx::ballot(m.bad);
   if (lane == 0) {
-    ptx::store_shared(tables.warp_largest + warp, m.largest);
-    ptx::store_shared(tables.warp_bad + warp, bad);
+    ptx::store_shared(tables.warp_largest + turn * warps + warp, m.largest);
+    ptx::store_shared(tables.warp_bad + turn * warps + warp, bad);
   }
   ptx::sync_block();
-  u32 any = 0;
+  const float other = ptx::load_shared(tables.warp_largest + turn * warps + lane % warps);
+  m.largest = other;
 #pragma unroll
-  for (int w = 0; w < quantize_threads / warp_size; ++w) {
-    m.largest = ptx::fmax(m.largest, ptx::load_shared(tables.warp_largest + w));
-    if (codes == Codes::s8) any |= ptx::load_shared(tables.warp_bad + w);
+  for (int distance = 1; distance < warps; distance *= 2) {
+    m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
-  m.bad = any != 0;
+  m.bad = false;
+  if (codes == Codes::s8) {
+    m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + turn * warps + lane % warps) != 0) != 0;
+  }
   return m;
 }
 

@@ -37,6 +37,19 @@ constexpr int e4m3_depth_step = 32;
 /// The bits of an f32 that such an accumulator keeps: sign, exponent and 13 of 23 bits behind the point.
 constexpr unsigned e4m3_accumulator_mask = 0xFFFFFC00U;
 
+/// Any vector may be taken off all keys, so K's mean need not be exact: of sequences of more keys than this
+/// it is that of a sample, one key of each eight (64 at least: a mean within an eighth of the keys' spread).
+constexpr int mean_all_keys = 512;
+constexpr int mean_step = 8;
+/// The i-th key of the sample. It stands at another place in each eight, so that it follows no period.
+constexpr int sampled_key(int i) {
+  return mean_step * i + (5 * i + 3) % mean_step;
+}
+/// How many keys of the first `keys` are in the sample.
+constexpr int sampled_keys(int keys) {
+  return keys / mean_step + (sampled_key(keys / mean_step) < keys ? 1 : 0);
+}
+
 struct Recipe {
   Codes qk = Codes::e4m3;
   Codes pv = Codes::e4m3;

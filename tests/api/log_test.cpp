@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "api/log.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/quantize.hpp"
 
 namespace tandem::test {
 namespace {
@@ -50,6 +52,24 @@ TEST(Log, SaysNothingUntilAskedAndACallALineThen) {
   set_log(LogLevel::debug, nullptr);
   call();
   EXPECT_TRUE(lines().empty());
+}
+
+TEST(Log, HasALineForQuantize) {
+  std::array<float, 4 * 2 * 8> x{};
+  std::array<std::uint8_t, 4 * 2 * 8> codes{};
+  std::array<float, 2> scales{};
+  std::array<float, 2 * 8> mean{};
+  lines().clear();
+  set_log(LogLevel::debug, &write);
+  quantize({.x = ConstTensor(x.data(), DType::f32, {1, 4, 2, 8}),
+            .codes = Tensor(codes.data(), DType::s8, {1, 4, 2, 8}),
+            .scales = Tensor(scales.data(), DType::f32, {1, 2, 1}),
+            .mean = Tensor(mean.data(), DType::f32, {1, 2, 8}),
+            .granularity = Granularity::block,
+            .hadamard = true},
+           {.threads = 1});
+  set_log(LogLevel::debug, nullptr);
+  EXPECT_EQ(lines(), (Lines{{LogLevel::debug, "quantize f32 to s8 b1 n4 h2 d8 block hadamard mean"}}));
 }
 
 }  // namespace

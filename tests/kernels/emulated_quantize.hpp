@@ -37,11 +37,12 @@ void launch_mean(const QuantizeParams& params, const emulator::Options& options)
 template <QuantizeConfig C>
 void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
   if (C.smooth_k && params.units_k > 0) launch_mean<C>(params, options);
-  emulator::launch(quantize<C>, params,
-                   {.blocks = static_cast<unsigned>(params.units_q + params.units_k + params.units_v),
-                    .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
-                   options);
+  emulator::launch(
+      quantize<C>, params,
+      {.blocks = static_cast<unsigned>(std::min(params.units_q + params.units_k + params.units_v, 5)),
+       .threads = quantize_threads,
+       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+      options);
 }
 
 }  // namespace tandem::kernel_tests

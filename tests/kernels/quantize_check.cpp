@@ -59,6 +59,7 @@ struct Expected {
     job.group = group;
     job.rotate = rotate;
     job.marks_rows = marks;
+    job.sampled_mean = true;
     cpu::quantize(job, cpu::Target::portable, 1);
   }
 

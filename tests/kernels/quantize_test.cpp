@@ -67,6 +67,23 @@ void check_shape(Shape<element, head_dim_qk, head_dim_v> /*shape*/) {
   check_quantized(call, recipe, run<config>(call, recipe, ragged ? 3 : 0).params);
 }
 
+/// Sequences long enough for a mean of a sample, one of them past the end of one sum.
+TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
+  constexpr QuantizeConfig dense = config_of(Element::bf16, 64, 32, fp8_recipe, false, true);
+  constexpr QuantizeConfig ragged = config_of(Element::bf16, 64, 32, fp8_recipe, true, true);
+  Case c = quantize_case(DType::bf16, 64, 32);
+  c.heads_q = c.heads_kv = 1;
+  c.seqlen_q = 3;
+  c.seqlen_k = 1029;
+  Call call(c);
+  check_quantized(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = {3, 4};
+  c.lengths_k = {512, 1150};
+  Call packed(c);
+  check_quantized(packed, fp8_recipe, run<ragged>(packed, fp8_recipe, 2).params);
+}
+
 constexpr Recipe strict_fp8 = strict(fp8_recipe);
 
 TEST(Quantize, Fp8) {
@@ -124,7 +141,7 @@ void check_arranged(const Case& c, Granularity granularity) {
   emulator::launch(arrange_codes<C>, params,
                    {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
                     .threads = quantize_threads,
-                    .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
+                    .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(C))},
                    options);
   check_quantized(call, recipe, q);
 }

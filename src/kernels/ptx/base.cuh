@@ -54,6 +54,16 @@ TANDEM_DEVICE u32 thread_index() {
   return emulator::thread_index();
 #endif
 }
+/// The same, read where it stands: what follows from it is not kept in registers around a loop.
+TANDEM_DEVICE u32 thread_index_anew() {
+#if TANDEM_ON_DEVICE
+  u32 x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+#else
+  return emulator::thread_index();
+#endif
+}
 
 /// Index of this block in the grid, and the number of blocks.
 TANDEM_DEVICE u32 block_index() {

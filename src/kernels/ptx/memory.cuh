@@ -157,6 +157,14 @@ TANDEM_DEVICE void copy_async(Vec4* shared, const Vec4* global) {
   emulator::store_shared(shared, emulator::load_global(global));
 #endif
 }
+TANDEM_DEVICE void copy_async(float* shared, const float* global) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
+#else
+  emulator::store_shared(shared, emulator::load_global(global));
+#endif
+}
 TANDEM_DEVICE void wait_for_copies() {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.wait_all;" ::: "memory");
