@@ -30,9 +30,9 @@ std::string summary(const Problem& p) {
 
 std::string summary(const QuantizeJob& job) {
   const char* const groups[] = {"tensor", "head", "block", "row", "channel"};
-  std::string text = fmt::format("quantize {} to {} b{} n{} h{} d{} {}", name_of(job.x.dtype),
-                                 name_of(job.codes.dtype), job.batch, job.rows, job.heads, job.head_dim,
-                                 groups[static_cast<int>(job.group)]);
+  std::string text =
+      fmt::format("quantize {} to {} b{} n{} h{} d{} {}", name_of(job.x.dtype), name_of(job.codes.dtype),
+                  job.batch, job.rows, job.heads, job.head_dim, groups[static_cast<int>(job.group)]);
   if (job.rotate) text += " hadamard";
   if (job.mean.given()) text += " mean";
   if (job.cos.given()) text += " rotary";
