@@ -47,6 +47,10 @@ QuantizeConfig mean_config(const QuantizeConfig& config) {
   return c;
 }
 
+int quantize_local_bytes_allowed(const QuantizeConfig& c) {
+  return c.pv == Codes::input && c.head_dim_qk > 128 ? 16 : 0;
+}
+
 std::vector<QuantizeConfig> shipped_quantize_configs() {
   std::vector<QuantizeConfig> configs;
   for (const int head_dim : {64, 128, 256}) {

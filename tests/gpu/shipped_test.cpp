@@ -80,7 +80,7 @@ TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     SCOPED_TRACE(expression_of(config));
-    expect_fast(kernel_name(config, QuantizeKernel::codes));
+    expect_fast(kernel_name(config, QuantizeKernel::codes), quantize_local_bytes_allowed(config));
     expect_fast(kernel_name(mean_config(config), QuantizeKernel::mean));
   }
 }
