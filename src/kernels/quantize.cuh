@@ -264,7 +264,7 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, i
   // The sign of the softmax's scale goes with Q: the attention kernel knows positive ones only.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
   bool bad = m.bad;
-  if constexpr (can_mark_rows<C>) {
+  if constexpr (C.qk == Codes::s8) {  // by row, which takes a register less than by thread
     bad = row_is_bad(bad, static_cast<int>(ptx::thread_index_anew()) % warp_size);
   }
   if (!r.at.used) return;
