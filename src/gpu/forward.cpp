@@ -84,7 +84,7 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
     free += t.bytes();
   });
   const ForwardParams params =
-      make_forward_params(p, config, encode_tensor_map, properties(device).l2_bytes, tile_counter);
+      make_forward_params(p, config, encode_tensor_map, properties(device).multiprocessors, tile_counter);
   launch(kernel,
          {.grid = static_cast<unsigned int>(std::min(tiles, most_blocks(device, config))),
           .threads = static_cast<unsigned int>(config.threads()),

@@ -7,12 +7,13 @@
 namespace tandem::gpu {
 namespace {
 
-/// (batch, query head) pairs whose keys and values take at most three quarters of the L2; the rest is for q
-/// and out.
-int section_heads(const Problem& p, int l2_bytes) {
-  const std::int64_t head_bytes = std::max<std::int64_t>(1, p.rows_k * (p.head_dim_qk + p.head_dim_v) * 2);
-  const std::int64_t kv_heads = std::max<std::int64_t>(1, std::int64_t{l2_bytes} * 3 / 4 / head_bytes);
-  return as_int(std::min(kv_heads * p.group(), std::max<std::int64_t>(1, p.heads_q * p.batch)));
+/// The (batch, query head) pairs whose causal tiles come one head after another; those of the others are
+/// interleaved. On `processors` of equal speed, the tiles that begin behind the last of a sequence's longest
+/// should take as long as it does: m_blocks of its work, where a head has m_blocks (m_blocks + 1) / 2. Twice
+/// as many heads, since processors are not free all at once.
+int heads_in_turn(const Problem& p, std::int64_t m_blocks, int processors) {
+  const std::int64_t interleaved = std::int64_t{2} * processors / (m_blocks + 1) + 1;
+  return as_int(std::max<std::int64_t>(0, p.heads_q * p.batch - interleaved));
 }
 
 }  // namespace
@@ -31,7 +32,7 @@ TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, 
 }
 
 ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
-                                  int l2_bytes, unsigned int* tile_counter) {
+                                  int processors, unsigned int* tile_counter) {
   return {.q = encode(forward_tensor_map(p, config, Loaded::q)),
           .k = encode(forward_tensor_map(p, config, Loaded::k)),
           .v = encode(forward_tensor_map(p, config, Loaded::v)),
@@ -58,7 +59,7 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
           .m_blocks = as_int(blocks_of(p.rows_q, config.block_m)),
-          .section_heads = section_heads(p, l2_bytes),
+          .heads_in_turn = heads_in_turn(p, blocks_of(p.rows_q, config.block_m), processors),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,

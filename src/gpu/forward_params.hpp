@@ -19,11 +19,10 @@ constexpr std::array<Loaded, 3> loaded_tensors = {Loaded::q, Loaded::k, Loaded::
 /// to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const ForwardConfig& config, Loaded which);
 
-/// What the kernel is launched with. `encode` makes the tensor maps; `l2_bytes` sets how many heads are
-/// worked on at a time, so that their K and V stay in the L2. Every tensor must be one that the copy engine
-/// can read.
+/// What the kernel is launched with. `encode` makes the tensor maps; `processors`, the device's, set how many
+/// heads' causal tiles are interleaved. Every tensor must be one that the copy engine can read.
 ForwardParams make_forward_params(const Problem& problem, const ForwardConfig& config, EncodeTensorMap encode,
-                                  int l2_bytes, unsigned int* tile_counter);
+                                  int processors, unsigned int* tile_counter);
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

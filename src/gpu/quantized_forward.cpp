@@ -36,7 +36,7 @@ void attend(const Problem& p, const QuantizedConfig& config, const LoadedKernel&
             abi::Stream stream) {
   const DeviceProperties& limits = properties(p.device.index);
   const QuantizedParams params =
-      make_quantized_params(p, config, operands, encode_tensor_map, limits.l2_bytes, tile_counter);
+      make_quantized_params(p, config, operands, encode_tensor_map, limits.multiprocessors, tile_counter);
   const std::int64_t tiles = forward_tile_count(p, config.forward());
   launch(kernel,
          {.grid = static_cast<unsigned int>(std::min<std::int64_t>(tiles, limits.multiprocessors)),

@@ -47,7 +47,7 @@ QuantizedOperands operands_of(const QuantizeParams& params) {
 }
 
 QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
-                                      const QuantizedOperands& operands, EncodeTensorMap encode, int l2_bytes,
+                                      const QuantizedOperands& operands, EncodeTensorMap encode, int processors,
                                       unsigned int* tile_counter) {
   Problem p = problem;
   p.q = p.k = {};  // their maps are of codes, below
@@ -61,7 +61,7 @@ QuantizedParams make_quantized_params(const Problem& problem, const QuantizedCon
 
   QuantizedParams params{
       // Codes take half the room that 16 bits do.
-      .forward = make_forward_params(p, config.forward(), encode, l2_bytes * 2, tile_counter),
+      .forward = make_forward_params(p, config.forward(), encode, processors, tile_counter),
       .q_scales = array_of(operands.q_scales, q, config.row_scales),
       .k_scales = array_of(operands.k_scales, k, config.row_scales),
       .v_scales = array_of(operands.v_scales, k, config.v_row_scales),

@@ -120,7 +120,7 @@ struct ForwardParams {
   int head_dim_qk;    ///< the true one
   int head_dim_v;     ///< the true one, as out has it
   int m_blocks;       ///< tiles of block_m queries in rows_q (dense schedule)
-  int section_heads;  ///< (batch, head) pairs whose K and V fit the L2 together
+  int heads_in_turn;  ///< (batch, head) pairs whose tiles come one head after another (causal)
   int window_left;    ///< INT_MAX: unbounded
   int window_right;   ///< INT_MAX: unbounded
   float scale;        ///< multiplies Q K^T

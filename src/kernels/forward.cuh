@@ -179,9 +179,30 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
   shared.k_ring.wait(k_at);
   issue_scores(s, q_operand(), k_operand());
   ptx::wgmma_wait<0>();
-  take_scores(block >= own.inner_end || block < own.inner_first);
-  release_scores();
-  exponentials();
+  // On the diagonal the upper rows see the block's left half only: the exponentials of the other half are 0.
+  constexpr bool halves = C.causal && C.block_n % 32 == 0;
+  if constexpr (halves) {
+    ptx::pin_registers(s);
+    release_scores();
+    transform_scores<C>(s, p);
+    auto first_exponentials = [&](auto& seen) {
+      tile::apply_mask(seen, t.visible, first_query, block * C.block_n, position);
+      softmax.update(seen, rescale, scale_log2);
+      softmax.exponentials(seen, total, scale_log2, nothing);
+    };
+    if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.block_n <= C.block_n / 2) != 0) {
+      first_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
+#pragma unroll
+      for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
+    } else {
+      first_exponentials(s);
+    }
+    softmax.add(total, rescale);
+  } else {
+    take_scores(block >= own.inner_end || block < own.inner_first);
+    release_scores();
+    exponentials();
+  }
   load_ahead();
   wait_next_k();
   tile::convert<C.element>(probabilities, s);

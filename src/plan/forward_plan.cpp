@@ -187,9 +187,9 @@ std::vector<ForwardConfig> shipped_forward_configs() {
 }
 
 int forward_local_bytes_allowed(const ForwardConfig& c) {
-  // Words of a tile with two masks, stored once and read up to 14 times a tile: none in the loops over
-  // unmasked blocks, at most one in a loop over masked ones.
-  return c.causal && c.local && c.head_dim_v > 192 ? 56 : 0;
+  // Words of a tile, stored once and read up to 14 times a tile with two masks, twice without: none in the
+  // loops over unmasked blocks, at most one in a loop over masked ones.
+  return c.head_dim_v <= 192 ? 0 : c.causal && c.local ? 56 : 8;
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {

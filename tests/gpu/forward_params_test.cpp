@@ -100,8 +100,7 @@ TEST(ForwardParameters, FollowTheProblem) {
   p.scale = 0.5F;
   p.window_left = 7;
   p.packed_k = true;
-  const ForwardParams params =
-      make_forward_params(p, choose_forward_config(p), count_bytes, 50 << 20, nullptr);
+  const ForwardParams params = make_forward_params(p, choose_forward_config(p), count_bytes, 132, nullptr);
   EXPECT_EQ(params.q.opaque[0], 64U * 64);
   EXPECT_EQ(params.out, memory);
   EXPECT_EQ(params.out_stride.row, 8 * 64);
@@ -118,24 +117,27 @@ TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
   const auto vectors = [](auto change) {
     Problem p = contiguous();
     change(p);
-    return make_forward_params(p, choose_forward_config(p), count_bytes, 50 << 20, nullptr).out_vectors;
+    return make_forward_params(p, choose_forward_config(p), count_bytes, 132, nullptr).out_vectors;
   };
   EXPECT_FALSE(vectors([](Problem& p) { p.out.data = memory + 1; }));
   EXPECT_FALSE(vectors([](Problem& p) { p.out.row_stride += 4; }));
   EXPECT_FALSE(vectors([](Problem& p) { p.head_dim_v = 60; }));
 }
 
-TEST(ForwardParameters, SectionsAreHeadsWhoseKeysAndValuesFitTheL2) {
+TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
   Problem p = contiguous();
+  p.batch = 4;
   p.heads_q = 64;
   p.heads_kv = 16;
-  p.rows_k = 8192;  // K and V of a head: 8192 * 192 * 2 = 3 MiB
-  const auto section = [&](int l2_bytes) {
-    return make_forward_params(p, choose_forward_config(p), count_bytes, l2_bytes, nullptr).section_heads;
+  p.rows_q = 7 * 128;
+  ForwardConfig c = choose_forward_config(p);
+  c.block_m = 128;
+  const auto in_turn = [&](int processors) {
+    return make_forward_params(p, c, count_bytes, processors, nullptr).heads_in_turn;
   };
-  EXPECT_EQ(section(16 << 20), 4 * 4) << "three quarters of 16 MiB hold 4 heads, each of 4 query heads";
-  EXPECT_EQ(section(1 << 20), 4) << "never less than one head's group";
-  EXPECT_EQ(section(1 << 30), 128) << "never more than there are";
+  EXPECT_EQ(in_turn(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 processors";
+  EXPECT_EQ(in_turn(4), 4 * 64 - 2);
+  EXPECT_EQ(in_turn(4096), 0) << "never less than none";
 }
 
 TEST(ForwardTiles, CountsBlocksOfQueries) {

@@ -90,21 +90,29 @@ struct QueryBlockRange {
   }
 };
 
+/// How many of a thread's columns of a row lie below `end`: they are 0, 1, 8, 9, 16 and so on.
+TANDEM_DEVICE int columns_below(int end) {
+  return max(0, 2 * (end / 8) + min(end % 8, 2));
+}
+
 /// Sets scores of invisible keys to -inf. `query` and `key` are the sequence positions of the warpgroup's
-/// tile origin.
+/// tile origin. Columns are bits of a word, of which the assembler sets seven predicates at a time (R2P);
+/// otherwise it compares each column with both edges.
 template <int n>
 TANDEM_DEVICE void apply_mask(float (&s)[n], const Visibility& v, int query, int key,
                               const FragmentPosition& position) {
+  constexpr int bits = 24;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int first = v.first_key(query + position.row(h)) - key - position.first_col;
     const int end = v.end_key(query + position.row(h)) - key - position.first_col;
 #pragma unroll
-    for (int j = 0; j < n / 4; ++j) {
+    for (int part = 0; part < n / 2; part += bits) {
+      const auto below = [&](int edge) { return ~(~0U << min(max(columns_below(edge) - part, 0), bits)); };
+      const u32 visible = below(end) & ~(v.left == Visibility::unbounded ? 0U : below(first));
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at = 8 * j + e;
-        if (at < first || at >= end) s[4 * j + 2 * h + e] = -ptx::infinity();
+      for (int k = 0; k < min(bits, n / 2 - part); ++k) {
+        if ((visible >> k & 1U) == 0) s[4 * ((part + k) / 2) + 2 * h + k % 2] = -ptx::infinity();
       }
     }
   }

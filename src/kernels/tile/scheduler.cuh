@@ -104,19 +104,22 @@ struct DrawnTiles {
   }
 };
 
-/// Tiles of equal sequences. Heads come in sections whose K and V fit the L2 together; inside one,
-/// `longest_first` goes through all heads before it goes to a shorter tile.
+/// Tiles of equal sequences, head after head, so that the blocks that run at one time share K and V in the
+/// L2. Where tiles differ in work a head's longest comes first, and the last heads are interleaved: their
+/// longest tiles first, so that what is begun last is short.
 template <bool longest_first>
 struct DenseTiles {
   TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     const int heads = p.heads_q * p.batch;
     if (tile >= heads * p.m_blocks) return false;
-    const int section = tile / (p.section_heads * p.m_blocks);
-    const int within = tile - section * p.section_heads * p.m_blocks;
-    const int section_heads = min(p.section_heads, heads - section * p.section_heads);
-    const int head = longest_first ? within % section_heads : within / p.m_blocks;
-    t.m = longest_first ? p.m_blocks - 1 - within / section_heads : within - head * p.m_blocks;
-    const int batch_head = section * p.section_heads + head;
+    const int late = tile - p.heads_in_turn * p.m_blocks;
+    const bool interleaved = longest_first && late >= 0;
+    const int heads_before = interleaved ? p.heads_in_turn : tile / p.m_blocks;
+    const int together = interleaved ? heads - p.heads_in_turn : 1;
+    const int within = tile - heads_before * p.m_blocks;
+    const int head = within % together;
+    t.m = longest_first ? p.m_blocks - 1 - within / together : within;
+    const int batch_head = heads_before + head;
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
     t.begin_q = 0;

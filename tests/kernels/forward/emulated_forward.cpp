@@ -92,7 +92,7 @@ void EmulatorRunner::forward(Call& call) {
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const ForwardParams params = gpu::make_forward_params(p, kernel_.config, &emulator::encode, l2_bytes,
+  const ForwardParams params = gpu::make_forward_params(p, kernel_.config, &emulator::encode, processors,
                                                         tiles > blocks ? tile_counter.data() : nullptr);
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),

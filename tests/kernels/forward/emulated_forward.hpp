@@ -41,9 +41,9 @@ class EmulatorRunner : public harness::Runner {
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 
-  std::uint64_t seed = 0;    ///< of the interleaving
-  unsigned blocks = 2;       ///< of the grid: a block has many tiles, as on a GPU
-  int l2_bytes = 64 * 1024;  ///< small, so that heads come in several sections
+  std::uint64_t seed = 0;  ///< of the interleaving
+  unsigned blocks = 2;     ///< of the grid: a block has many tiles, as on a GPU
+  int processors = 2;      ///< of the plan of tiles: few, so that some heads are taken in turn
 
  private:
   EmulatedForward kernel_;
