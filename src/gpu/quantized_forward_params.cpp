@@ -47,8 +47,8 @@ QuantizedOperands operands_of(const QuantizeParams& params) {
 }
 
 QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
-                                      const QuantizedOperands& operands, EncodeTensorMap encode, int processors,
-                                      unsigned int* tile_counter) {
+                                      const QuantizedOperands& operands, EncodeTensorMap encode,
+                                      int processors, unsigned int* tile_counter) {
   Problem p = problem;
   p.q = p.k = {};  // their maps are of codes, below
   if (config.pv != Codes::input) p.v = {};

@@ -25,7 +25,7 @@ QuantizedOperands operands_of(const QuantizeParams& params);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 QuantizedParams make_quantized_params(const Problem& problem, const QuantizedConfig& config,
-                                      const QuantizedOperands& operands, EncodeTensorMap encode, int processors,
-                                      unsigned int* tile_counter);
+                                      const QuantizedOperands& operands, EncodeTensorMap encode,
+                                      int processors, unsigned int* tile_counter);
 
 }  // namespace tandem::gpu

@@ -59,7 +59,8 @@ struct ForwardConfig {
   int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
   /// Blocks without a mask take exponentials relative to the maxima of the blocks before them (with overlap).
   bool steady = true;
-  bool dynamic = false;  ///< blocks draw tiles from a counter instead of being dealt them
+  bool output_late = false;  ///< steady blocks wait for O behind their exponentials, not before them
+  bool dynamic = false;      ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup

@@ -66,7 +66,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
-         ragged, blocks_per_sm, steady, dynamic, specialised, overlap, pingpong] = config;
+         ragged, blocks_per_sm, steady, output_late, dynamic, specialised, overlap, pingpong] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -80,6 +80,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("ragged", ragged);
   f("blocks_per_sm", blocks_per_sm);
   f("steady", steady);
+  f("output_late", output_late);
   f("dynamic", dynamic);
   f("specialised", specialised);
   f("overlap", overlap);

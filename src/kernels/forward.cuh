@@ -222,10 +222,14 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     ptx::wgmma_wait<1>();
     take_scores(masked.value);
     if constexpr (!steady) softmax.update(s, rescale, scale_log2);
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(o);
+    auto take_output = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+    };
+    constexpr bool late = steady && C.output_late;
+    if constexpr (!late) take_output();
     release_scores();
-    release_v();
+    if constexpr (!late) release_v();
     if constexpr (!steady) {
       softmax.exponentials(s, total, scale_log2, [&](int quarter) {
         rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
@@ -239,12 +243,17 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
       if (ptx::ballot(softmax.outgrown(total)) == 0) {
         softmax.add(total);
       } else {
+        if constexpr (late) take_output();
         if (!softmax.move(s, total, rescale)) {
           load_scores<C>(s, p, t.index, first_query, block * C.block_n, position);
           transform_scores<C>(s, p);
           exponentials();
         }
         rescale_output(0, outputs);
+      }
+      if constexpr (late) {
+        take_output();
+        release_v();
       }
       tile::convert<C.element>(probabilities, s);
     }

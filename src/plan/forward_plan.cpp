@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* exp_bound = "softmax and products take the same time: three warpgroups keep both busy";
 constexpr const char* widest = "the widest key block that two stages of shared memory and 232 registers hold";
-constexpr const char* short_rows = "a short row of key blocks: three in flight, and little lost at its ends";
-constexpr const char* short_tiles = "tiles of few key blocks: the next one's Q comes in early";
+constexpr const char* widest_late = "the widest key block with registers to wait late for the output";
+constexpr const char* three_blocks = "three key blocks in flight, and registers to wait late for the output";
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
@@ -19,22 +19,21 @@ constexpr const char* output_bound = "the output accumulator leaves registers fo
 // 192/128, whose tiles are FlashAttention-3's.
 constexpr ForwardTile tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys,
-    //     block_m, block_n, stages, q_stages, dynamic, pingpong, why
-    {64, 64, false, 0, 192, 128, 4, 2, false, true, exp_bound},
-    {64, 64, true, 1536, 192, 128, 4, 2, true, true, exp_bound},
-    {64, 64, true, 0, 128, 128, 4, 2, true, true, diagonal},
-    {128, 128, false, 1536, 128, 176, 2, 1, false, true, widest},
-    {128, 128, false, 0, 128, 128, 3, 1, false, true, short_rows},
-    {128, 128, true, 6144, 128, 176, 2, 1, true, true, widest},
-    {128, 128, true, 768, 128, 128, 3, 1, true, true, diagonal},
-    {128, 128, true, 0, 128, 128, 2, 2, true, true, short_tiles},
-    {192, 128, false, 0, 128, 128, 2, 1, false, false, widest},
-    {192, 128, true, 0, 128, 128, 2, 1, true, false, widest},
-    {192, 192, false, 0, 128, 112, 2, 1, false, false, widest},
-    {192, 192, true, 0, 128, 112, 2, 1, true, false, widest},
-    {256, 256, false, 0, 128, 80, 2, 1, false, false, output_bound},
-    {256, 256, true, 768, 128, 80, 2, 1, true, false, output_bound},
-    {256, 256, true, 0, 128, 64, 2, 1, true, false, diagonal},
+    //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
+    {64, 64, false, 0, 192, 128, 4, 2, false, true, false, exp_bound},
+    {64, 64, true, 1536, 192, 128, 4, 2, true, true, false, exp_bound},
+    {64, 64, true, 0, 128, 128, 4, 2, true, true, false, diagonal},
+    {128, 128, false, 6144, 128, 160, 2, 1, false, true, true, widest_late},
+    {128, 128, false, 0, 128, 128, 3, 1, false, true, true, three_blocks},
+    {128, 128, true, 12288, 128, 160, 2, 1, true, true, true, widest_late},
+    {128, 128, true, 0, 128, 128, 3, 1, true, true, true, diagonal},
+    {192, 128, false, 0, 128, 128, 2, 1, false, false, false, widest},
+    {192, 128, true, 0, 128, 128, 2, 1, true, false, false, widest},
+    {192, 192, false, 0, 128, 112, 2, 1, false, false, false, widest},
+    {192, 192, true, 0, 128, 112, 2, 1, true, false, false, widest},
+    {256, 256, false, 0, 128, 80, 2, 1, false, false, false, output_bound},
+    {256, 256, true, 3072, 128, 80, 2, 1, true, false, false, output_bound},
+    {256, 256, true, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
 
 /// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
@@ -54,6 +53,7 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTile& tile) {
   c.q_stages = tile.q_stages;
   c.dynamic = tile.dynamic;
   c.pingpong = tile.pingpong;
+  c.output_late = tile.output_late;
   return c;
 }
 
@@ -187,9 +187,9 @@ std::vector<ForwardConfig> shipped_forward_configs() {
 }
 
 int forward_local_bytes_allowed(const ForwardConfig& c) {
-  // Words of a tile, stored once and read up to 14 times a tile with two masks, twice without: none in the
-  // loops over unmasked blocks, at most one in a loop over masked ones.
-  return c.head_dim_v <= 192 ? 0 : c.causal && c.local ? 56 : 8;
+  // Words of a tile, stored once and read up to 14 times a tile with two masks, three times without: none in
+  // the loops over unmasked blocks, at most one in a loop over masked ones.
+  return c.head_dim_v <= 192 ? 0 : c.causal && c.local ? 56 : 12;
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
@@ -201,8 +201,9 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}; unmasked blocks {}", c.dynamic ? "drawn from a counter" : "dealt in turn",
-                  c.steady ? "keep their rows' maxima, and are checked" : "move their rows' maxima"),
+      fmt::format("tiles {}; unmasked blocks {}{}", c.dynamic ? "drawn from a counter" : "dealt in turn",
+                  c.steady ? "keep their rows' maxima, and are checked" : "move their rows' maxima",
+                  c.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -44,6 +44,7 @@ struct ForwardTile {
   int q_stages;
   bool dynamic;
   bool pingpong;
+  bool output_late;
   const char* why;
 };
 

@@ -46,6 +46,7 @@ TEST(ForwardPlan, EveryTileIsLegalAtItsWidest) {
     c.block_n = tile.block_n;
     c.stages = tile.stages;
     c.q_stages = tile.q_stages;
+    c.output_late = tile.output_late;
     c.pingpong = tile.pingpong;
     EXPECT_EQ(forward_objection(c), "") << tile.head_dim_qk << " " << tile.head_dim_v;
   }

@@ -6,7 +6,7 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedForward> wide_forwards() {
   constexpr ForwardConfig causal{.block_n = 128, .q_stages = 2, .causal = true};
   static constexpr auto kernels =
-      emulate<ForwardConfig{.block_n = 176}, causal,
+      emulate<ForwardConfig{.block_n = 160, .output_late = true}, causal,
               [](ForwardConfig c) {
                 c.local = c.ragged = true;
                 return c;
@@ -18,7 +18,7 @@ std::span<const EmulatedForward> wide_forwards() {
                 return c;
               }(causal),
               [](ForwardConfig c) {
-                c.dynamic = true;
+                c.dynamic = c.output_late = true;
                 return c;
               }(causal),
               ForwardConfig{.head_dim_v = 64, .block_m = 64, .block_n = 112, .stages = 1, .pingpong = false},
