@@ -22,7 +22,7 @@ struct ScratchLayout {
     delta = lse_log2 + aligned(blocks * c.block_m * 4);
     dq_sum = delta + aligned(blocks * c.block_m * 4);
     turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
-    dk = turns + (c.deterministic ? aligned(blocks * c.consumers * 4) : 0);
+    dk = turns + aligned(blocks * c.consumers * 4);
     dv = dk + (p.dk.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_qk) * 2));
     bytes = dv + (p.dv.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_v) * 2));
   }

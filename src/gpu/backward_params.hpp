@@ -24,7 +24,7 @@ LoadedTensor backward_tensor(const Problem& problem, BackwardLoaded which);
 TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, BackwardLoaded which);
 
 /// Scratch bytes that the kernels of `config` work in, linear in the number of queries: LSE and delta, f32
-/// sums of dQ, the turns of a fixed order. Nothing needs to be set beforehand.
+/// sums of dQ, whose turn it is there. Nothing needs to be set beforehand.
 std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config);
 
 /// What all kernels of the call are launched with. `scratch` is 256-byte aligned memory of

@@ -26,9 +26,11 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const auto* sums = reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk)) +
                      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
+  // No key has been seen, and nothing stored, where nobody has had a turn.
+  const bool any = ptx::load_global(p.turns + t.block * C.consumers + warpgroup) != 0;
 #pragma unroll
   for (int u = 0; u < registers / 4; ++u) {
-    const ptx::Float4 four = ptx::load_global(sums + u * warpgroup_size);
+    const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};
     dq[4 * u] = four.x;
     dq[4 * u + 1] = four.y;
     dq[4 * u + 2] = four.z;

@@ -1,5 +1,5 @@
-// Before the main backward kernel: LSE and delta of every query in the form it reads them, and its f32 sums
-// of dQ set to zero. Bound by memory: O and dO are read once, the sums written once.
+// Before the main backward kernel: LSE and delta of every query in the form it reads them, and nobody's turn
+// yet at the sums of dQ. Bound by memory: O and dO are read once.
 #pragma once
 
 #include "kernels/backward_tiles.cuh"
@@ -81,12 +81,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
       ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
     }
-    auto* sums = reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk));
-    for (int i = thread; i < C.block_m * C.head_dim_qk / 4; i += threads) {
-      ptx::store_global(sums + i, ptx::Vec4{0, 0, 0, 0});
-    }
-    if (C.deterministic && thread < C.consumers)
-      ptx::store_global(p.turns + t.block * C.consumers + thread, 0U);
+    if (thread < C.consumers) ptx::store_global(p.turns + t.block * C.consumers + thread, 0U);
   }
   ptx::launch_next_grid();
 }

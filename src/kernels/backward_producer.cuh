@@ -125,30 +125,55 @@ struct BackwardLoader {
   }
 };
 
-/// Adds one warpgroup's dQ to the sums in global memory. All lanes of one warp.
+/// Adds one warpgroup's dQ to the sums in global memory. The first to come stores instead, so that nobody has
+/// to clear them. All lanes of one warp.
 template <BackwardConfig C>
 struct BackwardAdder {
+  static constexpr u32 stored = 2;  ///< turns in any order: 0, 1 while the first stores, then this
+
   const BackwardParams& p;
   BackwardShared<C>& shared;
   const int warpgroup;
+  bool ready = false;  ///< the next sums are known to be stored
+
+  /// Waits until this tile may write to query block m; says whether it stores.
+  TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* turn) {
+    if constexpr (C.deterministic) {
+      const u32 mine = BackwardTiles<C>::turn_of(t, m);
+      ptx::wait_turn(turn, mine);
+      return mine == 0;
+    }
+    if (ready) return false;
+    const u32 before = ptx::claim_turn(turn);
+    if (before == 1) ptx::wait_turn(turn, stored);
+    return before == 0;
+  }
 
   TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
     u32* turn = p.turns + block * C.consumers + warpgroup;
     float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
+    const float* source = shared.dq + warpgroup * C.dq_part();
+    bool storing = false;
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) {
       ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
       if (leader) {
-        if (C.deterministic && part == 0) ptx::wait_turn(turn, BackwardTiles<C>::turn_of(t, m));
-        ptx::bulk_reduce_add(target + part * C.dq_part(), shared.dq + warpgroup * C.dq_part(),
-                             C.dq_part() * sizeof(float));
+        if (part == 0) storing = stores(t, m, turn);
+        if (storing) {
+          ptx::bulk_store(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+        } else {
+          ptx::bulk_reduce_add(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+        }
         ptx::tma_store_commit();
+        // The next block's, while this one is on its way.
+        if (!C.deterministic && part == C.dq_parts - 1)
+          ready = m + 1 < t.blocks.end && ptx::read_turn(turn + C.consumers) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
       ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     }
-    if (C.deterministic && leader) {
+    if (leader && (C.deterministic || storing)) {
       ptx::tma_store_wait_written<0>();
       ptx::raise_turn(turn);
     }

@@ -224,7 +224,7 @@ struct BackwardParams {
   float* lse_log2;      ///< workspace: LSE * log2(e); +inf for rows that see no key
   float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
   float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
-  unsigned int* turns;  ///< workspace: key tiles that have added to dQ, a warpgroup's part of a block each
+  unsigned int* turns;  ///< workspace: who has added to dQ, a warpgroup's part of a block each
   int batch;
   int heads_q;
   int heads_kv;

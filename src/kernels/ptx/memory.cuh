@@ -109,16 +109,34 @@ TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #endif
 }
 
+/// The number at p, which other blocks raise by raise_turn; what they wrote before is then visible.
+TANDEM_DEVICE u32 read_turn(const u32* p) {
+#if TANDEM_ON_DEVICE
+  u32 now;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
+  return now;
+#else
+  return emulator::read_turn(p);
+#endif
+}
 /// Waits until the number at p, which other blocks raise by raise_turn, is `value`; what they wrote before is
 /// then visible.
 TANDEM_DEVICE void wait_turn(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
-  u32 now;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
-  } while (now != value);
+  while (read_turn(p) != value) {
+  }
 #else
   emulator::wait_turn(p, value);
+#endif
+}
+/// The number at p, as read_turn; a 0 becomes 1, for one block alone.
+TANDEM_DEVICE u32 claim_turn(u32* p) {
+#if TANDEM_ON_DEVICE
+  u32 before;
+  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(p) : "memory");
+  return before;
+#else
+  return emulator::claim_turn(p);
 #endif
 }
 /// Adds 1, after what this thread wrote before.

@@ -77,6 +77,17 @@ TANDEM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarri
 #endif
 }
 
+/// Starts copying `bytes` from shared memory (as for tma_store) to global memory. One thread.
+TANDEM_DEVICE void bulk_store(float* global, const void* shared, u32 bytes) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+#else
+  emulator::bulk_store(global, shared, bytes);
+#endif
+}
+
 /// Starts adding `bytes` of f32 values from shared memory (as for tma_store) to global memory, each once and
 /// in no order. One thread.
 TANDEM_DEVICE void bulk_reduce_add(float* global, const void* shared, u32 bytes) {

@@ -49,7 +49,7 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
     call.prepare(Pass::backward);
     try {
       // Blocks that wait for each other's turns must run at once.
-      run_backward(GetParam(), call, {.seed = seed, .host_threads = config.deterministic ? 2U : 1U});
+      run_backward(GetParam(), call, {.seed = seed, .host_threads = 2});
     } catch (const emulator::Fault& fault) {
       ADD_FAILURE() << fault.what();
       continue;
@@ -84,7 +84,7 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   call.prepare(Pass::forward);
   tandem::forward(call.forward_args());
   call.prepare(Pass::backward);
-  run_backward(GetParam(), call, {.host_threads = config.deterministic ? 2U : 1U});
+  run_backward(GetParam(), call, {.host_threads = 2});
   EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
 }
 

@@ -53,6 +53,7 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);
+void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
 void tma_store_commit();
 void tma_store_wait(int pending);
@@ -139,6 +140,8 @@ inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
 
 /// Throws where the number stays another for long: blocks that run one after the other cannot wait for later
 /// ones.
+std::uint32_t read_turn(const std::uint32_t* p);
+std::uint32_t claim_turn(std::uint32_t* p);
 void wait_turn(const std::uint32_t* p, std::uint32_t value);
 
 template <typename T>

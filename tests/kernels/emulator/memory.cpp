@@ -175,15 +175,23 @@ void check_global(const void* p, std::size_t bytes, bool write) {
   block.check_range(p, bytes, write, what);
 }
 
-void wait_turn(const std::uint32_t* p, std::uint32_t value) {
+std::uint32_t read_turn(const std::uint32_t* p) {
   check_global(p, sizeof(*p), false);
+  return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
+}
+
+std::uint32_t claim_turn(std::uint32_t* p) {
+  check_global(p, sizeof(*p), true);
+  std::uint32_t before = 0;
+  std::atomic_ref(*p).compare_exchange_strong(before, 1, std::memory_order_acq_rel);
+  return before;
+}
+
+void wait_turn(const std::uint32_t* p, std::uint32_t value) {
   constexpr int patience = 1 << 20;
-  const auto now = [p] {
-    return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
-  };
-  for (int i = 0; now() != value; ++i) {
+  for (int i = 0; read_turn(p) != value; ++i) {
     if (i == patience)
-      Block::current().fail(fmt::format("deadlock: waits for turn {}, it is {}", value, now()));
+      Block::current().fail(fmt::format("deadlock: waits for turn {}, it is {}", value, read_turn(p)));
     std::this_thread::yield();
     Block::current().yield();
   }

@@ -267,24 +267,42 @@ void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar)
   block.maybe_yield();
 }
 
-void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {
+namespace {
+
+/// From shared to global memory, by `write(target, value)` for each f32.
+template <typename Write>
+void bulk_out(float* global, const void* shared, std::uint32_t bytes, const char* what, Write write) {
   Block& block = Block::current();
   Thread& self = block.self();
-  const std::uint32_t offset = bulk_offset(block, shared, global, bytes, true, "bulk_reduce_add");
+  const std::uint32_t offset = bulk_offset(block, shared, global, bytes, true, what);
   const Event completion(block.components().storer(block.storer_of(self)), self.stores + 1);
   for (std::uint32_t at = offset; at < offset + bytes; at += 16) {
-    block.check(block.shadow().copy_out(at, completion, self.clock), at, "bulk_reduce_add");
+    block.check(block.shadow().copy_out(at, completion, self.clock), at, what);
   }
   ++self.stores;
-  block.later([&block, &self, offset, global, bytes] {
+  block.later([&block, &self, offset, global, bytes, write] {
     for (std::uint32_t i = 0; i < bytes / 4; ++i) {
       float value = 0;
       std::memcpy(&value, block.shared() + offset + i * 4, sizeof(value));
-      std::atomic_ref(global[i]).fetch_add(value, std::memory_order_relaxed);
+      write(std::atomic_ref(global[i]), value);
     }
     stored(block, self);
   });
   block.maybe_yield();
+}
+
+}  // namespace
+
+void bulk_store(float* global, const void* shared, std::uint32_t bytes) {
+  bulk_out(global, shared, bytes, "bulk_store", [](std::atomic_ref<float> target, float value) {
+    target.store(value, std::memory_order_relaxed);
+  });
+}
+
+void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes) {
+  bulk_out(global, shared, bytes, "bulk_reduce_add", [](std::atomic_ref<float> target, float value) {
+    target.fetch_add(value, std::memory_order_relaxed);
+  });
 }
 
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3) {
