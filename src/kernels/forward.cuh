@@ -240,20 +240,22 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
       softmax.add(total, rescale);
     } else {
       softmax.exponentials(s, total, scale_log2, nothing);
-      if (ptx::ballot(softmax.outgrown(total)) == 0) {
+      const bool moved = ptx::ballot(softmax.outgrown(total)) != 0;
+      if (!moved) {
         softmax.add(total);
       } else {
-        if constexpr (late) take_output();
         if (!softmax.move(s, total, rescale)) {
           load_scores<C>(s, p, t.index, first_query, block * C.block_n, position);
           transform_scores<C>(s, p);
           exponentials();
         }
-        rescale_output(0, outputs);
+        if constexpr (!late) rescale_output(0, outputs);
       }
       if constexpr (late) {
+        // Not in the branch: a warpgroup's warps wait for products together.
         take_output();
         release_v();
+        if (moved) rescale_output(0, outputs);
       }
       tile::convert<C.element>(probabilities, s);
     }

@@ -113,7 +113,8 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
 
 int quantized_local_bytes_allowed(const QuantizedConfig& c) {
   if (c.pv == Codes::input) return 0;
-  return c.head_dim_v > 128 ? 288 : c.block_m == 192 ? 16 : 0;
+  if (c.head_dim_v > 128) return 288;
+  return c.block_m == 192 ? 16 : c.head_dim_v > 64 && c.ragged && c.causal ? 8 : 0;
 }
 
 std::vector<QuantizedConfig> shipped_quantized_configs() {

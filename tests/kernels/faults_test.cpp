@@ -165,6 +165,9 @@ TEST(Faults, NoWgmmaWait) {
   expect_fault<Mistake::no_wgmma_wait>(
       ::testing::AnyOf(HasSubstr("wgmma_wait has not handed it back"), HasSubstr("may still be reading")));
 }
+TEST(Faults, OneWarpWaitsAgain) {
+  expect_fault<Mistake::one_warp_waits_again>(HasSubstr("in a branch that a warp takes alone"));
+}
 TEST(Faults, AccumulatorReadEarly) {
   expect_fault<Mistake::read_accumulator_early>(HasSubstr("wgmma_wait has not handed it back"));
 }

@@ -32,6 +32,7 @@ enum class Mistake : int {
   // Tensor cores.
   no_wgmma_fence,
   no_wgmma_wait,
+  one_warp_waits_again,
   read_accumulator_early,
   write_accumulator_early,
   other_descriptor_in_one_warp,
@@ -118,6 +119,7 @@ void gemm_multiply(const GemmParams& p, GemmShared& s, float (&d)[32]) {
       ptx::store_shared(&s.word, ptx::pack_bf16(d[0] * 2.0F, 0.0F));
     if (mistake == Mistake::early_release && leader) ptx::mbarrier_arrive(s.empty[stage]);
     if (mistake != Mistake::no_wgmma_wait) ptx::wgmma_wait<0>();
+    if (mistake == Mistake::one_warp_waits_again && warp == 1) ptx::wgmma_wait<0>();
     if (mistake == Mistake::early_release || !leader) continue;
     if (mistake == Mistake::dropped_arrive && warp == 3 && i == 1) continue;
     ptx::mbarrier_arrive(s.empty[stage]);

@@ -50,6 +50,7 @@ struct MatrixInstruction {
   std::vector<std::uint32_t> a_registers = {};  ///< 4 for each of 128 threads, as issued
   std::vector<Source> sources = {};             ///< who wrote its shared-memory operands
   std::uint32_t first_thread = 0;
+  std::uint32_t waits = 0;    ///< that thread's before this instruction
   std::uint32_t issued = 0;   ///< by so many threads
   std::uint32_t retired = 0;  ///< by so many threads
 };
@@ -77,6 +78,7 @@ struct MatrixThread {
   std::uint32_t retired = 0;
   std::deque<std::uint32_t> groups;  ///< instructions issued at each commit
   bool fenced = false;
+  std::uint32_t waits = 0;  ///< as many in each warp of a warpgroup before its next WGMMA: they wait together
   std::vector<Open> open;
   std::vector<Operand> operands;
 };

@@ -302,6 +302,7 @@ void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, s
           .accumulate = accumulate,
           .opens = open == mine.open.end()};
     m->first_thread = self.index;
+    m->waits = mine.waits;
     if (m->opens) {
       m->accumulator = std::make_shared<Accumulator>();
       m->accumulator->n = n;
@@ -323,6 +324,12 @@ void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, s
         "wgmma: differs from WGMMA {} of its warpgroup as thread {} issued it: a {:#x} / {:#x}, b {:#x} / "
         "{:#x}, n {} / {}, accumulate {} / {}",
         number, m->first_thread, a, m->a, b, m->b, n, m->n, accumulate, m->accumulate));
+  }
+  if (m->waits != mine.waits) {
+    block.fail(
+        fmt::format("wgmma: this warp has waited {} times before WGMMA {}, thread {} {} times: a wait "
+                    "must not stand in a branch that a warp takes alone",
+                    mine.waits, number, m->first_thread, m->waits));
   }
   if (m->opens != (open == mine.open.end()) || (!m->opens && open->accumulator != m->accumulator)) {
     block.fail(fmt::format("wgmma: WGMMA {} uses other accumulators here than in thread {}", number,
@@ -447,6 +454,7 @@ void wgmma_wait(int pending) {
   Thread& self = block.self();
   MatrixThread& mine = self.matrix;
   mine.fenced = false;
+  ++mine.waits;
   std::uint32_t target = mine.retired;
   while (mine.groups.size() > static_cast<std::size_t>(pending)) {
     target = mine.groups.front();
