@@ -41,7 +41,9 @@ class Tandem:
     name = "tandem"
 
     def __init__(self, program: Path) -> None:
-        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Path drops a leading "./", and a bare name would be looked for in PATH.
+        command = [program.resolve()]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.device = self.ask("device")["device"]
 
     def ask(self, line: str) -> dict:
