@@ -48,7 +48,6 @@ DeviceProperties describe(int device) {
   p.major = attribute(compute_capability_major);
   p.minor = attribute(compute_capability_minor);
   p.shared_bytes_per_block = attribute(max_shared_memory_per_block_optin);
-  p.l2_bytes = attribute(l2_cache_size);
   p.clock_khz = attribute(clock_rate);
   p.memory_clock_khz = attribute(memory_clock_rate);
   p.memory_bus_bits = attribute(memory_bus_width);

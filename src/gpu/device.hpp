@@ -15,7 +15,6 @@ struct DeviceProperties {
   int major = 0;  ///< compute capability
   int minor = 0;
   int shared_bytes_per_block = 0;  ///< dynamic, at most
-  int l2_bytes = 0;
   int clock_khz = 0;
   int memory_clock_khz = 0;
   int memory_bus_bits = 0;
