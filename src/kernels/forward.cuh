@@ -161,9 +161,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     transform_scores<C>(s, p);
     if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
   };
-  auto exponentials = [&] {
-    softmax.update(s, rescale, scale_log2);
-    softmax.exponentials(s, total, scale_log2, nothing);
+  auto exponentials = [&](auto& seen) {
+    softmax.update(seen, rescale, scale_log2);
+    softmax.exponentials(seen, total, scale_log2, nothing);
     softmax.add(total, rescale);
   };
   auto rescale_output = [&](int first, int end) {
@@ -185,23 +185,21 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     ptx::pin_registers(s);
     release_scores();
     transform_scores<C>(s, p);
-    auto first_exponentials = [&](auto& seen) {
+    auto masked_exponentials = [&](auto& seen) {
       tile::apply_mask(seen, t.visible, first_query, block * C.block_n, position);
-      softmax.update(seen, rescale, scale_log2);
-      softmax.exponentials(seen, total, scale_log2, nothing);
+      exponentials(seen);
     };
     if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.block_n <= C.block_n / 2) != 0) {
-      first_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
+      masked_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
 #pragma unroll
       for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
     } else {
-      first_exponentials(s);
+      masked_exponentials(s);
     }
-    softmax.add(total, rescale);
   } else {
     take_scores(block >= own.inner_end || block < own.inner_first);
     release_scores();
-    exponentials();
+    exponentials(s);
   }
   load_ahead();
   wait_next_k();
@@ -247,7 +245,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
         if (!softmax.move(s, total, rescale)) {
           load_scores<C>(s, p, t.index, first_query, block * C.block_n, position);
           transform_scores<C>(s, p);
-          exponentials();
+          exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);
       }
@@ -276,7 +274,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     pass_turn();
     take_scores(masked);
     release_scores();
-    exponentials();
+    exponentials(s);
     load_ahead();
     wait_next_k();
     tile::convert<C.element>(probabilities, s);

@@ -6,7 +6,7 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedForward> wide_forwards() {
   constexpr ForwardConfig causal{.block_n = 128, .q_stages = 2, .causal = true};
   static constexpr auto kernels =
-      emulate<ForwardConfig{.block_n = 160, .output_late = true}, causal,
+      emulate<ForwardConfig{.block_n = 160, .output_late = true, .pingpong = false}, causal,
               [](ForwardConfig c) {
                 c.local = c.ragged = true;
                 return c;
