@@ -23,13 +23,8 @@ std::int64_t units_of(const QuantizeParams& p) {
   return std::int64_t{p.units_q} + p.units_k + p.units_v;
 }
 
-/// Blocks of threads that stay, each with its next unit on the way: as many as the device holds. Of packed
-/// sequences that are mostly shorter than a block, units are too short for it: each gets a block of its own
-/// (1024 of 16 rows, head dimension 128: 1121 us so, 1460 us with blocks that stay).
-std::int64_t most_blocks(const QuantizeConfig& config, const QuantizeParams& p, int device) {
-  const bool short_ones =
-      (p.packed_k && p.batch > p.rows_k / quant_block) || (p.packed_q && p.batch > p.rows_q / quant_block);
-  if (short_ones) return units_of(p);
+/// Blocks of threads stay, each with its next job on the way: as many as the device holds.
+std::int64_t most_blocks(const QuantizeConfig& config, int device) {
   return std::int64_t{properties(device).multiprocessors} * config.blocks_per_sm();
 }
 
@@ -77,7 +72,7 @@ void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& para
   const std::int64_t units = units_of(params);
   if (units == 0) return;
   launch(kernels.codes,
-         {.grid = static_cast<unsigned int>(std::min(units, most_blocks(config, params, device))),
+         {.grid = static_cast<unsigned int>(std::min(units, most_blocks(config, device))),
           .threads = quantize_threads,
           .stream = stream,
           .programmatic = before},

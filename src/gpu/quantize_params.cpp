@@ -20,8 +20,16 @@ Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t head = code_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-std::int64_t units_of(const CodeAxes& e) {
-  return e.entries * e.blocks * e.heads;
+std::int64_t units_of(const CodeAxes& e, std::int64_t together = 1) {
+  return e.entries * e.blocks * ((e.heads + together - 1) / together);
+}
+/// Heads of a unit: as many as rows of packed sequences of the mean length fill 128 with, in slots of 16 at
+/// least (1024 sequences of 16 rows, 16 heads: 6912 units, of 55,296 with a head each).
+int heads_together(std::int64_t rows, std::int64_t batch, bool packed) {
+  if (!packed || batch == 0) return 1;
+  int slot = 16;
+  while (slot < quant_block && slot * batch < rows) slot *= 2;
+  return quant_block / slot;
 }
 
 /// Params with lengths, extents and units, without tensors.
@@ -36,11 +44,13 @@ QuantizeParams extents_of(const Problem& p) {
   params.batch = as_int(p.batch);
   params.heads_q = as_int(p.heads_q);
   params.heads_kv = as_int(p.heads_kv);
+  params.group = as_int(p.group());
   params.rows_q = as_int(p.rows_q);
   params.rows_k = as_int(p.rows_k);
   params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
   params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
   params.axis_blocks_k = as_int(k.blocks);
+  params.together_q = params.together_k = 1;
   params.units_q = as_int(units_of(q));
   params.units_k = as_int(units_of(k));
   params.units_v = params.units_k;
@@ -98,6 +108,12 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
   const auto codes = [scratch](std::size_t at) { return reinterpret_cast<unsigned char*>(scratch + at); };
   QuantizeParams params = extents_of(p);
+  if (!p.of_codes()) {
+    params.together_q = heads_together(p.rows_q, p.batch, p.packed_q);
+    params.together_k = heads_together(p.rows_k, p.batch, p.packed_k);
+    params.units_q = as_int(units_of(q, params.together_q));
+    params.units_k = params.units_v = as_int(units_of(k, params.together_k));
+  }
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
               .codes = codes(s.q_codes),

@@ -87,8 +87,10 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, char* scratch) {
   }
   params.batch = as_int(job.batch);
   params.heads_q = params.heads_kv = as_int(job.heads);
+  params.group = 1;
   params.rows_k = as_int(job.rows);
   params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(job));
+  params.together_q = params.together_k = 1;
   params.units_k = as_int(job.batch * job.heads * blocks_of_head(job));
   params.mean_all_keys = INT_MAX;
   params.largest = reinterpret_cast<GroupLargest*>(scratch);

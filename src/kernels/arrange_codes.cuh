@@ -107,7 +107,8 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
                                                 scale < 0.0F));
   }
   ptx::sync_block();
-  store_value_codes<C.head_dim_v>(x, table, u, thread);
+  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
+  store_value_codes<C.head_dim_v>(codes, x.code_stride.row, table, thread);
 }
 
 }  // namespace quantizer

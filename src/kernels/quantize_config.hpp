@@ -45,21 +45,28 @@ constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
 
-/// Dynamic shared memory: two tables of signs and two of means by channel, twice the warps' maxima, the tile
-/// of V's codes.
+/// Dynamic shared memory: two tables of signs by channel, twice the warps' maxima, the tile of V's codes.
 constexpr int arrange_shared_bytes(const QuantizeConfig& c) {
   const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  const int tables = 4 * 4 * quantize_channels(dim) + 2 * 2 * 4 * (quantize_threads / 32);
+  const int tables = 2 * 4 * quantize_channels(dim) + 2 * 2 * 4 * (quantize_threads / 32);
   return tables + (c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v));
 }
-/// The rows of a unit.
+/// The rows of a job.
 constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
   const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
   return 2 * quant_block * quantize_channels(dim);
 }
-/// The quantiser's: rows of a unit and of the next one besides.
+/// K's means that a job needs: of as many heads as have a slot of 16 rows.
+constexpr int quantize_mean_bytes(const QuantizeConfig& c) {
+  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
+  return 4 * quantize_channels(dim) * (c.ragged ? quant_block / 16 : 1);
+}
+constexpr int quantize_jobs = 4;  ///< places of quantizer::Job (three are in use)
+constexpr int quantize_job_bytes = 128;
+/// The quantiser's: rows and means of a job and of the next one besides.
 constexpr int quantize_shared_bytes(const QuantizeConfig& c) {
-  return arrange_shared_bytes(c) + 2 * quantize_rows_bytes(c);
+  return arrange_shared_bytes(c) + 2 * quantize_rows_bytes(c) + quantize_jobs * quantize_job_bytes +
+         2 * quantize_mean_bytes(c);
 }
 
 /// The kernel of K's means: 16 vectors of 8 channels a thread at most, and a pair of channels.
@@ -114,12 +121,15 @@ struct QuantizeParams {
   int batch;
   int heads_q;
   int heads_kv;
+  int group;  ///< query heads of a kv head
   int rows_q;
   int rows_k;
   int blocks_q;  ///< of 128 rows in rows_q (equal lengths)
   int blocks_k;
   int axis_blocks_k;  ///< quantized_blocks of k
-  int units_q;        ///< blocks of the axis times heads; 0: the tensor is left out
+  int together_q;     ///< heads of a unit: more than one where sequences are short
+  int together_k;
+  int units_q;  ///< blocks of the axis times heads, `together` of them as one; 0: the tensor is left out
   int units_k;
   int units_v;
   float scale;  ///< of the softmax

@@ -11,7 +11,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
-#include "kernels/quantize_config.hpp"
+#include "kernels/quantize_units.cuh"
 
 namespace tandem::quantizer {
 
@@ -20,34 +20,49 @@ constexpr float largest_float = 3.4028235e38F;
 /// Below, a group is taken for zeros: the inverse of its scale might overflow.
 constexpr float smallest_largest = 0x1p-100F;
 
-/// In shared memory. What one unit reads while another may already write has two places, taken in turn.
+/// In shared memory. What one job reads while another may already write has two places, taken in turn.
 struct Tables {
-  ptx::Vec4* rows;  ///< [2] units: vector j of thread i at j * quantize_threads + i
+  ptx::Vec4* rows;  ///< [2] jobs: vector j of thread i at j * quantize_threads + i
   int unit_vectors;
   float* sign;  ///< by channel, of Q and K
   float* v_sign;
-  float* mean;  ///< [2][channels]
+  float* means;  ///< [2][heads of a job][channels]
+  int mean_size;
   int channels;
   float* warp_largest;  ///< [2][warps]
   u32* warp_bad;
   u32* tile;
+  char* jobs;  ///< this one, the next, the one after that
+
+  /// A turn is the offset of its job, so that no address is kept beside it.
+  TANDEM_DEVICE Job* job(int turn) const { return reinterpret_cast<Job*>(jobs + turn); }
+  TANDEM_DEVICE float* mean(int turn) const { return means + place_of(turn) * mean_size; }
+  static TANDEM_DEVICE int place_of(int turn) { return turn / quantize_job_bytes % 2; }
+  static TANDEM_DEVICE int after(int turn) {
+    return (turn + quantize_job_bytes) % (quantize_jobs * quantize_job_bytes);
+  }
 };
 
 template <QuantizeConfig C>
 TANDEM_DEVICE Tables tables() {
+  static_assert(sizeof(Job) <= quantize_job_bytes);
   constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
   constexpr int warps = quantize_threads / warp_size;
   auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
-  auto* const maxima = base + 4 * channels;
-  return {.rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16,
+  auto* const maxima = base + 2 * channels;
+  auto* const rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16;
+  auto* const jobs = reinterpret_cast<char*>(rows + 2 * quantize_rows_bytes(C) / 16);
+  return {.rows = rows,
           .unit_vectors = quantize_rows_bytes(C) / 16,
           .sign = base,
           .v_sign = base + channels,
-          .mean = base + 2 * channels,
+          .means = reinterpret_cast<float*>(jobs + quantize_jobs * quantize_job_bytes),
+          .mean_size = quantize_mean_bytes(C) / 4,
           .channels = channels,
           .warp_largest = maxima,
           .warp_bad = reinterpret_cast<u32*>(maxima + 2 * warps),
-          .tile = reinterpret_cast<u32*>(maxima + 4 * warps)};
+          .tile = reinterpret_cast<u32*>(maxima + 4 * warps),
+          .jobs = jobs};
 }
 
 /// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size) with sqrt
@@ -88,7 +103,8 @@ template <bool vectors, int head_dim>
 TANDEM_DEVICE void fetch_row(const Tables& tables, const u16* row, bool used, int thread, int turn) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    ptx::Vec4* const to = tables.rows + turn * tables.unit_vectors + j * quantize_threads + thread;
+    ptx::Vec4* const to =
+        tables.rows + Tables::place_of(turn) * tables.unit_vectors + j * quantize_threads + thread;
     const int col = (4 * j + thread % row_threads) * 8;
     if (vectors && used && col < head_dim) {
       ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
@@ -103,8 +119,8 @@ template <Element element, int head_dim>
 TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int thread, int turn) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v =
-        ptx::load_shared(tables.rows + turn * tables.unit_vectors + j * quantize_threads + thread);
+    const ptx::Vec4 v = ptx::load_shared(tables.rows + Tables::place_of(turn) * tables.unit_vectors +
+                                         j * quantize_threads + thread);
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -348,29 +364,31 @@ TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
   return m;
 }
 
-/// Of the whole block of threads. `turn` is 0 and 1 by turns.
+/// Of the `together` neighbouring warps, a power of two, that have a head's rows.
 template <Codes codes>
-TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int turn) {
+TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int together,
+                                 int turn) {
   constexpr int warps = quantize_threads / warp_size;
+  const int place = Tables::place_of(turn) * warps;
 #pragma unroll
   for (int distance = 1; distance < warp_size; distance *= 2) {
     m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
   const u32 bad = ptx::ballot(m.bad);
   if (lane == 0) {
-    ptx::store_shared(tables.warp_largest + turn * warps + warp, m.largest);
-    ptx::store_shared(tables.warp_bad + turn * warps + warp, bad);
+    ptx::store_shared(tables.warp_largest + place + warp, m.largest);
+    ptx::store_shared(tables.warp_bad + place + warp, bad);
   }
   ptx::sync_block();
-  const float other = ptx::load_shared(tables.warp_largest + turn * warps + lane % warps);
-  m.largest = other;
+  const int other = place + (warp & -together) + (lane & (together - 1));
+  m.largest = ptx::load_shared(tables.warp_largest + other);
 #pragma unroll
   for (int distance = 1; distance < warps; distance *= 2) {
     m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
   m.bad = false;
   if (codes == Codes::s8) {
-    m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + turn * warps + lane % warps) != 0) != 0;
+    m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + other) != 0) != 0;
   }
   return m;
 }

@@ -31,8 +31,8 @@ QuantizeConfig choose_dequantize_config(const Problem& problem);
 /// `config` with only what the kernel of K's mean depends on: one serves many recipes.
 QuantizeConfig mean_config(const QuantizeConfig& config);
 
-/// Bytes of local memory that the quantiser of a Config may take: int8-accurate's at head dimension 256 is
-/// two or three registers short, once a unit of 64 KB; it runs at a copy's rate (104.6 us, a copy 105.2).
+/// Bytes of local memory that the quantiser of a Config may take: int8-accurate's of packed sequences is two
+/// registers short from head dimension 128 on, once a job of 32 KB or more.
 int quantize_local_bytes_allowed(const QuantizeConfig& config);
 
 /// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.

@@ -84,6 +84,14 @@ TEST_P(Quantiser, TakesSequencesOfAnyLengths) {
   check(c);
 }
 
+TEST_P(Quantiser, TakesManyShortSequences) {
+  for (const int d : {64, 128}) {
+    Case c = kernel_tests::quantize_case(DType::bf16, d, d);
+    kernel_tests::make_short(c);
+    check(c);
+  }
+}
+
 TEST_P(Quantiser, TakesAnyLayoutAndHeadDimension) {
   Case c = kernel_tests::quantize_case(DType::f16, 77, 33);
   kernel_tests::make_unaligned(c);

@@ -201,6 +201,16 @@ void make_ragged(Case& c) {
   c.used_k = {129, 0, 128, 0, 7};
 }
 
+void make_short(Case& c) {
+  c.heads_kv = 5;
+  c.heads_q = 10;
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = {1, 16, 17, 0, 33, 64, 2, 65, 3, 5, 1, 130, 4, 9, 0, 7, 2, 8, 1, 1, 2, 16, 3, 10};
+  c.lengths_k = {16, 1, 2, 4, 5, 0, 3, 130, 65, 17, 33, 1, 1, 2, 0, 15, 14, 13, 64, 1, 1, 2, 3, 4};
+  c.batch = static_cast<std::int64_t>(c.lengths_q.size());
+  c.slack_q = 3;
+}
+
 void make_unaligned(Case& c) {
   c.q.pad = c.k.pad = c.v.pad = 3;
 }

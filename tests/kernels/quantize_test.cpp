@@ -85,6 +85,27 @@ TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
 }
 
 constexpr Recipe strict_fp8 = strict(fp8_recipe);
+constexpr Recipe strict_int8 = strict(int8_recipe);
+
+template <const Recipe& recipe, int head_dim>
+void check_short() {
+  Case c = quantize_case(DType::bf16, head_dim, head_dim);
+  make_short(c);
+  Call call(c);
+  constexpr QuantizeConfig config = config_of(Element::bf16, head_dim, head_dim, recipe, true, true);
+  SCOPED_TRACE(describe(config));
+  const Result r = run<config>(call, recipe, 1);
+  EXPECT_GE(r.params.together_q, 4);
+  EXPECT_EQ(r.params.together_k, 4);
+  check_quantized(call, recipe, r.params);
+}
+
+/// Several heads share a unit.
+TEST(Quantize, ManyShortSequences) {
+  check_short<fp8_recipe, 64>();
+  check_short<int8_recipe, 32>();
+  check_short<strict_int8, 64>();
+}
 
 TEST(Quantize, Fp8) {
   check_shape<fp8_recipe, false, true>(Shape<Element::bf16, 128, 128>{});

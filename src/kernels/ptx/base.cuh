@@ -65,6 +65,17 @@ TANDEM_DEVICE u32 thread_index_anew() {
 #endif
 }
 
+/// Index of this thread in its warp, read where it stands.
+TANDEM_DEVICE u32 lane_index_anew() {
+#if TANDEM_ON_DEVICE
+  u32 x;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(x));
+  return x;
+#else
+  return emulator::thread_index() % warp_size;
+#endif
+}
+
 /// Index of this block in the grid, and the number of blocks.
 TANDEM_DEVICE u32 block_index() {
 #if TANDEM_ON_DEVICE
