@@ -12,6 +12,7 @@
 //                          "memory_bytes": of the device that tensors, workspace and call took}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
+//                          codes=1: q, k and v are codes already, which the same pass arranges
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -152,8 +153,12 @@ class Bench {
     p_.strict = take(words, "strict", 0) != 0;
     p_.deterministic = take(words, "deterministic", 0) != 0;
     allocate(f16 ? Element::f16 : Element::bf16);
+    if (take(words, "codes", 0) != 0) {
+      if (p_.precision == Precision::exact) invalid("codes=1 needs a precision");
+      p_.q.dtype = p_.k.dtype = p_.v.dtype = p_.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
+    }
     if (p_.precision != Precision::exact) {
-      recipe_ = recipe_of(p_.precision, p_.strict);
+      recipe_ = recipe_of(p_);
       quantized_config_ = choose_quantized_config(p_, recipe_);
       override_config(quantized_config_, words);
       if (!words.empty()) invalid("no such key: " + words.begin()->first);
@@ -279,12 +284,13 @@ class Bench {
     return end_.milliseconds_since(start_);
   }
 
-  /// What the quantiser has to read and write once: 16 bits in, 8 bits out.
+  /// What the quantiser has to read and write once: 16 bits or codes in, 8 bits out.
   [[nodiscard]] double quantized_bytes() const {
     const std::int64_t q = p_.heads_q * p_.rows_q * p_.head_dim_qk;
     const std::int64_t k = p_.heads_kv * p_.rows_k * p_.head_dim_qk;
     const std::int64_t v = p_.heads_kv * p_.rows_k * p_.head_dim_v;
-    return 3.0 * static_cast<double>(entries() * (q + k + (recipe_.pv == Codes::input ? 0 : v)));
+    return (p_.of_codes() ? 2.0 : 3.0) *
+           static_cast<double>(entries() * (q + k + (recipe_.pv == Codes::input ? 0 : v)));
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;
