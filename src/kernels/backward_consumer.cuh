@@ -242,8 +242,15 @@ struct BackwardConsumer {
         k().template any_nonfinite<C.element>(0, C.block_n, warpgroup * warpgroup_size + thread, threads);
 #pragma unroll
     for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
-    // All lanes know, but the assembler does not see it, and would serialise the products (C7520).
-    if (ptx::warp_uniform(ptx::named_barrier_any(barrier_joined, threads, found)) == 0) return;
+    // A word a warp. What reduce_or gives is uniform for the assembler too, which else serialises the
+    // products (C7520).
+    const int lane = thread % warp_size;
+    const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
+    if (lane == 0)
+      ptx::store_shared(shared.poisoned + (warpgroup * warpgroup_size + thread) / warp_size, found_in_warp);
+    ptx::named_barrier_sync(barrier_joined, threads);
+    if (ptx::reduce_or(lane < threads / warp_size ? ptx::load_shared(shared.poisoned + lane) : 0U) == 0)
+      return;
     bool poisoned[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

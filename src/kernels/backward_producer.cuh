@@ -32,6 +32,7 @@ struct BackwardShared {
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
   float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
+  u32 poisoned[C.consumers * 4];    ///< by warp: has it found one that is not
   tile::Ring<C.k_stages> k_ring;
   tile::Ring<C.v_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;

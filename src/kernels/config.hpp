@@ -188,14 +188,14 @@ constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
-/// twice (or dS and P), dQ, the keys' scales, the pairs of 8-byte barriers.
+/// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = 2 * c.block_n * c.block_m * 2;
   const int dq = 4 * c.consumers * c.dq_part();
-  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n);
+  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
   const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 1);
   return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }

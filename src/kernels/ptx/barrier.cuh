@@ -31,21 +31,6 @@ TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
 #endif
 }
 
-/// named_barrier_sync, and whether `value` is true in any of the threads.
-TANDEM_DEVICE bool named_barrier_any(int id, int threads, bool value) {
-#if TANDEM_ON_DEVICE
-  u32 any;
-  asm volatile(
-      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"
-      : "=r"(any)
-      : "r"(static_cast<u32>(value)), "r"(id), "r"(threads)
-      : "memory");
-  return any != 0;
-#else
-  return emulator::named_barrier_any(id, threads, value);
-#endif
-}
-
 /// This thread's ordinary shared-memory accesses come before later ones of the tensor cores and the copy
 /// engine.
 TANDEM_DEVICE void fence_async_shared() {

@@ -1,8 +1,6 @@
 // mbarriers, named barriers and fences.
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "block.hpp"
 
 namespace tandem::emulator {
@@ -27,7 +25,7 @@ void arrive(Block& block, Barrier& b, const char* what) {
   block.complete_phase_if_due(b);
 }
 
-bool named_barrier(int id, int threads, bool waits, const char* what, bool value = false) {
+void named_barrier(int id, int threads, bool waits, const char* what) {
   Block& block = Block::current();
   Thread& self = block.self();
   const auto count = static_cast<std::uint32_t>(threads);
@@ -53,12 +51,10 @@ bool named_barrier(int id, int threads, bool waits, const char* what, bool value
                            count));
   }
   b.present[self.index] = true;
-  b.any_coming |= value;
   join(b.seen, self.clock);
   block.tick();
   if (++b.arrived == b.expected) {
     b.arrived = 0;
-    b.any = std::exchange(b.any_coming, false);
     ++b.generation;
     for (Thread* t : b.waiting) join(t->clock, b.seen);
     block.wake_all(b.waiting);
@@ -70,7 +66,6 @@ bool named_barrier(int id, int threads, bool waits, const char* what, bool value
   } else {
     block.maybe_yield();
   }
-  return b.any;
 }
 
 }  // namespace
@@ -139,9 +134,6 @@ void named_barrier_sync(int id, int threads) {
 }
 void named_barrier_arrive(int id, int threads) {
   named_barrier(id, threads, false, "named_barrier_arrive");
-}
-bool named_barrier_any(int id, int threads, bool value) {
-  return named_barrier(id, threads, true, "named_barrier_any", value);
 }
 
 void fence_async_shared() {

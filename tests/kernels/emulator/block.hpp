@@ -65,8 +65,6 @@ struct NamedBarrier {
   std::uint32_t expected = 0;
   std::uint32_t arrived = 0;
   std::uint32_t first = 0;  ///< who opened this generation
-  bool any_coming = false;  ///< of this generation's threads
-  bool any = false;         ///< of the last generation's
   std::vector<bool> present;
   Clock seen;
   std::vector<Thread*> waiting;

@@ -40,7 +40,6 @@ std::uint32_t shared_address(const void* p);
 void sync_block();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
-bool named_barrier_any(int id, int threads, bool value);
 void fence_async_shared();
 
 void mbarrier_init(void* bar, std::uint32_t arrivals);
