@@ -81,6 +81,7 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
            {.grid = static_cast<unsigned int>(backward_grid(p, config, limits.multiprocessors)),
             .threads = static_cast<unsigned int>(config.threads()),
             .stream = stream,
+            .cluster = static_cast<unsigned int>(config.cluster),
             .programmatic = rows > 0},
            &params);
   }

@@ -22,7 +22,7 @@ struct ScratchLayout {
     delta = lse_log2 + aligned(blocks * c.block_m * 4);
     dq_sum = delta + aligned(blocks * c.block_m * 4);
     turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
-    dk = turns + aligned(blocks * c.consumers * 4);
+    dk = turns + aligned(blocks * c.dq_pieces() * 4);
     dv = dk + (p.dk.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_qk) * 2));
     bytes = dv + (p.dv.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_v) * 2));
   }
@@ -108,7 +108,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
           .m_blocks = as_int(blocks_of(p.rows_q, c.block_m)),
-          .n_blocks = as_int(blocks_of(p.rows_k, c.block_n)),
+          .n_blocks = as_int(blocks_of(p.rows_k, c.tile_keys())),
           .q_blocks = as_int(query_blocks(p, c)),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
@@ -123,7 +123,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
 }
 
 std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
-  return p.heads_kv * tiles_of(p.rows_k, c.block_n, p.batch, p.packed_k);
+  return p.heads_kv * tiles_of(p.rows_k, c.tile_keys(), p.batch, p.packed_k);
 }
 
 std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
@@ -132,16 +132,16 @@ std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
 
 std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
   const std::int64_t tiles = backward_tile_count(p, c);
-  std::int64_t blocks = multiprocessors;
+  std::int64_t blocks = std::max(multiprocessors / c.cluster, 1);  // clusters, from here on
   if (c.causal && c.deterministic && !c.ragged && tiles > 0) {
     // Dealt forwards and backwards, tiles of descending work even out if the blocks are whole heads, or whole
     // parts of one.
-    const std::int64_t head = blocks_of(p.rows_k, c.block_n);
+    const std::int64_t head = blocks_of(p.rows_k, c.tile_keys());
     const std::int64_t rounds = (head + blocks - 1) / blocks;
     const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;
     if (even > blocks * 9 / 10) blocks = even;
   }
-  return std::min(tiles, blocks);
+  return std::min(tiles, blocks) * c.cluster;
 }
 
 BackwardConfig backward_rows_config(const BackwardConfig& config) {

@@ -215,8 +215,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::begin_tile(const BackwardTile& t) {
   if constexpr (hides) clear_poisoned_keys();
   shared.v_ring.wait(v_at);
   if constexpr (C.ragged) {
-    const int valid = t.visible.seqlen_k - t.n * C.block_n;
-    if (valid < C.block_n) clear_key_tail(valid);
+    if ((t.n + 1) * C.tile_keys() > t.visible.seqlen_k) clear_key_tail(t);
   }
 }
 
@@ -237,7 +236,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::store_keys(const BackwardTile& t, const 
   const tile::RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch +
                                  t.head_kv * p.dk_stride.head + static_cast<i64>(t.begin_k) * p.dk_stride.row,
                              p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
-  tile::store_rows<C.element>(rows, dk, p.scale, t.n * C.block_n + key_at(), 0, t.visible.seqlen_k, t.end_k,
+  tile::store_rows<C.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
                               thread);
 }
 
@@ -248,8 +247,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::store_values(const BackwardTile& t, cons
   const tile::RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch +
                                  t.head_kv * p.dv_stride.head + static_cast<i64>(t.begin_k) * p.dv_stride.row,
                              p.dv_stride.row, p.head_dim_v, p.dv_vectors};
-  tile::store_rows<C.element>(rows, dv, 1.0F, t.n * C.block_n + key_at(), 0, t.visible.seqlen_k, t.end_k,
-                              thread);
+  tile::store_rows<C.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k, thread);
 }
 
 template <int n>
@@ -319,10 +317,15 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     shared.v_ring.init(C.consumers * 4);
     shared.q_ring.init(C.consumers * 4);
     shared.dout_ring.init(C.consumers * 4);
-    for (ptx::Mbarrier& bar : shared.ds_full) ptx::mbarrier_init(bar, C.consumers * 4);
+    for (ptx::Mbarrier& bar : shared.ds_full) ptx::mbarrier_init(bar, C.cluster > 1 ? 1 : C.consumers * 4);
+    ptx::mbarrier_init(shared.ds_empty, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }
-  ptx::sync_block();
+  if constexpr (C.cluster > 1) {
+    ptx::sync_cluster();
+  } else {
+    ptx::sync_block();
+  }
 
   if (warp < 4) {
     ptx::release_registers<C.registers().producer>();
@@ -336,6 +339,8 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     BackwardConsumer<C>(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size)
         .run();
   }
+  // The other block may still have dS to send, or barriers to arrive at.
+  if constexpr (C.cluster > 1) ptx::sync_cluster();
 }
 
 }  // namespace tandem

@@ -30,6 +30,7 @@ struct BackwardConsumer {
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
   tile::RingPosition<2> score_at;  ///< which of the two score tiles
+  u32 exchange = 0;                ///< parity of the query block, in a cluster
 
   TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -41,11 +42,17 @@ struct BackwardConsumer {
         group(params.heads_q / params.heads_kv) {}
 
   TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k[k_at.stage]; }
   TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
   /// This warpgroup's first key of the tile.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
+  /// K has all columns in shared memory; of the other block's keys there are those that this block makes of
+  /// dQ.
+  TANDEM_DEVICE int own_k_column_at() const {
+    return BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster) + dq_column_at();
+  }
 
   /// Where products stand in three places, 100 shared addresses would spill, and 60 to 90 R2UR a step move
   /// them.
@@ -99,13 +106,29 @@ struct BackwardConsumer {
     ptx::MatrixDescriptor a =
         ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
     ptx::MatrixDescriptor b =
-        k().mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
+        k().mn_major() + static_cast<u32>(own_k_column_at() / KTile::strip_cols) * KTile::strip_bytes;
     separate(a, b);
 #pragma unroll
     for (int step = 0; step < C.block_n / 16; ++step) {
       ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
           dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), step != 0);
       beside(step);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues dQ += dS K of the other block's keys, in a cluster.
+  TANDEM_DEVICE void issue_other_dq(float (&dq)[C.dq_columns() / 2]) {
+    using KTile = typename Shared::OtherKTile;
+    const typename Shared::ScoreTile& ds = shared.scores[2];
+    ptx::MatrixDescriptor a = ds.mn_major();
+    ptx::MatrixDescriptor b =
+        other_k().mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
+    separate(a, b);
+#pragma unroll
+    for (int step = 0; step < C.block_n / 16; ++step) {
+      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
+          dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), true);
     }
     ptx::wgmma_commit();
   }
@@ -129,7 +152,7 @@ struct BackwardConsumer {
       for (int h = 0; h < 2; ++h) {
         const int row = c.key_at() + c.position.row(h);
         scale[h] = hides ? ptx::load_shared(c.shared.key_scale_log2 + row) : c.scale_log2;
-        const int key = t.n * C.block_n + row;
+        const int key = t.first_key + row;
         first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
         end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
       }
@@ -223,10 +246,15 @@ struct BackwardConsumer {
   }
 
   /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
-  TANDEM_DEVICE void clear_key_tail(int valid_rows) {
+  TANDEM_DEVICE void clear_key_tail(const BackwardTile& t) {
     const int among = warpgroup * warpgroup_size + thread;
-    k().zero_rows(valid_rows, among, threads);
-    v().zero_rows(valid_rows, among, threads);
+    const auto valid = [&](int first_key) { return min(max(t.visible.seqlen_k - first_key, 0), C.block_n); };
+    k().zero_rows(valid(t.first_key), among, threads);
+    v().zero_rows(valid(t.first_key), among, threads);
+    if constexpr (C.cluster > 1) {
+      const int other = t.first_key + BackwardTiles<C>::other_keys();
+      other_k().zero_rows(valid(other), among, threads);
+    }
     join();
   }
   /// One thread a key.
@@ -238,8 +266,10 @@ struct BackwardConsumer {
   /// that is not finite becomes 0, and the scale of its scores NaN, which reaches the queries that see it.
   /// Looking costs a read of the tile, under the loads of V and Q.
   TANDEM_DEVICE void clear_poisoned_keys() {
-    const bool found =
-        k().template any_nonfinite<C.element>(0, C.block_n, warpgroup * warpgroup_size + thread, threads);
+    const int among = warpgroup * warpgroup_size + thread;
+    bool found = k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
+    if constexpr (C.cluster > 1)
+      found |= other_k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
 #pragma unroll
     for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
     // A word a warp. What reduce_or gives is uniform for the assembler too, which else serialises the
@@ -257,6 +287,10 @@ struct BackwardConsumer {
       const int row = key_at() + position.row(h);
       poisoned[h] = k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
       if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
+      // dS of these is the other block's, which knows; this one's columns of such a key are not to be read.
+      if constexpr (C.cluster > 1) {
+        if (warpgroup == 1) poisoned[h] = other_k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
+      }
     }
     join();
 #pragma unroll
@@ -264,6 +298,8 @@ struct BackwardConsumer {
       const int row = key_at() + position.row(h);
       if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
         k().zero_rows(row, row + 1, thread % 4, 4);
+      } else if constexpr (C.cluster > 1) {
+        if (poisoned[h]) other_k().zero_rows(row, row + 1, thread % 4, 4);
       }
     }
     join();
@@ -348,6 +384,7 @@ struct BackwardConsumer {
   TANDEM_DEVICE void role_blocks(const BackwardTile& t, float (&d)[n]);
   template <bool keys>
   TANDEM_DEVICE void run_role();
+  TANDEM_DEVICE void send_ds();
 };
 
 }  // namespace tandem

@@ -27,7 +27,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
   // No key has been seen, and nothing stored, where nobody has had a turn.
-  const bool any = ptx::load_global(p.turns + t.block * C.consumers + warpgroup) != 0;
+  const bool any = ptx::load_global(p.turns + t.block * C.dq_pieces() + warpgroup) != 0;
 #pragma unroll
   for (int u = 0; u < registers / 4; ++u) {
     const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};

@@ -81,7 +81,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
       ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
     }
-    if (thread < C.consumers) ptx::store_global(p.turns + t.block * C.consumers + thread, 0U);
+    if (thread < C.dq_pieces()) ptx::store_global(p.turns + t.block * C.dq_pieces() + thread, 0U);
   }
   ptx::launch_next_grid();
 }

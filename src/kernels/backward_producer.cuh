@@ -12,9 +12,20 @@ namespace tandem {
 
 // ---- Shared storage ----
 
+/// In a cluster, a block's columns of dQ of the other block's keys; else nothing, and no room for it.
+template <BackwardConfig C, bool clustered = (C.cluster > 1)>
+struct OtherKeys {
+  using Tile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
+};
+template <BackwardConfig C>
+struct OtherKeys<C, false> {
+  struct Tile {};
+};
+
 template <BackwardConfig C>
 struct BackwardShared {
   using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
+  using OtherKTile = typename OtherKeys<C>::Tile;
   using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
   using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
   using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
@@ -26,8 +37,9 @@ struct BackwardShared {
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
   /// Of warpgroups that own keys, dS twice: what is written was last read two blocks ago, so that one barrier
-  /// a query block is enough. Of others, dS and P.
-  ScoreTile scores[2];
+  /// a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
+  ScoreTile scores[C.cluster + 1];
+  OtherKTile other_k[C.k_stages];
   alignas(16) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
@@ -37,7 +49,9 @@ struct BackwardShared {
   tile::Ring<C.v_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
-  ptx::Mbarrier ds_full[2];  ///< dS of all consumers is written (dq_behind)
+  ptx::Mbarrier
+      ds_full[2];  ///< dS of all consumers is written (dq_behind); [0]: dS of the other block is there
+  ptx::Mbarrier ds_empty;  ///< the other block has read this block's dS
 };
 
 /// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out.
@@ -65,13 +79,19 @@ struct BackwardLoader {
   TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
 
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
-    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
-                              ptx::CacheHint::first);
+    ptx::Mbarrier& full = shared.k_ring.acquire(
+        k_at, Shared::KTile::bytes + (C.cluster == 1 ? 0 : sizeof(typename Shared::OtherKTile)));
+    const int batch = p.packed_k ? 0 : t.batch;
+    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
+    if constexpr (C.cluster > 1) {
+      shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
+                                      t.head_kv, batch, ptx::CacheHint::first,
+                                      BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster));
+    }
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.n * C.block_n, t.head_kv, p.packed_k ? 0 : t.batch,
+    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
                               ptx::CacheHint::first);
   }
   TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
@@ -151,8 +171,9 @@ struct BackwardAdder {
   }
 
   TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
-    u32* turn = p.turns + block * C.consumers + warpgroup;
-    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + warpgroup * C.dq_values();
+    const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
+    u32* turn = p.turns + block * C.dq_pieces() + piece;
+    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
     const float* source = shared.dq + warpgroup * C.dq_part();
     bool storing = false;
 #pragma unroll
@@ -168,7 +189,7 @@ struct BackwardAdder {
         ptx::tma_store_commit();
         // The next block's, while this one is on its way.
         if (!C.deterministic && part == C.dq_parts - 1)
-          ready = m + 1 < t.blocks.end && ptx::read_turn(turn + C.consumers) == stored;
+          ready = m + 1 < t.blocks.end && ptx::read_turn(turn + C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();

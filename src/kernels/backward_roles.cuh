@@ -39,6 +39,16 @@ TANDEM_DEVICE void BackwardConsumer<C>::take_over(u32 (&packed)[scores / 2]) {
   }
 }
 
+/// Sends dS, which warpgroup 1 has written, to the other block of the cluster, whose buffer is free.
+template <BackwardConfig C>
+TANDEM_DEVICE void BackwardConsumer<C>::send_ds() {
+  ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect(shared.ds_full[0], Shared::ScoreTile::bytes);
+    ptx::bulk_send(shared.scores[2].data, shared.scores[0].data, Shared::ScoreTile::bytes, shared.ds_full[0]);
+  }
+}
+
 /// This warpgroup's half of dQ, whose dS is there. Its last part leaves under the product that `begin`
 /// issues, and `x` is that product's result.
 template <BackwardConfig C>
@@ -47,8 +57,16 @@ TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin)
   float dq[C.dq_columns() / 2];
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[0]);
+  if constexpr (C.cluster > 1) {
+    ptx::mbarrier_wait(shared.ds_full[0], exchange);
+    issue_other_dq(dq);
+  }
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dq);
+  if constexpr (C.cluster > 1) {
+    if (thread % warp_size == 0) ptx::mbarrier_arrive_other(shared.ds_empty);
+    exchange ^= 1;
+  }
 #pragma unroll
   for (int part = 0; part < C.dq_parts - 1; ++part) store_dq(dq, part);
   begin();
@@ -109,9 +127,11 @@ TANDEM_DEVICE void BackwardConsumer<C>::gradients_step(const BackwardTile& t, in
 #pragma unroll
     for (int j = 0; j < C.block_m / 8; ++j) score_gradients(j, ds_packed, p_packed, dp);
   }
+  if constexpr (C.cluster > 1) ptx::mbarrier_wait(shared.ds_empty, exchange ^ 1);
   store_scores(shared.scores[0], ds_packed);
   ptx::fence_async_shared();
   ptx::named_barrier_arrive(barrier_ds_full, threads);
+  if constexpr (C.cluster > 1) send_ds();
   ptx::sync_warp();  // all lanes have read delta
   release_dout();
   shared.q_ring.wait(q_at);
@@ -120,7 +140,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::gradients_step(const BackwardTile& t, in
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dk);
   release_q();
-  ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
+  if constexpr (C.cluster == 1) ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
   make_dq(dp, [&] { begin_gradients(t, next, dp); });
 }
 

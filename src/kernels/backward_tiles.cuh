@@ -20,9 +20,10 @@ TANDEM_DEVICE i64 workspace_block(const BackwardParams& p, int head, int block) 
   return static_cast<i64>(head) * p.q_blocks + block;
 }
 
-/// Tile n of block_n keys, and the query blocks that see any of it.
+/// Tile n of a head's keys, and the query blocks that see any of it.
 struct BackwardTile {
   int n = 0;
+  int first_key = 0;  ///< of this block's keys in the sequence
   int head_kv = 0;
   int batch = 0;
   int begin_q = 0;
@@ -59,15 +60,15 @@ struct BackwardTiles {
 
   const BackwardParams& p;
   int round = 0;
-  tile::RaggedBlocks<C.block_n> ragged;
+  tile::RaggedBlocks<C.tile_keys()> ragged;
 
   TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params) : p(params) {}
 
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
     // The shuffle lets the assembler know that the number is uniform (see forward.cuh).
-    const int number = ptx::warp_uniform(
-        number_of(round++, static_cast<int>(ptx::block_index()), static_cast<int>(ptx::grid_size())));
+    const int number =
+        ptx::warp_uniform(number_of(round++, static_cast<int>(ptx::block_index()) / C.cluster, clusters()));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
     if constexpr (C.ragged) {
@@ -87,17 +88,28 @@ struct BackwardTiles {
     } else {
       if (!locate_dense(number, t)) return false;
       t.end_k = p.rows_k;
-      set_round(t, number / p.n_blocks, p.n_blocks, round - 1, static_cast<int>(ptx::grid_size()));
+      set_round(t, number / p.n_blocks, p.n_blocks, round - 1, clusters());
     }
     ptx::sync_warp();
     uniform(t.n, t.head_kv, t.batch, t.begin_q, t.begin_k, t.end_k, seqlen_q, seqlen_k);
     t.q_block = first_query_block<C>(p, t.batch, t.begin_q);
     t.visible = {seqlen_q, seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
                  C.causal ? p.window_right : tile::Visibility::unbounded};
-    t.blocks = tile::QueryBlockRange::of<C.block_m>(t.visible, t.n * C.block_n, (t.n + 1) * C.block_n);
+    t.first_key = t.n * C.tile_keys() + rank() * C.block_n;
+    t.blocks =
+        tile::QueryBlockRange::of<C.block_m>(t.visible, t.n * C.tile_keys(), (t.n + 1) * C.tile_keys());
     uniform(t.blocks.first, t.blocks.end, t.blocks.inner_first, t.blocks.inner_end);
     return true;
   }
+
+  /// The block's place in its cluster.
+  static TANDEM_DEVICE int rank() {
+    if constexpr (C.cluster == 1) return 0;
+    return static_cast<int>(ptx::block_index()) % C.cluster;
+  }
+  /// From this block's first key to the other's.
+  static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.block_n : -C.block_n; }
+  static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.cluster; }
 
   /// All lanes have the same values, but the assembler does not see it: with loop bounds that it takes for
   /// divergent it serialises the products (C7520) of every ragged causal Config.
@@ -136,7 +148,7 @@ struct BackwardTiles {
 
   /// Key tiles that add to the dQ of query block m before tile n does.
   static TANDEM_DEVICE u32 turn_of(const BackwardTile& t, int m) {
-    const auto keys = tile::BlockRange::of<C.block_n>(t.visible, m * C.block_m, (m + 1) * C.block_m);
+    const auto keys = tile::BlockRange::of<C.tile_keys()>(t.visible, m * C.block_m, (m + 1) * C.block_m);
     if constexpr (!latest_first) return static_cast<u32>(t.n - keys.first);
     const int last = keys.end - 1;
     if (t.n > t.round_last) return static_cast<u32>(last - t.n);

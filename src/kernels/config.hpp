@@ -146,6 +146,7 @@ struct BackwardConfig {
   int block_m = 64;
   int block_n = 128;
   int consumers = 2;  ///< warpgroups
+  int cluster = 1;    ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
   int k_stages = 1;   ///< 2: the next tile's K comes in while this tile's is still read
   int v_stages = 1;
   int q_stages = 2;           ///< blocks of Q in flight
@@ -164,9 +165,12 @@ struct BackwardConfig {
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers, 1); }
   /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
-  /// dQ: the warpgroups divide its rows by 64, and then its columns.
+  /// Keys of a tile: of all blocks of a cluster.
+  [[nodiscard]] constexpr int tile_keys() const { return block_n * cluster; }
+  /// dQ: the warpgroups, of all blocks of a cluster, divide its rows by 64, and then its columns.
+  [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
   [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
-  [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (consumers / dq_row_groups()); }
+  [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (dq_pieces() / dq_row_groups()); }
   /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
     return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
@@ -177,10 +181,10 @@ struct BackwardConfig {
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
 };
 
-/// Threads of a block of the kernels around the main one: a warpgroup for each of its consumers, so that the
-/// conversion reads what they wrote.
+/// Threads of a block of the kernels around the main one: a warpgroup for each piece of dQ, so that the
+/// conversion reads what one warpgroup wrote.
 constexpr int backward_rows_threads(const BackwardConfig& c) {
-  return 128 * c.consumers;
+  return 128 * c.dq_pieces();
 }
 
 /// The kernel that sums dsink.
@@ -191,13 +195,14 @@ constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 /// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
+  const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
-  const int scores = 2 * c.block_n * c.block_m * 2;
+  const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
   const int dq = 4 * c.consumers * c.dq_part();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
-  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 1);
-  return (kv_tiles + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
+  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 2);
+  return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 
 /// Specialises the kernel that copies a tensor into a layout that the copy engine reads.

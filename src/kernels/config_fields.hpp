@@ -90,7 +90,7 @@ constexpr void for_each_field(Config& config, F&& f) {
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, k_stages, v_stages, q_stages,
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, cluster, k_stages, v_stages, q_stages,
          dout_stages, dq_parts, scores_ahead, dq_behind, causal, local, softcap, ragged, deterministic] =
       config;
   f("element", element);
@@ -99,6 +99,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("block_m", block_m);
   f("block_n", block_n);
   f("consumers", consumers);
+  f("cluster", cluster);
   f("k_stages", k_stages);
   f("v_stages", v_stages);
   f("q_stages", q_stages);

@@ -13,13 +13,13 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, scores_ahead and dq_behind as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 2, 2, 1, 1024, 0,
+    {64, 32, 32, 128, 128, 1, 2, 2, 1, 1024, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 2, 2, 1, 2048, 4096,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 2, 2, 1, 0, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 1, 2, 0, 0,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -40,6 +40,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.head_dim_v = padded(head_dim_v, line.unit_v);
   c.block_m = line.block_m;
   c.block_n = line.block_n;
+  c.cluster = c.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
@@ -67,6 +68,11 @@ std::string division_objection(const BackwardConfig& c) {
   if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
                        c.consumers);
+  }
+  if (c.cluster < 1 || c.cluster > 2 || (c.cluster == 2 && (c.owns_keys() || c.head_dim_qk != 256))) {
+    return fmt::format(
+        "cluster {} is not 1, or 2 with 64 keys in all and head_dim 256; there are {} keys and head_dim {}",
+        c.cluster, c.block_n, c.head_dim_qk);
   }
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
@@ -182,6 +188,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, which are stored and read once a tile.
   if (c.dq_behind) return 92;
+  if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 32;
   if (!c.owns_keys()) return c.ragged && !c.causal ? 56 : 0;
   if (c.head_dim_v != 64 || c.block_m != 128) return 0;
   return c.scores_ahead ? 28 : c.ragged ? 8 : 0;
@@ -198,6 +205,7 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
       c.dq_behind      ? "dq of a block of queries is made by the next one"
       : c.scores_ahead ? "the next scores are issued before dq is waited for"
+      : c.cluster > 1  ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                        : "the next scores are issued once dq is there",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"
                       : "dq is added up in any order; deterministic fixes it",

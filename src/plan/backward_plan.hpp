@@ -29,6 +29,7 @@ struct BackwardTileLine {
   int unit_v;
   int block_m;
   int block_n;
+  int cluster;
   int q_stages;
   int dout_stages;
   int dq_parts;

@@ -41,6 +41,15 @@ TANDEM_DEVICE void fence_async_shared() {
 #endif
 }
 
+/// All threads of the blocks of the cluster; what they wrote before is then visible to all.
+TANDEM_DEVICE void sync_cluster() {
+#if TANDEM_ON_DEVICE
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  emulator::sync_cluster();
+#endif
+}
+
 /// Programmatic dependent launch: wait for the grid before this one; let the grid after this one start.
 TANDEM_DEVICE void wait_for_previous_grid() {
 #if TANDEM_ON_DEVICE

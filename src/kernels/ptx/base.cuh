@@ -92,6 +92,19 @@ TANDEM_DEVICE u32 grid_size() {
 #endif
 }
 
+/// Where `p`, in this block's shared memory, lies in that of the other block of a cluster of two.
+TANDEM_DEVICE u32 other_shared_address(const void* p) {
+#if TANDEM_ON_DEVICE
+  u32 address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(static_cast<u32>(__cvta_generic_to_shared(p))), "r"(block_index() % 2 ^ 1));
+  return address;
+#else
+  return emulator::shared_address(p);
+#endif
+}
+
 /// The block's dynamic shared memory, 1024-byte aligned as 128-byte swizzled tiles need it.
 TANDEM_DEVICE char* dynamic_shared() {
 #if TANDEM_ON_DEVICE

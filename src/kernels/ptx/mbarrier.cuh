@@ -36,6 +36,17 @@ TANDEM_DEVICE void mbarrier_arrive(Mbarrier& bar) {
 #endif
 }
 
+/// Arrives at the same barrier of the other block of a cluster of two.
+TANDEM_DEVICE void mbarrier_arrive_other(Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(other_shared_address(&bar))
+      : "memory");
+#else
+  emulator::mbarrier_arrive_other(&bar);
+#endif
+}
+
 /// Arrives and announces `bytes` that copies will bring in this phase.
 TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
 #if TANDEM_ON_DEVICE

@@ -77,6 +77,20 @@ TANDEM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, Mbarri
 #endif
 }
 
+/// Starts copying `bytes` from shared memory (as for tma_store) to `target` of the other block of a cluster
+/// of two; credited to its `bar`. One thread.
+TANDEM_DEVICE void bulk_send(void* target, const void* source, u32 bytes, Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          other_shared_address(target)),
+      "r"(shared_address(source)), "r"(bytes), "r"(other_shared_address(&bar))
+      : "memory");
+#else
+  emulator::bulk_send(target, source, bytes, &bar);
+#endif
+}
+
 /// Starts copying `bytes` from shared memory (as for tma_store) to global memory. One thread.
 TANDEM_DEVICE void bulk_store(float* global, const void* shared, u32 bytes) {
 #if TANDEM_ON_DEVICE

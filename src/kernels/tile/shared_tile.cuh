@@ -22,12 +22,13 @@ struct SharedTile {
 
   alignas(1024) char data[bytes];
 
-  /// Starts loading rows [row, row + rows) of (head, batch); its `bytes` are credited to `bar`.
+  /// Starts loading rows [row, row + rows), columns from `col` on, of (head, batch); its `bytes` are credited
+  /// to `bar`.
   TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
-                          ptx::CacheHint hint) {
+                          ptx::CacheHint hint, i32 col = 0) {
 #pragma unroll
     for (int s = 0; s < strips; ++s) {
-      ptx::tma_load(data + s * strip_bytes, map, bar, s * strip_cols, row, head, batch, hint);
+      ptx::tma_load(data + s * strip_bytes, map, bar, col + s * strip_cols, row, head, batch, hint);
     }
   }
 

@@ -82,7 +82,8 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
     emulator::launch(kernels.main, params,
                      {.blocks = grid,
                       .threads = static_cast<unsigned>(config.threads()),
-                      .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config))},
+                      .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
+                      .cluster = static_cast<unsigned>(config.cluster)},
                      options);
   }
   if (rows_blocks > 0 && p.dq.given()) {

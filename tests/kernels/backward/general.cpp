@@ -26,6 +26,7 @@ std::span<const EmulatedBackward> general_backwards() {
                                           BackwardConfig{.head_dim_qk = 256,
                                                          .head_dim_v = 256,
                                                          .block_n = 64,
+                                                         .cluster = 2,
                                                          .dout_stages = 1,
                                                          .dq_parts = 2,
                                                          .causal = true,

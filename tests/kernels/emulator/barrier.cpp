@@ -11,6 +11,7 @@ void acquire(Thread& thread, const Barrier& b, std::uint32_t index, std::uint64_
   if (thread.phases_seen[index] == phases) return;
   thread.phases_seen[index] = phases;
   join(thread.clock, b.completed);
+  join(thread.other, b.other_completed);
 }
 
 void arrive(Block& block, Barrier& b, const char* what) {
@@ -77,6 +78,7 @@ void Block::complete_phase_if_due(Barrier& b) {
   b.pending = b.arrivals;
   b.arriving[components_.barrier(index)] = static_cast<std::uint32_t>(b.phase);
   join(b.completed, b.arriving);
+  join(b.other_completed, b.other_arriving);
   for (Thread* t : b.waiting) acquire(*t, b, index, b.phase);
   wake_all(b.waiting);
 }

@@ -32,7 +32,7 @@ std::string thread_name(std::uint32_t thread) {
 }
 
 Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
-             const std::function<void()>& kernel, Stacks& stacks, char* shared)
+             const std::function<void()>& kernel, Stacks& stacks, char* shared, Cluster* cluster)
     : index_(index),
       grid_(grid),
       options_(options),
@@ -40,6 +40,7 @@ Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
       components_{grid.threads},
       shadow_(static_cast<std::uint32_t>(grid.shared_bytes), components_),
       shared_(shared),
+      cluster_(cluster),
       random_state_((options.seed + 1) * 0x9e3779b97f4a7c15ULL + index) {
   if (options.seed != 0) elected_lane_ = random(32);
   std::memset(shared_, 0xff, grid.shared_bytes);  // NaN in every floating-point type
@@ -52,6 +53,7 @@ Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
     thread.index = t;
     thread.clock.resize(components_.count());
     thread.clock[t] = 1;
+    if (cluster != nullptr) thread.other.resize(components_.count());
     thread.registers = initial_registers(grid);
     prepare(thread.context, stacks.bottom(t), &Block::thread_main);
     ready_.push_back(&thread);
@@ -116,6 +118,8 @@ void Block::run() {
   while (finished_ < threads_.size()) {
     ++step_;
     run_due_actions();
+    receive();
+    while (ready_.empty() && cluster_ != nullptr && cluster_->wait(rank())) receive();
     if (ready_.empty()) report_deadlock();
     Thread& thread = next_thread();
     resume(thread);
@@ -123,6 +127,8 @@ void Block::run() {
     if (thread.state == Thread::State::finished) ++finished_;
   }
   check_finished();
+  if (cluster_ != nullptr && !cluster_->finish(rank()))
+    fail("ended before what the other block of its cluster sent: sync_cluster is missing");
 }
 
 void Block::suspend(Wait wait) {
@@ -211,6 +217,7 @@ std::string Block::describe(const Thread& thread) const {
       return text;
     }
     case Wait::Kind::store: return fmt::format("waits in tma_store_wait for store {}", w.target);
+    case Wait::Kind::cluster: return "waits for the threads of the cluster";
     case Wait::Kind::none: break;
   }
   return "runs";
@@ -267,6 +274,10 @@ Barrier& Block::create_barrier(void* p, std::uint32_t arrivals) {
   b.init = Event(self().index, self().clock[self().index]);
   b.arriving.resize(components_.count());
   b.completed.resize(components_.count());
+  if (cluster_ != nullptr) {
+    b.other_arriving.resize(components_.count());
+    b.other_completed.resize(components_.count());
+  }
   for (Thread& t : threads_) t.phases_seen.push_back(0);
   shadow_.reserve_barrier(offset);
   return b;
@@ -306,26 +317,52 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
     throw Fault(fmt::format("launch: {} bytes of shared memory; {} blocks that share {} have less each",
                             grid.shared_bytes, grid.blocks_per_sm, shared_limit));
   }
+  if (grid.cluster != 1 && (grid.cluster != Cluster::size || grid.blocks % Cluster::size != 0))
+    throw Fault(fmt::format("launch: {} blocks in clusters of {}; the emulator has pairs", grid.blocks,
+                            grid.cluster));
   std::atomic<std::uint32_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
-  const auto work = [&] {
+  const auto failed = [&] {
+    next = grid.blocks;
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = std::current_exception();
+  };
+  const auto run = [&](std::uint32_t index, Stacks& stacks, char* shared, Cluster* cluster) {
     try {
-      Stacks stacks(grid.threads);
-      const std::unique_ptr<char, decltype(&std::free)> shared(
-          static_cast<char*>(std::aligned_alloc(1024, (grid.shared_bytes / 1024 + 1) * 1024)), &std::free);
-      for (std::uint32_t i = next++; i < grid.blocks; i = next++) {
-        Block(i, grid, options, kernel, stacks, shared.get()).run();
-      }
+      Block(index, grid, options, kernel, stacks, shared, cluster).run();
     } catch (...) {
-      next = grid.blocks;
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
+      failed();
+      if (cluster != nullptr) cluster->finish(index % Cluster::size);
     }
     current_block = nullptr;
   };
+  using Memory = std::unique_ptr<char, decltype(&std::free)>;
+  const auto memory = [&] {
+    return Memory(static_cast<char*>(std::aligned_alloc(1024, (grid.shared_bytes / 1024 + 1) * 1024)),
+                  &std::free);
+  };
+  const auto work = [&] {
+    Stacks stacks(grid.threads);
+    const Memory shared = memory();
+    for (std::uint32_t i = next.fetch_add(grid.cluster); i < grid.blocks; i = next.fetch_add(grid.cluster)) {
+      if (grid.cluster == 1) {
+        run(i, stacks, shared.get(), nullptr);
+        continue;
+      }
+      Cluster cluster;
+      std::thread other([&] {
+        Stacks own_stacks(grid.threads);
+        const Memory own = memory();
+        run(i + 1, own_stacks, own.get(), &cluster);
+      });
+      run(i, stacks, shared.get(), &cluster);
+      other.join();
+    }
+  };
   std::vector<std::thread> others;
-  for (unsigned i = 1; i < std::min(options.host_threads, grid.blocks); ++i) others.emplace_back(work);
+  for (unsigned i = 1; i < std::min(options.host_threads, grid.blocks / grid.cluster); ++i)
+    others.emplace_back(work);
   work();
   for (std::thread& t : others) t.join();
   if (failure) std::rethrow_exception(failure);

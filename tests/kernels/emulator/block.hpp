@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "clock.hpp"
+#include "cluster.hpp"
 #include "fiber.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
@@ -23,7 +24,7 @@ constexpr std::uint32_t shared_window = 1024;
 
 /// What a suspended thread waits for; `thing` and `target` mean what `kind` says.
 struct Wait {
-  enum class Kind { none, barrier, named_barrier, warp, matrix, store };
+  enum class Kind { none, barrier, named_barrier, warp, matrix, store, cluster };
   Kind kind = Kind::none;
   std::uint32_t thing = 0;   ///< index of the mbarrier, the named barrier, the warp or the warpgroup
   std::uint64_t target = 0;  ///< phase, generation, instruction or store that ends the wait
@@ -35,6 +36,7 @@ struct Thread {
   State state = State::ready;
   Context context;
   Clock clock;
+  Clock other;  ///< what it knows of the other block of its cluster
   Wait wait;
   std::vector<std::uint64_t> phases_seen;  ///< by mbarrier: how many completed phases its waits have seen
   MatrixThread matrix;
@@ -55,8 +57,10 @@ struct Barrier {
   std::uint32_t copies = 0;  ///< in flight
   Event init;
   bool init_fenced = false;
-  Clock arriving;   ///< what this phase's arrivals have seen
-  Clock completed;  ///< what a wait hands on
+  Clock arriving;        ///< what this phase's arrivals have seen
+  Clock completed;       ///< what a wait hands on
+  Clock other_arriving;  ///< the same of the other block of the cluster
+  Clock other_completed;
   std::vector<Thread*> waiting;
 };
 
@@ -89,7 +93,7 @@ struct Warp {
 class Block {
  public:
   Block(std::uint32_t index, const Grid& grid, const Options& options, const std::function<void()>& kernel,
-        Stacks& stacks, char* shared);
+        Stacks& stacks, char* shared, Cluster* cluster);
   void run();
 
   static Block& current();
@@ -100,6 +104,12 @@ class Block {
   [[nodiscard]] const Components& components() const { return components_; }
   [[nodiscard]] Shadow& shadow() { return shadow_; }
   [[nodiscard]] char* shared() const { return shared_; }
+  [[nodiscard]] std::uint32_t rank() const { return index_ % Cluster::size; }
+  /// Throws where there is none.
+  Cluster& cluster();
+  void send_other(Message message);
+  /// The running thread waits until all threads of the cluster's blocks have come.
+  void join_cluster();
   [[nodiscard]] std::uint32_t elected_lane() const { return elected_lane_; }
 
   /// Offset of p in dynamic shared memory; throws unless all `bytes` lie in it.
@@ -145,6 +155,8 @@ class Block {
   Thread& next_thread();
   void resume(Thread& thread);
   void run_due_actions();
+  void receive();
+  void apply(const Message& message);
   void check_finished();
   [[noreturn]] void report_deadlock();
   [[nodiscard]] std::string describe(const Thread& thread) const;
@@ -156,6 +168,10 @@ class Block {
   Components components_;
   Shadow shadow_;
   char* shared_;
+  Cluster* cluster_;
+  std::vector<Thread*> cluster_waiting_;
+  Clock cluster_seen_;
+  Clock cluster_other_seen_;
   std::uint64_t random_state_;
   std::uint32_t elected_lane_ = 0;
   std::vector<Thread> threads_;

@@ -38,6 +38,7 @@ char* dynamic_shared();
 std::uint32_t shared_address(const void* p);
 
 void sync_block();
+void sync_cluster();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 void fence_async_shared();
@@ -45,6 +46,7 @@ void fence_async_shared();
 void mbarrier_init(void* bar, std::uint32_t arrivals);
 void fence_mbarrier_init();
 void mbarrier_arrive(void* bar);
+void mbarrier_arrive_other(void* bar);
 void mbarrier_arrive_expect(void* bar, std::uint32_t bytes);
 void mbarrier_wait(void* bar, std::uint32_t parity);
 
@@ -52,6 +54,7 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);
+void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar);
 void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
 void tma_store_commit();

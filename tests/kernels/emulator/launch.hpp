@@ -41,12 +41,13 @@ struct Grid {
   unsigned threads = 128;  ///< a multiple of 32, at most 512
   std::size_t shared_bytes = 0;
   unsigned blocks_per_sm = 1;  ///< that share its registers and shared memory
+  unsigned cluster = 1;        ///< or 2: blocks of a cluster
 };
 
 struct Options {
   std::uint64_t seed = 0;    ///< 0: round robin and lane 0 elected; others: random order, random elected lane
   unsigned max_delay = 200;  ///< scheduling steps that the copy engine and the tensor cores may lag
-  unsigned host_threads = 1;    ///< blocks run at once
+  unsigned host_threads = 1;    ///< blocks, or clusters, run at once
   bool skipped_phases = false;  ///< a thread may let a barrier's phases pass without waiting for them
   std::vector<Buffer> buffers = {};
 };
