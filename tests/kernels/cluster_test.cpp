@@ -26,13 +26,24 @@ struct Shared {
   ptx::Mbarrier empty;
 };
 
-enum class Mistake { none, sends_unasked, frees_early };
+enum class Mistake {
+  none,
+  sends_unasked,
+  frees_early,
+  never_frees,
+  announces_less,
+  announces_more,
+  ends_early
+};
 
 template <Mistake mistake>
 void exchange(u32* sums) {
   auto& shared = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
   const u32 thread = ptx::thread_index();
   const u32 rank = ptx::block_index() % 2;
+  constexpr u32 announced = sizeof(Shared::sent) + (mistake == Mistake::announces_more   ? 16
+                                                    : mistake == Mistake::announces_less ? -16
+                                                                                         : 0);
   const auto number = [thread](u32 sender, u32 round) { return 1000 * sender + 100 * round + thread; };
   if (thread == 0) {
     ptx::mbarrier_init(shared.full, 1);
@@ -47,7 +58,7 @@ void exchange(u32* sums) {
     ptx::fence_async_shared();
     ptx::sync_block();
     if (thread == 0) {
-      ptx::mbarrier_arrive_expect(shared.full, sizeof(shared.sent));
+      ptx::mbarrier_arrive_expect(shared.full, announced);
       ptx::bulk_send(shared.received, shared.sent, sizeof(shared.sent), shared.full);
     }
     ptx::mbarrier_wait(shared.full, round % 2);
@@ -55,11 +66,11 @@ void exchange(u32* sums) {
       sum += ptx::load_shared(shared.received + thread);
       ptx::sync_block();
     }
-    if (thread == 0) ptx::mbarrier_arrive_other(shared.empty);
+    if (thread == 0 && mistake != Mistake::never_frees) ptx::mbarrier_arrive_other(shared.empty);
     if (mistake == Mistake::frees_early) sum += ptx::load_shared(shared.received + thread);
   }
   ptx::store_global(sums + ptx::block_index() * threads + thread, sum);
-  ptx::sync_cluster();
+  if (mistake != Mistake::ends_early) ptx::sync_cluster();
 }
 
 constexpr emulator::Grid grid{.blocks = 6, .threads = threads, .shared_bytes = sizeof(Shared), .cluster = 2};
@@ -101,6 +112,25 @@ TEST(Cluster, NumbersOverwrittenBeforeTheyAreReadAreAFault) {
     EXPECT_THAT(fault<Mistake::frees_early>(seed),
                 AnyOf(HasSubstr("overwrites bytes that thread"), HasSubstr("has not waited for")));
   }
+}
+
+TEST(Cluster, ABufferThatIsNeverFreedIsADeadlock) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed)
+    EXPECT_THAT(fault<Mistake::never_frees>(seed), HasSubstr("1 of 1 arrivals and 0 bytes are missing"));
+}
+
+TEST(Cluster, WrongByteCountsAreAFault) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    // Announced after the bytes have come, they leave the phase open for ever.
+    EXPECT_THAT(fault<Mistake::announces_less>(seed),
+                AnyOf(HasSubstr("wrong byte count"), HasSubstr(" -16 bytes are missing")));
+    EXPECT_THAT(fault<Mistake::announces_more>(seed), HasSubstr(" 16 bytes are missing"));
+  }
+}
+
+TEST(Cluster, ABlockThatEndsWhileTheOtherMayBeReachedIsAFault) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed)
+    EXPECT_THAT(fault<Mistake::ends_early>(seed), HasSubstr("sync_cluster is missing"));
 }
 
 TEST(Cluster, GridsWithoutPairsAreRefused) {

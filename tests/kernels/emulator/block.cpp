@@ -240,6 +240,9 @@ void Block::report_deadlock() {
 }
 
 void Block::check_finished() {
+  // By luck alone the other block had not ended before.
+  if (reached_other_)
+    fail("ended after it had reached into the other block of the cluster: sync_cluster is missing");
   int registers = 0;
   for (const Thread& t : threads_) {
     registers += t.registers;

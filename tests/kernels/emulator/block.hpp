@@ -107,6 +107,8 @@ class Block {
   [[nodiscard]] std::uint32_t rank() const { return index_ % Cluster::size; }
   /// Throws where there is none.
   Cluster& cluster();
+  /// A thread is about to use the other block's shared memory, which that block must outlive.
+  void reach_other() { reached_other_ = true; }
   void send_other(Message message);
   /// The running thread waits until all threads of the cluster's blocks have come.
   void join_cluster();
@@ -170,6 +172,7 @@ class Block {
   char* shared_;
   Cluster* cluster_;
   std::vector<Thread*> cluster_waiting_;
+  bool reached_other_ = false;  ///< since the cluster's last barrier
   Clock cluster_seen_;
   Clock cluster_other_seen_;
   std::uint64_t random_state_;

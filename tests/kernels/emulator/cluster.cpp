@@ -79,6 +79,7 @@ void Block::apply(const Message& message) {
       join(t->other, message.other);
     }
     cluster_seen_.clear();
+    reached_other_ = false;
     wake_all(cluster_waiting_);
     return;
   }
@@ -139,6 +140,7 @@ void mbarrier_arrive_other(void* bar) {
   Block& block = Block::current();
   Thread& self = block.self();
   block.cluster();
+  block.reach_other();
   block.send_other({.kind = Message::Kind::arrival,
                     .barrier = block.shared_offset(bar, 8, "mbarrier_arrive_other"),
                     .own = self.other,
@@ -151,6 +153,7 @@ void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar)
   Block& block = Block::current();
   Thread& self = block.self();
   block.cluster();
+  block.reach_other();
   const char* what = "bulk_send";
   const std::uint32_t from = block.shared_offset(source, bytes, what);
   Message message{.kind = Message::Kind::copy,
