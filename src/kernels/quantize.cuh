@@ -2,29 +2,17 @@
 // read once and its code written once. Before it, where K's mean is removed, one launch over K alone, or a
 // sample of it, sums its channels.
 //
-// A block of threads takes one unit: 128 rows of a head, as blocks of scales count them. Q and K leave as
+// A block of threads takes units of 128 rows of a head, as blocks of scales count them. Q and K leave as
 // rows; V leaves with keys contiguous, its 4 x 4 bytes exchanged between the four threads whose keys share a
 // word, the words through shared memory.
 #pragma once
 
 #include "kernels/mean_of_keys.cuh"
+#include "kernels/quantize_rotation.cuh"
 
 namespace tandem {
 
 namespace quantizer {
-
-/// Signs of the channels.
-template <QuantizeConfig C>
-TANDEM_DEVICE void fill_signs(const Tables& tables) {
-  const int c = static_cast<int>(ptx::thread_index_anew());
-  if (c >= tables.channels) return;
-  if constexpr (C.rotate_qk) {
-    ptx::store_shared(tables.sign + c, c < C.head_dim_qk ? rotation_sign(c) : 1.0F);
-  }
-  if constexpr (C.rotate_v) {
-    ptx::store_shared(tables.v_sign + c, c < C.head_dim_v ? rotation_sign(c) : 1.0F);
-  }
-}
 
 /// Whether rows of Q and K can be marked.
 template <QuantizeConfig C>
@@ -87,9 +75,6 @@ struct Place {
   TANDEM_DEVICE float* shift(const ScaleStrides& s) const {
     return ptx::load_shared(&job->shift) + row * s.group + of_head(s.head);
   }
-  TANDEM_DEVICE bool has_mean() const {
-    return ptx::warp_uniform(static_cast<int>(ptx::load_shared(&job->mean) != nullptr)) != 0;
-  }
 
  private:
   TANDEM_DEVICE i64 of_head(i64 stride) const { return C.ragged ? slot * stride : 0; }
@@ -134,6 +119,11 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
   return s.inverse;
 }
 
+/// Whether K's mean is removed, or was, of the job's sequence.
+TANDEM_DEVICE bool has_mean(const Job* job) {
+  return ptx::warp_uniform(static_cast<int>(ptx::load_shared(&job->mean) != nullptr)) != 0;
+}
+
 /// Whether a job has anything to do.
 TANDEM_DEVICE bool has_work(const Job* job) {
   return ptx::warp_uniform(ptx::load_shared(&job->rows)) >= 0;
@@ -141,10 +131,14 @@ TANDEM_DEVICE bool has_work(const Job* job) {
 
 /// The thread's own. It is found again where it is needed: what is kept over the arithmetic on a row's values
 /// takes registers that they need.
+template <Which which>
+TANDEM_DEVICE int own_row() {
+  const int thread = static_cast<int>(ptx::thread_index_anew());
+  return which == Which::v ? key_of_thread(thread) : thread / row_threads;
+}
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE Place<C> own_place(const Tables& table, int turn) {
-  const int thread = static_cast<int>(ptx::thread_index_anew());
-  return {table.job(turn), which == Which::v ? key_of_thread(thread) : thread / row_threads};
+  return {table.job(turn), own_row<which>()};
 }
 
 /// Starts copying channel `c` of a head's mean.
@@ -163,15 +157,22 @@ TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int turn)
   const Job* const job = table.job(turn);
   if (!has_work(job)) return;
   const int thread = static_cast<int>(ptx::thread_index_anew());
-  const Place<C> at = own_place<C, which>(table, turn);
-  fetch_row<C.vectors, which == Which::v ? C.head_dim_v : C.head_dim_qk>(
-      table, at.source(tensor<which>(p).stride), at.used, thread, turn);
+  constexpr int head_dim = which == Which::v ? C.head_dim_v : C.head_dim_qk;
+  // A row's vectors go to neighbouring threads, whichever will read them.
+#pragma unroll
+  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
+    const int row = (j * quantize_threads + thread) / row_vectors<head_dim>;
+    const int vector = (j * quantize_threads + thread) % row_vectors<head_dim>;
+    const Place<C> from(job, row);
+    fetch_vector<C.vectors, head_dim>(place_of_vector<head_dim>(table, row, vector, turn),
+                                      from.source(tensor<which>(p).stride), 8 * vector, from.used);
+  }
   if constexpr (C.smooth_k && which != Which::v) {
-    if (!at.has_mean()) return;
+    if (!has_mean(job)) return;
     ptx::wait_for_previous_grid();
     const float* const means = ptx::load_shared(&job->mean);
     if constexpr (C.ragged) {
-      for (int i = thread; i < at.heads() * table.channels; i += quantize_threads) {
+      for (int i = thread; i < ptx::load_shared(&job->heads) * table.channels; i += quantize_threads) {
         const int head = ptx::load_shared(&job->head) + i / table.channels;
         const int mean_head = which == Which::q ? head / p.group : head;
         fetch_mean<C>(table.mean(turn) + i, means + mean_head * p.mean_stride.head, i % table.channels);
@@ -186,22 +187,21 @@ TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int turn)
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int turn,
                                Row<C.head_dim_qk>& values) {
-  const int thread = static_cast<int>(ptx::thread_index_anew());
   const int t = static_cast<int>(ptx::lane_index_anew()) % row_threads;
   const Place<C> at = own_place<C, which>(table, turn);
-  take_row<C.element>(values, table, thread, turn);
+  take_row<C.element>(values, table, own_row<which>(), t, turn);
   if constexpr (C.rotary) {
     if (at.used) embed<C>(values, p.rotary, at.source(tensor<which>(p).stride), at.first() + at.row, t);
   }
   const float* const mean = table.mean(turn) + (C.ragged ? min(at.slot, at.heads() - 1) * table.channels : 0);
   if constexpr (C.smooth_k && which == Which::k) {
-    if (at.has_mean() && at.used) subtract(values, mean, t);  // the others' values stay 0
+    if (has_mean(table.job(turn)) && at.used) subtract(values, mean, t);  // the others' values stay 0
   }
   if constexpr (C.smooth_k && which == Which::q) {
-    const float shift = at.has_mean() ? dot(values, mean, t) * p.scale : 0.0F;
+    const float shift = has_mean(table.job(turn)) ? dot(values, mean, t) * p.scale : 0.0F;
     if (t == 0 && at.used) ptx::store_global(at.shift(p.shift_stride), shift);
   }
-  if constexpr (C.rotate_qk) rotate(values, table.sign, t);
+  if constexpr (C.rotate_qk) rotate(values, t);
 }
 
 template <QuantizeConfig C, Which which>
@@ -283,8 +283,8 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   const int thread = static_cast<int>(ptx::thread_index_anew());
   const int t = thread % row_threads;
   Row<head_dim> values;
-  take_row<C.element>(values, table, thread, turn);
-  if constexpr (C.rotate_v) rotate(values, table.v_sign, t);
+  take_row<C.element>(values, table, own_row<Which::v>(), t, turn);
+  if constexpr (C.rotate_v) rotate(values, t);
   const Magnitude m = magnitude_of(values);
   const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, turn);
 #pragma unroll
@@ -321,7 +321,6 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantizer::prepare_job<C>(p, static_cast<int>(ptx::block_index()), 0, table.job(0));
     quantizer::prepare_job_after<C>(p, table.job(0), table.job(quantizer::Tables::after(0)));
   }
-  quantizer::fill_signs<C>(table);
   ptx::sync_block();
   const auto unit_of = [&](int turn) {
     return ptx::warp_uniform(ptx::load_shared(&table.job(turn)->number));
@@ -361,7 +360,6 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
   if (ptx::thread_index() < warp_size) {
     quantizer::prepare_job<C>(p, static_cast<int>(ptx::block_index()), 0, table.job(0));
   }
-  quantizer::fill_signs<C>(table);
   ptx::sync_block();
   if (!quantizer::has_work(table.job(0))) return;
   quantizer::fetch<C, quantizer::Which::k>(p, table, 0);

@@ -25,10 +25,10 @@ struct QuantizeConfig {
   bool vectors = true;
 
   constexpr bool operator==(const QuantizeConfig&) const = default;
-  /// Resident blocks of threads: what 32 values a thread, or 64, leave room for.
+  /// Resident blocks of threads: what 16, 32 or 64 values a thread leave room for.
   [[nodiscard]] constexpr int blocks_per_sm() const {
     const int dim = head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v;
-    return dim <= 128 ? 2 : 1;
+    return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
   }
 };
 
@@ -45,10 +45,9 @@ constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
 
-/// Dynamic shared memory: two tables of signs by channel, twice the warps' maxima, the tile of V's codes.
+/// Dynamic shared memory: twice the warps' maxima, the tile of V's codes.
 constexpr int arrange_shared_bytes(const QuantizeConfig& c) {
-  const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  const int tables = 2 * 4 * quantize_channels(dim) + 2 * 2 * 4 * (quantize_threads / 32);
+  const int tables = 2 * 2 * 4 * (quantize_threads / 32);
   return tables + (c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v));
 }
 /// The rows of a job.

@@ -1,9 +1,6 @@
-// Rows of a head on their way to 8-bit codes: four threads a row, loads, the rotation across them, scales.
+// Rows of a head on their way to 8-bit codes: four threads a row, loads, scales, codes.
 //
-// Thread t of four has vectors t, t + 4, t + 8, ... of a row's vectors of 8 channels. Of the Hadamard
-// matrix's levels, the first three are then between a thread's own values, two between threads, the others
-// between a thread's own again: 2 shuffles a value whatever the head dimension. The levels come in the CPU's
-// order, so that every bit is the CPU's.
+// Thread t of four has vectors t, t + 4, t + 8, ... of a row's vectors of 8 channels.
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
@@ -24,8 +21,6 @@ constexpr float smallest_largest = 0x1p-100F;
 struct Tables {
   ptx::Vec4* rows;  ///< [2] jobs: vector j of thread i at j * quantize_threads + i
   int unit_vectors;
-  float* sign;  ///< by channel, of Q and K
-  float* v_sign;
   float* means;  ///< [2][heads of a job][channels]
   int mean_size;
   int channels;
@@ -37,9 +32,12 @@ struct Tables {
   /// A turn is the offset of its job, so that no address is kept beside it.
   TANDEM_DEVICE Job* job(int turn) const { return reinterpret_cast<Job*>(jobs + turn); }
   TANDEM_DEVICE float* mean(int turn) const { return means + place_of(turn) * mean_size; }
-  static TANDEM_DEVICE int place_of(int turn) { return turn / quantize_job_bytes % 2; }
+  static TANDEM_DEVICE int place_of(int turn) {
+    return static_cast<int>(static_cast<u32>(turn) / quantize_job_bytes % 2);
+  }
   static TANDEM_DEVICE int after(int turn) {
-    return (turn + quantize_job_bytes) % (quantize_jobs * quantize_job_bytes);
+    return static_cast<int>(static_cast<u32>(turn + quantize_job_bytes) %
+                            (quantize_jobs * quantize_job_bytes));
   }
 };
 
@@ -49,13 +47,11 @@ TANDEM_DEVICE Tables tables() {
   constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
   constexpr int warps = quantize_threads / warp_size;
   auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
-  auto* const maxima = base + 2 * channels;
+  auto* const maxima = base;
   auto* const rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16;
   auto* const jobs = reinterpret_cast<char*>(rows + 2 * quantize_rows_bytes(C) / 16);
   return {.rows = rows,
           .unit_vectors = quantize_rows_bytes(C) / 16,
-          .sign = base,
-          .v_sign = base + channels,
           .means = reinterpret_cast<float*>(jobs + quantize_jobs * quantize_job_bytes),
           .mean_size = quantize_mean_bytes(C) / 4,
           .channels = channels,
@@ -63,14 +59,6 @@ TANDEM_DEVICE Tables tables() {
           .warp_bad = reinterpret_cast<u32*>(maxima + 2 * warps),
           .tile = reinterpret_cast<u32*>(maxima + 4 * warps),
           .jobs = jobs};
-}
-
-/// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size) with sqrt
-/// rounded.
-constexpr float rotation_factor(int size) {
-  float factor = 1.0F;
-  for (; size >= 4; size /= 4) factor *= 0.5F;
-  return size == 2 ? factor * (1.0F / 1.41421356237309504880F) : factor;
 }
 
 /// Every thread's values of one row.
@@ -98,29 +86,35 @@ TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool 
   return v;
 }
 
-/// Starts copying a thread's part of a row into its place in shared memory.
+/// Vectors of 8 channels of a row, as shared memory has them.
+template <int head_dim>
+constexpr int row_vectors = row_threads* Row<head_dim>::vectors;
+
+/// Where vector `vector` of a row is: moved by four in every second row, so that the eight lanes that read at
+/// one time, of two rows, meet in no bank.
+template <int head_dim>
+TANDEM_DEVICE ptx::Vec4* place_of_vector(const Tables& tables, int row, int vector, int turn) {
+  constexpr int all = row_vectors<head_dim>;
+  const int moved = all % 8 == 0 ? vector ^ (row & 1) << 2 : vector;
+  return tables.rows + Tables::place_of(turn) * tables.unit_vectors + row * all + moved;
+}
+
+/// Starts copying a vector of a row into its place in shared memory.
 template <bool vectors, int head_dim>
-TANDEM_DEVICE void fetch_row(const Tables& tables, const u16* row, bool used, int thread, int turn) {
-#pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    ptx::Vec4* const to =
-        tables.rows + Tables::place_of(turn) * tables.unit_vectors + j * quantize_threads + thread;
-    const int col = (4 * j + thread % row_threads) * 8;
-    if (vectors && used && col < head_dim) {
-      ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
-    } else {
-      ptx::store_shared(to, load_vector<false>(row, col, head_dim, !vectors && used));
-    }
+TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool used) {
+  if (vectors && used && col < head_dim) {
+    ptx::copy_async(to, reinterpret_cast<const ptx::Vec4*>(row + col));
+  } else {
+    ptx::store_shared(to, load_vector<false>(row, col, head_dim, !vectors && used));
   }
 }
 
-/// What fetch_row has brought.
+/// A thread's part of a row that has come.
 template <Element element, int head_dim>
-TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int thread, int turn) {
+TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of_job, int t, int turn) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v = ptx::load_shared(tables.rows + Tables::place_of(turn) * tables.unit_vectors +
-                                         j * quantize_threads + thread);
+    const ptx::Vec4 v = ptx::load_shared(place_of_vector<head_dim>(tables, row_of_job, 4 * j + t, turn));
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -208,116 +202,6 @@ TANDEM_DEVICE float dot(const Row<head_dim>& row, const float* table, int t) {
   }
   sum += ptx::shuffle_xor(sum, 1);
   return sum + ptx::shuffle_xor(sum, 2);
-}
-
-TANDEM_DEVICE void butterfly(float& a, float& b) {
-  const float sum = a + b;
-  b = a - b;
-  a = sum;
-}
-
-/// A level between threads: the lower one keeps the sum. `side` is 1 on it, -1 on the upper one.
-TANDEM_DEVICE float butterfly_across(float x, int distance, float side) {
-  return ptx::fma(x, side, ptx::shuffle_xor(x, distance));
-}
-
-/// Whether channels `c` and `other`, the larger one, are in one block of the rotation.
-constexpr bool in_one_block(int c, int other, int head_dim) {
-  int begin = 0;
-  while (begin + rotation_block(begin, head_dim) <= c) begin += rotation_block(begin, head_dim);
-  return other < begin + rotation_block(begin, head_dim);
-}
-
-/// The last vectors of a row whose head dimension is no multiple of 32: blocks of at most 16 channels.
-template <int head_dim>
-TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
-  constexpr int rest = head_dim % 32;
-  const int col = 8 * t;
-#pragma unroll
-  for (int half = 1; half < 8; half *= 2) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if ((i & half) != 0) continue;
-      const int c = rest / 8 * 8 + i;
-      const bool pair = col + 8 <= rest || (rest % 8 != 0 && col < rest && in_one_block(c, c + half, rest));
-      if (pair) butterfly(x[i], x[i + half]);
-    }
-  }
-  const bool sixteen = rest >= 16 && t < 2;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float across = butterfly_across(x[i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
-    float factor = rotation_factor(8);
-    if (sixteen) {
-      x[i] = across;
-      factor = rotation_factor(16);
-    } else if (col + 8 > rest) {
-      factor = 1.0F;
-      const int c = rest / 8 * 8 + i;  // blocks of 4, 2 and 1
-      if (c < rest) {
-        int begin = 0;
-        while (begin + rotation_block(begin, rest) <= c) begin += rotation_block(begin, rest);
-        factor = rotation_factor(rotation_block(begin, rest));
-      }
-    }
-    x[i] *= factor;
-  }
-}
-
-/// The levels between groups of 32 channels, and the factor: the rotation's blocks are powers of two of them,
-/// the largest first, as the bits of their number.
-template <int head_dim, int groups = 8>
-TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
-  constexpr int whole = Row<head_dim>::whole;
-  if constexpr ((whole & groups) != 0) {
-    constexpr int first = whole / (2 * groups) * (2 * groups);
-#pragma unroll
-    for (int half = 1; half < groups; half *= 2) {
-#pragma unroll
-      for (int j = 0; j < groups; ++j) {
-        if ((j & half) != 0) continue;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) butterfly(row.x[first + j][i], row.x[first + j + half][i]);
-      }
-    }
-    constexpr float factor = rotation_factor(32 * groups);
-#pragma unroll
-    for (int j = 0; j < groups; ++j) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) row.x[first + j][i] *= factor;
-    }
-  }
-  if constexpr (groups > 1) rotate_groups<head_dim, groups / 2>(row);
-}
-
-/// Signs, then Hadamard blocks over the square roots of their sizes.
-template <int head_dim>
-TANDEM_DEVICE void rotate(Row<head_dim>& row, const float* signs, int t) {
-  constexpr int whole = Row<head_dim>::whole;
-#pragma unroll
-  for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    float s[8];
-    load_table(s, signs, (4 * j + t) * 8);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) row.x[j][i] *= s[i];
-  }
-#pragma unroll
-  for (int j = 0; j < whole; ++j) {
-#pragma unroll
-    for (int half = 1; half < 8; half *= 2) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if ((i & half) == 0) butterfly(row.x[j][i], row.x[j][i + half]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      row.x[j][i] = butterfly_across(row.x[j][i], 1, (t & 1) != 0 ? -1.0F : 1.0F);
-      row.x[j][i] = butterfly_across(row.x[j][i], 2, (t & 2) != 0 ? -1.0F : 1.0F);
-    }
-  }
-  rotate_groups<head_dim>(row);
-  if constexpr (head_dim % 32 != 0) rotate_rest<head_dim>(row.x[whole], t);
 }
 
 constexpr float limit_of(Codes codes) {

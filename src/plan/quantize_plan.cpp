@@ -48,7 +48,7 @@ QuantizeConfig mean_config(const QuantizeConfig& config) {
 }
 
 int quantize_local_bytes_allowed(const QuantizeConfig& c) {
-  return c.ragged && c.pv == Codes::input && c.head_dim_qk >= 128 ? 16 : 0;
+  return c.ragged && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 32 : 0;
 }
 
 std::vector<QuantizeConfig> shipped_quantize_configs() {

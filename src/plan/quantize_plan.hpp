@@ -31,8 +31,8 @@ QuantizeConfig choose_dequantize_config(const Problem& problem);
 /// `config` with only what the kernel of K's mean depends on: one serves many recipes.
 QuantizeConfig mean_config(const QuantizeConfig& config);
 
-/// Bytes of local memory that the quantiser of a Config may take: int8-accurate's of packed sequences is two
-/// registers short from head dimension 128 on, once a job of 32 KB or more.
+/// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
+/// registers short at head dimension 128, where two blocks of threads have 64 each, once a job of 32 KB.
 int quantize_local_bytes_allowed(const QuantizeConfig& config);
 
 /// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.

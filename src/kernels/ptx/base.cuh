@@ -54,12 +54,13 @@ TANDEM_DEVICE u32 thread_index() {
   return emulator::thread_index();
 #endif
 }
-/// The same, read where it stands: what follows from it is not kept in registers around a loop.
+/// The same, read where it stands: what follows from it is not kept in registers around a loop. (The mask
+/// tells the compiler that it is not negative as an int.)
 TANDEM_DEVICE u32 thread_index_anew() {
 #if TANDEM_ON_DEVICE
   u32 x;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
+  return x & 1023U;
 #else
   return emulator::thread_index();
 #endif
@@ -70,7 +71,7 @@ TANDEM_DEVICE u32 lane_index_anew() {
 #if TANDEM_ON_DEVICE
   u32 x;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(x));
-  return x;
+  return x & (warp_size - 1);
 #else
   return emulator::thread_index() % warp_size;
 #endif
