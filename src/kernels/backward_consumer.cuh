@@ -240,9 +240,22 @@ struct BackwardConsumer {
     ptx::mbarrier_wait(shared.ds_full[score_at.stage ^ 1], score_at.phase ^ (score_at.stage == 0 ? 1U : 0U));
   }
 
+  /// All consumers. Roles come here at two instructions each, and synccheck reports threads that wait at two
+  /// instructions for each other: one role arrives where the other waits, and the other way round.
+  TANDEM_DEVICE void meet() {
+    if constexpr (C.owns_keys()) {
+      ptx::named_barrier_sync(barrier_joined, threads);
+    } else if (warpgroup == 0) {
+      ptx::named_barrier_arrive(barrier_met, threads);
+      ptx::named_barrier_sync(barrier_met + 1, threads);
+    } else {
+      ptx::named_barrier_sync(barrier_met, threads);
+      ptx::named_barrier_arrive(barrier_met + 1, threads);
+    }
+  }
   TANDEM_DEVICE void join() {
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_joined, threads);
+    meet();
   }
 
   /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
@@ -278,7 +291,7 @@ struct BackwardConsumer {
     const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
     if (lane == 0)
       ptx::store_shared(shared.poisoned + (warpgroup * warpgroup_size + thread) / warp_size, found_in_warp);
-    ptx::named_barrier_sync(barrier_joined, threads);
+    meet();
     if (ptx::reduce_or(lane < threads / warp_size ? ptx::load_shared(shared.poisoned + lane) : 0U) == 0)
       return;
     bool poisoned[2];

@@ -12,20 +12,23 @@ namespace tandem {
 
 // ---- Shared storage ----
 
-/// In a cluster, a block's columns of dQ of the other block's keys; else nothing, and no room for it.
+/// In a cluster, a block's columns of dQ of the other block's keys. Else nothing: as a member it would take
+/// 16 bytes, behind which dQ leaves slowly (3 to 18 % of the time; it lies at a multiple of 128 now).
 template <BackwardConfig C, bool clustered = (C.cluster > 1)>
 struct OtherKeys {
-  using Tile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
+  using OtherKTile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
+  OtherKTile other_k[C.k_stages];
 };
 template <BackwardConfig C>
 struct OtherKeys<C, false> {
-  struct Tile {};
+  struct OtherKTile {
+    static constexpr u32 bytes = 0;
+  };
 };
 
 template <BackwardConfig C>
-struct BackwardShared {
+struct BackwardShared : OtherKeys<C> {
   using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
-  using OtherKTile = typename OtherKeys<C>::Tile;
   using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
   using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
   using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
@@ -39,8 +42,7 @@ struct BackwardShared {
   /// Of warpgroups that own keys, dS twice: what is written was last read two blocks ago, so that one barrier
   /// a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
   ScoreTile scores[C.cluster + 1];
-  OtherKTile other_k[C.k_stages];
-  alignas(16) float dq[C.consumers * C.dq_part()];
+  alignas(128) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
   float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
@@ -61,6 +63,7 @@ constexpr int barrier_dq_empty = 5;
 constexpr int barrier_p_full = 8;
 constexpr int barrier_ds_full = 9;
 constexpr int barrier_ds_own = 10;
+constexpr int barrier_met = 11;  ///< and 12
 constexpr int dq_threads = warpgroup_size + warp_size;
 
 // ---- Producer ----
@@ -79,8 +82,7 @@ struct BackwardLoader {
   TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
 
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
-    ptx::Mbarrier& full = shared.k_ring.acquire(
-        k_at, Shared::KTile::bytes + (C.cluster == 1 ? 0 : sizeof(typename Shared::OtherKTile)));
+    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
     const int batch = p.packed_k ? 0 : t.batch;
     shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
     if constexpr (C.cluster > 1) {
