@@ -162,6 +162,7 @@ class Bench {
       quantized_config_ = choose_quantized_config(p_, recipe_);
       override_config(quantized_config_, words);
       if (!words.empty()) invalid("no such key: " + words.begin()->first);
+      if (const std::string why = quantized_objection(quantized_config_); !why.empty()) invalid(why);
       workspace_ =
           gpu::DeviceBuffer(0, gpu::quantized_forward_workspace_bytes(p_, recipe_, quantized_config_));
       if (!stages_.quantize)

@@ -61,7 +61,7 @@ std::vector<Job> jobs_to_do() {
     add_once(gpu::kernel_name(mean_config(config), gpu::QuantizeKernel::mean));
   }
   for (const QuantizedConfig& config : shipped_quantized_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config), "");
+    jobs.emplace_back(gpu::kernel_name(config), quantized_objection(config));
   }
   for (const bool paired : {false, true}) {
     jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");

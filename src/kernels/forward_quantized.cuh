@@ -30,6 +30,8 @@ struct QuantizedRows {
   /// Maxima of scores that are not masked are those of the sums.
   static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales;
   static_assert(!C.lagging() || !C.overlap || C.parts <= 2);
+  static constexpr bool keeps_sums = C.keeps_sums();
+  static_assert(!keeps_sums || (C.lagging() && !keeps_input && C.parts == 1));
 
   Consumer& c;
   const ForwardTile<C.forward()>& t;
@@ -38,6 +40,8 @@ struct QuantizedRows {
   float o[outputs];
   u32 probabilities[Consumer::words];
   typename Consumer::Softmax softmax;
+  int tiles_kept = 0;   ///< whose P V is in O's accumulators
+  bool folded = false;  ///< earlier tiles' is in shared memory
 
   TANDEM_DEVICE QuantizedRows(Consumer& consumer, const ForwardTile<C.forward()>& tile)
       : c(consumer),
@@ -47,6 +51,64 @@ struct QuantizedRows {
     softmax.reset();
 #pragma unroll
     for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
+  }
+
+  // ---- P V that is summed over tiles ----
+
+  /// Before the products of another tile go to O's accumulators: every few tiles these go to shared memory,
+  /// where f32 sums them.
+  TANDEM_DEVICE void count_kept() {
+    if (++tiles_kept != C.promote_every) return;
+    tiles_kept = 0;
+#pragma unroll
+    for (int j = 0; j < outputs / 4; ++j) {
+      ptx::Float4& kept = c.kept(j);
+      ptx::Float4 x{o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
+      if (folded) {
+        const ptx::Float4 before = ptx::load_shared(&kept);
+        x = {x.x + before.x, x.y + before.y, x.z + before.z, x.w + before.w};
+      }
+      ptx::store_shared(&kept, x);
+      o[4 * j] = o[4 * j + 1] = o[4 * j + 2] = o[4 * j + 3] = 0.0F;
+    }
+    folded = true;
+  }
+  TANDEM_DEVICE void take_kept() {
+    if (!folded) return;
+#pragma unroll
+    for (int j = 0; j < outputs / 4; ++j) {
+      const ptx::Float4 before = ptx::load_shared(&c.kept(j));
+      o[4 * j] += before.x;
+      o[4 * j + 1] += before.y;
+      o[4 * j + 2] += before.z;
+      o[4 * j + 3] += before.w;
+    }
+  }
+  TANDEM_DEVICE auto scale_o() {
+    return [this](int h, float factor) { scale_output(h, factor); };
+  }
+  /// A row's reference moves.
+  TANDEM_DEVICE void scale_output(int h, float factor) {
+#pragma unroll
+    for (int j = 0; j < outputs / 4; ++j) {
+      o[4 * j + 2 * h] *= factor;
+      o[4 * j + 2 * h + 1] *= factor;
+    }
+    if constexpr (keeps_sums) {
+      if (!folded) return;
+#pragma unroll 1
+      for (int j = 0; j < outputs / 4; ++j) {
+        ptx::Float4 x = ptx::load_shared(&c.kept(j));
+        if (h == 0) {
+          x.x *= factor;
+          x.y *= factor;
+        } else {
+          x.z *= factor;
+          x.w *= factor;
+        }
+        ptx::store_shared(&c.kept(j), x);
+      }
+    }
   }
 
   TANDEM_DEVICE void wait_next_k() {
@@ -103,12 +165,13 @@ struct QuantizedRows {
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
     c.find_units();
+    if constexpr (keeps_sums) softmax.v_log2 = c.v_scale;
     if constexpr (Consumer::may_be_marked) take_marked_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
       mask(s);
-      softmax.move_to_maximum(s, c.score_unit, o);
+      softmax.move_to_maximum(s, c.score_unit, scale_o());
     }
     softmax.exponentials(s, c.score_unit, beside);
   }
@@ -116,12 +179,12 @@ struct QuantizedRows {
   template <int converted>
   TANDEM_DEVICE void settle_lagging(float (&s)[scores], bool masked) {
     if constexpr (converted > 0) convert_quarter(s, 3);
-    const bool changed = softmax.settle(c.v_scale, s, o, [&] {
+    const bool changed = softmax.settle(c.v_scale, s, scale_o(), [&] {
       if (masked) return;  // its references are where they should be
       tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(s, c.shared.q[c.warpgroup][c.q_at.stage],
                                                                c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(s);
-      softmax.move_lost(s, c.score_unit, o);
+      softmax.move_lost(s, c.score_unit, scale_o());
       softmax.exponentials(s, c.score_unit, [](int) {});
     });
     if (changed || converted == 0) c.template convert<Consumer::words>(probabilities, s, 0);
@@ -210,13 +273,15 @@ struct QuantizedRows {
   TANDEM_DEVICE void issue_output(OutputSum (&held)[part_outputs]) {
     if constexpr (keeps_input) {
       c.issue_output(o, probabilities);
+    } else if constexpr (keeps_sums) {
+      c.template issue_part<ptx::Start::add>(o, probabilities, 0);
     } else {
       c.template issue_part<ptx::Start::fresh>(held, probabilities, 0);
     }
   }
   TANDEM_DEVICE void wait_output(OutputSum (&held)[part_outputs]) {
     ptx::wgmma_wait<0>();
-    if constexpr (keeps_input) {
+    if constexpr (keeps_input || keeps_sums) {
       ptx::pin_registers(o);
     } else {
       ptx::pin_registers(held);
@@ -231,7 +296,7 @@ struct QuantizedRows {
       for (int part = 1; part < C.parts; ++part) next_part(held, part);
     }
     wait_output(held);
-    if constexpr (!keeps_input) c.promote(o, held, C.parts - 1, softmax.weight);
+    if constexpr (!keeps_input && !keeps_sums) c.promote(o, held, C.parts - 1, softmax.weight);
     c.release_v();
   }
 
@@ -240,6 +305,7 @@ struct QuantizedRows {
     ScoreSum sums[scores];
     float converted[C.qk == Codes::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
+    if constexpr (keeps_sums) count_kept();
     OutputSum held[part_outputs];
     c.take_turn();
     c.issue_scores(sums);
@@ -249,7 +315,8 @@ struct QuantizedRows {
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     if constexpr (C.lagging()) {
-      if (keeps_input && masked) wait_output(held);  // before a reference moves, and O with it
+      if ((keeps_input || keeps_sums) && masked)
+        wait_output(held);  // before a reference moves, and O with it
       find_probabilities(s, sums, masked, [&](int quarter) {
         constexpr int half = part_outputs / 2;
         if constexpr (C.parts == 2) {
@@ -259,7 +326,7 @@ struct QuantizedRows {
           wait_output(held);
           c.release_v();
         }
-        if constexpr (!keeps_input) {
+        if constexpr (!keeps_input && !keeps_sums) {
           if (quarter >= 2) {
             c.template promote<half>(o, held, C.parts - 1, softmax.weight, (quarter - 2) * half);
           }
@@ -288,6 +355,7 @@ struct QuantizedRows {
   }
   /// One after the other: other warpgroups fill the tensor cores meanwhile.
   TANDEM_DEVICE void serial(bool masked) {
+    if constexpr (keeps_sums) count_kept();
     c.shared.v_ring.wait(c.v_at);
     c.take_turn();
     finish_output();
@@ -342,6 +410,7 @@ struct QuantizedRows {
     tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
     c.shared.v_ring.wait(c.v_at);
     finish_output();
+    if constexpr (keeps_sums) take_kept();
     c.store(t, o, softmax);
   }
 };

@@ -31,7 +31,8 @@ struct QuantizedConsumer {
   static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3 : Bytes::u8;
-  using Softmax = typename Select<C.lagging(), tile::LaggingSoftmax, tile::TileSoftmax<C>>::type;
+  using Softmax =
+      typename Select<C.lagging(), tile::LaggingSoftmax<C.keeps_sums()>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
   static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));
@@ -65,6 +66,9 @@ struct QuantizedConsumer {
         tiles(params.forward, s.tiles) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// This thread's place for outputs 4 j to 4 j + 3 of earlier tiles.
+  TANDEM_DEVICE ptx::Float4& kept(int j) { return shared.kept.data[warpgroup][j][thread]; }
 
   TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
   TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }

@@ -23,10 +23,18 @@ struct RowScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
+/// O of the tiles before, where P V is summed over tiles.
+template <QuantizedConfig C, bool used = C.keeps_sums()>
+struct KeptOutput {
+  alignas(128) ptx::Float4 data[C.consumers()][C.head_dim_v / 8][warpgroup_size];
+};
+template <QuantizedConfig C>
+struct KeptOutput<C, false> {};
+
 /// Scales by block of the K tiles in flight, and of the V tiles that belong to them.
 struct BlockScales {
   float k;
-  float v;
+  float v;  ///< where products are summed over tiles: its logarithm to base 2
 };
 
 template <QuantizedConfig C>
@@ -41,6 +49,7 @@ struct QuantizedShared {
   VTile v[C.stages];
   [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
+  [[no_unique_address]] KeptOutput<C> kept;
   BlockScales block_scales[C.stages];  ///< with K's buffers
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
@@ -67,6 +76,7 @@ struct QuantizedLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
+  float v_before = 1.0F;  ///< V's scale of the block before
 
   TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
@@ -91,8 +101,15 @@ struct QuantizedLoader {
     if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
     return scales;
   }
+  /// V's scale as a summand of P's exponent. 0, of a block of zeros, may be any: that of the block before.
+  TANDEM_DEVICE float logarithm_of(float v_scale) {
+    constexpr float tiny = 0x1p-100F;
+    if (v_scale != 0.0F) v_before = v_scale < tiny ? tiny : v_scale;
+    return ptx::log2(v_before);
+  }
   TANDEM_DEVICE void load_k(int b) {
-    const BlockScales scales = block_scales(b);
+    BlockScales scales = block_scales(b);
+    if constexpr (C.keeps_sums()) scales.v = logarithm_of(scales.v);
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
     ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);

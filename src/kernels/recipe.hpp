@@ -58,7 +58,8 @@ struct Recipe {
   bool rotate_qk = true;  ///< random signs and a Hadamard matrix, which leave Q K^T as it is
   bool rotate_v = false;  ///< the same along V's channels, undone on O
   bool smooth_k = true;   ///< K's mean over the sequence is removed, and the LSE corrected
-  int promote_every = 1;  ///< tiles whose products stay in a truncating accumulator before f32 takes them
+  int promote_every =
+      1;  ///< tiles, at most, whose products stay in a truncating accumulator before f32 has them
 
   constexpr bool operator==(const Recipe&) const = default;
 };
@@ -75,6 +76,7 @@ constexpr Recipe strict(Recipe recipe) {
   recipe.qk_scales = ScaleGroup::row;
   recipe.v_scales = ScaleGroup::row;
   recipe.smooth_k = false;
+  recipe.promote_every = 1;  // each tile's P has units of its own
   return recipe;
 }
 

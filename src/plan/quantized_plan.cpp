@@ -19,9 +19,9 @@ constexpr const char* output_bound = "the output takes most registers: P V comes
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
-    {64, 64, false, 192, 3, 2, 2, true, false, true, exp_bound},
+    {64, 64, false, 192, 3, 2, 1, false, false, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
-    {128, 128, false, 192, 2, 1, 2, false, true, false, three},
+    {128, 128, false, 192, 2, 1, 2, false, false, false, three},
     {128, 128, true, 192, 2, 1, 2, false, false, true, three},
     {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
     {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
@@ -46,6 +46,7 @@ QuantizedConfig with_recipe(QuantizedConfig c, const Recipe& r) {
   c.row_scales = r.qk_scales == ScaleGroup::row;
   c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
+  c.promote_every = c.lagging() && c.pv == Codes::e4m3 ? r.promote_every : 1;
   return c;
 }
 
@@ -80,17 +81,36 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   if (c.block_m == 192 && !c.lagging() && c.ragged && (c.causal || c.local)) c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.head_dim_v > 192 && c.pv == Codes::s8 && (joins || masked)) {
-    c.parts = 8;
+    c.parts = joins || c.ragged || c.local ? 8 : 4;
     c.pingpong = true;
   }
+  if (c.block_m == 192 && c.head_dim_v <= 64 && !c.overlap && c.pv == Codes::s8) c.pingpong = true;
   if (c.pv == Codes::input) {  // P V adds to the output itself
     if (c.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
   }
   while (c.head_dim_v % (32 * c.parts) != 0) --c.parts;  // a part is whole groups of 32 columns
+  if (c.keeps_sums()) {
+    QuantizedConfig whole = c;
+    whole.parts = 1;
+    // Lengths take registers, too.
+    if (quantized_objection(whole).empty() && !(c.ragged && c.consumers() == 3)) return whole;
+    c.promote_every = 1;  // more often than asked for
+  }
   // V in 16 bits takes twice the room.
   while (c.stages > 1 && quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
+  return c;
+}
+
+/// Causal heads of 64 whose rows see a few blocks: what they wait for at a tile's ends outweighs the overlap.
+bool is_short(const QuantizedConfig& c, std::int64_t rows_k) {
+  return c.causal && !c.local && !c.ragged && c.head_dim_v <= 64 && c.block_m == 192 && rows_k <= 512;
+}
+QuantizedConfig without_overlap(QuantizedConfig c) {
+  c.overlap = false;
+  c.parts = 1;
+  c.pingpong = c.pv == Codes::s8;
   return c;
 }
 
@@ -108,7 +128,32 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
   c.causal = needs_right_mask(p);
   c.local = needs_left_mask(p);
   c.ragged = has_lengths(p);
-  return with_tile(c);
+  c = with_tile(c);
+  return is_short(c, p.rows_k) ? without_overlap(c) : c;
+}
+
+std::string quantized_objection(const QuantizedConfig& c) {
+  if (c.parts < 1 || c.part_columns() % 16 != 0) {
+    return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts, c.head_dim_v);
+  }
+  if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
+  if (quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes) {
+    return fmt::format("needs {} bytes of shared memory, a block has {}", quantized_shared_bytes(c),
+                       hopper_shared_bytes_per_sm - reserved_shared_bytes);
+  }
+  if (c.promote_every < 1) return fmt::format("promote_every {} is less than 1", c.promote_every);
+  if (!c.keeps_sums()) return {};
+  if (c.pv != Codes::e4m3 || !c.lagging()) {
+    return "promote_every above 1 takes P in e4m3 and scales of V by block: others weigh every tile anew";
+  }
+  if (c.parts != 1) return fmt::format("promote_every above 1 takes parts 1, not {}", c.parts);
+  const int registers =
+      c.head_dim_v / 2 + quant_block / 2 + (c.overlap ? quant_block / 8 : 0) + forward_other_registers;
+  if (registers > c.registers().consumer) {
+    return fmt::format("promote_every above 1 needs {} registers a thread, {} consumer warpgroups have {}",
+                       registers, c.consumers(), c.registers().consumer);
+  }
+  return {};
 }
 
 int quantized_local_bytes_allowed(const QuantizedConfig& c) {
@@ -128,6 +173,7 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
           c.ragged = ragged;
           c.causal = causal;
           configs.push_back(with_tile(c));
+          if (is_short(configs.back(), 1)) configs.push_back(without_overlap(configs.back()));
         }
       }
     }

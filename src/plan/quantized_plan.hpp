@@ -21,6 +21,9 @@ struct QuantizedTile {
 /// The choice for a problem with a precision, on any GPU that is_supported.
 QuantizedConfig choose_quantized_config(const Problem& problem, const Recipe& recipe);
 
+/// Why a Config cannot run; empty if it can.
+std::string quantized_objection(const QuantizedConfig& config);
+
 /// Bytes of local memory that the kernel of a Config may take. In narrower parts head dimension 256 takes
 /// none, and is a tenth slower; neither does head dimension 64 without ping-pong, which is 3 % slower. Ragged
 /// causal heads of 128 keep two words of a tile there.

@@ -13,6 +13,9 @@ namespace tandem::tile {
 /// and weights (a fifth of its instructions, and the longest of its chains).
 ///
 /// Whether a row's reference moves depends on that row alone.
+///
+/// `joins`: V's scale is in P, and O, P and the references in units of it.
+template <bool joins>
 struct LaggingSoftmax {
   /// A reference is put so far below its row's maximum that P is at most 32: eight such come to 256.
   static constexpr float below = 5.0F;
@@ -26,6 +29,7 @@ struct LaggingSoftmax {
   float weight[2];  ///< of the products of the P in registers
   float tile_sum[2];
   float largest[2];  ///< of the tile's sums of eight
+  float v_log2;      ///< joins: the logarithm of V's scale
 
   TANDEM_DEVICE void reset() {
 #pragma unroll
@@ -57,20 +61,20 @@ struct LaggingSoftmax {
   }
 
   /// Where the scores are masked: moves the references by the tile's maxima, before P is computed.
-  template <int n, int units, int outputs>
-  TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], float (&o)[outputs]) {
+  template <int n, int units, typename Scale>
+  TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
-    find_maximum(maximum, s, unit);
+    find_largest(maximum, s, unit);
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
-    if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, o);
+    if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, scale);
   }
   /// Where P was infinite: moves the references of those rows by the tile's maxima.
-  template <int n, int units, int outputs>
-  TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], float (&o)[outputs]) {
+  template <int n, int units, typename Scale>
+  TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
-    find_maximum(maximum, s, unit);
+    find_largest(maximum, s, unit);
     const bool lost[2] = {largest[0] == ptx::infinity(), largest[1] == ptx::infinity()};
-    move_rows(lost, maximum, o);
+    move_rows(lost, maximum, scale);
   }
 
   /// Turns the scores into P in place, a quarter at a time, and sums it; `beside(i)` is called behind
@@ -83,7 +87,7 @@ struct LaggingSoftmax {
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
     constexpr int size = n / 4;
     // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
-    const float subtract[2] = {ptx::fmax(reference[0], -3e38F), ptx::fmax(reference[1], -3e38F)};
+    const float subtract[2] = {ptx::fmax(exponent_of(0), -3e38F), ptx::fmax(exponent_of(1), -3e38F)};
     const auto argument = [&](int i) {
       s[i] = ptx::fma(s[i], unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
     };
@@ -117,8 +121,8 @@ struct LaggingSoftmax {
 
   /// Takes the tile's sums in. Where P is too large the row's reference moves first, and P, O and the sums
   /// with it; where it is infinite, `again` finds the tile's P anew. Whether P has changed.
-  template <int n, int outputs, typename Again>
-  TANDEM_DEVICE bool settle(float v_scale, float (&s)[n], float (&o)[outputs], Again again) {
+  template <int n, typename Scale, typename Again>
+  TANDEM_DEVICE bool settle(float v_scale, float (&s)[n], Scale scale, Again again) {
     const bool moves = ptx::ballot(largest[0] > largest_sum || largest[1] > largest_sum) != 0;
     if (moves) {
       agree_on_largest();
@@ -142,41 +146,55 @@ struct LaggingSoftmax {
           s[4 * j + 2 * h] *= factor;
           s[4 * j + 2 * h + 1] *= factor;
         }
-        scale_row(h, factor, o);
+        scale_row(h, factor, scale);
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      sum[h] += tile_sum[h];
-      weight[h] = v_scale;
+      if constexpr (joins) {
+        sum[h] = ptx::fma(tile_sum[h], ptx::exp2(-v_log2), sum[h]);
+      } else {
+        sum[h] += tile_sum[h];
+        weight[h] = v_scale;
+      }
     }
     return moves;
   }
 
  private:
+  /// What is subtracted in the exponent.
+  [[nodiscard]] TANDEM_DEVICE float exponent_of(int h) const {
+    return joins ? reference[h] - v_log2 : reference[h];
+  }
+  /// find_maximum in the references' units.
+  template <int n, int units>
+  TANDEM_DEVICE void find_largest(float (&maximum)[2], const float (&s)[n],
+                                  const float (&unit)[units]) const {
+    find_maximum(maximum, s, unit);
+    if constexpr (joins) {
+#pragma unroll
+      for (float& m : maximum) m += v_log2;
+    }
+  }
   TANDEM_DEVICE void agree_on_largest() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) largest[h] = largest_of_quad(largest[h]);
   }
-  template <int outputs>
-  TANDEM_DEVICE void move_rows(const bool (&which)[2], const float (&maximum)[2], float (&o)[outputs]) {
+  template <typename Scale>
+  TANDEM_DEVICE void move_rows(const bool (&which)[2], const float (&maximum)[2], Scale scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (which[h]) {
-        scale_row(h, ptx::exp2(reference[h] - (maximum[h] - below)), o);
+        scale_row(h, ptx::exp2(reference[h] - (maximum[h] - below)), scale);
         reference[h] = maximum[h] - below;
       }
     }
   }
-  template <int outputs>
-  TANDEM_DEVICE void scale_row(int h, float factor, float (&o)[outputs]) {
+  template <typename Scale>
+  TANDEM_DEVICE void scale_row(int h, float factor, Scale scale) {
     sum[h] *= factor;
-    weight[h] *= factor;
-#pragma unroll
-    for (int j = 0; j < outputs / 4; ++j) {
-      o[4 * j + 2 * h] *= factor;
-      o[4 * j + 2 * h + 1] *= factor;
-    }
+    if constexpr (!joins) weight[h] *= factor;
+    scale(h, factor);
   }
 };
 

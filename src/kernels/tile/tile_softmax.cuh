@@ -38,7 +38,7 @@ struct TileSoftmax {
 
   template <int n, int units>
   TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
-    LaggingSoftmax::find_maximum(maximum, s, unit);
+    LaggingSoftmax<false>::find_maximum(maximum, s, unit);
   }
   /// The same of sums that are integers; an instruction takes two of them in.
   template <int n, int units>
