@@ -13,7 +13,7 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, scores_ahead and dq_behind as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 2, 1, 1024, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
     {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096,
      "dK and dV take half of the registers, 64 queries what is left"},
@@ -52,6 +52,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool plain = !c.causal && !c.local && !c.softcap && !c.ragged && !c.deterministic;
   c.dq_behind = plain && line.behind_from > 0 && rows >= line.behind_from;
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
+  if (c.scores_ahead && c.causal) c.dout_stages = 1;  // 2 to 3 % at 128; without a mask it loses as much
   return c;
 }
 
@@ -107,10 +108,11 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
                        c.consumers);
   }
-  if (c.dq_behind && (!c.owns_keys() || c.scores_ahead)) {
+  if (c.dq_behind && (!c.owns_keys() || c.scores_ahead || c.dout_stages < 2)) {
     return fmt::format(
-        "dq_behind needs 64 keys a warpgroup and no scores_ahead; there are {} keys, {} warpgroups",
-        c.block_n, c.consumers);
+        "dq_behind needs 64 keys a warpgroup, two dout_stages and no scores_ahead; there are {} keys, {} "
+        "warpgroups and {}",
+        c.block_n, c.consumers, c.dout_stages);
   }
   if (c.scores_ahead && (!c.owns_keys() || c.q_stages < 2)) {
     return fmt::format(

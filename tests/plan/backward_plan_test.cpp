@@ -106,6 +106,7 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.cluster = 2}, "cluster 2");
   refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
   refused({.scores_ahead = true, .dq_behind = true}, "dq_behind");
+  refused({.dout_stages = 1, .dq_behind = true}, "two dout_stages");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

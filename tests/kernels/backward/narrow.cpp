@@ -4,7 +4,8 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedBackward> narrow_backwards() {
-  constexpr BackwardConfig full{.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128};
+  constexpr BackwardConfig full{
+      .head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128, .dout_stages = 1};
   static constexpr auto kernels = emulate<full,
                                           [](BackwardConfig c) {
                                             c.causal = true;
@@ -26,6 +27,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
+                                            c.dout_stages = 2;
                                             c.causal = c.dq_behind = true;
                                             return c;
                                           }(full)>();

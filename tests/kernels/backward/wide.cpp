@@ -21,6 +21,7 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
+                                            c.dout_stages = 1;
                                             c.causal = c.ragged = c.deterministic = c.scores_ahead = true;
                                             return c;
                                           }(full),
