@@ -5,7 +5,7 @@
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from docs/results/NAME.json, the rest of the page is left as it is. --check changes nothing and
 exits with 1 if a page is not what its JSON says. FlashAttention-3 enters by fa3_ratios.json: its ratio to
-cuDNN in another run, times cuDNN in this one.
+cuDNN (in 8 bits to an FP8 product) in another run, times cuDNN (the product) in this one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,13 @@ def fa3_ratio(cell: dict) -> float | None:
         if ratios and cell["seqlen"] in table["seqlens"]:
             return ratios[table["seqlens"].index(cell["seqlen"])]
     return None
+
+
+def fa3_fp8(cell: dict, gemm: float) -> float:
+    """FlashAttention-3's FP8 speed by its share of an FP8 product's."""
+    ratios = json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"][0]
+    share = ratios["fp8_of_gemm"][f"{cell['head_dim']} {mask_of(cell)}"]
+    return gemm * share[ratios["seqlens"].index(cell["seqlen"])]
 
 
 def with_fa3(cell: dict) -> dict[str, float]:
@@ -98,6 +105,32 @@ def cells(document: dict) -> list[str]:
             gibibytes = cell["memory_bytes"] / 2**30
             lines += ["", f"{cell['seqlen']} tokens: {seconds:.2f} s, {gibibytes:.1f} GiB of the device."]
     return lines
+
+
+def precision(document: dict) -> list[str]:
+    """8 bits: the kernels alone beside FlashAttention-3's, and whole calls beside 16 bits."""
+    entries, gemm = document["precision"], document["gemm_fp8_tflops"]
+    peers = [fa3_fp8(e, gemm) for e in entries]
+    of_fa3 = [e["tflops"]["fp8 kernel"] / peer for e, peer in zip(entries, peers, strict=True)]
+    of_fp8 = [e["tflops"]["int8 kernel"] / e["tflops"]["fp8 kernel"] for e in entries]
+    settings = ("fp8", "int8", "int8-accurate")
+    lines = table(
+        ["head_dim", "mask", "seqlen", "bf16", "fp8", "FA3 (by ratio)", "fp8 / FA3", "int8", "int8 / fp8"]
+        + ["int8-accurate", *(f"whole {s} / bf16" for s in settings)],
+        (
+            [e["head_dim"], mask_of(e), e["seqlen"]]
+            + [number(e["tflops"]["16-bit"]), number(e["tflops"]["fp8 kernel"]), number(peer)]
+            + [number(x, 2), number(e["tflops"]["int8 kernel"]), number(y, 2)]
+            + [number(e["tflops"]["int8-accurate kernel"])]
+            + [number(e["tflops"][f"{s} whole"] / e["tflops"]["16-bit"], 2) for s in settings]
+            for e, peer, x, y in zip(entries, peers, of_fa3, of_fp8, strict=True)
+        ),
+    )
+    summary = (
+        f"An FP8 product of 8192^3 in the same run: {gemm:.1f} TFLOP/s. Geometric means: fp8 / FA3 "
+        f"{geometric_mean(of_fa3):.3f} (least {min(of_fa3):.2f}), int8 / fp8 {geometric_mean(of_fp8):.3f}."
+    )
+    return [*lines, "", *wrapped(summary)]
 
 
 def ablation(document: dict) -> list[str]:
@@ -180,7 +213,14 @@ def origin(document: dict) -> list[str]:
 
 def block(document: dict) -> str:
     lines = origin(document)
-    for key, make in (("cells", cells), ("ablation", ablation), ("varlen", varlen), ("rows", errors)):
+    makers = {
+        "cells": cells,
+        "precision": precision,
+        "ablation": ablation,
+        "varlen": varlen,
+        "rows": errors,
+    }
+    for key, make in makers.items():
         if document.get(key):
             lines += ["", *make(document)]
     return "\n".join(lines) + "\n"

@@ -100,3 +100,10 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
     assert "\n    python bench/gpu_speed.py --rounds 1\n" in text
     assert "| 64 | causal | 512 | 243 | 200 | 100 | 162 | 1.22 |" in text  # FA3 was 0.81 of cuDNN here
     assert "Geometric mean of the last column: 1.215" in text
+    speeds = {f"{name} {what}": 100.0 for name in ("int8", "int8-accurate") for what in ("kernel", "whole")}
+    speeds |= {"16-bit": 200.0, "fp8 kernel": 308.0, "fp8 whole": 150.0}
+    document |= {"cells": [], "gemm_fp8_tflops": 1000.0, "precision": [{**cell, "tflops": speeds}]}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    assert subprocess.run([*command, page], check=False).returncode == 0
+    row = "| 64 | causal | 512 | 200 | 308 | 154 | 2.00 | 100 | 0.32 | 100 | 0.75 | 0.50 | 0.50 |"
+    assert row in page.read_text()  # FA3 was 0.154 of an FP8 product here
