@@ -9,6 +9,7 @@
 
 #include "kernels/forward_quantized_consumer.cuh"
 #include "kernels/ptx/registers.cuh"
+#include "kernels/tile/kept_sums.cuh"
 #include "kernels/tile/plain_scores.cuh"
 #include "kernels/tile/rotate.cuh"
 
@@ -40,8 +41,7 @@ struct QuantizedRows {
   float o[outputs];
   u32 probabilities[Consumer::words];
   typename Consumer::Softmax softmax;
-  int tiles_kept = 0;   ///< whose P V is in O's accumulators
-  bool folded = false;  ///< earlier tiles' is in shared memory
+  tile::KeptSums<outputs, C.promote_every> kept;
 
   TANDEM_DEVICE QuantizedRows(Consumer& consumer, const ForwardTile<C.forward()>& tile)
       : c(consumer),
@@ -53,36 +53,9 @@ struct QuantizedRows {
     for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
   }
 
-  // ---- P V that is summed over tiles ----
-
-  /// Before the products of another tile go to O's accumulators: every few tiles these go to shared memory,
-  /// where f32 sums them.
-  TANDEM_DEVICE void count_kept() {
-    if (++tiles_kept != C.promote_every) return;
-    tiles_kept = 0;
-#pragma unroll
-    for (int j = 0; j < outputs / 4; ++j) {
-      ptx::Float4& kept = c.kept(j);
-      ptx::Float4 x{o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
-      if (folded) {
-        const ptx::Float4 before = ptx::load_shared(&kept);
-        x = {x.x + before.x, x.y + before.y, x.z + before.z, x.w + before.w};
-      }
-      ptx::store_shared(&kept, x);
-      o[4 * j] = o[4 * j + 1] = o[4 * j + 2] = o[4 * j + 3] = 0.0F;
-    }
-    folded = true;
-  }
-  TANDEM_DEVICE void take_kept() {
-    if (!folded) return;
-#pragma unroll
-    for (int j = 0; j < outputs / 4; ++j) {
-      const ptx::Float4 before = ptx::load_shared(&c.kept(j));
-      o[4 * j] += before.x;
-      o[4 * j + 1] += before.y;
-      o[4 * j + 2] += before.z;
-      o[4 * j + 3] += before.w;
-    }
+  /// Where O of the tiles before is kept.
+  TANDEM_DEVICE auto kept_slot() {
+    return [this](int j) -> ptx::Float4& { return c.kept(j); };
   }
   TANDEM_DEVICE auto scale_o() {
     return [this](int h, float factor) { scale_output(h, factor); };
@@ -94,21 +67,7 @@ struct QuantizedRows {
       o[4 * j + 2 * h] *= factor;
       o[4 * j + 2 * h + 1] *= factor;
     }
-    if constexpr (keeps_sums) {
-      if (!folded) return;
-#pragma unroll 1
-      for (int j = 0; j < outputs / 4; ++j) {
-        ptx::Float4 x = ptx::load_shared(&c.kept(j));
-        if (h == 0) {
-          x.x *= factor;
-          x.y *= factor;
-        } else {
-          x.z *= factor;
-          x.w *= factor;
-        }
-        ptx::store_shared(&c.kept(j), x);
-      }
-    }
+    if constexpr (keeps_sums) kept.scale(h, factor, kept_slot());
   }
 
   TANDEM_DEVICE void wait_next_k() {
@@ -305,7 +264,7 @@ struct QuantizedRows {
     ScoreSum sums[scores];
     float converted[C.qk == Codes::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
-    if constexpr (keeps_sums) count_kept();
+    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     OutputSum held[part_outputs];
     c.take_turn();
     c.issue_scores(sums);
@@ -355,7 +314,7 @@ struct QuantizedRows {
   }
   /// One after the other: other warpgroups fill the tensor cores meanwhile.
   TANDEM_DEVICE void serial(bool masked) {
-    if constexpr (keeps_sums) count_kept();
+    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     c.shared.v_ring.wait(c.v_at);
     c.take_turn();
     finish_output();
@@ -410,7 +369,7 @@ struct QuantizedRows {
     tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
     c.shared.v_ring.wait(c.v_at);
     finish_output();
-    if constexpr (keeps_sums) take_kept();
+    if constexpr (keeps_sums) kept.take(o, kept_slot());
     c.store(t, o, softmax);
   }
 };
