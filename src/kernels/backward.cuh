@@ -1,7 +1,8 @@
 // The backward pass: dQ, dK and dV from dO, with the scores computed again. One persistent block an SM.
 //
-// A block owns a tile of keys: K and V stay in shared memory, dK and dV in registers, and the query blocks
-// that see the tile pass by, for every query head of the group. Per query block:
+// A block owns a tile of keys (two of a cluster share one): K and V stay in shared memory, dK and dV in
+// registers, and the query blocks that see the tile pass by, for every query head of the group. Per query
+// block:
 //
 //   S^T = K Q^T      P^T = 2^(scale log2(e) S^T - LSE)      dV += P^T dO
 //   dP^T = V dO^T    dS^T = P^T (dP^T - delta)              dK += dS^T Q      dQ = dS K

@@ -3,6 +3,9 @@
 // Warpgroup 0: S^T = K Q^T; P^T, kept in registers and handed over; dV += P^T dO; half of dQ = dS K.
 // Warpgroup 1: dP^T = V dO^T; dS^T = P^T (dP^T - delta); dK += dS^T Q; the other half of dQ.
 //
+// Two blocks of a cluster send each other dS. Each then makes half of dQ's columns over the keys of both, a
+// warpgroup a quarter.
+//
 // 64 queries a product read 4 KB of operands in 32 cycles, where 32 queries a warpgroup read 3 KB in 16; dV
 // and dK take their first operand from registers. One's exponentials run under the other's products, without
 // a barrier for both: P and dS each have one buffer, and what hands the one on says that the other has been

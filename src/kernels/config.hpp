@@ -195,7 +195,7 @@ constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 /// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
-  const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
+  const int other_keys = (c.cluster - 1) * c.k_stages * c.block_n * c.head_dim_qk / c.cluster * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
@@ -238,7 +238,7 @@ struct BackwardParams {
   int head_dim_qk;  ///< the true ones
   int head_dim_v;
   int m_blocks;      ///< blocks of block_m queries in rows_q (equal lengths)
-  int n_blocks;      ///< tiles of block_n keys in rows_k (equal lengths)
+  int n_blocks;      ///< tiles of tile_keys() keys in rows_k (equal lengths)
   int q_blocks;      ///< a head's blocks in the workspace
   int window_left;   ///< INT_MAX: unbounded
   int window_right;  ///< INT_MAX: unbounded

@@ -367,6 +367,7 @@ struct QuantizedRows {
     --block;
     const auto own = own_blocks();
     tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     c.shared.v_ring.wait(c.v_at);
     finish_output();
     if constexpr (keeps_sums) kept.take(o, kept_slot());

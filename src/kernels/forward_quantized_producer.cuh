@@ -76,7 +76,7 @@ struct QuantizedLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
-  float v_before = 1.0F;  ///< V's scale of the block before
+  float v_before = 1.0F;  ///< V's scale of the block before in the tile
 
   TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
@@ -101,11 +101,21 @@ struct QuantizedLoader {
     if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
     return scales;
   }
-  /// V's scale as a summand of P's exponent. 0, of a block of zeros, may be any: that of the block before.
+  /// V's scale as a summand of P's exponent. A block of zeros has scale 0 and takes that of the block before
+  /// it in the tile, the first ones that of the first block that is not zeros: what other tiles, heads and
+  /// sequences have must not reach the row's reference.
   TANDEM_DEVICE float logarithm_of(float v_scale) {
+    if (v_scale != 0.0F) v_before = v_scale;
     constexpr float tiny = 0x1p-100F;
-    if (v_scale != 0.0F) v_before = v_scale < tiny ? tiny : v_scale;
-    return ptx::log2(v_before);
+    return ptx::log2(v_before < tiny ? tiny : v_before);
+  }
+  TANDEM_DEVICE float first_v_scale() const {
+#pragma unroll 1
+    for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
+      const float scale = block_scales(b).v;
+      if (scale != 0.0F) return scale;
+    }
+    return 1.0F;
   }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
@@ -148,6 +158,7 @@ struct QuantizedLoader {
   TANDEM_DEVICE void run() {
     while (tiles.template next<true>(t, leader)) {
       if (!leader || t.blocks.first >= t.blocks.end) continue;
+      if constexpr (C.keeps_sums()) v_before = first_v_scale();
       load_q();
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
         if (b > t.blocks.first) load_k(b - 1);

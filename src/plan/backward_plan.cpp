@@ -203,7 +203,7 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
                   "head_dim_v {} to {}",
                   name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
-                  c.block_n, c.block_m, c.q_stages, c.dout_stages,
+                  c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
       c.dq_behind      ? "dq of a block of queries is made by the next one"
       : c.scores_ahead ? "the next scores are issued before dq is waited for"

@@ -15,8 +15,11 @@ struct KeptSums {
   /// Before the products of another tile are added to the accumulators.
   template <typename Slot>
   TANDEM_DEVICE void before_tile(float (&o)[outputs], Slot slot) {
-    if (++tiles != every) return;
-    tiles = 0;
+    if (tiles < every) {
+      ++tiles;
+      return;
+    }
+    tiles = 1;
 #pragma unroll
     for (int j = 0; j < outputs / 4; ++j) {
       ptx::Float4& kept = slot(j);
