@@ -340,8 +340,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     BackwardConsumer<C>(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size)
         .run();
   }
-  // The other block may still have dS to send, or barriers to arrive at.
-  if constexpr (C.cluster > 1) ptx::sync_cluster();
+  // The other block may still have dS to send, or barriers to arrive at. Of an adder one lane comes later.
+  if constexpr (C.cluster > 1) {
+    ptx::sync_warp();
+    ptx::sync_cluster();
+  }
 }
 
 }  // namespace tandem

@@ -29,7 +29,7 @@ struct BackwardConsumer {
   typename tile::Ring<C.v_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
-  tile::RingPosition<2> score_at;  ///< which of the two score tiles
+  tile::RingPosition<2> score_at;  ///< owning keys: which of the two tiles dS goes to
   u32 exchange = 0;                ///< parity of the query block, in a cluster
 
   TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
@@ -97,40 +97,30 @@ struct BackwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues dQ = dS K.
-  template <typename Beside = Nothing>
+  /// Issues dQ = dS K, or dQ += dS K, of keys whose columns from `column` on are this warpgroup's.
+  template <bool add, typename Keys, typename Beside = Nothing>
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
-                              Beside beside = {}) {
-    using KTile = typename Shared::KTile;
+                              const Keys& keys, int column, Beside beside = {}) {
     // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
     ptx::MatrixDescriptor a =
         ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
     ptx::MatrixDescriptor b =
-        k().mn_major() + static_cast<u32>(own_k_column_at() / KTile::strip_cols) * KTile::strip_bytes;
+        keys.mn_major() + static_cast<u32>(column / Keys::strip_cols) * Keys::strip_bytes;
     separate(a, b);
 #pragma unroll
     for (int step = 0; step < C.block_n / 16; ++step) {
       ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
-          dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), step != 0);
+          dq, a + Shared::ScoreTile::mn_major_offset(step), b + Keys::mn_major_offset(step),
+          add || step != 0);
       beside(step);
     }
     ptx::wgmma_commit();
   }
-
-  /// Issues dQ += dS K of the other block's keys, in a cluster.
-  TANDEM_DEVICE void issue_other_dq(float (&dq)[C.dq_columns() / 2]) {
-    using KTile = typename Shared::OtherKTile;
-    const typename Shared::ScoreTile& ds = shared.scores[2];
-    ptx::MatrixDescriptor a = ds.mn_major();
-    ptx::MatrixDescriptor b =
-        other_k().mn_major() + static_cast<u32>(dq_column_at() / KTile::strip_cols) * KTile::strip_bytes;
-    separate(a, b);
-#pragma unroll
-    for (int step = 0; step < C.block_n / 16; ++step) {
-      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
-          dq, a + Shared::ScoreTile::mn_major_offset(step), b + KTile::mn_major_offset(step), true);
-    }
-    ptx::wgmma_commit();
+  /// Issues dQ = dS K of this block's keys.
+  template <typename Beside = Nothing>
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
+                              Beside beside = {}) {
+    issue_dq<false>(dq, ds, k(), own_k_column_at(), beside);
   }
 
   /// Turns S^T into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its slope. The scores

@@ -131,8 +131,9 @@ struct BackwardLoader {
         for (int g = 0; g < group; ++g) {
 #pragma unroll 1
           for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-            load_q(t, t.head_kv * group + g, m);
-            load_dout(t, t.head_kv * group + g, m);
+            const int block = BackwardTiles<C>::passing(t, m);
+            load_q(t, t.head_kv * group + g, block);
+            load_dout(t, t.head_kv * group + g, block);
           }
         }
         // The consumers compute scores of one block more than there are, and do not use them.
@@ -172,7 +173,10 @@ struct BackwardAdder {
     return before == 0;
   }
 
-  TANDEM_DEVICE void add(const BackwardTile& t, i64 block, int m, bool leader) {
+  /// The query block that passes by as number i, of a head.
+  TANDEM_DEVICE void add(const BackwardTile& t, int head, int i, bool leader) {
+    const int m = BackwardTiles<C>::passing(t, i);
+    const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* turn = p.turns + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
@@ -190,8 +194,9 @@ struct BackwardAdder {
         }
         ptx::tma_store_commit();
         // The next block's, while this one is on its way.
+        const int next = BackwardTiles<C>::passing(t, i + 1) - m;
         if (!C.deterministic && part == C.dq_parts - 1)
-          ready = m + 1 < t.blocks.end && ptx::read_turn(turn + C.dq_pieces()) == stored;
+          ready = i + 1 < t.blocks.end && ptx::read_turn(turn + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -214,9 +219,7 @@ struct BackwardAdder {
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {
 #pragma unroll 1
-        for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-          add(t, workspace_block(p, t.head_kv * group + g, t.q_block + m), m, leader);
-        }
+        for (int i = t.blocks.first; i < t.blocks.end; ++i) add(t, t.head_kv * group + g, i, leader);
       }
     }
     if (leader) ptx::tma_store_wait_written<0>();

@@ -62,7 +62,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin)
   issue_dq(dq, shared.scores[0]);
   if constexpr (C.cluster > 1) {
     ptx::mbarrier_wait(shared.ds_full[0], exchange);
-    issue_other_dq(dq);
+    issue_dq<true>(dq, shared.scores[2], other_k(), dq_column_at());
   }
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dq);

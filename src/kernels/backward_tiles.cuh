@@ -30,10 +30,11 @@ struct BackwardTile {
   int begin_k = 0;
   int end_k = 0;  ///< rows of k including those past their use; their gradients are written too
   int q_block = 0;
-  /// In a fixed order, of a round that was dealt backwards: the head's tiles that it may have, which add the
-  /// earliest first. Otherwise none.
+  /// Rotated: the head's tiles of this round. In a fixed causal order, of a round that was dealt backwards:
+  /// the head's tiles that it may have, which add the earliest first. Otherwise none.
   int round_first = 0;
   int round_last = -1;
+  int start = 0;  ///< rotated: the query block that it begins with
   tile::Visibility visible;
   tile::QueryBlockRange blocks;
 };
@@ -46,6 +47,10 @@ struct BackwardTile {
 /// other. (Dealt singly, 132 blocks of 128 tiles a head keep drawing the same lengths: 0.59 of the work
 /// evened out.)
 ///
+/// Rotated, the tiles of a head in a round begin with query blocks of their own and wrap round: additions to
+/// dQ do not meet. In a fixed order a tile's i-th block then waits only for tiles that come there as their
+/// i-th or an earlier one, and for earlier rounds: nobody waits for long, and not in a circle.
+///
 /// In a fixed order the latest keys of a causal query block add first: blocks that start together then start
 /// with a query block each, and none waits. Every second round is dealt backwards, which backward_grid makes
 /// even. Its blocks start late by the work that they had in the round before, so that all reach a query block
@@ -57,6 +62,7 @@ template <BackwardConfig C>
 struct BackwardTiles {
   static constexpr bool paired = (C.causal || C.local) && !C.deterministic;
   static constexpr bool latest_first = C.causal && C.deterministic;
+  static_assert(!C.rotated || !(C.causal || C.local || C.ragged));
 
   const BackwardParams& p;
   int round = 0;
@@ -99,6 +105,7 @@ struct BackwardTiles {
     t.blocks =
         tile::QueryBlockRange::of<C.block_m>(t.visible, t.n * C.tile_keys(), (t.n + 1) * C.tile_keys());
     uniform(t.blocks.first, t.blocks.end, t.blocks.inner_first, t.blocks.inner_end);
+    if constexpr (C.rotated) t.start = start_of(t);
     return true;
   }
 
@@ -141,13 +148,37 @@ struct BackwardTiles {
 
   /// `head` counts those of all batch entries.
   static TANDEM_DEVICE void set_round(BackwardTile& t, int head, int tiles, int round, int blocks) {
+    if constexpr (C.rotated) {
+      t.round_first = max(0, round * blocks - head * tiles);
+      t.round_last = min(tiles, (round + 1) * blocks - head * tiles) - 1;
+    }
     if constexpr (!latest_first) return;
     t.round_last = dealt_backwards(round) ? (head + 1) * tiles - 1 - round * blocks : -1;
     t.round_first = t.round_last - (blocks - 1);
   }
 
-  /// Key tiles that add to the dQ of query block m before tile n does.
+  /// Rotated: the tiles of a head in a round begin at even distances.
+  static TANDEM_DEVICE int start_of(const BackwardTile& t) {
+    return (t.n - t.round_first) * t.blocks.end / (t.round_last + 1 - t.round_first);
+  }
+  /// The query block that passes by as number m, as the loader and the adders see it. Consumers count from
+  /// the first to the end: without a mask they need not know which is which, and their loops stay as they
+  /// are.
+  static TANDEM_DEVICE int passing(const BackwardTile& t, int m) {
+    if constexpr (!C.rotated) return m;
+    const int at = t.start + m;
+    return at < t.blocks.end ? at : at - t.blocks.end;
+  }
+
+  /// Key tiles that add to the dQ of query block m before tile n does. Rotated: those of earlier rounds, then
+  /// those that begin at m or before, the latest first, then the others.
   static TANDEM_DEVICE u32 turn_of(const BackwardTile& t, int m) {
+    if constexpr (C.rotated) {
+      const int together = t.round_last + 1 - t.round_first;
+      const int begun = ceil_div((m + 1) * together, t.blocks.end);
+      const int turn = begun - 1 - (t.n - t.round_first);
+      return static_cast<u32>(t.round_first + (turn < 0 ? turn + together : turn));
+    }
     const auto keys = tile::BlockRange::of<C.tile_keys()>(t.visible, m * C.block_m, (m + 1) * C.block_m);
     if constexpr (!latest_first) return static_cast<u32>(t.n - keys.first);
     const int last = keys.end - 1;

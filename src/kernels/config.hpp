@@ -154,6 +154,7 @@ struct BackwardConfig {
   int dq_parts = 1;           ///< a block of dQ leaves through shared memory in so many turns
   bool scores_ahead = false;  ///< S of the next query block is issued before this one's dQ is waited for
   bool dq_behind = false;     ///< dQ of a query block runs under the arithmetic of the next one's dS
+  bool rotated = false;       ///< full attention: key tiles begin with query blocks of their own
   bool causal = false;        ///< window_right is bounded
   bool local = false;         ///< window_left is bounded
   bool softcap = false;

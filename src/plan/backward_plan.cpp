@@ -11,15 +11,15 @@
 namespace tandem {
 namespace {
 
-// Tiles from the model in docs/kernels/backward.md, scores_ahead and dq_behind as measured there.
+// Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 0, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 512,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -40,7 +40,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.head_dim_v = padded(head_dim_v, line.unit_v);
   c.block_m = line.block_m;
   c.block_n = line.block_n;
-  c.cluster = c.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
+  const bool usual = !c.local && !c.softcap && !c.ragged && !c.deterministic;
+  const bool alone = usual && c.causal && rows <= line.alone_to;
+  c.cluster = c.head_dim_qk % 256 == 0 && !alone ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
@@ -49,10 +51,14 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
     c.block_m = 64;
     c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
   }
-  const bool plain = !c.causal && !c.local && !c.softcap && !c.ragged && !c.deterministic;
-  c.dq_behind = plain && line.behind_from > 0 && rows >= line.behind_from;
+  const bool full = !c.causal && !c.local && !c.ragged;
+  const bool rotation_pays = usual && line.rotated_from > 0 && rows >= line.rotated_from;
+  c.rotated = full && (c.deterministic || rotation_pays);
+  c.dq_behind = full && !c.softcap && line.behind_from > 0 && rows >= line.behind_from;
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
-  if (c.scores_ahead && c.causal) c.dout_stages = 1;  // 2 to 3 % at 128; without a mask it loses as much
+  // 2 to 3 % at 128; without a mask it loses as much. Not measured for other lengths of sequences, windows
+  // and a fixed order, which take it over.
+  if (c.scores_ahead && c.causal) c.dout_stages = 1;
   return c;
 }
 
@@ -119,6 +125,10 @@ std::string backward_objection(const BackwardConfig& c) {
         "scores_ahead needs 64 keys a warpgroup and two q_stages; there are {} keys, {} warpgroups and {}",
         c.block_n, c.consumers, c.q_stages);
   }
+  if (c.rotated && (c.causal || c.local || c.ragged)) {
+    return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, ragged {}",
+                       c.causal, c.local, c.ragged);
+  }
   if (c.k_stages < 1 || c.v_stages < 1 || c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("k_stages {}, v_stages {}, q_stages {} or dout_stages {} is less than 1", c.k_stages,
                        c.v_stages, c.q_stages, c.dout_stages);
@@ -162,11 +172,11 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      configs.push_back(with_tile(c, line, head.qk, head.v, 1));
-      if (line.ahead_from > 0) configs.push_back(with_tile(c, line, head.qk, head.v, line.ahead_from));
-      if (const BackwardConfig behind = with_tile(c, line, head.qk, head.v, line.behind_from);
-          behind.dq_behind)
-        configs.push_back(behind);
+      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.alone_to + 1}) {
+        const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
+        if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
+          configs.push_back(of_rows);
+      }
     };
     for (const Element element : {Element::bf16, Element::f16}) {
       for (const bool ragged : {false, true}) {
@@ -188,12 +198,11 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // Words of the tile, which are stored and read once a tile.
+  // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
   if (c.dq_behind) return 92;
   if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 32;
-  if (!c.owns_keys()) return c.ragged && !c.causal ? 56 : 0;
-  if (c.head_dim_v != 64 || c.block_m != 128) return 0;
-  return c.scores_ahead ? 28 : c.ragged ? 8 : 0;
+  if (!c.owns_keys()) return c.ragged && !c.causal ? 16 : 0;
+  return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {

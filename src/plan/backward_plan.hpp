@@ -33,8 +33,10 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_parts;
-  int ahead_from;   ///< queries a sequence from which scores_ahead pays; 0: from none
-  int behind_from;  ///< the same of dq_behind, in full attention of equal lengths
+  int ahead_from;    ///< queries a sequence from which scores_ahead pays; 0: from none
+  int behind_from;   ///< the same of dq_behind, in full attention of equal lengths
+  int rotated_from;  ///< and of rotated, in any order of additions; in a fixed one it always pays
+  int alone_to;      ///< up to so many, causal tiles are better off without a cluster
   const char* why;
 };
 

@@ -75,6 +75,31 @@ TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
 }
 
+TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
+  Problem p = problem(64, 64);
+  p.deterministic = true;
+  EXPECT_TRUE(choose_backward_config(p).rotated);
+  p.window_right = 0;
+  EXPECT_FALSE(choose_backward_config(p).rotated);
+  p.window_right = -1;
+  p.window_left = 10;
+  EXPECT_FALSE(choose_backward_config(p).rotated);
+  p.window_left = -1;
+  const int lengths[] = {0, 1000};
+  p.seqused_k.data = lengths;
+  EXPECT_FALSE(choose_backward_config(p).rotated);
+}
+
+TEST(BackwardPlan, LeavesShortCausalTilesWithoutACluster) {
+  Problem p = problem(256, 256);
+  p.rows_q = p.rows_k = 512;
+  EXPECT_EQ(choose_backward_config(p).cluster, 2);
+  p.window_right = 0;
+  EXPECT_EQ(choose_backward_config(p).cluster, 1);
+  p.rows_q = p.rows_k = 513;
+  EXPECT_EQ(choose_backward_config(p).cluster, 2);
+}
+
 TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
   for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (const float softcap : {0.0F, 2.0F}) {
@@ -107,6 +132,7 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
   refused({.scores_ahead = true, .dq_behind = true}, "dq_behind");
   refused({.dout_stages = 1, .dq_behind = true}, "two dout_stages");
+  refused({.rotated = true, .causal = true}, "rotated");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

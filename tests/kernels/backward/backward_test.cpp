@@ -122,8 +122,8 @@ TEST(BackwardTiles, CausalWorkEvensOut) {
   }
 }
 
-/// Blocks of the grid that each add a query block in a step, where it is the tile's turn; their tiles are
-/// causal. Gives the steps until all is added.
+/// Blocks of the grid that each add a query block in a step, where it is the tile's turn. Gives the steps
+/// until all is added.
 template <BackwardConfig C>
 int steps_to_add_all(int tiles, int heads, int processors) {
   Problem p;
@@ -134,7 +134,7 @@ int steps_to_add_all(int tiles, int heads, int processors) {
   constexpr int query_blocks_a_tile = C.block_n / C.block_m;
   struct At {
     int round = 0;
-    int m = -1;  ///< the tile's next query block
+    int i = -1;  ///< number of the tile's next query block
     BackwardTile t;
     int head = 0;
   };
@@ -147,21 +147,25 @@ int steps_to_add_all(int tiles, int heads, int processors) {
     std::vector<unsigned*> added;
     for (int block = 0; block < blocks; ++block) {
       At& a = at[static_cast<std::size_t>(block)];
-      if (a.m < 0 || a.m == query_blocks) {
+      if (a.i < 0 || a.i == query_blocks) {
         const int number = BackwardTiles<C>::number_of(a.round, block, blocks);
         if (number >= tiles * heads) continue;
         a.head = number / tiles;
         a.t.n = BackwardTiles<C>::place(number % tiles, tiles);
-        a.t.visible = {tiles * C.block_n, tiles * C.block_n, tile::Visibility::unbounded, 0};
+        a.t.visible = {tiles * C.block_n, tiles * C.block_n, tile::Visibility::unbounded,
+                       C.causal ? 0 : tile::Visibility::unbounded};
         BackwardTiles<C>::set_round(a.t, a.head, tiles, a.round, blocks);
-        a.m = a.t.n * query_blocks_a_tile;
+        a.t.blocks.end = query_blocks;
+        if constexpr (C.rotated) a.t.start = BackwardTiles<C>::start_of(a.t);
+        a.i = C.causal ? a.t.n * query_blocks_a_tile : 0;
         ++a.round;
       }
       left = true;
-      unsigned& turn = turns[static_cast<std::size_t>(a.head * query_blocks + a.m)];
-      if (turn != BackwardTiles<C>::turn_of(a.t, a.m)) continue;
+      const int m = BackwardTiles<C>::passing(a.t, a.i);
+      unsigned& turn = turns[static_cast<std::size_t>(a.head * query_blocks + m)];
+      if (turn != BackwardTiles<C>::turn_of(a.t, m)) continue;
       added.push_back(&turn);
-      ++a.m;
+      ++a.i;
       any = true;
     }
     for (unsigned* turn : added) ++*turn;
@@ -184,6 +188,18 @@ TEST(BackwardTiles, TurnsComeToAllAndOnTime) {
     if (128 % tiles != 0 && tiles % 128 != 0) continue;
     EXPECT_LT(steps, 1.3 * work) << tiles << " tiles a head";
     EXPECT_LT(half_steps, 2.3 * work) << tiles << " tiles a head";
+  }
+}
+
+// Rotated, nobody waits at all where there are as many query blocks as tiles, however rounds cut the heads.
+TEST(BackwardTiles, RotatedTurnsComeToAllWithoutWaiting) {
+  constexpr BackwardConfig even{.block_m = 128, .rotated = true, .deterministic = true};
+  constexpr BackwardConfig twice{.block_m = 64, .rotated = true, .deterministic = true};
+  for (const int tiles : {1, 3, 4, 16, 50, 64, 128, 200, 256}) {
+    const int heads = 1024 / tiles;
+    const int rounds = (tiles * heads + 131) / 132;
+    EXPECT_EQ(steps_to_add_all<even>(tiles, heads, 132), rounds * tiles) << tiles << " tiles a head";
+    EXPECT_EQ(steps_to_add_all<twice>(tiles, heads, 132), rounds * tiles * 2) << tiles << " tiles a head";
   }
 }
 

@@ -27,6 +27,10 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
+                                            c.scores_ahead = c.rotated = c.deterministic = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
                                             c.dout_stages = 2;
                                             c.causal = c.dq_behind = true;
                                             return c;

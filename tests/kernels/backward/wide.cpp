@@ -32,7 +32,7 @@ std::span<const EmulatedBackward> wide_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.k_stages = 2;
-                                            c.dq_behind = true;
+                                            c.dq_behind = c.rotated = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
