@@ -150,9 +150,10 @@ def recipe_errors(tensors: list[torch.Tensor]) -> dict[str, float]:
 
 
 def tflops(call: Callable[[], object], flops: float) -> float:
-    """The best of five rounds of 10 ms or so."""
+    """The best of five rounds."""
     call()
-    return gpu_speed.best_tflops(call, flops, rounds=5, calls=4)
+    timed = gpu_speed.Timed(call)
+    return flops / min(timed.round(gpu_speed.ROUND_MS) for _ in range(5)) / 1e6
 
 
 def recipe_speeds() -> dict[str, tuple[float, float | None]]:

@@ -43,9 +43,13 @@ def fa3_ratio(cell: dict) -> float | None:
     return None
 
 
+def fa3_h100() -> dict:
+    return json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"][0]
+
+
 def fa3_fp8(cell: dict, gemm: float) -> float:
     """FlashAttention-3's FP8 speed by its share of an FP8 product's."""
-    ratios = json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"][0]
+    ratios = fa3_h100()
     share = ratios["fp8_of_gemm"][f"{cell['head_dim']} {mask_of(cell)}"]
     return gemm * share[ratios["seqlens"].index(cell["seqlen"])]
 
@@ -130,6 +134,13 @@ def precision(document: dict) -> list[str]:
         f"An FP8 product of 8192^3 in the same run: {gemm:.1f} TFLOP/s. Geometric means: fp8 / FA3 "
         f"{geometric_mean(of_fa3):.3f} (least {min(of_fa3):.2f}), int8 / fp8 {geometric_mean(of_fp8):.3f}."
     )
+    if document.get("gemm_tflops"):
+        by_bf16 = gemm / (document["gemm_tflops"] * fa3_h100()["fp8_gemm_of_bf16"])
+        summary += (
+            f" The FP8 product was {gemm / document['gemm_tflops']:.2f} of the bf16 one here, and "
+            f"{fa3_h100()['fp8_gemm_of_bf16']:.2f} where FA3 ran: by the bf16 product fp8 / FA3 is "
+            f"{geometric_mean(of_fa3) * by_bf16:.3f} (least {min(of_fa3) * by_bf16:.2f})."
+        )
     return [*lines, "", *wrapped(summary)]
 
 

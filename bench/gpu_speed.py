@@ -61,10 +61,34 @@ class Tandem:
         return self.ask(f"round {milliseconds}")["us"]
 
 
-class Sdpa:
+class Timed:
+    """Calls on the current stream, which have run before, timed by events."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def time(self, calls: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            self.call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def round(self, milliseconds: float) -> float:
+        one = self.time(1)
+        if one >= milliseconds:
+            return one * 1000
+        calls = int(milliseconds / one)
+        return self.time(calls) * 1000 / calls
+
+
+class Sdpa(Timed):
     """torch.nn.functional.scaled_dot_product_attention, held to one backend."""
 
     def __init__(self, name: str, backend: object) -> None:
+        super().__init__(self.attend)
         self.name = name
         self.backend = backend
 
@@ -85,27 +109,11 @@ class Sdpa:
         with torch.nn.attention.sdpa_kernel(self.backend):
             return torch.nn.functional.scaled_dot_product_attention(*self.tensors, is_causal=self.causal)
 
-    def call(self) -> None:
+    def attend(self) -> None:
         if self.out is None:
             self.forward()
         else:
             torch.autograd.grad(self.out, self.tensors, self.dout, retain_graph=True)
-
-    def time(self, calls: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            self.call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    def round(self, milliseconds: float) -> float:
-        one = self.time(1)
-        if one >= milliseconds:
-            return one * 1000
-        calls = int(milliseconds / one)
-        return self.time(calls) * 1000 / calls
 
 
 def peers() -> list[Sdpa]:
@@ -115,32 +123,29 @@ def peers() -> list[Sdpa]:
     return [Sdpa("cudnn", backends.CUDNN_ATTENTION), Sdpa("fa2", backends.FLASH_ATTENTION)]
 
 
-def best_tflops(call: Callable[[], object], flops: float, rounds: int, calls: int) -> float:
-    """The best round of `calls` calls on the current stream, which have run before."""
-    best = 0.0
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        best = max(best, calls * flops / start.elapsed_time(end) / 1e9)
-    return best
+class Product(Timed):
+    """A product of n x n matrices through cuBLAS, bf16 or FP8: what the tensor cores reach."""
+
+    def __init__(self, fp8: bool, n: int = 8192) -> None:
+        self.flops = 2.0 * n**3
+        a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        if fp8:
+            a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
+            one = torch.ones((), device="cuda")
+            super().__init__(lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16))
+        else:
+            super().__init__(lambda: a @ b)
+        self.call()
 
 
-def gemm_tflops(fp8: bool = False, n: int = 8192) -> float | None:
-    """The ceiling: a large bf16 or FP8 product through cuBLAS, best of 10 rounds of about 12 ms."""
+def ceilings(fp8: bool) -> dict[str, float]:
+    """TFLOP/s of large products, in turn as attention is measured: medians of 9 rounds."""
     if torch is None or not torch.cuda.is_available():
-        return None
-    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    if not fp8:
-        return best_tflops(lambda: a @ b, 2.0 * n**3, 10, 8)
-    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T
-    one = torch.ones((), device="cuda")
-    return best_tflops(
-        lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16), 2.0 * n**3, 10, 8
-    )
+        return {}
+    products = {"gemm_tflops": Product(fp8=False)}
+    if fp8:
+        products["gemm_fp8_tflops"] = Product(fp8=True)
+    return speeds(products["gemm_tflops"].flops, in_turn(products, 9, ROUND_MS))
 
 
 def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: list[int]) -> list[dict]:
@@ -163,11 +168,15 @@ def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: li
 
 
 def in_turn(contenders: dict, rounds: int, milliseconds: float) -> dict[str, list[float]]:
-    """Microseconds of a call by contender: a round of each, then the next of each."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            times[name].append(contender.round(milliseconds))
+    """Microseconds of a call by contender: a round of each, then the next of each. A round is the slower the
+    more power the one before it drew, so each runs behind every other about equally often."""
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for first in range(rounds):
+        step = -1 if first % 2 else 1
+        for turn in range(len(names)):
+            name = names[(first + step * turn) % len(names)]
+            times[name].append(contenders[name].round(milliseconds))
     return times
 
 
@@ -445,13 +454,12 @@ def main() -> int:
             "command": " ".join(sys.argv),
             **surroundings(),
             "rounds": 1 if args.sustained else args.rounds,
-            "gemm_tflops": gemm_tflops(),
+            **ceilings(fp8=bool(args.precision)),
             "cells": [],
         }
         rounds, milliseconds = document["rounds"], 2000.0 if args.sustained else ROUND_MS
         cells = grid(args.passes, args.dtypes.split(","), args.head_dims, args.seqlens) if args.grid else []
         if args.precision:
-            document["gemm_fp8_tflops"] = gemm_tflops(fp8=True)
             document["precision"] = precision_cells(args.program, cells, args.precision, args.rounds)
             cells = []
         for cell in cells + (long_sequences(args.passes) if args.long else []):

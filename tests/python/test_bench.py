@@ -102,8 +102,34 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
     assert "Geometric mean of the last column: 1.215" in text
     speeds = {f"{name} {what}": 100.0 for name in ("int8", "int8-accurate") for what in ("kernel", "whole")}
     speeds |= {"16-bit": 200.0, "fp8 kernel": 308.0, "fp8 whole": 150.0}
-    document |= {"cells": [], "gemm_fp8_tflops": 1000.0, "precision": [{**cell, "tflops": speeds}]}
+    document |= {
+        "cells": [],
+        "gemm_tflops": 500.0,
+        "gemm_fp8_tflops": 1000.0,
+        "precision": [{**cell, "tflops": speeds}],
+    }
     (tmp_path / "one.json").write_text(json.dumps(document))
     assert subprocess.run([*command, page], check=False).returncode == 0
     row = "| 64 | causal | 512 | 200 | 308 | 154 | 2.00 | 100 | 0.32 | 100 | 0.75 | 0.50 | 0.50 |"
     assert row in page.read_text()  # FA3 was 0.154 of an FP8 product here
+    assert "by the bf16 product fp8 / FA3 is 2.394" in " ".join(page.read_text().split())
+
+
+def test_contenders_run_behind_each_other_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from gpu_speed import in_turn
+
+    ran: list[str] = []
+
+    class Contender:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def round(self, milliseconds: float) -> float:
+            ran.append(self.name)
+            return milliseconds
+
+    times = in_turn({name: Contender(name) for name in "abc"}, 6, 12.0)
+    assert times == {name: [12.0] * 6 for name in "abc"}
+    followers = [(first, second) for first, second in zip(ran, ran[1:], strict=False) if first != second]
+    assert all(2 <= followers.count((x, y)) <= 3 for x in "abc" for y in "abc" if x != y)
