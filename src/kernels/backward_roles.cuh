@@ -61,7 +61,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin)
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[0]);
   if constexpr (C.cluster > 1) {
-    ptx::mbarrier_wait(shared.ds_full[0], exchange);
+    ptx::mbarrier_wait_other(shared.ds_full[0], exchange);
     issue_dq<true>(dq, shared.scores[2], other_k(), dq_column_at());
   }
   ptx::wgmma_wait<0>();
@@ -130,7 +130,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::gradients_step(const BackwardTile& t, in
 #pragma unroll
     for (int j = 0; j < C.block_m / 8; ++j) score_gradients(j, ds_packed, p_packed, dp);
   }
-  if constexpr (C.cluster > 1) ptx::mbarrier_wait(shared.ds_empty, exchange ^ 1);
+  if constexpr (C.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
   store_scores(shared.scores[0], ds_packed);
   ptx::fence_async_shared();
   ptx::named_barrier_arrive(barrier_ds_full, threads);

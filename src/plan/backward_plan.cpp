@@ -17,9 +17,9 @@ constexpr BackwardTileLine tiles[] = {
      "dK and dV are small, so a block of 128 queries fits the registers"},
     {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 0, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 512,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -40,9 +40,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.head_dim_v = padded(head_dim_v, line.unit_v);
   c.block_m = line.block_m;
   c.block_n = line.block_n;
-  const bool usual = !c.local && !c.softcap && !c.ragged && !c.deterministic;
-  const bool alone = usual && c.causal && rows <= line.alone_to;
-  c.cluster = c.head_dim_qk % 256 == 0 && !alone ? line.cluster : 1;  // a quarter of dQ's columns is a strip
+  c.cluster = c.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
@@ -52,8 +50,8 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
     c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
   }
   const bool full = !c.causal && !c.local && !c.ragged;
-  const bool rotation_pays = usual && line.rotated_from > 0 && rows >= line.rotated_from;
-  c.rotated = full && (c.deterministic || rotation_pays);
+  const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
+  c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
   c.dq_behind = full && !c.softcap && line.behind_from > 0 && rows >= line.behind_from;
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
   // 2 to 3 % at 128; without a mask it loses as much. Not measured for other lengths of sequences, windows
@@ -172,7 +170,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.alone_to + 1}) {
+      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -200,7 +198,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
   if (c.dq_behind) return 92;
-  if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 32;
+  if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 40;
   if (!c.owns_keys()) return c.ragged && !c.causal ? 16 : 0;
   return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
 }

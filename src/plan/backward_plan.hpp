@@ -35,8 +35,8 @@ struct BackwardTileLine {
   int dq_parts;
   int ahead_from;    ///< queries a sequence from which scores_ahead pays; 0: from none
   int behind_from;   ///< the same of dq_behind, in full attention of equal lengths
-  int rotated_from;  ///< and of rotated, in any order of additions; in a fixed one it always pays
-  int alone_to;      ///< up to so many, causal tiles are better off without a cluster
+  int rotated_from;  ///< queries from which rotated pays there in any order of additions
+  int in_turn_from;  ///< queries from which a fixed order is that of the tiles; 0: from none, it is rotated
   const char* why;
 };
 

@@ -88,16 +88,15 @@ TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
   EXPECT_FALSE(choose_backward_config(p).rotated);
-}
-
-TEST(BackwardPlan, LeavesShortCausalTilesWithoutACluster) {
-  Problem p = problem(256, 256);
-  p.rows_q = p.rows_k = 512;
-  EXPECT_EQ(choose_backward_config(p).cluster, 2);
-  p.window_right = 0;
-  EXPECT_EQ(choose_backward_config(p).cluster, 1);
-  p.rows_q = p.rows_k = 513;
-  EXPECT_EQ(choose_backward_config(p).cluster, 2);
+  p = problem(128, 128);
+  EXPECT_FALSE(choose_backward_config(p).rotated);
+  p.rows_q = p.rows_k = 4096;
+  EXPECT_TRUE(choose_backward_config(p).rotated);
+  p = problem(256, 256);
+  p.rows_q = p.rows_k = 8192;
+  EXPECT_TRUE(choose_backward_config(p).rotated);
+  p.deterministic = true;  // 128 tiles in step wait for the slowest of them
+  EXPECT_FALSE(choose_backward_config(p).rotated);
 }
 
 TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {

@@ -78,4 +78,23 @@ TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 #endif
 }
 
+/// The same where the other block of a cluster arrives, or its copies do: what came before that is visible.
+TANDEM_DEVICE void mbarrier_wait_other(Mbarrier& bar, u32 parity) {
+#if TANDEM_ON_DEVICE
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra ready;\n"
+      "bra again;\n"
+      "ready:\n"
+      "}\n" ::"r"(shared_address(&bar)),
+      "r"(parity)
+      : "memory");
+#else
+  emulator::mbarrier_wait(&bar, parity);
+#endif
+}
+
 }  // namespace tandem::ptx
