@@ -13,6 +13,7 @@
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
 //                          codes=1: q, k and v are codes already, which the same pass arranges
+//                          (transpose_v=0), or the attention kernel reads where they are
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
@@ -84,16 +85,28 @@ std::uint16_t rounded(float value, Element element) {
       exponent <= 0 ? sign : sign | static_cast<std::uint32_t>(exponent) << 10 | (bits >> 13 & 0x3ff));
 }
 
+/// The code of a normal number, of scale 1 (e4m3, subnormal ones 0) or 1 / 32 (s8).
+std::uint8_t code_of(float value, DType dtype) {
+  if (dtype == DType::s8) return static_cast<std::uint8_t>(std::lround(std::clamp(32.0F * value, -127.0F, 127.0F)));
+  const auto bits = std::bit_cast<std::uint32_t>(value) + 0x80000;
+  const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 7;
+  const std::uint32_t sign = bits >> 24 & 0x80;
+  return static_cast<std::uint8_t>(
+      exponent <= 0 ? sign : sign | static_cast<std::uint32_t>(exponent) << 3 | (bits >> 20 & 7));
+}
+
 /// Device memory of normal numbers: four million drawn, then repeated.
-gpu::DeviceBuffer random_tensor(std::size_t elements, Element element, unsigned seed) {
+template <typename Value, typename Round>
+gpu::DeviceBuffer random_tensor(std::size_t elements, unsigned seed, Round round) {
   constexpr std::size_t period = std::size_t{1} << 22;
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
-  std::vector<std::uint16_t> values(std::min(elements, period));
-  for (std::uint16_t& value : values) value = rounded(normal(generator), element);
-  gpu::DeviceBuffer buffer(0, elements * 2);
+  std::vector<Value> values(std::min(elements, period));
+  for (Value& value : values) value = round(normal(generator));
+  gpu::DeviceBuffer buffer(0, elements * sizeof(Value));
   for (std::size_t at = 0; at < elements; at += period) {
-    buffer.copy_from_host(values.data(), std::min(period, elements - at) * 2, nullptr, at * 2);
+    buffer.copy_from_host(values.data(), std::min(period, elements - at) * sizeof(Value), nullptr,
+                          at * sizeof(Value));
   }
   gpu::synchronize(0);
   return buffer;
@@ -152,11 +165,13 @@ class Bench {
     }
     p_.strict = take(words, "strict", 0) != 0;
     p_.deterministic = take(words, "deterministic", 0) != 0;
-    allocate(f16 ? Element::f16 : Element::bf16);
+    const DType sixteen = f16 ? DType::f16 : DType::bf16;
+    DType in = sixteen;
     if (take(words, "codes", 0) != 0) {
       if (p_.precision == Precision::exact) invalid("codes=1 needs a precision");
-      p_.q.dtype = p_.k.dtype = p_.v.dtype = p_.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
+      in = p_.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
     }
+    allocate(in, sixteen);
     if (p_.precision != Precision::exact) {
       recipe_ = recipe_of(p_);
       quantized_config_ = choose_quantized_config(p_, recipe_);
@@ -223,12 +238,20 @@ class Bench {
   /// Batch entries that the tensors have.
   [[nodiscard]] std::int64_t entries() const { return p_.packed_q ? 1 : p_.batch; }
 
-  void allocate(Element element) {
+  /// `in`: of q, k and v.
+  void allocate(DType in, DType sixteen) {
     const auto operand = [&](gpu::DeviceBuffer& buffer, std::int64_t rows, std::int64_t heads,
                              std::int64_t dim, unsigned seed) {
-      buffer = random_tensor(static_cast<std::size_t>(entries() * rows * heads * dim), element, seed);
+      const auto elements = static_cast<std::size_t>(entries() * rows * heads * dim);
+      const DType dtype = seed <= 3 ? in : sixteen;
+      if (is_code(dtype)) {
+        buffer = random_tensor<std::uint8_t>(elements, seed, [=](float x) { return code_of(x, dtype); });
+      } else {
+        const Element element = dtype == DType::f16 ? Element::f16 : Element::bf16;
+        buffer = random_tensor<std::uint16_t>(elements, seed, [=](float x) { return rounded(x, element); });
+      }
       return Operand{.data = buffer.data(),
-                     .dtype = element == Element::f16 ? DType::f16 : DType::bf16,
+                     .dtype = dtype,
                      .batch_stride = rows * heads * dim,
                      .row_stride = heads * dim,
                      .head_stride = dim};

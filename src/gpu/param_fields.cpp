@@ -12,16 +12,18 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
   spec.base = empty ? reinterpret_cast<const void*>(near) : o.data;
   spec.rank = 4;
   spec.element = element;
+  spec.element_bytes = is_code(o.dtype) ? 1 : 2;
   const auto at_least_one = [](std::int64_t n) { return std::max<std::int64_t>(n, 1); };
   spec.dims = {tensor.head_dim, at_least_one(tensor.rows), at_least_one(tensor.heads),
                at_least_one(tensor.batch)};
   spec.box = {strip, box_rows, 1, 1};
-  spec.swizzle = strip == 64 ? Swizzle::b128 : Swizzle::b64;
+  spec.swizzle = strip * spec.element_bytes == 128 ? Swizzle::b128 : Swizzle::b64;
   const std::array<std::int64_t, 3> strides = {o.row_stride, o.head_stride, o.batch_stride};
   for (std::size_t i = 0; i < strides.size(); ++i) {
     // The stride of a dimension of one element is never used and may be anything; the copy engine wants a
     // multiple of 16.
-    spec.strides[i] = empty || spec.dims[i + 1] == 1 ? (tensor.head_dim * 2 + 15) / 16 * 16 : strides[i] * 2;
+    spec.strides[i] = empty || spec.dims[i + 1] == 1 ? (tensor.head_dim * spec.element_bytes + 15) / 16 * 16
+                                                     : strides[i] * spec.element_bytes;
   }
   return spec;
 }

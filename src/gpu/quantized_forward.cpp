@@ -31,15 +31,21 @@ LoadedKernel attention_kernel(int device, const QuantizedConfig& config) {
   });
 }
 
+/// What the launches before the attention kernel write, which transpose_v leaves out, and counters.
+QuantizedSpace space_of(const Problem& p, const Recipe& recipe, const QuantizedConfig& config) {
+  if (!config.transpose_v) return quantized_space(p, recipe);
+  QuantizedSpace counters{};
+  counters.counter_bytes = sizeof(unsigned int);
+  counters.bytes = scratch_alignment;
+  return counters;
+}
+
 void attend(const Problem& p, const QuantizedConfig& config, const LoadedKernel& kernel,
-            const QuantizedOperands& operands, unsigned int* tile_counter, bool programmatic,
-            abi::Stream stream) {
-  const DeviceProperties& limits = properties(p.device.index);
-  const QuantizedParams params =
-      make_quantized_params(p, config, operands, encode_tensor_map, limits.multiprocessors, tile_counter);
+            const QuantizedParams& params, bool programmatic, abi::Stream stream) {
   const std::int64_t tiles = forward_tile_count(p, config.forward());
+  const std::int64_t processors = properties(p.device.index).multiprocessors;
   launch(kernel,
-         {.grid = static_cast<unsigned int>(std::min<std::int64_t>(tiles, limits.multiprocessors)),
+         {.grid = static_cast<unsigned int>(std::min(tiles, processors)),
           .threads = static_cast<unsigned int>(config.threads()),
           .stream = stream,
           .programmatic = programmatic},
@@ -51,7 +57,7 @@ void attend(const Problem& p, const QuantizedConfig& config, const LoadedKernel&
 std::size_t quantized_forward_workspace_bytes(const Problem& problem, const Recipe& recipe,
                                               const QuantizedConfig& config) {
   Problem p = problem;
-  return quantized_space(p, recipe).bytes + (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
+  return space_of(p, recipe, config).bytes + (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
 }
 
 void quantized_forward(const Problem& problem, const Recipe& recipe, const QuantizedConfig& config,
@@ -61,21 +67,32 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
-  const QuantizeKernels quantizer = quantize_kernels(device, problem, recipe);
+  const bool quantizes = stages.quantize && !config.transpose_v;
+  const QuantizeKernels quantizer =
+      quantizes ? quantize_kernels(device, problem, recipe) : QuantizeKernels{};
   const LoadedKernel attention = stages.attend ? attention_kernel(device, config) : LoadedKernel{};
   const ContextGuard guard(device);
   const Scratch scratch(workspace,
                         workspace != nullptr ? 0 : quantized_forward_workspace_bytes(problem, recipe, config),
                         stream);
-  const QuantizedSpace space = quantized_space(problem, recipe);
+  const QuantizedSpace space = space_of(problem, recipe, config);
   Problem p = problem;
   if (needs_packing(p, config)) pack(packing_of_v(p), scratch.data() + space.bytes, device, stream);
   clear_counters(space, reinterpret_cast<abi::DevicePointer>(scratch.data()), stream);
+  auto* const tile_counter = reinterpret_cast<unsigned int*>(scratch.data() + space.counters);
+  const int processors = properties(device).multiprocessors;
+  if (config.transpose_v) {
+    if (!stages.attend) return;
+    const QuantizedParams brought =
+        make_brought_params(p, config, encode_tensor_map, processors, tile_counter);
+    return attend(p, config, attention, brought, false, stream);
+  }
   const QuantizeParams params = make_quantize_params(p, recipe, scratch.data());
-  if (stages.quantize) quantize(p, quantizer, params, stream);
+  if (quantizes) quantize(p, quantizer, params, stream);
   if (stages.attend) {
-    auto* const tile_counter = reinterpret_cast<unsigned int*>(scratch.data() + space.counters);
-    attend(p, config, attention, operands_of(params), tile_counter, stages.quantize, stream);
+    attend(p, config, attention,
+           make_quantized_params(p, config, operands_of(params), encode_tensor_map, processors, tile_counter),
+           quantizes, stream);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "gpu/quantized_forward_params.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "gpu/code_axes.hpp"
@@ -34,7 +35,51 @@ ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
   return {.data = data, .stride = scale_strides(axes, by_row)};
 }
 
+/// The caller's codes, in boxes of a strip of columns by 64 rows (q) or a block of keys.
+TensorMapSpec brought_map(const Problem& p, const QuantizedConfig& config, Loaded which) {
+  const bool is_q = which == Loaded::q;
+  const bool is_v = which == Loaded::v;
+  return rows_tensor_map({.operand = is_q   ? p.q
+                                     : is_v ? p.v
+                                            : p.k,
+                          .head_dim = is_v ? p.head_dim_v : p.head_dim_qk,
+                          .rows = is_q ? p.rows_q : p.rows_k,
+                          .heads = is_q ? p.heads_q : p.heads_kv,
+                          .batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch},
+                         config.element,
+                         byte_strip_columns(is_v ? config.head_dim_v : config.head_dim_qk),
+                         is_q ? 64 : quant_block, p.out.data);
+}
+
+ScaleArray array_of(const Scales& s) {
+  return {.data = s.data,
+          .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride}};
+}
+
 }  // namespace
+
+bool can_read_codes(const Problem& problem, const QuantizedConfig& config) {
+  return std::ranges::all_of(std::array{Loaded::q, Loaded::k, Loaded::v}, [&](Loaded which) {
+    return copy_engine_can_read(brought_map(problem, config, which));
+  });
+}
+
+QuantizedParams make_brought_params(const Problem& problem, const QuantizedConfig& config,
+                                    EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+  Problem p = problem;
+  p.q = p.k = p.v = {};  // their maps are of codes, below
+  QuantizedParams params{
+      .forward = make_forward_params(p, config.forward(), encode, processors, tile_counter),
+      .q_scales = array_of(problem.q_scale),
+      .k_scales = array_of(problem.k_scale),
+      .v_scales = array_of(problem.v_scale),
+      .shift = {},
+      .q_scale_heads = as_int(problem.q_scale.heads)};
+  params.forward.q = encode(brought_map(problem, config, Loaded::q));
+  params.forward.k = encode(brought_map(problem, config, Loaded::k));
+  params.forward.v = encode(brought_map(problem, config, Loaded::v));
+  return params;
+}
 
 QuantizedOperands operands_of(const QuantizeParams& params) {
   return {.q = params.q.codes,
@@ -65,7 +110,8 @@ QuantizedParams make_quantized_params(const Problem& problem, const QuantizedCon
       .q_scales = array_of(operands.q_scales, q, config.row_scales),
       .k_scales = array_of(operands.k_scales, k, config.row_scales),
       .v_scales = array_of(operands.v_scales, k, config.v_row_scales),
-      .shift = array_of(operands.shift, q, true)};
+      .shift = array_of(operands.shift, q, true),
+      .q_scale_heads = 1};
   params.forward.q =
       encode(codes_map(operands.q, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data));
   params.forward.k =

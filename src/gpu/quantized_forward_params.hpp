@@ -20,6 +20,13 @@ struct QuantizedOperands {
   const float* shift = nullptr;
 };
 
+/// Whether the copy engine can read q, k and v, codes of the caller's, where they are.
+bool can_read_codes(const Problem& problem, const QuantizedConfig& config);
+
+/// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.
+QuantizedParams make_brought_params(const Problem& problem, const QuantizedConfig& config,
+                                    EncodeTensorMap encode, int processors, unsigned int* tile_counter);
+
 /// Those that the quantiser writes.
 QuantizedOperands operands_of(const QuantizeParams& params);
 

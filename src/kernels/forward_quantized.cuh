@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/forward_quantized_consumer.cuh"
+#include "kernels/forward_quantized_transpose.cuh"
 #include "kernels/ptx/registers.cuh"
 #include "kernels/tile/kept_sums.cuh"
 #include "kernels/tile/plain_scores.cuh"
@@ -129,6 +130,7 @@ struct QuantizedRows {
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
+      c.take_sign(s);
       mask(s);
       softmax.move_to_maximum(s, c.score_unit, scale_o());
     }
@@ -143,6 +145,7 @@ struct QuantizedRows {
       tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(s, c.shared.q[c.warpgroup][c.q_at.stage],
                                                                c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(s);
+      c.take_sign(s);
       softmax.move_lost(s, c.score_unit, scale_o());
       softmax.exponentials(s, c.score_unit, [](int) {});
     });
@@ -418,9 +421,10 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_quantized(const __grid_c
   const int warp = ptx::warp_uniform(static_cast<int>(ptx::thread_index() / warp_size));
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers() * 4);
-    shared.v_ring.init(C.consumers() * 4);
+    shared.v_ring.init(C.consumers() * 4, C.transpose_v ? transposing_warps : 1);
+    if constexpr (C.transpose_v) shared.rows_of_v_ring.ring.init(transposing_warps);
     for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
-    shared.tiles.ring.init(C.consumers() * 4);
+    shared.tiles.ring.init(C.consumers() * 4 + (C.transpose_v ? transposing_warps : 0));
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
@@ -431,6 +435,9 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_quantized(const __grid_c
     if (warp == 0) {
       QuantizedLoader<C> loader(p, shared);
       loader.run();
+    } else if constexpr (C.transpose_v) {
+      ValueTransposer<C> transposer(p, shared, warp - 1);
+      transposer.run();
     }
   } else {
     ptx::claim_registers<C.registers().consumer>();

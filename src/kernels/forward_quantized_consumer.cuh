@@ -172,12 +172,12 @@ struct QuantizedConsumer {
   /// last.
   TANDEM_DEVICE void find_scales(const ForwardTile<C.forward()>& t) {
     const ForwardParams& f = p.forward;
-    const float* of_q = scales_of(p.q_scales, f.packed_q ? 0 : t.index.batch, t.index.head);
+    const int batch = f.packed_q && !C.transpose_v ? 0 : t.index.batch;
+    const int head = C.transpose_v ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
-      const float scale =
-          ptx::load_global(of_q + (C.row_scales ? row : row / quant_block) * p.q_scales.stride.group);
+      const float scale = load_scale<C>(p.q_scales, batch, head, C.row_scales ? row : row / quant_block);
       q_unit[h] = magnitude(scale, q_marked) * f.scale * tile::log2_e;
     }
   }
@@ -216,6 +216,16 @@ struct QuantizedConsumer {
       }
     }
   }
+  /// A caller's scale may be negative, which the exponent's multiply-add takes as it comes, but no maximum:
+  /// then the scores take the sign.
+  TANDEM_DEVICE void take_sign(float (&s)[scores]) {
+    if constexpr (C.transpose_v) {
+      if (!(score_unit[0] < 0.0F)) return;
+#pragma unroll
+      for (float& score : s) score = -score;
+      score_unit[0] = -score_unit[0];
+    }
+  }
   /// Of the block whose scores have come.
   TANDEM_DEVICE void find_units() {
     // 0, of a block of zeros or from the user, would make -inf NaN. It makes nothing else: all codes are 0.
@@ -226,7 +236,8 @@ struct QuantizedConsumer {
       if constexpr (!C.row_scales) {
         unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_marked);
       }
-      score_unit[h] = unit < tiny ? tiny : unit;
+      const float size = C.transpose_v ? ptx::max_magnitude(0.0F, unit) : unit;
+      score_unit[h] = size < tiny ? tiny : unit;
     }
     if constexpr (!keeps_input && !C.v_row_scales) {
       v_scale = ptx::load_shared(&shared.block_scales[k_at.stage].v);

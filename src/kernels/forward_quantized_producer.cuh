@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/forward_producer.cuh"
+#include "kernels/ptx/codes.cuh"
 #include "kernels/tile/byte_tile.cuh"
 
 namespace tandem {
@@ -31,6 +32,22 @@ struct KeptOutput {
 template <QuantizedConfig C>
 struct KeptOutput<C, false> {};
 
+/// A block of V's rows as the caller has them, before it is transposed.
+template <QuantizedConfig C, bool used = C.transpose_v>
+struct RowsOfV {
+  tile::ByteTile<quant_block, C.head_dim_v> tile;
+};
+template <QuantizedConfig C>
+struct RowsOfV<C, false> {};
+template <bool used>
+struct RowsOfVRing {
+  tile::Ring<1> ring;
+};
+template <>
+struct RowsOfVRing<false> {};
+/// Warps of the producer's warpgroup that transpose: those beside the loader's.
+constexpr int transposing_warps = 3;
+
 /// Scales by block of the K tiles in flight, and of the V tiles that belong to them.
 struct BlockScales {
   float k;
@@ -47,6 +64,7 @@ struct QuantizedShared {
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
   VTile v[C.stages];
+  [[no_unique_address]] RowsOfV<C> rows_of_v;
   [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
   [[no_unique_address]] KeptOutput<C> kept;
@@ -54,12 +72,19 @@ struct QuantizedShared {
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
+  [[no_unique_address]] RowsOfVRing<C.transpose_v> rows_of_v_ring;
   tile::DrawnTiles::Shared tiles;
 };
 
 /// Scales of one head of one sequence.
 TANDEM_DEVICE const float* scales_of(const ScaleArray& scales, int batch, int head) {
   return scales.data + batch * scales.stride.batch + head * scales.stride.head;
+}
+/// Scale number `group` of a head, which a caller may have left out.
+template <QuantizedConfig C>
+TANDEM_DEVICE float load_scale(const ScaleArray& scales, int batch, int head, i64 group) {
+  if (C.transpose_v && scales.data == nullptr) return 1.0F;
+  return ptx::load_global(scales_of(scales, batch, head) + group * scales.stride.group);
 }
 
 // ---- Producer ----
@@ -76,6 +101,7 @@ struct QuantizedLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
+  tile::Ring<1>::Position rows_of_v_at;
   float v_before = 1.0F;  ///< V's scale of the block before in the tile
 
   TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
@@ -94,8 +120,10 @@ struct QuantizedLoader {
   /// Of block b, where scales are by block; else 1.
   TANDEM_DEVICE BlockScales block_scales(int b) const {
     BlockScales scales{1.0F, 1.0F};
+    // A caller counts blocks, of equal lengths alone, from each sequence's begin.
     const auto load = [&](const ScaleArray& from) {
-      return ptx::load_global(scales_of(from, batch_k(), head_kv()) + block_at(b) * from.stride.group);
+      return load_scale<C>(from, C.transpose_v ? t.index.batch : batch_k(), head_kv(),
+                           C.transpose_v ? b : block_at(b));
     };
     if constexpr (!C.row_scales) scales.k = load(p.k_scales);
     if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
@@ -119,6 +147,7 @@ struct QuantizedLoader {
   }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
+    if constexpr (C.transpose_v) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the codes have its sign
     if constexpr (C.keeps_sums()) scales.v = logarithm_of(scales.v);
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
@@ -129,6 +158,13 @@ struct QuantizedLoader {
                               ptx::CacheHint::last);
     if constexpr (C.row_scales) shared.k_scales.load(k_at.stage, row_scales(p.k_scales, b), full);
     k_at.advance();
+  }
+  TANDEM_DEVICE void load_rows_of_v(int b) {
+    auto& tile = shared.rows_of_v.tile;
+    ptx::Mbarrier& full = shared.rows_of_v_ring.ring.acquire(rows_of_v_at, tile.bytes);
+    tile.load(p.forward.v, full, 0, t.index.begin_k + b * quant_block, head_kv(), batch_k(),
+              ptx::CacheHint::last);
+    rows_of_v_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full =
@@ -162,7 +198,11 @@ struct QuantizedLoader {
       load_q();
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
         if (b > t.blocks.first) load_k(b - 1);
-        load_v(b);
+        if constexpr (C.transpose_v) {
+          load_rows_of_v(b);
+        } else {
+          load_v(b);
+        }
       }
     }
   }

@@ -33,6 +33,10 @@ struct QuantizedConfig {
   /// join P (e4m3, scales by block, parts 1).
   int promote_every = 1;
 
+  /// Codes and scales are the caller's, read where they are: rows of Q and K as they come, V's transposed on
+  /// their way (e4m3, scales by block).
+  bool transpose_v = false;
+
   constexpr bool operator==(const QuantizedConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
@@ -77,20 +81,23 @@ constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
   const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
+  const int rows_of_v = c.transpose_v ? quant_block * byte_tile_columns(c.head_dim_v) : 0;
   const int kept = c.keeps_sums() ? 4 * c.block_m * c.head_dim_v : 0;
-  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + scales + kept + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? 1 : 0));
+  return (q_tiles + kv_tiles + rows_of_v + scales + kept + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with
 /// dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or as for 16
-/// bits where pv is `input`; scale is not negative.
+/// bits where pv is `input`; scale is not negative. Where V is transposed all three are as the caller has them,
+/// (head_dim, rows, heads, batch), and so are scales: null data is 1, any may be negative, the softmax's too.
 struct QuantizedParams {
   ForwardParams forward;
   ScaleArray q_scales;
   ScaleArray k_scales;
   ScaleArray v_scales;  ///< null data where pv is `input`
   ScaleArray shift;     ///< null data: none
+  int q_scale_heads;    ///< query heads that share one of q's (transpose_v)
 };
 
 }  // namespace tandem

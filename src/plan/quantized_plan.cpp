@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "gpu/quantized_forward_params.hpp"
 #include "kernels/config_fields.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
@@ -114,6 +115,13 @@ QuantizedConfig without_overlap(QuantizedConfig c) {
   return c;
 }
 
+/// Codes of the caller's that the kernel can read where they are, and blocks of V that it has room to transpose.
+bool may_transpose(const Problem& p, QuantizedConfig c) {
+  if (!p.of_codes() || c.pv != Codes::e4m3) return false;
+  c.transpose_v = true;
+  return quantized_objection(c).empty() && gpu::can_read_codes(p, c);
+}
+
 int padded(std::int64_t head_dim) {
   return static_cast<int>((head_dim + 31) / 32 * 32);
 }
@@ -129,7 +137,9 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
   c.local = needs_left_mask(p);
   c.ragged = has_lengths(p);
   c = with_tile(c);
-  return is_short(c, p.rows_k) ? without_overlap(c) : c;
+  if (is_short(c, p.rows_k)) c = without_overlap(c);
+  c.transpose_v = may_transpose(p, c);
+  return c;
 }
 
 std::string quantized_objection(const QuantizedConfig& c) {
@@ -140,6 +150,12 @@ std::string quantized_objection(const QuantizedConfig& c) {
   if (quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", quantized_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
+  }
+  if (c.transpose_v && (c.qk != Codes::e4m3 || c.pv != Codes::e4m3 || c.row_scales || c.v_row_scales)) {
+    return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
+  }
+  if (c.transpose_v && (c.rotated_v || c.keeps_sums())) {
+    return "transpose_v takes V as it is, and promote_every 1";
   }
   if (c.promote_every < 1) return fmt::format("promote_every {} is less than 1", c.promote_every);
   if (!c.keeps_sums()) return {};
@@ -184,13 +200,18 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
 std::vector<std::string> explain_quantized(const Problem& problem, const Recipe& recipe,
                                            const QuantizedConfig& c) {
   const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const char* before = c.transpose_v        ? ""
+                       : problem.of_codes() ? "arrange_codes and "
+                       : recipe.smooth_k    ? "mean_of_keys, quantize and "
+                                            : "quantize and ";
+  const char* codes = c.transpose_v        ? "are read where they are, V's transposed in shared memory"
+                      : problem.of_codes() ? "are copied into the layout that the kernel reads"
+                                           : "are found from 16-bit tensors";
   return {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
-      fmt::format("kernels {} and forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  problem.of_codes() ? "arrange_codes"
-                  : recipe.smooth_k  ? "mean_of_keys, quantize"
-                                     : "quantize",
+      fmt::format("kernels {}forward_quantized: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
                   name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
+      fmt::format("codes {}", codes),
       fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
                   quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
       fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),

@@ -7,10 +7,12 @@
 #include <functional>
 #include <tuple>
 
+#include "cpu/recipe.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
 #include "harness/codes.hpp"
 #include "harness/expect.hpp"
+#include "plan/quantized_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -203,14 +205,16 @@ class QuantizedCodes : public GpuTest, public testing::WithParamInterface<CodesA
 TEST_P(QuantizedCodes, MatchTheCpu) {
   const auto& [how, shape] = GetParam();
   check(case_of(shape, 300), how);
-  if (how.granularity != Granularity::row) return;
+  if (how.granularity != Granularity::row && how.granularity != Granularity::tensor) return;
   Case packed = case_of(shape, 300);
   packed.batch = 3;
   packed.packed_q = packed.packed_k = true;
   packed.lengths_q = {40, 0, 131};
   packed.lengths_k = {130, 7, 140};
-  packed.q.pad = packed.k.pad = packed.v.pad = 3;
-  check(packed, how);
+  for (const int pad : {3, 16}) {  // the copy engine reads rows 16 bytes apart
+    packed.q.pad = packed.k.pad = packed.v.pad = pad;
+    check(packed, how);
+  }
 }
 
 /// Each way of scales with every ninth shape, another one each time.
@@ -230,6 +234,50 @@ std::vector<CodesAndShape> codes_and_shapes() {
   }
   return all;
 }
+
+/// Codes that the kernel reads where they are, and the same ones a byte further apart, which are arranged
+/// first: the same bits.
+class QuantizedCodesInPlace : public GpuTest, public testing::WithParamInterface<std::tuple<int, bool, bool>> {
+ protected:
+  static Call forward(const Case& c, bool transposes) {
+    Call call(c);
+    harness::bring_codes(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
+    for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(0, -scales->get(0));
+    const Problem p = make_problem(call.forward_args());
+    EXPECT_EQ(choose_quantized_config(p, recipe_of(p)).transpose_v, transposes);
+    call.prepare(Pass::forward);
+    GpuRunner runner;
+    runner.forward(call);
+    return call;
+  }
+};
+
+TEST_P(QuantizedCodesInPlace, GiveTheBitsOfArrangedOnes) {
+  const auto& [head_dim, causal, packed] = GetParam();
+  for (const std::int64_t seqlen : {100, 1000}) {
+    Case c = with_setting(small_case(DType::bf16, seqlen, seqlen), {Precision::fp8, false});
+    c.batch = 3;
+    c.heads_q = 4;
+    c.heads_kv = 2;
+    c.head_dim_qk = c.head_dim_v = head_dim;
+    c.options.causal = causal;
+    if (packed) {
+      c.packed_q = c.packed_k = true;
+      c.lengths_q = c.lengths_k = {seqlen, 7, seqlen - 90};
+      c.used_k = {seqlen - 30, 7, 5};
+    }
+    SCOPED_TRACE(c.describe());
+    const Call in_place = forward(c, true);
+    c.q.pad = c.k.pad = c.v.pad = 1;
+    const Call arranged = forward(c, false);
+    EXPECT_EQ(in_place.out.raw(), arranged.out.raw());
+    EXPECT_EQ(in_place.lse.raw(), arranged.lse.raw());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codes, QuantizedCodesInPlace,
+                         testing::Combine(testing::Values(64, 96, 128, 192, 256), testing::Bool(),
+                                          testing::Bool()));
 
 /// 16-bit queries on 8-bit keys and values: the result on what the codes stand for, bit for bit.
 TEST_P(QuantizedCodes, OfKeysAndValuesAloneAreTheirValues) {

@@ -30,12 +30,15 @@ struct ByteTile {
     }
   }
 
-  /// Four codes of `row` from `col` (a multiple of 4) on.
-  TANDEM_DEVICE u32 word(int row, int col) const {
+  /// Where the code of (row, col) is; the 16 of a multiple of 16 on lie together.
+  static TANDEM_DEVICE u32 place(int row, int col) {
     const u32 at = static_cast<u32>(col / strip_cols) * strip_bytes +
                    static_cast<u32>(row * strip_cols + col % strip_cols);
-    const u32 swizzled = at ^ (at >> 7 & (strip_cols / 16 - 1)) << 4;
-    return ptx::load_shared(reinterpret_cast<const u32*>(data + swizzled));
+    return at ^ (at >> 7 & (strip_cols / 16 - 1)) << 4;
+  }
+  /// Four codes of `row` from `col` (a multiple of 4) on.
+  TANDEM_DEVICE u32 word(int row, int col) const {
+    return ptx::load_shared(reinterpret_cast<const u32*>(data + place(row, col)));
   }
 
   /// The tile from row `first_row` (a multiple of 8) on as an operand; WGMMA step `step` takes columns 32 *

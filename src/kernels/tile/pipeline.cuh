@@ -27,11 +27,12 @@ struct Ring {
   ptx::Mbarrier empty[stages];
   using Position = RingPosition<stages>;
 
-  /// One thread. `consumer_arrivals` releases free a buffer.
-  TANDEM_DEVICE void init(u32 consumer_arrivals) {
+  /// One thread. `consumer_arrivals` releases free a buffer, `producer_arrivals` and the bytes that they
+  /// announce fill it.
+  TANDEM_DEVICE void init(u32 consumer_arrivals, u32 producer_arrivals = 1) {
 #pragma unroll
     for (int s = 0; s < stages; ++s) {
-      ptx::mbarrier_init(full[s], 1);
+      ptx::mbarrier_init(full[s], producer_arrivals);
       ptx::mbarrier_init(empty[s], consumer_arrivals);
     }
   }
@@ -48,6 +49,10 @@ struct Ring {
   TANDEM_DEVICE ptx::Mbarrier& announce(Position at, u32 bytes) {
     ptx::mbarrier_arrive_expect(full[at.stage], bytes);
     return full[at.stage];
+  }
+  /// Producer: what it has itself written is there.
+  TANDEM_DEVICE void hand_over(Position at) {
+    ptx::mbarrier_arrive(full[at.stage]);
   }
   /// Consumer: waits for the bytes.
   TANDEM_DEVICE void wait(Position at) {

@@ -1,6 +1,7 @@
 // Collective operations of a warp: all 32 lanes take part, or the warp has diverged.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "block.hpp"
@@ -19,6 +20,7 @@ const char* name(Operation operation) {
     case Operation::reduce_or: return "reduce_or";
     case Operation::sync: return "sync_warp";
     case Operation::elect: return "elect_one";
+    case Operation::ldmatrix: return "ldmatrix_x4_transposed";
     case Operation::stmatrix: return "stmatrix_x4";
   }
   return "";
@@ -29,6 +31,20 @@ void join_lanes(Warp& warp, Thread& last) {
   for (Thread* t : warp.waiting) {
     // Own components keep their own value: it is the largest anywhere.
     join(t->clock, last.clock);
+  }
+}
+
+/// Lane l gets rows 2 (l % 4), + 1 of column l / 4 of matrix i, whose row r is at the address of lane 8 i + r.
+void load_matrices(std::array<Warp::Deposit, 32>& deposits) {
+  for (std::uint32_t lane = 0; lane < 32; ++lane) {
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        std::uint16_t element = 0;
+        std::memcpy(&element, deposits[8 * i + lane % 4 * 2 + half].row + lane / 4 * 2, 2);
+        std::uint32_t& value = deposits[lane].values[i];
+        value = half == 0 ? element : value | std::uint32_t{element} << 16;
+      }
+    }
   }
 }
 
@@ -64,6 +80,7 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
     return deposits;
   }
   if (operation == Operation::sync) join_lanes(warp, self);
+  if (operation == Operation::ldmatrix) load_matrices(deposits);
   if (operation == Operation::stmatrix) store_matrices(deposits);
   warp.arrived = 0;
   ++warp.generation;
@@ -118,6 +135,18 @@ void sync_warp() {
 bool elect_one() {
   collective(Operation::elect, 0, {});
   return thread_index() % 32 == Block::current().elected_lane();
+}
+
+void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]) {
+  Block& block = Block::current();
+  const std::uint32_t offset = block.shared_offset(row, 16, "ldmatrix_x4_transposed");
+  if (offset % 16 != 0)
+    block.fail(fmt::format("ldmatrix_x4_transposed at +{}: a row is not aligned to 16 bytes", offset));
+  check_shared_read(row, 16);
+  const std::uint32_t lane = thread_index() % 32;
+  const auto& all =
+      collective(Operation::ldmatrix, 0, {{}, const_cast<char*>(static_cast<const char*>(row))});
+  std::copy_n(all[lane].values, 4, d);
 }
 
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
