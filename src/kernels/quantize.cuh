@@ -308,12 +308,13 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
 }  // namespace quantizer
 
 /// A block of threads takes every grid_size()-th unit. While it computes a job, the rows of the next one are
-/// on their way, and the one after that is being found.
+/// on their way, and the one after that is being found. The next grid may start where a block ends: announced
+/// at the beginning, which is no earlier since blocks fill the device, it made calls at head dimension 256 10
+/// us longer.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
     quantize(const __grid_constant__ QuantizeParams p) {
   using quantizer::Which;
-  ptx::launch_next_grid();
   const quantizer::Tables table = quantizer::tables<C>();
   const int units = p.units_k + p.units_v + p.units_q;
   const auto first_warp = [] { return ptx::thread_index_anew() < warp_size; };
