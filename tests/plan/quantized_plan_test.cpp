@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cpu/recipe.hpp"
+
 namespace tandem {
 namespace {
 
@@ -26,6 +28,43 @@ TEST(QuantizedPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
       }
     }
   }
+}
+
+/// Codes of the caller's, rows 256 bytes apart.
+Problem problem_of_codes(std::int64_t head_dim, bool causal) {
+  alignas(16) static char memory[16];
+  Problem p = problem(head_dim, causal);
+  p.precision = Precision::fp8;
+  p.q = p.k = p.v = {.data = memory,
+                     .dtype = DType::e4m3,
+                     .batch_stride = 256 * 1000,
+                     .row_stride = 256,
+                     .head_stride = 256};
+  p.out.data = memory;
+  return p;
+}
+QuantizedConfig choose(const Problem& p) {
+  return choose_quantized_config(p, recipe_of(p));
+}
+
+TEST(QuantizedPlan, ReadsCodesWhereTheyAreIfTheCopyEngineCan) {
+  for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+    for (const bool causal : {false, true}) {
+      const QuantizedConfig c = choose(problem_of_codes(head_dim, causal));
+      ASSERT_EQ(quantized_objection(c), "") << head_dim << " " << causal;
+      ASSERT_TRUE(c.transpose_v) << head_dim << " " << causal;
+    }
+  }
+  const auto transposes = [](auto change) {
+    Problem p = problem_of_codes(128, false);
+    change(p);
+    return choose(p).transpose_v;
+  };
+  EXPECT_FALSE(transposes([](Problem& p) { p.v.row_stride = 264; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
+  EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
 }
 
 TEST(QuantizedPlan, SumsProductsOfSeveralTilesWhereThereIsRoom) {
@@ -55,6 +94,10 @@ TEST(QuantizedPlan, ObjectionsNameTheRule) {
             "promote_every above 1 needs 176 registers a thread, 3 consumer warpgroups have 160");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.pv = Codes::s8; }),
             "promote_every above 1 takes P in e4m3 and scales of V by block: others weigh every tile anew");
+  EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = true; }),
+            "transpose_v takes V as it is, and promote_every 1");
+  EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = c.row_scales = true; }),
+            "transpose_v takes e4m3 and scales by block or larger: others are arranged before");
   EXPECT_EQ(objection([](QuantizedConfig& c) {
               c.block_m = 128;
               c.head_dim_qk = c.head_dim_v = 256;
