@@ -5,8 +5,8 @@
 //
 //   problem key=value ...  pass=forward dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192
 //   seqlen_k=seqlen head_dim=128
-//                          head_dim_v=head_dim causal=0 window_left=-1 deterministic=0 (backward), and any
-//                          field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
+//                          head_dim_v=head_dim causal=0 window_left=-1 softcap=0 deterministic=0 (backward),
+//                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
 //                          these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
 //                          "memory_bytes": of the device that tensors, workspace and call took}
@@ -152,6 +152,7 @@ class Bench {
     p_.head_dim_v = take(words, "head_dim_v", p_.head_dim_qk);
     p_.window_right = take(words, "causal", 0) != 0 ? 0 : -1;
     p_.window_left = take(words, "window_left", -1);
+    p_.softcap = static_cast<float>(take(words, "softcap", 0));
     p_.scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
     const bool f16 = words["dtype"] == "f16";
     words.erase("dtype");

@@ -148,7 +148,7 @@ requires std::is_same_v<std::remove_const_t<Config>, QuantizedConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
          row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every,
-         transpose_v] = config;
+         transpose_v, softcap] = config;
   f("element", element);
   f("qk", qk);
   f("pv", pv);
@@ -169,6 +169,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("parts", parts);
   f("promote_every", promote_every);
   f("transpose_v", transpose_v);
+  f("softcap", softcap);
 }
 
 }  // namespace tandem

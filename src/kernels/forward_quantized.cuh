@@ -30,7 +30,7 @@ struct QuantizedRows {
   static constexpr int quarter_words = Consumer::words / 4;
   static constexpr bool keeps_input = Consumer::keeps_input;
   /// Maxima of scores that are not masked are those of the sums.
-  static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales;
+  static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales && !C.softcap;
   static_assert(!C.lagging() || !C.overlap || C.parts <= 2);
   static constexpr bool keeps_sums = C.keeps_sums();
   static_assert(!keeps_sums || (C.lagging() && !keeps_input && C.parts == 1));
@@ -392,12 +392,8 @@ TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t
   tile::OnlineSoftmax finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float shift = 0.0F;
-    if (p.shift.data != nullptr) {
-      const float* of_q = scales_of(p.shift, p.forward.packed_q ? 0 : t.index.batch, t.index.head);
-      shift = ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
-    }
-    finished.reference[h] = softmax.reference[h] + shift;
+    finished.reference[h] = softmax.reference[h];
+    if constexpr (!C.softcap) finished.reference[h] += shift_of_row(t, h);
     finished.sum[h] = softmax.sum[h];
     // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
     const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);

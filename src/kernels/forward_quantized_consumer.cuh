@@ -51,6 +51,9 @@ struct QuantizedConsumer {
   float q_unit[units];                                ///< scales of rows times the softmax's
   float score_unit[units];                            ///< times that of K's block
   float v_scale = 1.0F;                               ///< of the block whose scores came last
+  /// softcap: what scores and what the removal of K's mean took off a row's are in the exponent of the tanh.
+  float cap_unit[units];
+  float cap_shift[2];
   /// Of Q's block, and of K's whose scores came last: whether rows of it are marked.
   static constexpr bool may_be_marked = C.qk == Codes::s8 && !C.row_scales;
   bool q_marked = false;
@@ -180,6 +183,16 @@ struct QuantizedConsumer {
       const float scale = load_scale<C>(p.q_scales, batch, head, C.row_scales ? row : row / quant_block);
       q_unit[h] = magnitude(scale, q_marked) * f.scale * tile::log2_e;
     }
+    if constexpr (C.softcap) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / f.softcap);
+    }
+  }
+  /// What the removal of K's mean took off the scores of a thread's row, in units of the logarithm to base 2.
+  TANDEM_DEVICE float shift_of_row(const ForwardTile<C.forward()>& t, int h) const {
+    if (p.shift.data == nullptr) return 0.0F;
+    const float* of_q = scales_of(p.shift, p.forward.packed_q ? 0 : t.index.batch, t.index.head);
+    return ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
   }
   /// A scale by block without the sign that says that rows are marked.
   static TANDEM_DEVICE float magnitude(float scale, bool& marked) {
@@ -201,7 +214,7 @@ struct QuantizedConsumer {
       for (int i = 0; i < scores; ++i) s[i] = ptx::to_float(sums[i]);
     }
   }
-  /// Takes scores into K's units where those differ by row.
+  /// Takes scores into K's units where those differ by row, and caps them.
   TANDEM_DEVICE void scale_scores(float (&s)[scores]) {
     if constexpr (C.row_scales) {
       const float* scales = shared.k_scales.data[k_at.stage] + position.first_col;
@@ -213,6 +226,15 @@ struct QuantizedConsumer {
           s[4 * j + 2 * h] *= k.x;
           s[4 * j + 2 * h + 1] *= k.y;
         }
+      }
+    }
+    if constexpr (C.softcap) {  // as transform_scores
+      const float cap = p.forward.softcap * tile::log2_e;
+#pragma unroll
+      for (int i = 0; i < scores; ++i) {
+        const int h = i / 2 % 2;
+        const float power = ptx::exp2(ptx::fma(s[i], cap_unit[h % units], cap_shift[h]));
+        s[i] = cap - 2.0F * cap * ptx::reciprocal(1.0F + power);
       }
     }
   }
@@ -238,6 +260,10 @@ struct QuantizedConsumer {
       }
       const float size = C.transpose_v ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
+      if constexpr (C.softcap) {
+        cap_unit[h] = unit * (2.0F / p.forward.softcap);
+        score_unit[h] = 1.0F;
+      }
     }
     if constexpr (!keeps_input && !C.v_row_scales) {
       v_scale = ptx::load_shared(&shared.block_scales[k_at.stage].v);

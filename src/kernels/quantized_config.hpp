@@ -37,6 +37,8 @@ struct QuantizedConfig {
   /// their way (e4m3, scales by block).
   bool transpose_v = false;
 
+  bool softcap = false;  ///< scores are capped before the mask
+
   constexpr bool operator==(const QuantizedConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }

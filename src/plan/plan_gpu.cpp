@@ -25,11 +25,6 @@ template <typename... Args>
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
-  if (p.pass == Pass::forward && p.precision != Precision::exact && p.softcap > 0.0F) {
-    unsupported(
-        "precision {} with a softcap has no GPU kernel; leave it exact, or copy the tensors to the CPU",
-        name_of(p.precision));
-  }
   if (p.of_codes() && p.precision == Precision::exact) {
     unsupported(
         "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",

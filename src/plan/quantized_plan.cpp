@@ -136,6 +136,7 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
   c.causal = needs_right_mask(p);
   c.local = needs_left_mask(p);
   c.ragged = has_lengths(p);
+  c.softcap = p.softcap > 0.0F;
   c = with_tile(c);
   if (is_short(c, p.rows_k)) c = without_overlap(c);
   c.transpose_v = may_transpose(p, c);

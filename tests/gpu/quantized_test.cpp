@@ -98,7 +98,6 @@ struct Setting {
 Case with_setting(Case c, const Setting& setting) {
   c.options.precision = setting.precision;
   c.options.strict = setting.strict;
-  c.options.softcap = 0.0F;
   return c;
 }
 

@@ -110,21 +110,6 @@ TEST(Plan, EightBitMemoryIsLinear) {
             std::size_t{2} * 4096 * (64 + 64 + 16));  // a store for each thread: codes and scales
 }
 
-TEST(Plan, EightBitsWithASoftcapHaveNoGpuKernel) {
-  ForwardArgs args = forward_args(64, {.kind = Device::Kind::cuda, .index = 0});
-  args.options.precision = Precision::fp8;
-  args.options.softcap = 15.0F;
-  try {
-    plan_of(args);
-    FAIL() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::unsupported);
-    EXPECT_STREQ(
-        e.what(),
-        "precision fp8 with a softcap has no GPU kernel; leave it exact, or copy the tensors to the CPU");
-  }
-}
-
 /// The message of the error that planning 8-bit codes on a GPU ends in.
 std::string refusal_of_codes(Precision precision, DType out) {
   ForwardArgs args = forward_args(64, {.kind = Device::Kind::cuda, .index = 0});

@@ -67,6 +67,13 @@ TEST(QuantizedPlan, ReadsCodesWhereTheyAreIfTheCopyEngineCan) {
   EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
 }
 
+TEST(QuantizedPlan, CapsScoresWhereAskedTo) {
+  Problem p = problem(128, true);
+  EXPECT_FALSE(choose_quantized_config(p, int8_recipe).softcap);
+  p.softcap = 15.0F;
+  EXPECT_TRUE(choose_quantized_config(p, int8_recipe).softcap);
+}
+
 TEST(QuantizedPlan, SumsProductsOfSeveralTilesWhereThereIsRoom) {
   Recipe every_four = fp8_recipe;
   every_four.promote_every = 4;

@@ -179,7 +179,7 @@ harness::Case random_quantized_case(std::uint64_t seed, const QuantizedConfig& c
   c.options.causal = config.causal;
   c.options.window_right = -1;
   c.options.window_left = config.local ? random.between(0, 200) : -1;
-  c.options.softcap = 0.0F;
+  c.options.softcap = config.softcap ? random.pick({0.5F, 4.0F, 30.0F}) : 0.0F;
   c.options.scale = random.pick({0.0F, 0.05F, 0.125F, 0.2F});
   c.lse = true;
   c.q = c.k = c.v = c.out = c.lse_layout = {};

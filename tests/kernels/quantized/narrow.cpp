@@ -46,7 +46,28 @@ std::span<const EmulatedQuantized> narrow_quantized() {
                                         .block_m = 192,
                                         .rotated_v = true,
                                         .overlap = false,
-                                        .parts = 1}>();
+                                        .parts = 1},
+                        QuantizedConfig{.head_dim_qk = 64,
+                                        .head_dim_v = 64,
+                                        .causal = true,
+                                        .ragged = true,
+                                        .dynamic = true,
+                                        .softcap = true},
+                        QuantizedConfig{.qk = Codes::s8,
+                                        .pv = Codes::s8,
+                                        .head_dim_qk = 64,
+                                        .head_dim_v = 64,
+                                        .rotated_v = true,
+                                        .softcap = true},
+                        QuantizedConfig{.qk = Codes::s8,
+                                        .pv = Codes::input,
+                                        .head_dim_qk = 64,
+                                        .head_dim_v = 64,
+                                        .local = true,
+                                        .row_scales = true,
+                                        .overlap = false,
+                                        .parts = 1,
+                                        .softcap = true}>();
   return kernels;
 }
 
