@@ -6,8 +6,8 @@
 //   problem key=value ...  pass=forward dtype=bf16 batch=1 heads=16 heads_kv=heads seqlen=8192
 //   seqlen_k=seqlen head_dim=128
 //                          head_dim_v=head_dim causal=0 window_left=-1 softcap=0 deterministic=0 (backward),
-//                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs sequences of
-//                          these lengths (1000 of 16) in place of batch and seqlen
+//                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs
+//                          sequences of these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
 //                          "memory_bytes": of the device that tensors, workspace and call took}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
@@ -87,7 +87,8 @@ std::uint16_t rounded(float value, Element element) {
 
 /// The code of a normal number, of scale 1 (e4m3, subnormal ones 0) or 1 / 32 (s8).
 std::uint8_t code_of(float value, DType dtype) {
-  if (dtype == DType::s8) return static_cast<std::uint8_t>(std::lround(std::clamp(32.0F * value, -127.0F, 127.0F)));
+  if (dtype == DType::s8)
+    return static_cast<std::uint8_t>(std::lround(std::clamp(32.0F * value, -127.0F, 127.0F)));
   const auto bits = std::bit_cast<std::uint32_t>(value) + 0x80000;
   const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 7;
   const std::uint32_t sign = bits >> 24 & 0x80;

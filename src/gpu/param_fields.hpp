@@ -58,8 +58,9 @@ struct LoadedTensor {
   std::int64_t head_dim, rows, heads, batch;
 };
 
-/// 16 bits an element, or 8 of codes. Dimensions (head_dim, rows, heads, batch), boxes of one strip of columns by `box_rows` rows. An empty
-/// tensor is never read, but its map must be valid: it then describes memory about `nearby`.
+/// 16 bits an element, or 8 of codes. Dimensions (head_dim, rows, heads, batch), boxes of one strip of
+/// columns by `box_rows` rows. An empty tensor is never read, but its map must be valid: it then describes
+/// memory about `nearby`.
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
                               const void* nearby);
 

@@ -68,8 +68,7 @@ void quantized_forward(const Problem& problem, const Recipe& recipe, const Quant
   const auto stream = static_cast<abi::Stream>(stream_handle);
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
   const bool quantizes = stages.quantize && !config.transpose_v;
-  const QuantizeKernels quantizer =
-      quantizes ? quantize_kernels(device, problem, recipe) : QuantizeKernels{};
+  const QuantizeKernels quantizer = quantizes ? quantize_kernels(device, problem, recipe) : QuantizeKernels{};
   const LoadedKernel attention = stages.attend ? attention_kernel(device, config) : LoadedKernel{};
   const ContextGuard guard(device);
   const Scratch scratch(workspace,

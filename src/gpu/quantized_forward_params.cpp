@@ -39,15 +39,13 @@ ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
 TensorMapSpec brought_map(const Problem& p, const QuantizedConfig& config, Loaded which) {
   const bool is_q = which == Loaded::q;
   const bool is_v = which == Loaded::v;
-  return rows_tensor_map({.operand = is_q   ? p.q
-                                     : is_v ? p.v
-                                            : p.k,
+  const Operand& o = is_q ? p.q : is_v ? p.v : p.k;
+  return rows_tensor_map({.operand = o,
                           .head_dim = is_v ? p.head_dim_v : p.head_dim_qk,
                           .rows = is_q ? p.rows_q : p.rows_k,
                           .heads = is_q ? p.heads_q : p.heads_kv,
                           .batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch},
-                         config.element,
-                         byte_strip_columns(is_v ? config.head_dim_v : config.head_dim_qk),
+                         config.element, byte_strip_columns(is_v ? config.head_dim_v : config.head_dim_qk),
                          is_q ? 64 : quant_block, p.out.data);
 }
 

@@ -147,8 +147,8 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, QuantizedConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
-         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every,
-         transpose_v, softcap] = config;
+         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every, transpose_v,
+         softcap] = config;
   f("element", element);
   f("qk", qk);
   f("pv", pv);

@@ -91,8 +91,9 @@ constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with
 /// dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or as for 16
-/// bits where pv is `input`; scale is not negative. Where V is transposed all three are as the caller has them,
-/// (head_dim, rows, heads, batch), and so are scales: null data is 1, any may be negative, the softmax's too.
+/// bits where pv is `input`; scale is not negative. Where V is transposed all three are as the caller has
+/// them, (head_dim, rows, heads, batch), and so are scales: null data is 1, any may be negative, the
+/// softmax's too.
 struct QuantizedParams {
   ForwardParams forward;
   ScaleArray q_scales;

@@ -115,7 +115,8 @@ QuantizedConfig without_overlap(QuantizedConfig c) {
   return c;
 }
 
-/// Codes of the caller's that the kernel can read where they are, and blocks of V that it has room to transpose.
+/// Codes of the caller's that the kernel can read where they are, and blocks of V that it has room to
+/// transpose.
 bool may_transpose(const Problem& p, QuantizedConfig c) {
   if (!p.of_codes() || c.pv != Codes::e4m3) return false;
   c.transpose_v = true;

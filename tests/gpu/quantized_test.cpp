@@ -236,7 +236,8 @@ std::vector<CodesAndShape> codes_and_shapes() {
 
 /// Codes that the kernel reads where they are, and the same ones a byte further apart, which are arranged
 /// first: the same bits.
-class QuantizedCodesInPlace : public GpuTest, public testing::WithParamInterface<std::tuple<int, bool, bool>> {
+class QuantizedCodesInPlace : public GpuTest,
+                              public testing::WithParamInterface<std::tuple<int, bool, bool>> {
  protected:
   static Call forward(const Case& c, bool transposes) {
     Call call(c);

@@ -76,7 +76,17 @@ struct NamedBarrier {
 
 /// A collective operation of a warp, and what its lanes bring along.
 struct Warp {
-  enum class Operation { shuffle_xor, shuffle, shuffle_up, ballot, reduce_or, sync, elect, ldmatrix, stmatrix };
+  enum class Operation {
+    shuffle_xor,
+    shuffle,
+    shuffle_up,
+    ballot,
+    reduce_or,
+    sync,
+    elect,
+    ldmatrix,
+    stmatrix
+  };
   struct Deposit {
     std::uint32_t values[4];
     char* row;

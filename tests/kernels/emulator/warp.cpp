@@ -34,7 +34,8 @@ void join_lanes(Warp& warp, Thread& last) {
   }
 }
 
-/// Lane l gets rows 2 (l % 4), + 1 of column l / 4 of matrix i, whose row r is at the address of lane 8 i + r.
+/// Lane l gets rows 2 (l % 4), + 1 of column l / 4 of matrix i, whose row r is at the address of lane 8 i +
+/// r.
 void load_matrices(std::array<Warp::Deposit, 32>& deposits) {
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t i = 0; i < 4; ++i) {
