@@ -65,6 +65,12 @@ TEST(QuantizedPlan, ReadsCodesWhereTheyAreIfTheCopyEngineCan) {
   EXPECT_FALSE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
   EXPECT_FALSE(transposes([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
   EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
+  // Where many tiles of queries would transpose V again it is arranged once.
+  EXPECT_FALSE(transposes([](Problem& p) { p.rows_q = p.rows_k = 16384; }));
+  EXPECT_TRUE(transposes([](Problem& p) {
+    p.rows_q = 1;
+    p.rows_k = 16384;
+  }));
 }
 
 TEST(QuantizedPlan, CapsScoresWhereAskedTo) {
