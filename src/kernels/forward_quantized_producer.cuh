@@ -32,16 +32,16 @@ struct KeptOutput {
 template <QuantizedConfig C>
 struct KeptOutput<C, false> {};
 
-/// A block of V's rows as the caller has them, before it is transposed.
+/// Blocks of V's rows as the caller has them, before they are transposed.
 template <QuantizedConfig C, bool used = C.transpose_v>
 struct RowsOfV {
-  tile::ByteTile<quant_block, C.head_dim_v> tile;
+  tile::ByteTile<quant_block, C.head_dim_v> tile[rows_of_v_stages];
 };
 template <QuantizedConfig C>
 struct RowsOfV<C, false> {};
 template <bool used>
 struct RowsOfVRing {
-  tile::Ring<1> ring;
+  tile::Ring<rows_of_v_stages> ring;
 };
 template <>
 struct RowsOfVRing<false> {};
@@ -101,7 +101,7 @@ struct QuantizedLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
-  tile::Ring<1>::Position rows_of_v_at;
+  tile::Ring<rows_of_v_stages>::Position rows_of_v_at;
   float v_before = 1.0F;  ///< V's scale of the block before in the tile
 
   TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
@@ -160,7 +160,7 @@ struct QuantizedLoader {
     k_at.advance();
   }
   TANDEM_DEVICE void load_rows_of_v(int b) {
-    auto& tile = shared.rows_of_v.tile;
+    auto& tile = shared.rows_of_v.tile[rows_of_v_at.stage];
     ptx::Mbarrier& full = shared.rows_of_v_ring.ring.acquire(rows_of_v_at, tile.bytes);
     tile.load(p.forward.v, full, 0, t.index.begin_k + b * quant_block, head_kv(), batch_k(),
               ptx::CacheHint::last);

@@ -1,6 +1,6 @@
 // Rows of V's codes, as a caller has them, into the tile that P V reads: keys contiguous, in the order of
-// quantized_layout.hpp. Three warps beside the loader's do it, a block of keys behind the copy engine and up
-// to all of V's buffers ahead of the consumers.
+// quantized_layout.hpp. Three warps beside the loader's do it, up to two blocks of keys behind the copy
+// engine and all of V's buffers ahead of the consumers.
 #pragma once
 
 #include "kernels/forward_quantized_producer.cuh"
@@ -16,7 +16,7 @@ struct ValueTransposer {
   Shared& shared;
   const int warp;  ///< of those that transpose
   const int lane;
-  tile::Ring<1>::Position from;
+  tile::Ring<rows_of_v_stages>::Position from;
   typename tile::Ring<C.stages>::Position to;
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
@@ -34,60 +34,52 @@ struct ValueTransposer {
     return load_scale<C>(p.v_scales, t.index.batch, head, b) < 0.0F ? 0x80808080U : 0U;
   }
 
-  /// 32 keys of 16 channels. A lane has pairs of channels of two neighbouring keys in each of four groups of
-  /// 8 keys. Two groups make the words that its quad of the consumers wants of two channels: stored position
-  /// 4 q + i of 16 holds key 2 q + i % 2 + 8 (i / 2).
-  struct Piece {
-    u32 pairs[4];
-
-    TANDEM_DEVICE void load(const Shared& shared, int first_key, int channel, int lane) {
-      const auto& tile = shared.rows_of_v.tile;
-      ptx::ldmatrix_x4_transposed(tile.data + tile.place(first_key + lane, channel), pairs);
-    }
-    /// Keys from `end` on become code 0: what is past a sequence's end may be no number.
-    TANDEM_DEVICE void clear_from(int end, int first_key, int lane) {
+  /// All keys of 16 channels. Of 32 keys a lane has pairs of channels of two neighbouring keys in each of
+  /// four groups of 8. Two groups make the words that its quad of the consumers wants of two channels: stored
+  /// position 4 q + i of 16 holds key 2 q + i % 2 + 8 (i / 2).
+  TANDEM_DEVICE void transpose(int channel, int b, u32 sign) {
+    constexpr int pieces = quant_block / 32;
+    const auto& rows = shared.rows_of_v.tile[from.stage];
+    auto& columns = shared.v[to.stage];
+    const char* const source = rows.data + rows.place(lane, channel);
+    u32 pairs[pieces][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = first_key + 8 * i + lane % 4 * 2;
-        if (key + 1 >= end) pairs[i] = key >= end ? 0 : pairs[i] & 0xFFFFU;
-      }
+    for (int n = 0; n < pieces; ++n) {
+      ptx::ldmatrix_x4_transposed(source + n * 32 * rows.strip_cols, pairs[n]);
     }
-    /// Lanes of the lower half store even channels first, the others odd ones: the eight rows of a matrix
-    /// are then in eight different groups of banks.
-    TANDEM_DEVICE void store(Shared& shared, int stage, int first_key, int channel, int lane, u32 sign) {
-      const bool odd = lane >= 16;
-      const u32 first = odd ? 0x7531U : 0x6420U;
-      const u32 second = odd ? 0x6420U : 0x7531U;
-      const int row = channel + lane % 8 * 2 + ((lane % 8 / 4) ^ (lane / 8 & 1));
-      auto& tile = shared.v[stage];
-      ptx::stmatrix_x4(tile.data + tile.place(row, first_key + lane / 16 * 16),
-                       ptx::permute_bytes(pairs[0], pairs[1], first) ^ sign,
-                       ptx::permute_bytes(pairs[0], pairs[1], second) ^ sign,
-                       ptx::permute_bytes(pairs[2], pairs[3], first) ^ sign,
-                       ptx::permute_bytes(pairs[2], pairs[3], second) ^ sign);
+    // Lanes of the lower half store even channels first, the others odd ones: the eight rows of a matrix are
+    // then in eight different groups of banks.
+    const bool odd = lane >= 16;
+    const u32 first = odd ? 0x7531U : 0x6420U;
+    const u32 second = odd ? 0x6420U : 0x7531U;
+    const int row = channel + lane % 8 * 2 + ((lane % 8 / 4) ^ (lane / 8 & 1));
+    const u32 target = columns.place(row, lane / 16 * 16);
+#pragma unroll
+    for (int n = 0; n < pieces; ++n) {
+      u32(&x)[4] = pairs[n];
+      if constexpr (C.ragged) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
+      ptx::stmatrix_x4(
+          columns.data + (target ^ static_cast<u32>(32 * n)), ptx::permute_bytes(x[0], x[1], first) ^ sign,
+          ptx::permute_bytes(x[0], x[1], second) ^ sign, ptx::permute_bytes(x[2], x[3], first) ^ sign,
+          ptx::permute_bytes(x[2], x[3], second) ^ sign);
     }
-  };
+  }
+  /// Of 32 keys those from `end` on become code 0: what is past a sequence's end may be no number.
+  TANDEM_DEVICE void clear_from(int end, u32 (&x)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 8 * i + lane % 4 * 2;
+      if (key + 1 >= end) x[i] = key >= end ? 0 : x[i] & 0xFFFFU;
+    }
+  }
 
   TANDEM_DEVICE void transpose(int b) {
     const u32 sign = sign_of(b);
     shared.rows_of_v_ring.ring.wait(from);
     shared.v_ring.wait_free(to);
-    // Two pieces at a time, so that the loads of one pass while the other's are on their way.
-    constexpr int pairs = C.head_dim_v / 16 * 2;
 #pragma unroll 1
-    for (int i = warp; i < pairs; i += transposing_warps) {
-      Piece pieces[2];
-      const int key = i % 2 * 64;
-      const int channel = i / 2 * 16;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) pieces[n].load(shared, key + 32 * n, channel, lane);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        if constexpr (C.ragged) {
-          pieces[n].clear_from(t.index.seqlen_k - b * quant_block, key + 32 * n, lane);
-        }
-        pieces[n].store(shared, to.stage, key + 32 * n, channel, lane, sign);
-      }
+    for (int group = warp; group < C.head_dim_v / 16; group += transposing_warps) {
+      transpose(16 * group, b, sign);
     }
     ptx::fence_async_shared();
     ptx::sync_warp();

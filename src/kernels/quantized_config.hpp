@@ -75,6 +75,9 @@ constexpr int byte_tile_columns(int cols) {
   return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
 }
 
+/// Blocks of V's rows in flight where V is transposed: one comes in while the other is read.
+constexpr int rows_of_v_stages = 2;
+
 /// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
 /// pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
@@ -83,9 +86,10 @@ constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
   const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
-  const int rows_of_v = c.transpose_v ? quant_block * byte_tile_columns(c.head_dim_v) : 0;
+  const int rows_of_v = c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.head_dim_v) : 0;
   const int kept = c.keeps_sums() ? 4 * c.block_m * c.head_dim_v : 0;
-  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? 1 : 0));
+  const int barriers =
+      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
   return (q_tiles + kv_tiles + rows_of_v + scales + kept + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 

@@ -118,7 +118,7 @@ QuantizedConfig without_overlap(QuantizedConfig c) {
 /// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
 /// than codes take to be copied once (docs/kernels/quantiser.md, Row-major V of the caller's). Measured with
 /// as many queries as keys: fewer queries transpose less, fewer heads of keys copy less.
-bool is_few_keys(const Problem& p, int head_dim_v) {
+bool is_few_keys(const Problem& p) {
   const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
   const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
   const double rows_kv = static_cast<double>(p.rows_k * p.heads_kv) * (p.packed_k ? 1.0 : batch);
@@ -127,7 +127,7 @@ bool is_few_keys(const Problem& p, int head_dim_v) {
   if (p.window_left >= 0 && p.window_right >= 0) {
     keys = std::min(keys, static_cast<double>(p.window_left + p.window_right + 1));
   }
-  const double most = head_dim_v <= 64 ? 4096.0 : 2048.0;
+  constexpr double most = 4096.0;
   return queries * keys <= most * (queries + 2.0 * rows_kv) / 3.0;
 }
 
@@ -136,7 +136,7 @@ bool is_few_keys(const Problem& p, int head_dim_v) {
 bool may_transpose(const Problem& p, QuantizedConfig c) {
   if (!p.of_codes() || c.pv != Codes::e4m3) return false;
   c.transpose_v = true;
-  return quantized_objection(c).empty() && is_few_keys(p, c.head_dim_v) && gpu::can_read_codes(p, c);
+  return quantized_objection(c).empty() && is_few_keys(p) && gpu::can_read_codes(p, c);
 }
 
 int padded(std::int64_t head_dim) {
