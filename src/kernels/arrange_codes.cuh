@@ -102,13 +102,13 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   const Tables table = tables<C>();
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
-    put_value_codes(table, thread, j,
-                    load_codes<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v, u.first + key < u.used,
-                                                scale < 0.0F));
+    put_value_codes<C>(table, thread, j,
+                       load_codes<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
+                                                   u.first + key < u.used, scale < 0.0F));
   }
   ptx::sync_block();
   u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
-  store_value_codes<C.head_dim_v>(codes, x.code_stride.row, table, thread);
+  store_value_codes<C>(codes, x.code_stride.row, table, thread);
 }
 
 }  // namespace quantizer

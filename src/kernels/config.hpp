@@ -7,8 +7,9 @@ namespace tandem {
 /// 16-bit element types of the matrix products.
 enum class Element : int { f16, bf16 };
 
-/// 8-bit operands of the matrix products, by what A holds: B is e4m3 with e4m3, s8 with s8 and u8.
-enum class Bytes : int { e4m3, s8, u8 };
+/// 8-bit operands of the matrix products, by what A holds: B is e4m3 with e4m3, s8 with s8 and u8, u8 with
+/// u8_u8.
+enum class Bytes : int { e4m3, s8, u8, u8_u8 };
 
 /// Shared-memory swizzle: 16-byte units are exchanged within rows of this many bytes, so that eight rows of a
 /// column fall into different banks.

@@ -140,16 +140,21 @@ struct QuantizedRows {
   template <int converted>
   TANDEM_DEVICE void settle_lagging(float (&s)[scores], bool masked) {
     if constexpr (converted > 0) convert_quarter(s, 3);
-    const bool changed = softmax.settle(c.v_scale, s, scale_o(), [&] {
+    const auto again = [&](float(&lost)[scores]) {
       if (masked) return;  // its references are where they should be
-      tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(s, c.shared.q[c.warpgroup][c.q_at.stage],
+      tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(lost, c.shared.q[c.warpgroup][c.q_at.stage],
                                                                c.shared.k[c.k_at.stage], c.position);
-      c.scale_scores(s);
-      c.take_sign(s);
-      softmax.move_lost(s, c.score_unit, scale_o());
-      softmax.exponentials(s, c.score_unit, [](int) {});
-    });
-    if (changed || converted == 0) c.template convert<Consumer::words>(probabilities, s, 0);
+      c.scale_scores(lost);
+      c.take_sign(lost);
+      softmax.move_lost(lost, c.score_unit, scale_o());
+      softmax.exponentials(lost, c.score_unit, [](int) {});
+    };
+    // With more columns that makes nothing faster.
+    constexpr bool apart = C.head_dim_v <= 64;
+    const auto take = [&](const float(&p)[scores], bool moved) {
+      if (moved || converted == 0) c.template convert<Consumer::words>(probabilities, p, 0);
+    };
+    softmax.template settle<apart>(c.v_scale, s, scale_o(), again, take);
     release_scores();
     wait_next_k();
   }
@@ -197,9 +202,12 @@ struct QuantizedRows {
       convert_quarter(s, 3);
     }
   }
-  TANDEM_DEVICE void settle_tile(float (&s)[scores]) {
-    find_tile(s);
-    softmax.settle(c.v_scale, o);
+  /// Of the tile whose P is in registers: called where its products are under way, and where they are not.
+  template <bool late>
+  TANDEM_DEVICE void settle_tile() {
+    if constexpr (!C.lagging() && late == C.settles_late()) {
+      softmax.settle(c.v_scale, probabilities, block % 64 == 0, o);
+    }
   }
 
   // ---- Blocks of keys ----
@@ -253,6 +261,7 @@ struct QuantizedRows {
   TANDEM_DEVICE void finish_output() {
     OutputSum held[part_outputs];
     issue_output(held);
+    settle_tile<true>();
     if constexpr (!keeps_input) {
 #pragma unroll
       for (int part = 1; part < C.parts; ++part) next_part(held, part);
@@ -274,6 +283,7 @@ struct QuantizedRows {
     c.shared.v_ring.wait(c.v_at);
     issue_output(held);
     if constexpr (C.lagging() || C.parts == 1) c.pass_turn();
+    settle_tile<true>();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     if constexpr (C.lagging()) {
@@ -312,7 +322,8 @@ struct QuantizedRows {
         constexpr int size = part_outputs / 4;
         c.template promote<size>(o, held, C.parts - 1, softmax.weight, quarter * size);
       });
-      settle_tile(s);
+      find_tile(s);
+      settle_tile<false>();
     }
   }
   /// One after the other: other warpgroups fill the tensor cores meanwhile.
@@ -322,7 +333,7 @@ struct QuantizedRows {
     c.take_turn();
     finish_output();
     only_scores(masked, [&] { c.pass_turn(); });
-    if constexpr (!C.lagging()) softmax.settle(c.v_scale, o);
+    settle_tile<false>();
   }
 
   /// Blocks from `first` on of the tile, which none of the warpgroup's queries sees: of a causal tile of 192
@@ -355,7 +366,7 @@ struct QuantizedRows {
     }
     c.shared.k_ring.wait(c.k_at);
     only_scores(true, [] {});
-    if constexpr (!C.lagging()) softmax.settle_first(c.v_scale);
+    if constexpr (!C.lagging()) softmax.start(c.v_scale, probabilities, o);
     if constexpr (keeps_input && C.ragged) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
       if (valid_rows < quant_block) c.clear_v_tail(valid_rows);
@@ -374,6 +385,7 @@ struct QuantizedRows {
     c.shared.v_ring.wait(c.v_at);
     finish_output();
     if constexpr (keeps_sums) kept.take(o, kept_slot());
+    if constexpr (C.raised_v()) softmax.finish(o);
     c.store(t, o, softmax);
   }
 };

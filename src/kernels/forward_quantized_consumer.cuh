@@ -30,7 +30,9 @@ struct QuantizedConsumer {
   static constexpr int part_outputs = C.part_columns() / 2;
   static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
-  static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3 : Bytes::u8;
+  static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3
+                                        : C.raised_v()      ? Bytes::u8_u8
+                                                            : Bytes::u8;
   using Softmax =
       typename Select<C.lagging(), tile::LaggingSoftmax<C.keeps_sums()>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
@@ -128,6 +130,8 @@ struct QuantizedConsumer {
       float& to = o[part * part_outputs + i];
       if constexpr (output_bytes == Bytes::e4m3) {
         to = ptx::fma(d[i], weight[i / 2 % 2], to);
+      } else if constexpr (output_bytes == Bytes::u8_u8) {
+        to = ptx::fma(ptx::float_of(static_cast<u32>(d[i])), weight[i / 2 % 2], to);
       } else {
         to = ptx::fma(ptx::to_float(d[i]), weight[i / 2 % 2], to);
       }

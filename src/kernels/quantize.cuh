@@ -244,29 +244,36 @@ TANDEM_DEVICE u32 transpose_bytes(u32 word, int lane) {
   return ptx::permute_bytes(word, ptx::shuffle_xor(word, 8), (lane & 8) != 0 ? 0x3276U : 0x5410U);
 }
 
+/// What four of V's codes are stored with.
+template <QuantizeConfig C>
+constexpr u32 value_offset = raises_v(C.pv, C.v_scales == ScaleGroup::row, C.head_dim_v) ? raised_codes : 0;
+
 /// Codes of channels (4 j + t) * 8 on of the thread's key, into the tile. All lanes of a warp call.
+template <QuantizeConfig C>
 TANDEM_DEVICE void put_value_codes(const Tables& table, int thread, int j, const Codes8& codes) {
   const int lane = thread % warp_size;
   const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
   const int word = thread / warp_size * 2 + lane / 16;
-  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low, lane));
-  ptx::store_shared(table.tile + swizzled_word(c + 4, word), transpose_bytes(codes.high, lane));
+  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low ^ value_offset<C>, lane));
+  ptx::store_shared(table.tile + swizzled_word(c + 4, word),
+                    transpose_bytes(codes.high ^ value_offset<C>, lane));
 }
 
 /// The tile of V's codes, once it is whole, to where the attention kernel reads it: `own` chunks of 16 keys
-/// from chunk `first` of the tile on, and zeros up to the end of the block.
-template <int head_dim>
+/// from chunk `first` of the tile on, and codes of zeros up to the end of the block.
+template <QuantizeConfig C>
 TANDEM_DEVICE void store_value_codes(u8* codes, i64 channel_stride, const Tables& table, int thread,
                                      int first = 0, int own = quant_block / 16) {
   constexpr int chunks = quant_block / 16;
-  constexpr int all = head_dim * chunks;
+  constexpr int all = C.head_dim_v * chunks;
+  constexpr u32 zeros = value_offset<C>;
 #pragma unroll
   for (int begin = 0; begin < all; begin += quantize_threads) {
     const int i = begin + thread;
     if (begin + quantize_threads > all && i >= all) break;
     const int c = i / chunks;
     const int chunk = i % chunks;
-    ptx::Vec4 v{0, 0, 0, 0};
+    ptx::Vec4 v{zeros, zeros, zeros, zeros};
     if (chunk < own) {
       const int word = swizzled_word(c, 4 * (first + chunk));
       v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
@@ -289,7 +296,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, turn);
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    put_value_codes(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
+    put_value_codes<C>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
   }
   ptx::sync_block();
   u8* const codes = ptx::load_shared(&table.job(turn)->codes);
@@ -297,11 +304,11 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
     const Place<C> at = own_place<C, Which::v>(table, turn);
     const int own = at.slot_rows() / 16;
     for (int head = 0; head < at.heads(); ++head) {
-      store_value_codes<head_dim>(codes + head * x.code_stride.head, x.code_stride.row, table, thread,
-                                  head * own, own);
+      store_value_codes<C>(codes + head * x.code_stride.head, x.code_stride.row, table, thread, head * own,
+                           own);
     }
   } else {
-    store_value_codes<head_dim>(codes, x.code_stride.row, table, thread);
+    store_value_codes<C>(codes, x.code_stride.row, table, thread);
   }
 }
 

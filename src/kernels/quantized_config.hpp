@@ -46,6 +46,12 @@ struct QuantizedConfig {
   /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
   /// have none, and scales of V's rows differ by more.
   [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }
+  [[nodiscard]] constexpr bool raised_v() const { return raises_v(pv, v_row_scales, head_dim_v); }
+  /// A tile's sums and weight are found under its own products: where warpgroups take turns, or products and
+  /// softmax follow each other, that was slower.
+  [[nodiscard]] constexpr bool settles_late() const {
+    return !lagging() && !v_row_scales && overlap && !pingpong;
+  }
   /// P V of several tiles is summed before it is promoted.
   [[nodiscard]] constexpr bool keeps_sums() const { return promote_every > 1; }
   /// Columns of V in a part of P V.

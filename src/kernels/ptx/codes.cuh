@@ -50,6 +50,15 @@ TANDEM_DEVICE u32 round_s8(float x) {
   return bits_of(x + 0x1.8p23F);  // whose last bit is 1
 }
 
+/// sum + 128 times the sum of the four u8 of `codes`.
+TANDEM_DEVICE u32 add_128_times(u32 sum, u32 codes) {
+#if TANDEM_ON_DEVICE
+  return __dp4a(codes, 0x80808080U, sum);
+#else
+  return sum + 128 * ((codes & 0xFFU) + (codes >> 8 & 0xFFU) + (codes >> 16 & 0xFFU) + (codes >> 24));
+#endif
+}
+
 /// Byte i of the result is byte number (selector's nibble i) of `low` (0 to 3) and `high` (4 to 7).
 TANDEM_DEVICE u32 permute_bytes(u32 low, u32 high, u32 selector) {
 #if TANDEM_ON_DEVICE

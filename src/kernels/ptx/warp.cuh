@@ -61,6 +61,15 @@ TANDEM_DEVICE u32 reduce_or(u32 value) {
 #endif
 }
 
+/// Whether it is so on any lane: without a mask of lanes, whose test the assembler puts behind a vote.
+TANDEM_DEVICE bool any_lane(bool value) {
+#if TANDEM_ON_DEVICE
+  return __any_sync(0xffffffffU, value);
+#else
+  return emulator::ballot(value) != 0;
+#endif
+}
+
 /// Index of the lowest bit set; `bits` is not 0.
 TANDEM_DEVICE int find_first_set(u32 bits) {
 #if TANDEM_ON_DEVICE

@@ -1,5 +1,5 @@
-// Warpgroup matrix products of 8-bit operands, K = 32: e4m3 with f32 sums, s8 (A also u8) with exact s32
-// sums. Both operands are K-major. D lies in registers as wgmma.cuh says. A in registers: a[2 * g + h] packs
+// Warpgroup matrix products of 8-bit operands, K = 32: e4m3 with f32 sums, s8 and u8 with exact s32 sums.
+// Both operands are K-major. D lies in registers as wgmma.cuh says. A in registers: a[2 * g + h] packs
 // columns 16 * g + 4 * (l % 4) + {0, 1, 2, 3} of row 16 * w + l / 4 + 8 * h, the first in the lowest byte.
 #pragma once
 
@@ -66,6 +66,12 @@ TANDEM_DEVICE void pin_registers(i32 (&d)[n]) {
   TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.s8", "=r", "0", "", n, r, o1, o2, o3, o4)
 #define TANDEM_WGMMA_U8_REGISTERS_REPLACE(n, r, o1, o2, o3, o4, o5, o6) \
   TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.s8", "+r", "0", "", n, r, o1, o2, o3, o4)
+#define TANDEM_WGMMA_U8_U8_REGISTERS(n, r, o1, o2, o3, o4, o5, o6) \
+  TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.u8", "+r", "1", "", n, r, o1, o2, o3, o4)
+#define TANDEM_WGMMA_U8_U8_REGISTERS_FRESH(n, r, o1, o2, o3, o4, o5, o6) \
+  TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.u8", "=r", "0", "", n, r, o1, o2, o3, o4)
+#define TANDEM_WGMMA_U8_U8_REGISTERS_REPLACE(n, r, o1, o2, o3, o4, o5, o6) \
+  TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.u8", "+r", "0", "", n, r, o1, o2, o3, o4)
 // clang-format on
 #endif
 
@@ -79,7 +85,7 @@ enum class Start : int { add, replace, fresh };
 template <int N, Bytes bytes, Start start>
 TANDEM_DEVICE void wgmma_bytes_shared(typename ByteSum<bytes>::type (&d)[N / 2], MatrixDescriptor a,
                                       MatrixDescriptor b) {
-  static_assert(bytes != Bytes::u8 && start != Start::replace);
+  static_assert((bytes == Bytes::e4m3 || bytes == Bytes::s8) && start != Start::replace);
 #if TANDEM_ON_DEVICE
   if constexpr (bytes == Bytes::e4m3) {
     if constexpr (start == Start::add) {
@@ -99,7 +105,7 @@ TANDEM_DEVICE void wgmma_bytes_shared(typename ByteSum<bytes>::type (&d)[N / 2],
 #endif
 }
 
-/// As wgmma_bytes_shared, with A's 64 x 32 tile in registers; e4m3 or u8.
+/// As wgmma_bytes_shared, with A's 64 x 32 tile in registers; not s8.
 template <int N, Bytes bytes, Start start>
 TANDEM_DEVICE void wgmma_bytes_registers(typename ByteSum<bytes>::type (&d)[N / 2], const u32* a,
                                          MatrixDescriptor b) {
@@ -112,6 +118,14 @@ TANDEM_DEVICE void wgmma_bytes_registers(typename ByteSum<bytes>::type (&d)[N / 
       TANDEM_WGMMA_SIZES(TANDEM_WGMMA_E4M3_REGISTERS_REPLACE)
     } else {
       TANDEM_WGMMA_SIZES(TANDEM_WGMMA_E4M3_REGISTERS_FRESH)
+    }
+  } else if constexpr (bytes == Bytes::u8_u8) {
+    if constexpr (start == Start::add) {
+      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS)
+    } else if constexpr (start == Start::replace) {
+      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS_REPLACE)
+    } else {
+      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS_FRESH)
     }
   } else {
     if constexpr (start == Start::add) {

@@ -31,6 +31,11 @@ TANDEM_DEVICE float largest_of_quad_nan(float x) {
   return ptx::fmax_nan(x, ptx::shuffle_xor(x, 2));
 }
 
+TANDEM_DEVICE float sum_of_quad(float x) {
+  x += ptx::shuffle_xor(x, 1);
+  return x + ptx::shuffle_xor(x, 2);
+}
+
 template <Element element>
 TANDEM_DEVICE u32 pack(float low, float high) {
   return element == Element::bf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);

@@ -119,46 +119,31 @@ struct LaggingSoftmax {
     add(3 * size);
   }
 
-  /// Takes the tile's sums in. Where P is too large the row's reference moves first, and P, O and the sums
-  /// with it; where it is infinite, `again` finds the tile's P anew. Whether P has changed.
-  template <int n, typename Scale, typename Again>
-  TANDEM_DEVICE bool settle(float v_scale, float (&s)[n], Scale scale, Again again) {
-    const bool moves = ptx::ballot(largest[0] > largest_sum || largest[1] > largest_sum) != 0;
-    if (moves) {
-      agree_on_largest();
-      if (ptx::ballot(largest[0] == ptx::infinity() || largest[1] == ptx::infinity()) != 0) {
-        again();
-        agree_on_largest();
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float most = 0.0F;
-#pragma unroll
-        for (int j = 0; j < n / 4; ++j)
-          most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
-        most = largest_of_quad(most);
-        if (!(largest[h] > largest_sum)) most = e4m3_lagging_p_range;
-        const float factor = e4m3_lagging_p_range * ptx::reciprocal(most);
-        reference[h] += ptx::log2(most) - below;
-        tile_sum[h] *= factor;
-#pragma unroll
-        for (int j = 0; j < n / 4; ++j) {
-          s[4 * j + 2 * h] *= factor;
-          s[4 * j + 2 * h + 1] *= factor;
-        }
-        scale_row(h, factor, scale);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (joins) {
-        sum[h] = ptx::fma(tile_sum[h], ptx::exp2(-v_log2), sum[h]);
+  /// Takes the tile's sums in, and gives `take` its P. Where P is too large the row's reference moves first,
+  /// and P, O and the sums with it (`take(P, true)`); where it is infinite, `again` finds the tile's P anew.
+  ///
+  /// `apart`: both ways end in a call of `take`, and P that moves is another array. The assembler packs four
+  /// e4m3 into a word by two instructions in place of three only where what it packs was written at one place.
+  template <bool apart, int n, typename Scale, typename Again, typename Take>
+  TANDEM_DEVICE void settle(float v_scale, float (&s)[n], Scale scale, Again again, Take take) {
+    const bool too_large = largest[0] > largest_sum || largest[1] > largest_sum;
+    if constexpr (apart) {
+      if (!ptx::any_lane(too_large)) {
+        take(s, false);
       } else {
-        sum[h] += tile_sum[h];
-        weight[h] = v_scale;
+        float moved[n];  // P is not negative: the same numbers
+#pragma unroll
+        for (int i = 0; i < n; ++i) moved[i] = ptx::fmax_nan(s[i], 0.0F);
+        scale_down(moved, scale, again);
+        take(moved, true);
       }
+      add_sums(v_scale);
+    } else {
+      const bool moves = ptx::ballot(too_large) != 0;
+      if (moves) scale_down(s, scale, again);
+      add_sums(v_scale);
+      take(s, moves);
     }
-    return moves;
   }
 
  private:
@@ -174,6 +159,44 @@ struct LaggingSoftmax {
     if constexpr (joins) {
 #pragma unroll
       for (float& m : maximum) m += v_log2;
+    }
+  }
+  /// Brings P of the rows that are too large to e4m3_lagging_p_range.
+  template <int n, typename Scale, typename Again>
+  TANDEM_DEVICE void scale_down(float (&s)[n], Scale scale, Again again) {
+    agree_on_largest();
+    if (ptx::ballot(largest[0] == ptx::infinity() || largest[1] == ptx::infinity()) != 0) {
+      again(s);
+      agree_on_largest();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = 0.0F;
+#pragma unroll
+      for (int j = 0; j < n / 4; ++j)
+        most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+      most = largest_of_quad(most);
+      if (!(largest[h] > largest_sum)) most = e4m3_lagging_p_range;
+      const float factor = e4m3_lagging_p_range * ptx::reciprocal(most);
+      reference[h] += ptx::log2(most) - below;
+      tile_sum[h] *= factor;
+#pragma unroll
+      for (int j = 0; j < n / 4; ++j) {
+        s[4 * j + 2 * h] *= factor;
+        s[4 * j + 2 * h + 1] *= factor;
+      }
+      scale_row(h, factor, scale);
+    }
+  }
+  TANDEM_DEVICE void add_sums(float v_scale) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if constexpr (joins) {
+        sum[h] = ptx::fma(tile_sum[h], ptx::exp2(-v_log2), sum[h]);
+      } else {
+        sum[h] += tile_sum[h];
+        weight[h] = v_scale;
+      }
     }
   }
   TANDEM_DEVICE void agree_on_largest() {

@@ -1,6 +1,7 @@
 // Online softmax where P is rounded in units of its largest in the row and tile.
 #pragma once
 
+#include "kernels/ptx/codes.cuh"
 #include "kernels/quantized_config.hpp"
 #include "kernels/tile/lagging_softmax.cuh"
 
@@ -9,10 +10,21 @@ namespace tandem::tile {
 /// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O and the sums are kept in
 /// units of 2^reference, which stays where it is until a maximum is so far above that f32 might overflow: a
 /// new maximum then costs one multiplication a row instead of one an output.
+///
+/// `raised`: V's codes are 128 too high, so that sums of P V lie in [0, 2^23). The bits of such an integer,
+/// read as f32, are the number times 2^-149, a subnormal one, exactly: the multiply-add that promotes it
+/// needs no conversion. O is in units of 2^-45 times a power of two near V's largest scale (`v_unit`), so
+/// that the weights are far from f32's ends, and has 128 * (sum of P's codes) * weight too much in each of a
+/// row's outputs, which is taken off now and then.
 template <QuantizedConfig C>
 struct TileSoftmax {
+  static constexpr bool raised = C.raised_v();
   /// By how much a maximum may exceed the reference.
-  static constexpr float headroom = 40.0F;
+  static constexpr float headroom = raised ? 16.0F : 40.0F;
+  static constexpr float raised_weight = 0x1p104F;
+  static constexpr float from_raised = 0x1p45F;  ///< 149 - 104
+  /// By how much a scale of V may exceed v_unit.
+  static constexpr float growth = 0x1p10F;
   static constexpr bool joins = C.v_row_scales;  ///< V's scales are in P
   static constexpr float range = C.pv == Codes::e4m3 ? e4m3_p_range : u8_p_range;
   /// P's range as a summand of the exponent.
@@ -25,6 +37,9 @@ struct TileSoftmax {
   float tile_sum[2];
   float tile_unit[2];  ///< joins: the largest P in the tile
   float weight[2];     ///< what the products of the tile whose P is in registers are worth
+  // raised:
+  float per_v_unit;  ///< 1 / v_unit
+  float excess[2];   ///< of O, and of the products that are still to come: this thread's columns' part
 
   static TANDEM_DEVICE float finite(float maximum) { return maximum == -ptx::infinity() ? 0.0F : maximum; }
 
@@ -124,41 +139,105 @@ struct TileSoftmax {
   }
 
   /// Takes the tile's sum in and finds its weight; `o`, in which all earlier tiles are, changes its units if
-  /// it has to.
-  template <int n>
-  TANDEM_DEVICE void settle(float v_scale, float (&o)[n]) {
+  /// it has to. `due`: excess is taken off.
+  template <int n, int words>
+  TANDEM_DEVICE void settle(float v_scale, const u32 (&codes)[words], bool due, float (&o)[n]) {
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
-    if (ptx::ballot(above[0] || above[1]) != 0) {
+    bool changes = C.settles_late() || raised ? ptx::any_lane(above[0] || above[1])
+                                              : ptx::ballot(above[0] || above[1]) != 0;
+    if constexpr (raised) changes = changes || due || v_scale * per_v_unit > growth;
+    if (changes) {
+      const float change = raised ? follow(v_scale) : 1.0F;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float factor = above[h] ? ptx::exp2(reference[h] - maximum[h]) : 1.0F;
         if (above[h]) reference[h] = maximum[h];
         sum[h] *= factor;
-#pragma unroll
-        for (int j = 0; j < n / 4; ++j) {
-          o[4 * j + 2 * h] *= factor;
-          o[4 * j + 2 * h + 1] *= factor;
-        }
+        scale_row(h, factor * change, o);
       }
     }
-    weigh(v_scale);
+    weigh(v_scale, codes);
   }
-  /// The first tile of a row: its maximum is the reference.
-  TANDEM_DEVICE void settle_first(float v_scale) {
+  /// The first tile of a row: its maximum is the reference. settle follows where it is late. (Where codes are
+  /// raised a whole settle at once is what the assembler finds registers for: with the weights alone d = 256 has
+  /// 132 bytes spilled, causal 300, with this none and 16.)
+  template <int n, int words>
+  TANDEM_DEVICE void start(float v_scale, const u32 (&codes)[words], float (&o)[n]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) reference[h] = maximum[h];
-    weigh(v_scale);
+    if constexpr (raised) {
+      per_v_unit = inverse_power(v_scale);
+      excess[0] = excess[1] = 0.0F;
+      settle(v_scale, codes, false, o);
+    } else if constexpr (!C.settles_late()) {
+      weigh(v_scale, codes);
+    }
+  }
+  /// raised: brings O, in which all tiles are, into the units of the sums, and these and the reference into
+  /// those of v_unit.
+  template <int n>
+  TANDEM_DEVICE void finish(float (&o)[n]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      scale_row(h, from_raised, o);
+      sum[h] *= per_v_unit;
+      reference[h] -= ptx::log2(per_v_unit);
+    }
   }
 
  private:
-  TANDEM_DEVICE void weigh(float v_scale) {
+  /// Of a power of two from 2^-126 to 2^126.
+  static TANDEM_DEVICE float reciprocal_of_power(float x) {
+    return ptx::float_of(0x7F000000U - ptx::bits_of(x));
+  }
+  /// 1 / (the power of two that is at most `scale`); from 2^-126 to 2^64, so that a sum times it is a number.
+  static TANDEM_DEVICE float inverse_power(float scale) {
+    constexpr float tiny = 0x1p-64F;
+    constexpr float huge = 0x1p126F;
+    const float bounded = scale > tiny ? (scale < huge ? scale : huge) : tiny;
+    return reciprocal_of_power(ptx::float_of(ptx::bits_of(bounded) & 0x7F800000U));
+  }
+  /// Where V's scale has outgrown v_unit that follows; by what O changes.
+  TANDEM_DEVICE float follow(float v_scale) {
+    if (!(v_scale * per_v_unit > growth)) return 1.0F;
+    const float before = reciprocal_of_power(per_v_unit);
+    per_v_unit = inverse_power(v_scale);
+    return per_v_unit * before;
+  }
+  /// Row h of O in other units, without its excess.
+  template <int n>
+  TANDEM_DEVICE void scale_row(int h, float factor, float (&o)[n]) {
+    float surplus = 0.0F;
+    if constexpr (raised) {
+      surplus = sum_of_quad(excess[h]) * factor;
+      excess[h] = 0.0F;
+    }
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = o[4 * j + 2 * h + e];
+        x = raised ? ptx::fma(x, factor, -surplus) : x * factor;
+      }
+    }
+  }
+  template <int words>
+  TANDEM_DEVICE void weigh(float v_scale, const u32 (&codes)[words]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A tile of which the row sees nothing has no maximum.
       const float worth =
           maximum[h] == -ptx::infinity() ? 0.0F : ptx::exp2(maximum[h] - finite(reference[h]));
       sum[h] = ptx::fma(tile_sum[h], joins ? worth : worth * (1.0F / range), sum[h]);
-      weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);
+      if constexpr (raised) {
+        weight[h] = worth * (raised_weight / range) * (v_scale * per_v_unit);
+        u32 raised_by = 0;
+#pragma unroll
+        for (int i = h; i < words; i += 2) raised_by = ptx::add_128_times(raised_by, codes[i]);
+        excess[h] = ptx::fma(ptx::float_of(raised_by), weight[h], excess[h]);
+      } else {
+        weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);
+      }
     }
   }
 };

@@ -14,7 +14,7 @@ namespace tandem::emulator {
 struct Thread;
 
 /// What a WGMMA multiplies: Element's types, then Bytes'.
-enum class MatrixType : int { f16, bf16, e4m3, s8, u8 };
+enum class MatrixType : int { f16, bf16, e4m3, s8, u8, u8_u8 };
 constexpr MatrixType matrix_type(Element element) {
   return static_cast<MatrixType>(element);
 }

@@ -149,15 +149,19 @@ void multiply_e4m3(const ByteOperands& x, std::vector<float>& c, std::uint32_t n
 }
 
 /// c += a b in s32, whose bits lie in c.
-void multiply_integers(const ByteOperands& x, bool a_signed, std::vector<float>& c, std::uint32_t n) {
+std::int32_t integer(std::uint8_t byte, bool is_signed) {
+  return is_signed ? static_cast<std::int8_t>(byte) : static_cast<std::int32_t>(byte);
+}
+void multiply_integers(const ByteOperands& x, MatrixType type, std::vector<float>& c, std::uint32_t n) {
+  const bool a_signed = type == MatrixType::s8;
+  const bool b_signed = type != MatrixType::u8_u8;
   for (std::uint32_t m = 0; m < 64; ++m) {
     std::int32_t a[byte_depth];
-    for (int k = 0; k < byte_depth; ++k)
-      a[k] = a_signed ? static_cast<std::int8_t>(x.a[m][k]) : static_cast<std::int32_t>(x.a[m][k]);
+    for (int k = 0; k < byte_depth; ++k) a[k] = integer(x.a[m][k], a_signed);
     for (std::uint32_t j = 0; j < n; ++j) {
       std::int32_t sum = 0;
       for (int k = 0; k < byte_depth; ++k)
-        sum += a[k] * static_cast<std::int8_t>(x.b[j * byte_depth + static_cast<std::uint32_t>(k)]);
+        sum += a[k] * integer(x.b[j * byte_depth + static_cast<std::uint32_t>(k)], b_signed);
       std::int32_t held;
       std::memcpy(&held, &c[m * n + j], sizeof(held));
       held += sum;
@@ -200,7 +204,7 @@ void execute_bytes(Block& block, const MatrixInstruction& m) {
   if (m.type == MatrixType::e4m3) {
     multiply_e4m3(x, c, n);
   } else {
-    multiply_integers(x, m.type == MatrixType::s8, c, n);
+    multiply_integers(x, m.type, c, n);
   }
 }
 

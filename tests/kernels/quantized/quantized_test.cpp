@@ -124,7 +124,7 @@ std::vector<EmulatedQuantized> causal_f16_kernels() {
 }
 
 TEST(EmulatedQuantizedCorners, NanInAKeyOrAQueryMakesTheRowsThatSeeItNan) {
-  ASSERT_EQ(causal_f16_kernels().size(), 6U);
+  ASSERT_EQ(causal_f16_kernels().size(), 7U);
   for (const EmulatedQuantized& kernel : causal_f16_kernels()) {
     expect_as_on_the_cpu(kernel, [](harness::Call& call) {
       call.k.set(150 * call.spec.head_dim_qk + 3, NAN);
@@ -163,6 +163,16 @@ TEST(EmulatedQuantizedCorners, MaximaThatRise) {
         for (std::int64_t i = 0; i < 128 * call.spec.head_dim_qk; ++i) call.k.set(i, with * call.k.get(i));
       });
     }
+  }
+}
+
+/// So do V's scales, by more than O's unit has room for where V's codes are raised.
+TEST(EmulatedQuantizedCorners, ScalesOfVThatRise) {
+  for (const EmulatedQuantized& kernel : causal_f16_kernels()) {
+    expect_as_on_the_cpu(kernel, [](harness::Call& call) {
+      const std::int64_t d = call.spec.head_dim_v;
+      for (std::int64_t i = 128 * d; i < 200 * d; ++i) call.v.set(i, 0x1p-13 * call.v.get(i));
+    });
   }
 }
 
