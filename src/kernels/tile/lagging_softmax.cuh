@@ -123,7 +123,8 @@ struct LaggingSoftmax {
   /// and P, O and the sums with it (`take(P, true)`); where it is infinite, `again` finds the tile's P anew.
   ///
   /// `apart`: both ways end in a call of `take`, and P that moves is another array. The assembler packs four
-  /// e4m3 into a word by two instructions in place of three only where what it packs was written at one place.
+  /// e4m3 into a word by two instructions in place of three only where what it packs was written at one
+  /// place.
   template <bool apart, int n, typename Scale, typename Again, typename Take>
   TANDEM_DEVICE void settle(float v_scale, float (&s)[n], Scale scale, Again again, Take take) {
     const bool too_large = largest[0] > largest_sum || largest[1] > largest_sum;
