@@ -39,13 +39,18 @@ enum class FunctionAttribute : int {
   preferred_shared_memory_carveout = 9,
 };
 
-enum class LaunchAttributeId : int { cluster_dimension = 4, programmatic_stream_serialization = 6 };
+enum class LaunchAttributeId : int {
+  cooperative = 2,
+  cluster_dimension = 4,
+  programmatic_stream_serialization = 6,
+};
 
 union LaunchAttributeValue {
   char pad[64];
   struct {
     unsigned int x, y, z;
   } cluster;
+  int cooperative;
   int programmatic_stream_serialization;
 };
 

@@ -82,7 +82,10 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
             .threads = static_cast<unsigned int>(config.threads()),
             .stream = stream,
             .cluster = static_cast<unsigned int>(config.cluster),
-            .programmatic = rows > 0},
+            // In a fixed order blocks wait for others'. Beside another such grid, half of each being
+            // resident, none would end. Such a launch cannot be programmatic, too.
+            .programmatic = rows > 0 && !config.deterministic,
+            .resident = config.deterministic},
            &params);
   }
   if (rows > 0 && wants_dq) {

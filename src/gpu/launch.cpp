@@ -23,7 +23,7 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
 }
 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params) {
-  abi::LaunchAttribute attributes[2] = {};
+  abi::LaunchAttribute attributes[3] = {};
   unsigned int count = 0;
   if (shape.cluster > 1) {
     attributes[count].id = abi::LaunchAttributeId::cluster_dimension;
@@ -32,6 +32,10 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
   if (shape.programmatic) {
     attributes[count].id = abi::LaunchAttributeId::programmatic_stream_serialization;
     attributes[count++].value.programmatic_stream_serialization = 1;
+  }
+  if (shape.resident) {
+    attributes[count].id = abi::LaunchAttributeId::cooperative;
+    attributes[count++].value.cooperative = 1;
   }
   const abi::LaunchConfig config{.grid_x = shape.grid,
                                  .grid_y = 1,

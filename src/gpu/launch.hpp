@@ -29,6 +29,7 @@ struct LaunchShape {
   abi::Stream stream = nullptr;
   unsigned int cluster = 1;   ///< blocks of a cluster
   bool programmatic = false;  ///< may start while the grid before it in the stream ends (griddepcontrol)
+  bool resident = false;      ///< starts when there is room for all of its blocks, which wait for each other
 };
 
 /// Launches on the current context. `params` is the kernel's one parameter.

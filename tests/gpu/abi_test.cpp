@@ -56,6 +56,7 @@ TEST(Abi, NumbersAreTheDrivers) {
       difference(F::preferred_shared_memory_carveout, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT), 0);
   EXPECT_EQ(difference(F::max_dynamic_shared_size_bytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), 0);
   using L = abi::LaunchAttributeId;
+  EXPECT_EQ(difference(L::cooperative, CU_LAUNCH_ATTRIBUTE_COOPERATIVE), 0);
   EXPECT_EQ(difference(L::cluster_dimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION), 0);
   EXPECT_EQ(
       difference(L::programmatic_stream_serialization, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION),

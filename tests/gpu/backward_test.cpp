@@ -1,6 +1,10 @@
 // The backward pass on a GPU against the fp64 oracle. Skipped, with the reason, where there is none.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <thread>
+#include <vector>
+
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
 #include "harness/expect.hpp"
@@ -94,6 +98,34 @@ TEST_F(GpuBackward, KeysGradientsAreBitwiseReproducibleAndQueriesWhereAsked) {
         }
       }
     }
+  }
+}
+
+/// Blocks of a fixed order wait for each other: two such grids, half of each resident, would never end.
+TEST_F(GpuBackward, FixedOrdersOnSeveralStreamsEnd) {
+  for (const std::int64_t head_dim : {64, 256}) {
+    Case c = small_case(DType::bf16, 2048, 2048);
+    c.heads_q = c.heads_kv = 24;
+    c.head_dim_qk = c.head_dim_v = head_dim;
+    c.options.deterministic = true;
+    std::vector<std::unique_ptr<Call>> calls;
+    for (int i = 0; i < 4; ++i) {
+      calls.push_back(std::make_unique<Call>(c));
+      GpuRunner runner;
+      calls.back()->prepare(Pass::forward);
+      runner.forward(*calls.back());
+    }
+    std::vector<std::thread> threads;
+    for (const auto& call : calls) {
+      threads.emplace_back([&call] {
+        for (int i = 0; i < 10; ++i) {
+          call->prepare(Pass::backward);
+          GpuRunner().backward(*call);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& call : calls) EXPECT_EQ(call->dq.raw(), calls[0]->dq.raw());
   }
 }
 
