@@ -177,6 +177,7 @@ class Bench {
     if (p_.precision != Precision::exact) {
       recipe_ = recipe_of(p_);
       quantized_config_ = choose_quantized_config(p_, recipe_);
+      if (!stages_.attend) quantized_config_.transpose_v = false;  // else nothing is launched before
       override_config(quantized_config_, words);
       if (!words.empty()) invalid("no such key: " + words.begin()->first);
       if (const std::string why = quantized_objection(quantized_config_); !why.empty()) invalid(why);

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -169,14 +170,16 @@ def grid(passes: list[str], dtypes: list[str], head_dims: list[int], seqlens: li
 
 def in_turn(contenders: dict, rounds: int, milliseconds: float) -> dict[str, list[float]]:
     """Microseconds of a call by contender: a round of each, then the next of each. A round is the slower the
-    more power the one before it drew, so each runs behind every other about equally often."""
-    names = list(contenders)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for first in range(rounds):
-        step = -1 if first % 2 else 1
-        for turn in range(len(names)):
-            name = names[(first + step * turn) % len(names)]
+    more power the one before it drew, so the order differs from round to round, the same in every run."""
+    order, last = random.Random(1), None
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        names = order.sample(list(contenders), len(contenders))
+        if names[0] == last:  # nobody behind itself
+            names.reverse()
+        for name in names:
             times[name].append(contenders[name].round(milliseconds))
+        last = names[-1]
     return times
 
 

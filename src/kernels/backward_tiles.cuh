@@ -34,7 +34,8 @@ struct BackwardTile {
   /// the head's tiles that it may have, which add the earliest first. Otherwise none.
   int round_first = 0;
   int round_last = -1;
-  int start = 0;  ///< rotated: the query block that it begins with
+  int tiles = 0;  ///< rotated: the head's
+  int start = 0;  ///< the query block that it begins with
   tile::Visibility visible;
   tile::QueryBlockRange blocks;
 };
@@ -183,6 +184,7 @@ struct BackwardTiles {
   /// `head` counts those of all batch entries.
   static TANDEM_DEVICE void set_round(BackwardTile& t, int head, int tiles, int round, int blocks) {
     if constexpr (C.rotated) {
+      t.tiles = tiles;
       t.round_first = max(0, round * blocks - head * tiles);
       t.round_last = min(tiles, (round + 1) * blocks - head * tiles) - 1;
     }
@@ -191,9 +193,14 @@ struct BackwardTiles {
     t.round_first = t.round_last - (blocks - 1);
   }
 
-  /// Rotated: the tiles of a head in a round begin at even distances.
+  /// Rotated: the tiles of a head begin at even distances. (Not those of a round: sums in dK and dV follow
+  /// the order of query blocks, and are not to depend on what else the call has.)
   static TANDEM_DEVICE int start_of(const BackwardTile& t) {
-    return (t.n - t.round_first) * t.blocks.end / (t.round_last + 1 - t.round_first);
+    return static_cast<int>(static_cast<i64>(t.n) * t.blocks.end / t.tiles);
+  }
+  /// How many of the head's tiles begin at query block m or before.
+  static TANDEM_DEVICE int begun_at(const BackwardTile& t, int m) {
+    return static_cast<int>((static_cast<i64>(m + 1) * t.tiles + t.blocks.end - 1) / t.blocks.end);
   }
   /// The query block that passes by as number m, as the loader and the adders see it. Consumers count from
   /// the first to the end: without a mask they need not know which is which, and their loops stay as they
@@ -209,7 +216,7 @@ struct BackwardTiles {
   static TANDEM_DEVICE u32 turn_of(const BackwardTile& t, int m) {
     if constexpr (C.rotated) {
       const int together = t.round_last + 1 - t.round_first;
-      const int begun = ceil_div((m + 1) * together, t.blocks.end);
+      const int begun = min(max(begun_at(t, m), t.round_first), t.round_last + 1) - t.round_first;
       const int turn = begun - 1 - (t.n - t.round_first);
       return static_cast<u32>(t.round_first + (turn < 0 ? turn + together : turn));
     }

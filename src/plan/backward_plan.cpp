@@ -216,6 +216,8 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       : c.scores_ahead ? "the next scores are issued before dq is waited for"
       : c.cluster > 1  ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                        : "the next scores are issued once dq is there",
+      c.rotated ? "each tile begins with a block of queries of its own"
+                : "each tile begins with the first queries that see it",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"
                       : "dq is added up in any order; deterministic fixes it",
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
