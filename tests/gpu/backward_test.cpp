@@ -118,7 +118,7 @@ TEST_F(GpuBackward, FixedOrdersOnSeveralStreamsEnd) {
     std::vector<std::thread> threads;
     for (const auto& call : calls) {
       threads.emplace_back([&call] {
-        for (int i = 0; i < 10; ++i) {
+        for (int i = 0; i < 5; ++i) {
           call->prepare(Pass::backward);
           GpuRunner().backward(*call);
         }
