@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/convert.hpp"
 #include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
@@ -71,43 +72,26 @@ Precision precision_of(const std::string& name) {
   invalid("precision: " + name + " is none");
 }
 
-/// A 16-bit pattern of a normal number.
-std::uint16_t rounded(float value, Element element) {
-  if (element == Element::bf16) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-  }
-  // Normal numbers of |x| below 6 need no care for infinities; the few below 2^-14 become 0.
-  const auto bits = std::bit_cast<std::uint32_t>(value) + 0x1000;
-  const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 15;
-  const std::uint32_t sign = bits >> 16 & 0x8000;
-  return static_cast<std::uint16_t>(
-      exponent <= 0 ? sign : sign | static_cast<std::uint32_t>(exponent) << 10 | (bits >> 13 & 0x3ff));
-}
-
-/// The code of a normal number, of scale 1 (e4m3, subnormal ones 0) or 1 / 32 (s8).
-std::uint8_t code_of(float value, DType dtype) {
-  if (dtype == DType::s8)
-    return static_cast<std::uint8_t>(std::lround(std::clamp(32.0F * value, -127.0F, 127.0F)));
-  const auto bits = std::bit_cast<std::uint32_t>(value) + 0x80000;
-  const int exponent = static_cast<int>(bits >> 23 & 0xff) - 127 + 7;
-  const std::uint32_t sign = bits >> 24 & 0x80;
-  return static_cast<std::uint8_t>(
-      exponent <= 0 ? sign : sign | static_cast<std::uint32_t>(exponent) << 3 | (bits >> 20 & 7));
-}
-
-/// Device memory of normal numbers: four million drawn, then repeated.
-template <typename Value, typename Round>
-gpu::DeviceBuffer random_tensor(std::size_t elements, unsigned seed, Round round) {
+/// Device memory of normal numbers, or their codes of scale 1 (e4m3) or 1 / 32 (s8): four million drawn, then
+/// repeated.
+gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed) {
   constexpr std::size_t period = std::size_t{1} << 22;
+  const std::size_t size = size_of(dtype);
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
-  std::vector<Value> values(std::min(elements, period));
-  for (Value& value : values) value = round(normal(generator));
-  gpu::DeviceBuffer buffer(0, elements * sizeof(Value));
+  const std::size_t drawn = std::min(elements, period);
+  std::vector<std::byte> values(drawn * size);
+  for (std::size_t i = 0; i < drawn; ++i) {
+    const float x = normal(generator);
+    if (dtype == DType::s8) {
+      values[i] = static_cast<std::byte>(std::lround(std::clamp(32.0F * x, -127.0F, 127.0F)));
+    } else {
+      store_from_f32(values.data(), dtype, static_cast<std::int64_t>(i), x);
+    }
+  }
+  gpu::DeviceBuffer buffer(0, elements * size);
   for (std::size_t at = 0; at < elements; at += period) {
-    buffer.copy_from_host(values.data(), std::min(period, elements - at) * sizeof(Value), nullptr,
-                          at * sizeof(Value));
+    buffer.copy_from_host(values.data(), std::min(period, elements - at) * size, nullptr, at * size);
   }
   gpu::synchronize(0);
   return buffer;
@@ -247,12 +231,7 @@ class Bench {
                              std::int64_t dim, unsigned seed) {
       const auto elements = static_cast<std::size_t>(entries() * rows * heads * dim);
       const DType dtype = seed <= 3 ? in : sixteen;
-      if (is_code(dtype)) {
-        buffer = random_tensor<std::uint8_t>(elements, seed, [=](float x) { return code_of(x, dtype); });
-      } else {
-        const Element element = dtype == DType::f16 ? Element::f16 : Element::bf16;
-        buffer = random_tensor<std::uint16_t>(elements, seed, [=](float x) { return rounded(x, element); });
-      }
+      buffer = random_tensor(elements, dtype, seed);
       return Operand{.data = buffer.data(),
                      .dtype = dtype,
                      .batch_stride = rows * heads * dim,
