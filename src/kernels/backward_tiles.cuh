@@ -50,7 +50,7 @@ struct BackwardTile {
 /// the longest of all heads that are left first, forwards and backwards in turn: a last round of pairs that
 /// is not full costs 3 % of 2048 tiles on 132 blocks, one of the shortest tiles 1 %.
 ///
-/// Rotated, the tiles of a head in a round begin with query blocks of their own and wrap round: additions to
+/// Rotated, the tiles of a head begin with query blocks of their own and wrap round: additions to
 /// dQ do not meet. In a fixed order a tile's i-th block then waits only for tiles that come there as their
 /// i-th or an earlier one, and for earlier rounds: nobody waits for long, and not in a circle.
 ///
@@ -200,7 +200,7 @@ struct BackwardTiles {
   }
   /// How many of the head's tiles begin at query block m or before.
   static TANDEM_DEVICE int begun_at(const BackwardTile& t, int m) {
-    return static_cast<int>((static_cast<i64>(m + 1) * t.tiles + t.blocks.end - 1) / t.blocks.end);
+    return static_cast<int>(ceil_div(static_cast<i64>(m + 1) * t.tiles, static_cast<i64>(t.blocks.end)));
   }
   /// The query block that passes by as number m, as the loader and the adders see it. Consumers count from
   /// the first to the end: without a mask they need not know which is which, and their loops stay as they

@@ -58,21 +58,26 @@ TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
 #endif
 }
 
+#if TANDEM_ON_DEVICE
+// clang-format off
+#define TANDEM_MBARRIER_WAIT(order)                                              \
+  asm volatile("{\n"                                                             \
+               ".reg .pred done;\n"                                              \
+               "again:\n"                                                        \
+               "mbarrier.try_wait.parity" order ".shared::cta.b64 done, [%0], %1;\n" \
+               "@done bra ready;\n"                                              \
+               "bra again;\n"                                                    \
+               "ready:\n"                                                        \
+               "}\n" ::"r"(shared_address(&bar)), "r"(parity)                    \
+               : "memory")
+// clang-format on
+#endif
+
 /// Waits until the phase of this parity has completed (a fresh barrier's phase of parity 1 counts as
 /// completed).
 TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra ready;\n"
-      "bra again;\n"
-      "ready:\n"
-      "}\n" ::"r"(shared_address(&bar)),
-      "r"(parity)
-      : "memory");
+  TANDEM_MBARRIER_WAIT("");
 #else
   emulator::mbarrier_wait(&bar, parity);
 #endif
@@ -81,20 +86,12 @@ TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 /// The same where the other block of a cluster arrives, or its copies do: what came before that is visible.
 TANDEM_DEVICE void mbarrier_wait_other(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra ready;\n"
-      "bra again;\n"
-      "ready:\n"
-      "}\n" ::"r"(shared_address(&bar)),
-      "r"(parity)
-      : "memory");
+  TANDEM_MBARRIER_WAIT(".acquire.cluster");
 #else
   emulator::mbarrier_wait(&bar, parity);
 #endif
 }
+
+#undef TANDEM_MBARRIER_WAIT
 
 }  // namespace tandem::ptx

@@ -72,6 +72,15 @@ TANDEM_DEVICE void pin_registers(i32 (&d)[n]) {
   TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.u8", "=r", "0", "", n, r, o1, o2, o3, o4)
 #define TANDEM_WGMMA_U8_U8_REGISTERS_REPLACE(n, r, o1, o2, o3, o4, o5, o6) \
   TANDEM_WGMMA_BYTES_REGISTERS("s32.u8.u8", "+r", "0", "", n, r, o1, o2, o3, o4)
+
+#define TANDEM_WGMMA_BY_START(product)             \
+  if constexpr (start == Start::add) {             \
+    TANDEM_WGMMA_SIZES(product)                    \
+  } else if constexpr (start == Start::replace) {  \
+    TANDEM_WGMMA_SIZES(product##_REPLACE)          \
+  } else {                                         \
+    TANDEM_WGMMA_SIZES(product##_FRESH)            \
+  }
 // clang-format on
 #endif
 
@@ -112,29 +121,11 @@ TANDEM_DEVICE void wgmma_bytes_registers(typename ByteSum<bytes>::type (&d)[N / 
   static_assert(bytes != Bytes::s8);
 #if TANDEM_ON_DEVICE
   if constexpr (bytes == Bytes::e4m3) {
-    if constexpr (start == Start::add) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_E4M3_REGISTERS)
-    } else if constexpr (start == Start::replace) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_E4M3_REGISTERS_REPLACE)
-    } else {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_E4M3_REGISTERS_FRESH)
-    }
+    TANDEM_WGMMA_BY_START(TANDEM_WGMMA_E4M3_REGISTERS)
   } else if constexpr (bytes == Bytes::u8_u8) {
-    if constexpr (start == Start::add) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS)
-    } else if constexpr (start == Start::replace) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS_REPLACE)
-    } else {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_U8_REGISTERS_FRESH)
-    }
+    TANDEM_WGMMA_BY_START(TANDEM_WGMMA_U8_U8_REGISTERS)
   } else {
-    if constexpr (start == Start::add) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_REGISTERS)
-    } else if constexpr (start == Start::replace) {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_REGISTERS_REPLACE)
-    } else {
-      TANDEM_WGMMA_SIZES(TANDEM_WGMMA_U8_REGISTERS_FRESH)
-    }
+    TANDEM_WGMMA_BY_START(TANDEM_WGMMA_U8_REGISTERS)
   }
 #else
   emulator::wgmma_bytes_registers(d, N, bytes, a, b.bits(), start == Start::add);

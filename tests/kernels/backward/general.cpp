@@ -23,15 +23,10 @@ std::span<const EmulatedBackward> general_backwards() {
                                             c.block_m = 64;
                                             return c;
                                           }(narrow),
-                                          BackwardConfig{.head_dim_qk = 256,
-                                                         .head_dim_v = 256,
-                                                         .block_n = 64,
-                                                         .cluster = 2,
-                                                         .dout_stages = 1,
-                                                         .dq_parts = 2,
-                                                         .causal = true,
-                                                         .local = true,
-                                                         .ragged = true}>();
+                                          [](BackwardConfig c) {
+                                            c.causal = c.local = c.ragged = true;
+                                            return c;
+                                          }(cluster_of_two)>();
   return kernels;
 }
 

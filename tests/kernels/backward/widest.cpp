@@ -8,34 +8,20 @@ std::span<const EmulatedBackward> widest_backwards() {
       BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true},
       BackwardConfig{
           .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 64, .ragged = true},
-      BackwardConfig{.head_dim_qk = 256,
-                     .head_dim_v = 256,
-                     .block_n = 64,
-                     .cluster = 2,
-                     .dout_stages = 1,
-                     .dq_parts = 2,
-                     .rotated = true},
-      BackwardConfig{.head_dim_qk = 256,
-                     .head_dim_v = 256,
-                     .block_n = 64,
-                     .cluster = 2,
-                     .dout_stages = 1,
-                     .dq_parts = 2,
-                     .causal = true,
-                     .deterministic = true},
+      [](BackwardConfig c) {
+        c.rotated = true;
+        return c;
+      }(cluster_of_two),
+      [](BackwardConfig c) {
+        c.causal = c.deterministic = true;
+        return c;
+      }(cluster_of_two),
       BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true, .ragged = true},
-      BackwardConfig{.element = Element::f16,
-                     .head_dim_qk = 256,
-                     .head_dim_v = 256,
-                     .block_n = 64,
-                     .cluster = 2,
-                     .dout_stages = 1,
-                     .dq_parts = 2,
-                     .causal = true,
-                     .local = true,
-                     .softcap = true,
-                     .ragged = true,
-                     .deterministic = true}>();
+      [](BackwardConfig c) {
+        c.element = Element::f16;
+        c.causal = c.local = c.softcap = c.ragged = c.deterministic = true;
+        return c;
+      }(cluster_of_two)>();
   return kernels;
 }
 
