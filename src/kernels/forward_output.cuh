@@ -17,12 +17,11 @@ struct ForwardOutput {
   const int warpgroup;
   const int thread;  ///< in the warpgroup
 
-  TANDEM_DEVICE void store(const tile::TileIndex& t, const float (&o)[outputs],
-                           const tile::OnlineSoftmax& softmax);
+  TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_words(const tile::TileIndex& t, const float (&o)[outputs],
                                  const float (&factor)[2], bool vectors);
   TANDEM_DEVICE void store_empty(const tile::TileIndex& t);
-  TANDEM_DEVICE void store_columns(u16* row, int col, const ptx::Vec4& words, bool vectors);
+  TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE u16* out_row(const tile::TileIndex& t, int query) const;
   TANDEM_DEVICE void store_lse(const tile::TileIndex& t, int query, float value);
 };
@@ -44,18 +43,18 @@ TANDEM_DEVICE void ForwardOutput<C>::store_lse(const tile::TileIndex& t, int que
   ptx::store_global(lse, value);
 }
 
-/// Eight columns of a row. `vectors`: p.out_vectors, known to the compiler where code must not branch.
+/// Eight columns of a row, from `at` on, of which `left` exist. `vectors`: p.out_vectors, known to the
+/// compiler where code must not branch.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx::Vec4& words, bool vectors) {
+TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors) {
   if (vectors) {
-    if (col < p.head_dim_v) ptx::store_global(reinterpret_cast<ptx::Vec4*>(row + col), words);
+    if (left > 0) ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), words);
     return;
   }
   const u32 each[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (col + i < p.head_dim_v)
-      ptx::store_global(row + col + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
+    if (i < left) ptx::store_global(at + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
   }
 }
 
@@ -63,7 +62,7 @@ TANDEM_DEVICE void ForwardOutput<C>::store_columns(u16* row, int col, const ptx:
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
 template <ForwardConfig C>
-TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float (&o)[outputs],
+TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, float (&o)[outputs],
                                            const tile::OnlineSoftmax& softmax) {
   const tile::FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
@@ -78,6 +77,13 @@ TANDEM_DEVICE void ForwardOutput<C>::store(const tile::TileIndex& t, const float
       lse = -ptx::infinity();
     }
     if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+  }
+  // Where there is no result there may be NaNs. A choice at each word would cost as much as the packing.
+  if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) {
+      if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
+    }
   }
   if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
     store_words(t, o, factor, true);
@@ -94,18 +100,19 @@ TANDEM_DEVICE void ForwardOutput<C>::store_words(const tile::TileIndex& t, const
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = t.m * C.block_m + warpgroup * 64 + position.row(h);
-    u16* row = out_row(t, query);
+    const int first_col = 8 * quad_lane;
+    u16* const first = out_row(t, query) + first_col;
+    const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
     for (int g = 0; g < C.head_dim_v / 32; ++g) {
       u32 words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int i = 4 * (4 * g + j) + 2 * h;
-        words[j] = factor[h] != 0.0F ? tile::pack<C.element>(o[i] * factor[h], o[i + 1] * factor[h]) : 0;
+        words[j] = tile::pack<C.element>(o[i] * factor[h], o[i + 1] * factor[h]);
       }
       tile::transpose_quad(words, quad_lane);
-      if (query < t.end_q)
-        store_columns(row, 8 * (4 * g + quad_lane), {words[0], words[1], words[2], words[3]}, vectors);
+      store_columns(first + 32 * g, left - 32 * g, {words[0], words[1], words[2], words[3]}, vectors);
     }
   }
 }
@@ -119,7 +126,8 @@ TANDEM_DEVICE void ForwardOutput<C>::store_empty(const tile::TileIndex& t) {
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
     if (i % units == 0) store_lse(t, query, -ptx::infinity());
-    store_columns(out_row(t, query), i % units * 8, {0, 0, 0, 0}, p.out_vectors);
+    const int col = i % units * 8;
+    store_columns(out_row(t, query) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
   }
 }
 
