@@ -355,17 +355,29 @@ struct QuantizedRows {
     return tile::BlockRange::of<quant_block>(t.visible, first_query, first_query + 64);
   }
 
+  TANDEM_DEVICE void load_shift(float (&shift)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) shift[h] = C.softcap ? 0.0F : c.shift_of_row(t, h);
+  }
+  /// Rows that see no key.
+  TANDEM_DEVICE void store() {
+    constexpr float shift[2] = {0.0F, 0.0F};
+    c.store(t, o, softmax, shift);
+  }
+
   TANDEM_DEVICE void run() {
-    c.find_scales(t);
+    c.load_scales(t);
     c.shared.q_ring[c.warpgroup].wait(c.q_at);
-    if constexpr (Consumer::may_be_marked) take_marked_queries();
     if constexpr (C.causal && !keeps_input && C.block_m % quant_block != 0) {
       const auto own = own_blocks();
       skip_blocks(own.first < own.end ? own.end : t.blocks.first);
-      if (block < t.blocks.first) return c.store(t, o, softmax);
+      if (block < t.blocks.first) return store();
     }
     c.shared.k_ring.wait(c.k_at);
-    only_scores(true, [] {});
+    only_scores(true, [&] {
+      c.take_scales();
+      if constexpr (Consumer::may_be_marked) take_marked_queries();
+    });
     if constexpr (!C.lagging()) softmax.start(c.v_scale, probabilities, o);
     if constexpr (keeps_input && C.ragged) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
@@ -382,11 +394,13 @@ struct QuantizedRows {
     const auto own = own_blocks();
     tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
     if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
+    float shift[2];  // comes while the last product runs
+    load_shift(shift);
     c.shared.v_ring.wait(c.v_at);
     finish_output();
     if constexpr (keeps_sums) kept.take(o, kept_slot());
     if constexpr (C.raised_v()) softmax.finish(o);
-    c.store(t, o, softmax);
+    c.store(t, o, softmax, shift);
   }
 };
 
@@ -399,13 +413,12 @@ TANDEM_DEVICE void QuantizedConsumer<C>::compute(const ForwardTile<C.forward()>&
 /// Undoes V's rotation, and hands over to the 16-bit kernel's epilogue.
 template <QuantizedConfig C>
 TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t, float (&o)[outputs],
-                                               const Softmax& softmax) {
+                                               const Softmax& softmax, const float (&shift)[2]) {
   if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position, p.forward.head_dim_v);
   tile::OnlineSoftmax finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    finished.reference[h] = softmax.reference[h];
-    if constexpr (!C.softcap) finished.reference[h] += shift_of_row(t, h);
+    finished.reference[h] = softmax.reference[h] + shift[h];
     finished.sum[h] = softmax.sum[h];
     // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
     const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);

@@ -175,22 +175,25 @@ struct QuantizedConsumer {
     q_at.advance();
   }
 
-  /// Finds the tile's scales. Rows past the sequence's end, whose results are dropped, take those of its
-  /// last.
-  TANDEM_DEVICE void find_scales(const ForwardTile<C.forward()>& t) {
-    const ForwardParams& f = p.forward;
-    const int batch = f.packed_q && !C.transpose_v ? 0 : t.index.batch;
+  /// Loads the tile's scales: nothing waits for them before take_scales. Rows past the sequence's end, whose
+  /// results are dropped, take those of its last.
+  TANDEM_DEVICE void load_scales(const ForwardTile<C.forward()>& t) {
+    const int batch = p.forward.packed_q && !C.transpose_v ? 0 : t.index.batch;
     const int head = C.transpose_v ? t.index.head / p.q_scale_heads : t.index.head;
 #pragma unroll
     for (int h = 0; h < units; ++h) {
       const i64 row = padded_row(t, h);
       const float scale = load_scale<C>(p.q_scales, batch, head, C.row_scales ? row : row / quant_block);
-      q_unit[h] = magnitude(scale, q_marked) * f.scale * tile::log2_e;
+      q_unit[h] = scale;
     }
     if constexpr (C.softcap) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / f.softcap);
+      for (int h = 0; h < 2; ++h) cap_shift[h] = shift_of_row(t, h) * (2.0F / p.forward.softcap);
     }
+  }
+  TANDEM_DEVICE void take_scales() {
+#pragma unroll
+    for (float& unit : q_unit) unit = magnitude(unit, q_marked) * p.forward.scale * tile::log2_e;
   }
   /// What the removal of K's mean took off the scores of a thread's row, in units of the logarithm to base 2.
   TANDEM_DEVICE float shift_of_row(const ForwardTile<C.forward()>& t, int h) const {
@@ -294,7 +297,8 @@ struct QuantizedConsumer {
     }
   }
   TANDEM_DEVICE void compute(const ForwardTile<C.forward()>& t);
-  TANDEM_DEVICE void store(const ForwardTile<C.forward()>& t, float (&o)[outputs], const Softmax& softmax);
+  TANDEM_DEVICE void store(const ForwardTile<C.forward()>& t, float (&o)[outputs], const Softmax& softmax,
+                           const float (&shift)[2]);
 };
 
 }  // namespace tandem
