@@ -337,7 +337,7 @@ struct QuantizedRows {
   }
 
   /// Blocks from `first` on of the tile, which none of the warpgroup's queries sees: of a causal tile of 192
-  /// queries, up to a third.
+  /// queries, up to a third; of a sequence's last tile, all where the warpgroup has no queries.
   TANDEM_DEVICE void skip_blocks(int first) {
     for (; block >= first; --block) {
       c.shared.k_ring.wait(c.k_at);
@@ -347,6 +347,7 @@ struct QuantizedRows {
       }
       release_scores();
       c.shared.v_ring.wait(c.v_at);
+      ptx::sync_warp();  // elsewhere a product joins the lanes between wait and release
       c.release_v();
     }
   }
@@ -368,7 +369,7 @@ struct QuantizedRows {
   TANDEM_DEVICE void run() {
     c.load_scales(t);
     c.shared.q_ring[c.warpgroup].wait(c.q_at);
-    if constexpr (C.causal && !keeps_input && C.block_m % quant_block != 0) {
+    if constexpr ((C.causal || !C.ragged) && !keeps_input && C.block_m % quant_block != 0) {
       const auto own = own_blocks();
       skip_blocks(own.first < own.end ? own.end : t.blocks.first);
       if (block < t.blocks.first) return store();

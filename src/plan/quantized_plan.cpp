@@ -22,7 +22,7 @@ constexpr const char* output_bound = "the output takes most registers: P V comes
 constexpr QuantizedTile tiles[] = {
     {64, 64, false, 192, 3, 2, 1, false, false, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
-    {128, 128, false, 192, 2, 1, 2, false, false, false, three},
+    {128, 128, false, 192, 2, 1, 2, false, false, true, three},
     {128, 128, true, 192, 2, 1, 2, false, false, true, three},
     {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
     {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
