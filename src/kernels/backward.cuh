@@ -30,7 +30,7 @@ template <bool masked>
 TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m, float (&s)[scores],
                                              float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]) {
   float dp[scores];
-  float dq[C.dq_columns() / 2];
+  float dq[C.dq_registers()];
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
@@ -96,7 +96,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
                                                     float (&dv)[C.head_dim_v / 2]) {
   constexpr int groups = C.block_m / 8;
   float dp[scores];
-  float dq[C.dq_columns() / 2];
+  float dq[C.dq_registers()];
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
@@ -163,7 +163,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
 /// The last block's dQ.
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::finish_behind() {
-  float dq[C.dq_columns() / 2];
+  float dq[C.dq_registers()];
   wait_ds();
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[score_at.stage ^ 1]);

@@ -70,7 +70,16 @@ std::string division_objection(const BackwardConfig& c) {
         "q_stages; there are {}, {} and {}",
         c.block_n, c.consumers, c.block_m, c.q_stages);
   }
-  if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
+  if (c.transposed_dq) {
+    if (c.dq_columns() != 64 || !c.owns_keys() || c.dq_behind || c.head_dim_v <= 64 || c.block_m % 16 != 0 ||
+        c.block_m < 64) {
+      return fmt::format(
+          "transposed_dq needs 64 keys and 64 columns of dQ a warpgroup, head_dim_v above 64, block_m a "
+          "multiple "
+          "of 16 from 64 on and no dq_behind; there are {} keys, {} columns, {} and {}",
+          c.block_n, c.dq_columns(), c.head_dim_v, c.block_m);
+    }
+  } else if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
                        c.consumers);
   }
@@ -82,8 +91,9 @@ std::string division_objection(const BackwardConfig& c) {
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
   }
-  if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
-    return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
+  if (c.dq_parts < 1 || c.dq_registers() % (4 * c.dq_parts) != 0) {
+    return fmt::format("dq_parts {} does not divide a thread's {} values of dQ by 4", c.dq_parts,
+                       c.dq_registers());
   }
   return {};
 }
@@ -91,7 +101,7 @@ std::string division_objection(const BackwardConfig& c) {
 }  // namespace
 
 int backward_registers(const BackwardConfig& c) {
-  const int dq = c.dq_columns() / 2;
+  const int dq = c.dq_registers();
   if (!c.owns_keys()) {  // dK or dV; dQ, or what of it has not been handed over beside S or dP
     const int gradient = std::max(c.head_dim_qk, c.head_dim_v) / 2;
     return gradient + std::max(dq, dq / c.dq_parts + c.block_m / 2) + backward_other_registers;

@@ -36,6 +36,18 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
+                                            c.block_m = 80;
+                                            c.dout_stages = 1;
+                                            c.transposed_dq = c.scores_ahead = c.rotated = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.block_m = 80;
+                                            c.element = Element::f16;
+                                            c.transposed_dq = c.ragged = c.deterministic = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
                                             c.causal = c.ragged = c.deterministic = c.dq_behind = true;
                                             return c;
                                           }(full)>();
