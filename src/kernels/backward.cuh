@@ -127,12 +127,18 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
       }
     }
   };
-  constexpr int early = first ? groups : groups / 2;  // under dV, the others under dQ
+  // Under dV, the others under dQ. With dQ transposed for the sake of 80 queries, registers are too few for P
+  // and dQ at once (C7512): dV is waited for first, and dS of the last 16 queries is left.
+  constexpr int early = first ? groups : C.transposed_dq ? groups - 2 : groups / 2;
   ptx::wgmma_fence();
   issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage], [&](int i) {
     constexpr int steps = C.block_m / 16;
     gradients(i * early / steps, (i + 1) * early / steps);
   });
+  if constexpr (C.transposed_dq) {
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(dv);
+  }
   if constexpr (!first) {
     wait_ds();
     ptx::wgmma_fence();

@@ -13,13 +13,13 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0, 2048,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192, 0,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -53,6 +53,12 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
   c.dq_behind = full && !c.softcap && line.behind_from > 0 && rows >= line.behind_from;
+  // dQ transposed, a warpgroup's 64 columns by all queries: these need not be a multiple of 64 then.
+  if (full && !c.softcap && !c.deterministic && line.eighty_from > 0 && rows >= line.eighty_from &&
+      c.head_dim_qk == 128 && c.head_dim_v > 64) {
+    c.block_m = 80;
+    c.transposed_dq = c.dq_behind = c.rotated = true;
+  }
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
   // 2 to 3 % at 128; without a mask it loses as much. Not measured for other lengths of sequences, windows
   // and a fixed order, which take it over.
@@ -71,12 +77,11 @@ std::string division_objection(const BackwardConfig& c) {
         c.block_n, c.consumers, c.block_m, c.q_stages);
   }
   if (c.transposed_dq) {
-    if (c.dq_columns() != 64 || !c.owns_keys() || c.dq_behind || c.head_dim_v <= 64 || c.block_m % 16 != 0 ||
+    if (c.dq_columns() != 64 || !c.owns_keys() || c.head_dim_v <= 64 || c.block_m % 16 != 0 ||
         c.block_m < 64) {
       return fmt::format(
-          "transposed_dq needs 64 keys and 64 columns of dQ a warpgroup, head_dim_v above 64, block_m a "
-          "multiple "
-          "of 16 from 64 on and no dq_behind; there are {} keys, {} columns, {} and {}",
+          "transposed_dq needs 64 keys and 64 columns of dQ a warpgroup, head_dim_v above 64 and block_m a "
+          "multiple of 16 from 64 on; there are {} keys, {} columns, {} and {}",
           c.block_n, c.dq_columns(), c.head_dim_v, c.block_m);
     }
   } else if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
@@ -180,7 +185,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from}) {
+      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from, line.eighty_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -207,7 +212,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
-  if (c.dq_behind) return 92;
+  if (c.dq_behind) return c.transposed_dq ? 144 : 92;
   if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 40;
   if (!c.owns_keys()) return c.ragged && !c.causal ? 16 : 0;
   return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
@@ -222,7 +227,8 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.dq_behind      ? "dq of a block of queries is made by the next one"
+      c.transposed_dq  ? "dq of a block of queries is made by the next one, transposed"
+      : c.dq_behind    ? "dq of a block of queries is made by the next one"
       : c.scores_ahead ? "the next scores are issued before dq is waited for"
       : c.cluster > 1  ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                        : "the next scores are issued once dq is there",

@@ -37,14 +37,14 @@ std::span<const EmulatedBackward> wide_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.block_m = 80;
-                                            c.dout_stages = 1;
-                                            c.transposed_dq = c.scores_ahead = c.rotated = true;
+                                            c.transposed_dq = c.dq_behind = c.rotated = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.block_m = 80;
                                             c.element = Element::f16;
-                                            c.transposed_dq = c.ragged = c.deterministic = true;
+                                            c.block_m = 80;
+                                            c.dout_stages = 1;
+                                            c.causal = c.ragged = c.transposed_dq = c.scores_ahead = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
