@@ -185,7 +185,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from, line.eighty_from}) {
+      for (const int rows :
+           {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from, line.eighty_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
