@@ -30,7 +30,7 @@ template <bool masked>
 TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m, float (&s)[scores],
                                              float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]) {
   float dp[scores];
-  float dq[C.dq_registers()];
+  float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
@@ -96,7 +96,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
                                                     float (&dv)[C.head_dim_v / 2]) {
   constexpr int groups = C.block_m / 8;
   float dp[scores];
-  float dq[C.dq_registers()];
+  float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 ds_packed[scores / 2];
@@ -127,18 +127,12 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
       }
     }
   };
-  // Under dV, the others under dQ. With dQ transposed for the sake of 80 queries, registers are too few for P
-  // and dQ at once (C7512): dV is waited for first, and dS of the last 16 queries is left.
-  constexpr int early = first ? groups : C.transposed_dq ? groups - 2 : groups / 2;
+  constexpr int early = first ? groups : groups / 2;  // under dV, the others under dQ
   ptx::wgmma_fence();
   issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage], [&](int i) {
     constexpr int steps = C.block_m / 16;
     gradients(i * early / steps, (i + 1) * early / steps);
   });
-  if constexpr (C.transposed_dq) {
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(dv);
-  }
   if constexpr (!first) {
     wait_ds();
     ptx::wgmma_fence();
@@ -169,7 +163,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m
 /// The last block's dQ.
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::finish_behind() {
-  float dq[C.dq_registers()];
+  float dq[C.dq_columns() / 2];
   wait_ds();
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[score_at.stage ^ 1]);

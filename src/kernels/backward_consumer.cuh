@@ -99,38 +99,26 @@ struct BackwardConsumer {
 
   /// Issues dQ = dS K, or dQ += dS K, of keys whose columns from `column` on are this warpgroup's.
   template <bool add, typename Keys, typename Beside = Nothing>
-  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_registers()], const typename Shared::ScoreTile& ds,
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
                               const Keys& keys, int column, Beside beside = {}) {
-    ptx::MatrixDescriptor k =
+    // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
+    ptx::MatrixDescriptor a =
+        ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
+    ptx::MatrixDescriptor b =
         keys.mn_major() + static_cast<u32>(column / Keys::strip_cols) * Keys::strip_bytes;
-    if constexpr (C.transposed_dq) {
-      ptx::MatrixDescriptor b = ds.k_major();
-      separate(k, b);
+    separate(a, b);
 #pragma unroll
-      for (int step = 0; step < C.block_n / 16; ++step) {
-        ptx::wgmma_shared<C.block_m, C.element, false, true>(dq, k + Keys::mn_major_offset(step),
-                                                             b + Shared::ScoreTile::k_major_offset(step),
-                                                             add || step != 0);
-        beside(step);
-      }
-    } else {
-      // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
-      ptx::MatrixDescriptor a =
-          ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
-      separate(a, k);
-#pragma unroll
-      for (int step = 0; step < C.block_n / 16; ++step) {
-        ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
-            dq, a + Shared::ScoreTile::mn_major_offset(step), k + Keys::mn_major_offset(step),
-            add || step != 0);
-        beside(step);
-      }
+    for (int step = 0; step < C.block_n / 16; ++step) {
+      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
+          dq, a + Shared::ScoreTile::mn_major_offset(step), b + Keys::mn_major_offset(step),
+          add || step != 0);
+      beside(step);
     }
     ptx::wgmma_commit();
   }
   /// Issues dQ = dS K of this block's keys.
   template <typename Beside = Nothing>
-  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_registers()], const typename Shared::ScoreTile& ds,
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
                               Beside beside = {}) {
     issue_dq<false>(dq, ds, k(), own_k_column_at(), beside);
   }
@@ -206,19 +194,9 @@ struct BackwardConsumer {
     }
   }
 
-  /// Writes this warpgroup's part of a score tile: four 8 x 8 matrices at a time.
+  /// Writes this warpgroup's part of a transposed score tile: four 8 x 8 matrices at a time.
   TANDEM_DEVICE void store_scores(typename Shared::ScoreTile& target, const u32 (&packed)[scores / 2]) {
     const int lane = thread % warp_size;
-    if constexpr (C.transposed_dq) {
-      const int query = lane / 16 * 8 + lane % 8;
-      const int key = key_at() + thread / warp_size * 16 + lane / 8 % 2 * 8;
-#pragma unroll
-      for (int j = 0; j < C.block_m / 16; ++j) {
-        ptx::stmatrix_x4_transposed(target.address(query + 16 * j, key), packed[4 * j], packed[4 * j + 1],
-                                    packed[4 * j + 2], packed[4 * j + 3]);
-      }
-      return;
-    }
     const int row = key_at() + thread / warp_size * 16 + lane % 16;
     const int col = lane / 16 * 8;
 #pragma unroll
@@ -230,11 +208,11 @@ struct BackwardConsumer {
 
   /// Hands dQ to the warp that adds it to the sums. Threads store their registers
   /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_registers()]) {
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
   }
-  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_registers()], int part) {
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
     constexpr int units = C.dq_part() / warpgroup_size / 4;
     ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
     auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;

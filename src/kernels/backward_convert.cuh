@@ -10,12 +10,12 @@
 namespace tandem {
 
 /// One block of threads a query block and head; each reads what the same thread of the main kernel's
-/// consumers wrote, so that it holds an accumulator of 64 rows, or columns, again. Of the Config, what
-/// concerns masks is not read.
+/// consumers wrote, so that it holds an accumulator of 64 rows again. Of the Config, what concerns masks is
+/// not read.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_convert(const __grid_constant__ BackwardParams p) {
-  constexpr int registers = C.dq_registers();
+  constexpr int registers = C.dq_columns() / 2;
   // All lanes locate, so the warpgroup is taken for uniform too.
   const int warpgroup = static_cast<int>(ptx::shuffle(ptx::thread_index() / warpgroup_size, 0));
   const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
@@ -39,13 +39,8 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const tile::RowTarget rows{static_cast<u16*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
                                  t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,
                              p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
-  const int row = t.first + warpgroup % C.dq_row_groups() * 64;
-  const int col = warpgroup / C.dq_row_groups() * C.dq_columns();
-  if constexpr (C.transposed_dq) {
-    tile::store_columns_as_rows<C.element>(rows, dq, p.scale, row, col, t.seqlen_q, t.end_q, thread);
-  } else {
-    tile::store_rows<C.element>(rows, dq, p.scale, row, col, t.seqlen_q, t.end_q, thread);
-  }
+  tile::store_rows<C.element>(rows, dq, p.scale, t.first + warpgroup % C.dq_row_groups() * 64,
+                              warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q, thread);
 }
 
 /// dsink = - sum of exp(sink - LSE) * delta over all queries of a head: one block of threads a head, in an

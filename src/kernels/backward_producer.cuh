@@ -32,9 +32,7 @@ struct BackwardShared : OtherKeys<C> {
   using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
   using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
   using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
-  /// Rows are keys; with transposed_dq queries.
-  using ScoreTile =
-      tile::SharedTile<C.transposed_dq ? C.block_m : C.block_n, C.transposed_dq ? C.block_n : C.block_m>;
+  using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
   static constexpr u32 row_bytes = C.block_m * sizeof(float);
 
   KTile k[C.k_stages];

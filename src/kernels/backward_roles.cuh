@@ -57,7 +57,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::send_ds() {
 template <BackwardConfig C>
 template <typename Begin>
 TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin) {
-  float dq[C.dq_registers()];
+  float dq[C.dq_columns() / 2];
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[0]);
   if constexpr (C.cluster > 1) {

@@ -34,16 +34,14 @@ struct RegisterSplit {
 constexpr int registers_at_launch(int threads) {
   return 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
 }
-constexpr int producer_registers(int consumers) {
-  return consumers == 3 ? 32 : 40;
-}
-constexpr RegisterSplit split_registers(int consumers, int blocks_per_sm, int producer) {
+constexpr RegisterSplit split_registers(int consumers, int blocks_per_sm) {
   const int at_launch = registers_at_launch(128 * (consumers + 1) * blocks_per_sm);
+  const int producer = consumers == 3 ? 32 : 40;
   const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
   return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
 }
-static_assert(split_registers(2, 1, 40).consumer == 232 && split_registers(2, 1, 24).consumer == 240 &&
-              split_registers(3, 1, 32).consumer == 160 && split_registers(1, 2, 40).consumer == 216);
+static_assert(split_registers(2, 1).consumer == 232 && split_registers(3, 1).consumer == 160 &&
+              split_registers(1, 2).consumer == 216);
 
 /// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
 struct ForwardConfig {
@@ -73,7 +71,7 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (specialised ? 1 : 0)); }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (specialised) return split_registers(consumers(), blocks_per_sm, producer_registers(consumers()));
+    if (specialised) return split_registers(consumers(), blocks_per_sm);
     const int each = registers_at_launch(threads() * blocks_per_sm);
     return {.producer = each, .consumer = each};
   }
@@ -152,42 +150,36 @@ struct BackwardConfig {
   int cluster = 1;    ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
   int k_stages = 1;   ///< 2: the next tile's K comes in while this tile's is still read
   int v_stages = 1;
-  int q_stages = 2;            ///< blocks of Q in flight
-  int dout_stages = 2;         ///< blocks of dO in flight
-  int dq_parts = 1;            ///< a block of dQ leaves through shared memory in so many turns
-  bool scores_ahead = false;   ///< S of the next query block is issued before this one's dQ is waited for
-  bool dq_behind = false;      ///< dQ of a query block runs under the arithmetic of the next one's dS
-  bool transposed_dq = false;  ///< dQ^T = K^T dS^T is made: block_m need not be a multiple of 64
-  bool rotated = false;        ///< full attention: key tiles begin with query blocks of their own
-  bool causal = false;         ///< window_right is bounded
-  bool local = false;          ///< window_left is bounded
+  int q_stages = 2;           ///< blocks of Q in flight
+  int dout_stages = 2;        ///< blocks of dO in flight
+  int dq_parts = 1;           ///< a block of dQ leaves through shared memory in so many turns
+  bool scores_ahead = false;  ///< S of the next query block is issued before this one's dQ is waited for
+  bool dq_behind = false;     ///< dQ of a query block runs under the arithmetic of the next one's dS
+  bool rotated = false;       ///< full attention: key tiles begin with query blocks of their own
+  bool causal = false;        ///< window_right is bounded
+  bool local = false;         ///< window_left is bounded
   bool softcap = false;
   bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
-  /// 80 queries take 240 registers of a consumer; the producers spill a few words then.
-  [[nodiscard]] constexpr RegisterSplit registers() const {
-    return split_registers(consumers, 1, transposed_dq ? 24 : producer_registers(consumers));
-  }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers, 1); }
   /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
   /// Keys of a tile: of all blocks of a cluster.
   [[nodiscard]] constexpr int tile_keys() const { return block_n * cluster; }
-  /// dQ: the warpgroups, of all blocks of a cluster, divide its rows by 64, and then its columns; transposed
-  /// its columns by 64.
+  /// dQ: the warpgroups, of all blocks of a cluster, divide its rows by 64, and then its columns.
   [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
-  [[nodiscard]] constexpr int dq_row_groups() const { return transposed_dq ? 1 : block_m / 64; }
+  [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
   [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (dq_pieces() / dq_row_groups()); }
   /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
     return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
   }
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
-  /// f32 values of dQ that one warpgroup has, a thread, and that it hands to the copy engine at a time.
-  [[nodiscard]] constexpr int dq_values() const { return block_m / dq_row_groups() * dq_columns(); }
-  [[nodiscard]] constexpr int dq_registers() const { return dq_values() / 128; }
+  /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
+  [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
 };
 

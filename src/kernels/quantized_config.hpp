@@ -42,9 +42,7 @@ struct QuantizedConfig {
   constexpr bool operator==(const QuantizedConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
-  [[nodiscard]] constexpr RegisterSplit registers() const {
-    return split_registers(consumers(), 1, producer_registers(consumers()));
-  }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers(), 1); }
   /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
   /// have none, and scales of V's rows differ by more.
   [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }

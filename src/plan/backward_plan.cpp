@@ -13,13 +13,13 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0, 2048,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
-    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0, 0,
+    {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
-    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192, 0,
+    {256, 64, 64, 64, 64, 2, 2, 1, 2, 0, 0, 1, 8192,
      "as for 192; dO once and dQ in halves leave shared memory for Q twice"},
 };
 
@@ -53,12 +53,6 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
   c.dq_behind = full && !c.softcap && line.behind_from > 0 && rows >= line.behind_from;
-  // dQ transposed, a warpgroup's 64 columns by all queries: these need not be a multiple of 64 then.
-  if (full && !c.softcap && !c.deterministic && line.eighty_from > 0 && rows >= line.eighty_from &&
-      c.head_dim_qk == 128 && c.head_dim_v > 64) {
-    c.block_m = 80;
-    c.transposed_dq = c.dq_behind = c.rotated = true;
-  }
   c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
   // 2 to 3 % at 128; without a mask it loses as much. Not measured for other lengths of sequences, windows
   // and a fixed order, which take it over.
@@ -76,15 +70,7 @@ std::string division_objection(const BackwardConfig& c) {
         "q_stages; there are {}, {} and {}",
         c.block_n, c.consumers, c.block_m, c.q_stages);
   }
-  if (c.transposed_dq) {
-    if (c.dq_columns() != 64 || !c.owns_keys() || c.head_dim_v <= 64 || c.block_m % 16 != 0 ||
-        c.block_m < 64) {
-      return fmt::format(
-          "transposed_dq needs 64 keys and 64 columns of dQ a warpgroup, head_dim_v above 64 and block_m a "
-          "multiple of 16 from 64 on; there are {} keys, {} columns, {} and {}",
-          c.block_n, c.dq_columns(), c.head_dim_v, c.block_m);
-    }
-  } else if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
+  if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
                        c.consumers);
   }
@@ -96,9 +82,8 @@ std::string division_objection(const BackwardConfig& c) {
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
   }
-  if (c.dq_parts < 1 || c.dq_registers() % (4 * c.dq_parts) != 0) {
-    return fmt::format("dq_parts {} does not divide a thread's {} values of dQ by 4", c.dq_parts,
-                       c.dq_registers());
+  if (c.dq_parts < 1 || c.dq_columns() % (8 * c.dq_parts) != 0) {
+    return fmt::format("dq_parts {} does not divide {} columns by 8", c.dq_parts, c.dq_columns());
   }
   return {};
 }
@@ -106,7 +91,7 @@ std::string division_objection(const BackwardConfig& c) {
 }  // namespace
 
 int backward_registers(const BackwardConfig& c) {
-  const int dq = c.dq_registers();
+  const int dq = c.dq_columns() / 2;
   if (!c.owns_keys()) {  // dK or dV; dQ, or what of it has not been handed over beside S or dP
     const int gradient = std::max(c.head_dim_qk, c.head_dim_v) / 2;
     return gradient + std::max(dq, dq / c.dq_parts + c.block_m / 2) + backward_other_registers;
@@ -185,8 +170,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows :
-           {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from, line.eighty_from}) {
+      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -213,7 +197,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
-  if (c.dq_behind) return c.transposed_dq ? 144 : 92;
+  if (c.dq_behind) return 92;
   if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 40;
   if (!c.owns_keys()) return c.ragged && !c.causal ? 16 : 0;
   return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
@@ -228,8 +212,7 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.transposed_dq  ? "dq of a block of queries is made by the next one, transposed"
-      : c.dq_behind    ? "dq of a block of queries is made by the next one"
+      c.dq_behind      ? "dq of a block of queries is made by the next one"
       : c.scores_ahead ? "the next scores are issued before dq is waited for"
       : c.cluster > 1  ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                        : "the next scores are issued once dq is there",

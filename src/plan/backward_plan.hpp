@@ -37,7 +37,6 @@ struct BackwardTileLine {
   int behind_from;   ///< the same of dq_behind, in full attention of equal lengths
   int rotated_from;  ///< queries from which rotated pays there in any order of additions
   int in_turn_from;  ///< queries from which a fixed order is that of the tiles; 0: from none, it is rotated
-  int eighty_from;   ///< queries from which full attention in any order takes 80 a block; 0: from none
   const char* why;
 };
 

@@ -56,13 +56,8 @@ TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
   Problem p = problem(128, 128);
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
   p.rows_q = p.rows_k = 2048;
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);  // dQ of a block under the next one's dS
-  EXPECT_TRUE(choose_backward_config(p).transposed_dq);
-  EXPECT_EQ(choose_backward_config(p).block_m, 80);
-  p.deterministic = true;
   EXPECT_TRUE(choose_backward_config(p).scores_ahead);
-  EXPECT_EQ(choose_backward_config(p).block_m, 64);
-  p.rows_q = p.rows_k = 4096;
+  p.rows_q = p.rows_k = 4096;  // dQ of a block under the next one's dS, without a mask
   EXPECT_TRUE(choose_backward_config(p).dq_behind);
   EXPECT_FALSE(choose_backward_config(p).scores_ahead);
   p.window_right = 0;
@@ -137,10 +132,6 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.scores_ahead = true, .dq_behind = true}, "dq_behind");
   refused({.dout_stages = 1, .dq_behind = true}, "two dout_stages");
   refused({.rotated = true, .causal = true}, "rotated");
-  refused({.block_m = 72, .transposed_dq = true}, "block_m a multiple of 16");
-  refused({.head_dim_qk = 64, .block_m = 80, .transposed_dq = true}, "64 columns of dQ");
-  refused({.head_dim_v = 64, .block_m = 80, .transposed_dq = true}, "head_dim_v above 64");
-  refused({.block_m = 96, .q_stages = 1, .dout_stages = 1, .transposed_dq = true}, "registers");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

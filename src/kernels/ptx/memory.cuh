@@ -208,18 +208,7 @@ TANDEM_DEVICE void stmatrix_x4(void* row, u32 a, u32 b, u32 c, u32 d) {
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 #else
-  emulator::stmatrix_x4(row, a, b, c, d, false);
-#endif
-}
-/// The same with each matrix transposed: its columns become the rows that are stored.
-TANDEM_DEVICE void stmatrix_x4_transposed(void* row, u32 a, u32 b, u32 c, u32 d) {
-#if TANDEM_ON_DEVICE
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
-      "r"(a), "r"(b), "r"(c), "r"(d)
-      : "memory");
-#else
-  emulator::stmatrix_x4(row, a, b, c, d, true);
+  emulator::stmatrix_x4(row, a, b, c, d);
 #endif
 }
 

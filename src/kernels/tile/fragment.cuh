@@ -59,14 +59,6 @@ TANDEM_DEVICE void convert(u32 (&packed)[n / 2], const float (&d)[n], int first 
   for (int i = first; i < last; i += 2) packed[i / 2] = pack<element>(d[i], d[i + 1]);
 }
 
-/// Transposes an 8 x 8 matrix of 16-bit elements, of which lane l has columns 2 (l % 4), + 1 of row l / 4.
-TANDEM_DEVICE u32 transpose_matrix(u32 word, int lane) {
-  const int from = lane % 4 * 8 + lane / 8;
-  const u32 first = ptx::shuffle(word, from);
-  const u32 second = ptx::shuffle(word, from + 4);
-  return lane / 4 % 2 == 0 ? (first & 0xffffU) | second << 16 : first >> 16 | (second & 0xffff0000U);
-}
-
 /// Transposes the 4 x 4 words of a quad: word j of lane i becomes word i of lane j.
 TANDEM_DEVICE void transpose_quad(u32 (&words)[4], int quad_lane) {
 #pragma unroll

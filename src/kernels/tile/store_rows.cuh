@@ -69,40 +69,4 @@ TANDEM_DEVICE void store_rows(const RowTarget& target, const float (&d)[n], floa
   }
 }
 
-template <Element element, bool vectors, int n>
-TANDEM_DEVICE void store_columns_as_rows_as(const RowTarget& target, const float (&d)[n], float factor,
-                                            int row, int first_col, int used, int end, int thread) {
-  const int lane = thread % 32;
-  // Of the quad's four words of 8 x 8 matrices: two groups of eight rows, two of eight columns.
-  const int at_in_pair = row + lane % 4 / 2 * 8 + lane / 4;
-  const int col = first_col + thread / 32 * 16 + lane % 2 * 8;
-#pragma unroll
-  for (int g = 0; g < n / 8; ++g) {
-    u32 words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float* pair = d + 8 * g + 2 * i;
-      words[i] = transpose_matrix(pack<element>(pair[0] * factor, pair[1] * factor), lane);
-    }
-    transpose_quad(words, lane % 4);
-    const int at = at_in_pair + 16 * g;
-    if (at >= used) words[0] = words[1] = words[2] = words[3] = 0;
-    if (at < end)
-      store_columns<vectors>(target.first + at * target.stride + col, target.columns - col, words);
-  }
-}
-
-/// As store_rows of a tile that lies transposed: its 64 rows are columns [first_col, first_col + 64), its 2n
-/// columns rows [row, row + 2n). Lanes store 16 bytes, two of them 32 in a run.
-template <Element element, int n>
-TANDEM_DEVICE void store_columns_as_rows(const RowTarget& target, const float (&d)[n], float factor, int row,
-                                         int first_col, int used, int end, int thread) {
-  static_assert(n % 8 == 0);
-  if (target.vectors) {
-    store_columns_as_rows_as<element, true>(target, d, factor, row, first_col, used, end, thread);
-  } else {
-    store_columns_as_rows_as<element, false>(target, d, factor, row, first_col, used, end, thread);
-  }
-}
-
 }  // namespace tandem::tile

@@ -36,18 +36,6 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.block_m = 80;
-                                            c.transposed_dq = c.dq_behind = c.rotated = true;
-                                            return c;
-                                          }(full),
-                                          [](BackwardConfig c) {
-                                            c.element = Element::f16;
-                                            c.block_m = 80;
-                                            c.dout_stages = 1;
-                                            c.causal = c.ragged = c.transposed_dq = c.scores_ahead = true;
-                                            return c;
-                                          }(full),
-                                          [](BackwardConfig c) {
                                             c.causal = c.ragged = c.deterministic = c.dq_behind = true;
                                             return c;
                                           }(full)>();

@@ -49,20 +49,11 @@ void load_matrices(std::array<Warp::Deposit, 32>& deposits) {
   }
 }
 
-/// Matrix i's row r goes to the address of lane 8 i + r; lane l holds columns 2 (l % 4), + 1 of row l / 4, or
-/// transposed rows 2 (l % 4), + 1 of column l / 4.
-void store_matrices(const std::array<Warp::Deposit, 32>& deposits, bool transposed) {
+/// Matrix i's row r goes to the address of lane 8 i + r; lane l holds columns 2 (l % 4), + 1 of row l / 4.
+void store_matrices(const std::array<Warp::Deposit, 32>& deposits) {
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t i = 0; i < 4; ++i) {
-      const std::uint32_t value = deposits[lane].values[i];
-      if (!transposed) {
-        std::memcpy(deposits[8 * i + lane / 4].row + lane % 4 * 4, &value, 4);
-        continue;
-      }
-      for (std::uint32_t half = 0; half < 2; ++half) {
-        const auto element = static_cast<std::uint16_t>(value >> (16 * half));
-        std::memcpy(deposits[8 * i + lane % 4 * 2 + half].row + lane / 4 * 2, &element, 2);
-      }
+      std::memcpy(deposits[8 * i + lane / 4].row + lane % 4 * 4, &deposits[lane].values[i], 4);
     }
   }
 }
@@ -91,7 +82,7 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
   }
   if (operation == Operation::sync) join_lanes(warp, self);
   if (operation == Operation::ldmatrix) load_matrices(deposits);
-  if (operation == Operation::stmatrix) store_matrices(deposits, argument != 0);
+  if (operation == Operation::stmatrix) store_matrices(deposits);
   warp.arrived = 0;
   ++warp.generation;
   block.wake_all(warp.waiting);
@@ -159,14 +150,13 @@ void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]) {
   std::copy_n(all[lane].values, 4, d);
 }
 
-void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d,
-                 bool transposed) {
+void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   Block& block = Block::current();
   const std::uint32_t offset = block.shared_offset(row, 16, "stmatrix_x4");
   if (offset % 16 != 0)
     block.fail(fmt::format("stmatrix_x4 at +{}: a row is not aligned to 16 bytes", offset));
   check_shared_write(row, 16);
-  collective(Operation::stmatrix, transposed ? 1 : 0, {{a, b, c, d}, static_cast<char*>(row)});
+  collective(Operation::stmatrix, 0, {{a, b, c, d}, static_cast<char*>(row)});
 }
 
 }  // namespace tandem::emulator
