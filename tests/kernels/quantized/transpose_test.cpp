@@ -166,6 +166,21 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
   });
 }
 
+/// A cap is not linear: the signs of scales belong into what is capped, not into the exponent's factor.
+TEST(TransposedValues, ScoresThatAreCapped) {
+  constexpr QuantizedConfig config{
+      .head_dim_qk = 64, .head_dim_v = 64, .causal = true, .ragged = true, .dynamic = true, .softcap = true};
+  Case c = case_of(config, 64, 64);
+  c.used_k = {270, 201};
+  c.options.softcap = 4.0F;
+  c.options.scale = -0.2F;
+  check<config, arranged(64, 64, true)>(narrow_quantized(), c, Granularity::block, [](Call& call) {
+    negate(call.q_scale, 0);
+    negate(call.k_scale, 1);
+    negate(call.v_scale, 2);
+  });
+}
+
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
   constexpr QuantizedConfig config{.head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3};
   check<config, arranged(192, 176, false)>(widest_quantized(), case_of(config, 192, 176), Granularity::head,
