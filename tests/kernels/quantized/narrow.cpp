@@ -6,6 +6,14 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedQuantized> narrow_quantized() {
   static constexpr auto kernels =
       emulate_quantized<QuantizedConfig{.head_dim_qk = 64, .head_dim_v = 64, .block_m = 192, .stages = 3},
+                        QuantizedConfig{.head_dim_qk = 64,
+                                        .head_dim_v = 64,
+                                        .block_m = 192,
+                                        .causal = true,
+                                        .dynamic = true,
+                                        .overlap = false,
+                                        .pingpong = false,
+                                        .parts = 1},
                         QuantizedConfig{.element = Element::f16,
                                         .head_dim_qk = 64,
                                         .head_dim_v = 64,
