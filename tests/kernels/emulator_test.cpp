@@ -193,6 +193,39 @@ TEST(Emulator, SeesRacesInSharedMemory) {
             "");
 }
 
+/// One thread's word, stored by another: a fence lies between them at the writer's side of their barrier, at
+/// the reader's, before the write or nowhere.
+enum class Fence { writer, reader, too_early, none };
+
+std::string fault_of_store(Fence where) {
+  alignas(16) static u32 target[4];
+  emulator::Options options;
+  options.buffers = {{target, sizeof(target), true}};
+  return fault_of(
+      [&] {
+        auto* word = reinterpret_cast<u32*>(ptx::dynamic_shared());
+        if (where == Fence::too_early) ptx::fence_async_shared();
+        if (ptx::thread_index() == 1) {
+          for (int i = 0; i < 4; ++i) ptx::store_shared(word + i, 7U);
+          if (where == Fence::writer) ptx::fence_async_shared();
+        }
+        ptx::sync_block();
+        if (ptx::thread_index() != 0) return;
+        if (where == Fence::reader) ptx::fence_async_shared();
+        ptx::bulk_store(reinterpret_cast<float*>(target), reinterpret_cast<const float*>(word), 16);
+        ptx::tma_store_commit();
+        ptx::tma_store_wait<0>();
+      },
+      {.threads = 32, .shared_bytes = 1024}, options);
+}
+
+TEST(Emulator, AFenceServesAtEitherSideOfTheBarrier) {
+  EXPECT_EQ(fault_of_store(Fence::writer), "");
+  EXPECT_EQ(fault_of_store(Fence::reader), "");
+  EXPECT_THAT(fault_of_store(Fence::too_early), HasSubstr("without a fence_async_shared"));
+  EXPECT_THAT(fault_of_store(Fence::none), HasSubstr("without a fence_async_shared"));
+}
+
 struct MatrixShared {
   alignas(1024) char a[64 * 128];
   alignas(1024) char b[64 * 128];

@@ -31,8 +31,9 @@ TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
 #endif
 }
 
-/// This thread's ordinary shared-memory accesses come before later ones of the tensor cores and the copy
-/// engine.
+/// Ordinary shared-memory accesses that come before this, of this thread or of others that it has met at a
+/// barrier, come before later ones of the tensor cores and the copy engine. It takes long where products of
+/// the warp are in flight.
 TANDEM_DEVICE void fence_async_shared() {
 #if TANDEM_ON_DEVICE
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

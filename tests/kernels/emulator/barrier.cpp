@@ -1,6 +1,8 @@
 // mbarriers, named barriers and fences.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "block.hpp"
 
 namespace tandem::emulator {
@@ -141,7 +143,13 @@ void named_barrier_arrive(int id, int threads) {
 void fence_async_shared() {
   Block& block = Block::current();
   Thread& self = block.self();
-  self.clock[block.components().fenced(self.index)] = self.clock[self.index];
+  // A proxy fence lies on every path of causality through it: it covers what this thread wrote, and what it
+  // knows that others wrote.
+  const Components& components = block.components();
+  for (std::uint32_t thread = 0; thread < components.threads; ++thread) {
+    std::uint32_t& fenced = self.clock[components.fenced(thread)];
+    fenced = std::max(fenced, self.clock[thread]);
+  }
   block.tick();
 }
 

@@ -52,9 +52,8 @@ std::string Shadow::async_visible(Event source, const Clock& observer) const {
   }
   const std::uint32_t fenced = components_.fenced(source.component());
   if (observer[fenced] >= source.clock()) return "";
-  return fmt::format(
-      "reads what {} wrote without a fence_async_shared after the write and a barrier after the fence",
-      writer_name(source));
+  return fmt::format("reads what {} wrote without a fence_async_shared and a barrier between them",
+                     writer_name(source));
 }
 
 std::string Shadow::reader_known(Event reader, const Clock& observer) const {
@@ -164,10 +163,8 @@ std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event com
       return fmt::format("overwrites bytes of a copy that has not been waited for: {}", writer_name(w));
     }
     if (components_.is_thread(w) && observer[components_.fenced(w.component())] < w.clock()) {
-      return fmt::format(
-          "overwrites what {} wrote without a fence_async_shared after the write and a barrier after the "
-          "fence",
-          writer_name(w));
+      return fmt::format("overwrites what {} wrote without a fence_async_shared and a barrier between them",
+                         writer_name(w));
     }
     accepted = w;
   }
