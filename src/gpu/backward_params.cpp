@@ -153,7 +153,7 @@ BackwardConfig backward_rows_config(const BackwardConfig& config) {
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
   c.dq_parts = defaults.dq_parts;
-  c.scores_ahead = c.dq_behind = c.rotated = false;
+  c.pingpong = c.rotated = false;
   return c;
 }
 

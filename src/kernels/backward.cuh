@@ -23,12 +23,12 @@ namespace tandem {
 
 // ---- Consumer ----
 
-/// Query block m of head g of the group. With scores_ahead its S is there, and the next one's is made here:
-/// of a block that is not used after the last, so that no branch stands between products (C7512, C7514).
+/// Query block m: its products and its arithmetic, one behind the other.
 template <BackwardConfig C>
 template <bool masked>
-TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m, float (&s)[scores],
-                                             float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]) {
+TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
+                                             float (&dv)[C.head_dim_v / 2]) {
+  float s[scores];
   float dp[scores];
   float dq[C.dq_columns() / 2];
   u32 p_packed[scores / 2];
@@ -36,30 +36,17 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
   u32 ds_packed[scores / 2];
   auto& ds_tile = shared.scores[score_at.stage];
 
-  if constexpr (!C.scores_ahead) begin(t, m, s);
+  begin(t, m, s);
   shared.dout_ring.wait(dout_at);
-  if constexpr (C.scores_ahead) ptx::wgmma_fence();
   issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_at.stage]);
-
-  if constexpr (!C.scores_ahead) {
-    ptx::wgmma_wait<1>();
-    ptx::pin_registers(s);
-  }
-  const Probabilities<masked> probabilities(*this, t, m);
-#pragma unroll
-  for (int j = 0; j < C.block_m / 8; ++j) probabilities.make(j, s, p_packed, p_sloped);
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(s);
+  probabilities<masked>(t, m, s, p_packed, p_sloped);
   ptx::wgmma_fence();
   issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
   ptx::wgmma_wait<1>();
   ptx::pin_registers(dp);
-#pragma unroll
-  for (int j = 0; j < C.block_m / 8; ++j) {
-    if constexpr (C.softcap) {
-      score_gradients(j, ds_packed, p_sloped, dp);
-    } else {
-      score_gradients(j, ds_packed, p_packed, dp);
-    }
-  }
+  score_gradients(ds_packed, p_packed, p_sloped, dp);
   store_scores(ds_tile, ds_packed);
   ptx::wgmma_fence();
   issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
@@ -72,104 +59,104 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int g, int m
   ptx::wgmma_wait<1>();
   ptx::pin_registers(dk);
   release_q();
-  if constexpr (C.scores_ahead) {
-    begin(t, next_block(t, g, m), s);
-    ptx::wgmma_wait<1>();
-  } else {
-    ptx::wgmma_wait<0>();
-  }
+  ptx::wgmma_wait<0>();
   ptx::pin_registers(dq);
   store_dq(dq);
-  if constexpr (C.scores_ahead) {
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(s);
-  }
   score_at.advance();
 }
 
-/// As step, with dq_behind: dQ of the block before is made here, and this block's by the next. The warpgroups
-/// need not meet then: one may be most of a block ahead, and its arithmetic runs under the other's products.
+/// As step, in turn with the other warpgroup (pingpong): the products of a turn, one behind the other, are a
+/// dQ, dV and dK of the query block before, and the scores of block m. The arithmetic of block m follows,
+/// under the other warpgroup's products. Its dS is in shared memory when this warpgroup has its next turn and
+/// the other the one after: so the first warpgroup's dQ is of two blocks ago, the second's of one.
 template <BackwardConfig C>
 template <bool masked, bool first>
-TANDEM_DEVICE void BackwardConsumer<C>::step_behind(const BackwardTile& t, int m,
-                                                    float (&dk)[C.head_dim_qk / 2],
-                                                    float (&dv)[C.head_dim_v / 2]) {
-  constexpr int groups = C.block_m / 8;
+TANDEM_DEVICE void BackwardConsumer<C>::step_in_turn(const BackwardTile& t, int m,
+                                                     u32 (&p_packed)[scores / 2],
+                                                     u32 (&ds_packed)[scores / 2],
+                                                     float (&dk)[C.head_dim_qk / 2],
+                                                     float (&dv)[C.head_dim_v / 2]) {
+  float s[scores];
   float dp[scores];
-  float dq[C.dq_columns() / 2];
-  u32 p_packed[scores / 2];
-  u32 p_sloped[slopes];
-  u32 ds_packed[scores / 2];
-  {
-    float s[scores];
-    begin(t, m, s);
-    shared.dout_ring.wait(dout_at);
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(s);
-    const Probabilities<masked> probabilities(*this, t, m);
-    ptx::wgmma_fence();
-    issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_at.stage], [&](int i) {
-      constexpr int steps = C.head_dim_v / 16;
-#pragma unroll
-      for (int j = i * groups / steps; j < (i + 1) * groups / steps; ++j)
-        probabilities.make(j, s, p_packed, p_sloped);
-    });
+  auto q_to = q_at;
+  auto dout_to = dout_at;
+  if constexpr (!first) {
+    q_to.advance();
+    dout_to.advance();
   }
+  shared.q_ring.wait(q_to);
+  clear_unseeing_queries(t, m, q_to, dout_to);
+  take_turn();
+  ptx::wgmma_fence();
+  if constexpr (!first) {
+    float dq[C.dq_columns() / 2];
+    issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
+    issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+    ptx::wgmma_wait<1>();
+    ptx::pin_registers(dq);
+    ptx::wgmma_fence();
+    issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
+      constexpr int steps = C.block_m / 16;
+      if (i == 0) await_dq_buffer();
+      store_dq(dq, 0, i * dq_units / steps, (i + 1) * dq_units / steps);
+    });
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(dv);
+    ptx::pin_registers(dk);
+    ptx::wgmma_fence();
+  }
+  issue_scores<C.head_dim_qk>(s, k(), shared.q[q_to.stage]);
+  shared.dout_ring.wait(dout_to);
+  issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_to.stage]);
+  pass_turn();
+  if constexpr (!first) {
+    hand_over_dq();
+    release_dout();
+    release_q();
+  }
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(s);
+  u32 p_sloped[slopes];
+  probabilities<masked>(t, m, s, p_packed, p_sloped);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dp);
-  const auto gradients = [&](int from, int to) {
-#pragma unroll
-    for (int j = from; j < to; ++j) {
-      if constexpr (C.softcap) {
-        score_gradients(j, ds_packed, p_sloped, dp);
-      } else {
-        score_gradients(j, ds_packed, p_packed, dp);
-      }
-    }
-  };
-  constexpr int early = first ? groups : groups / 2;  // under dV, the others under dQ
-  ptx::wgmma_fence();
-  issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage], [&](int i) {
-    constexpr int steps = C.block_m / 16;
-    gradients(i * early / steps, (i + 1) * early / steps);
-  });
-  if constexpr (!first) {
-    wait_ds();
-    ptx::wgmma_fence();
-    issue_dq(dq, shared.scores[score_at.stage ^ 1], [&](int i) {
-      constexpr int steps = C.block_n / 16;
-      gradients(early + i * (groups - early) / steps, early + (i + 1) * (groups - early) / steps);
-    });
-    ptx::wgmma_wait<0>();
-    ptx::pin_registers(dq);
-  } else {
-    ptx::wgmma_wait<0>();
-  }
-  ptx::pin_registers(dv);
-  release_dout();
+  score_gradients(ds_packed, p_packed, p_sloped, dp);
   store_scores(shared.scores[score_at.stage], ds_packed);
   ptx::fence_async_shared();
-  ptx::sync_warp();
-  if (thread % warp_size == 0) ptx::mbarrier_arrive(shared.ds_full[score_at.stage]);
-  ptx::wgmma_fence();
-  issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
-  if constexpr (!first) store_dq(dq);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(dk);
-  release_q();
   score_at.advance();
 }
 
-/// The last block's dQ.
+/// The last block's dV and dK, and the dQ that is left: two turns.
 template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::finish_behind() {
+TANDEM_DEVICE void BackwardConsumer<C>::finish_in_turn(const u32 (&p_packed)[scores / 2],
+                                                       const u32 (&ds_packed)[scores / 2],
+                                                       float (&dk)[C.head_dim_qk / 2],
+                                                       float (&dv)[C.head_dim_v / 2]) {
   float dq[C.dq_columns() / 2];
-  wait_ds();
+  take_turn();
   ptx::wgmma_fence();
-  issue_dq(dq, shared.scores[score_at.stage ^ 1]);
+  issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+  issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(dv);
+  ptx::pin_registers(dk);
+  ptx::wgmma_fence();
+  issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
+  pass_turn();
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dq);
+  release_dout();
+  release_q();
   store_dq(dq);
+  take_turn();
+  if (warpgroup == 0) {
+    ptx::wgmma_fence();
+    issue_dq(dq, shared.scores[score_at.stage ^ 1]);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(dq);
+    store_dq(dq);
+  }
+  pass_turn();
 }
 
 /// All query blocks of all heads of the group. Blocks on the mask's edges, and all blocks of a tile that the
@@ -177,35 +164,30 @@ TANDEM_DEVICE void BackwardConsumer<C>::finish_behind() {
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
                                                float (&dv)[C.head_dim_v / 2]) {
-  if constexpr (C.dq_behind) {
-    step_behind<true, true>(t, t.blocks.first, dk, dv);
+  if constexpr (C.pingpong) {
+    u32 p_packed[scores / 2];
+    u32 ds_packed[scores / 2];
+    step_in_turn<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
     for (int g = 0; g < group; ++g) {
       for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
         if (needs_mask(t, m)) {
-          step_behind<true, false>(t, m, dk, dv);
+          step_in_turn<true, false>(t, m, p_packed, ds_packed, dk, dv);
         } else {
-          step_behind<false, false>(t, m, dk, dv);
+          step_in_turn<false, false>(t, m, p_packed, ds_packed, dk, dv);
         }
       }
     }
-    finish_behind();
+    finish_in_turn(p_packed, ds_packed, dk, dv);
   } else {
-    float s[scores];
-    if constexpr (C.scores_ahead) {
-      begin(t, t.blocks.first, s);
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(s);
-    }
     for (int g = 0; g < group; ++g) {
       for (int m = t.blocks.first; m < t.blocks.end; ++m) {
         if (needs_mask(t, m)) {
-          step<true>(t, g, m, s, dk, dv);
+          step<true>(t, m, dk, dv);
         } else {
-          step<false>(t, g, m, s, dk, dv);
+          step<false>(t, m, dk, dv);
         }
       }
     }
-    if constexpr (C.scores_ahead) release_q();
   }
 }
 
@@ -262,6 +244,12 @@ TANDEM_DEVICE void BackwardConsumer<C>::run() {
   if constexpr (C.owns_keys()) {
     BackwardTiles<C> tiles(p);
     BackwardTile t;
+    if constexpr (C.pingpong) {
+      // The first warpgroup's first dQ is of no block, and dropped; still it is made from written memory.
+      shared.scores[1].zero_rows(0, warpgroup * warpgroup_size + thread, threads);
+      join();
+      if (warpgroup == 1) pass_turn();
+    }
     while (tiles.next(t)) {
       float dk[C.head_dim_qk / 2];
       float dv[C.head_dim_v / 2];
@@ -318,7 +306,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     shared.v_ring.init(C.consumers * 4);
     shared.q_ring.init(C.consumers * 4);
     shared.dout_ring.init(C.consumers * 4);
-    for (ptx::Mbarrier& bar : shared.ds_full) ptx::mbarrier_init(bar, C.cluster > 1 ? 1 : C.consumers * 4);
+    ptx::mbarrier_init(shared.ds_full, 1);
     ptx::mbarrier_init(shared.ds_empty, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }

@@ -57,7 +57,7 @@ struct BackwardConsumer {
   /// Where products stand in three places, 100 shared addresses would spill, and 60 to 90 R2UR a step move
   /// them.
   static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
-    if constexpr (C.owns_keys() && !C.scores_ahead && !C.dq_behind) return;
+    if constexpr (C.owns_keys() && !C.pingpong) return;
     ptx::forget_address(a);
     ptx::forget_address(b);
   }
@@ -67,10 +67,9 @@ struct BackwardConsumer {
     TANDEM_DEVICE void operator()(int) const {}
   };
 
-  /// Issues S^T = K Q^T or dP^T = V dO^T; `beside(i)` comes after step i.
-  template <int head_dim, typename Keys, typename Queries, typename Beside = Nothing>
-  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries,
-                                  Beside beside = {}) {
+  /// Issues S^T = K Q^T or dP^T = V dO^T.
+  template <int head_dim, typename Keys, typename Queries>
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], const Keys& keys, const Queries& queries) {
     ptx::MatrixDescriptor a = keys.k_major() + static_cast<u32>(key_at()) * Keys::row_bytes;
     ptx::MatrixDescriptor b = queries.k_major();
     separate(a, b);
@@ -78,12 +77,11 @@ struct BackwardConsumer {
     for (int step = 0; step < head_dim / 16; ++step) {
       ptx::wgmma_shared<C.block_m, C.element, false>(s, a + Keys::k_major_offset(step),
                                                      b + Queries::k_major_offset(step), step != 0);
-      beside(step);
     }
     ptx::wgmma_commit();
   }
 
-  /// Issues dV += P^T dO or dK += dS^T Q.
+  /// Issues dV += P^T dO or dK += dS^T Q; `beside(i)` comes after step i.
   template <int columns, typename Rows, typename Beside = Nothing>
   TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
                                     const Rows& rows, Beside beside = {}) {
@@ -98,9 +96,9 @@ struct BackwardConsumer {
   }
 
   /// Issues dQ = dS K, or dQ += dS K, of keys whose columns from `column` on are this warpgroup's.
-  template <bool add, typename Keys, typename Beside = Nothing>
+  template <bool add, typename Keys>
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
-                              const Keys& keys, int column, Beside beside = {}) {
+                              const Keys& keys, int column) {
     // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
     ptx::MatrixDescriptor a =
         ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
@@ -112,45 +110,36 @@ struct BackwardConsumer {
       ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
           dq, a + Shared::ScoreTile::mn_major_offset(step), b + Keys::mn_major_offset(step),
           add || step != 0);
-      beside(step);
     }
     ptx::wgmma_commit();
   }
   /// Issues dQ = dS K of this block's keys.
-  template <typename Beside = Nothing>
-  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
-                              Beside beside = {}) {
-    issue_dq<false>(dq, ds, k(), own_k_column_at(), beside);
+  TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
+    issue_dq<false>(dq, ds, k(), own_k_column_at());
   }
 
-  /// Turns S^T into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its slope. The scores
-  /// are done with here: dS is made from packed values, since registers for S, dP, dK and dV and for P in
-  /// both forms are more than there are. What the mask hides becomes 0 after the exponential, so that neither
-  /// NaN nor scale 0 matters.
+  /// Turns S^T of query block m into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its
+  /// slope. The scores are done with here: dS is made from packed values, since registers for S, dP, dK and
+  /// dV and for P in both forms are more than there are. What the mask hides becomes 0 after the exponential,
+  /// so that neither NaN nor scale 0 matters.
   template <bool masked>
-  struct Probabilities {
-    BackwardConsumer& consumer;
-    const float* lse;
+  TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
+                                   u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
+    const float* lse = shared.lse_log2[q_at.stage] + position.first_col;
+    const int query = m * C.block_m + position.first_col;
     float scale[2];
-    int first[2];  ///< the queries that see this thread's two keys; those past the end have an LSE of +inf
+    int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
     int end[2];
-
-    TANDEM_DEVICE Probabilities(BackwardConsumer& c, const BackwardTile& t, int m)
-        : consumer(c), lse(c.shared.lse_log2[c.q_at.stage] + c.position.first_col) {
-      const int query = m * C.block_m + c.position.first_col;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = c.key_at() + c.position.row(h);
-        scale[h] = hides ? ptx::load_shared(c.shared.key_scale_log2 + row) : c.scale_log2;
-        const int key = t.first_key + row;
-        first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
-        end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
-      }
+    for (int h = 0; h < 2; ++h) {
+      const int row = key_at() + position.row(h);
+      scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + row) : scale_log2;
+      const int key = t.first_key + row;
+      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
+      end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
     }
-
-    /// Of eight queries.
-    TANDEM_DEVICE void make(int j, const float (&s)[scores], u32 (&packed)[scores / 2],
-                            u32 (&sloped)[slopes]) const {
+#pragma unroll
+    for (int j = 0; j < C.block_m / 8; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
       const float subtract[2] = {x, y};
 #pragma unroll
@@ -159,7 +148,7 @@ struct BackwardConsumer {
         float slope[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          p_each[e] = consumer.probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
+          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
           if constexpr (masked) {
             if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
           }
@@ -170,7 +159,7 @@ struct BackwardConsumer {
         }
       }
     }
-  };
+  }
 
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
     if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
@@ -180,17 +169,28 @@ struct BackwardConsumer {
     return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
   }
 
-  /// dS^T = P^T (dP^T - delta) of eight queries, packed for dK and dQ; `packed_p` is P^T, or P^T times the
-  /// softcap's slope.
-  TANDEM_DEVICE void score_gradients(int j, u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
-                                     const float (&dp)[scores]) {
+  /// dS^T = P^T (dP^T - delta), packed for dK and dQ; `packed_p` is P^T, or P^T times the softcap's slope.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+                                     const float (&dp)[scores]) const {
     const float* delta = shared.delta[dout_at.stage] + position.first_col;
-    const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int i = 2 * j + h;
-      packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
-                                        tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
+    for (int j = 0; j < C.block_m / 8; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 2 * j + h;
+        packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
+                                          tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
+      }
+    }
+  }
+  /// The same where there may be a softcap.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+                                     const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
+    if constexpr (C.softcap) {
+      score_gradients(packed, sloped, dp);
+    } else {
+      score_gradients(packed, packed_p, dp);
     }
   }
 
@@ -213,21 +213,33 @@ struct BackwardConsumer {
     for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
   }
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part) {
-    constexpr int units = C.dq_part() / warpgroup_size / 4;
+    await_dq_buffer();
+    store_dq(dq, part, 0, dq_units);
+    hand_over_dq();
+  }
+  static constexpr int dq_units = C.dq_part() / warpgroup_size / 4;  ///< 16 bytes a thread
+  TANDEM_DEVICE void await_dq_buffer() {
     ptx::named_barrier_sync(barrier_dq_empty + warpgroup, dq_threads);
+  }
+  TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2], int part, int from, int to) {
     auto* target = reinterpret_cast<ptx::Float4*>(shared.dq + warpgroup * C.dq_part()) + thread;
 #pragma unroll
-    for (int u = 0; u < units; ++u) {
-      const float* d = dq + 4 * (part * units + u);
+    for (int u = from; u < to; ++u) {
+      const float* d = dq + 4 * (part * dq_units + u);
       ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
     }
-    ptx::fence_async_shared();
+  }
+  /// The adder fences, not the 128 threads: a fence here waits for products in flight, 480 cycles.
+  TANDEM_DEVICE void hand_over_dq() {
     ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
   }
 
-  /// Waits until all of the previous block's dS is written (dq_behind).
-  TANDEM_DEVICE void wait_ds() {
-    ptx::mbarrier_wait(shared.ds_full[score_at.stage ^ 1], score_at.phase ^ (score_at.stage == 0 ? 1U : 0U));
+  /// The warpgroups' turns on the tensor cores (pingpong).
+  TANDEM_DEVICE void take_turn() {
+    ptx::named_barrier_sync(barrier_turn + warpgroup, threads);
+  }
+  TANDEM_DEVICE void pass_turn() {
+    ptx::named_barrier_arrive(barrier_turn + (warpgroup ^ 1), threads);
   }
 
   /// All consumers. Roles come here at two instructions each, and synccheck reports threads that wait at two
@@ -308,24 +320,27 @@ struct BackwardConsumer {
     join();
   }
   /// The same for rows of Q and dO before `first` and from `end` on.
-  TANDEM_DEVICE void clear_queries(int first, int end) {
+  TANDEM_DEVICE void clear_queries(typename tile::Ring<C.q_stages>::Position q_to,
+                                   typename tile::Ring<C.dout_stages>::Position dout_to, int first, int end) {
     const int among = warpgroup * warpgroup_size + thread;
-    shared.q_ring.wait(q_at);
-    shared.dout_ring.wait(dout_at);
-    shared.q[q_at.stage].zero_rows(0, first, among, threads);
-    shared.q[q_at.stage].zero_rows(end, C.block_m, among, threads);
-    shared.dout[dout_at.stage].zero_rows(0, first, among, threads);
-    shared.dout[dout_at.stage].zero_rows(end, C.block_m, among, threads);
+    shared.q_ring.wait(q_to);
+    shared.dout_ring.wait(dout_to);
+    shared.q[q_to.stage].zero_rows(0, first, among, threads);
+    shared.q[q_to.stage].zero_rows(end, C.block_m, among, threads);
+    shared.dout[dout_to.stage].zero_rows(0, first, among, threads);
+    shared.dout[dout_to.stage].zero_rows(end, C.block_m, among, threads);
     join();
   }
 
   /// Query block m's rows that see no key or are past the end. All consumers call it.
-  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m) {
+  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m,
+                                            typename tile::Ring<C.q_stages>::Position q_to,
+                                            typename tile::Ring<C.dout_stages>::Position dout_to) {
     if constexpr (C.causal || C.ragged) {
       const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
       const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
       if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
-        clear_queries(first, max(first, min(end, C.block_m)));
+        clear_queries(q_to, dout_to, first, max(first, min(end, C.block_m)));
       }
     }
   }
@@ -351,17 +366,19 @@ struct BackwardConsumer {
   /// Waits for query block m's Q, and issues S.
   TANDEM_DEVICE void begin(const BackwardTile& t, int m, float (&s)[scores]) {
     shared.q_ring.wait(q_at);
-    clear_unseeing_queries(t, m);
+    clear_unseeing_queries(t, m, q_at, dout_at);
     ptx::wgmma_fence();
     issue_scores<C.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
   template <bool masked>
-  TANDEM_DEVICE void step(const BackwardTile& t, int g, int m, float (&s)[scores],
-                          float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
+                          float (&dv)[C.head_dim_v / 2]);
   template <bool masked, bool first>
-  TANDEM_DEVICE void step_behind(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
-                                 float (&dv)[C.head_dim_v / 2]);
-  TANDEM_DEVICE void finish_behind();
+  TANDEM_DEVICE void step_in_turn(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
+                                  u32 (&ds_packed)[scores / 2], float (&dk)[C.head_dim_qk / 2],
+                                  float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void finish_in_turn(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
+                                    float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
   TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
                             float (&dv)[C.head_dim_v / 2]);
   template <int n>

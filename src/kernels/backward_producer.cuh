@@ -51,8 +51,7 @@ struct BackwardShared : OtherKeys<C> {
   tile::Ring<C.v_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
-  ptx::Mbarrier
-      ds_full[2];  ///< dS of all consumers is written (dq_behind); [0]: dS of the other block is there
+  ptx::Mbarrier ds_full;   ///< dS of the other block is there
   ptx::Mbarrier ds_empty;  ///< the other block has read this block's dS
 };
 
@@ -63,7 +62,8 @@ constexpr int barrier_dq_empty = 5;
 constexpr int barrier_p_full = 8;
 constexpr int barrier_ds_full = 9;
 constexpr int barrier_ds_own = 10;
-constexpr int barrier_met = 11;  ///< and 12
+constexpr int barrier_met = 11;   ///< and 12
+constexpr int barrier_turn = 13;  ///< and 14
 constexpr int dq_threads = warpgroup_size + warp_size;
 
 // ---- Producer ----
@@ -136,9 +136,11 @@ struct BackwardLoader {
             load_dout(t, t.head_kv * group + g, block);
           }
         }
-        // The consumers compute scores of one block more than there are, and do not use them.
-        if constexpr (C.scores_ahead || !C.owns_keys()) load_q(t, t.head_kv * group, t.blocks.first);
-        if constexpr (!C.owns_keys()) load_dout(t, t.head_kv * group, t.blocks.first);
+        // Roles compute scores of one block more than there are, and do not use them.
+        if constexpr (!C.owns_keys()) {
+          load_q(t, t.head_kv * group, t.blocks.first);
+          load_dout(t, t.head_kv * group, t.blocks.first);
+        }
       }
       first_tile = false;
       k_at.advance();
@@ -186,6 +188,7 @@ struct BackwardAdder {
     for (int part = 0; part < C.dq_parts; ++part) {
       ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
       if (leader) {
+        ptx::fence_async_shared();
         if (part == 0) storing = stores(t, m, turn);
         if (storing) {
           ptx::bulk_store(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
@@ -216,6 +219,11 @@ struct BackwardAdder {
     ptx::wait_for_previous_grid();
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     while (tiles.next(t)) {
+      // In turns, the first warpgroup's first dQ of a tile is of no block.
+      if (C.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
+        ptx::named_barrier_sync(barrier_dq_full, dq_threads);
+        ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
+      }
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {
 #pragma unroll 1

@@ -47,8 +47,8 @@ template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::send_ds() {
   ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
   if (thread == 0) {
-    ptx::mbarrier_arrive_expect(shared.ds_full[0], Shared::ScoreTile::bytes);
-    ptx::bulk_send(shared.scores[2].data, shared.scores[0].data, Shared::ScoreTile::bytes, shared.ds_full[0]);
+    ptx::mbarrier_arrive_expect(shared.ds_full, Shared::ScoreTile::bytes);
+    ptx::bulk_send(shared.scores[2].data, shared.scores[0].data, Shared::ScoreTile::bytes, shared.ds_full);
   }
 }
 
@@ -61,7 +61,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::make_dq(float (&x)[scores], Begin begin)
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[0]);
   if constexpr (C.cluster > 1) {
-    ptx::mbarrier_wait_other(shared.ds_full[0], exchange);
+    ptx::mbarrier_wait_other(shared.ds_full, exchange);
     issue_dq<true>(dq, shared.scores[2], other_k(), dq_column_at());
   }
   ptx::wgmma_wait<0>();
@@ -88,9 +88,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::probabilities_step(const BackwardTile& t
   u32 packed[scores / 2];
   {
     u32 sloped[slopes];
-    const Probabilities<masked> probabilities(*this, t, m);
-#pragma unroll
-    for (int j = 0; j < C.block_m / 8; ++j) probabilities.make(j, s, packed, sloped);
+    probabilities<masked>(t, m, s, packed, sloped);
     if constexpr (C.softcap) {
       hand_over(sloped);
     } else {
@@ -113,7 +111,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::probabilities_step(const BackwardTile& t
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::begin_gradients(const BackwardTile& t, int m, float (&dp)[scores]) {
   shared.dout_ring.wait(dout_at);
-  clear_unseeing_queries(t, m);
+  clear_unseeing_queries(t, m, q_at, dout_at);
   ptx::wgmma_fence();
   issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_at.stage]);
 }
@@ -127,8 +125,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::gradients_step(const BackwardTile& t, in
   {
     u32 p_packed[scores / 2];
     take_over(p_packed);
-#pragma unroll
-    for (int j = 0; j < C.block_m / 8; ++j) score_gradients(j, ds_packed, p_packed, dp);
+    score_gradients(ds_packed, p_packed, dp);
   }
   if constexpr (C.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
   store_scores(shared.scores[0], ds_packed);

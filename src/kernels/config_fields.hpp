@@ -91,8 +91,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, cluster, k_stages, v_stages, q_stages,
-         dout_stages, dq_parts, scores_ahead, dq_behind, rotated, causal, local, softcap, ragged,
-         deterministic] = config;
+         dout_stages, dq_parts, pingpong, rotated, causal, local, softcap, ragged, deterministic] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -105,8 +104,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
   f("dq_parts", dq_parts);
-  f("scores_ahead", scores_ahead);
-  f("dq_behind", dq_behind);
+  f("pingpong", pingpong);
   f("rotated", rotated);
   f("causal", causal);
   f("local", local);

@@ -13,9 +13,9 @@ namespace {
 
 // Tiles from the model in docs/kernels/backward.md, the lengths from which something pays as measured there.
 constexpr BackwardTileLine tiles[] = {
-    {64, 32, 32, 128, 128, 1, 2, 1, 1, 1024, 0, 1, 0,
+    {64, 32, 32, 128, 128, 1, 2, 1, 1, 512, 2, 1, 0,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {128, 64, 32, 64, 128, 1, 2, 2, 1, 2048, 4096, 4096, 0,
+    {128, 64, 32, 64, 128, 1, 2, 2, 1, 512, 3, 2048, 0,
      "dK and dV take half of the registers, 64 queries what is left"},
     {192, 64, 64, 64, 64, 1, 2, 2, 1, 0, 0, 1, 0,
      "dK and dV of 64 keys fill a warpgroup each: one makes P and dV, the other dS and dK"},
@@ -52,11 +52,11 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool full = !c.causal && !c.local && !c.ragged;
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
-  c.dq_behind = full && !c.softcap && line.behind_from > 0 && rows >= line.behind_from;
-  c.scores_ahead = !c.dq_behind && line.ahead_from > 0 && rows >= line.ahead_from && !c.softcap;
-  // 2 to 3 % at 128; without a mask it loses as much. Not measured for other lengths of sequences, windows
-  // and a fixed order, which take it over.
-  if (c.scores_ahead && c.causal) c.dout_stages = 1;
+  c.pingpong = !c.softcap && line.turns_from > 0 && rows >= (c.causal ? 2 : 1) * line.turns_from;
+  if (c.pingpong) {
+    c.q_stages = 3;
+    c.dout_stages = line.turns_dout_stages;
+  }
   return c;
 }
 
@@ -96,10 +96,9 @@ int backward_registers(const BackwardConfig& c) {
     const int gradient = std::max(c.head_dim_qk, c.head_dim_v) / 2;
     return gradient + std::max(dq, dq / c.dq_parts + c.block_m / 2) + backward_other_registers;
   }
-  const int scores = c.block_m;                               // S and dP, f32
-  const int beside = dq + c.block_m / 4;                      // dQ, and packed dS while dK reads it
-  const int ahead = c.scores_ahead ? dq + c.block_m / 2 : 0;  // dQ, and S of the next block
-  return (c.head_dim_qk + c.head_dim_v) / 2 + std::max({scores, beside, ahead}) + backward_other_registers;
+  const int scores = c.block_m;                                   // S and dP, f32
+  const int packed = c.pingpong ? c.block_m / 2 : c.block_m / 4;  // dS that dK reads, and P that dV does
+  return (c.head_dim_qk + c.head_dim_v) / 2 + std::max(scores, dq + packed) + backward_other_registers;
 }
 
 std::string backward_objection(const BackwardConfig& c) {
@@ -112,16 +111,13 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
                        c.consumers);
   }
-  if (c.dq_behind && (!c.owns_keys() || c.scores_ahead || c.dout_stages < 2)) {
+  if (c.pingpong &&
+      (!c.owns_keys() || c.consumers != 2 || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
     return fmt::format(
-        "dq_behind needs 64 keys a warpgroup, two dout_stages and no scores_ahead; there are {} keys, {} "
-        "warpgroups and {}",
-        c.block_n, c.consumers, c.dout_stages);
-  }
-  if (c.scores_ahead && (!c.owns_keys() || c.q_stages < 2)) {
-    return fmt::format(
-        "scores_ahead needs 64 keys a warpgroup and two q_stages; there are {} keys, {} warpgroups and {}",
-        c.block_n, c.consumers, c.q_stages);
+        "pingpong needs two warpgroups with 64 keys each, dq in one part, and two q_stages and dout_stages; "
+        "there "
+        "are {} warpgroups, {} keys, {} parts, {} and {}",
+        c.consumers, c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
   if (c.rotated && (c.causal || c.local || c.ragged)) {
     return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, ragged {}",
@@ -170,7 +166,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows : {1, line.ahead_from, line.behind_from, line.rotated_from, line.in_turn_from}) {
+      for (const int rows : {1, line.turns_from, 2 * line.turns_from, line.rotated_from, line.in_turn_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -197,10 +193,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
-  if (c.dq_behind) return 92;
-  if (c.cluster > 1) return c.ragged && !c.causal ? 140 : 40;
-  if (!c.owns_keys()) return c.ragged && !c.causal ? 16 : 0;
-  return c.head_dim_v == 64 && c.block_m == 128 && c.scores_ahead ? 28 : 0;
+  if (c.cluster > 1) return c.ragged && !c.causal ? 176 : 48;
+  return c.pingpong && c.block_m == 128 ? 100 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
@@ -212,10 +206,9 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.dq_behind      ? "dq of a block of queries is made by the next one"
-      : c.scores_ahead ? "the next scores are issued before dq is waited for"
-      : c.cluster > 1  ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
-                       : "the next scores are issued once dq is there",
+      c.pingpong      ? "warpgroups take turns: the arithmetic of one runs under the products of the other"
+      : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
+                      : "the next scores are issued once dq is there",
       c.rotated ? "each tile begins with a block of queries of its own"
                 : "each tile begins with the first queries that see it",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"

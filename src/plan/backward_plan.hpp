@@ -14,8 +14,8 @@ namespace tandem {
 /// Registers a consumer thread needs beside accumulators and operands (addresses, the tile, loop state).
 constexpr int backward_other_registers = 28;
 
-/// Registers that a consumer thread holds at the widest points of the loop: dK, dV and S with dP, dQ with
-/// packed dS, or dQ with the next S; and the rest.
+/// Registers that a consumer thread holds at the widest points of the loop: dK, dV and S with dP, or dQ with
+/// packed dS (and P, in turns); and the rest.
 int backward_registers(const BackwardConfig& config);
 
 /// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
@@ -33,9 +33,9 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_parts;
-  int ahead_from;    ///< queries a sequence from which scores_ahead pays; 0: from none
-  int behind_from;   ///< the same of dq_behind, in full attention of equal lengths
-  int rotated_from;  ///< queries from which rotated pays there in any order of additions
+  int turns_from;  ///< queries a sequence from which pingpong pays, twice as many if causal; 0: from none
+  int turns_dout_stages;  ///< with it; of q there are three
+  int rotated_from;       ///< queries from which rotated pays there in any order of additions
   int in_turn_from;  ///< queries from which a fixed order is that of the tiles; 0: from none, it is rotated
   const char* why;
 };

@@ -52,27 +52,30 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   EXPECT_FALSE(choose_backward_config(p).causal || choose_backward_config(p).local);
 }
 
-TEST(BackwardPlan, IssuesScoresAheadWhereSequencesAreLong) {
+TEST(BackwardPlan, TakesTurnsWhereItPays) {
   Problem p = problem(128, 128);
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
-  p.rows_q = p.rows_k = 2048;
-  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
-  p.rows_q = p.rows_k = 4096;  // dQ of a block under the next one's dS, without a mask
-  EXPECT_TRUE(choose_backward_config(p).dq_behind);
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  p.rows_q = p.rows_k = 511;
+  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_EQ(choose_backward_config(p).q_stages, 2);
+  p.rows_q = p.rows_k = 512;
+  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  EXPECT_EQ(choose_backward_config(p).dout_stages, 3);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).dq_behind);
-  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
-  p.window_right = -1;
-  p.packed_q = true;
-  p.batch = 8;  // 512 rows each
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
-  p = problem(64, 64);
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  EXPECT_FALSE(choose_backward_config(p).pingpong);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_TRUE(choose_backward_config(p).scores_ahead);
+  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  p.packed_q = true;
+  p.batch = 2;  // 512 rows each
+  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  p = problem(64, 64);
+  p.rows_q = p.rows_k = 512;
+  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  EXPECT_EQ(choose_backward_config(p).dout_stages, 2);
   p.softcap = 2.0F;
-  EXPECT_FALSE(choose_backward_config(p).scores_ahead);
+  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  p = problem(256, 256);
+  p.rows_q = p.rows_k = 8192;
+  EXPECT_FALSE(choose_backward_config(p).pingpong);
 }
 
 TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
@@ -89,8 +92,9 @@ TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
   p.seqused_k.data = lengths;
   EXPECT_FALSE(choose_backward_config(p).rotated);
   p = problem(128, 128);
+  p.rows_q = p.rows_k = 1024;
   EXPECT_FALSE(choose_backward_config(p).rotated);
-  p.rows_q = p.rows_k = 4096;
+  p.rows_q = p.rows_k = 2048;
   EXPECT_TRUE(choose_backward_config(p).rotated);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
@@ -128,9 +132,16 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.dq_parts = 3}, "dq_parts 3");
   refused({.consumers = 4}, "consumers 4");
   refused({.cluster = 2}, "cluster 2");
-  refused({.q_stages = 1, .scores_ahead = true}, "scores_ahead");
-  refused({.scores_ahead = true, .dq_behind = true}, "dq_behind");
-  refused({.dout_stages = 1, .dq_behind = true}, "two dout_stages");
+  refused({.q_stages = 1, .pingpong = true}, "pingpong needs");
+  refused({.dout_stages = 1, .pingpong = true}, "pingpong needs");
+  refused({.head_dim_qk = 256,
+           .head_dim_v = 256,
+           .block_n = 64,
+           .cluster = 2,
+           .dout_stages = 1,
+           .dq_parts = 2,
+           .pingpong = true},
+          "64 keys");
   refused({.rotated = true, .causal = true}, "rotated");
 }
 

@@ -22,17 +22,19 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.k_stages = c.v_stages = 2;
-                                            c.causal = c.local = c.scores_ahead = true;
-                                            return c;
-                                          }(full),
-                                          [](BackwardConfig c) {
-                                            c.scores_ahead = c.rotated = c.deterministic = true;
+                                            c.k_stages = c.v_stages = c.dout_stages = 2;
+                                            c.causal = c.local = c.pingpong = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.dout_stages = 2;
-                                            c.causal = c.dq_behind = true;
+                                            c.pingpong = c.rotated = c.deterministic = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.q_stages = 3;
+                                            c.dout_stages = 2;
+                                            c.causal = c.pingpong = true;
                                             return c;
                                           }(full)>();
   return kernels;

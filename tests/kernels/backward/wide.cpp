@@ -21,22 +21,18 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.dout_stages = 1;
-                                            c.causal = c.ragged = c.deterministic = c.scores_ahead = true;
+                                            c.q_stages = c.dout_stages = 3;
+                                            c.causal = c.ragged = c.deterministic = c.pingpong = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.k_stages = 2;
-                                            c.scores_ahead = true;
+                                            c.pingpong = c.rotated = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.k_stages = 2;
-                                            c.dq_behind = c.rotated = true;
-                                            return c;
-                                          }(full),
-                                          [](BackwardConfig c) {
-                                            c.causal = c.ragged = c.deterministic = c.dq_behind = true;
+                                            c.element = Element::f16;
+                                            c.causal = c.softcap = c.pingpong = true;
                                             return c;
                                           }(full)>();
   return kernels;
