@@ -52,7 +52,7 @@ def test_version(run):
         (["bench", "--threads", "-2"], "--threads is -2"),
         (["bench", "--seconds", "nan"], "--seconds is nan"),
         (["tune", "--block-n", "112,x"], "x is no value of the Config's field block_n"),
-        (["tune", "--pass", "backward", "--scores-ahead", "2"], "2 is no value of the Config"),
+        (["tune", "--pass", "backward", "--pingpong", "2"], "2 is no value of the Config"),
         (["tune", "--pass", "backward", "--stages", "2"], "the Config has no field stages"),
         (["tune", "--pass", "backward", "--causal", "no", "--softcap", "1"], "softcap follows from"),
         (["tune", "--head-dim", "65"], "--head-dim is 65"),
