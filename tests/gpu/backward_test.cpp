@@ -58,6 +58,32 @@ TEST_P(GpuBackwardRandom, MatchesTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Backward, GpuBackwardRandom, testing::Range(1, 101));
 
+// From 512 queries on warpgroups take turns, from 1024 with a mask, and tiles of 128 are rotated from 2048.
+TEST_F(GpuBackward, LongSequencesMatchTheOracle) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    Case c = small_case(DType::bf16, 1030, 1100);
+    c.heads_q = 2;
+    c.heads_kv = 1;
+    c.head_dim_qk = c.head_dim_v = head_dim;
+    Case causal = c;
+    causal.options.causal = true;
+    Case window = c;
+    window.options.window_left = 200;
+    window.options.window_right = 0;
+    Case ragged = causal;
+    ragged.used_k = {901};
+    Case full = c;
+    full.heads_q = 1;
+    full.seqlen_q = full.seqlen_k = 2050;
+    for (Case spec : {causal, window, ragged, full}) {
+      for (const bool deterministic : {false, true}) {
+        spec.options.deterministic = deterministic;
+        check_backward(spec);
+      }
+    }
+  }
+}
+
 TEST_F(GpuBackward, NothingToDoIsDone) {
   for (Case c : empty_cases()) {
     c.sink = true;

@@ -151,8 +151,20 @@ TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {
     EXPECT_EQ(backward_objection(c), "");
     EXPECT_EQ(std::count(configs.begin(), configs.end(), c), 1);
   }
-  EXPECT_NE(std::find(configs.begin(), configs.end(), choose_backward_config(problem(128, 128))),
-            configs.end());
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int rows : {100, 512, 1024, 2048, 8192, 65536}) {
+      for (const bool causal : {false, true}) {
+        for (const bool deterministic : {false, true}) {
+          Problem p = problem(head_dim, head_dim);
+          p.rows_q = p.rows_k = rows;
+          p.window_right = causal ? 0 : -1;
+          p.deterministic = deterministic;
+          EXPECT_EQ(std::count(configs.begin(), configs.end(), choose_backward_config(p)), 1)
+              << head_dim << ' ' << rows << (causal ? " causal" : "");
+        }
+      }
+    }
+  }
 }
 
 TEST(BackwardPlan, ExplainsWhatItChose) {

@@ -11,7 +11,11 @@ std::span<const EmulatedBackward> general_backwards() {
                                   .causal = true,
                                   .local = true,
                                   .ragged = true};
-  static constexpr auto kernels = emulate<narrow,
+  static constexpr auto kernels = emulate<[](BackwardConfig c) {
+    c.q_stages = 3;
+    c.pingpong = true;
+    return c;
+  }(narrow),
                                           [](BackwardConfig c) {
                                             c.element = Element::f16;
                                             c.softcap = true;
@@ -21,6 +25,8 @@ std::span<const EmulatedBackward> general_backwards() {
                                             c.element = Element::f16;
                                             c.head_dim_qk = c.head_dim_v = 128;
                                             c.block_m = 64;
+                                            c.q_stages = c.dout_stages = 3;
+                                            c.pingpong = true;
                                             return c;
                                           }(narrow),
                                           [](BackwardConfig c) {

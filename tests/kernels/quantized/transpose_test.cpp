@@ -181,6 +181,25 @@ TEST(TransposedValues, ScoresThatAreCapped) {
   });
 }
 
+/// Every block by the code of the first, whose references find maxima.
+TEST(TransposedValues, ShortCausalSequences) {
+  constexpr QuantizedConfig config{.head_dim_qk = 64,
+                                   .head_dim_v = 64,
+                                   .block_m = 192,
+                                   .causal = true,
+                                   .dynamic = true,
+                                   .overlap = false,
+                                   .pingpong = false,
+                                   .parts = 1};
+  Case c = case_of(config, 64, 64);
+  c.options.scale = -0.1F;
+  check<config, arranged(64, 64, false)>(narrow_quantized(), c, Granularity::block, [](Call& call) {
+    negate(call.q_scale, 0);
+    negate(call.k_scale, 1);
+    negate(call.v_scale, 2);
+  });
+}
+
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
   constexpr QuantizedConfig config{.head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3};
   check<config, arranged(192, 176, false)>(widest_quantized(), case_of(config, 192, 176), Granularity::head,
