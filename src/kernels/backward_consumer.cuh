@@ -206,8 +206,8 @@ struct BackwardConsumer {
     }
   }
 
-  /// Hands dQ to the warp that adds it to the sums. Threads store their registers
-  /// as they have them, 16 bytes in a run a warp: only the conversion must know the order.
+  /// Hands dQ to the warp that adds it to the sums. Threads store their registers as they have them, 16 bytes
+  /// in a run a warp: only the conversion must know the order.
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
@@ -234,12 +234,12 @@ struct BackwardConsumer {
     ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
   }
 
-  /// The warpgroups' turns on the tensor cores (pingpong).
+  /// The warpgroups' turns on the tensor cores (ping-pong).
   TANDEM_DEVICE void take_turn() {
-    ptx::named_barrier_sync(barrier_turn + warpgroup, threads);
+    ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads);
   }
   TANDEM_DEVICE void pass_turn() {
-    ptx::named_barrier_arrive(barrier_turn + (warpgroup ^ 1), threads);
+    ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
   }
 
   /// All consumers. Roles come here at two instructions each, and synccheck reports threads that wait at two
@@ -354,11 +354,6 @@ struct BackwardConsumer {
     dout_at.advance();
   }
 
-  /// The query block after m of head g of the group; past the end after the last.
-  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int m) const {
-    if (m + 1 < t.blocks.end) return m + 1;
-    return g + 1 < group ? t.blocks.first : t.blocks.end;
-  }
   static TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) {
     return m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end);
   }
@@ -390,6 +385,11 @@ struct BackwardConsumer {
   TANDEM_DEVICE void run();
 
   // Not owning keys: see backward_roles.cuh
+  /// The query block after m of head g of the group; past the end after the last.
+  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int m) const {
+    if (m + 1 < t.blocks.end) return m + 1;
+    return g + 1 < group ? t.blocks.first : t.blocks.end;
+  }
   TANDEM_DEVICE void hand_over(const u32 (&packed)[scores / 2]);
   TANDEM_DEVICE void take_over(u32 (&packed)[scores / 2]);
   template <bool masked>

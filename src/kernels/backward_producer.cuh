@@ -39,8 +39,8 @@ struct BackwardShared : OtherKeys<C> {
   VTile v[C.v_stages];
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
-  /// Of warpgroups that own keys, dS twice: what is written was last read two blocks ago, so that one barrier
-  /// a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
+  /// Of warpgroups that own keys, dS twice: what a warpgroup writes, both have read before, so that one
+  /// meeting or turn a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
   ScoreTile scores[C.cluster + 1];
   alignas(128) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
@@ -55,15 +55,16 @@ struct BackwardShared : OtherKeys<C> {
   ptx::Mbarrier ds_empty;  ///< the other block has read this block's dS
 };
 
-/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out.
+/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out; then those of roles,
+/// and the turns.
 constexpr int barrier_joined = 1;
 constexpr int barrier_dq_full = 2;
 constexpr int barrier_dq_empty = 5;
 constexpr int barrier_p_full = 8;
 constexpr int barrier_ds_full = 9;
 constexpr int barrier_ds_own = 10;
-constexpr int barrier_met = 11;   ///< and 12
-constexpr int barrier_turn = 13;  ///< and 14
+constexpr int barrier_met = 11;       ///< and 12
+constexpr int barrier_pingpong = 13;  ///< and 14
 constexpr int dq_threads = warpgroup_size + warp_size;
 
 // ---- Producer ----

@@ -202,7 +202,7 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
   const int dq = 4 * c.consumers * c.dq_part();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
-  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 2);
+  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 1);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 

@@ -52,10 +52,10 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool full = !c.causal && !c.local && !c.ragged;
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
-  c.pingpong = !c.softcap && line.turns_from > 0 && rows >= (c.causal ? 2 : 1) * line.turns_from;
+  c.pingpong = !c.softcap && line.pingpong_from > 0 && rows >= (c.causal ? 2 : 1) * line.pingpong_from;
   if (c.pingpong) {
     c.q_stages = 3;
-    c.dout_stages = line.turns_dout_stages;
+    c.dout_stages = line.pingpong_dout_stages;
   }
   return c;
 }
@@ -166,7 +166,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
   for (const Head& head : heads) {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
-      for (const int rows : {1, line.turns_from, 2 * line.turns_from, line.rotated_from, line.in_turn_from}) {
+      for (const int rows :
+           {1, line.pingpong_from, 2 * line.pingpong_from, line.rotated_from, line.in_turn_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -194,7 +195,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
   if (c.cluster > 1) return c.ragged && !c.causal ? 176 : 48;
-  return c.pingpong && c.block_m == 128 ? 100 : 0;
+  return c.pingpong && c.block_m == 128 && (c.causal || c.ragged) ? 100 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
@@ -206,7 +207,7 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
                   c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.pingpong      ? "warpgroups take turns: the arithmetic of one runs under the products of the other"
+      c.pingpong      ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
       : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                       : "the next scores are issued once dq is there",
       c.rotated ? "each tile begins with a block of queries of its own"

@@ -33,9 +33,9 @@ struct BackwardTileLine {
   int q_stages;
   int dout_stages;
   int dq_parts;
-  int turns_from;  ///< queries a sequence from which pingpong pays, twice as many if causal; 0: from none
-  int turns_dout_stages;  ///< with it; of q there are three
-  int rotated_from;       ///< queries from which rotated pays there in any order of additions
+  int pingpong_from;         ///< queries a sequence from which it pays, twice as many if causal; 0: from none
+  int pingpong_dout_stages;  ///< with it; of q there are three
+  int rotated_from;          ///< queries from which rotated pays in full attention, in any order of additions
   int in_turn_from;  ///< queries from which a fixed order is that of the tiles; 0: from none, it is rotated
   const char* why;
 };
