@@ -52,6 +52,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool full = !c.causal && !c.local && !c.ragged;
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
+  // Causal at 512 takes 1 to 2 % longer in turns, full 3 to 4 % less.
   c.pingpong = !c.softcap && line.pingpong_from > 0 && rows >= (c.causal ? 2 : 1) * line.pingpong_from;
   if (c.pingpong) {
     c.q_stages = 3;

@@ -27,6 +27,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
+                                            c.q_stages = 3;
                                             c.dout_stages = 2;
                                             c.pingpong = c.rotated = c.deterministic = true;
                                             return c;

@@ -26,7 +26,7 @@ std::span<const EmulatedBackward> wide_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.k_stages = 2;
+                                            c.q_stages = c.dout_stages = 3;
                                             c.pingpong = c.rotated = true;
                                             return c;
                                           }(full),

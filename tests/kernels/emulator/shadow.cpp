@@ -52,8 +52,9 @@ std::string Shadow::async_visible(Event source, const Clock& observer) const {
   }
   const std::uint32_t fenced = components_.fenced(source.component());
   if (observer[fenced] >= source.clock()) return "";
-  return fmt::format("reads what {} wrote without a fence_async_shared and a barrier between them",
-                     writer_name(source));
+  if (!source.known_to(observer))
+    return fmt::format("reads what {} wrote, with no barrier between them", writer_name(source));
+  return fmt::format("reads what {} wrote without a fence_async_shared between them", writer_name(source));
 }
 
 std::string Shadow::reader_known(Event reader, const Clock& observer) const {
@@ -163,7 +164,9 @@ std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event com
       return fmt::format("overwrites bytes of a copy that has not been waited for: {}", writer_name(w));
     }
     if (components_.is_thread(w) && observer[components_.fenced(w.component())] < w.clock()) {
-      return fmt::format("overwrites what {} wrote without a fence_async_shared and a barrier between them",
+      if (!w.known_to(observer))
+        return fmt::format("overwrites what {} wrote, with no barrier between them", writer_name(w));
+      return fmt::format("overwrites what {} wrote without a fence_async_shared between them",
                          writer_name(w));
     }
     accepted = w;
