@@ -118,6 +118,12 @@ void negate(Box& scales, std::int64_t at) {
   scales.set(at, -scales.get(at));
 }
 
+void negate_one_of_each(Call& call) {
+  negate(call.q_scale, 0);
+  negate(call.k_scale, 1);
+  negate(call.v_scale, 2);
+}
+
 TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
   constexpr QuantizedConfig config{.causal = true, .dynamic = true};
   Case c = case_of(config, 128, 128);
@@ -174,11 +180,7 @@ TEST(TransposedValues, ScoresThatAreCapped) {
   c.used_k = {270, 201};
   c.options.softcap = 4.0F;
   c.options.scale = -0.2F;
-  check<config, arranged(64, 64, true)>(narrow_quantized(), c, Granularity::block, [](Call& call) {
-    negate(call.q_scale, 0);
-    negate(call.k_scale, 1);
-    negate(call.v_scale, 2);
-  });
+  check<config, arranged(64, 64, true)>(narrow_quantized(), c, Granularity::block, negate_one_of_each);
 }
 
 /// Every block by the code of the first, whose references find maxima.
@@ -193,11 +195,7 @@ TEST(TransposedValues, ShortCausalSequences) {
                                    .parts = 1};
   Case c = case_of(config, 64, 64);
   c.options.scale = -0.1F;
-  check<config, arranged(64, 64, false)>(narrow_quantized(), c, Granularity::block, [](Call& call) {
-    negate(call.q_scale, 0);
-    negate(call.k_scale, 1);
-    negate(call.v_scale, 2);
-  });
+  check<config, arranged(64, 64, false)>(narrow_quantized(), c, Granularity::block, negate_one_of_each);
 }
 
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
