@@ -350,6 +350,13 @@ struct QuantizedRows {
     settle_tile<false>();
   }
 
+  /// A block's scores, its softmax and its P V.
+  TANDEM_DEVICE void in_order_block(bool masked) {
+    only_scores(masked, [] {});
+    c.shared.v_ring.wait(c.v_at);
+    finish_output();
+  }
+
   /// Blocks from `first` on of the tile, which none of the warpgroup's queries sees: of a causal tile of 192
   /// queries, up to a third; of a sequence's last tile, all where the warpgroup has no queries.
   TANDEM_DEVICE void skip_blocks(int first) {
@@ -398,9 +405,7 @@ struct QuantizedRows {
 #pragma unroll 1
       for (; block >= t.blocks.first;
            masked = block >= own.inner_end || (C.local && block < own.inner_first)) {
-        only_scores(masked, [] {});
-        c.shared.v_ring.wait(c.v_at);
-        finish_output();
+        in_order_block(masked);
         --block;
       }
       float shift[2];
@@ -422,9 +427,7 @@ struct QuantizedRows {
     }
     auto next_block = [&](bool masked) {
       if constexpr (in_order) {
-        only_scores(masked, [] {});
-        c.shared.v_ring.wait(c.v_at);
-        finish_output();
+        in_order_block(masked);
       } else if constexpr (C.overlap) {
         overlapped(masked);
       } else {

@@ -116,8 +116,7 @@ std::string backward_objection(const BackwardConfig& c) {
       (!c.owns_keys() || c.consumers != 2 || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
     return fmt::format(
         "pingpong needs two warpgroups with 64 keys each, dq in one part, and two q_stages and dout_stages; "
-        "there "
-        "are {} warpgroups, {} keys, {} parts, {} and {}",
+        "there are {} warpgroups, {} keys, {} parts, {} and {}",
         c.consumers, c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
   if (c.rotated && (c.causal || c.local || c.ragged)) {
