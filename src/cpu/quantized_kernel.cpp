@@ -39,6 +39,7 @@ struct Work {
   Scratch s;
   bool truncates;  ///< products are e4m3's
   bool p_lags;     ///< P's unit is a maximum that follows the running one when it is too far above
+  bool p_linear;   ///< half of its exponentials are
   bool p_by_tile;  ///< P is rounded relative to its largest in the tile, not to the running maximum
 };
 
@@ -108,6 +109,12 @@ TANDEM_INLINE Vec round_p(const Work& w, Vec x) {
   }
 }
 
+/// 2^x, linear within an octave where P in its range is.
+TANDEM_INLINE Vec linear_p(Vec x) {
+  return hn::Mul(linear_exp2(hn::Add(x, broadcast(e4m3_lagging_p_range_log2))),
+                 broadcast(1.0F / e4m3_lagging_p_range));
+}
+
 /// A row's scale, which makes all its logits NaN if it is marked.
 TANDEM_INLINE float scale_of_row(float scale) {
   return __builtin_signbit(scale) != 0 ? __builtin_nanf("") : scale;
@@ -172,7 +179,8 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   Vec largest = zero();
   for (int j = 0; j < b.count; ++j) {
     float* const at = w.s.scores + j * stripe_lanes + lane;
-    const Vec p = exp2(hn::Sub(load(at), base));
+    const Vec x = hn::Sub(load(at), base);
+    const Vec p = w.p_linear && takes_linear_exp2(j) ? linear_p(x) : exp2(x);
     sum = hn::Add(sum, p);
     if (by_row) {  // V's scale joins P before it is rounded
       const Vec scaled = hn::Mul(p, broadcast(w.job.v_scales[b.begin + j]));
@@ -426,11 +434,13 @@ void attend(const Work& w, const Stripe& s, const KeyBlock& b) {
 
 void run(const QuantizedTile& job) {
   const Recipe& r = job.recipe;
+  const bool lags_in_e4m3 = r.pv == Codes::e4m3 && r.v_scales != ScaleGroup::row;
   const Work w{.job = job,
                .t = job.tile,
                .s = take_apart(job.tile),
                .truncates = r.qk == Codes::e4m3,
-               .p_lags = r.pv == Codes::input || (r.pv == Codes::e4m3 && r.v_scales != ScaleGroup::row),
+               .p_lags = r.pv == Codes::input || lags_in_e4m3,
+               .p_linear = r.linear_exp2 && lags_in_e4m3,
                .p_by_tile = r.pv == Codes::s8 || (r.pv == Codes::e4m3 && r.v_scales == ScaleGroup::row)};
   stage_queries(w);
   find_shifts(w);

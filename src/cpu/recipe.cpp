@@ -47,15 +47,17 @@ Recipe recipe_of(const Problem& p) {
           .v_scales = group,
           .rotate_qk = false,
           .rotate_v = false,
-          .smooth_k = false};
+          .smooth_k = false,
+          .linear_exp2 = group == ScaleGroup::block};
 }
 
 std::string describe(const Recipe& r) {
   std::string text = fmt::format("Q K^T in {}, one scale a {}{}{}", name_of(r.qk), name_of(r.qk_scales),
                                  r.rotate_qk ? ", rotated" : "", r.smooth_k ? ", K's mean removed" : "");
   if (r.pv == Codes::input) return text + "; P V in 16 bits";
-  return text + fmt::format("; P V in {}, one scale a {} of V{}, promoted every {} tile(s)", name_of(r.pv),
-                            name_of(r.v_scales), r.rotate_v ? ", rotated" : "", r.promote_every);
+  return text + fmt::format("; P V in {}, one scale a {} of V{}, promoted every {} tile(s){}", name_of(r.pv),
+                            name_of(r.v_scales), r.rotate_v ? ", rotated" : "", r.promote_every,
+                            r.linear_exp2 ? ", half of the exponentials linear" : "");
 }
 
 }  // namespace tandem

@@ -145,8 +145,8 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, QuantizedConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
-         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every, transpose_v,
-         softcap] = config;
+         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every, linear_exp2,
+         transpose_v, softcap] = config;
   f("element", element);
   f("qk", qk);
   f("pv", pv);
@@ -166,6 +166,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("pingpong", pingpong);
   f("parts", parts);
   f("promote_every", promote_every);
+  f("linear_exp2", linear_exp2);
   f("transpose_v", transpose_v);
   f("softcap", softcap);
 }

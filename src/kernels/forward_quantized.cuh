@@ -30,7 +30,7 @@ TANDEM_DEVICE void QuantizedConsumer<C>::store(const ForwardTile<C.forward()>& t
   tile::OnlineSoftmax finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    finished.reference[h] = softmax.reference[h] + shift[h];
+    finished.reference[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.reference[h] + shift[h];
     finished.sum[h] = softmax.sum[h];
     // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
     const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);

@@ -33,8 +33,8 @@ struct QuantizedConsumer {
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3
                                         : C.raised_v()      ? Bytes::u8_u8
                                                             : Bytes::u8;
-  using Softmax =
-      typename Select<C.lagging(), tile::LaggingSoftmax<C.keeps_sums()>, tile::TileSoftmax<C>>::type;
+  using Softmax = typename Select<C.lagging(), tile::LaggingSoftmax<C.keeps_sums(), C.linear_exp2>,
+                                  tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
   static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));

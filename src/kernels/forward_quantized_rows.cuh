@@ -144,13 +144,16 @@ struct QuantizedRows {
   TANDEM_DEVICE void settle_lagging(float (&s)[scores], bool masked) {
     if constexpr (converted > 0) convert_quarter(s, 3);
     const auto again = [&](float(&lost)[scores]) {
-      if (masked) return;  // its references are where they should be
+      if (masked) {  // its references are where they should be
+        if constexpr (C.linear_exp2) softmax.drop_infinite(lost);
+        return;
+      }
       tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(lost, c.shared.q[c.warpgroup][c.q_at.stage],
                                                                c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(lost);
       c.take_sign(lost);
       softmax.move_lost(lost, c.score_unit, scale_o<first>());
-      softmax.exponentials(lost, c.score_unit, [](int) {});
+      softmax.template exponentials<true>(lost, c.score_unit, [](int) {});
     };
     // With more columns that makes nothing faster.
     constexpr bool apart = C.head_dim_v <= 64;

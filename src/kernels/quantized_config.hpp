@@ -33,6 +33,9 @@ struct QuantizedConfig {
   /// join P (e4m3, scales by block, parts 1).
   int promote_every = 1;
 
+  /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
+  bool linear_exp2 = false;
+
   /// Codes and scales are the caller's, read where they are: rows of Q and K as they come, V's transposed on
   /// their way (e4m3, scales by block).
   bool transpose_v = false;

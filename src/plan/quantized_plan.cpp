@@ -20,7 +20,7 @@ constexpr const char* output_bound = "the output takes most registers: P V comes
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
-    {64, 64, false, 192, 3, 2, 1, false, false, true, exp_bound},
+    {64, 64, false, 192, 3, 2, 1, false, true, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
     {128, 128, false, 192, 2, 1, 2, false, false, true, three},
     {128, 128, true, 192, 2, 1, 2, false, false, true, three},
@@ -48,6 +48,7 @@ QuantizedConfig with_recipe(QuantizedConfig c, const Recipe& r) {
   c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
   c.promote_every = c.lagging() && c.pv == Codes::e4m3 ? r.promote_every : 1;
+  c.linear_exp2 = r.linear_exp2 && c.lagging() && c.pv == Codes::e4m3 && !c.keeps_sums();
   return c;
 }
 
@@ -87,7 +88,6 @@ QuantizedConfig with_tile(QuantizedConfig c) {
     c.parts = joins || c.ragged || c.local ? 8 : 4;
     c.pingpong = true;
   }
-  if (c.block_m == 192 && c.head_dim_v <= 64 && !c.overlap && c.pv == Codes::s8) c.pingpong = true;
   if (c.pv == Codes::input) {  // P V adds to the output itself
     if (c.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
@@ -176,6 +176,9 @@ std::string quantized_objection(const QuantizedConfig& c) {
   }
   if (c.transpose_v && (c.rotated_v || c.keeps_sums())) {
     return "transpose_v takes V as it is, and promote_every 1";
+  }
+  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lagging() || c.keeps_sums())) {
+    return "linear_exp2 takes P in e4m3, scales of V by block and promote_every 1";
   }
   if (c.promote_every < 1) return fmt::format("promote_every {} is less than 1", c.promote_every);
   if (!c.keeps_sums()) return {};

@@ -41,7 +41,8 @@ std::vector<std::byte> bits_of_recipe(Call call, Codes codes, ScaleGroup group) 
                    .v_scales = group,
                    .rotate_qk = false,
                    .rotate_v = false,
-                   .smooth_k = false};
+                   .smooth_k = false,
+                   .linear_exp2 = codes == Codes::e4m3 && group != ScaleGroup::row};
   std::vector<std::byte> workspace(cpu::workspace_bytes(problem, config));
   cpu::forward(problem, config, workspace);
   return call.out.raw();

@@ -26,13 +26,15 @@ using harness::Case;
 /// next code, up to 1/16 of P, of values up to 4. (The CPU's own out moves by 0.038 in QuantizedRandom's
 /// problem 55 if its scale is 1e-4 smaller.) Without scales by row P's unit lags behind the largest
 /// score so far besides, which the GPU meets from the right and the CPU from the left: each rounds all of P
-/// anew. The emulator's results differ from the CPU's by up to 0.094 then.
+/// anew, and half of the exponentials, which are linear within an octave, err by -3.9 to +2.0 % anew: sums of
+/// them, and so the LSE, may be 6 % apart. The emulator's results differ from the CPU's by up to 0.094 then.
 struct Tolerance {
   double out, lse;
 };
 Tolerance tolerance(const Case& c) {
   const bool fp8 = c.options.precision == Precision::fp8;
-  if (fp8) return {.out = c.options.strict ? 0.07 : 0.125, .lse = 5e-3};
+  if (fp8 && c.options.strict) return {.out = 0.07, .lse = 5e-3};
+  if (fp8) return {.out = 0.125, .lse = 0.06};
   const bool by_block = c.options.precision == Precision::int8 && !c.options.strict;
   return {.out = by_block ? 0.07 : 0.03, .lse = 1e-4};
 }
@@ -51,9 +53,9 @@ void expect_near(const Box& got, const Box& want, double bound, const char* name
 }
 
 /// fp8 as a whole: rounding P to e4m3 errs by 2^-4 at most, a root mean square of 2^-4 / sqrt(3) * 0.74 =
-/// 0.027 over a binade, and GPU and CPU err apart: by 0.038 of V, whose values have 1, were a row one key's;
-/// less, the more keys share it. The bound on the largest is luck's, this one the method's. Of few elements
-/// it would be luck too.
+/// 0.027 over a binade, half of the exponentials by 0.019 besides, and GPU and CPU err apart: by 0.043 of V,
+/// whose values have 1, were a row one key's; less, the more keys share it. The bound on the largest is
+/// luck's, this one the method's. Of few elements it would be luck too.
 void expect_small_rms(const Box& got, const Box& want) {
   constexpr std::int64_t enough = 4096;
   if (got.numel() < enough) return;
@@ -62,7 +64,7 @@ void expect_small_rms(const Box& got, const Box& want) {
     const double difference = got.get(i) - want.get(i);
     if (!std::isnan(difference)) sum += difference * difference;  // both are, or expect_near has said so
   }
-  EXPECT_LE(std::sqrt(sum / static_cast<double>(got.numel())), 0.038) << "out, root mean square";
+  EXPECT_LE(std::sqrt(sum / static_cast<double>(got.numel())), 0.043) << "out, root mean square";
 }
 
 /// `change`: of the inputs.

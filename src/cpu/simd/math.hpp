@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/simd/vec.hpp"
+#include "kernels/recipe.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -56,6 +57,16 @@ TANDEM_INLINE Vec exp2(Vec x) {
   // Targets differ in what a clamp makes of NaN; here x itself stands for it.
   return hn::IfThenElse(hn::Eq(x, x), hn::IfThenZeroElse(hn::Lt(x, broadcast(-126.0F)), power), x);
 #endif
+}
+
+/// 2^x as recipe.hpp's takes_linear_exp2 has it: linear within an octave. 0 below 2^-127; NaN stays.
+TANDEM_INLINE Vec linear_exp2(Vec x) {
+  constexpr float one = 1 << linear_exp2_bits;
+  const Vec zero_bits = broadcast(127.0F * one - linear_exp2_offset);
+  const Vec bits =
+      hn::Min(hn::Max(hn::MulAdd(x, broadcast(one), zero_bits), zero()), broadcast(255.0F * one));
+  const Vec power = hn::BitCast(f32_lanes, hn::ShiftLeft<23 - linear_exp2_bits>(hn::NearestInt(bits)));
+  return hn::IfThenElse(hn::Eq(x, x), power, x);
 }
 
 /// tanh(x) to 4e-7 relative, also near 0: with y = 2x log2(e), e = 2^y - 1 computed without cancellation, e /

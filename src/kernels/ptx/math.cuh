@@ -38,6 +38,19 @@ TANDEM_DEVICE float reciprocal(float x) {
 #endif
 }
 
+/// max(min(a + b, most), 0), a + b as it wraps around.
+TANDEM_DEVICE i32 add_min_relu(i32 a, i32 b, i32 most) {
+#if TANDEM_ON_DEVICE
+  i32 y;
+  asm("{.reg .s32 sum; add.s32 sum, %1, %2; min.s32.relu %0, sum, %3;}"
+      : "=r"(y)
+      : "r"(a), "r"(b), "r"(most));
+  return y;
+#else
+  return emulator::add_min_relu(a, b, most);
+#endif
+}
+
 /// A whole number below 2^24 as f32.
 TANDEM_DEVICE float to_float(i32 x) {
 #if TANDEM_ON_DEVICE

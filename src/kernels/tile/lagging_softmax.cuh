@@ -2,10 +2,25 @@
 // too large, which sums tell that are needed anyway.
 #pragma once
 
+#include "kernels/ptx/codes.cuh"
 #include "kernels/quantized_config.hpp"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem::tile {
+
+/// 1536 + x, in which an f32 has linear_exp2_bits of x behind the point, to 2^x that is linear within an
+/// octave: those bits are its exponent and mantissa. 0 below 2^-127; infinite where no f32 is as large, and
+/// where x is NaN or between -3072 and -1536 (the sum of integers wraps around).
+constexpr float linear_exp2_start = 1536.0F;
+TANDEM_DEVICE float linear_exp2(float shifted) {
+  constexpr i32 start_bits = 0x44C00000;
+  static_assert(linear_exp2_bits == 13);
+  constexpr i32 zero = (127 << linear_exp2_bits) - linear_exp2_offset;
+  constexpr i32 infinity = 255 << linear_exp2_bits;
+  const auto bits = static_cast<i32>(ptx::bits_of(shifted));
+  return ptx::float_of(static_cast<u32>(ptx::add_min_relu(bits, zero - start_bits, infinity))
+                       << (23 - linear_exp2_bits));
+}
 
 /// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O, the sums and P are in
 /// units of 2^reference. All P are positive, so a sum bounds each of its terms: eight that come to no more
@@ -15,14 +30,18 @@ namespace tandem::tile {
 /// Whether a row's reference moves depends on that row alone.
 ///
 /// `joins`: V's scale is in P, and O, P and the references in units of it.
-template <bool joins>
+/// `linear`: half of the exponentials are (takes_linear_exp2). What the exponential unit takes eight cycles
+/// for, they take two instructions of the others.
+template <bool joins, bool linear = false>
 struct LaggingSoftmax {
-  /// A reference is put so far below its row's maximum that P is at most 32: eight such come to 256.
-  static constexpr float below = 5.0F;
-  static_assert(e4m3_lagging_p_range == 32.0F);
+  /// A reference is put so far below its row's maximum that P is at most 28: eight such come to 224.
+  static constexpr float below = e4m3_lagging_p_range_log2;
   static constexpr float largest_sum = 448.0F;
   /// Where the maximum is known, what it may be above the reference: P is then at most 448.
   static constexpr float headroom = 8.807354922F;
+
+  /// The reference of a row before its first key; -inf less itself would be NaN.
+  static constexpr float nothing_seen = -3e38F;
 
   float reference[2];
   float sum[2];     ///< of this thread's columns
@@ -34,9 +53,13 @@ struct LaggingSoftmax {
   TANDEM_DEVICE void reset() {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      reference[h] = -ptx::infinity();
+      reference[h] = nothing_seen;
       sum[h] = weight[h] = 0.0F;
     }
+  }
+
+  [[nodiscard]] TANDEM_DEVICE bool has_seen_none(int h) const {
+    return reference[h] == nothing_seen;
   }
 
   /// Of the scores times their unit; the quad's rows agree. A NaN stays.
@@ -65,7 +88,9 @@ struct LaggingSoftmax {
   TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
     find_largest(maximum, s, unit);
-    const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
+    // A NaN among the scores makes the reference one, and with it the row.
+    const bool above[2] = {!(maximum[0] - reference[0] <= headroom),
+                           !(maximum[1] - reference[1] <= headroom)};
     if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, scale);
   }
   /// Where P was infinite: moves the references of those rows by the tile's maxima.
@@ -83,24 +108,18 @@ struct LaggingSoftmax {
   /// The exponential unit takes a warp's instruction every eight cycles; what else a tile needs fits between:
   /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it
   /// is given them in this order.
-  template <int n, int units, typename Beside>
+  ///
+  /// `all_exact`: no exponential is linear.
+  template <bool all_exact = false, int n, int units, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
     constexpr int size = n / 4;
+    const auto is_linear = [](int i) { return linear && !all_exact && takes_linear_exp2(i / 4 * 8); };
     // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
-    const float subtract[2] = {ptx::fmax(exponent_of(0), -3e38F), ptx::fmax(exponent_of(1), -3e38F)};
+    const float subtract[2] = {exponent_of(0), exponent_of(1)};
+    const float start[2] = {linear_exp2_start - subtract[0], linear_exp2_start - subtract[1]};
     const auto argument = [&](int i) {
-      s[i] = ptx::fma(s[i], unit[i / 2 % 2 % units], -subtract[i / 2 % 2]);
-    };
-    const auto add = [&](int i) {
-      float eight[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int at = i + 2 * h;
-        eight[h] = ((s[at] + s[at + 1]) + (s[at + 4] + s[at + 5])) +
-                   ((s[at + 8] + s[at + 9]) + (s[at + 12] + s[at + 13]));
-        tile_sum[h] = i == 0 ? eight[h] : tile_sum[h] + eight[h];
-        largest[h] = i == 0 ? eight[h] : ptx::fmax(largest[h], eight[h]);
-      }
+      const int h = i / 2 % 2;
+      s[i] = ptx::fma(s[i], unit[h % units], is_linear(i) ? start[h] : -subtract[h]);
     };
     static_assert(size == 16);
 #pragma unroll
@@ -110,13 +129,22 @@ struct LaggingSoftmax {
 #pragma unroll
       for (int j = 0; j < size; ++j) {
         const int i = quarter * size + j;
-        s[i] = ptx::exp2(s[i]);
+        s[i] = is_linear(i) ? linear_exp2(s[i]) : ptx::exp2(s[i]);
         if (quarter < 3) argument(i + size);
       }
-      if (quarter > 0) add((quarter - 1) * size);
+      if (quarter > 0) add_quarter(s, quarter - 1);
       beside(quarter);
     }
-    add(3 * size);
+    add_quarter(s, 3);
+  }
+  /// Where scores are masked, P is infinite only where the linear exponential should be 0, or in rows that
+  /// are NaN.
+  template <int n>
+  TANDEM_DEVICE void drop_infinite(float (&s)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) s[i] = s[i] == ptx::infinity() ? 0.0F : s[i];
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) add_quarter(s, quarter);
   }
 
   /// Takes the tile's sums in, and gives `take` its P. Where P is too large the row's reference moves first,
@@ -148,6 +176,18 @@ struct LaggingSoftmax {
   }
 
  private:
+  /// P of 16 scores to the tile's sums.
+  template <int n>
+  TANDEM_DEVICE void add_quarter(const float (&s)[n], int quarter) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = quarter * 16 + 2 * h;
+      const float eight = ((s[at] + s[at + 1]) + (s[at + 4] + s[at + 5])) +
+                          ((s[at + 8] + s[at + 9]) + (s[at + 12] + s[at + 13]));
+      tile_sum[h] = quarter == 0 ? eight : tile_sum[h] + eight;
+      largest[h] = quarter == 0 ? eight : ptx::fmax(largest[h], eight);
+    }
+  }
   /// What is subtracted in the exponent.
   [[nodiscard]] TANDEM_DEVICE float exponent_of(int h) const {
     return joins ? reference[h] - v_log2 : reference[h];
@@ -209,8 +249,10 @@ struct LaggingSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (which[h]) {
-        scale_row(h, ptx::exp2(reference[h] - (maximum[h] - below)), scale);
-        reference[h] = maximum[h] - below;
+        // Not down, where the linear exponential alone was infinite.
+        const float moved = ptx::fmax_nan(maximum[h] - below, reference[h]);
+        scale_row(h, ptx::exp2(reference[h] - moved), scale);
+        reference[h] = moved;
       }
     }
   }

@@ -51,6 +51,10 @@ struct TileSoftmax {
     }
   }
 
+  [[nodiscard]] TANDEM_DEVICE bool has_seen_none(int h) const {
+    return reference[h] == -ptx::infinity();
+  }
+
   template <int n, int units>
   TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
     LaggingSoftmax<false>::find_maximum(maximum, s, unit);

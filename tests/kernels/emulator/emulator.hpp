@@ -89,6 +89,7 @@ void claim_registers(int count);
 float exp2(float x);
 float log2(float x);
 float reciprocal(float x);
+int add_min_relu(int a, int b, int most);
 float fmax(float a, float b);
 float fmax_nan(float a, float b);
 float fma(float a, float b, float c);

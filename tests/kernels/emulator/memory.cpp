@@ -39,6 +39,11 @@ float reciprocal(float x) {
   return flush(1.0F / flush(x));
 }
 
+int add_min_relu(int a, int b, int most) {
+  const auto sum = static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
+  return std::max(std::min(sum, most), 0);
+}
+
 float fmax(float a, float b) {
   check_register(a);
   check_register(b);

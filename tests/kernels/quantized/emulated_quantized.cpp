@@ -145,7 +145,8 @@ Recipe recipe_of(const QuantizedConfig& config) {
           .pv = config.pv,
           .qk_scales = config.row_scales ? ScaleGroup::row : ScaleGroup::block,
           .v_scales = config.v_row_scales ? ScaleGroup::row : ScaleGroup::block,
-          .rotate_v = config.rotated_v};
+          .rotate_v = config.rotated_v,
+          .linear_exp2 = config.linear_exp2};
 }
 
 harness::Case random_quantized_case(std::uint64_t seed, const QuantizedConfig& config) {

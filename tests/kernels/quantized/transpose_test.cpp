@@ -125,7 +125,7 @@ void negate_one_of_each(Call& call) {
 }
 
 TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
-  constexpr QuantizedConfig config{.causal = true, .dynamic = true};
+  constexpr QuantizedConfig config{.causal = true, .dynamic = true, .linear_exp2 = true};
   Case c = case_of(config, 128, 128);
   c.options.scale = -0.1F;
   check<config, arranged(128, 128, false)>(wide_quantized(), c, Granularity::block, [](Call& call) {
@@ -147,7 +147,8 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
                                    .local = true,
                                    .ragged = true,
                                    .dynamic = true,
-                                   .parts = 1};
+                                   .parts = 1,
+                                   .linear_exp2 = true};
   Case c = case_of(config, 48, 48);
   c.batch = 3;
   c.packed_q = c.packed_k = true;
@@ -174,8 +175,13 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
 
 /// A cap is not linear: the signs of scales belong into what is capped, not into the exponent's factor.
 TEST(TransposedValues, ScoresThatAreCapped) {
-  constexpr QuantizedConfig config{
-      .head_dim_qk = 64, .head_dim_v = 64, .causal = true, .ragged = true, .dynamic = true, .softcap = true};
+  constexpr QuantizedConfig config{.head_dim_qk = 64,
+                                   .head_dim_v = 64,
+                                   .causal = true,
+                                   .ragged = true,
+                                   .dynamic = true,
+                                   .linear_exp2 = true,
+                                   .softcap = true};
   Case c = case_of(config, 64, 64);
   c.used_k = {270, 201};
   c.options.softcap = 4.0F;
@@ -192,14 +198,16 @@ TEST(TransposedValues, ShortCausalSequences) {
                                    .dynamic = true,
                                    .overlap = false,
                                    .pingpong = false,
-                                   .parts = 1};
+                                   .parts = 1,
+                                   .linear_exp2 = true};
   Case c = case_of(config, 64, 64);
   c.options.scale = -0.1F;
   check<config, arranged(64, 64, false)>(narrow_quantized(), c, Granularity::block, negate_one_of_each);
 }
 
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
-  constexpr QuantizedConfig config{.head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3};
+  constexpr QuantizedConfig config{
+      .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true};
   check<config, arranged(192, 176, false)>(widest_quantized(), case_of(config, 192, 176), Granularity::head,
                                            [](Call&) {});
 }

@@ -6,7 +6,7 @@ namespace tandem::kernel_tests {
 std::span<const EmulatedQuantized> wide_quantized() {
   constexpr QuantizedConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true};
   static constexpr auto kernels = emulate_quantized<
-      QuantizedConfig{.parts = 1}, QuantizedConfig{.causal = true, .dynamic = true},
+      QuantizedConfig{.parts = 1}, QuantizedConfig{.causal = true, .dynamic = true, .linear_exp2 = true},
       QuantizedConfig{
           .block_m = 192, .ragged = true, .dynamic = true, .overlap = false, .parts = 1, .promote_every = 2},
       QuantizedConfig{.element = Element::f16,
@@ -14,7 +14,8 @@ std::span<const EmulatedQuantized> wide_quantized() {
                       .causal = true,
                       .dynamic = true,
                       .overlap = false,
-                      .pingpong = false},
+                      .pingpong = false,
+                      .linear_exp2 = true},
       QuantizedConfig{.causal = true, .row_scales = true, .v_row_scales = true}, int8,
       [](QuantizedConfig c) {
         c.causal = c.dynamic = true;

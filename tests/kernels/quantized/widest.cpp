@@ -4,34 +4,35 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedQuantized> widest_quantized() {
-  static constexpr auto kernels =
-      emulate_quantized<QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2},
-                        QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3},
-                        QuantizedConfig{.head_dim_qk = 256,
-                                        .head_dim_v = 256,
-                                        .causal = true,
-                                        .ragged = true,
-                                        .overlap = false,
-                                        .pingpong = false,
-                                        .parts = 8},
-                        QuantizedConfig{.element = Element::f16,
-                                        .qk = Codes::s8,
-                                        .pv = Codes::s8,
-                                        .head_dim_qk = 64,
-                                        .head_dim_v = 192,
-                                        .causal = true,
-                                        .rotated_v = true,
-                                        .dynamic = true,
-                                        .overlap = false,
-                                        .parts = 6},
-                        QuantizedConfig{.qk = Codes::s8,
-                                        .pv = Codes::input,
-                                        .head_dim_qk = 256,
-                                        .head_dim_v = 256,
-                                        .row_scales = true,
-                                        .overlap = false,
-                                        .pingpong = false,
-                                        .parts = 1}>();
+  static constexpr auto kernels = emulate_quantized<
+      QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2, .linear_exp2 = true},
+      QuantizedConfig{
+          .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true},
+      QuantizedConfig{.head_dim_qk = 256,
+                      .head_dim_v = 256,
+                      .causal = true,
+                      .ragged = true,
+                      .overlap = false,
+                      .pingpong = false,
+                      .parts = 8},
+      QuantizedConfig{.element = Element::f16,
+                      .qk = Codes::s8,
+                      .pv = Codes::s8,
+                      .head_dim_qk = 64,
+                      .head_dim_v = 192,
+                      .causal = true,
+                      .rotated_v = true,
+                      .dynamic = true,
+                      .overlap = false,
+                      .parts = 6},
+      QuantizedConfig{.qk = Codes::s8,
+                      .pv = Codes::input,
+                      .head_dim_qk = 256,
+                      .head_dim_v = 256,
+                      .row_scales = true,
+                      .overlap = false,
+                      .pingpong = false,
+                      .parts = 1}>();
   return kernels;
 }
 
