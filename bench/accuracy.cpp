@@ -200,6 +200,7 @@ std::vector<Entry> entries() {
       {"fp8 block + Hadamard", rotated},
       {"fp8 block + smoothing", with(plain, [](Recipe& r) { r.smooth_k = true; })},
       {"fp8", fp8_recipe},
+      {"fp8, exact exponentials", with(fp8_recipe, [](Recipe& r) { r.linear_exp2 = false; })},
       {"fp8, promotion every 4", with(fp8_recipe, [](Recipe& r) { r.promote_every = 4; })},
       {"fp8, no promotion", with(fp8_recipe, [](Recipe& r) { r.promote_every = never; })},
       {"fp8, V scales by row", with(fp8_recipe, [](Recipe& r) { r.v_scales = ScaleGroup::row; })},
