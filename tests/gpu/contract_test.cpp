@@ -176,14 +176,19 @@ TEST_F(GpuContract, WithAWorkspaceACallAllocatesNothing) {
   forward(args, execution);
   synchronize(0);
   const ContextGuard guard(0);
-  std::size_t before = 0;
-  std::size_t after = 0;
-  std::size_t total = 0;
-  check(driver().memory_get_info(&before, &total), "cuMemGetInfo");
-  for (int i = 0; i < 100; ++i) forward(args, execution);
-  synchronize(0);
-  check(driver().memory_get_info(&after, &total), "cuMemGetInfo");
-  EXPECT_EQ(before, after);
+  // The device's free memory is every process's: another one may give some back meanwhile, but not each time.
+  bool stays = false;
+  for (int attempt = 0; attempt < 10 && !stays; ++attempt) {
+    std::size_t before = 0;
+    std::size_t after = 0;
+    std::size_t total = 0;
+    check(driver().memory_get_info(&before, &total), "cuMemGetInfo");
+    for (int i = 0; i < 100; ++i) forward(args, execution);
+    synchronize(0);
+    check(driver().memory_get_info(&after, &total), "cuMemGetInfo");
+    stays = before == after;
+  }
+  EXPECT_TRUE(stays) << "free memory changed in each of ten attempts";
 }
 
 TEST_F(GpuContract, WhatTheGpuCannotRunIsAnErrorThatSaysSo) {
