@@ -37,7 +37,7 @@ constexpr float u8_p_range = 255.0F;
 
 /// `linear_exp2`: the exponentials of half of the keys are linear within an octave, 2^(n + f) is (1 + f) *
 /// 2^n, where n + f is the exponent to so many bits behind the point, less the offset (N. Schraudolph, "A
-/// fast, compact approximation of the exponential function", 1999). It errs by -3.9 to +2.0 %, 1.9 % in the
+/// fast, compact approximation of the exponential function", 1999). It errs by -3.9 to +2.0 %, 1.8 % in the
 /// root mean square, e4m3's own rounding by 2.7 %.
 constexpr bool takes_linear_exp2(int key) {
   return key % 16 >= 8;

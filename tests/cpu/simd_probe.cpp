@@ -23,6 +23,9 @@ void convert(const From* x, To* y, int n) {
 void map_exp2(const float* x, float* y, int n) {
   map(x, y, n, [](Vec v) { return exp2(v); });
 }
+void map_linear_exp2(const float* x, float* y, int n) {
+  map(x, y, n, [](Vec v) { return linear_exp2(v); });
+}
 void map_tanh(const float* x, float* y, int n) {
   map(x, y, n, [](Vec v) { return tanh(v); });
 }
@@ -56,6 +59,7 @@ extern const SimdProbe probe;
 const SimdProbe probe{.target = Target::TANDEM_TARGET,
                       .lanes = vec_lanes,
                       .exp2 = map_exp2,
+                      .linear_exp2 = map_linear_exp2,
                       .tanh = map_tanh,
                       .widen_f16 = convert<f16, float>,
                       .widen_bf16 = convert<bf16, float>,

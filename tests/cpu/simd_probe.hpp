@@ -13,6 +13,7 @@ struct SimdProbe {
   Target target;
   int lanes;
   void (*exp2)(const float* x, float* y, int n);
+  void (*linear_exp2)(const float* x, float* y, int n);
   void (*tanh)(const float* x, float* y, int n);
   void (*widen_f16)(const f16* x, float* y, int n);
   void (*widen_bf16)(const bf16* x, float* y, int n);

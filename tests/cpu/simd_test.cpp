@@ -10,6 +10,7 @@
 #include "cpu/convert.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/simd_probe.hpp"
+#include "kernels/recipe.hpp"
 
 namespace tandem::cpu {
 
@@ -81,6 +82,44 @@ TEST_P(Simd, exp2_of_special_values) {
   EXPECT_EQ(y[7], infinity);
   EXPECT_EQ(y[8], infinity);
   EXPECT_NEAR(y[9], 2.0F, 4e-7F);
+}
+
+/// Linear between its exact values, 1.75 * 2^n among them, so that it errs as the recipe says.
+TEST_P(Simd, linear_exp2_is_linear_within_an_octave) {
+  std::vector<float> x;
+  for (float v = -100.0F; v < 100.0F; v += 0.00731F) x.push_back(v);
+  std::vector<float> y(x.size());
+  probe().linear_exp2(x.data(), y.data(), static_cast<int>(x.size()));
+  double mean = 0.0;
+  double square = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double error = y[i] / std::exp2(static_cast<double>(x[i])) - 1.0;
+    EXPECT_GT(error, -0.0395) << x[i];
+    EXPECT_LT(error, 0.0202) << x[i];
+    mean += error / static_cast<double>(x.size());
+    square += error * error / static_cast<double>(x.size());
+  }
+  EXPECT_NEAR(mean, 0.0, 2e-3);
+  EXPECT_NEAR(std::sqrt(square), 0.0177, 5e-4);
+}
+
+TEST_P(Simd, linear_exp2_of_special_values) {
+  const std::vector<float> x{e4m3_lagging_p_range_log2,
+                             e4m3_lagging_p_range_log2 - 9.0F,
+                             -infinity,
+                             not_a_number,
+                             -1e30F,
+                             -130.0F,
+                             1e30F};
+  std::vector<float> y(x.size());
+  probe().linear_exp2(x.data(), y.data(), static_cast<int>(x.size()));
+  EXPECT_EQ(y[0], e4m3_lagging_p_range);
+  EXPECT_EQ(y[1], e4m3_lagging_p_range / 512.0F);
+  EXPECT_EQ(y[2], 0.0F);
+  EXPECT_TRUE(std::isnan(y[3]));
+  EXPECT_EQ(y[4], 0.0F);
+  EXPECT_EQ(y[5], 0.0F);
+  EXPECT_EQ(y[6], infinity);
 }
 
 TEST_P(Simd, tanh_is_accurate_relative_to_its_value) {

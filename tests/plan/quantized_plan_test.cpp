@@ -92,6 +92,32 @@ TEST(QuantizedPlan, SumsProductsOfSeveralTilesWhereThereIsRoom) {
   EXPECT_EQ(choose_quantized_config(problem(64, false), strict(every_four)).promote_every, 1);
 }
 
+TEST(QuantizedPlan, ExponentialsAreLinearWhereTheRecipeAndThePromotionAllow) {
+  const auto is_linear = [](const Recipe& recipe) {
+    return choose_quantized_config(problem(128, false), recipe).linear_exp2;
+  };
+  EXPECT_TRUE(is_linear(fp8_recipe));
+  EXPECT_FALSE(is_linear(strict(fp8_recipe)));
+  EXPECT_FALSE(is_linear(int8_recipe));
+  EXPECT_FALSE(is_linear(int8_accurate_recipe));
+  Recipe every_four = fp8_recipe;
+  every_four.promote_every = 4;
+  EXPECT_FALSE(is_linear(every_four));
+  EXPECT_TRUE(choose(problem_of_codes(128, true)).linear_exp2);
+}
+
+TEST(QuantizedPlan, WarpgroupsTakeTurnsWhereThatPays) {
+  const auto takes_turns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
+    return choose_quantized_config(problem(head_dim, causal), recipe).pingpong;
+  };
+  EXPECT_TRUE(takes_turns(64, false, fp8_recipe));
+  EXPECT_TRUE(takes_turns(64, false, int8_recipe));
+  EXPECT_FALSE(takes_turns(64, true, fp8_recipe));
+  EXPECT_FALSE(takes_turns(128, false, fp8_recipe));
+  EXPECT_FALSE(takes_turns(128, false, int8_recipe));
+  EXPECT_FALSE(takes_turns(128, true, int8_recipe));
+}
+
 TEST(QuantizedPlan, ObjectionsNameTheRule) {
   const auto objection = [](auto change) {
     QuantizedConfig c{.block_m = 192, .overlap = false, .parts = 1, .promote_every = 4};
@@ -107,6 +133,8 @@ TEST(QuantizedPlan, ObjectionsNameTheRule) {
             "promote_every above 1 needs 176 registers a thread, 3 consumer warpgroups have 160");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.pv = Codes::s8; }),
             "promote_every above 1 takes P in e4m3 and scales of V by block: others weigh every tile anew");
+  EXPECT_EQ(objection([](QuantizedConfig& c) { c.linear_exp2 = true; }),
+            "linear_exp2 takes P in e4m3, scales of V by block and promote_every 1");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = true; }),
             "transpose_v takes V as it is, and promote_every 1");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = c.row_scales = true; }),

@@ -10,7 +10,7 @@ namespace tandem::tile {
 
 /// 1536 + x, in which an f32 has linear_exp2_bits of x behind the point, to 2^x that is linear within an
 /// octave: those bits are its exponent and mantissa. 0 below 2^-127; infinite where no f32 is as large, and
-/// where x is NaN or between -3072 and -1536 (the sum of integers wraps around).
+/// where x is NaN or beyond -1536 by less than as much again (the sum of integers may wrap around).
 constexpr float linear_exp2_start = 1536.0F;
 TANDEM_DEVICE float linear_exp2(float shifted) {
   constexpr i32 start_bits = 0x44C00000;

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/cpu.hpp"
 #include "emulated_call.hpp"
 #include "launch.hpp"
 #include "quantized/emulated_quantized.hpp"
+
+// After it: the device language has names at file scope that it declares inside others.
+#include "kernels/tile/lagging_softmax.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -59,6 +63,24 @@ double tolerance(const QuantizedConfig& config) {
 /// Of LSE. Linear exponentials err by -3.9 to +2.0 % in P's unit, so that two sums of them may be 6 % apart.
 double lse_tolerance(const QuantizedConfig& config) {
   return config.linear_exp2 ? 0.06 : 1e-4;
+}
+
+TEST(LinearExp2, HasTheBitsOfItsFormulaAndIsInfiniteWhereItHasNone) {
+  const auto of = [](float x) { return tile::linear_exp2(tile::linear_exp2_start + x); };
+  constexpr int one = 1 << linear_exp2_bits;
+  for (int i = -126 * one; i < 128 * one; i += 37) {  // in units of the last bit behind the point
+    const int whole = static_cast<int>(std::floor(static_cast<double>(i) / one));
+    const double fraction = static_cast<double>(i) / one - whole;
+    const float x = static_cast<float>(i + linear_exp2_offset) / one;
+    EXPECT_EQ(of(x), static_cast<float>(std::ldexp(1.0 + fraction, whole))) << x;
+  }
+  EXPECT_EQ(of(e4m3_lagging_p_range_log2), e4m3_lagging_p_range);
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (const float x : {-128.0F, -1536.0F, -4000.0F, -3e38F, -infinity}) EXPECT_EQ(of(x), 0.0F) << x;
+  for (const float x :
+       {129.0F, 3e38F, infinity, std::numeric_limits<float>::quiet_NaN(), -1600.0F, -2500.0F}) {
+    EXPECT_EQ(of(x), infinity) << x;
+  }
 }
 
 class EmulatedQuantizedTest : public ::testing::TestWithParam<EmulatedQuantized> {};
