@@ -27,7 +27,8 @@ TANDEM_DEVICE float linear_exp2(float shifted) {
 /// than e4m3's largest number are all in its range. A tile then takes one vote in place of maxima, shuffles
 /// and weights (a fifth of its instructions, and the longest of its chains).
 ///
-/// Whether a row's reference moves depends on that row alone.
+/// Whether a row's reference moves depends on that row alone, and so does its P, but where a row of its warp
+/// is lost: then all of them are found anew, exactly.
 ///
 /// `joins`: V's scale is in P, and O, P and the references in units of it.
 /// `linear`: half of the exponentials are (takes_linear_exp2). What the exponential unit takes eight cycles
@@ -37,8 +38,10 @@ struct LaggingSoftmax {
   /// A reference is put so far below its row's maximum that P is at most 28: eight such come to 224.
   static constexpr float below = e4m3_lagging_p_range_log2;
   static constexpr float largest_sum = 448.0F;
+  /// Beyond it P is found again: 1 / P would be no normal number, or P is infinite.
+  static constexpr float largest_kept = 0x1p120F;
   /// Where the maximum is known, what it may be above the reference: P is then at most 448.
-  static constexpr float headroom = 8.807354922F;
+  static constexpr float headroom = below + maximum_lag;
 
   /// The reference of a row before its first key; -inf less itself would be NaN.
   static constexpr float nothing_seen = -3e38F;
@@ -93,12 +96,12 @@ struct LaggingSoftmax {
                            !(maximum[1] - reference[1] <= headroom)};
     if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, scale);
   }
-  /// Where P was infinite: moves the references of those rows by the tile's maxima.
+  /// Where P was lost: moves the references of those rows by the tile's maxima.
   template <int n, int units, typename Scale>
   TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
     find_largest(maximum, s, unit);
-    const bool lost[2] = {largest[0] == ptx::infinity(), largest[1] == ptx::infinity()};
+    const bool lost[2] = {largest[0] > largest_kept, largest[1] > largest_kept};
     move_rows(lost, maximum, scale);
   }
 
@@ -109,11 +112,11 @@ struct LaggingSoftmax {
   /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it
   /// is given them in this order.
   ///
-  /// `all_exact`: no exponential is linear.
-  template <bool all_exact = false, int n, int units, typename Beside>
+  /// `anew`: no exponential is linear.
+  template <bool anew = false, int n, int units, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
     constexpr int size = n / 4;
-    const auto is_linear = [](int i) { return linear && !all_exact && takes_linear_exp2(i / 4 * 8); };
+    const auto is_linear = [](int i) { return linear && !anew && takes_linear_exp2(i / 4 * 8); };
     // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
     const float subtract[2] = {exponent_of(0), exponent_of(1)};
     const float start[2] = {linear_exp2_start - subtract[0], linear_exp2_start - subtract[1]};
@@ -206,7 +209,7 @@ struct LaggingSoftmax {
   template <int n, typename Scale, typename Again>
   TANDEM_DEVICE void scale_down(float (&s)[n], Scale scale, Again again) {
     agree_on_largest();
-    if (ptx::ballot(largest[0] == ptx::infinity() || largest[1] == ptx::infinity()) != 0) {
+    if (ptx::ballot(largest[0] > largest_kept || largest[1] > largest_kept) != 0) {
       again(s);
       agree_on_largest();
     }
@@ -217,9 +220,12 @@ struct LaggingSoftmax {
       for (int j = 0; j < n / 4; ++j)
         most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
       most = largest_of_quad(most);
-      if (!(largest[h] > largest_sum)) most = e4m3_lagging_p_range;
-      const float factor = e4m3_lagging_p_range * ptx::reciprocal(most);
-      reference[h] += ptx::log2(most) - below;
+      // Others stay bit for bit: 28 times its approximate reciprocal need not be 1.
+      const bool moves = largest[h] > largest_sum;
+      const float up = ptx::log2(most) - below;
+      const float down = e4m3_lagging_p_range * ptx::reciprocal(most);
+      const float factor = moves ? down : 1.0F;
+      reference[h] += moves ? up : 0.0F;
       tile_sum[h] *= factor;
 #pragma unroll
       for (int j = 0; j < n / 4; ++j) {

@@ -107,7 +107,8 @@ TEST(WholeQuantizedCall, Int8) {
                               .pv = Codes::s8,
                               .causal = true,
                               .rotated_v = true,
-                              .dynamic = true},
+                              .dynamic = true,
+                              .pingpong = false},
               int8_recipe>(Precision::int8, 0.07, 1e-4);
 }
 

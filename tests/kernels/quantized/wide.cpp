@@ -4,7 +4,7 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedQuantized> wide_quantized() {
-  constexpr QuantizedConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true};
+  constexpr QuantizedConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true, .pingpong = false};
   static constexpr auto kernels = emulate_quantized<
       QuantizedConfig{.parts = 1}, QuantizedConfig{.causal = true, .dynamic = true, .linear_exp2 = true},
       QuantizedConfig{
