@@ -186,7 +186,8 @@ def bart() -> tuple[Any, Any]:
     with torch.no_grad():
         for parameter in eager.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.5)
+                # At 0.5 gradients in f32, eager's too, are up to 5e-4 from those in f64.
+                parameter.normal_(std=0.3)
     ours = copy.deepcopy(eager)
     ours.set_attn_implementation("tandem")
     return eager, ours
