@@ -13,7 +13,7 @@ std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
 
 /// Byte offsets in the workspace.
 struct ScratchLayout {
-  std::int64_t lse_log2, delta, dq_sum, turns, dk, dv, bytes;
+  std::int64_t lse_log2, delta, dq_sum, turns, tiles_added, dk, dv, bytes;
 
   ScratchLayout(const Problem& p, const BackwardConfig& c) {
     const std::int64_t blocks = p.heads_q * query_blocks(p, c);
@@ -22,7 +22,8 @@ struct ScratchLayout {
     delta = lse_log2 + aligned(blocks * c.block_m * 4);
     dq_sum = delta + aligned(blocks * c.block_m * 4);
     turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
-    dk = turns + aligned(blocks * c.dq_pieces() * 4);
+    tiles_added = turns + aligned(blocks * c.dq_pieces() * 4);
+    dk = tiles_added + aligned((p.batch + 2) * p.heads_kv * 4);
     dv = dk + (p.dk.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_qk) * 2));
     bytes = dv + (p.dv.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_v) * 2));
   }
@@ -100,6 +101,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .delta = reinterpret_cast<float*>(scratch + layout.delta),
           .dq_sum = reinterpret_cast<float*>(scratch + layout.dq_sum),
           .turns = reinterpret_cast<unsigned int*>(scratch + layout.turns),
+          .tiles_added = reinterpret_cast<unsigned int*>(scratch + layout.tiles_added),
           .batch = as_int(p.batch),
           .heads_q = as_int(p.heads_q),
           .heads_kv = as_int(p.heads_kv),

@@ -126,8 +126,12 @@ struct BackwardLoader {
       if (leader) {
         load_k(t);
         load_v(t);
-        // K and V are the caller's; LSE and delta are the kernel's before this one.
-        if (first_tile) ptx::wait_for_previous_grid();
+        // K and V are the caller's; LSE and delta are the kernel's before this one. The conversion may begin
+        // where there is room: it waits for each head by itself.
+        if (first_tile) {
+          ptx::wait_for_previous_grid();
+          ptx::launch_next_grid();
+        }
 #pragma unroll 1
         for (int g = 0; g < group; ++g) {
 #pragma unroll 1
@@ -230,8 +234,12 @@ struct BackwardAdder {
 #pragma unroll 1
         for (int i = t.blocks.first; i < t.blocks.end; ++i) add(t, t.head_kv * group + g, i, leader);
       }
+      // Under the tile's epilogue.
+      if (leader) {
+        ptx::tma_store_wait_written<0>();
+        ptx::raise_turn(p.tiles_added + t.batch * p.heads_kv + t.head_kv);
+      }
     }
-    if (leader) ptx::tma_store_wait_written<0>();
   }
 };
 

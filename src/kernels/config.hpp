@@ -231,6 +231,9 @@ struct BackwardParams {
   float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
   float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
   unsigned int* turns;  ///< workspace: who has added to dQ, a warpgroup's part of a block each
+  /// Workspace: by (sequence, KV head), how often an adder has done a tile of it. Rows that belong to no
+  /// sequence are two more, as RaggedBlocks numbers them.
+  unsigned int* tiles_added;
   int batch;
   int heads_q;
   int heads_kv;

@@ -59,6 +59,15 @@ TANDEM_DEVICE float load_written(const float* p) {
   return emulator::load_global(p);
 #endif
 }
+TANDEM_DEVICE u32 load_written(const u32* p) {
+#if TANDEM_ON_DEVICE
+  u32 v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+#else
+  return emulator::load_global(p);
+#endif
+}
 TANDEM_DEVICE Float2 load_global(const Float2* p) {
 #if TANDEM_ON_DEVICE
   Float2 v;
@@ -125,6 +134,14 @@ TANDEM_DEVICE void wait_turn(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   while (read_turn(p) != value) {
   }
+#else
+  emulator::wait_turn(p, value);
+#endif
+}
+/// As wait_turn, where it may take long.
+TANDEM_DEVICE void wait_long(const u32* p, u32 value) {
+#if TANDEM_ON_DEVICE
+  while (read_turn(p) != value) __nanosleep(500);
 #else
   emulator::wait_turn(p, value);
 #endif
