@@ -143,7 +143,7 @@ TANDEM_DEVICE void wait_long(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   while (read_turn(p) != value) __nanosleep(500);
 #else
-  emulator::wait_turn(p, value);
+  emulator::wait_long(p, value);
 #endif
 }
 /// The number at p, as read_turn; a 0 becomes 1, for one block alone.
@@ -161,7 +161,7 @@ TANDEM_DEVICE void raise_turn(u32* p) {
 #if TANDEM_ON_DEVICE
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 #else
-  emulator::atomic_add(p, 1);
+  emulator::raise_turn(p);
 #endif
 }
 

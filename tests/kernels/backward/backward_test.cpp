@@ -58,6 +58,20 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
   }
 }
 
+// On a GPU the conversion takes processors that the main kernel's last tiles leave free.
+TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
+  const BackwardConfig& config = GetParam().config;
+  const harness::Case spec = random_backward_case(cases_a_family, config);
+  SCOPED_TRACE(describe(config) + ": " + spec.describe());
+  harness::Call call(spec);
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args());
+  call.prepare(Pass::backward);
+  run_backward(GetParam(), call, {.seed = 1, .host_threads = 2, .convert_beside = true});
+  EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+}
+
 // The contract's tests say so of one Config; here every way of dividing the work, that keys are hidden in.
 class EmulatedCausalBackwardTest : public EmulatedBackwardTest {};
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <future>
 #include <limits>
 #include <vector>
 
@@ -78,6 +79,13 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
     emulator::launch(kernels.preprocess, params,
                      {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
   }
+  const bool converts = rows_blocks > 0 && p.dq.given();
+  const auto convert = [&] {
+    emulator::launch(kernels.convert, params,
+                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+  };
+  std::future<void> beside;
+  if (converts && run.convert_beside && grid > 0) beside = std::async(std::launch::async, convert);
   if (grid > 0) {
     emulator::launch(kernels.main, params,
                      {.blocks = grid,
@@ -86,9 +94,10 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                       .cluster = static_cast<unsigned>(config.cluster)},
                      options);
   }
-  if (rows_blocks > 0 && p.dq.given()) {
-    emulator::launch(kernels.convert, params,
-                     {.blocks = rows_blocks, .threads = rows_threads, .shared_bytes = 0}, options);
+  if (beside.valid()) {
+    beside.get();
+  } else if (converts) {
+    convert();
   }
   if (p.dsink != nullptr) {
     emulator::launch(kernels.sink, params,

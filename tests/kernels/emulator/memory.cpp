@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -200,6 +201,21 @@ void wait_turn(const std::uint32_t* p, std::uint32_t value) {
     std::this_thread::yield();
     Block::current().yield();
   }
+}
+
+void wait_long(const std::uint32_t* p, std::uint32_t value) {
+  const auto last = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (read_turn(p) != value) {
+    if (std::chrono::steady_clock::now() > last)
+      Block::current().fail(fmt::format("deadlock: waits for {}, it is {}", value, read_turn(p)));
+    std::this_thread::yield();
+    Block::current().yield();
+  }
+}
+
+void raise_turn(std::uint32_t* p) {
+  check_global(p, sizeof(*p), true);
+  std::atomic_ref(*p).fetch_add(1, std::memory_order_release);
 }
 
 void check_shared_read(const void* p, std::size_t bytes) {
