@@ -1,4 +1,4 @@
-// After the main backward kernel: the f32 sums of dQ become dq, and dsink is summed.
+// Beside the end of the main backward kernel the f32 sums of dQ become dq; after it dsink is summed.
 #pragma once
 
 #include "kernels/backward_tiles.cuh"
@@ -9,26 +9,24 @@
 
 namespace tandem {
 
-/// Waits until all key tiles of a query block's head have been added up. This grid begins beside the main
-/// one's last tiles, which leave processors free; not before every block of that has begun, and has waited
-/// for the grid that cleared the counters.
+/// Waits until all key tiles of a query block's head have been added up; false if it has none. This grid
+/// begins beside the main one's last tiles, which leave processors free, and not before every block of the
+/// main grid has waited for the one that clears the counters: the last call's numbers are gone.
 template <BackwardConfig C>
-TANDEM_DEVICE void wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
-  if (p.n_blocks == 0) {
-    ptx::wait_for_previous_grid();  // which is not the main one
-    return;
-  }
+TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
   int tiles = p.n_blocks;
   if constexpr (C.ragged) {
     const tile::SequenceRows keys =
         tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch);
     tiles = ceil_div(keys.end - keys.begin, C.tile_keys());
   }
-  if (ptx::thread_index() == 0 && tiles > 0) {
+  if (tiles == 0) return false;
+  if (ptx::thread_index() == 0) {
     const int head_kv = t.head / (p.heads_q / p.heads_kv);
     ptx::wait_long(p.tiles_added + t.batch * p.heads_kv + head_kv, static_cast<u32>(tiles * C.dq_pieces()));
   }
   ptx::sync_block();
+  return true;
 }
 
 /// One block of threads a query block and head; each reads what the same thread of the main kernel's
@@ -46,12 +44,12 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   // So that whoever waits for this grid waits for the main one's dK and dV, too.
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
   if (!locate_rows<C>(p, ragged, static_cast<int>(ptx::block_index()), t)) return;
-  wait_for_sums<C>(p, t);
+  const bool added = wait_for_sums<C>(p, t);
   const auto* sums = reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk)) +
                      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
   // No key has been seen, and nothing stored, where nobody has had a turn.
-  const bool any = ptx::load_written(p.turns + t.block * C.dq_pieces() + warpgroup) != 0;
+  const bool any = added && ptx::load_written(p.turns + t.block * C.dq_pieces() + warpgroup) != 0;
 #pragma unroll
   for (int u = 0; u < registers / 4; ++u) {
     const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};

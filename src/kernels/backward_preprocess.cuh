@@ -1,5 +1,5 @@
-// Before the main backward kernel: LSE and delta of every query in the form it reads them, and nobody's turn
-// yet at the sums of dQ. Bound by memory: O and dO are read once.
+// Before the main backward kernel: LSE and delta of every query in the form it reads them, nobody's turn yet
+// at the sums of dQ, and no tile added to them. Bound by memory: O and dO are read once.
 #pragma once
 
 #include "kernels/backward_tiles.cuh"
