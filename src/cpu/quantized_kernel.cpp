@@ -38,9 +38,10 @@ struct Work {
   const ForwardTile& t;
   Scratch s;
   bool truncates;  ///< products are e4m3's
-  bool p_lags;     ///< P's unit is a maximum that follows the running one when it is too far above
-  bool p_linear;   ///< half of its exponentials are
-  bool p_by_tile;  ///< P is rounded relative to its largest in the tile, not to the running maximum
+  /// P's unit is a maximum that follows the running one when it is too far above; else its largest in the
+  /// tile.
+  bool p_lags;
+  bool p_linear;  ///< half of its exponentials are
 };
 
 /// Which keys the rows of one stripe see.
@@ -169,8 +170,8 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   const Vec maximum = hn::IfThenElse(above, in_tile, old);
   const Vec safe = zero_if_infinite(maximum);
   const Vec growth = exp2(hn::Sub(old, safe));
-  const Vec base = w.p_by_tile ? zero_if_infinite(in_tile) : safe;
-  const Vec weight = w.p_by_tile ? exp2(hn::Sub(in_tile, safe)) : broadcast(1.0F);
+  const Vec base = w.p_lags ? safe : zero_if_infinite(in_tile);
+  const Vec weight = w.p_lags ? broadcast(1.0F) : exp2(hn::Sub(in_tile, safe));
 
   const bool by_row = w.job.recipe.v_scales == ScaleGroup::row && w.job.recipe.pv != Codes::input;
   const float range = w.job.recipe.pv == Codes::e4m3 ? (w.p_lags ? e4m3_lagging_p_range : e4m3_p_range)
@@ -440,8 +441,7 @@ void run(const QuantizedTile& job) {
                .s = take_apart(job.tile),
                .truncates = r.qk == Codes::e4m3,
                .p_lags = r.pv == Codes::input || lags_in_e4m3,
-               .p_linear = r.linear_exp2 && lags_in_e4m3,
-               .p_by_tile = r.pv == Codes::s8 || (r.pv == Codes::e4m3 && r.v_scales == ScaleGroup::row)};
+               .p_linear = r.linear_exp2 && lags_in_e4m3};
   stage_queries(w);
   find_shifts(w);
   Stripe stripes[quant_block / stripe_lanes];
