@@ -147,7 +147,7 @@ inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
 std::uint32_t read_turn(const std::uint32_t* p);
 std::uint32_t claim_turn(std::uint32_t* p);
 void wait_turn(const std::uint32_t* p, std::uint32_t value);
-/// For kernels that another launch, on another thread of the host, goes on beside: throws after a minute.
+/// For kernels that another launch, on another thread of the host, goes on beside: throws after ten minutes.
 void wait_long(const std::uint32_t* p, std::uint32_t value);
 void raise_turn(std::uint32_t* p);
 
