@@ -120,18 +120,18 @@ struct BackwardLoader {
     const int group = p.heads_q / p.heads_kv;
     BackwardTiles<C> tiles(p);
     BackwardTile t;
-    int before = 0;  ///< tiles of this block
     while (tiles.next(t)) {
       if (t.blocks.first >= t.blocks.end) continue;
       if (leader) {
         load_k(t);
         load_v(t);
-        // K and V are the caller's; LSE and delta are the kernel's before this one.
-        if (before == 0) ptx::wait_for_previous_grid();
+        // K and V are the caller's; LSE and delta are the kernel's before this one. (To ask at every tile
+        // costs no register, which 256 columns with lengths and a mask have not left.)
+        ptx::wait_for_previous_grid();
         // The conversion waits for each head by itself, and begins where blocks have ended: blocks of two
         // tiles and more fill the device. Where they have one each, it would take processors that others
         // could use.
-        if (before == 1) ptx::launch_next_grid();
+        if (tiles.round > 1) ptx::launch_next_grid();
 #pragma unroll 1
         for (int g = 0; g < group; ++g) {
 #pragma unroll 1
@@ -147,7 +147,6 @@ struct BackwardLoader {
           load_dout(t, t.head_kv * group, t.blocks.first);
         }
       }
-      ++before;
       k_at.advance();
       v_at.advance();
     }
