@@ -23,7 +23,7 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t)
   if (tiles == 0) return false;
   if (ptx::thread_index() == 0) {
     const int head_kv = t.head / (p.heads_q / p.heads_kv);
-    ptx::wait_long(p.tiles_added + t.batch * p.heads_kv + head_kv, static_cast<u32>(tiles * C.dq_pieces()));
+    ptx::wait_long(tiles_added(p, t.batch, head_kv), static_cast<u32>(tiles * C.dq_pieces()));
   }
   ptx::sync_block();
   return true;

@@ -84,7 +84,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     if (thread < C.dq_pieces()) ptx::store_global(p.turns + t.block * C.dq_pieces() + thread, 0U);
     if (t.first == 0 && thread == 0) {
       const int head_kv = t.head / (p.heads_q / p.heads_kv);
-      ptx::store_global(p.tiles_added + t.batch * p.heads_kv + head_kv, 0U);
+      ptx::store_global(tiles_added(p, t.batch, head_kv), 0U);
     }
   }
   ptx::launch_next_grid();

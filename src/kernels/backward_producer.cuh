@@ -236,7 +236,7 @@ struct BackwardAdder {
       // Under the tile's epilogue.
       if (leader) {
         ptx::tma_store_wait_written<0>();
-        ptx::raise_turn(p.tiles_added + t.batch * p.heads_kv + t.head_kv);
+        ptx::raise_turn(tiles_added(p, t.batch, t.head_kv));
       }
     }
   }

@@ -20,6 +20,11 @@ TANDEM_DEVICE i64 workspace_block(const BackwardParams& p, int head, int block) 
   return static_cast<i64>(head) * p.q_blocks + block;
 }
 
+/// The counter of a KV head's tiles that have been added up.
+TANDEM_DEVICE u32* tiles_added(const BackwardParams& p, int batch, int head_kv) {
+  return p.tiles_added + batch * p.heads_kv + head_kv;
+}
+
 /// Tile n of a head's keys, and the query blocks that see any of it.
 struct BackwardTile {
   int n = 0;

@@ -35,6 +35,21 @@ std::string name_of(const ::testing::TestParamInfo<EmulatedBackward>& parameter)
   return name;
 }
 
+void expect_the_oracles_gradients(const EmulatedBackward& kernels, harness::Call& call,
+                                  const EmulatedRun& run) {
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args());
+  call.prepare(Pass::backward);
+  try {
+    run_backward(kernels, call, run);
+  } catch (const emulator::Fault& fault) {
+    ADD_FAILURE() << fault.what();
+    return;
+  }
+  EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+}
+
 class EmulatedBackwardTest : public ::testing::TestWithParam<EmulatedBackward> {};
 
 TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
@@ -43,18 +58,8 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
     const harness::Case spec = random_backward_case(seed, config);
     SCOPED_TRACE(describe(config) + ": " + spec.describe());
     harness::Call call(spec);
-    const harness::Expected expected = harness::expect(call, Pass::backward);
-    call.prepare(Pass::forward);
-    tandem::forward(call.forward_args());
-    call.prepare(Pass::backward);
-    try {
-      // Blocks that wait for each other's turns must run at once.
-      run_backward(GetParam(), call, {.seed = seed, .host_threads = 2});
-    } catch (const emulator::Fault& fault) {
-      ADD_FAILURE() << fault.what();
-      continue;
-    }
-    EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+    // Blocks that wait for each other's turns must run at once.
+    expect_the_oracles_gradients(GetParam(), call, {.seed = seed, .host_threads = 2});
   }
 }
 
@@ -64,12 +69,7 @@ TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
   const harness::Case spec = random_backward_case(cases_a_family, config);
   SCOPED_TRACE(describe(config) + ": " + spec.describe());
   harness::Call call(spec);
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args());
-  call.prepare(Pass::backward);
-  run_backward(GetParam(), call, {.seed = 1, .host_threads = 2, .convert_beside = true});
-  EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+  expect_the_oracles_gradients(GetParam(), call, {.seed = 1, .host_threads = 2, .convert_beside = true});
 }
 
 // The contract's tests say so of one Config; here every way of dividing the work, that keys are hidden in.
@@ -94,12 +94,7 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   harness::Call call(spec);
   for (const std::int64_t key : {20, 93})
     call.k.set(key * spec.head_dim_qk + 3, std::numeric_limits<double>::quiet_NaN());
-  const harness::Expected expected = harness::expect(call, Pass::backward);
-  call.prepare(Pass::forward);
-  tandem::forward(call.forward_args());
-  call.prepare(Pass::backward);
-  run_backward(GetParam(), call, {.host_threads = 2});
-  EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+  expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
 }
 
 /// The most query blocks that a block of the grid meets, over what each would if all were even.
