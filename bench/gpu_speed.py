@@ -253,18 +253,19 @@ def varlen(program: Path, rounds: int) -> list[dict]:
     return results
 
 
-def long_sequences(passes: list[str]) -> list[dict]:
+def long_sequences(passes: list[str], head_dims: list[int]) -> list[dict]:
     return [
         {
             "pass": name,
             "dtype": "bf16",
             "batch": 1,
-            "heads": HIDDEN // 128,
+            "heads": HIDDEN // head_dim,
             "seqlen": seqlen,
-            "head_dim": 128,
+            "head_dim": head_dim,
             "causal": causal,
         }
         for name in passes
+        for head_dim in head_dims
         for causal in (0, 1)
         for seqlen in (32768, 131072)
     ]
@@ -272,7 +273,7 @@ def long_sequences(passes: list[str]) -> list[dict]:
 
 def million(tandem: Tandem) -> dict:
     """A million tokens, causal: a single call, which takes seconds and 16 GiB of tensors."""
-    (cell,) = long_sequences(["forward"])[-1:]
+    (cell,) = long_sequences(["forward"], [128])[-1:]
     return measure({**cell, "seqlen": 1 << 20}, [tandem], 1, 1.0)
 
 
@@ -436,7 +437,7 @@ def arguments() -> argparse.Namespace:
         help="the 8-bit forward in place of the grid",
     )
     parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
-    parser.add_argument("--long", action="store_true", help="add one sequence of 32k, 128k and 1M tokens")
+    parser.add_argument("--long", action="store_true", help="add one sequence of 32k, 128k and (forward, head dimension 128) 1M tokens")
     parser.add_argument("--commit", help="what the program was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -465,7 +466,7 @@ def main() -> int:
         if args.precision:
             document["precision"] = precision_cells(args.program, cells, args.precision, args.rounds)
             cells = []
-        for cell in cells + (long_sequences(args.passes) if args.long else []):
+        for cell in cells + (long_sequences(args.passes, args.head_dims) if args.long else []):
             cell["deterministic"] = int(args.deterministic)
             document["cells"].append(measure(cell, contenders, rounds, milliseconds))
         if args.long and "forward" in args.passes:
