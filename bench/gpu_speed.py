@@ -437,7 +437,9 @@ def arguments() -> argparse.Namespace:
         help="the 8-bit forward in place of the grid",
     )
     parser.add_argument("--varlen", action="store_true", help="add packed sequences, beside dense ones")
-    parser.add_argument("--long", action="store_true", help="add one sequence of 32k, 128k and, forward at 128, 1M tokens")
+    parser.add_argument(
+        "--long", action="store_true", help="add one sequence of 32k, 128k and, forward at 128, 1M tokens"
+    )
     parser.add_argument("--commit", help="what the program was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
