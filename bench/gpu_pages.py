@@ -152,9 +152,9 @@ def ablation(document: dict) -> list[str]:
 
 def varlen(document: dict) -> list[str]:
     return table(
-        ["packed sequences", "mask", "packed us", "dense us", "packed / dense"],
+        ["pass", "head_dim", "packed sequences", "mask", "packed us", "dense us", "packed / dense"],
         (
-            [e["sequences"], mask_of(e)]
+            [e.get("pass", "forward"), e["head_dim"], e["sequences"], mask_of(e)]
             + [number(e["us"][k], 1) for k in ("packed", "dense")]
             + [number(e["ratio"], 2)]
             for e in document["varlen"]

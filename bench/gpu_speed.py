@@ -16,6 +16,7 @@ before the clock starts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -236,17 +237,26 @@ def ablation(program: Path, rounds: int) -> list[dict]:
     ]
 
 
-def varlen(program: Path, rounds: int) -> list[dict]:
+def varlen(program: Path, passes: list[str], head_dims: list[int], rounds: int) -> list[dict]:
     """Packed sequences, and the dense call of (nearly) the same work: the ratio is to stay below 1.5."""
     rows = {
         "8192 of 34": ("8192x34", {"batch": 8192, "seqlen": 34}),
         "131072 and 1000 of 16": ("131072,1000x16", {"batch": 1, "seqlen": 131072}),
+        "32 of 512": ("512x32", {"batch": 32, "seqlen": 512}),
+        "8 of 2048": ("2048x8", {"batch": 8, "seqlen": 2048}),
+        "16384": ("16384", {"batch": 1, "seqlen": 16384}),
     }
     results = []
     for name, (lengths, dense) in rows.items():
         pair = Variants(program, {"packed": {"lengths": lengths}, "dense": dense})
-        for causal in (0, 1):
-            cell = {"dtype": "bf16", "heads": HIDDEN // 128, "head_dim": 128, "causal": causal}
+        for which, head_dim, causal in itertools.product(passes, head_dims, (0, 1)):
+            cell = {
+                "pass": which,
+                "dtype": "bf16",
+                "heads": HIDDEN // head_dim,
+                "head_dim": head_dim,
+                "causal": causal,
+            }
             _, times = pair.measure(cell, rounds)
             us = {kind: statistics.median(t) for kind, t in times.items()}
             results.append({"sequences": name, **cell, "us": us, "ratio": us["packed"] / us["dense"]})
@@ -304,12 +314,12 @@ def print_precision(document: dict) -> None:
 
 
 def print_varlen(entries: list[dict]) -> None:
-    print("| packed sequences | mask | packed us | dense us | packed/dense |")
-    print("|---|---|---|---|---|")
+    print("| pass | head_dim | packed sequences | mask | packed us | dense us | packed/dense |")
+    print("|" + "---|" * 7)
     for entry in entries:
         us = entry["us"]
         print(
-            f"| {entry['sequences']} | {'causal' if entry['causal'] else 'full'} | {us['packed']:.1f} "
+            f"| {entry['pass']} | {entry['head_dim']} | {entry['sequences']} | {'causal' if entry['causal'] else 'full'} | {us['packed']:.1f} "
             f"| {us['dense']:.1f} | {entry['ratio']:.2f} |"
         )
 
@@ -476,7 +486,7 @@ def main() -> int:
         if args.ablation:
             document["ablation"] = ablation(args.program, args.rounds)
         if args.varlen:
-            document["varlen"] = varlen(args.program, args.rounds)
+            document["varlen"] = varlen(args.program, args.passes, args.head_dims, args.rounds)
         if args.json:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
     print_table(document)
