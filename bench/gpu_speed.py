@@ -318,8 +318,9 @@ def print_varlen(entries: list[dict]) -> None:
     print("|" + "---|" * 7)
     for entry in entries:
         us = entry["us"]
+        mask = "causal" if entry["causal"] else "full"
         print(
-            f"| {entry['pass']} | {entry['head_dim']} | {entry['sequences']} | {'causal' if entry['causal'] else 'full'} | {us['packed']:.1f} "
+            f"| {entry['pass']} | {entry['head_dim']} | {entry['sequences']} | {mask} | {us['packed']:.1f} "
             f"| {us['dense']:.1f} | {entry['ratio']:.2f} |"
         )
 
