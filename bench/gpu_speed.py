@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import shutil
 import statistics
@@ -242,8 +243,8 @@ def varlen(program: Path, passes: list[str], head_dims: list[int], rounds: int) 
     rows = {
         "8192 of 34": ("8192x34", {"batch": 8192, "seqlen": 34}),
         "131072 and 1000 of 16": ("131072,1000x16", {"batch": 1, "seqlen": 131072}),
-        "32 of 512": ("512x32", {"batch": 32, "seqlen": 512}),
-        "8 of 2048": ("2048x8", {"batch": 8, "seqlen": 2048}),
+        "32 of 512": ("32x512", {"batch": 32, "seqlen": 512}),
+        "8 of 2048": ("8x2048", {"batch": 8, "seqlen": 2048}),
         "16384": ("16384", {"batch": 1, "seqlen": 16384}),
     }
     results = []
@@ -257,7 +258,10 @@ def varlen(program: Path, passes: list[str], head_dims: list[int], rounds: int) 
                 "head_dim": head_dim,
                 "causal": causal,
             }
-            _, times = pair.measure(cell, rounds)
+            prepared, times = pair.measure(cell, rounds)
+            flops = {kind: answer["flops"] for kind, answer in prepared.items()}
+            if not math.isclose(*flops.values(), rel_tol=0.01):
+                raise RuntimeError(f"{name}: {flops} operations are not the same work")
             us = {kind: statistics.median(t) for kind, t in times.items()}
             results.append({"sequences": name, **cell, "us": us, "ratio": us["packed"] / us["dense"]})
     return results

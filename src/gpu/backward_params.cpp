@@ -129,7 +129,7 @@ std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
 }
 
 std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
-  return p.heads_q * tiles_of(p.rows_q, c.block_m, p.batch, p.packed_q);
+  return p.rows_q == 0 ? 0 : p.heads_q * query_blocks(p, c);
 }
 
 std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {

@@ -39,11 +39,10 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   // All lanes locate, so the warpgroup is taken for uniform too.
   const int warpgroup = static_cast<int>(ptx::shuffle(ptx::thread_index() / warpgroup_size, 0));
   const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
-  tile::RaggedBlocks<C.block_m> ragged;
   BackwardRows t;
   // So that whoever waits for this grid waits for the main one's dK and dV, too.
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
-  if (!locate_rows<C>(p, ragged, static_cast<int>(ptx::block_index()), t)) return;
+  if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
   const auto* sums = reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk)) +
                      warpgroup * warpgroup_size * (registers / 4) + thread;

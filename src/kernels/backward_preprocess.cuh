@@ -42,9 +42,14 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
   static_assert(C.block_m % (threads / lanes) == 0);
   const int thread = static_cast<int>(ptx::thread_index());
-  tile::RaggedBlocks<C.block_m> ragged;
+  // There is a block for every one of the workspace, and more than there are counters.
+  const int block = static_cast<int>(ptx::block_index());
+  if (thread < C.dq_pieces()) {
+    ptx::store_global(p.turns + static_cast<i64>(block) * C.dq_pieces() + thread, 0U);
+  }
+  if (thread == 0 && block < (p.batch + 2) * p.heads_kv) ptx::store_global(p.tiles_added + block, 0U);
   BackwardRows t;
-  if (locate_rows<C>(p, ragged, static_cast<int>(ptx::block_index()), t)) {
+  if (locate_rows<C>(p, block, t)) {
     const int batch = p.packed_q ? 0 : t.batch;
     const int lane = thread % lanes;
 #pragma unroll
@@ -80,11 +85,6 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       const bool number = lse < ptx::infinity();
       ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
       ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
-    }
-    if (thread < C.dq_pieces()) ptx::store_global(p.turns + t.block * C.dq_pieces() + thread, 0U);
-    if (t.first == 0 && thread == 0) {
-      const int head_kv = t.head / (p.heads_q / p.heads_kv);
-      ptx::store_global(tiles_added(p, t.batch, head_kv), 0U);
     }
   }
   ptx::launch_next_grid();

@@ -244,20 +244,38 @@ struct BackwardRows {
   i64 block = 0;  ///< in the workspace
 };
 
+/// Block `number` of the kernels before and after the main one; false where it has no rows. They follow each
+/// other sequence by sequence and head by head, as the main kernel's tiles do. Of packed sequences there are
+/// as many blocks as a head has in the workspace, of which each sequence has [F(b), F(b + 1)): it is searched
+/// for, since every block begins anew, and would walk a thousand sequences.
 template <BackwardConfig C>
-TANDEM_DEVICE bool locate_rows(const BackwardParams& p, tile::RaggedBlocks<C.block_m>& ragged, int number,
-                               BackwardRows& t) {
+TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows& t) {
   int m = 0;
-  if constexpr (C.ragged) {
-    tile::RaggedBlock b;
-    const tile::RaggedSide queries{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q};
-    if (!ragged.locate(queries, number, b)) return false;
-    m = b.block;
-    t.head = b.head;
-    t.batch = b.batch;
-    t.begin_q = b.rows.begin;
-    t.seqlen_q = b.rows.used;
-    t.end_q = b.rows.end - b.rows.begin;
+  if (C.ragged && p.packed_q) {
+    const auto begin = [&](int b) { return tile::clamp_to(tile::length_at(p.cu_seqlens_q, b), 0, p.rows_q); };
+    const auto first = [&](int b) { return p.heads_q * first_query_block<C>(p, b, begin(b)); };
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    t.batch = tile::last_not_past(lane, p.batch + 1, number, first);
+    int from = first(t.batch);
+    int to = p.heads_q * p.q_blocks;
+    tile::SequenceRows rows{begin(t.batch), 0, p.rows_q};  // those past the last sequence
+    if (number < from) {                                   // those before the first
+      rows = {0, 0, rows.begin};
+      to = from;
+      from = 0;
+      t.batch = p.batch + 1;
+    } else if (t.batch < p.batch) {
+      rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch);
+      to = first(t.batch + 1);
+    }
+    // Offsets that descend, which are no sequences, must not lead outside the workspace.
+    const int of_head = (to - from) / p.heads_q;
+    if (number >= to) return false;
+    t.head = (number - from) / of_head;
+    m = number - from - t.head * of_head;
+    t.begin_q = rows.begin;
+    t.seqlen_q = rows.used;
+    t.end_q = rows.end - rows.begin;
   } else {
     const int heads = p.heads_q * p.batch;
     if (number >= heads * p.m_blocks) return false;
@@ -266,10 +284,12 @@ TANDEM_DEVICE bool locate_rows(const BackwardParams& p, tile::RaggedBlocks<C.blo
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
     t.seqlen_q = t.end_q = p.rows_q;
+    if constexpr (C.ragged)
+      t.seqlen_q = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch).used;
   }
   t.first = m * C.block_m;
   t.block = workspace_block(p, t.head, first_query_block<C>(p, t.batch, t.begin_q) + m);
-  return true;
+  return t.first < t.end_q;
 }
 
 }  // namespace tandem

@@ -32,23 +32,12 @@ TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
   return {{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, p.blocks_k, p.together_k};
 }
 
-/// The last of packed sequences whose first block is not past `block`: each warp tries 32 at a time.
+/// The last of packed sequences whose first block is not past `block`.
 TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
   const int lane = static_cast<int>(ptx::thread_index_anew()) % warp_size;
-  int first = 0;  // the answer is in [first, first + count)
-  for (int count = side.batch; count > 1;) {
-    const int step = ceil_div(count, warp_size);
-    const int b = first + lane * step;
-    bool after = lane * step >= count;
-    if (!after)
-      after =
-          first_block(tile::sequence_rows(side.cu, {nullptr, 0, false}, side.rows, b).begin, b, true) > block;
-    const u32 past = ptx::ballot(after);
-    const int steps = past == 0 ? warp_size : ptx::find_first_set(past);
-    first += max(steps - 1, 0) * step;
-    count = min(step, side.batch - first);
-  }
-  return first;
+  return tile::last_not_past(lane, side.batch, block, [&](int b) {
+    return first_block(tile::sequence_rows(side.cu, {nullptr, 0, false}, side.rows, b).begin, b, true);
+  });
 }
 
 /// False where the unit has no row in use. Its first head is found; heads of a block are neighbours in the

@@ -49,6 +49,23 @@ TANDEM_DEVICE SequenceRows sequence_rows(const LengthArray& cu, const LengthArra
   return r;
 }
 
+/// The last of `count` ascending numbers that is not past `at`, or number 0: first(i) is the i-th. All lanes
+/// of a warp call, and try 32 at a time.
+template <typename First>
+TANDEM_DEVICE int last_not_past(int lane, int count, int at, First first) {
+  int from = 0;  // the answer is in [from, from + left)
+  for (int left = count; left > 1;) {
+    const int step = ceil_div(left, warp_size);
+    const int i = lane * step;
+    const bool past = i >= left || first(from + i) > at;
+    const u32 beyond = ptx::ballot(past);
+    const int steps = beyond == 0 ? warp_size : ptx::find_first_set(beyond);
+    from += max(steps - 1, 0) * step;
+    left = min(step, count - from);
+  }
+  return from;
+}
+
 /// Tile numbers dealt in turn, without communication. `alternate`: every second round is dealt backwards, so
 /// that sums of descending work even out.
 template <bool alternate>

@@ -81,7 +81,7 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
                                                 .head_dim_qk = config.head_dim_qk,
                                                 .head_dim_v = config.head_dim_v,
                                                 .causal = true});
-  spec.batch = 1;
+  spec.batch = 70;
   spec.heads_q = spec.heads_kv = 1;
   spec.seqlen_q = spec.seqlen_k = 150;
   spec.head_dim_qk = config.head_dim_qk;
@@ -239,6 +239,40 @@ TEST(BackwardTiles, RotatedTurnsComeToAllWithoutWaiting) {
   }
 }
 
+std::vector<EmulatedBackward> ragged_backwards() {
+  std::vector<EmulatedBackward> ragged = all_backwards();
+  std::erase_if(ragged, [](const EmulatedBackward& kernels) { return !kernels.config.ragged; });
+  return ragged;
+}
+
+class EmulatedRaggedBackwardTest : public EmulatedBackwardTest {};
+
+// More than a warp tries at a time, some of no rows, and rows that belong to none.
+TEST_P(EmulatedRaggedBackwardTest, ManySequencesMatchTheOracle) {
+  const BackwardConfig& config = GetParam().config;
+  harness::Case spec = random_backward_case(1, config);
+  spec.batch = 70;
+  spec.heads_q = 2;
+  spec.heads_kv = 1;
+  spec.packed_q = spec.packed_k = true;
+  spec.lengths_q.clear();
+  spec.lengths_k.clear();
+  spec.used_q.clear();
+  spec.used_k.clear();
+  for (int i = 0; i < spec.batch; ++i) {
+    spec.lengths_q.push_back(i * 7 % 11);
+    spec.lengths_k.push_back(i * 5 % 13);
+  }
+  spec.slack_q = spec.slack_k = 9;
+  spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
+  spec.lse_layout = {};
+  SCOPED_TRACE(describe(config) + ": " + spec.describe());
+  harness::Call call(spec);
+  expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedRaggedBackwardTest, ::testing::ValuesIn(ragged_backwards()),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalBackwardTest, ::testing::ValuesIn(causal_backwards()),
                          name_of);
