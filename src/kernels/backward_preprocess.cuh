@@ -42,7 +42,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
   static_assert(C.block_m % (threads / lanes) == 0);
   const int thread = static_cast<int>(ptx::thread_index());
-  // There is a block for every one of the workspace, and more than there are counters.
+  // There is a block for every one of the workspace, and for every counter that is waited for.
   const int block = static_cast<int>(ptx::block_index());
   if (thread < C.dq_pieces()) {
     ptx::store_global(p.turns + static_cast<i64>(block) * C.dq_pieces() + thread, 0U);

@@ -268,9 +268,8 @@ TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows
       rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch);
       to = first(t.batch + 1);
     }
-    // Offsets that descend, which are no sequences, must not lead outside the workspace.
+    if (number >= to) return false;  // offsets that descend, which are no sequences
     const int of_head = (to - from) / p.heads_q;
-    if (number >= to) return false;
     t.head = (number - from) / of_head;
     m = number - from - t.head * of_head;
     t.begin_q = rows.begin;
