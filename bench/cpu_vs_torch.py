@@ -7,9 +7,9 @@ is autograd's alone, with the forward pass before the clock starts; Tandem's is 
 times count, a cell's results are checked against fp64 on sampled rows, Tandem's with every output filled with
 NaN beforehand.
 
-    python bench/cpu_vs_torch.py               the whole grid: table on the screen, JSON and plot under
-    build/bench python bench/cpu_vs_torch.py --record      also docs/results/cpu.md, .json and .png python
-    bench/cpu_vs_torch.py --budget 60 --dtype f32 --head-dim 128 --pass forward
+    python bench/cpu_vs_torch.py             table on the screen, JSON and plot under build/bench
+    python bench/cpu_vs_torch.py --record    also docs/results/cpu.md, .json and .png
+    python bench/cpu_vs_torch.py --budget 60 --dtype f32 --head-dim 128 --pass forward
 """
 
 from __future__ import annotations

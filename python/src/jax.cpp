@@ -42,6 +42,7 @@ DType dtype_of(ffi::DataType type) {
     case ffi::DataType::F16: return DType::f16;
     case ffi::DataType::BF16: return DType::bf16;
     case ffi::DataType::F8E4M3FN: return DType::e4m3;
+    case ffi::DataType::S8: return DType::s8;
     case ffi::DataType::S32: return DType::i32;
     case ffi::DataType::S64: return DType::i64;
     default: throw Error(Status::invalid_argument, "an array's dtype is none that Tandem has; convert it");

@@ -15,6 +15,7 @@
 #include "arrays.hpp"
 #include "cpu/cpu.hpp"
 #include "fields.hpp"
+#include "gpu/describe.hpp"
 #include "jax.hpp"
 #include "peak.hpp"
 #include "tandem/attention.hpp"
@@ -81,9 +82,15 @@ BackwardArgs backward_args(Arrays& arrays, const AttentionOptions& options) {
   return args;
 }
 
-AttentionOptions make_options(std::optional<float> scale, bool causal, std::int64_t window_left,
-                              std::int64_t window_right, float softcap, bool deterministic, bool pad,
-                              bool check, Precision precision, bool strict) {
+// All of a call that is no array: what tandem._call.Call hands over, so that one place judges its types.
+struct Options {
+  AttentionOptions attention;
+  int threads = 0;
+};
+
+Options make_options(std::optional<float> scale, bool causal, std::int64_t window_left,
+                     std::int64_t window_right, float softcap, bool deterministic, bool pad, bool check,
+                     Precision precision, bool strict, int threads) {
   AttentionOptions o;
   o.scale = scale;
   o.causal = causal;
@@ -95,7 +102,7 @@ AttentionOptions make_options(std::optional<float> scale, bool causal, std::int6
   o.check = check;
   o.precision = precision;
   o.strict = strict;
-  return o;
+  return {.attention = o, .threads = threads};
 }
 
 Execution make_execution(int threads, std::uintptr_t stream = 0) {
@@ -121,23 +128,20 @@ void run(nb::handle q, const Args& args, Execution execution) {
   tandem::run(call, execution);
 }
 
-void run_forward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
-                 std::uintptr_t stream) {
+void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
-  run(arrays.q(), forward_args(arrays, options), make_execution(threads, stream));
+  run(arrays.q(), forward_args(arrays, options.attention), make_execution(options.threads, stream));
 }
 
-void run_backward(const nb::tuple& tuple, const AttentionOptions& options, int threads,
-                  std::uintptr_t stream) {
+void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
-  run(arrays.q(), backward_args(arrays, options), make_execution(threads, stream));
+  run(arrays.q(), backward_args(arrays, options.attention), make_execution(options.threads, stream));
 }
 
 // The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
 // wants the long way: another type, rows that are not contiguous, float8, and, where autograd is `recording`,
 // an input that requires a gradient.
-nb::object run_tensors(const nb::tuple& inputs, const AttentionOptions& options, int threads, bool return_lse,
-                       bool recording) {
+nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool return_lse, bool recording) {
   if (inputs.size() != input_fields.size()) throw nb::value_error("a call has another number of inputs");
   ForwardArgs args;
   for (std::size_t i = 0; i < input_fields.size(); ++i) {
@@ -152,18 +156,20 @@ nb::object run_tensors(const nb::tuple& inputs, const AttentionOptions& options,
   if (!results.out.is_valid()) return nb::none();
   args.out = view_of("out", results.out, q, true);
   if (return_lse) args.lse = view_of("lse", results.lse, q, true);
-  args.options = options;
-  Execution execution = make_execution(threads);
+  args.options = options.attention;
+  Execution execution = make_execution(options.threads);
   execution.stream = current_stream(args.out);
   run(q, args, execution);
   return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
 }
 
-// f(args) of a call that is planned but not run.
+// f(args, execution) of a call that is planned but not run.
 template <typename F>
-auto planned(const nb::tuple& tuple, const AttentionOptions& options, bool backward, F&& f) {
+auto planned(const nb::tuple& tuple, const Options& options, bool backward, F&& f) {
   Arrays arrays(tuple, backward ? backward_count : forward_count);
-  return backward ? f(backward_args(arrays, options)) : f(forward_args(arrays, options));
+  const Execution execution = make_execution(options.threads);
+  return backward ? f(backward_args(arrays, options.attention), execution)
+                  : f(forward_args(arrays, options.attention), execution);
 }
 
 template <typename... Tables>
@@ -182,6 +188,29 @@ nb::dict cpu_info() {
   nb::dict info;
   info["target"] = cpu::name_of(cpu::best_target());
   info["targets"] = targets;
+  return info;
+}
+
+// By the names that `tandem info --json` has.
+nb::dict gpu_info() {
+  const gpu::Description description = gpu::describe();
+  nb::list devices;
+  for (const gpu::DeviceSummary& summary : description.devices) {
+    nb::dict device;
+    device["name"] = summary.name;
+    device["capability"] = summary.capability;
+    device["multiprocessors"] = summary.multiprocessors;
+    device["clock_mhz"] = summary.clock_mhz;
+    device["memory_gib"] = static_cast<double>(summary.memory_bytes) / 0x1p30;
+    device["supported"] = summary.supported;
+    devices.append(device);
+  }
+  nb::dict info;
+  info["driver"] = description.driver;
+  info["devices"] = devices;
+  info["compiler"] = description.compiler;
+  info["kernel_cache"] = description.cache_directory;
+  info["shipped_kernels"] = description.shipped_kernels;
   return info;
 }
 
@@ -261,38 +290,35 @@ NB_MODULE(_core, m) {
       .def(nb::new_(&py::make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
            nb::arg("strides"), nb::arg("device_kind") = tandem::Device::Kind::cpu,
            nb::arg("device_index") = 0);
-  nb::class_<tandem::AttentionOptions>(m, "Options")
+  nb::class_<py::Options>(m, "Options")
       .def(nb::new_(&py::make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
            nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
            nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
-           nb::arg("precision") = tandem::Precision::exact, nb::arg("strict") = false);
+           nb::arg("precision") = tandem::Precision::exact, nb::arg("strict") = false, nb::arg("threads") = 0)
+      .def_ro("threads", &py::Options::threads);
 
   m.attr("FORWARD") = py::names_of(py::input_fields, py::forward_outputs);
   m.attr("BACKWARD") = py::names_of(py::input_fields, py::backward_inputs, py::backward_outputs);
   m.def("know_torch", &py::know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"),
         nb::arg("bytes"), nb::arg("empty_like"), nb::arg("exchange").none());
-  m.def("forward_tensors", &py::run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("threads"),
-        nb::arg("return_lse"), nb::arg("recording"));
-  m.def("forward", &py::run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),
-        nb::arg("stream") = 0);
-  m.def("backward", &py::run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("threads"),
-        nb::arg("stream") = 0);
+  m.def("forward_tensors", &py::run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"),
+        nb::arg("recording"));
+  m.def("forward", &py::run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
+  m.def("backward", &py::run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
   m.def(
       "explain",
-      [](const nb::tuple& arrays, const tandem::AttentionOptions& options, int threads, bool backward) {
-        const auto execution = py::make_execution(threads);
+      [](const nb::tuple& arrays, const py::Options& options, bool backward) {
         return py::planned(arrays, options, backward,
-                           [&](const auto& args) { return tandem::explain(args, execution); });
+                           [](const auto&... call) { return tandem::explain(call...); });
       },
-      nb::arg("arrays"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
   m.def(
       "workspace_bytes",
-      [](const nb::tuple& arrays, const tandem::AttentionOptions& options, int threads, bool backward) {
-        const auto execution = py::make_execution(threads);
+      [](const nb::tuple& arrays, const py::Options& options, bool backward) {
         return py::planned(arrays, options, backward,
-                           [&](const auto& args) { return tandem::workspace_bytes(args, execution); });
+                           [](const auto&... call) { return tandem::workspace_bytes(call...); });
       },
-      nb::arg("arrays"), nb::arg("options"), nb::arg("threads"), nb::arg("backward"));
+      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
   m.def("jax_handlers", [] {
     nb::dict handlers;  // (target, platform) -> what jax.ffi.register_ffi_target takes
     for (const auto& handler : py::jax_handlers()) {
@@ -330,5 +356,6 @@ NB_MODULE(_core, m) {
       nb::arg("level"), nb::arg("write"));
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
+  m.def("gpu_info", &py::gpu_info);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
 }

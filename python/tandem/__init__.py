@@ -1,8 +1,11 @@
 """Tandem: exact attention, forward and backward, at the speed of the machine it runs on.
 
-import tandem
-out = tandem.attention(q, k, v, causal=True)      # NumPy arrays or PyTorch tensors, (batch, seqlen,
-heads, head_dim)
+    import tandem
+
+    # NumPy arrays or PyTorch tensors, (batch, seqlen, heads, head_dim)
+    out = tandem.attention(q, k, v, causal=True)
+
+``help(tandem.attention)`` says what its arguments mean.
 """
 
 from tandem._api import (

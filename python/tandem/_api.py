@@ -233,7 +233,7 @@ def workspace_bytes(q: Any, k: Any, v: Any, *, backward: bool = False, **options
 
 def _planned(
     q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
-) -> tuple[tuple[Any, ...], _core.Options, int]:
+) -> tuple[tuple[Any, ...], _core.Options]:
     """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
@@ -243,11 +243,15 @@ def _planned(
     if backward:
         out, lse = arrays[-2:]
         arrays = _call.backward_arrays(call, out, q, k, v, out, lse, sink, None)
-    return arrays, call.options(), call.threads
+    return arrays, call.options()
 
 
 def info(*, measure_peak: bool = False) -> dict[str, Any]:
-    """What this installation is and what it runs on.
+    """What this installation is and what it runs on, as a dictionary that JSON can hold.
+
+    ``backends["cpu"]`` has the instruction sets and the threads; ``backends["gpu"]`` the driver and the
+    compiler (or why there is none), the devices, where kernels are cached, and how many came with the
+    package. Looking opens the driver.
 
     ``measure_peak`` adds the machine's arithmetic peak in GFLOP/s (f32 multiply-add, bf16 dot product),
     measured on every core this process may use; it takes half a second.
@@ -258,7 +262,7 @@ def info(*, measure_peak: bool = False) -> dict[str, Any]:
         "version": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "backends": {"cpu": {**_core.cpu_info(), "threads": threads}},
+        "backends": {"cpu": {**_core.cpu_info(), "threads": threads}, "gpu": _core.gpu_info()},
     }
     if measure_peak:
         result["peak"] = _core.measure_peak(threads)

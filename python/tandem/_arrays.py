@@ -180,16 +180,25 @@ def library_of(name: str, array: Any) -> Library:
     )
 
 
-def mixed(name: str, array: Any, library: str) -> str:
-    """What is wrong with the argument `name`, which is no array of q's library."""
-    owner = library_of(name, array)
-    return f"{name} is an array of {owner.name} but q is one of {library}; convert one of them"
+def expect(name: str, array: Any, library: Library, first: str = "q") -> None:
+    """A TypeError unless `array`, the argument `name`, is of the library of the argument `first`."""
+    if not library.owns(array):
+        owner = library_of(name, array)
+        raise TypeError(
+            f"{name} is an array of {owner.name} but {first} is one of {library.name}; convert one of them"
+        )
 
 
 def dtype_named(value: Any) -> DType:
     """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
-    name = value if isinstance(value, str) else _name(value)
-    return _SHORT.get(name) or _dtype("out_dtype", name)
+    try:
+        name = value if isinstance(value, str) else _name(value)
+    except TypeError:  # not hashable, as every dtype is
+        name = ""
+    dtype = _SHORT.get(name) or _DTYPES.get(name)
+    if dtype is None:
+        raise InvalidArgumentError(f"out_dtype is {value!r}; pass 'f32', 'f16', 'bf16' or a library's dtype")
+    return dtype
 
 
 def view(name: str, array: Any, q: Any, writable: bool) -> _core.Tensor:
@@ -198,8 +207,7 @@ def view(name: str, array: Any, q: Any, writable: bool) -> _core.Tensor:
     The C++ side asks for what it does not read itself: any array but plain PyTorch tensors.
     """
     library = library_of("q", q)
-    if not library.owns(array):
-        raise TypeError(mixed(name, array, library.name))
+    expect(name, array, library)
     return library.view(name, array, writable=writable)
 
 

@@ -14,6 +14,17 @@ from tandem._errors import InvalidArgumentError
 #: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them.
 METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
 
+#: The dtypes of 8-bit codes. Their result is bf16 unless out_dtype says otherwise.
+CODES = (DType.e4m3, DType.s8)
+
+#: What to pass as an option that is not True or False.
+_KINDS = {
+    "scale": "a number, or None for head_dim_qk ** -0.5",
+    "window": "(left, right), two integers; -1 is unbounded",
+    "softcap": "a number; 0 is off",
+    "threads": "an integer; 0 is every core",
+}
+
 
 @dataclass(slots=True)  # frozen would make making one three times as slow
 class Call:
@@ -33,22 +44,51 @@ class Call:
     strict: bool = False
 
     def options(self) -> _core.Options:
-        left, right = self.window
-        return _core.Options(  # by position: keywords take twice the time
-            self.scale,
-            self.causal,
-            left,
-            right,
-            self.softcap,
-            self.deterministic,
-            self.pad,
-            self.check,
-            self.precision_code(),
-            self.strict,
-        )
+        left, right = pair("window", self.window)
+        precision = self.precision_code()
+        try:
+            return _core.Options(  # by position: keywords take twice the time
+                self.scale,
+                self.causal,
+                left,
+                right,
+                self.softcap,
+                self.deterministic,
+                self.pad,
+                self.check,
+                precision,
+                self.strict,
+                self.threads,
+            )
+        except TypeError:
+            raise self._misfit() from None
+
+    def _misfit(self) -> InvalidArgumentError:
+        """The error of an option of another type than it must be. The TypeError above does not say which."""
+        for name in ("scale", "causal", "softcap", "deterministic", "pad", "check", "strict", "threads"):
+            value: Any = getattr(self, name)
+            try:
+                _core.Options(**{name: value})
+            except TypeError:
+                return misfit(name, value)
+        return misfit("window", self.window)
 
     def precision_code(self) -> _core.Precision:
         return _precision(str(self.precision))
+
+
+def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentError:
+    """The error of the argument `name`, which means that option (itself by default), of another type."""
+    return InvalidArgumentError(f"{name} is {value!r}; pass {_KINDS.get(option or name, 'True or False')}")
+
+
+def pair(name: str, window: Any) -> tuple[int, int]:
+    """(left, right) of any sequence of two; `name` is the argument's, for errors."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise misfit(name, window, "window") from None
+    return left, right
 
 
 @functools.cache
@@ -75,8 +115,9 @@ def forward_arrays(
         dtype = _arrays.dtype_of("q", q)
         if out_dtype is not None:
             dtype = _arrays.dtype_named(out_dtype)
-        elif dtype in (DType.e4m3, DType.s8):
+        elif dtype in CODES:
             dtype = DType.bf16
+        _arrays.expect("v", v, library)
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
     return (q, k, v, sink, *call.metadata, out, lse)
@@ -85,7 +126,7 @@ def forward_arrays(
 def forward(call: Call, q: Any, *args: Any, **outputs: Any) -> tuple[Any, Any]:
     """(out, lse); `lse` is None unless return_lse. Arguments as for forward_arrays."""
     arrays = forward_arrays(call, q, *args, **outputs)
-    _core.forward(arrays, call.options(), call.threads, _arrays.library_of("q", q).stream(q))
+    _core.forward(arrays, call.options(), _arrays.library_of("q", q).stream(q))
     return arrays[-2], arrays[-1]
 
 
@@ -110,6 +151,7 @@ def backward_arrays(
     def like(name: str, array: Any, given: Any, wanted: bool) -> Any:
         if given is not None or array is None or not wanted:
             return given
+        _arrays.expect(name, array, library)
         return library.empty(array, array.shape, _arrays.dtype_of(name, array))
 
     made = map(like, ("q", "k", "v", "sink"), (q, k, v, sink), gradients, needed)
@@ -122,6 +164,6 @@ def backward(
     """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. Arguments as for
     backward_arrays."""
     arrays = backward_arrays(call, dout, q, *args, needed=needed)
-    _core.backward(arrays, call.options(), call.threads, _arrays.library_of("q", q).stream(q))
+    _core.backward(arrays, call.options(), _arrays.library_of("q", q).stream(q))
     dq, dk, dv, dsink = arrays[-4:]
     return dq, dk, dv, dsink

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from tandem import _core
+from tandem._errors import InvalidArgumentError
 
 _LEVELS = {0: logging.CRITICAL, 1: logging.INFO, 2: logging.DEBUG}
 _NAMES = {"off": 0, "info": 1, "debug": 2}
@@ -19,10 +20,10 @@ def set_log_level(level: str) -> None:
         logger has a level and handlers of its own, as any.
 
     Raises:
-      ValueError: another level.
+      InvalidArgumentError: another level.
     """
-    if level not in _NAMES:
-        raise ValueError(f"level is {level!r}; it must be one of {', '.join(_NAMES)}")
+    if level not in [*_NAMES]:  # a list: what cannot be hashed is another level too
+        raise InvalidArgumentError(f"level is {level!r}; it must be one of {', '.join(_NAMES)}")
     _core.set_log(_NAMES[level], _write)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem import _arrays, _core
+from tandem import _arrays, _call, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
@@ -53,12 +53,16 @@ def quantize(
       As ``attention``. float32 on a GPU is an UnsupportedError.
     """
     library = _arrays.library_of("x", x)
-    codes_dtype = {"e4m3": DType.e4m3, "s8": DType.s8}.get(dtype)
-    if codes_dtype is None:
+    if dtype not in ("e4m3", "s8"):
         raise InvalidArgumentError(f"dtype is {dtype!r}; it must be 'e4m3' or 's8'")
-    if granularity not in _core.Granularity.__members__:
-        names = ", ".join(_core.Granularity.__members__)
+    granularities = [*_core.Granularity.__members__]  # a list: what cannot be hashed is none of them either
+    if granularity not in granularities:
+        names = ", ".join(granularities)
         raise InvalidArgumentError(f"granularity is {granularity!r}; it must be one of {names}")
+    for name, flag in (("hadamard", hadamard), ("interleaved", interleaved)):
+        if not isinstance(flag, bool):
+            raise _call.misfit(name, flag)
+    threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
     if x.ndim not in (3, 4):
         raise InvalidArgumentError(
             f"x has {x.ndim} dimensions; it must be (batch, seqlen, heads, head_dim) or "
@@ -71,18 +75,25 @@ def quantize(
         "block": (*batch, heads, -(-seqlen // BLOCK)),
         "row": (*batch, heads, seqlen),
     }[granularity]
-    codes = library.empty(x, x.shape, codes_dtype)
+    codes = library.empty(x, x.shape, DType[dtype])
     scales = library.empty(x, shape, DType.f32)
     mean = library.empty(x, (*batch, heads, head_dim), DType.f32) if smooth else None
+
+    def view(name: str, array: Any, *, writable: bool = False) -> _core.Tensor | None:
+        if array is None:
+            return None
+        _arrays.expect(name, array, library, "x")
+        return library.view(name, array, writable=writable)
+
     _core.quantize(
         library.view("x", x),
         library.view("codes", codes, writable=True),
         library.view("scales", scales, writable=True),
-        None if mean is None else library.view("mean", mean, writable=True),
+        view("mean", mean, writable=True),
         _core.Granularity[granularity],
         hadamard,
-        None if cos is None else library.view("cos", cos),
-        None if sin is None else library.view("sin", sin),
+        view("cos", cos),
+        view("sin", sin),
         interleaved,
         threads,
         library.stream(x),

@@ -6,6 +6,7 @@ their causal mask is aligned to the top left corner.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,23 +17,47 @@ from tandem._errors import UnsupportedError
 
 _arrays.meet_torch()
 
+_MAX_HEAD_DIM = 256  # tandem.attention's
+
 
 class Handle:
     """Keeps the operators registered; `remove` gives PyTorch its own back."""
 
     def __init__(self) -> None:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name, function, device in (
-            ("_scaled_dot_product_flash_attention_for_cpu", _cpu_forward, "CPU"),
-            ("_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward, "CPU"),
-            ("_scaled_dot_product_flash_attention", _cuda_forward, "CUDA"),
-            ("_scaled_dot_product_flash_attention_backward", _cuda_backward, "CUDA"),
-        ):
-            library.impl(name, function, device, allow_override=True)
+        cpu: dict[str, Callable[..., Any]] = {
+            "_scaled_dot_product_flash_attention_for_cpu": _cpu_forward,
+            "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_backward,
+        }
+        cuda: dict[str, Callable[..., Any]] = {
+            "_scaled_dot_product_flash_attention": _cuda_forward,
+            "_scaled_dot_product_flash_attention_backward": _cuda_backward,
+        }
+        for name, function in cpu.items():
+            library.impl(name, _or_pytorchs(name, function), "CPU", with_keyset=True, allow_override=True)
+        for name, function in cuda.items():
+            library.impl(name, function, "CUDA", allow_override=True)
         self._library: Any = library
 
     def remove(self) -> None:
         self._library._destroy()
+
+
+def _or_pytorchs(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, or PyTorch's own where Tandem lacks the dtype or the head dimension.
+
+    PyTorch's flash attention takes float64 and any head dimension on the CPU; on a GPU it takes none of what
+    Tandem lacks, so that PyTorch sends such calls elsewhere.
+    """
+    theirs = torch.library.get_kernel(f"aten::{name}", "CPU")
+
+    def function(keys: Any, *tensors: Any, **options: Any) -> Any:
+        # q, k and v, or dout, q and k: both head dimensions are among theirs
+        if all(t.dtype != torch.float64 and t.shape[-1] <= _MAX_HEAD_DIM for t in tensors[:3]):
+            return ours(*tensors, **options)
+        return theirs.call_boxed(keys, *tensors, **options)
+
+    return function
 
 
 def _problem(
@@ -57,7 +82,7 @@ def _problem(
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows
     window = (-1, rows - keys) if is_causal else (-1, -1)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    call = _call.Call(scale=scale, window=window, deterministic=deterministic)
+    call = _call.Call(scale=scale, window=window, deterministic=deterministic, pad=True)
     return call, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 

@@ -45,7 +45,7 @@ def attention(
     direct = _direct(q, k, v)
     if not direct:
         metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
-        _only_tensors(q=q, k=k, v=v, sink=sink, out=out, **metadata)
+        _only_tensors(q, k, v, sink=sink, out=out, **metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = torch.is_grad_enabled() and (
@@ -85,14 +85,15 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
-    results = _core.forward_tensors(inputs, call.options(), call.threads, return_lse, recording)
+    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), recording)
     return results if return_lse or results is None else results[0]
 
 
-def _only_tensors(**arrays: Any) -> None:
-    for name, array in arrays.items():
-        if array is not None and not isinstance(array, Tensor):
-            raise TypeError(_arrays.mixed(name, array, "torch"))
+def _only_tensors(q: Any, k: Any, v: Any, **optional: Any) -> None:
+    library = _arrays.library_of("q", q)
+    given = {name: array for name, array in optional.items() if array is not None}
+    for name, array in {"k": k, "v": v, **given}.items():
+        _arrays.expect(name, array, library)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -125,7 +126,8 @@ def _direct(q: Any, k: Any, v: Any) -> bool:
 
 def _flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
-    options = (call.scale, call.causal, *call.window, call.softcap, call.deterministic, call.pad, call.check)
+    window = _call.pair("window", call.window)
+    options = (call.scale, call.causal, *window, call.softcap, call.deterministic, call.pad, call.check)
     return (*call.metadata, *options, call.threads, call.precision, call.strict)
 
 
@@ -144,7 +146,7 @@ def _run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, re
     """(out, lse), results made here; by the quick way of plain tensors where it goes."""
     if out_dtype is None:
         inputs = (q, k, v, sink, *call.metadata)
-        results = _core.forward_tensors(inputs, call.options(), call.threads, return_lse, False)
+        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
         if results is not None:
             return results
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out_dtype=out_dtype)

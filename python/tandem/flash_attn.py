@@ -58,6 +58,7 @@ def flash_attn_func(
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, float16, bfloat16 or float8_e4m3fn; float32 on the CPU.
+        Head dimensions are any up to 256.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
@@ -81,9 +82,7 @@ def flash_attn_func(
     """
     _refuse(qv, attention_chunk)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    call = _call.Call(
-        softmax_scale, causal, _pair(window_size), softcap, deterministic, False, False, 0, metadata
-    )
+    call = _problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
     return _run(call, q, k, v, sink, return_attn_probs)
 
 
@@ -127,9 +126,7 @@ def flash_attn_varlen_func(
     """
     _refuse(qv, attention_chunk)
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
-    call = _call.Call(
-        softmax_scale, causal, _pair(window_size), softcap, deterministic, False, False, 0, metadata
-    )
+    call = _problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
     return _run(call, q, k, v, sink, return_attn_probs)
 
 
@@ -156,6 +153,7 @@ def flash_attn_qkvpacked_func(
       qkv: ``(batch, seqlen, 3, heads, head_dim)``; or, with ``num_heads_q``, ``(batch, seqlen, heads_q + 2 *
         heads_kv, head_dim)``.
     """
+    _only_tensors(qkv=qkv)
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif qkv.ndim == 4 and num_heads_q is not None and (qkv.shape[2] - num_heads_q) % 2 == 0:
@@ -210,6 +208,7 @@ def register_with_torch() -> None:
     ``torch.nn.attention.activate_flash_attention_impl("tandem")`` then makes scaled_dot_product_attention run
     on Tandem wherever PyTorch picks flash attention, on CPU and CUDA tensors, and
     ``restore_flash_attention_impl()`` gives PyTorch's own back. A mask tensor or dropout is then an error.
+    On the CPU float64 and head dimensions above 256, which Tandem lacks, stay PyTorch's.
 
     Raises:
       UnsupportedError: the installed PyTorch has no registry of such implementations.
@@ -236,15 +235,32 @@ def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
         )
 
 
+def _problem(
+    scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    deterministic: bool,
+    metadata: tuple[Any, ...],
+) -> _call.Call:
+    """The call that means this. FlashAttention pads head dimensions itself: it has no option for that."""
+    window = _call.pair("window_size", window_size)
+    return _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
+
+
+def _only_tensors(**arrays: Any) -> None:
+    for name, array in arrays.items():
+        if not isinstance(array, Tensor):
+            raise TypeError(
+                f"{name} is a {type(array).__module__}.{type(array).__qualname__}; pass a torch.Tensor"
+            )
+
+
 def _run(call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, return_lse: bool) -> Any:
     results = _torch.quick(call, q, k, v, sink, return_lse)
     if results is not None:
         return results
+    _only_tensors(q=q, k=k, v=v)
     # FlashAttention-3 copies tensors whose last dimension is not contiguous.
     q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in (q, k, v))
     return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
-
-
-def _pair(window_size: tuple[int, int]) -> tuple[int, int]:
-    left, right = window_size  # any sequence of two, as FlashAttention-3 takes
-    return left, right

@@ -102,16 +102,17 @@ def attention(
     precision: str = "exact",
     strict: bool = False,
 ) -> Any:
-    """As `tandem.attention`, on JAX arrays. Gradients flow to q, k, v and sink, from the LSE too.
+    """As `tandem.attention`, on JAX arrays; all its arguments but ``out`` and ``check``. Gradients flow to q,
+    k, v and sink, from the LSE too.
 
     The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error
     as the call is traced, the same as `tandem.attention`'s.
     """
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
-    left, right = window
+    window = _call.pair("window", window)
     options = _Options(
-        scale, causal, (left, right), softcap, deterministic, pad, threads, precision, strict, out_dtype
+        scale, causal, window, softcap, deterministic, pad, threads, precision, strict, out_dtype
     )
     given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
     metadata = {
@@ -125,7 +126,7 @@ def attention(
 
 
 def _outputs(options: _Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
-    dtype = options.out_dtype or ("bf16" if q.dtype == jnp.float8_e4m3fn else None)
+    dtype = options.out_dtype or ("bf16" if _arrays.dtype_of("q", q) in _call.CODES else None)
     name = q.dtype if dtype is None else _arrays.name_of(_arrays.dtype_named(dtype))
     return {
         "out": jax.ShapeDtypeStruct((*q.shape[:-1], *v.shape[-1:]), name),
@@ -142,7 +143,7 @@ def _check(options: _Options, arrays: dict[str, Any], backward: bool) -> None:
 
     names = _core.BACKWARD if backward else _core.FORWARD
     views = tuple(view(name, arrays[name]) if name in arrays else None for name in names)
-    _core.explain(views, options.call().options(), options.threads, backward)
+    _core.explain(views, options.call().options(), backward)
 
 
 def _run(

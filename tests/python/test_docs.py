@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tandem
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if page.exists()]
@@ -19,6 +22,22 @@ def test_a_pages_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     names: dict[str, object] = {"__name__": "__main__"}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(block, page.name, "exec"), names)
+
+
+def test_the_packages_example_runs() -> None:
+    """What help(tandem) shows: the indented lines."""
+    q, k, v = (np.ones((1, 3, 2, 8), np.float32) for _ in range(3))
+    names = {"q": q, "k": k, "v": v}
+    lines = [line for line in (tandem.__doc__ or "").splitlines() if line.startswith("    ")]
+    exec("\n".join(line.strip() for line in lines), names)
+    assert names["out"].shape == q.shape
+
+
+def test_there_is_a_command_on_each_line() -> None:
+    """In the docstrings of programs, which a filled paragraph would run together."""
+    for path in [*ROOT.glob("bench/*.py"), *ROOT.glob("python/tandem/**/*.py")]:
+        text = ast.get_docstring(ast.parse(path.read_text()), clean=False) or ""
+        assert not re.findall(r"^    .*\S python(?: bench/| -m |$)", text, re.M), path
 
 
 def test_there_is_python_in_the_documentation() -> None:

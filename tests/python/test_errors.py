@@ -38,7 +38,7 @@ def test_classes() -> None:
 def test_messages_are_the_librarys() -> None:
     invalid = tandem.InvalidArgumentError
     q, k, v = qkv(head_dim=65)
-    refused(invalid, "head_dim 65 is not a multiple of 8; pad q and k to 72, or pass pad=True", q, k, v)
+    refused(invalid, "head_dim 65 is not a multiple of 8; pad q and k to 72, or set the option pad", q, k, v)
     q, k, v = qkv(heads_q=4, heads_kv=3)
     refused(
         invalid,
@@ -61,6 +61,48 @@ def test_messages_are_the_librarys() -> None:
     )
 
 
+def test_options_of_another_type() -> None:
+    two = "(left, right), two integers; -1 is unbounded"
+    kinds = {
+        "window": [two, 128, None, (1, 2, 3), (1.5, 0), (None, 0), "ab", (2**70, 0)],
+        "scale": ["a number, or None for head_dim_qk ** -0.5", "small", 1j],
+        "softcap": ["a number; 0 is off", None, "1"],
+        "threads": ["an integer; 0 is every core", None, "4", 1.0, 2**40],
+        **{
+            name: ["True or False", None, 1, "yes"]
+            for name in ("causal", "deterministic", "pad", "check", "strict")
+        },
+    }
+    q, k, v = (t.numpy() for t in qkv())
+    for name, (kind, *values) in kinds.items():
+        for value in values:
+            message = f"{name} is {value!r}; pass {kind}"
+            refused(tandem.InvalidArgumentError, message, **{name: value})
+            refused(tandem.InvalidArgumentError, message, q, k, v, **{name: value})
+    with pytest.raises(tandem.InvalidArgumentError, match="^window is 128; pass"):
+        tandem.attention_backward(q, q, k, v, q, q, window=128)  # type: ignore[arg-type]
+    with pytest.raises(tandem.InvalidArgumentError, match="^precision is .*; it must be one of exact, fp8"):
+        tandem.attention(q, k, v, precision=8)  # type: ignore[call-overload]
+
+
+def test_quantize_arguments_of_another_type() -> None:
+    x, *_ = qkv()
+    for name, value, message in (
+        ("dtype", ["s8"], "it must be 'e4m3' or 's8'"),
+        ("granularity", ["row"], "it must be one of tensor, head, block, row"),
+        ("hadamard", 1, "pass True or False"),
+        ("interleaved", None, "pass True or False"),
+        ("threads", "4", "pass an integer; 0 is every core"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError) as caught:
+            tandem.quantize(x, **{name: value})
+        assert str(caught.value) == f"{name} is {value!r}; {message}"
+    with pytest.raises(TypeError, match="^cos is a builtins.list; pass an array of numpy or torch$"):
+        tandem.quantize(x, cos=[1.0], sin=[0.0])
+    with pytest.raises(TypeError, match="^sin is an array of numpy but x is one of torch; convert one"):
+        tandem.quantize(x, cos=torch.ones(37, 16), sin=np.zeros((37, 16), np.float32))
+
+
 def test_dtypes_that_do_not_fit() -> None:
     q, k, v = qkv()
     refused(
@@ -75,8 +117,9 @@ def test_dtypes_that_do_not_fit() -> None:
         tandem.attention(q, k.half(), v)
     with pytest.raises(tandem.InvalidArgumentError, match="^out "):
         tandem.attention(q, k, v, out_dtype="bf16")
-    with pytest.raises(tandem.InvalidArgumentError, match="^out_dtype "):
-        tandem.attention(q, k, v, out_dtype="f99")
+    for dtype in ("f99", 5, ["f32"]):
+        with pytest.raises(tandem.InvalidArgumentError, match="^out_dtype is .*; pass 'f32', 'f16'"):
+            tandem.attention(q, k, v, out_dtype=dtype)
     with pytest.raises(tandem.InvalidArgumentError, match="^q_scale "):
         tandem.attention(q, k, v, q_scale=torch.ones(1))
     with pytest.raises(tandem.InvalidArgumentError, match="^cu_seqlens_q "):
@@ -108,6 +151,12 @@ def test_arrays_of_other_kinds() -> None:
         v,
         seqused_k=[3, 4],
     )
+    for arrays in ((q, None, v), (q, k, None), (q.numpy(), k.numpy(), None)):
+        with pytest.raises(TypeError, match="^[kv] is a builtins.NoneType; pass an array of numpy or torch$"):
+            tandem.attention(*arrays)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    with pytest.raises(TypeError, match="^k is a builtins.list; pass an array of numpy or torch$"):
+        tandem.attention_backward(out, q, [k], v, out, lse)
     with pytest.raises(tandem.InvalidArgumentError, match="^q is on device meta"):
         tandem.attention(q.to("meta"), k, v)
     with pytest.raises(tandem.InvalidArgumentError, match="^q is not a plain strided tensor"):

@@ -55,6 +55,22 @@ def test_func(dtype: torch.dtype) -> None:
                        tandem.attention(q, k, v))  # fmt: skip
 
 
+@pytest.mark.parametrize("head_dim", [20, 65])
+def test_any_head_dim(head_dim: int) -> None:
+    """They are padded inside, as FlashAttention does."""
+    inputs = [t.requires_grad_() for t in qkv(head_dim=head_dim, head_dim_v=head_dim + 1)]
+    out = flash_attn.flash_attn_func(*inputs, causal=True)
+    dout = torch.randn(out.shape)
+    oracle.assert_close(out, oracle.exact(*inputs, causal=True)[0])
+    references = oracle.gradients(oracle.exact, *inputs, dout, causal=True)
+    for a, b in zip(torch.autograd.grad(out, inputs, dout), references, strict=True):
+        oracle.assert_close(a, b)
+    q, k, v = torch.randn(33, 4, head_dim), torch.randn(44, 2, head_dim), torch.randn(44, 2, head_dim)
+    lengths = varlen()
+    out = flash_attn.flash_attn_varlen_func(q, k, v, lengths["cu_seqlens_q"], lengths["cu_seqlens_k"])
+    oracle.assert_close(out, oracle.exact(q, k, v, **lengths)[0])
+
+
 def test_varlen_func_reads_no_maximum() -> None:
     q, k, v = torch.randn(33, 4, 32), torch.randn(44, 2, 32), torch.randn(44, 2, 32)
     lengths = varlen()
@@ -103,6 +119,17 @@ def test_what_tandem_lacks_is_an_error() -> None:
         flash_attn.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
 
 
+def test_arguments_of_another_type() -> None:
+    q, k, v = qkv()
+    for window in (128, (1, 2, 3), None):
+        with pytest.raises(tandem.InvalidArgumentError, match="^window_size is .*; pass \\(left, right\\)"):
+            flash_attn.flash_attn_func(q, k, v, window_size=window)
+    with pytest.raises(TypeError, match="^k is a numpy.ndarray; pass a torch.Tensor$"):
+        flash_attn.flash_attn_func(q, k.numpy(), v)
+    with pytest.raises(TypeError, match="^qkv is a builtins.list; pass a torch.Tensor$"):
+        flash_attn.flash_attn_qkvpacked_func([q, k, v])
+
+
 def test_the_module_name_is_served_on_request_alone() -> None:
     program = """
 import importlib.util, sys, types
@@ -136,17 +163,18 @@ def in_torch() -> Any:
 
 @pytest.mark.parametrize(("rows", "keys"), [(20, 20), (12, 20), (20, 12)])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 20, 65])
 def test_scaled_dot_product_attention(
-    in_torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, causal: bool
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, causal: bool, head_dim: int
 ) -> None:
-    """PyTorch's function, its causal mask at the top left corner, forward and backward."""
+    """PyTorch's function, its causal mask at the top left corner, any head_dim, forward and backward."""
     calls: list[str] = []
     for name in ("forward", "backward"):
         real = getattr(tandem._call, name)
         spy = lambda *a, _name=name, _real=real, **o: calls.append(_name) or _real(*a, **o)  # noqa: E731
         monkeypatch.setattr(tandem._call, name, spy)
 
-    inputs = [torch.randn(2, 4, n, 16, requires_grad=True) for n in (rows, keys, keys)]
+    inputs = [torch.randn(2, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
     out = scaled_dot_product_attention(*inputs, is_causal=causal)
     dout = torch.randn(out.shape)
     got = (out, *torch.autograd.grad(out, inputs, dout))
@@ -154,6 +182,25 @@ def test_scaled_dot_product_attention(
     with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
         out = scaled_dot_product_attention(*inputs, is_causal=causal)
     for a, b in zip(got, (out, *torch.autograd.grad(out, inputs, dout)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float64), (264, torch.float32)], ids=str)
+def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, head_dim: int, dtype: torch.dtype
+) -> None:
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(tandem._call, name, lambda *a, **o: pytest.fail("Tandem was called"))
+    inputs = [torch.randn(2, 4, 20, head_dim, dtype=dtype, requires_grad=True) for _ in range(3)]
+    dout = torch.randn(2, 4, 20, head_dim, dtype=dtype)
+
+    def results() -> tuple[torch.Tensor, ...]:
+        out = scaled_dot_product_attention(*inputs, is_causal=True, scale=0.1)
+        return out, *torch.autograd.grad(out, inputs, dout)
+
+    with_tandem = results()
+    in_torch.restore_flash_attention_impl()
+    for a, b in zip(with_tandem, results(), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -27,8 +27,8 @@ def _on_the_cpu() -> Iterator[None]:
 def to_jax(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype == torch.bfloat16:
-        return jnp.asarray(value.float().numpy(), jnp.bfloat16)
+    if value.dtype in (torch.bfloat16, torch.float8_e4m3fn):  # NumPy lacks both
+        return jnp.asarray(value.float().numpy(), str(value.dtype).removeprefix("torch."))
     return jnp.asarray(value.numpy())
 
 
@@ -108,6 +108,28 @@ def test_float8() -> None:
     )
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [("e4m3", "fp8"), ("s8", "int8")])
+def test_codes_and_codes_beside_a_16_bit_q(dtype: str, precision: str) -> None:
+    """Bit for bit what PyTorch tensors give."""
+    q, k, v = qkv(dtype=torch.bfloat16)
+    (q8, q_scale), (k8, k_scale), (v8, v_scale) = (tandem.quantize(t, dtype) for t in (q, k, v))
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    for inputs, options in (
+        ((q8, k8, v8), {"q_scale": q_scale, "precision": precision}),
+        ((q8, k8, v8), {"q_scale": q_scale, "precision": precision, "out_dtype": "f32"}),
+        ((q, k8, v8), {}),
+        ((q.half(), k8, v8), {}),
+    ):
+        options |= scales | {"causal": True}
+        given = {name: to_jax(value) for name, value in options.items()}
+        out, lse = jax.jit(lambda *t, given=given: attention(*t, **given, return_lse=True))(
+            *map(to_jax, inputs)
+        )
+        same, same_lse = tandem.attention(*inputs, **options, return_lse=True)
+        assert str(out.dtype) == str(same.dtype).removeprefix("torch.")
+        assert torch.equal(to_torch(out), same.float()) and torch.equal(to_torch(lse), same_lse)
+
+
 def test_precision_and_strict() -> None:
     q, k, v = qkv(seqlen_q=64, seqlen_k=64, dtype=torch.bfloat16)
     options: dict[str, Any] = {"causal": True, "precision": "int8-accurate", "strict": True}
@@ -119,6 +141,10 @@ def test_errors_come_as_the_call_is_traced() -> None:
     q, k, v = (to_jax(t) for t in qkv())
     with pytest.raises(tandem.InvalidArgumentError, match="head_dim 31 is not a multiple of 8"):
         jax.jit(attention).trace(q[..., :31], k[..., :31], v)
+    with pytest.raises(tandem.InvalidArgumentError, match="window is 128; pass \\(left, right\\)"):
+        attention(q, k, v, window=128)
+    with pytest.raises(tandem.InvalidArgumentError, match="scale is 'small'; pass a number"):
+        attention(q, k, v, scale="small")
     with pytest.raises(tandem.InvalidArgumentError, match="q is i32"):
         attention(q.astype(jnp.int32), k, v)
     by_q = jax.grad(lambda q: attention(q, k, v).sum())

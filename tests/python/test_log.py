@@ -26,5 +26,7 @@ def test_a_call_is_a_line_where_asked_for(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_levels_have_names() -> None:
-    with pytest.raises(ValueError, match="'loud'; it must be one of off, info, debug"):
-        tandem.set_log_level("loud")
+    for level in ("loud", 1, None, ["info"]):
+        with pytest.raises(tandem.InvalidArgumentError, match="it must be one of off, info, debug") as caught:
+            tandem.set_log_level(level)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"level is {level!r};")
