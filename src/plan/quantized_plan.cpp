@@ -107,14 +107,17 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   return c;
 }
 
-/// Causal heads of 64 whose rows see a few blocks: what they wait for at a tile's ends outweighs the overlap.
-bool is_short(const QuantizedConfig& c, std::int64_t rows_k) {
-  return c.causal && !c.local && !c.ragged && c.head_dim_v <= 64 && c.block_m == 192 && rows_k <= 512;
-}
-QuantizedConfig without_overlap(QuantizedConfig c) {
-  c.overlap = false;
-  c.parts = 1;
-  c.pingpong = c.pv == Codes::s8;
+/// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, what they wait for at a tile's
+/// ends outweighs the overlap; where they see many, turns pay for what they cost at its ends.
+QuantizedConfig with_keys(QuantizedConfig c, std::int64_t rows_k) {
+  if (!c.causal || c.local || c.ragged || c.head_dim_v > 64 || c.block_m != 192) return c;
+  if (rows_k <= 512) {
+    c.overlap = false;
+    c.parts = 1;
+    c.pingpong = c.pv == Codes::s8;
+  } else if (rows_k >= 6144 && c.lagging()) {
+    c.pingpong = true;
+  }
   return c;
 }
 
@@ -157,8 +160,7 @@ QuantizedConfig choose_quantized_config(const Problem& p, const Recipe& recipe) 
   c.local = needs_left_mask(p);
   c.ragged = has_lengths(p);
   c.softcap = p.softcap > 0.0F;
-  c = with_tile(c);
-  if (is_short(c, p.rows_k)) c = without_overlap(c);
+  c = with_keys(with_tile(c), p.rows_k);
   c.transpose_v = may_transpose(p, c);
   return c;
 }
@@ -212,8 +214,11 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
           c.head_dim_qk = c.head_dim_v = head_dim;
           c.ragged = ragged;
           c.causal = causal;
-          configs.push_back(with_tile(c));
-          if (is_short(configs.back(), 1)) configs.push_back(without_overlap(configs.back()));
+          const QuantizedConfig tile = with_tile(c);
+          for (const std::int64_t keys : {1, 1024, 8192}) {  // of each kind
+            const QuantizedConfig with = with_keys(tile, keys);
+            if (std::find(configs.begin(), configs.end(), with) == configs.end()) configs.push_back(with);
+          }
         }
       }
     }

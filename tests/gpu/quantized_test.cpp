@@ -162,6 +162,15 @@ TEST_P(Quantized, NothingToDoIsDone) {
   for (const Case& c : empty_cases()) check_quantized(with_setting(c));
 }
 
+/// Causal heads of 64 are planned otherwise from some number of keys on (quantized_plan.cpp).
+TEST_P(Quantized, LongSequencesMatchTheCpu) {
+  Case c = with_setting(small_case(DType::bf16, 900, 6250));
+  c.heads_q = 3;
+  c.head_dim_qk = c.head_dim_v = 64;
+  c.options.causal = true;
+  check_quantized(c);
+}
+
 /// A causal result of a strict setting does not depend on what comes later, in any bit.
 TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
   if (!GetParam().strict) GTEST_SKIP() << "not promised";

@@ -116,6 +116,10 @@ TEST(QuantizedPlan, WarpgroupsTakeTurnsWhereThatPays) {
   EXPECT_FALSE(takes_turns(128, false, fp8_recipe));
   EXPECT_FALSE(takes_turns(128, false, int8_recipe));
   EXPECT_FALSE(takes_turns(128, true, int8_recipe));
+  Problem p = problem(64, true);
+  p.rows_q = p.rows_k = 6144;
+  EXPECT_TRUE(choose_quantized_config(p, fp8_recipe).pingpong);
+  EXPECT_FALSE(choose_quantized_config(p, int8_recipe).pingpong);
 }
 
 TEST(QuantizedPlan, ObjectionsNameTheRule) {
