@@ -114,7 +114,7 @@ void Call::prepare_forward(const CallOptions& options) {
                     "heads, head_dim) with cu_seqlens",
                     rank, forward_.v.rank));
   }
-  const DType dtype = forward_.q.dtype == DType::e4m3 ? DType::bf16 : forward_.q.dtype;
+  const DType dtype = is_code(forward_.q.dtype) ? DType::bf16 : forward_.q.dtype;
   auto shape = inputs_.at("q").shape();
   shape.back() = inputs_.at("v").shape().back();
   forward_.out = output("out", options.out_dtype.value_or(dtype), shape);

@@ -25,7 +25,7 @@ struct CallOptions {
   std::string device = "auto";
   bool backward = false;
   std::optional<DType> dtype;      ///< convert q, k, v and dout to it first
-  std::optional<DType> out_dtype;  ///< of e4m3 inputs
+  std::optional<DType> out_dtype;  ///< of 8-bit inputs
   std::optional<std::uint64_t> dout_seed;
 };
 

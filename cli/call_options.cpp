@@ -49,7 +49,7 @@ void add_call_options(CLI::App& command, CallOptions& options) {
   add_dtype_option(command, "--dtype", options.dtype,
                    "Convert q, k, v and dout to f32, f16, bf16 or e4m3 (one scale a tensor) first");
   add_dtype_option(command, "--out-dtype", options.out_dtype,
-                   "Dtype of the output of e4m3 inputs (default: bf16)");
+                   "Dtype of the output of 8-bit inputs (default: bf16)");
   add_attention_options(command, options.attention);
   add_execution_options(command, options.threads, options.device);
 }

@@ -1,5 +1,6 @@
 // tandem demo: real tensors through forward and backward in f32 and bf16, verified, timed, and looked into.
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct DemoOptions {
   int threads = 0;
   bool json = false;
 };
+
+constexpr std::uint64_t dout_seed = 1;  ///< where the file has no dout
 
 struct Speed {
   double best_ms = 0.0;
@@ -98,7 +101,7 @@ int run_demo(const DemoOptions& options) {
   input.paths = {options.path};
   const Inputs inputs = load_inputs(input);
   const files::TensorData& q = inputs.tensors.at("q");
-  if (q.shape().size() != 4 || q.numel() == 0 || q.dtype() == DType::e4m3 || inputs.tensors.size() > 4) {
+  if (q.shape().size() != 4 || q.numel() == 0 || is_code(q.dtype()) || inputs.tensors.size() > 4) {
     files::refuse(options.path,
                   "q is {}; the demo takes q, k, v and dout of (layers, tokens, heads, head_dim) alone",
                   describe(q.view()));
@@ -107,7 +110,7 @@ int run_demo(const DemoOptions& options) {
   CallOptions call_options;
   call_options.threads = options.threads;
   call_options.backward = true;
-  call_options.dout_seed = 1;  // where the file has no dout
+  call_options.dout_seed = dout_seed;
   Progress progress;
   std::vector<Result> results;
   bench::Peak peak;
@@ -156,7 +159,10 @@ int run_demo(const DemoOptions& options) {
     print_json(document);
   } else {
     const Machine m = machine();
-    fmt::print("{}: {} q, k, v and dout\n", options.path, describe(q.view()));
+    fmt::print("{}: {} q, k{}\n", options.path, describe(q.view()),
+               inputs.tensors.contains("dout")
+                   ? ", v and dout"
+                   : fmt::format(" and v; dout: normal numbers, seed {}", dout_seed));
     for (const auto& [key, value] : inputs.metadata) fmt::print("  {:<10} {}\n", key, value);
     fmt::print("\n{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, peak.threads, m.target,
                peak.f32_gflops);

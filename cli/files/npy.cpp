@@ -23,14 +23,15 @@ struct NumpyDType {
 };
 constexpr std::array numpy_dtypes{NumpyDType{"<f4", DType::f32, false}, NumpyDType{"<f2", DType::f16, false},
                                   NumpyDType{"<i4", DType::i32, false}, NumpyDType{"<i8", DType::i64, false},
-                                  NumpyDType{"<u2", DType::bf16, true}, NumpyDType{"<V2", DType::bf16, true},
-                                  NumpyDType{"|V2", DType::bf16, true}, NumpyDType{"|u1", DType::e4m3, true},
-                                  NumpyDType{"<V1", DType::e4m3, true}, NumpyDType{"|V1", DType::e4m3, true}};
+                                  NumpyDType{"|i1", DType::s8, false},  NumpyDType{"<u2", DType::bf16, true},
+                                  NumpyDType{"<V2", DType::bf16, true}, NumpyDType{"|V2", DType::bf16, true},
+                                  NumpyDType{"|u1", DType::e4m3, true}, NumpyDType{"<V1", DType::e4m3, true},
+                                  NumpyDType{"|V1", DType::e4m3, true}};
 
 DType find_dtype(const std::string& file, const std::string& descr, std::optional<DType> stored_as) {
   const auto* found = std::ranges::find(numpy_dtypes, descr, &NumpyDType::descr);
   if (found == numpy_dtypes.end()) {
-    refuse(file, "has dtype {}; Tandem reads little-endian f4, f2, i4 and i8, convert it with .astype",
+    refuse(file, "has dtype {}; Tandem reads i1 and little-endian f4, f2, i4 and i8, convert it with .astype",
            in_quotes(descr));
   }
   if (found->by_request && stored_as != found->dtype) {

@@ -22,10 +22,10 @@ constexpr std::array format_dtypes{
     FormatDType{"F64", 8, std::nullopt},    FormatDType{"C64", 8, std::nullopt},
     FormatDType{"U64", 8, std::nullopt},    FormatDType{"U32", 4, std::nullopt},
     FormatDType{"I16", 2, std::nullopt},    FormatDType{"U16", 2, std::nullopt},
-    FormatDType{"I8", 1, std::nullopt},     FormatDType{"U8", 1, std::nullopt},
+    FormatDType{"I8", 1, DType::s8},        FormatDType{"U8", 1, std::nullopt},
     FormatDType{"BOOL", 1, std::nullopt},   FormatDType{"F8_E5M2", 1, std::nullopt},
     FormatDType{"F8_E8M0", 1, std::nullopt}};
-constexpr const char* supported = "F32, F16, BF16, F8_E4M3, I32, I64";
+constexpr const char* supported = "F32, F16, BF16, F8_E4M3, I8, I32, I64";
 
 // The reference implementation's limit, so that a lying length cannot ask for all memory.
 constexpr std::uint64_t largest_header = 100'000'000;

@@ -38,7 +38,7 @@ class Safetensors {
   [[nodiscard]] const Metadata& metadata() const { return metadata_; }
 
   /// Reads one tensor. Throws Error if there is none of that name, it has no or more than four dimensions, or
-  /// its dtype is not F32, F16, BF16, F8_E4M3, I32 or I64.
+  /// its dtype is not F32, F16, BF16, F8_E4M3, I8, I32 or I64.
   [[nodiscard]] TensorData load(const std::string& tensor) const;
 
  private:

@@ -8,8 +8,7 @@
 // K and LSE.
 //
 // Shapes. A tensor is (batch, seqlen, heads, head_dim), or, for sequences of different lengths packed end to
-// end
-// ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is
+// end ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is
 // contiguous.
 #pragma once
 
@@ -25,12 +24,17 @@
 namespace tandem {
 
 /// What the products of a forward pass are computed in. All but `exact` round f16 or bf16 inputs to 8 bits on
-/// the way, as docs/numerics.md (Low precision) says; the backward of such a call is the 16-bit one.
+/// the way, as docs/numerics.md (Low precision) says; the backward of such a call is the 16-bit one. Errors
+/// and the speed of whole calls, which round as well as multiply, are in docs/results.
 enum class Precision : int {
-  exact = 0,          ///< the dtype of the inputs
-  fp8 = 1,            ///< e4m3: Q K^T and P V; block scales, Q and K rotated, K's mean removed
-  int8 = 2,           ///< s8 with scales by block, u8 P; exact sums, several times fp8's accuracy
-  int8_accurate = 3,  ///< s8 Q K^T, 16-bit P V: more accurate again, at three quarters of the 16-bit cost
+  exact = 0,  ///< the dtype of the inputs
+  fp8 = 1,    ///< e4m3: Q K^T and P V; block scales, Q and K rotated, K's mean removed
+  /// s8 with scales by block, u8 P; exact sums. About a third of fp8's error, but twice it where a key with
+  /// little value has most of the weight (an attention sink): take `strict` there.
+  int8 = 2,
+  /// s8 Q K^T, 16-bit P V: more accurate again. Its products are three quarters of the 16-bit ones; a whole
+  /// call took longer than a bf16 one at every shape measured.
+  int8_accurate = 3,
 };
 
 /// "exact", "fp8", "int8", "int8-accurate".

@@ -1,9 +1,9 @@
 /* Exact attention, forward and backward: the C interface. It is attention.hpp in plain C11; shapes, units and
  * rules are documented there.
  *
- * Every function but tandem_version and tandem_last_error returns a tandem_status: 0 is success. After a
- * failure tandem_last_error() has the message, and nothing was written. Functions may be called from any
- * number of threads.
+ * Every function but tandem_version, tandem_last_error and tandem_set_log returns a tandem_status: 0 is
+ * success. After a failure tandem_last_error() has the message, and nothing was written. Functions may be
+ * called from any number of threads.
  *
  * Structs that may grow begin with struct_size: set it to sizeof the struct (the _default functions do). A
  * library that knows more fields than the caller takes their defaults; one that knows fewer refuses non-zero
@@ -108,8 +108,7 @@ typedef struct tandem_backward_args {
   tandem_tensor dsink;      /* optional, written */
 } tandem_backward_args;
 
-/* How and where a call runs. NULL in its place, or tandem_execution_default(), follows the tensors' device.
- */
+/* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */
 typedef struct tandem_execution {
   size_t struct_size;
   int32_t threads; /* CPU; 0: OMP_NUM_THREADS, or every core this process may use */
@@ -155,6 +154,9 @@ typedef struct tandem_quantize_args {
   tandem_tensor x;             /* f32, f16 or bf16 */
   tandem_tensor codes, scales; /* written */
   tandem_tensor mean;          /* optional, written: subtracted first */
+  tandem_tensor cos, sin;      /* optional, both or neither: a rotary embedding before all else */
+  int32_t interleaved;         /* its pairs are channels 2 c and 2 c + 1, not c and c + rotary_dim / 2 */
+  int32_t reserved;
 } tandem_quantize_args;
 
 TANDEM_API int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution);
@@ -206,15 +208,15 @@ static inline tandem_execution tandem_execution_default(void) {
 static inline tandem_tensor tandem_contiguous(void* data, tandem_dtype dtype, int32_t rank,
                                               const int64_t* shape) {
   tandem_tensor t = {NULL, 0, 0, {0, 0, 0, 0}, {0, 0, 0, 0}, tandem_cpu, 0};
-  int64_t step = 1;
+  uint64_t step = 1; /* unsigned: sizes are checked by the call, and may overflow here */
   int32_t i = 0;
   t.data = data;
   t.dtype = (int32_t)dtype;
   t.rank = rank;
   for (i = rank < 4 ? rank - 1 : 3; i >= 0; --i) {
     t.shape[i] = shape[i];
-    t.stride[i] = step;
-    step *= shape[i];
+    t.stride[i] = (int64_t)step;
+    step *= (uint64_t)shape[i];
   }
   return t;
 }

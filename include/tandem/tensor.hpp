@@ -72,10 +72,11 @@ struct BasicTensor {
     for (std::int64_t n : shape_) {
       if (i < max_rank) shape[static_cast<std::size_t>(i++)] = n;
     }
-    std::int64_t step = 1;
+    // Unsigned, since sizes are checked only when the view is used: their product may overflow here.
+    std::uint64_t step = 1;
     while (i-- > 0) {
-      stride[static_cast<std::size_t>(i)] = step;
-      step *= shape[static_cast<std::size_t>(i)];
+      stride[static_cast<std::size_t>(i)] = static_cast<std::int64_t>(step);
+      step *= static_cast<std::uint64_t>(shape[static_cast<std::size_t>(i)]);
     }
   }
 
@@ -87,10 +88,12 @@ struct BasicTensor {
 
   /// True if the tensor was given at all (an empty tensor was given; a default-constructed one was not).
   [[nodiscard]] bool given() const { return rank > 0; }
+  /// The number of elements, modulo 2^64 in a shape that no memory holds.
   [[nodiscard]] std::int64_t numel() const {
-    std::int64_t n = rank > 0 ? 1 : 0;
-    for (int i = 0; i < rank && i < max_rank; ++i) n *= shape[static_cast<std::size_t>(i)];
-    return n;
+    std::uint64_t n = rank > 0 ? 1 : 0;
+    for (int i = 0; i < rank && i < max_rank; ++i)
+      n *= static_cast<std::uint64_t>(shape[static_cast<std::size_t>(i)]);
+    return static_cast<std::int64_t>(n);
   }
 };
 

@@ -19,7 +19,7 @@ namespace {
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// since.
+/// since, tandem_quantize_args by the rotary embedding.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -30,7 +30,7 @@ static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
 static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1);
-static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1);
+static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
 
 /// The message of this thread's last failure. `text` is `storage`, or a literal where there was no memory for
 /// a copy.
@@ -184,6 +184,9 @@ tandem::QuantizeArgs args_of(const tandem_quantize_args* given) {
   r.codes = output(a.codes);
   r.scales = output(a.scales);
   r.mean = output(a.mean);
+  r.cos = input(a.cos);
+  r.sin = input(a.sin);
+  r.interleaved = a.interleaved != 0;
   r.granularity = static_cast<tandem::Granularity>(a.granularity);
   r.hadamard = a.hadamard != 0;
   return r;

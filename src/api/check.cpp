@@ -144,8 +144,8 @@ void last_dimension_contiguous(const Argument& a) {
   const int last = a.tensor.rank - 1;
   if (empty(a.tensor) || a.size(last) == 1 || a.stride(last) == 1) return;
   invalid(
-      "{} has stride {} in its last dimension; the last dimension must be contiguous (stride 1): copy {} "
-      "first",
+      "{} has stride {} in its last dimension; the last dimension must be contiguous (stride 1): "
+      "copy {} first",
       a.name, a.stride(last), a.name);
 }
 

@@ -238,8 +238,8 @@ class Builder {
     if (d > max_head_dim) invalid("{} {} is above {}; split it over more heads", name, d, max_head_dim);
     if (d % head_dim_multiple != 0 && !options_.pad) {
       const std::int64_t padded = (d / head_dim_multiple + 1) * head_dim_multiple;
-      invalid("{} {} is not a multiple of {}; pad {} to {}, or pass pad=True", name, d, head_dim_multiple,
-              tensors, padded);
+      invalid("{} {} is not a multiple of {}; pad {} to {}, or set the option pad", name, d,
+              head_dim_multiple, tensors, padded);
     }
   }
 
@@ -272,8 +272,7 @@ class Builder {
     if (precision == Precision::exact || dtype == DType::f16 || dtype == DType::bf16) return;
     invalid(
         "precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; convert q, k and v first, or leave "
-        "the "
-        "precision exact",
+        "the precision exact",
         name_of(precision), name_of(dtype));
   }
 
@@ -354,24 +353,33 @@ class Builder {
               name_of(of.tensor.dtype));
     }
     check::dtype(a, {DType::f32});
+    const bool coarse = options_.precision == Precision::exact && !mixed();
+    const char* symbols = coarse   ? "(1) or (batch, heads_kv)"
+                          : packed ? "(1), (batch, heads) or (heads, total)"
+                                   : "(1), (batch, heads), (batch, heads, ceil(seqlen / 128)) or (batch, "
+                                     "heads, seqlen)";
+    // Before anything reads as many sizes as the caller's rank says there are.
+    if (a.tensor.rank > (coarse || packed ? 2 : 3)) {
+      invalid("{} has {} dimensions; it must be {}", a.name, a.tensor.rank, symbols);
+    }
     common(a);
     Scales s{.data = static_cast<const float*>(address_of(a.tensor))};
     if (a.tensor.rank == 1) {
       check::shape(a, {1}, "(1) or (batch, heads_kv)");
-    } else if ((options_.precision == Precision::exact && !mixed()) ||
-               has_shape(a, {p_.batch, p_.heads_kv})) {
+    } else if (coarse || has_shape(a, {p_.batch, p_.heads_kv})) {
       check::shape(a, {p_.batch, p_.heads_kv}, "(1) or (batch, heads_kv)");
       s.batch_stride = stride_of(a.tensor, 0);
       s.head_stride = stride_of(a.tensor, 1);
       s.heads = heads / p_.heads_kv;
     } else {
-      fine_scales(s, a, packed, heads, rows);
+      fine_scales(s, a, packed, heads, rows, symbols);
     }
     return s;
   }
 
   /// Scales of query heads of their own, of blocks and of rows.
-  void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows) const {
+  void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows,
+                   const char* symbols) const {
     const std::int64_t blocks = (rows + quant_block - 1) / quant_block;
     const std::size_t head = packed ? 0 : 1;
     if (has_shape(a, {p_.batch, heads})) {
@@ -380,16 +388,13 @@ class Builder {
       return;
     }
     if (packed && !has_shape(a, {heads, rows})) {
-      invalid(
-          "{} has shape {}; it must be (1), (batch, heads) or (heads, total), here (1), ({}, {}) or ({}, {})",
-          a.name, check::shape_of(a.tensor), p_.batch, heads, heads, rows);
+      invalid("{} has shape {}; it must be {}, here (1), ({}, {}) or ({}, {})", a.name,
+              check::shape_of(a.tensor), symbols, p_.batch, heads, heads, rows);
     }
     if (!packed && !has_shape(a, {p_.batch, heads, blocks}) && !has_shape(a, {p_.batch, heads, rows})) {
-      invalid(
-          "{} has shape {}; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / 128)) or (batch, "
-          "heads, "
-          "seqlen), here (1), ({}, {}), ({}, {}, {}) or ({}, {}, {})",
-          a.name, check::shape_of(a.tensor), p_.batch, heads, p_.batch, heads, blocks, p_.batch, heads, rows);
+      invalid("{} has shape {}; it must be {}, here (1), ({}, {}), ({}, {}, {}) or ({}, {}, {})", a.name,
+              check::shape_of(a.tensor), symbols, p_.batch, heads, p_.batch, heads, blocks, p_.batch, heads,
+              rows);
     }
     s.group = !packed && a.size(2) == blocks ? ScaleGroup::block : ScaleGroup::row;
     s.batch_stride = packed ? 0 : stride_of(a.tensor, 0);

@@ -2,6 +2,7 @@
 #include "tandem/quantize.hpp"
 
 #include <cstddef>
+#include <cstdint>
 
 #include "api/check.hpp"
 #include "api/trace.hpp"
@@ -86,11 +87,14 @@ void take_rotary(QuantizeJob& job, const Argument& x, const Argument& cos, const
   }
   if (!cos.given()) return;
   check::rank(cos, 2, "(seqlen, rotary_dim / 2)");
-  job.rotary_dim = 2 * cos.size(1);
-  if (job.rotary_dim % 16 != 0 || job.rotary_dim > job.head_dim) {
+  check::extent(cos);
+  // Unsigned, since the sizes of a table without elements may be any.
+  const std::uint64_t rotary_dim = 2 * static_cast<std::uint64_t>(cos.size(1));
+  if (rotary_dim % 16 != 0 || rotary_dim > static_cast<std::uint64_t>(job.head_dim)) {
     invalid("cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
-            check::shape_of(cos.tensor), job.rotary_dim, job.head_dim);
+            check::shape_of(cos.tensor), rotary_dim, job.head_dim);
   }
+  job.rotary_dim = static_cast<std::int64_t>(rotary_dim);
   for (const Argument* table : {&cos, &sin}) {
     check_tensor(*table, x, {job.rows, job.rotary_dim / 2}, {DType::f32}, "(seqlen, rotary_dim / 2)");
     check::last_dimension_contiguous(*table);

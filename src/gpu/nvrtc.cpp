@@ -118,8 +118,7 @@ OpenedNvrtc open_nvrtc() {
     if (library == nullptr) {
       opened.objection = fmt::format(
           "no CUDA compiler found (libnvrtc.so.13 or .12) in {}: pip install nvidia-cuda-nvrtc, or set "
-          "TANDEM_NVRTC to "
-          "the library's file",
+          "TANDEM_NVRTC to the library's file",
           tried);
       return opened;
     }

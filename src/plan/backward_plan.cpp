@@ -67,8 +67,7 @@ std::string division_objection(const BackwardConfig& c) {
   if (!c.owns_keys() && !shares_keys) {
     return fmt::format(
         "block_n {} is neither 64 keys a warpgroup nor 64 in all, which take two warpgroups, block_m 64 and "
-        "two "
-        "q_stages; there are {}, {} and {}",
+        "two q_stages; there are {}, {} and {}",
         c.block_n, c.consumers, c.block_m, c.q_stages);
   }
   if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {

@@ -1,5 +1,4 @@
-/* The C interface, used as a C program would: statuses, messages, struct versions, threads, exhausted memory.
- */
+/* The C interface, used as a C program would: statuses, messages, struct versions, threads, full memory. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -170,6 +169,37 @@ static void test_quantize(void) {
               "args is NULL; pass the address of a tandem_quantize_args");
 }
 
+/* A rotary embedding by 90 degrees on the way: (a, b) becomes (-b, a), of halves or of neighbours. */
+static void test_quantize_rotary(void) {
+  float x[16], cosines[8] = {0.0F}, sines[8];
+  int8_t codes[16];
+  float scale = NAN;
+  for (int i = 0; i < 16; ++i) x[i] = (float)(i + 112);
+  for (int i = 0; i < 8; ++i) sines[i] = 1.0F;
+  tandem_quantize_args args = tandem_quantize_args_default();
+  CHECK(args.cos.rank == 0 && args.sin.rank == 0 && args.interleaved == 0);
+  args.granularity = tandem_granularity_tensor;
+  args.x = tandem_contiguous(x, tandem_f32, 3, (int64_t[]){1, 1, 16});
+  args.codes = tandem_contiguous(codes, tandem_s8, 3, (int64_t[]){1, 1, 16});
+  args.scales = tandem_contiguous(&scale, tandem_f32, 1, (int64_t[]){1});
+  args.cos = tandem_contiguous(cosines, tandem_f32, 2, (int64_t[]){1, 8});
+  args.sin = tandem_contiguous(sines, tandem_f32, 2, (int64_t[]){1, 8});
+  CHECK(tandem_quantize(&args, NULL) == tandem_ok && scale == 1.0F);
+  for (int i = 0; i < 8; ++i) CHECK(codes[i] == -(i + 120) && codes[i + 8] == i + 112);
+  args.interleaved = 1;
+  CHECK(tandem_quantize(&args, NULL) == tandem_ok && scale == 1.0F);
+  for (int i = 0; i < 16; i += 2) CHECK(codes[i] == -(i + 113) && codes[i + 1] == i + 112);
+  args.sin.rank = 0;
+  args.sin.data = NULL;
+  CHECK_FAILS(tandem_quantize(&args, NULL), tandem_invalid_argument,
+              "cos is given without sin; pass both, or neither");
+
+  /* A caller of the first version, whose struct ends before `cos`: it is not read. */
+  args.struct_size = 368;
+  CHECK(tandem_quantize(&args, NULL) == tandem_ok);
+  CHECK(codes[0] == 112 && codes[15] == 127);
+}
+
 static void test_errors(void) {
   Buffers b;
   fill(&b);
@@ -201,6 +231,21 @@ static void test_errors(void) {
   args = forward_args(&b);
   args.q.device = args.k.device = args.v.device = args.out.device = args.lse.device = tandem_cuda;
   CHECK(tandem_forward(&args, NULL) == tandem_unsupported);
+  args = forward_args(&b);
+  args.q = tandem_contiguous(b.q, tandem_f32, 4, (int64_t[]){2, INT64_MAX / 2 + 1, INT64_MAX / 2 + 1, 16});
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "q of shape (2, 4611686018427387904, 4611686018427387904, 16) and strides (0, 0, 16, 1) spans "
+              "more than 9223372036854775807 bytes; offsets must fit 63 bits");
+  /* More dimensions than a tensor has room for, in the one argument whose rank the call leaves open. */
+  args = forward_args(&b);
+  args.q.dtype = args.k.dtype = args.v.dtype = tandem_e4m3;
+  args.q_scale = tandem_contiguous(b.dq, tandem_f32, 1, (int64_t[]){1});
+  args.q_scale.rank = 12;
+  options.strict = 0;
+  args.options = &options;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "q_scale has 12 dimensions; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / 128)) "
+              "or (batch, heads, seqlen)");
 }
 
 static void test_struct_versions(void) {
@@ -306,6 +351,7 @@ int main(void) {
         patch >= 0);
   CHECK(strcmp(tandem_last_error(), "") == 0);
   test_quantize();
+  test_quantize_rotary();
   test_errors();
   test_struct_versions();
   test_messages_are_per_thread();

@@ -41,15 +41,13 @@ INSTANTIATE_TEST_SUITE_P(
                   a.q = tensor(0, DType::f32, {5, 4, 16});
                 },
                 "q has 3 dimensions; it must be (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, "
-                "head_dim) with "
-                "cu_seqlens_q"},
+                "head_dim) with cu_seqlens_q"},
         Forward{"q_rank_five", dense_forward,
                 [](F& a) {
                   a.q = tensor(0, DType::f32, {1, 2, 5, 4, 16});
                 },
                 "q has 5 dimensions; it must be (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, "
-                "head_dim) with "
-                "cu_seqlens_q"},
+                "head_dim) with cu_seqlens_q"},
         Forward{"q_rank_packed", packed_forward,
                 [](F& a) {
                   a.q = tensor(0, DType::f32, {1, 5, 4, 16});
@@ -60,8 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
                   a.k = tensor(1, DType::f32, {7, 2, 16});
                 },
                 "k has 3 dimensions; it must be (batch, seqlen_k, heads_kv, head_dim), or (total_k, "
-                "heads_kv, head_dim) with "
-                "cu_seqlens_k"},
+                "heads_kv, head_dim) with cu_seqlens_k"},
         Forward{"k_rank_packed", packed_forward,
                 [](F& a) {
                   a.k = tensor(1, DType::f32, {1, 7, 2, 16});
@@ -163,12 +160,12 @@ INSTANTIATE_TEST_SUITE_P(
                   a.q = tensor(0, DType::f32, {2, 5, 4, 65});
                   a.k = tensor(1, DType::f32, {2, 7, 2, 65});
                 },
-                "head_dim 65 is not a multiple of 8; pad q and k to 72, or pass pad=True"},
+                "head_dim 65 is not a multiple of 8; pad q and k to 72, or set the option pad"},
         Forward{"head_dim_v_multiple", dense_forward,
                 [](F& a) {
                   a.v = tensor(2, DType::f32, {2, 7, 2, 12});
                 },
-                "head_dim_v 12 is not a multiple of 8; pad v to 16, or pass pad=True"},
+                "head_dim_v 12 is not a multiple of 8; pad v to 16, or set the option pad"},
         Forward{"head_dim_large", dense_forward,
                 [](F& a) {
                   a.q = tensor(0, DType::f32, {2, 5, 4, 264});
@@ -268,16 +265,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "copy out first"},
         Forward{"out_expanded", dense_forward, [](F& a) { a.out.stride[0] = 0; },
                 "out of shape (2, 5, 4, 8) and strides (0, 32, 8, 1) overlaps itself in dimension 0; every "
-                "element of an "
-                "output needs memory of its own"},
+                "element of an output needs memory of its own"},
         Forward{"out_overlaps", dense_forward, [](F& a) { a.out.stride[2] = 4; },
                 "out of shape (2, 5, 4, 8) and strides (160, 32, 4, 1) overlaps itself in dimension 2; every "
-                "element of an "
-                "output needs memory of its own"},
+                "element of an output needs memory of its own"},
         Forward{"lse_expanded", dense_forward, [](F& a) { a.lse.stride[1] = 0; },
                 "lse of shape (2, 4, 5) and strides (20, 0, 1) overlaps itself in dimension 1; every element "
-                "of an output "
-                "needs memory of its own"},
+                "of an output needs memory of its own"},
         Forward{"out_is_input", dense_forward, [](F& a) { a.out.data = const_cast<void*>(a.v.data); },
                 "out shares memory with v; an output needs memory of its own"},
         Forward{"lse_is_sink", dense_forward,
@@ -291,6 +285,14 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"too_many_elements", dense_forward, [](F& a) { a.q.shape[1] = huge; },
                 "q of shape (2, 4611686018427387904, 4, 16) and strides (320, 64, 16, 1) spans more than "
                 "9223372036854775807 bytes; offsets must fit 63 bits"},
+        // Whose strides, of a contiguous tensor, overflow themselves.
+        Forward{
+            "too_many_rows", dense_forward,
+            [](F& a) {
+              a.q = ConstTensor(a.q.data, DType::f32, {2, huge, huge, 16});
+            },
+            "q of shape (2, 4611686018427387904, 4611686018427387904, 16) and strides (0, 0, 16, 1) spans "
+            "more than 9223372036854775807 bytes; offsets must fit 63 bits"},
         Forward{"too_long_stride", dense_forward, [](F& a) { a.k.stride[0] = huge; },
                 "k of shape (2, 7, 2, 16) and strides (4611686018427387904, 32, 16, 1) spans more than "
                 "9223372036854775807 bytes; offsets must fit 63 bits"},

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <initializer_list>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "error_case.hpp"
 
@@ -12,6 +16,15 @@ namespace {
 
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// packed_forward of codes.
+ForwardArgs packed_e4m3_forward() {
+  ForwardArgs a = packed_forward();
+  a.q.dtype = a.k.dtype = a.v.dtype = DType::e4m3;
+  a.out.dtype = DType::bf16;
+  a.options.precision = Precision::fp8;
+  return a;
+}
 
 using Forward = Case<ForwardArgs>;
 using F = ForwardArgs;
@@ -85,6 +98,38 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "k_scale has shape (2, 2, 6); it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
                 "128)) or (batch, heads, seqlen), here (1), (2, 2), (2, 2, 1) or (2, 2, 7)"},
+        Forward{"scales_of_a_shape_that_is_not_there", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.q_scale = tensor(5, DType::f32, {1});
+                  a.q_scale.rank = 12;
+                },
+                "q_scale has 12 dimensions; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
+                "128)) or (batch, heads, seqlen)"},
+        Forward{"scales_of_k_of_a_wild_rank", e4m3_forward,
+                [](F& a) {
+                  a.k_scale = tensor(5, DType::f32, {1});
+                  a.k_scale.rank = 100'000'000;
+                },
+                "k_scale has 100000000 dimensions; it must be (1) or (batch, heads_kv)"},
+        Forward{"scales_of_v_of_four_dimensions", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.v_scale = tensor(5, DType::f32, {2, 2, 7, 1});
+                },
+                "v_scale has 4 dimensions; it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
+                "128)) or (batch, heads, seqlen)"},
+        Forward{"scales_of_packed_rows", packed_e4m3_forward,
+                [](F& a) {
+                  a.k_scale = tensor(5, DType::f32, {1, 2, 7});
+                },
+                "k_scale has 3 dimensions; it must be (1), (batch, heads) or (heads, total)"},
+        Forward{"scales_of_packed_heads", packed_e4m3_forward,
+                [](F& a) {
+                  a.k_scale = tensor(5, DType::f32, {2, 6});
+                },
+                "k_scale has shape (2, 6); it must be (1), (batch, heads) or (heads, total), here (1), (2, "
+                "2) or (2, 7)"},
         Forward{"window_right", dense_forward,
                 [](F& a) {
                   a.options.window_right = std::numeric_limits<std::int64_t>::min();
@@ -92,6 +137,58 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded"}),
     case_name<ForwardArgs>);
+
+/// A rank is refused before as many sizes are read: every tensor has room for four.
+template <typename Args, typename Member>
+void expect_wild_rank_refused(Args args, Member member, const char* name) {
+  if (!(args.*member).given()) args.*member = tensor(12, DType::f32, {1});
+  (args.*member).rank = 100'000'000;
+  try {
+    make_problem(args);
+    ADD_FAILURE() << name << " was accepted";
+  } catch (const Error& e) {
+    const std::string_view said = e.what();
+    EXPECT_TRUE(said.starts_with(std::string(name) + " has 100000000 dimensions; it must be ")) << said;
+  }
+}
+template <typename Tensor, typename Args>
+using Members = std::initializer_list<std::pair<Tensor Args::*, const char*>>;
+
+TEST(WildRank, IsRefusedOfEveryTensor) {
+  using I = AttentionInputs;
+  for (const auto& [member, name] : Members<ConstTensor, I>{{&I::q, "q"},
+                                                            {&I::k, "k"},
+                                                            {&I::v, "v"},
+                                                            {&I::seqused_q, "seqused_q"},
+                                                            {&I::seqused_k, "seqused_k"},
+                                                            {&I::sink, "sink"}}) {
+    expect_wild_rank_refused(dense_forward(), member, name);
+    expect_wild_rank_refused(dense_backward(), member, name);
+  }
+  for (const auto& [member, name] : Members<ConstTensor, I>{{&I::q, "q"},
+                                                            {&I::k, "k"},
+                                                            {&I::v, "v"},
+                                                            {&I::cu_seqlens_q, "cu_seqlens_q"},
+                                                            {&I::cu_seqlens_k, "cu_seqlens_k"},
+                                                            {&I::q_scale, "q_scale"},
+                                                            {&I::k_scale, "k_scale"},
+                                                            {&I::v_scale, "v_scale"}}) {
+    expect_wild_rank_refused(packed_e4m3_forward(), member, name);
+  }
+  for (const auto& [member, name] : Members<Tensor, F>{{&F::out, "out"}, {&F::lse, "lse"}}) {
+    expect_wild_rank_refused(dense_forward(), member, name);
+    expect_wild_rank_refused(packed_forward(), member, name);
+  }
+  using B = BackwardArgs;
+  for (const auto& [member, name] :
+       Members<ConstTensor, B>{{&B::out, "out"}, {&B::lse, "lse"}, {&B::dout, "dout"}, {&B::dlse, "dlse"}}) {
+    expect_wild_rank_refused(dense_backward(), member, name);
+  }
+  for (const auto& [member, name] :
+       Members<Tensor, B>{{&B::dq, "dq"}, {&B::dk, "dk"}, {&B::dv, "dv"}, {&B::dsink, "dsink"}}) {
+    expect_wild_rank_refused(dense_backward(), member, name);
+  }
+}
 
 /// packed_forward with contents of its own, to be checked.
 template <typename Integer, std::size_t count>
@@ -213,16 +310,14 @@ INSTANTIATE_TEST_SUITE_P(
                  "dsink is given without sink; pass both, or neither"},
         Backward{"dsink_expanded", dense_backward, [](B& a) { a.dsink.stride[0] = 0; },
                  "dsink of shape (4) and strides (0) overlaps itself in dimension 0; every element of an "
-                 "output needs memory "
-                 "of its own"},
+                 "output needs memory of its own"},
         Backward{"dk_is_dv", dense_backward, [](B& a) { a.dv.data = a.dk.data; },
                  "dv shares memory with dk; an output needs memory of its own"},
         Backward{"dq_is_dout", dense_backward, [](B& a) { a.dq.data = const_cast<void*>(a.dout.data); },
                  "dq shares memory with dout; an output needs memory of its own"},
         Backward{"dk_expanded", dense_backward, [](B& a) { a.dk.stride[2] = 0; },
                  "dk of shape (2, 7, 2, 16) and strides (224, 32, 0, 1) overlaps itself in dimension 2; "
-                 "every element of an "
-                 "output needs memory of its own"},
+                 "every element of an output needs memory of its own"},
         Backward{"dout_device", dense_backward, [](B& a) { a.dout = on_gpu(a.dout, 0); },
                  "dout is on cuda:0 but q is on cpu; move it there"}),
     case_name<BackwardArgs>);

@@ -5,6 +5,8 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cpu/convert.hpp"
@@ -251,6 +253,19 @@ TEST(QuantizeApi, ErrorsComeBeforeAnythingIsWritten) {
         a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {rows, 4});
       },
       "cos has shape (150, 4): rotary_dim is 8; it must be a multiple of 16 and at most head_dim 16");
+  // Sizes whose double is beyond 63 bits, of a table with elements and of one without.
+  refused(
+      [](QuantizeArgs& a) {
+        a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {rows, (std::int64_t{1} << 62) + 8});
+      },
+      "cos of shape (150, 4611686018427387912) and strides (4611686018427387912, 1) spans more than "
+      "9223372036854775807 bytes; offsets must fit 63 bits");
+  refused(
+      [](QuantizeArgs& a) {
+        a.cos = a.sin = ConstTensor(a.x.data, DType::f32, {0, (std::int64_t{1} << 62) + 8});
+      },
+      "cos has shape (0, 4611686018427387912): rotary_dim is 9223372036854775824; it must be a multiple of "
+      "16 and at most head_dim 16");
   refused([](QuantizeArgs& a) { a.x = {}; },
           "x is missing; pass a tensor of shape (batch, seqlen, heads, head_dim)");
   refused([](QuantizeArgs& a) { a.x.dtype = DType::e4m3; }, "x is e4m3; convert it to f32, f16 or bf16");
@@ -261,10 +276,33 @@ TEST(QuantizeApi, ErrorsComeBeforeAnythingIsWritten) {
           "granularity is 9; it must be tensor (0), head (1), block (2) or row (3)");
   refused([](QuantizeArgs& a) { a.scales.stride[1] = 0; },
           "scales of shape (2, 3) and strides (3, 0) overlaps itself in dimension 1; every element of an "
-          "output needs "
-          "memory of its own");
+          "output needs memory of its own");
   refused([](QuantizeArgs& a) { a.x.device.kind = Device::Kind::cuda; },
           "codes is on cpu but x is on cuda:0; move it there");
+}
+
+/// A rank is refused before as many sizes are read: every tensor has room for four.
+TEST(QuantizeApi, WildRanksAreRefused) {
+  const auto refused = [](auto member, const char* name) {
+    Tensors t(DType::e4m3, 6);
+    QuantizeArgs args = t.args(Granularity::head, {batch, heads});
+    args.mean = Tensor(t.mean.data(), DType::f32, {batch, heads, dim});
+    Rotary(8).give(args, false);
+    (args.*member).rank = 100'000'000;
+    try {
+      quantize(args);
+      ADD_FAILURE() << name << " was accepted";
+    } catch (const Error& e) {
+      const std::string_view said = e.what();
+      EXPECT_TRUE(said.starts_with(std::string(name) + " has 100000000 dimensions; it must be ")) << said;
+    }
+  };
+  refused(&QuantizeArgs::x, "x");
+  refused(&QuantizeArgs::codes, "codes");
+  refused(&QuantizeArgs::scales, "scales");
+  refused(&QuantizeArgs::mean, "mean");
+  refused(&QuantizeArgs::cos, "cos");
+  refused(&QuantizeArgs::sin, "sin");
 }
 
 }  // namespace

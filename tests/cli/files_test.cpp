@@ -154,13 +154,19 @@ TEST(Safetensors, LoadsOnlyWhatTandemComputesWith) {
   const std::string header = R"({"d":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},)"
                              R"("s":{"dtype":"F32","shape":[],"data_offsets":[8,12]},)"
                              R"("five":{"dtype":"F32","shape":[1,1,1,1,1],"data_offsets":[12,16]},)"
-                             R"("e":{"dtype":"BF16","shape":[0,7],"data_offsets":[16,16]}}   )";
-  const std::string file = safetensors(header, 16);
+                             R"("e":{"dtype":"BF16","shape":[0,7],"data_offsets":[16,16]},)"
+                             R"("u":{"dtype":"U8","shape":[2],"data_offsets":[16,18]},)"
+                             R"("c":{"dtype":"I8","shape":[2],"data_offsets":[18,20]}}   )";
+  const std::string file = safetensors(header, 20);
   EXPECT_SAYS(safetensors_error(file, "d"), "dtype F64, which Tandem does not compute with");
   EXPECT_SAYS(safetensors_error(file, "s"), "0 dimensions");
   EXPECT_SAYS(safetensors_error(file, "five"), "5 dimensions");
   EXPECT_SAYS(safetensors_error(file, "none"), "has no tensor 'none'");
+  EXPECT_SAYS(safetensors_error(file, "u"),
+              "dtype U8, which Tandem does not compute with; convert it to one "
+              "of F32, F16, BF16, F8_E4M3, I8, I32, I64");
   EXPECT_EQ(safetensors_error(file, "e"), "loaded");
+  EXPECT_EQ(safetensors_error(file, "c"), "loaded");
 }
 
 TEST(Npy, RefusesEveryMalformedFile) {
@@ -211,12 +217,20 @@ TEST(Npy, ReadsEightAndSixteenBitCodesOnRequest) {
               "--npy-as e4m3");
 }
 
+TEST(Npy, ReadsSignedBytesAsCodes) {
+  const std::string file = npy("{'descr': '|i1', 'fortran_order': False, 'shape': (2,), }", 2);
+  EXPECT_EQ(read_npy(MemorySource("x.npy", bytes_of(file)), std::nullopt).dtype(), DType::s8);
+  EXPECT_SAYS(npy_error(npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }", 8)),
+              "Tandem reads i1 and little-endian f4, f2, i4 and i8");
+}
+
 TEST_F(Files, RoundTripKeepsEveryByte) {
   const struct {
     DType dtype;
     std::vector<std::int64_t> shape;
-  } cases[] = {{DType::f32, {2, 3}}, {DType::f16, {3, 1, 5}}, {DType::bf16, {2, 3, 4, 8}}, {DType::e4m3, {7}},
-               {DType::i32, {4}},    {DType::i64, {4}},       {DType::f32, {0, 3, 2}}};
+  } cases[] = {{DType::f32, {2, 3}}, {DType::f16, {3, 1, 5}}, {DType::bf16, {2, 3, 4, 8}},
+               {DType::e4m3, {7}},   {DType::s8, {5}},        {DType::i32, {4}},
+               {DType::i64, {4}},    {DType::f32, {0, 3, 2}}};
   std::vector<TensorData> tensors;
   std::vector<NamedTensor> named;
   for (const auto& c : cases) {

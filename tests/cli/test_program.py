@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,27 @@ def test_help_has_examples(run, subcommand):
     text = run(subcommand, "--help").stdout
     assert "Example" in text
     assert f"tandem {subcommand}" in text
+
+
+def examples(text: str) -> list[list[str]]:
+    """The command lines under "Examples" of a help text, without redirections and remarks."""
+    lines = (line.strip() for line in text.partition("\nExample")[2].splitlines())
+    return [
+        shlex.split(re.split(r" > |\s\s+\(", line)[0])[1:] for line in lines if line.startswith("tandem ")
+    ]
+
+
+@pytest.mark.parametrize("subcommand", [None, *SUBCOMMANDS])
+def test_examples_are_command_lines(run, subcommand):
+    """An option too many ends the program once it has parsed the others, and is all that it objects to."""
+    found = examples(run(*filter(None, [subcommand]), "--help").stdout)
+    assert found
+    for arguments in found:
+        error = run(*arguments, "--no-such-option", code=2).stderr
+        assert "The following argument was not expected: --no-such-option;" in error, arguments
+        if arguments[0] == "tune":  # which checks fields and their values before it looks for a GPU
+            legal = re.search(r"(\d+) Configs are legal", run(*arguments, "--most", 0, code=2).stderr)
+            assert legal and int(legal[1]) > 1, arguments
 
 
 def test_help_documents_exit_codes_and_subcommands(run):
@@ -58,7 +81,7 @@ def test_version(run):
         (["tune", "--head-dim", "65"], "--head-dim is 65"),
         (["tune", "--dtype", "f32"], "--dtype is f32"),
         (["tune", "--block-n", "64,80,96,112,128", "--stages", "2,3", "--most", "3"], "--most"),
-        (["explain", "--head-dim", "65"], "head_dim 65 is not a multiple of 8"),
+        (["explain", "--head-dim", "65"], "pad q and k to 72, or set the option pad"),
         (["explain", "--window-left=-2"], "window_left is -2"),
         (["explain", "--dtype", "e4m3", "--backward"], "e4m3"),
         (["explain", "--scale", "inf"], "scale is inf"),
@@ -236,6 +259,15 @@ def test_demo_entropy_is_the_plain_formula(run_json, tmp_path):
     p = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
     median = np.median(-(p * np.log(p)).sum(-1), axis=-1)
     np.testing.assert_allclose(np.array(document["entropy_nats"])[..., 2], median, atol=1e-5)
+
+
+def test_demo_says_where_dout_is_from(run, tmp_path, tensors):
+    tensors = {name: np.ascontiguousarray(tensors[name][:, :9, :2, :8]) for name in tensors}
+    save_file(tensors, tmp_path / "all.safetensors")
+    assert " q, k, v and dout\n" in run("demo", tmp_path / "all.safetensors").stdout
+    del tensors["dout"]
+    save_file(tensors, tmp_path / "three.safetensors")
+    assert " q, k and v; dout: normal numbers, seed 1\n" in run("demo", tmp_path / "three.safetensors").stdout
 
 
 def test_only_glibc_is_needed_at_run_time():

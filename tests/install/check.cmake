@@ -20,6 +20,16 @@ if(NOT SHARED)
 endif()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 
+# The name that programs ask the loader for. Before 1.0 a minor version may change the C++ interface, so it is in the name.
+if(SHARED)
+  string(REGEX MATCH "^0[.][0-9]+|^[1-9][0-9]*" soversion ${VERSION})
+  file(GLOB_RECURSE named ${WORK}/prefix/*/libtandem.so.${soversion})
+  if(NOT named)
+    file(GLOB_RECURSE found ${WORK}/prefix/*/libtandem.so*)
+    message(FATAL_ERROR "no libtandem.so.${soversion} was installed, only ${found}")
+  endif()
+endif()
+
 foreach(language cpp c)
   run(${CMAKE_COMMAND} -S ${SOURCE}/${language} -B ${WORK}/${language} -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
     -D CMAKE_C_COMPILER=${C_COMPILER} -D CMAKE_CXX_COMPILER=${CXX_COMPILER} -D CMAKE_PREFIX_PATH=${WORK}/prefix)
