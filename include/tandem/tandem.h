@@ -139,7 +139,7 @@ TANDEM_API int tandem_forward_explain(const tandem_forward_args* args, const tan
 TANDEM_API int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution,
                                        char* text, size_t capacity, size_t* needed);
 
-/* Tensors to 8-bit codes and scales: quantize.hpp in plain C. */
+/* Tensors to 8-bit codes and scales: quantize.hpp, which has shapes, defaults and errors, in plain C. */
 typedef enum tandem_granularity {
   tandem_granularity_tensor = 0,
   tandem_granularity_head = 1,
@@ -153,8 +153,8 @@ typedef struct tandem_quantize_args {
   int32_t hadamard;            /* rotate the rows first */
   tandem_tensor x;             /* f32, f16 or bf16 */
   tandem_tensor codes, scales; /* written */
-  tandem_tensor mean;          /* optional, written: subtracted first */
-  tandem_tensor cos, sin;      /* optional, both or neither: a rotary embedding before all else */
+  tandem_tensor mean;          /* optional, written: subtracted, behind the embedding if there is one */
+  tandem_tensor cos, sin;      /* optional, both or neither, f32: a rotary embedding first of all */
   int32_t interleaved;         /* its pairs are channels 2 c and 2 c + 1, not c and c + rotary_dim / 2 */
   int32_t reserved;
 } tandem_quantize_args;

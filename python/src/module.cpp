@@ -193,7 +193,10 @@ nb::dict cpu_info() {
 
 // By the names that `tandem info --json` has.
 nb::dict gpu_info() {
-  const gpu::Description description = gpu::describe();
+  const gpu::Description description = [] {
+    const nb::gil_scoped_release release;  // it may start the driver
+    return gpu::describe();
+  }();
   nb::list devices;
   for (const gpu::DeviceSummary& summary : description.devices) {
     nb::dict device;

@@ -252,7 +252,7 @@ def info(*, measure_peak: bool = False) -> dict[str, Any]:
 
     ``backends["cpu"]`` has the instruction sets and the threads; ``backends["gpu"]`` the driver and the
     compiler (or why there is none), the devices, where kernels are cached, and how many came with the
-    package. Looking opens the driver.
+    package. Looking starts the driver: processes forked afterwards cannot use CUDA.
 
     ``measure_peak`` adds the machine's arithmetic peak in GFLOP/s (f32 multiply-add, bf16 dot product),
     measured on every core this process may use; it takes half a second.

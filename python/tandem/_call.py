@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +73,19 @@ class Call:
         return misfit("window", self.window)
 
     def precision_code(self) -> _core.Precision:
-        return _precision(str(self.precision))
+        code = _PRECISIONS.get(self.precision) if isinstance(self.precision, str) else None
+        if code is None:
+            names = ", ".join(name for name in _PRECISIONS if "_" not in name)
+            raise InvalidArgumentError(f"precision is {self.precision!r}; it must be one of {names}")
+        return code
+
+
+#: by their names, with hyphens or underscores
+_PRECISIONS = {
+    spelt: code
+    for name, code in _core.Precision.__members__.items()
+    for spelt in (name.replace("_", "-"), name)
+}
 
 
 def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentError:
@@ -89,15 +100,6 @@ def pair(name: str, window: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise misfit(name, window, "window") from None
     return left, right
-
-
-@functools.cache
-def _precision(precision: str) -> _core.Precision:
-    name = precision.replace("-", "_")
-    if name not in _core.Precision.__members__:
-        names = ", ".join(p.replace("_", "-") for p in _core.Precision.__members__)
-        raise InvalidArgumentError(f"precision is {precision!r}; it must be one of {names}")
-    return _core.Precision[name]
 
 
 def lse_shape(q: Any) -> tuple[int, ...]:

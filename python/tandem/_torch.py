@@ -46,6 +46,8 @@ def attention(
     if not direct:
         metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
         _only_tensors(q, k, v, sink=sink, out=out, **metadata)
+        if not torch.compiler.is_compiling():
+            call.options()  # its errors, before the dispatcher's
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = torch.is_grad_enabled() and (

@@ -364,8 +364,8 @@ class Builder {
     }
     common(a);
     Scales s{.data = static_cast<const float*>(address_of(a.tensor))};
-    if (a.tensor.rank == 1) {
-      check::shape(a, {1}, "(1) or (batch, heads_kv)");
+    if (a.tensor.rank == 1 && (coarse || has_shape(a, {1}))) {
+      check::shape(a, {1}, symbols);
     } else if (coarse || has_shape(a, {p_.batch, p_.heads_kv})) {
       check::shape(a, {p_.batch, p_.heads_kv}, "(1) or (batch, heads_kv)");
       s.batch_stride = stride_of(a.tensor, 0);

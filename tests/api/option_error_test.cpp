@@ -98,6 +98,13 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "k_scale has shape (2, 2, 6); it must be (1), (batch, heads), (batch, heads, ceil(seqlen / "
                 "128)) or (batch, heads, seqlen), here (1), (2, 2), (2, 2, 1) or (2, 2, 7)"},
+        Forward{"scales_of_another_size", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.k_scale = tensor(5, DType::f32, {5});
+                },
+                "k_scale has shape (5); it must be (1), (batch, heads), (batch, heads, ceil(seqlen / 128)) "
+                "or (batch, heads, seqlen), here (1), (2, 2), (2, 2, 1) or (2, 2, 7)"},
         Forward{"scales_of_a_shape_that_is_not_there", e4m3_forward,
                 [](F& a) {
                   a.options.precision = Precision::fp8;

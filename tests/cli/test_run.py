@@ -103,6 +103,11 @@ def test_e4m3_with_scales(run_json, tmp_path, tensors):
     assert default["outputs"]["out"]["dtype"] == "bf16"
 
 
+def largest_errors(document):
+    """What `tandem verify` says of each output."""
+    return {verdict["output"]: verdict["largest_error"] for verdict in document["outputs"]}
+
+
 def test_s8_with_scales(run, run_json, tmp_path, tensors):
     codes = {n: np.rint(tensors[n] * 30).clip(-127, 127).astype(np.int8) for n in ("q", "k", "v")}
     scales = {f"{n}_scale": np.array([1 / 30], np.float32) for n in ("q", "k", "v")}
@@ -118,6 +123,7 @@ def test_s8_with_scales(run, run_json, tmp_path, tensors):
         np.save(tmp_path / f"{name}.npy", array)
     run("run", *tmp_path.glob("*.npy"), "-o", tmp_path / "out/", *flags)
     np.testing.assert_array_equal(np.load(tmp_path / "out/out.npy"), out)
+    assert largest_errors(run_json("verify", tmp_path / "in.safetensors", *flags, code=1))["out"] < 2e-2
     # Products in 8 bits are asked for; a backward of codes there is not.
     wanted = ["run", tmp_path / "in.safetensors", "-o", tmp_path / "no.safetensors"]
     assert "q is s8, which has no exact products; pass precision int8" in run(*wanted, code=2).stderr
@@ -125,13 +131,15 @@ def test_s8_with_scales(run, run_json, tmp_path, tensors):
     assert "the backward of an 8-bit forward is 16-bit" in run(*gradients, code=2).stderr
 
 
-def test_s8_keys_beside_16_bit_queries(run, tmp_path, tensors):
+def test_s8_keys_beside_16_bit_queries(run, run_json, tmp_path, tensors):
     codes = {n: np.rint(tensors[n] * 30).clip(-127, 127).astype(np.int8) for n in ("k", "v")}
     scales = {f"{n}_scale": np.array([1 / 30], np.float32) for n in ("k", "v")}
     save_file({"q": tensors["q"].astype(np.float16)} | codes | scales, tmp_path / "in.safetensors")
     run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
     out = load_file(tmp_path / "out.safetensors")["out"]
     assert out.dtype == np.float16
+    errors = largest_errors(run_json("verify", tmp_path / "in.safetensors", code=1))
+    assert errors["out"] < 4e-3 and errors["lse"] < 4e-3
     close(out, attention(tensors["q"], codes["k"] / 30, codes["v"] / 30)[0], 4e-3)
 
 

@@ -116,10 +116,15 @@ TEST(QuantizedPlan, WarpgroupsTakeTurnsWhereThatPays) {
   EXPECT_FALSE(takes_turns(128, false, fp8_recipe));
   EXPECT_FALSE(takes_turns(128, false, int8_recipe));
   EXPECT_FALSE(takes_turns(128, true, int8_recipe));
-  Problem p = problem(64, true);
-  p.rows_q = p.rows_k = 6144;
-  EXPECT_TRUE(choose_quantized_config(p, fp8_recipe).pingpong);
-  EXPECT_FALSE(choose_quantized_config(p, int8_recipe).pingpong);
+  const auto takes_turns_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
+    Problem p = problem(head_dim, true);
+    p.rows_q = p.rows_k = keys;
+    return choose_quantized_config(p, recipe).pingpong;
+  };
+  EXPECT_TRUE(takes_turns_of_keys(64, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(64, 6143, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(128, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(64, 6144, int8_recipe));
 }
 
 TEST(QuantizedPlan, ObjectionsNameTheRule) {

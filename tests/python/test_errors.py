@@ -81,8 +81,12 @@ def test_options_of_another_type() -> None:
             refused(tandem.InvalidArgumentError, message, q, k, v, **{name: value})
     with pytest.raises(tandem.InvalidArgumentError, match="^window is 128; pass"):
         tandem.attention_backward(q, q, k, v, q, q, window=128)  # type: ignore[arg-type]
-    with pytest.raises(tandem.InvalidArgumentError, match="^precision is .*; it must be one of exact, fp8"):
-        tandem.attention(q, k, v, precision=8)  # type: ignore[call-overload]
+    for value in (8, None, ["int8"], "int4"):
+        message = f"precision is {value!r}; it must be one of exact, fp8, int8, int8-accurate"
+        refused(tandem.InvalidArgumentError, message, q, k, v, precision=value)
+    # Where a transform watches the call, too.
+    with pytest.raises(tandem.InvalidArgumentError, match="^causal is None; pass True or False"):
+        torch.func.vmap(lambda *t: tandem.attention(*t, causal=None))(*(t[None] for t in qkv()))
 
 
 def test_quantize_arguments_of_another_type() -> None:
