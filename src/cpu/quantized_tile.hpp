@@ -72,7 +72,7 @@ struct QuantizedTile {
 /// have none. -128, which s8 has no other sign of, becomes 127.
 [[gnu::always_inline]] inline void take_codes(const std::uint8_t* from, Codes codes, std::int64_t dim,
                                               float scale, std::uint8_t* to, float& stored) {
-  stored = scale < 0.0F ? -scale : scale;
+  stored = __builtin_fabsf(scale);  // of -0, too: a sign that is left marks the row
   for (std::int64_t c = 0; c < dim; ++c) {
     const std::uint8_t code = from[c];
     const int other = codes == Codes::e4m3 ? code ^ 0x80 : code == 0x80 ? 0x7F : -code;

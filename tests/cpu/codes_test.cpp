@@ -2,6 +2,8 @@
 // rotation and mean give from 16 bits, bit for bit.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cpu/cpu.hpp"
 #include "harness/codes.hpp"
 #include "harness/runner.hpp"
@@ -89,6 +91,25 @@ TEST(Codes, TakeTheSignOfTheirScales) {
     for (std::int64_t i = 0; i < box->numel(); ++i) box->set(i, -box->get(i));
   }
   EXPECT_EQ(run(), plain);
+}
+
+/// A group of zeros may have a scale of either zero.
+TEST(Codes, TakeAScaleOfMinusZero) {
+  for (const DType codes : {DType::e4m3, DType::s8}) {
+    for (const Granularity granularity : {Granularity::block, Granularity::row}) {
+      Call call(grouped_case());
+      bring_codes(call, codes, granularity);
+      const auto run = [&call](double zero) {
+        for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(1, zero);
+        call.prepare(Pass::forward);
+        forward(call.forward_args(), Execution{.threads = 1});
+        return call.out.raw();
+      };
+      const std::vector<std::byte> plain = run(0.0);
+      for (std::int64_t i = 0; i < call.out.numel(); ++i) ASSERT_FALSE(std::isnan(call.out.get(i)));
+      EXPECT_EQ(run(-0.0), plain);
+    }
+  }
 }
 
 /// 16-bit queries on 8-bit keys and values: the result on what the codes stand for, bit for bit.

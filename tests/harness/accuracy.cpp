@@ -157,12 +157,14 @@ Deviation compare(const Target& target, const std::function<double(std::int64_t)
     const double expected = target.values[n];
     const double value = got(index);
     double error = 0.0;
-    if (std::isnan(expected) || std::isnan(value)) {
-      error = std::isnan(expected) && std::isnan(value) ? 0.0 : std::numeric_limits<double>::infinity();
-    } else if (value != expected) {  // also keeps inf - inf out
+    double share = 0.0;
+    if (!std::isfinite(expected) || !std::isfinite(value)) {  // a bound of what is infinite would be, too
+      const bool same = value == expected || (std::isnan(expected) && std::isnan(value));
+      error = share = same ? 0.0 : std::numeric_limits<double>::infinity();
+    } else {
       error = std::abs(value - expected);
+      share = error / target.bound.at(expected);
     }
-    const double share = error / target.bound.at(expected);
     d.wrong += share > 1.0 ? 1 : 0;
     d.largest = std::max(d.largest, error);
     if (share > d.share) {

@@ -139,6 +139,24 @@ TEST(Expect, UnwrittenAndWrongElementsFail) {
   EXPECT_FALSE(correct(call, Pass::forward, e));
 }
 
+/// Where no key is seen LSE is -infinity, and nothing else.
+TEST(Expect, OnlyInfinityIsInfinity) {
+  Case c;
+  c.dtype = c.out_dtype = DType::bf16;
+  c.seqlen_k = 0;
+  Call call(c);
+  const Expected e = expect(call, Pass::forward);
+  ASSERT_EQ(e.lse.values[3], -INFINITY);
+  call.prepare(Pass::forward);
+  EXPECT_FALSE(correct(call, Pass::forward, e));
+  write_exact(call, Pass::forward);
+  EXPECT_TRUE(correct(call, Pass::forward, e));
+  for (const double wrong : {0.0, -1e30, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    call.lse.set(3, wrong);
+    EXPECT_FALSE(correct(call, Pass::forward, e)) << wrong;
+  }
+}
+
 TEST(Expect, ChangedInputsFail) {
   Call call(Case{});
   const Expected e = expect(call, Pass::forward);
