@@ -1,6 +1,10 @@
 // How a Problem runs on this machine, and how much scratch memory that takes.
 #include <omp.h>
+#include <pthread.h>
 
+#include <atomic>
+
+#include "api/log.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/forward_kernels.hpp"
@@ -8,11 +12,29 @@
 #include "cpu/workspace.hpp"
 
 namespace tandem::cpu {
+namespace {
+
+std::atomic<bool> pool_is_lost{false};
+
+}  // namespace
+
+int usable_threads(int wanted) {
+  const int threads = wanted > 0 ? wanted : omp_get_max_threads();
+  if (threads == 1) return 1;
+  if (pool_is_lost) {
+    log(LogLevel::debug, "cpu: 1 thread instead of {}: OpenMP's did not come along as the process forked",
+        threads);
+    return 1;
+  }
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { pool_is_lost = true; });  // in the child
+  return registered == 0 ? threads : 1;
+}
 
 Config choose(const Problem& problem, int threads) {
   Config config;
   config.target = best_target();
-  config.threads = threads > 0 ? threads : omp_get_max_threads();
+  config.threads = usable_threads(threads);
   if (problem.pass == Pass::backward) {
     config.block_q = backward_block_q;
     config.block_k = backward_block_k;

@@ -30,6 +30,11 @@ struct Config {
 /// Scratch bytes: grows with threads times tile, never with seqlen squared.
 std::size_t workspace_bytes(const Problem& problem, const Config& config);
 
+/// How many threads a call has that wants so many; 0 means OMP_NUM_THREADS or every core the process may use.
+/// 1 in the child of a process that had more: a child has only the thread that forked, and libgomp would wait
+/// for the others for ever.
+int usable_threads(int wanted);
+
 /// The Config for a Problem on this machine; threads 0 means OMP_NUM_THREADS or every core the process may
 /// use.
 Config choose(const Problem& problem, int threads);

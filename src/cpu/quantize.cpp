@@ -1,7 +1,6 @@
 #include "cpu/quantize.hpp"
 #include "cpu/mean.hpp"
 
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -108,7 +107,7 @@ struct Head {
 }  // namespace
 
 void quantize(const QuantizeJob& job, Target target, int wanted_threads) {
-  const int threads = wanted_threads > 0 ? wanted_threads : omp_get_max_threads();
+  const int threads = usable_threads(wanted_threads);
   const QuantizeKernel& kernel = quantize_kernel(target);
   const std::int64_t heads = job.batch * job.heads;
   const auto head_at = [&](std::int64_t n) {

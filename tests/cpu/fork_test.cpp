@@ -1,0 +1,48 @@
+// What a forked process computes.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <vector>
+
+#include "harness/runner.hpp"
+
+namespace tandem::cpu {
+namespace {
+
+using harness::Call;
+using harness::Case;
+
+/// The exit status of a child that calls `f`; it has ten seconds.
+int status_of_child(const std::function<bool()>& f) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    _exit(f() ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+/// libgomp's threads stay with the parent: a child that waited for them would do so for ever.
+TEST(Fork, AChildOfAProcessWithThreadsComputes) {
+  Case c;
+  c.seqlen_q = c.seqlen_k = 300;
+  Call call(c);
+  const auto run = [&call] {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      call.prepare(pass);
+      if (pass == Pass::forward) forward(call.forward_args(), Execution{.threads = 3});
+      if (pass == Pass::backward) backward(call.backward_args(), Execution{.threads = 3});
+    }
+    return call.dk.raw();
+  };
+  const std::vector<std::byte> here = run();
+  EXPECT_EQ(status_of_child([&] { return run() == here; }), 0);
+  EXPECT_EQ(run(), here);
+}
+
+}  // namespace
+}  // namespace tandem::cpu
