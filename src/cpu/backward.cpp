@@ -61,10 +61,12 @@ struct Schedule {
   std::int64_t shared = 0;  ///< the last units, whose tickets any thread takes
   std::int64_t whole = 0;   ///< the others: one thread each
 
-  std::size_t scratch_bytes = 0;   ///< of a thread
-  std::int64_t dk_sum_floats = 0;  ///< of a unit at work; 0 where dk and dv hold the sums
-  std::int64_t dv_sum_floats = 0;
-  std::int64_t sum_rows = 0;
+  std::size_t scratch_bytes = 0;  ///< of a thread
+  std::int64_t at_work = 0;       ///< units at the same time, at most
+  std::int64_t area_rows = 0;     ///< of sums of dk and dv; 0 where dk and dv hold the sums
+  std::int64_t areas = 0;
+  std::int64_t dk_sum_row = 0;  ///< floats
+  std::int64_t dv_sum_row = 0;
   std::int64_t turns = 0;  ///< counters of a shared unit
 
   std::size_t sums_at = 0, turns_at = 0, dsink_at = 0, order_at = 0, total = 0;
@@ -79,6 +81,7 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
   // more.
   s.shared = threads == 1 ? 0 : std::min(s.units, threads + s.units % threads);
   s.whole = s.units - s.shared;
+  s.at_work = std::min(s.whole, threads) + s.shared;
 
   const auto take = [&s](std::size_t bytes) {
     const std::size_t at = s.total;
@@ -89,11 +92,13 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
   take(s.scratch_bytes * static_cast<std::size_t>(threads));
   const std::int64_t key_blocks = divide_up(p.rows_k, shape.block_k);
   if (p.q.dtype != DType::f32) {
-    s.sum_rows = key_blocks * shape.block_k;
-    if (p.dk.given()) s.dk_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_qk);
-    if (p.dv.given()) s.dv_sum_floats = s.sum_rows * kernel.sum_row(p.head_dim_v);
-    const std::int64_t at_work = std::min(s.whole, threads) + s.shared;
-    s.sums_at = take(static_cast<std::size_t>(at_work * (s.dk_sum_floats + s.dv_sum_floats)) * sizeof(float));
+    s.area_rows = key_blocks * shape.block_k;
+    // Packed sequences share the rows of K: an area for each kv head holds the sums of all of them.
+    s.areas = p.packed_k ? std::min(s.at_work, p.heads_kv) : s.at_work;
+    if (p.dk.given()) s.dk_sum_row = kernel.sum_row(p.head_dim_qk);
+    if (p.dv.given()) s.dv_sum_row = kernel.sum_row(p.head_dim_v);
+    const std::int64_t sum_floats = s.areas * s.area_rows * (s.dk_sum_row + s.dv_sum_row);
+    s.sums_at = take(static_cast<std::size_t>(sum_floats) * sizeof(float));
   }
   s.turns = key_blocks + 1;
   s.turns_at = take(static_cast<std::size_t>(s.shared * s.turns) * sizeof(std::uint32_t));
@@ -174,6 +179,7 @@ class Backward {
   void prepare() {
     std::fill_n(turns_, schedule_.shared * schedule_.turns, 0U);
     if (p_.dsink != nullptr) std::fill_n(dsink_, p_.batch * p_.heads_q, 0.0);
+    place_sums();
     // Long sequences first: the shared units at the end are then the short ones, and threads finish together.
     for (std::int64_t b = 0; b < p_.batch; ++b) order_[b] = b;
     std::sort(order_, order_ + p_.batch, [this](std::int64_t a, std::int64_t b) {
@@ -184,6 +190,17 @@ class Backward {
     if (p_.packed_q) clear_outside(p_.cu_seqlens_q, p_.rows_q, p_.dq, p_.heads_q, p_.head_dim_qk);
     if (p_.packed_k) clear_outside(p_.cu_seqlens_k, p_.rows_k, p_.dk, p_.heads_kv, p_.head_dim_qk);
     if (p_.packed_k) clear_outside(p_.cu_seqlens_k, p_.rows_k, p_.dv, p_.heads_kv, p_.head_dim_v);
+  }
+
+  /// A unit at work has a slot for its sums, as long as the longest sequence: memory that was just in use is
+  /// still in the caches. Where packed lengths differ so much that slots do not fit, a unit has the rows of
+  /// its sequence in the area of its kv head: no other unit has those.
+  void place_sums() {
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b < p_.batch; ++b) longest = std::max(longest, key_rows(p_, b).used);
+    sum_rows_ = divide_up(longest, shape_.block_k) * shape_.block_k;
+    slots_fit_ = schedule_.at_work * sum_rows_ <= schedule_.areas * schedule_.area_rows;
+    if (!slots_fit_) sum_rows_ = schedule_.area_rows;
   }
 
   /// Rows of a packed tensor before its first sequence and past its last one.
@@ -271,16 +288,18 @@ class Backward {
                     .block = u.query_blocks - 1 - ticket % u.query_blocks,
                     .group_head = group_head,
                     .group = p_.group(),
-                    .sum_rows = schedule_.sum_rows,
                     .turns = turns};
     if (p_.dsink != nullptr) {
       b.sink = p_.sink + head * p_.sink_stride;
       b.dsink = dsink_ + u.batch * p_.heads_q + head;
     }
-    if (schedule_.sum_rows > 0) {
+    if (schedule_.area_rows > 0) {
+      const std::int64_t area = slots_fit_ ? slot : u.kv_head;
       b.dk_sum = reinterpret_cast<float*>(workspace_ + schedule_.sums_at) +
-                 slot * (schedule_.dk_sum_floats + schedule_.dv_sum_floats);
-      b.dv_sum = b.dk_sum + schedule_.dk_sum_floats;
+                 area * sum_rows_ * (schedule_.dk_sum_row + schedule_.dv_sum_row);
+      b.dv_sum = b.dk_sum + sum_rows_ * schedule_.dk_sum_row;
+      b.sum_rows = sum_rows_;
+      b.first_sum_row = slots_fit_ ? 0 : u.k.begin;
     }
     kernel_.run(b, workspace_ + static_cast<std::size_t>(omp_get_thread_num()) * schedule_.scratch_bytes);
   }
@@ -302,6 +321,8 @@ class Backward {
   std::uint32_t* const turns_;  ///< of the shared units
   double* const dsink_;         ///< by (batch, query head)
   std::int64_t* const order_;   ///< batch entries, the most work first
+  std::int64_t sum_rows_ = 0;   ///< of a slot, or of a kv head's area
+  bool slots_fit_ = true;
 };
 
 }  // namespace

@@ -43,10 +43,12 @@ struct BackwardBlock {
   std::int64_t group_head = 0;  ///< which of the query heads that share k and v
   std::int64_t group = 1;
 
-  /// f32 sums of dk and dv for 16-bit outputs, `sum_rows` rows of panels each; null: dk and dv hold the sums.
+  /// f32 sums of dk and dv for 16-bit outputs, `sum_rows` rows of panels each, of which this sequence has
+  /// those from `first_sum_row` on; null: dk and dv hold the sums.
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
   std::int64_t sum_rows = 0;
+  std::int64_t first_sum_row = 0;
 
   /// One counter for each key block if several threads share the sums, else null: how many blocks have been
   /// added.

@@ -26,7 +26,7 @@ Sums sums(Tile& t, float* sum, const HeadRows& user, std::int64_t columns) {
             .columns = columns,
             .exact = true};
   }
-  return {.data = sum + t.first_key * panel_lanes,
+  return {.data = sum + (t.b.first_sum_row + t.first_key) * panel_lanes,
           .row_step = panel_lanes,
           .panel_step = t.b.sum_rows * panel_lanes,
           .columns = columns};

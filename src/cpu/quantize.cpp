@@ -1,7 +1,6 @@
 #include "cpu/quantize.hpp"
 #include "cpu/mean.hpp"
 
-
 #include <algorithm>
 #include <cmath>
 

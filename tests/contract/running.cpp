@@ -82,6 +82,41 @@ TEST(Contract14_Workspace, GrowsLinearlyWithSeqlenAtMost) {
   }
 }
 
+/// The backward workspace of `batch` sequences of 2048 queries and keys, packed or not.
+std::size_t backward_workspace_of(DType dtype, std::int64_t batch, std::int64_t heads, bool packed,
+                                  int threads) {
+  constexpr std::int64_t seqlen = 2048;
+  std::vector<std::int32_t> cu_seqlens;
+  for (std::int64_t b = 0; b <= batch; ++b) cu_seqlens.push_back(static_cast<std::int32_t>(b * seqlen));
+  const auto rows = packed ? Tensor(nullptr, dtype, {batch * seqlen, heads, 128})
+                           : Tensor(nullptr, dtype, {batch, seqlen, heads, 128});
+  BackwardArgs args;
+  args.q = args.k = args.v = args.out = args.dout = args.dq = args.dk = args.dv = rows;
+  args.lse = packed ? Tensor(nullptr, DType::f32, {heads, batch * seqlen})
+                    : Tensor(nullptr, DType::f32, {batch, heads, seqlen});
+  if (packed) args.cu_seqlens_q = args.cu_seqlens_k = Tensor(cu_seqlens.data(), DType::i32, {batch + 1});
+  return workspace_bytes(args, {.threads = threads});
+}
+
+TEST(Contract14_Workspace, PackedKeysTakeNoMoreThanDkAndDvInF32) {
+  for (const DType dtype : float_dtypes) {
+    for (const std::int64_t heads : {1, 8}) {
+      for (const int threads : {1, 2, 16, 64}) {
+        SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(threads) + " threads");
+        const std::size_t packed = backward_workspace_of(dtype, 64, heads, true, threads);
+        const std::size_t dense = backward_workspace_of(dtype, 64, heads, false, threads);
+        // Nobody knows beforehand how long each sequence is, but all of dk and dv in f32 is enough.
+        const auto sums = static_cast<std::size_t>(64 * 2048 * heads * (128 + 128)) * sizeof(float);
+        EXPECT_LE(packed, dense + sums + (std::size_t{1} << 20));
+        if (heads == 1 && threads == 16) {
+          EXPECT_LE(packed, 3 * dense);
+        }
+        EXPECT_LE(backward_workspace_of(dtype, 128, heads, true, threads), 2 * packed + 65536);
+      }
+    }
+  }
+}
+
 TEST(Contract14_Workspace, TooSmallOrMisalignedIsAnError) {
   Call call(plain_case(DType::bf16));
   const std::size_t needed = workspace_bytes(call.forward_args(), {.threads = 1});

@@ -17,6 +17,7 @@ namespace {
 using harness::Box;
 using harness::Call;
 using harness::Case;
+using harness::Random;
 
 std::vector<cpu::Target> targets() {
   std::vector<cpu::Target> result;
@@ -190,6 +191,71 @@ TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
                                                        call.dsink.raw()};
         if (first.empty()) first = bits;
         EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
+      }
+    }
+  }
+}
+
+/// One long sequence among many short ones, whose sums lie where their keys do once units are many.
+Case uneven_case(DType dtype) {
+  Case c{.dtype = dtype,
+         .out_dtype = dtype,
+         .batch = 14,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .head_dim_qk = 40,
+         .head_dim_v = 24,
+         .packed_q = true,
+         .packed_k = true,
+         .lengths_q = {7, 0, 40, 33, 1, 90, 64, 5, 12, 13, 31, 2, 70, 3},
+         .lengths_k = {5, 9, 0, 300, 1, 13, 12, 24, 7, 37, 2, 11, 1, 25},
+         .slack_k = 3};
+  c.options.causal = true;
+  return c;
+}
+
+TEST(CpuBackward, PackedSequencesGiveEqualBitsForAnyNumberOfThreads) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const unsigned unwanted : {0U, 2U, 4U}) {
+      Case c = uneven_case(dtype);
+      c.unwanted = unwanted;
+      c.threads = 16;
+      Call call(c);
+      check(call);
+      for (const cpu::Target target : targets()) {
+        std::vector<std::vector<std::byte>> first;
+        for (const int threads : {1, 2, 4, 16, 64, 5}) {
+          run(call, small_tiles(config_of(target, threads)));
+          std::vector<std::vector<std::byte>> bits;
+          for (const Box* box : call.outputs(Pass::backward)) {
+            if (box->given()) bits.push_back(box->raw());
+          }
+          if (first.empty()) first = bits;
+          EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuBackward, SequencesThatOverlapStayInTheirMemory) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Case c = uneven_case(dtype);
+    c.slack_k = 0;
+    c.dk.ends_at_guard = c.dv.ends_at_guard = true;
+    Call call(c);
+    fill_forward(call);
+    Random random(1);
+    for (int n = 0; n < 6; ++n) {
+      for (std::int64_t b = 0; b <= c.batch; ++b) {  // any order, and now and then outside
+        call.cu_seqlens_k.set(b, static_cast<double>(random.between(-100, 600)));
+        if (b % 2 == 1) call.cu_seqlens_k.set(b, static_cast<double>(random.between(400, 600)));
+      }
+      for (const cpu::Target target : targets()) {
+        run(call, small_tiles(config_of(target, 8)));
+        for (const Box* box : call.outputs(Pass::backward)) {
+          EXPECT_TRUE(!box->given() || box->changed_outside().empty());
+        }
       }
     }
   }
