@@ -6,6 +6,8 @@ import copy
 import functools
 import importlib
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,51 @@ def test_sequences_packed_by_position_ids(name: str) -> None:
                 torch.testing.assert_close(packed[row : row + 1, part], alone, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_sequences_packed_by_cu_seq_lens(name: str) -> None:
+    """With a cache (the default) and without; position_ids too, as DataCollatorWithFlattening has it."""
+    eager, ours = models(name)
+    ids = tokens()[:1]
+    ends = torch.tensor([0, 3, 4, ROWS], dtype=torch.int32)
+    parts = [slice(a, b) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    positions = torch.cat([torch.arange(part.stop - part.start) for part in parts])[None]
+    packing = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 7, "max_length_k": 7}
+    for options in ({}, {"use_cache": False}, {"attention_mask": torch.ones_like(ids)}):
+        with torch.no_grad():
+            packed = ours(input_ids=ids, position_ids=positions, **packing, **options).logits
+            for part in parts:
+                alone = eager(input_ids=ids[:, part]).logits
+                torch.testing.assert_close(packed[:, part], alone, rtol=2e-4, atol=2e-4)
+
+
+def test_packing_in_a_compiled_model() -> None:
+    eager, ours = models("llama")
+    ids, ends = tokens()[:1], torch.tensor([0, 4, ROWS])
+    positions = torch.cat([torch.arange(4), torch.arange(ROWS - 4)])[None]
+    inputs = {"input_ids": ids, "position_ids": positions, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    with torch.no_grad():
+        expected = torch.cat([eager(input_ids=part).logits for part in (ids[:, :4], ids[:, 4:])], 1)
+        got = torch.compile(ours, backend="aot_eager", fullgraph=True)(**inputs).logits
+    torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_packing_that_contradicts_itself() -> None:
+    _, ours = models("llama")
+    ends = torch.tensor([0, 4, ROWS])
+    both = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    one = tokens()[:1]
+    padded = padding("right")[1:2]
+    for inputs, message in (
+        ({"input_ids": one, "cu_seq_lens_q": ends}, "only cu_seq_lens_q is given"),
+        ({"input_ids": tokens(), **both}, "a batch of 1, .*, not 3"),
+        ({"input_ids": one, "attention_mask": padded, **both}, "a mask that has padding"),
+        ({"input_ids": one, "attention_mask": padding("left")[1:2], **both}, "a mask that has padding"),
+        ({"input_ids": one[:, :9], **both}, f"9 and 9, not at {ROWS} and {ROWS}"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            ours(**inputs)
+
+
 def test_padding_inside_a_sequence() -> None:
     mask, ids = padding("inside"), tokens()
     with torch.no_grad():
@@ -255,6 +302,61 @@ def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
     for name, value in (("dropout", 0.1), ("output_attentions", True), ("cache", object())):
         with pytest.raises(tandem.UnsupportedError, match="asks for"):
             integration.attention_forward(torch.nn.Module(), q, q, q, None, **{name: value})
+
+
+def test_tensors_that_change_the_mathematics_are_refused() -> None:
+    """What a model hands to attention and Tandem does not take, whatever it is called."""
+    q = torch.randn(1, 2, 4, 8)
+    call = functools.partial(integration.attention_forward, torch.nn.Module(), q, q, q, None)
+    for name in ("block_indices", "indices", "sinks", "not_yet_invented"):
+        with pytest.raises(tandem.UnsupportedError, match=f'with {name}=, a tensor.*"eager"'):
+            call(**{name: torch.zeros(1)})
+        call(**{name: None})
+    call(position_ids=torch.arange(4)[None], use_cache=True, num_items_in_batch=torch.tensor(4))
+
+
+OWN_ATTENTION = {
+    "bloom": ("BloomConfig", {"n_head": 4, "n_layer": 1}),
+    "mpnet": ("MPNetConfig", {}),
+    "roformer": ("RoFormerConfig", {"embedding_size": 32}),
+}
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_models_with_attention_of_their_own(name: str) -> None:
+    config, extra = OWN_ATTENTION[name]
+    sizes = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "head_dim")}
+    sizes |= {"num_hidden_layers": 1, **extra}
+    small = getattr(transformers, config)(**sizes)
+    model = transformers.AutoModel.from_config(small, attn_implementation="tandem").eval()
+    with pytest.raises(tandem.UnsupportedError, match='computes its attention itself.*"eager"'):
+        model(input_ids=tokens(), attention_mask=padding("right"))
+
+
+def test_a_mask_is_no_tensor() -> None:
+    mask = integration.attention_mask(1, 4, 4)
+    scores = torch.zeros(1, 2, 4, 4)
+    uses: list[Callable[[], Any]] = [
+        lambda: scores + mask,
+        lambda: mask + scores,
+        lambda: (1.0 - mask) * -1e4,
+        lambda: mask[:, :, :, :4],
+        lambda: mask == 0,
+        lambda: mask < 0,
+        lambda: ~mask,
+        lambda: mask.size(),
+        lambda: mask.dtype,
+        lambda: mask.to(torch.float32),
+        lambda: scores.masked_fill(mask, 0.0),
+        lambda: torch.where(mask, scores, 0.0),
+        lambda: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, attn_mask=mask),
+    ]
+    for use in uses:
+        with pytest.raises(tandem.UnsupportedError, match="computes its attention itself"):
+            use()
+    assert not hasattr(mask, "to") and mask.shape == (1, 1, 4, 4) and mask.ndim == 4
+    for twin in (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert twin.pattern == mask.pattern and twin.shape == mask.shape
 
 
 def test_masks_that_are_not_known_are_refused() -> None:

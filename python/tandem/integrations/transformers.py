@@ -6,9 +6,9 @@ tandem.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
 
 Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
-either side, sequences packed by position_ids and cross-attention. What Tandem lacks (dropout in attention,
-position biases, mask tensors made elsewhere, the attention's weights as an output) is an error that says what
-to do.
+either side, sequences packed by cu_seq_lens or position_ids, and cross-attention. What Tandem lacks (dropout
+in attention, position biases, mask tensors made elsewhere, keys chosen for each query, the attention's
+weights as an output) is an error that says what to do; so are models that compute their attention themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as makers
 
 from tandem._api import attention
-from tandem._errors import UnsupportedError
+from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.integrations import _masks
 
 __all__ = ["Mask", "attention_forward", "attention_mask", "register"]
@@ -35,11 +35,23 @@ def register(name: str = "tandem") -> None:
     AttentionMaskInterface.register(name, attention_mask)
 
 
-@dataclass(frozen=True)
+class _NoTensorError(UnsupportedError, AttributeError):
+    """A mask used as the tensor that it is not. An AttributeError too: accelerate's hooks ask hasattr."""
+
+
+def _no_tensor(*_: Any) -> NoReturn:
+    raise _NoTensorError(
+        "this model computes its attention itself, from a mask tensor, and Tandem's mask is none; load the "
+        'model with attn_implementation="eager"'
+    )
+
+
+@dataclass(frozen=True, eq=False)
 class Mask:
     """What stands for the mask in a model's layers: a rule and lengths, worked out once for all of them.
 
-    `generate` makes masks before it calls a model, and hands them on as it would a 4D tensor.
+    `generate` makes masks before it calls a model, and hands them on as it would a 4D tensor. A model that
+    takes it for one (in arithmetic, in PyTorch's functions, by its attributes) gets an error.
     """
 
     pattern: _masks.Pattern
@@ -54,6 +66,25 @@ class Mask:
 
     def contiguous(self) -> Mask:
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copy, pickle and others look for, and do without
+            raise AttributeError(f"Mask has no attribute {name}")
+        _no_tensor()
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> NoReturn:  # Tensor + Mask, masked_fill, where and all others
+        _no_tensor()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, Tensor)):
+            _no_tensor()
+        return self is other
+
+    __hash__ = object.__hash__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __neg__ = _no_tensor
+    __bool__ = __len__ = __iter__ = __getitem__ = __setitem__ = _no_tensor
 
 
 def attention_mask(
@@ -135,6 +166,46 @@ def _refuse(wish: str, remedy: str) -> NoReturn:
     raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
 
 
+#: What models and their callers pass on to every layer, and no attention works with.
+_HARMLESS = frozenset(
+    "position_ids position_embeddings cache_position num_items_in_batch max_length_q max_length_k seq_idx "
+    "token_type_ids mm_token_type_ids input_ids inputs_embeds labels decoder_input_ids encoder_hidden_states "
+    "encoder_attention_mask".split()
+)
+
+
+def _packed(mask: Mask, cu_q: Tensor | None, cu_k: Tensor | None, queries: int, keys: int) -> _masks.Rows:
+    """The sequences that FlashAttention's cu_seq_lens_q and cu_seq_lens_k make of the one row of a batch."""
+    if cu_q is None or cu_k is None:
+        given, lacking = ("k", "q") if cu_q is None else ("q", "k")
+        raise InvalidArgumentError(
+            f"cu_seq_lens_q and cu_seq_lens_k belong together, but only cu_seq_lens_{given} is given; "
+            f"pass cu_seq_lens_{lacking} too"
+        )
+    batch = mask.shape[0]
+    if batch != 1:
+        raise InvalidArgumentError(
+            f"cu_seq_lens_q and cu_seq_lens_k take a batch of 1, in whose row all sequences lie, not "
+            f"{batch}; put the sequences into one row, or leave these arguments out"
+        )
+    if (mask.rows is not None and mask.pattern.packed is None) or mask.seqused_k is not None:
+        raise InvalidArgumentError(
+            "cu_seq_lens_q and cu_seq_lens_k come with a mask that has padding, or with a static cache; "
+            "packed sequences have neither: leave attention_mask and cache_implementation out"
+        )
+    rule = "cu_seq_lens_q and cu_seq_lens_k must end at the number of queries and of keys"
+    remedy = "pass them to the call whose tokens they divide only (not to generate)"
+    if cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = int(cu_q[-1]), int(cu_k[-1])
+        if ends != (queries, keys):
+            raise InvalidArgumentError(
+                f"{rule}, {queries} and {keys}, not at {ends[0]} and {ends[1]}; {remedy}"
+            )
+    else:  # without waiting for the device
+        torch._assert_async((cu_q[-1] == queries) & (cu_k[-1] == keys), f"{rule}; {remedy}")
+    return _masks.Rows(cu_q, cu_k)
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -150,6 +221,8 @@ def attention_forward(
     position_bias: Tensor | None = None,
     cache: Any = None,
     output_attentions: bool = False,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
@@ -161,6 +234,9 @@ def attention_forward(
         _refuse("a paged cache of Transformers", "generate without continuous batching")
     if output_attentions:
         _refuse("the attention's weights", 'load the model with attn_implementation="eager"')
+    for name, given in unused.items():
+        if isinstance(given, Tensor) and name not in _HARMLESS:
+            _refuse(f"attention with {name}=, a tensor", 'load the model with attn_implementation="eager"')
     if isinstance(attention_mask, Tensor):
         _refuse("a mask tensor", 'pass a 2D mask, or use "sdpa"')
     if attention_mask is None:  # the model makes no mask: its layers say what they are
@@ -180,6 +256,8 @@ def attention_forward(
         "pad": True,
     }
     rows = attention_mask.rows
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        rows = _packed(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
     if rows is None:
         options |= {"seqused_q": attention_mask.seqused_q, "seqused_k": attention_mask.seqused_k}
         return attention(q, k, v, **options), None
