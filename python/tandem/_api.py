@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from tandem import _arrays, _call, _core
@@ -215,6 +216,7 @@ def attention_backward(
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, None, None)
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
+    _arrays.wrote(dq, dk, dv, dsink)
     return gradients if sink is not None else gradients[:3]
 
 
@@ -224,18 +226,30 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -
     Takes what `attention` takes (all but out and out_dtype), and raises what the call would raise.
     ``backward``: the backward pass of that call. No array is read or written.
     """
-    return _core.explain(*_planned(q, k, v, backward, options), backward)
+    return _core.explain(*_planned("explain", q, k, v, backward, options), backward)
 
 
 def workspace_bytes(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> int:
     """Scratch bytes that this call allocates beyond its inputs and outputs. Arguments as for `explain`."""
-    return _core.workspace_bytes(*_planned(q, k, v, backward, options), backward)
+    return _core.workspace_bytes(*_planned("workspace_bytes", q, k, v, backward, options), backward)
+
+
+#: The keywords that explain() and workspace_bytes() take besides backward.
+_PLANNED = (
+    *_call.METADATA,
+    "sink",
+    "return_lse",
+    *(f.name for f in fields(_call.Call) if f.name != "metadata"),
+)
 
 
 def _planned(
-    q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
+    function: str, q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], _core.Options]:
     """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
+    for name in options:
+        if name not in _PLANNED:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
     return_lse = options.pop("return_lse", False) or backward

@@ -153,6 +153,14 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def wrote(*arrays: Any) -> None:
+    """Tells autograd that the caller's tensors among these have changed: a backward pass that saved one of
+    them is then an error, not a wrong gradient."""
+    for array in arrays:
+        if is_torch(array) and not array.is_inference():  # those have no version
+            sys.modules["torch"].autograd.graph.increment_version(array)
+
+
 def name_of(dtype: DType) -> str:
     """What array libraries call `dtype`."""
     return _NAMES[dtype]

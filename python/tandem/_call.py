@@ -129,6 +129,8 @@ def forward(call: Call, q: Any, *args: Any, **outputs: Any) -> tuple[Any, Any]:
     """(out, lse); `lse` is None unless return_lse. Arguments as for forward_arrays."""
     arrays = forward_arrays(call, q, *args, **outputs)
     _core.forward(arrays, call.options(), _arrays.library_of("q", q).stream(q))
+    if outputs.get("out") is not None:
+        _arrays.wrote(arrays[-2])
     return arrays[-2], arrays[-1]
 
 

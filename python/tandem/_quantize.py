@@ -59,7 +59,7 @@ def quantize(
     if granularity not in granularities:
         names = ", ".join(granularities)
         raise InvalidArgumentError(f"granularity is {granularity!r}; it must be one of {names}")
-    for name, flag in (("hadamard", hadamard), ("interleaved", interleaved)):
+    for name, flag in (("hadamard", hadamard), ("smooth", smooth), ("interleaved", interleaved)):
         if not isinstance(flag, bool):
             raise _call.misfit(name, flag)
     threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tandem import _arrays, _call, _core
 from tandem._errors import InvalidArgumentError, UnsupportedError
@@ -42,6 +43,8 @@ def attention(
         results = quick(call, q, k, v, sink, return_lse)
         if results is not None:
             return results
+    if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
+        raise _nested(q=q, k=k, v=v)
     direct = _direct(q, k, v)
     if not direct:
         metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
@@ -54,10 +57,7 @@ def attention(
         q.requires_grad or k.requires_grad or v.requires_grad or getattr(sink, "requires_grad", False)
     )
     if out is not None and recorded:
-        raise InvalidArgumentError(
-            "out= cannot be combined with inputs that require gradients: autograd owns the result; "
-            "leave out unset, or call under torch.no_grad()"
-        )
+        raise InvalidArgumentError(_OUT_RECORDED)
     if direct and not recorded and out is None:
         result, lse = _run(call, q, k, v, sink, out_dtype, return_lse)
     elif direct and not recorded:
@@ -77,18 +77,30 @@ def attention(
 
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
     """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
-    autocast, a compiler, a transform) or a tensor is unusual."""
+    autocast, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
     if (
         torch.compiler.is_compiling()
         or torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_dispatch_stack() != 0
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
     ):
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
     results = _core.forward_tensors(inputs, call.options(), bool(return_lse), recording)
     return results if return_lse or results is None else results[0]
+
+
+def _nested(**tensors: Any) -> InvalidArgumentError:
+    """The error of the first of q, k and v that is a nested tensor."""
+    name, t = next((name, t) for name, t in tensors.items() if getattr(t, "is_nested", False))
+    cu = f"cu_seqlens_{'q' if name == 'q' else 'k'}"
+    remedy = f"{name}.values() with {cu}={name}.offsets()"
+    if t.layout is not torch.jagged:
+        remedy = f"torch.cat({name}.unbind()) with the offsets of its sequences as {cu}"
+    return InvalidArgumentError(f"{name} is a nested tensor; pass {remedy}")
 
 
 def _only_tensors(q: Any, k: Any, v: Any, **optional: Any) -> None:
@@ -109,6 +121,10 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 # What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+_OUT_RECORDED = (
+    "out= cannot be combined with inputs that require gradients: autograd owns the result; "
+    "leave out unset, or call under torch.no_grad()"
+)
 _CODES = (torch.float8_e4m3fn, torch.int8)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -123,6 +139,8 @@ def _direct(q: Any, k: Any, v: Any) -> bool:
         and type(v) in _PLAIN
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
     )
 
 
@@ -260,6 +278,11 @@ def _by_operator(*arguments: Any) -> tuple[Tensor | None, ...]:
     return tuple(gradient if is_needed else None for gradient, is_needed in wanted)
 
 
+#: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them. The
+#: operator then runs once for each.
+_is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
+
+
 class _Recorded(torch.autograd.Function):
     """torch.ops.tandem.attention with its gradient, past the dispatcher."""
 
@@ -281,7 +304,8 @@ class _Recorded(torch.autograd.Function):
             return (None,) * 6
         dout = torch.zeros_like(out) if dout is None else dout
         needed = ctx.needs_input_grad[2:]
-        if _direct(q, k, v) and not torch.is_grad_enabled():
+        batched = _is_batched(dout) or (dlse is not None and _is_batched(dlse))
+        if _direct(q, k, v) and not batched and not torch.is_grad_enabled():
             if torch.are_deterministic_algorithms_enabled():
                 call = replace(call, deterministic=True)
             return (None, None, *_gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
@@ -296,7 +320,46 @@ def _no_second_derivative(ctx: Any, *gradients: Any) -> Any:
     )
 
 
-_library: Any = torch.library.Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+def _forward_out_unrecorded(keyset: Any, *arguments: Any) -> Tensor:
+    """attention_out where autograd looks on, which register_autograd has no word for."""
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments[:4]):
+        raise InvalidArgumentError(_OUT_RECORDED)
+    with torch._C._AutoDispatchBelowAutograd():
+        below = keyset & torch._C._after_autograd_keyset
+        lse: Tensor = torch.ops.tandem.attention_out.default.redispatch(below, *arguments)
+    return lse
+
+
+def _without_tangents(name: str, kernel: Any) -> Any:
+    """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it.
+    PyTorch would take it for zero, without a word."""
+
+    unpack: Any = forward_ad.unpack_dual
+
+    def judged(keyset: Any, *arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            for i, t in enumerate(arguments):
+                if isinstance(t, Tensor) and unpack(t).tangent is not None:
+                    argument = getattr(torch.ops.tandem, name).default._schema.arguments[i].name
+                    raise UnsupportedError(
+                        f"{argument} carries a tangent, but tandem.{name} has no forward-mode derivative; "
+                        "use reverse mode: backward(), torch.autograd.grad or torch.autograd.functional.vjp"
+                    )
+        return kernel(keyset, *arguments)
+
+    return judged
+
+
+class _Library(torch.library.Library):
+    """A library whose operators refuse tangents."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        if dispatch_key == "Autograd":
+            fn = _without_tangents(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+_library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 for _device in ("CPU", "CUDA"):
@@ -308,3 +371,4 @@ torch.library.register_fake("tandem::attention_out", _fake_forward_out, lib=_lib
 torch.library.register_fake("tandem::attention_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("tandem::attention", _differentiate, setup_context=_save, lib=_library)
 torch.library.register_autograd("tandem::attention_backward", _no_second_derivative, lib=_library)
+_library.impl("attention_out", _forward_out_unrecorded, "Autograd", with_keyset=True)

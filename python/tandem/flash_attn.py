@@ -13,6 +13,7 @@ quietly: ``qv``, ``attention_chunk``, and scales without float8 inputs.
 from __future__ import annotations
 
 import sys
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -154,9 +155,24 @@ def flash_attn_qkvpacked_func(
         heads_kv, head_dim)``.
     """
     _only_tensors(qkv=qkv)
+    if qkv.is_nested:
+        raise InvalidArgumentError(
+            "qkv is a nested tensor; pass q, k and v of all its sequences to flash_attn_varlen_func"
+        )
+    if qkv.layout is not torch.strided:
+        raise InvalidArgumentError(f"qkv is not a plain strided tensor (layout {qkv.layout}); make it dense")
+    if num_heads_q is not None and not isinstance(num_heads_q, (Integral, torch.SymInt)):
+        raise InvalidArgumentError(
+            f"num_heads_q is {num_heads_q!r}; pass an integer, or None for qkv of five dimensions"
+        )
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
-    elif qkv.ndim == 4 and num_heads_q is not None and (qkv.shape[2] - num_heads_q) % 2 == 0:
+    elif (
+        qkv.ndim == 4
+        and num_heads_q is not None
+        and 0 < num_heads_q < qkv.shape[2]
+        and (qkv.shape[2] - num_heads_q) % 2 == 0
+    ):
         heads_kv = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = torch.split(qkv, [num_heads_q, heads_kv, heads_kv], dim=2)
     else:
@@ -262,5 +278,12 @@ def _run(call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
         return results
     _only_tensors(q=q, k=k, v=v)
     # FlashAttention-3 copies tensors whose last dimension is not contiguous.
-    q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in (q, k, v))
+    q, k, v = (t.contiguous() if _is_spread(t) else t for t in (q, k, v))
     return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
+
+
+def _is_spread(t: Tensor) -> bool:
+    """Whether a row's elements lie apart. What has no strides or no rows is for attention() to judge."""
+    if t.layout is not torch.strided or t.is_nested or t.ndim == 0:
+        return False
+    return t.stride(-1) != 1 and t.shape[-1] != 1

@@ -12,6 +12,7 @@ import oracle
 import pytest
 import tandem
 import torch
+from tandem import _call, _torch
 from test_forward import DTYPES, FEATURES, qkv, varlen
 
 
@@ -160,10 +161,67 @@ def test_double_backward_says_why_it_fails() -> None:
         dq.sum().backward()
 
 
+def test_many_gradients_in_one_pass() -> None:
+    inputs = trainable()
+    out, lse = tandem.attention(*inputs, return_lse=True, causal=True)
+    dout, dlse = torch.randn(3, *out.shape), torch.randn(3, *lse.shape)
+    for results, seeds in (((out, lse), (dout, dlse)), ((out,), (dout,)), ((lse,), (dlse,))):
+        found = torch.autograd.grad(results, inputs, seeds, is_grads_batched=True, retain_graph=True,
+                                    allow_unused=True)  # fmt: skip
+        for i in range(3):
+            one = torch.autograd.grad(results, inputs, [t[i] for t in seeds], retain_graph=True)
+            for a, b in zip(found, one, strict=True):
+                torch.testing.assert_close(a[i], b)
+
+
+def test_vectorized_jacobian() -> None:
+    q, k, v = trainable()
+    jacobian = torch.autograd.functional.jacobian
+    function = lambda t: tandem.attention(t, k, v)[0, 0]  # noqa: E731
+    torch.testing.assert_close(jacobian(function, q, vectorize=True), jacobian(function, q))
+
+
+def test_writes_to_saved_tensors_are_seen() -> None:
+    """A backward pass that saved what a call wrote over since is an error."""
+    q, k, v = qkv()
+    result, lse = tandem.attention(q, k, v, return_lse=True)
+    flat = _torch._flat(_call.Call())
+
+    def backward(into: str, t: torch.Tensor) -> Any:
+        sink = torch.zeros(q.shape[2])
+        call = lambda **options: tandem.attention_backward(result, q, k, v, result, lse, **options)  # noqa: E731
+        return call(sink=sink, **{into: t})
+
+    for shape, write in (
+        (q.shape, lambda t: tandem.attention(q, k, v, out=t)),
+        (q.shape, lambda t: torch.ops.tandem.attention_out(q, k, v, None, *flat, t)),
+        (q.shape, lambda t: backward("dq", t)),
+        (k.shape, lambda t: backward("dk", t)),
+        (v.shape, lambda t: backward("dv", t)),
+        (q.shape[2:3], lambda t: backward("dsink", t)),
+    ):
+        written, x = torch.ones(shape), torch.ones(shape, requires_grad=True)
+        y = (x * written).sum()
+        before = written._version
+        write(written)
+        assert written._version > before
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+        plain = torch.ones(shape)
+        with torch.inference_mode():
+            inference = torch.ones(shape)
+            write(inference)
+            write(plain)
+        assert torch.equal(inference, written) and torch.equal(plain, written)
+        write(inference)
+
+
 def test_out_with_gradients_is_refused() -> None:
     q, k, v = trainable()
     with pytest.raises(tandem.InvalidArgumentError, match="out="):
         tandem.attention(q, k, v, out=torch.empty_like(q))
+    with pytest.raises(tandem.InvalidArgumentError, match="out="):
+        torch.ops.tandem.attention_out(q, k, v, None, *_torch._flat(_call.Call()), torch.empty_like(q))
 
 
 def test_deterministic_gradients_are_bitwise_equal() -> None:

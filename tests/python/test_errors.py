@@ -95,6 +95,8 @@ def test_quantize_arguments_of_another_type() -> None:
         ("dtype", ["s8"], "it must be 'e4m3' or 's8'"),
         ("granularity", ["row"], "it must be one of tensor, head, block, row"),
         ("hadamard", 1, "pass True or False"),
+        ("smooth", 1, "pass True or False"),
+        ("smooth", None, "pass True or False"),
         ("interleaved", None, "pass True or False"),
         ("threads", "4", "pass an integer; 0 is every core"),
     ):
@@ -206,3 +208,12 @@ def test_explain_raises_what_the_call_would() -> None:
     for call in (tandem.attention, tandem.explain, tandem.workspace_bytes):
         with pytest.raises(tandem.InvalidArgumentError, match="head_dim 65 is not a multiple of 8"):
             call(q, k, v)
+
+
+def test_keywords_that_explain_does_not_take() -> None:
+    q, k, v = qkv()
+    for name in ("foo", "metadata", "out"):
+        for call in (tandem.explain, tandem.workspace_bytes):
+            with pytest.raises(TypeError) as caught:
+                call(q, k, v, causal=True, **{name: None})
+            assert str(caught.value) == f"{call.__name__}() got an unexpected keyword argument {name!r}"

@@ -130,6 +130,37 @@ def test_arguments_of_another_type() -> None:
         flash_attn.flash_attn_qkvpacked_func([q, k, v])
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_tensors_without_places(place: int) -> None:
+    inputs = list(qkv())
+    for t, error in ((torch.tensor(1.0), ""), (inputs[place].to_sparse(), "is not a plain strided tensor")):
+        inputs[place] = t
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^{'qkv'[place]} {error}"):
+            flash_attn.flash_attn_func(*inputs)
+
+
+def test_qkvpacked_arguments_that_do_not_fit() -> None:
+    packed = flash_attn.flash_attn_qkvpacked_func
+    qkv = torch.zeros(2, 9, 6, 16)
+    for heads in (8, 6, 0, -2, 3):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^qkv has shape .* with num_heads_q={heads};"):
+            packed(qkv, num_heads_q=heads)
+    for heads in ("4", 4.0, [4]):
+        with pytest.raises(tandem.InvalidArgumentError) as caught:
+            packed(qkv, num_heads_q=heads)
+        assert str(caught.value) == (
+            f"num_heads_q is {heads!r}; pass an integer, or None for qkv of five dimensions"
+        )
+    nested = torch.nested.nested_tensor([torch.zeros(n, 3, 2, 8) for n in (3, 5)], layout=torch.jagged)
+    for t, message in (
+        (torch.tensor(1.0), "^qkv has shape "),
+        (qkv.to_sparse(), "^qkv is not a plain strided tensor"),
+        (nested, "^qkv is a nested tensor; pass q, k and v of all its sequences to flash_attn_varlen_func$"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            packed(t, num_heads_q=4)
+
+
 def test_the_module_name_is_served_on_request_alone() -> None:
     program = """
 import importlib.util, sys, types

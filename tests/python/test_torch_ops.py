@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tandem
 import torch
 from tandem import _call, _core, _torch
+from tandem.flash_attn import flash_attn_func
 from test_forward import FEATURES, qkv, varlen
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 SINK = torch.tensor([-1.0, 0.5, 2.0, 7.0])
@@ -200,3 +203,109 @@ def test_function_transforms_are_refused_by_pytorch() -> None:
     q, k, v = qkv()
     with pytest.raises(RuntimeError, match="functorch"):
         torch.func.grad(lambda t: tandem.attention(t, k, v).sum())(q)
+
+
+def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:
+    return torch.ops.tandem.attention(q, k, v, sink, *_torch._flat(_call.Call()), None)[0]
+
+
+def into_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:
+    return tandem.attention(q, k, v, sink=sink, out=torch.zeros(*q.shape[:-1], v.shape[-1]))
+
+
+def recorded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:
+    return tandem.attention(q, k, TRAINED, sink=sink)
+
+
+TRAINED = torch.zeros(1, 4, 2, 8, requires_grad=True)
+
+
+def transforms() -> dict[str, Callable[..., Any]]:
+    def dual_level(function: Any, *inputs: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            return function(*(forward_ad.make_dual(t, torch.ones_like(t)) for t in inputs))
+
+    return {
+        "jvp": lambda function, t: torch.func.jvp(function, (t,), (t,)),
+        "jvp of vmap": lambda function, t: torch.func.jvp(torch.func.vmap(function), (t[None],), (t[None],)),
+        "jacfwd": lambda function, t: torch.func.jacfwd(function)(t),
+        "linearize": lambda function, t: torch.func.linearize(function, t)[1](t),
+        "dual_level": dual_level,
+        "jacobian": lambda function, t: torch.autograd.functional.jacobian(
+            function, t, strategy="forward-mode", vectorize=True
+        ),
+    }
+
+
+@pytest.mark.parametrize("transform", transforms())
+@pytest.mark.parametrize(
+    "call", [tandem.attention, flash_attn_func, by_operator, into_out, recorded], ids=lambda f: f.__name__
+)
+def test_forward_mode_is_refused(transform: str, call: Callable[..., Any]) -> None:
+    """PyTorch would take the derivative for zero."""
+    tensors = (*qkv(1, 3, 4, head_dim=8), SINK)
+    for i, name in enumerate(("q", "k", "v", "sink")):
+        if (call is recorded and name == "v") or (call is into_out and transform == "jvp of vmap"):
+            continue  # nothing of the kind is called
+
+        def function(t: torch.Tensor, i: int = i) -> Any:
+            inputs = [*tensors[:i], t, *tensors[i + 1 :]]
+            return call(*inputs[:3], sink=inputs[3])
+
+        message = f"^{name} carries a tangent, but tandem.attention(_out)? has no forward.*; use reverse mode"
+        with pytest.raises(tandem.UnsupportedError, match=message):
+            transforms()[transform](function, tensors[i])
+
+
+def test_a_tangent_of_something_else_is_let_be() -> None:
+    q, k, v = qkv()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, q)
+        assert torch.equal(tandem.attention(q, k, v), tandem.attention(dual.detach(), k, v))
+
+
+def test_vmap() -> None:
+    q, k, v = (torch.stack([t, t * 2]) for t in qkv())
+    outs, lses = torch.func.vmap(lambda *t: tandem.attention(*t, causal=True, return_lse=True))(q, k, v)
+    for i in range(2):
+        out, lse = tandem.attention(q[i], k[i], v[i], causal=True, return_lse=True)
+        assert torch.equal(outs[i], out) and torch.equal(lses[i], lse)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("function", [tandem.attention, flash_attn_func], ids=lambda f: f.__name__)
+def test_jit_trace(function: Callable[..., Any], gradients: bool) -> None:
+    inputs = [t.requires_grad_(gradients) for t in qkv()]
+    traced = torch.jit.trace(lambda *t: function(*t, causal=True, softcap=3.0), inputs)
+    others = [(t * 0.5).detach().requires_grad_(gradients) for t in inputs]
+    out, expected = traced(*others), function(*others, causal=True, softcap=3.0)
+    assert torch.equal(out, expected)
+    if gradients:
+        found = torch.autograd.grad(out.sum(), others)
+        for a, b in zip(found, torch.autograd.grad(expected.sum(), others), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    sequences = [torch.randn(n, 2, 8) for n in (3, 5)]
+    nested = torch.nested.nested_tensor(sequences, layout=layout)
+    packed = torch.cat(sequences)
+    cu = torch.tensor([0, 3, 8])
+    for function in (tandem.attention, flash_attn_func):
+        for i, (name, queries) in enumerate((("q", "q"), ("k", "k"), ("v", "k"))):
+            inputs = [packed[None], packed[None], packed[None]]
+            inputs[i] = nested
+            remedy = f"{name}.values() with cu_seqlens_{queries}={name}.offsets()"
+            if layout is torch.strided:
+                remedy = (
+                    f"torch.cat({name}.unbind()) with the offsets of its sequences as cu_seqlens_{queries}"
+                )
+            with pytest.raises(tandem.InvalidArgumentError) as caught:
+                function(*inputs)
+            assert str(caught.value) == f"{name} is a nested tensor; pass {remedy}"
+    if layout is torch.jagged:  # the remedy is one
+        values, offsets = nested.values(), nested.offsets()
+        out = tandem.attention(values, values, values, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+        expected = tandem.attention(packed, packed, packed, cu_seqlens_q=cu, cu_seqlens_k=cu)
+        assert torch.equal(out, expected)
