@@ -59,8 +59,8 @@ struct AttentionOptions {
   /// clips window_right to 0. Values below -1 are an error.
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
-  /// S becomes softcap * tanh(S / softcap) after scaling, before masking (Gemma 2). 0: off. Negative is an
-  /// error.
+  /// S becomes softcap * tanh(S / softcap) after scaling, before masking (Gemma 2). 0: off. Negative
+  /// or above 1e30 is an error.
   float softcap = 0.0F;
   /// Backward: gradients are bitwise reproducible. Forward always is.
   bool deterministic = false;
@@ -134,8 +134,8 @@ struct BackwardArgs : AttentionInputs {
 
 /// How and where a call runs. A default-constructed Execution follows the tensors' device.
 struct Execution {
-  /// CPU: number of threads; 0 takes OMP_NUM_THREADS or every core this process may use. A process forked from
-  /// one that has computed with more than one thread has one.
+  /// CPU: number of threads; 0 takes OMP_NUM_THREADS or every core this process may use. A process forked
+  /// from one that has computed with more than one thread has one.
   int threads = 0;
   /// GPU: a CUstream (cudaStream_t); null is the default stream.
   void* stream = nullptr;

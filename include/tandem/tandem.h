@@ -74,7 +74,7 @@ typedef struct tandem_options {
   int32_t has_scale; /* 0: scale is head_dim^-0.5 */
   float scale;
   int32_t causal;
-  float softcap;        /* 0: off */
+  float softcap;        /* 0: off; at most 1e30 */
   int64_t window_left;  /* -1: unbounded */
   int64_t window_right; /* -1: unbounded */
   int32_t deterministic;

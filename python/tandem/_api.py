@@ -106,7 +106,7 @@ def attention(
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q`` (aligned to the bottom right corner).
       window: ``(left, right)``, inclusive on both sides around that same diagonal; -1 is unbounded.
         ``causal`` clips right to 0.
-      softcap: scores become ``softcap * tanh(scores / softcap)`` before masking. 0: off.
+      softcap: scores become ``softcap * tanh(scores / softcap)`` before masking. 0: off; at most 1e30.
       sink: ``(heads_q,)`` float32, a learnable logit per head that joins the softmax's denominator and has no
         value.
       cu_seqlens_q: ``(batch + 1,)`` int32 or int64, ascending from 0: sequence b is rows ``cu[b]:cu[b + 1]``

@@ -144,6 +144,12 @@ class Builder {
     if (!(options_.softcap >= 0.0F) || !std::isfinite(options_.softcap)) {
       invalid("softcap is {}; it must be finite and at least 0 (0: off)", options_.softcap);
     }
+    // 32-bit products of a larger one with log2(e), and quotients by it, leave the range of f32.
+    constexpr float max_softcap = 1e30F;
+    if (options_.softcap > max_softcap) {
+      invalid("softcap is {}; it must be at most 1e30, beyond any logit: leave it out (0: off)",
+              options_.softcap);
+    }
     p_.softcap = options_.softcap;
     window("window_left", options_.window_left);
     window("window_right", options_.window_right);

@@ -28,8 +28,8 @@ void exponentials(Tile& t, std::int64_t p, std::int64_t s) {
     const std::int64_t r = s * strip_rows + i;
     Vec probability[2];
     for (int n = 0; n < 2; ++n) {
-      // Not fused: where one key takes all of a row, lse is this rounded product and the difference is
-      // exactly 0.
+      // Where one key takes all of a row, lse is this product rounded. The compiler may fuse it with the
+      // subtraction: then the difference is that rounding, not 0.
       Vec logit = hn::Mul(load(t.at(t.x.tile) + i * panel_lanes + n * vec_lanes), scale);
       Vec slope = scale;
       if constexpr (capped) {

@@ -24,37 +24,48 @@ TANDEM_INLINE RowKeys row_keys(const ForwardTile& t, std::int64_t row) {
   return {begin > 0 ? begin : 0, end < t.seqlen_k ? end : t.seqlen_k};
 }
 
+/// A row's exponentials: their sum, and the logit that it and O are relative to.
+struct RowSum {
+  double top;
+  float sum;
+};
+
 /// What becomes of a row once every key has been seen.
 struct Finish {
   float scale;        ///< what O must be multiplied by
-  float top;          ///< of the logits and the sink, times log2(e)
+  double top;         ///< of the logits and the sink
   float denominator;  ///< of the softmax, relative to top
 };
 
-TANDEM_INLINE Finish finish_row(float maximum, float sum, const float* sink, float v_scale) {
-  if (sink == nullptr) return {v_scale / sum, maximum, sum};
-  const float logit = *sink * log2_e;
-  const float top = logit > maximum ? logit : maximum;
-  const float weight = maximum == top ? 1.0F : __builtin_exp2f(maximum - top);
-  const float denominator = sum * weight + (logit == top ? 1.0F : __builtin_exp2f(logit - top));
+/// e^(logit - top).
+TANDEM_INLINE float weight_of(double logit, double top) {
+  return logit == top ? 1.0F : static_cast<float>(__builtin_exp(logit - top));
+}
+
+TANDEM_INLINE Finish finish_row(const RowSum& row, const float* sink, float v_scale) {
+  if (sink == nullptr) return {v_scale / row.sum, row.top, row.sum};
+  const double logit = *sink;
+  const double top = logit > row.top ? logit : row.top;
+  const float weight = weight_of(row.top, top);
+  const float denominator = row.sum * weight + weight_of(logit, top);
   return {weight * v_scale / denominator, top, denominator};
 }
 
 TANDEM_INLINE float row_lse(const Finish& f) {
   // Only logits that are all -inf leave 0: their softmax is 0 / 0.
   if (f.denominator == 0.0F) return __builtin_nanf("");
-  return static_cast<float>(static_cast<double>(f.top) * 0.693147180559945309 + __builtin_log(f.denominator));
+  return static_cast<float>(f.top + __builtin_log(f.denominator));
 }
 
 /// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O.
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
-                             float maximum, float sum, const float* accumulated) {
+                             const RowSum& sum, const float* accumulated) {
   Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
   float lse = negative_infinity;
   if (seen) {
     const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
-    const Finish f = finish_row(maximum, sum, sink, t.v_scale);
+    const Finish f = finish_row(sum, sink, t.v_scale);
     scale_row(accumulated, t.head_dim_v, f.scale, out);
     if (t.lse.data != nullptr) lse = row_lse(f);
   } else {  // 0 whatever was accumulated: a NaN in V reaches every row of a block
@@ -63,6 +74,13 @@ TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_
   if (t.lse.data != nullptr) {
     static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] = lse;
   }
+}
+
+/// The same for sums relative to `maximum`, a logit times log2(e).
+template <typename Out>
+TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
+                             float maximum, float sum, const float* accumulated) {
+  write_row<Out>(t, row, head, seen, {.top = static_cast<double>(maximum) * ln_2, .sum = sum}, accumulated);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

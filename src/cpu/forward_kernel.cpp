@@ -236,14 +236,16 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
 
 /// O and LSE of one stripe, out of the lanes.
 template <typename Math, typename Out>
-void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, float after, float* rows) {
+void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
+                float* rows) {
   std::int64_t row = first / t.group;
   std::int64_t head = first % t.group;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
     transpose(s.out + lane, stripe_lanes, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
     for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
-      write_row<Out>(t, row, head, s.first_key[lane + i] < s.last_key[lane + i], s.maximum[lane + i] * after,
-                     s.sum[lane + i], rows + i * t.head_dim_v);
+      const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
+      write_row<Out>(t, row, head, s.first_key[lane + i] < s.last_key[lane + i], sum,
+                     rows + i * t.head_dim_v);
       if (++head == t.group) {
         head = 0;
         ++row;
@@ -262,13 +264,11 @@ void run_tile(const ForwardTile& t) {
   // A negative or zero factor goes into Q, so that the largest raw product is always the largest logit.
   const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
   const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
-  Logits logits{.before = 1.0F, .after = 1.0F, .cap_in = 0.0F, .cap_out = 0.0F};
-  if (t.softcap != 0.0F) {
-    logits.cap_in = scale / t.softcap;
-    logits.cap_out = t.softcap * log2_e;
-  } else {
-    (HWY_NATIVE_FMA ? logits.before : logits.after) = scale * log2_e;
-  }
+  const bool capped = t.softcap != 0.0F;
+  const Logits logits{.scale = capped ? 1.0F : scale,
+                      .factor = capped ? log2_e : scale * log2_e,
+                      .cap_in = capped ? scale / t.softcap : 0.0F,
+                      .cap_out = t.softcap};
 
   Stripe<Math> stripes[max_stripes];
   int stripe_count = 0;
@@ -316,9 +316,9 @@ void run_tile(const ForwardTile& t) {
   for (int i = 0; i < stripe_count; ++i) {
     const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
     switch (t.out_dtype) {
-      case DType::f16: write_rows<Math, f16>(t, first, stripes[i], logits.after, rows); break;
-      case DType::bf16: write_rows<Math, bf16>(t, first, stripes[i], logits.after, rows); break;
-      default: write_rows<Math, float>(t, first, stripes[i], logits.after, rows); break;
+      case DType::f16: write_rows<Math, f16>(t, first, stripes[i], logits, rows); break;
+      case DType::bf16: write_rows<Math, bf16>(t, first, stripes[i], logits, rows); break;
+      default: write_rows<Math, float>(t, first, stripes[i], logits, rows); break;
     }
   }
 }

@@ -9,12 +9,12 @@ namespace tandem::cpu::TANDEM_TARGET {
 /// 256.
 constexpr float rescale_threshold = 8.0F;
 
-TANDEM_INLINE Vec exponent(Vec s, const Logits& logits, Vec maximum) {
-#if HWY_NATIVE_FMA
-  return hn::MulSub(s, broadcast(logits.before), maximum);
-#else
-  return hn::Mul(hn::Sub(s, maximum), broadcast(logits.after));
-#endif
+/// `far`: as Base's.
+template <bool far>
+TANDEM_INLINE Vec exponent(Vec s, const Logits& logits, const Base& base) {
+  if constexpr (!HWY_NATIVE_FMA) return hn::Mul(hn::Sub(s, base.raw), broadcast(logits.factor));
+  if constexpr (far) s = hn::Sub(s, base.raw);
+  return hn::MulSub(s, broadcast(logits.factor), base.scaled);
 }
 
 /// Keys of a block that one register's rows see, relative to the block: any of them, and by lane.
@@ -92,10 +92,10 @@ TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logit
 }
 
 /// Replaces scores by exponentials, as the operand that Math wants, and returns their sum by lane.
-template <typename Math>
-TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, Vec maximum) {
+template <typename Math, bool far>
+TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, const Base& base) {
   const auto power = [&](int key) {
-    return exp2(exponent(load(scores + key * stripe_lanes), logits, maximum));
+    return exp2(exponent<far>(load(scores + key * stripe_lanes), logits, base));
   };
   Vec sum = zero();
   if constexpr (Math::elements_per_word == 1) {
@@ -120,6 +120,13 @@ TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& 
   return sum;
 }
 
+/// Out of line: beside the usual loop it costs bf16 5 % of its speed.
+template <typename Math>
+[[gnu::noinline]] Vec exponentiate_far(float* scores, int begin, int end, const Logits& logits,
+                                       const Base& base) {
+  return exponentiate<Math, true>(scores, begin, end, logits, base);
+}
+
 TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
   for (int c = 0; c < dims; ++c) {
     float* o = out + c * stripe_lanes;
@@ -133,8 +140,8 @@ template <typename Math>
                               int dims, float* scores) {
   const int lane = vec * vec_lanes;
   const Vec old = load(s.maximum + lane);
-  const Vec block = hn::Mul(finish_scores(scores + lane, keys, logits), broadcast(logits.before));
-  const Vec growth = hn::Mul(hn::Sub(block, old), broadcast(logits.after));
+  const Vec block = finish_scores(scores + lane, keys, logits);
+  const Vec growth = exponent_between(base_of(block, logits), base_of(old, logits), logits);
   const auto raised = hn::Gt(growth, broadcast(rescale_threshold));
   Vec maximum = old;
   Vec sum = load(s.sum + lane);
@@ -148,8 +155,10 @@ template <typename Math>
   }
   // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
   const Vec safe = hn::IfThenZeroElse(hn::Eq(maximum, broadcast(negative_infinity)), maximum);
-  sum = hn::Add(sum, exponentiate<Math>(scores + lane, keys.begin, keys.end, logits, safe));
-  store(sum, s.sum + lane);
+  const Base base = base_of(safe, logits);
+  const Vec more = base.far ? exponentiate_far<Math>(scores + lane, keys.begin, keys.end, logits, base)
+                            : exponentiate<Math, false>(scores + lane, keys.begin, keys.end, logits, base);
+  store(hn::Add(sum, more), s.sum + lane);
 }
 
 /// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.

@@ -38,7 +38,7 @@ struct Stripe {
   int vecs;
   typename Math::Word* q;  ///< [word of head_dim_qk][stripe_lanes]
   float* out;              ///< [head_dim_v][stripe_lanes]
-  float* maximum;          ///< of s * before (Logits)
+  float* maximum;          ///< of the scores s, capped if there is a softcap
   float* sum;              ///< of the exponentials p
   std::int64_t* first_key;
   std::int64_t* last_key;
@@ -48,14 +48,51 @@ struct Stripe {
   std::int64_t all_end;
 };
 
-/// How raw products become exponents: p = 2^((s * before - maximum) * after), after the softcap if there is
-/// one. With fused multiply-add all of the factor comes before, and the product is not rounded; without, it
-/// comes after, since rounding s * before would cost every exponent 2^-24 of the logit.
+/// How raw products become logits and exponents: s is softcapped if there is a softcap, a logit is s * scale,
+/// an exponential p = 2^(s * factor) relative to that of a Base.
 struct Logits {
-  float before;
-  float after;
+  float scale;
+  float factor;   ///< scale * log2(e)
   float cap_in;   ///< softcap: s becomes cap_out * tanh(s * cap_in)
   float cap_out;  ///< 0: no softcap
 };
+
+/// Where 2^x is reckoned from, of a register of rows: p = 2^((s - raw) * factor - scaled).
+///
+/// Where there is a fused multiply-add, raw is 0 and scaled the rounded maximum * factor: one instruction,
+/// which does not round s * factor. How far scaled was rounded is in every term of a row and cancels; but it
+/// is up to 2^-24 of the exponent, and from logits of 1e9 on 2^x has no room for it. Rows beyond far_exponent
+/// have it the other way round, as all have without the instruction: raw is the maximum, scaled 0.
+struct Base {
+  Vec raw;
+  Vec scaled;
+  bool far;  ///< raw is not 0 in some row
+};
+
+constexpr float far_exponent = HWY_NATIVE_FMA ? 0x1p20F : -1.0F;
+
+TANDEM_INLINE Base base_of(Vec maximum, const Logits& logits) {
+  if constexpr (!HWY_NATIVE_FMA) return {maximum, zero(), true};
+  const Vec product = hn::Mul(maximum, broadcast(logits.factor));
+  // Infinities stay where they are: a row that has seen nothing is no exception.
+  const auto far = hn::And(hn::Gt(hn::Abs(product), broadcast(far_exponent)),
+                           hn::Lt(hn::Abs(maximum), broadcast(__builtin_inff())));
+  return {hn::IfThenElseZero(far, maximum), hn::IfThenZeroElse(far, product), !hn::AllFalse(f32_lanes, far)};
+}
+
+/// The exponent that `from` has relative to `to`.
+TANDEM_INLINE Vec exponent_between(const Base& from, const Base& to, const Logits& logits) {
+  return hn::MulAdd(hn::Sub(from.raw, to.raw), broadcast(logits.factor), hn::Sub(from.scaled, to.scaled));
+}
+
+/// The logit that a row's sums are relative to, given its maximum. The maximum's own logit is rounded as the
+/// backward pass rounds it: where one key takes a whole row, LSE is that logit.
+TANDEM_INLINE double logit_of_base(float maximum, const Logits& logits) {
+  const double logit = static_cast<double>(maximum * logits.scale);
+  const float scaled = maximum * logits.factor;
+  if (__builtin_fabsf(scaled) > far_exponent) return logit;
+  const double exact = static_cast<double>(maximum) * static_cast<double>(logits.factor);
+  return logit + (static_cast<double>(scaled) - exact) * ln_2;
+}
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -56,9 +56,14 @@ struct ForwardTile {
   std::byte* scratch = nullptr;  ///< ForwardScratch::bytes, 64-byte aligned
 };
 
+/// Query rows (of a KV head, stacked) up to which ShortKernel is the faster one: below, most lanes would be
+/// empty.
+constexpr int short_rows = 8;
+constexpr int short_block_k = 128;
+
 /// The pieces of a thread's scratch memory, as offsets in bytes.
 struct ForwardScratch {
-  std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words
+  std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words, or short_rows rows of whole registers
   std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32
   std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
   std::size_t k = 0;       ///< K of one block where it is converted
@@ -90,7 +95,8 @@ struct ForwardScratch {
   const auto bk = static_cast<std::size_t>(block_k);
   const auto dk = static_cast<std::size_t>(head_dim_qk);
   const auto dv = static_cast<std::size_t>(head_dim_v);
-  s.q = take(bq * dk, 4);
+  const std::size_t short_q = short_rows * ((dk + 15) / 16 * 16);
+  s.q = take(bq * dk > short_q ? bq * dk : short_q, 4);
   s.out = take(bq * dv, 4);
   s.scores = take(bq * bk, 4);
   s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
@@ -109,12 +115,7 @@ struct ForwardKernel {
   void (*run)(const ForwardTile& tile) = nullptr;
 };
 
-/// Query rows (of a KV head, stacked) up to which ShortKernel is the faster one: below, most lanes would be
-/// empty.
-constexpr int short_rows = 8;
-constexpr int short_block_k = 128;
-
-/// The same for tiles of at most short_rows rows. A partial result is short_partial_floats() numbers.
+/// ForwardKernel for tiles of at most short_rows rows. A partial result is short_partial_floats() numbers.
 struct ShortKernel {
   /// The partial result of keys [begin, end).
   void (*attend)(const ForwardTile& tile, std::int64_t begin, std::int64_t end, float* partial) = nullptr;

@@ -131,6 +131,21 @@ TANDEM_INLINE void cap_row(float* s, int count, const Softcap& cap) {
   }
 }
 
+/// How raw products become logits: s, softcapped if there is a softcap, times scale.
+struct Logits {
+  float sign;    ///< of the scale, or 0: goes into Q, so that the largest raw product is the largest logit
+  float scale;   ///< of s
+  float factor;  ///< scale * log2(e)
+  Softcap cap;
+};
+
+TANDEM_INLINE Logits logits_of(const ForwardTile& t) {
+  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
+  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
+  if (t.softcap != 0.0F) return {sign, 1.0F, log2_e, {scale / t.softcap, t.softcap}};
+  return {sign, scale, scale * log2_e, {0.0F, 0.0F}};
+}
+
 /// Turns one row's scores into weights and brings its maximum, sum and O up to date.
 TANDEM_INLINE void soften_row(float* s, int count, float factor, const Partial& state, int row, int columns) {
   // Whole registers: what lies past `count` takes part as -inf, with weight 0.
@@ -159,7 +174,7 @@ TANDEM_INLINE void soften_row(float* s, int count, float factor, const Partial& 
 /// `rows` rows from `first` against keys [begin, begin + count), count <= block_keys.
 template <typename T, int rows>
 void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count, const float* q,
-                  float factor, const Softcap& cap, const Partial& state) {
+                  const Logits& logits, const Partial& state) {
   alignas(64) float scores[rows * block_keys];
   const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
   const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
@@ -177,11 +192,11 @@ void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count
   }
   for (int r = 0; r < rows; ++r) {
     float* s = scores + r * block_keys;
-    if (cap.out != 0.0F) cap_row(s, count, cap);
+    if (logits.cap.out != 0.0F) cap_row(s, count, logits.cap);
     const RowKeys keys = row_keys(t, (t.first + first + r) / t.group);
     for (int i = 0; i < count && begin + i < keys.begin; ++i) s[i] = negative_infinity;
     for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;
-    soften_row(s, count, factor, state, first + r, t.head_dim_v);
+    soften_row(s, count, logits.factor, state, first + r, t.head_dim_v);
   }
   weigh<T, rows>(v, t.v_stride, count, scores, state.out + static_cast<std::int64_t>(first) * t.head_dim_v,
                  t.head_dim_v);
@@ -197,11 +212,7 @@ void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* p
   __builtin_memset(state.out, 0,
                    static_cast<std::size_t>(t.count) * static_cast<std::size_t>(t.head_dim_v) * 4);
 
-  // A negative or zero factor goes into Q, so that the largest raw product is always the largest logit.
-  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
-  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
-  const Softcap cap{t.softcap != 0.0F ? scale / t.softcap : 0.0F, t.softcap};
-  const float factor = t.softcap != 0.0F ? log2_e : scale * log2_e;
+  const Logits logits = logits_of(t);
   auto* const q = reinterpret_cast<float*>(t.scratch);
   const int q_stride = padded(t.head_dim_qk);
   for (int r = 0; r < t.count; ++r) {
@@ -209,7 +220,7 @@ void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* p
     const std::int64_t head = (t.first + r) % t.group;
     float* packed = q + static_cast<std::int64_t>(r) * q_stride;
     scale_row(static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride, t.head_dim_qk,
-              sign, packed);
+              logits.sign, packed);
     for (int c = t.head_dim_qk; c < q_stride; ++c) packed[c] = 0.0F;
   }
 
@@ -217,15 +228,13 @@ void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* p
     const int count = end - key < block_keys ? static_cast<int>(end - key) : block_keys;
     for (int r = 0; r < t.count; r += rows_together) {
       switch (t.count - r) {
-        case 1: attend_block<T, 1>(t, r, key, count, q, factor, cap, state); break;
-        case 2: attend_block<T, 2>(t, r, key, count, q, factor, cap, state); break;
-        case 3: attend_block<T, 3>(t, r, key, count, q, factor, cap, state); break;
-        default: attend_block<T, 4>(t, r, key, count, q, factor, cap, state); break;
+        case 1: attend_block<T, 1>(t, r, key, count, q, logits, state); break;
+        case 2: attend_block<T, 2>(t, r, key, count, q, logits, state); break;
+        case 3: attend_block<T, 3>(t, r, key, count, q, logits, state); break;
+        default: attend_block<T, 4>(t, r, key, count, q, logits, state); break;
       }
     }
   }
-  // Maxima in units of log2, which is what folding and finishing want.
-  for (int r = 0; r < t.count; ++r) state.maximum[r] *= factor;
 }
 
 void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* partial) {
@@ -241,11 +250,12 @@ void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, fl
 void fold_short(const ForwardTile& t, float* total, const float* next) {
   const Partial a = partial_at(total, t.count);
   const PartialView<const float> b = partial_at(next, t.count);
+  const float factor = logits_of(t).factor;
   for (int r = 0; r < t.count; ++r) {
     const float top = a.maximum[r] > b.maximum[r] ? a.maximum[r] : b.maximum[r];
     const float base = top == negative_infinity ? 0.0F : top;
-    const float weight_a = __builtin_exp2f(a.maximum[r] - base);
-    const float weight_b = __builtin_exp2f(b.maximum[r] - base);
+    const float weight_a = __builtin_exp2f((a.maximum[r] - base) * factor);
+    const float weight_b = __builtin_exp2f((b.maximum[r] - base) * factor);
     a.maximum[r] = top;
     a.sum[r] = a.sum[r] * weight_a + b.sum[r] * weight_b;
     float* out_a = a.out + static_cast<std::int64_t>(r) * t.head_dim_v;
@@ -256,11 +266,14 @@ void fold_short(const ForwardTile& t, float* total, const float* next) {
 
 template <typename Out>
 void write(const ForwardTile& t, const PartialView<const float>& total) {
+  const float scale = logits_of(t).scale;
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t head = (t.first + r) % t.group;
     const RowKeys keys = row_keys(t, row);
-    write_row<Out>(t, row, head, keys.begin < keys.end, total.maximum[r], total.sum[r],
+    // Rounded as the backward pass rounds logits: where one key takes a whole row, LSE is its logit there.
+    const float top = total.maximum[r] * scale;
+    write_row<Out>(t, row, head, keys.begin < keys.end, {.top = top, .sum = total.sum[r]},
                    total.out + static_cast<std::int64_t>(r) * t.head_dim_v);
   }
 }

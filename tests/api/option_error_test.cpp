@@ -46,6 +46,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "softcap is nan; it must be finite and at least 0 (0: off)"},
         Forward{"softcap_infinite", dense_forward, [](F& a) { a.options.softcap = infinity; },
                 "softcap is inf; it must be finite and at least 0 (0: off)"},
+        Forward{"softcap_huge", dense_forward, [](F& a) { a.options.softcap = 2.5e38F; },
+                "softcap is 2.5e+38; it must be at most 1e30, beyond any logit: leave it out (0: off)"},
         Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
                 "window_left is -2; it must be at least 0, or -1 for unbounded"},
         Forward{"precision_unknown", dense_forward,

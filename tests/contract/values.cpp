@@ -177,6 +177,63 @@ TEST(Contract08_NoSentinel, LogitsFarFromZeroUnderAMask) {
   }
 }
 
+/// GPU kernels promise logits up to 2^27 in magnitude (docs/numerics.md): what is beyond is not for them.
+bool all_reach_any_logit() {
+  return std::ranges::all_of(runners(), [](const Runner* r) { return r->name().starts_with("cpu "); });
+}
+
+/// Logits abs(scale) * (2^30 + 128 (j % 99)) of key j: of products that are exact in every dtype, the largest
+/// that of many keys, in every split of the short kernel.
+Call giant_logits(DType dtype, float scale, std::int64_t rows) {
+  Case c = plain_case(dtype);
+  c.batch = 1;
+  c.seqlen_q = rows;
+  c.seqlen_k = 2500;
+  c.options.scale = scale;
+  c.sink = std::abs(scale) <= 8.0F;
+  Call call(c);
+  const double sign = scale < 0.0F ? -1.0 : 1.0;
+  for (std::int64_t n = 0; n < call.q.numel(); ++n) {
+    const std::int64_t d = n % c.head_dim_qk;
+    call.q.set(n, d == 0 ? sign * 0x1p15 : d == 1 ? sign : 0.0);
+  }
+  for (std::int64_t n = 0; n < call.k.numel(); ++n) {
+    const std::int64_t d = n % c.head_dim_qk;
+    const auto j = static_cast<double>(n / c.head_dim_qk / c.heads_kv % 99);
+    call.k.set(n, d == 0 ? 0x1p15 : d == 1 ? 128.0 * j : 0.0);
+  }
+  // As much as one of the keys at the top.
+  for (std::int64_t h = 0; c.sink && h < c.heads_q; ++h) {
+    call.sink.set(h, std::abs(scale) * (0x1p30 + 128.0 * 98.0));
+  }
+  return call;
+}
+
+TEST(Contract08_NoSentinel, LogitsFrom1e9To1e12) {
+  if (!all_reach_any_logit()) GTEST_SKIP() << "logits beyond 2^27";
+  for (const DType dtype : float_dtypes) {
+    for (const float scale : {1.0F, -8.0F, 1000.0F}) {
+      for (const std::int64_t rows : {1, 70}) {
+        Call call = giant_logits(dtype, scale, rows);
+        expect_right_softmax(call);
+      }
+    }
+  }
+}
+
+TEST(Contract08_NoSentinel, ScaleOf1e30) {
+  if (!all_reach_any_logit()) GTEST_SKIP() << "logits beyond 2^27";
+  for (const DType dtype : float_dtypes) {
+    for (const std::int64_t rows : {1, 70}) {
+      Case c = plain_case(dtype);
+      c.seqlen_q = rows;
+      c.options.scale = 1e30F;
+      Call call(c);
+      expect_right_softmax(call);
+    }
+  }
+}
+
 TEST(Contract08_NoSentinel, OneKeyWithAFarLogitIsItsValue) {
   for (const double base : {-200704.0, 61440.0}) {
     Call call = huge_logits(DType::f32, base, true);

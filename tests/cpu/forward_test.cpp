@@ -2,11 +2,15 @@
 // blocking, stacking and threading must not change.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu/cpu.hpp"
+#include "cpu/reference.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
 
@@ -59,6 +63,26 @@ TEST(Forward, EveryHeadDimension) {
   }
 }
 
+/// Head dimensions below a register, of which the short kernel packs whole ones.
+TEST(Forward, ShortQueriesOfTinyHeads) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+    for (const std::int64_t head_dim : {1, 2, 3}) {
+      for (const auto& [heads_q, heads_kv, seqlen_q] : {std::tuple{8, 1, 1}, {16, 8, 4}}) {
+        Case c;
+        c.dtype = dtype;
+        c.heads_q = heads_q;
+        c.heads_kv = heads_kv;
+        c.head_dim_qk = head_dim;
+        c.head_dim_v = 1;
+        c.seqlen_q = seqlen_q;
+        c.seqlen_k = 100;
+        c.options.pad = true;
+        forward_everywhere(c);
+      }
+    }
+  }
+}
+
 TEST(Forward, LongSequencesStayAccurate) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const bool causal : {false, true}) {
@@ -88,6 +112,85 @@ TEST(Forward, RisingMaxima) {
       call.k.set(i, i % 8 == 0 ? std::round(step * static_cast<double>(i / 8) * 64) / 64 : 0.5);
     }
     forward_everywhere(call);
+  }
+}
+
+/// Maxima that cross 2^20 in units of log2, where exponents take another form, upwards and downwards in
+/// magnitude, beside rows that stay below.
+TEST(Forward, MaximaThatCrossIntoTheFarForm) {
+  for (const auto& levels : {std::array{726810.0, 726816.0, 726823.0}, {-726823.0, -726816.0, -726810.0}}) {
+    Case c;
+    c.head_dim_qk = c.head_dim_v = 8;
+    c.seqlen_q = 20;
+    c.seqlen_k = 384;
+    c.options.scale = 1.0F;
+    Call call(c);
+    for (std::int64_t i = 0; i < call.q.numel(); ++i) {
+      call.q.set(i, i % 8 == 0 ? (i % 16 == 0 ? 1.0 : 0x1p-10) : i % 8 == 1 ? 1.0 : 0.0);
+    }
+    for (std::int64_t i = 0; i < call.k.numel(); ++i) {
+      const std::int64_t key = i / 8;
+      const double level = levels[static_cast<std::size_t>(key / 128)];
+      call.k.set(i, i % 8 == 0 ? level : i % 8 == 1 ? static_cast<double>(key % 16) / 16.0 : 0.0);
+    }
+    const reference::Forward exact = reference::forward(call.problem());
+    forward_everywhere(call);
+    on_every_runner(c, [&](Runner& runner) {
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      for (std::int64_t row = 0; row < c.seqlen_q; ++row) {
+        const double lse = exact.lse[static_cast<std::size_t>(row)];
+        EXPECT_NEAR(call.lse.get(row), lse, std::abs(lse) * 0x1p-23) << "row " << row;
+      }
+    });
+  }
+}
+
+/// A row's one visible key gives it the LSE that its logit is in f32, rounded once, from every kernel: what
+/// the backward pass subtracts from that logit. At 7e7 f32 steps by 8.
+TEST(Forward, TheOnlyKeyOfARowLeavesItsLogitAsLse) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [batch, rows] : {std::pair{60, 1}, {10, 8}, {3, 40}}) {
+      for (const float scale : {0.17677669F, -1.0F, 3.3F}) {
+        Case c;
+        c.dtype = c.out_dtype = dtype;
+        c.batch = batch;
+        c.seqlen_q = c.seqlen_k = rows;
+        c.options.window_left = c.options.window_right = 0;
+        c.options.scale = scale;
+        Call call(c);
+        // One product a dot product: whatever the order of its additions, the sum is the same.
+        for (Box* box : {&call.q, &call.k}) {
+          const double size = box == &call.q ? 1.0 : 7e7 / static_cast<double>(scale);
+          for (std::int64_t n = 0; n < box->numel(); ++n) {
+            box->set(n, n % c.head_dim_qk == 0 ? size * (1.0 + std::abs(box->get(n)) / 8.0) : 0.0);
+          }
+        }
+        on_every_runner(c, [&](Runner& runner) {
+          call.prepare(Pass::forward);
+          runner.forward(call);
+          for (std::int64_t row = 0; row < batch * rows; ++row) {
+            const std::int64_t n = row * c.head_dim_qk;
+            const auto product = static_cast<float>(call.q.get(n) * call.k.get(n));
+            ASSERT_EQ(call.lse.get(row), static_cast<double>(product * scale)) << "row " << row;
+          }
+        });
+      }
+    }
+  }
+}
+
+/// The largest softcap that is taken caps nothing.
+TEST(Forward, ASoftcapOf1e30ChangesNothing) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t seqlen_q : {1, 70}) {
+      Case c;
+      c.dtype = c.out_dtype = dtype;
+      c.seqlen_q = seqlen_q;
+      c.seqlen_k = 200;
+      c.options.softcap = 1e30F;
+      run_everywhere(c);
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 constexpr float log2_e = 1.44269504088896341F;
-constexpr float ln_2 = 0.693147180559945309F;
+constexpr double ln_2 = 0.693147180559945309;
 
 namespace detail {
 
