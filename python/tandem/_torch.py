@@ -75,17 +75,21 @@ def attention(
     return (result, lse) if return_lse else result
 
 
-def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
-    """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
-    autocast, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
-    if (
+def _is_watched() -> bool:
+    """Whether a compiler, torch.jit.trace, forward mode, a mode or a transform follows what is called."""
+    return (
         torch.compiler.is_compiling()
-        or torch._C._is_any_autocast_enabled()
         or torch._C._len_torch_dispatch_stack() != 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
-    ):
+    )
+
+
+def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
+    """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
+    autocast, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
+    if _is_watched() or torch._C._is_any_autocast_enabled():
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
@@ -132,16 +136,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _direct(q: Any, k: Any, v: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
     150 us of a call that autograd records, for operators written in Python."""
-    return (
-        not torch.compiler.is_compiling()
-        and type(q) in _PLAIN
-        and type(k) in _PLAIN
-        and type(v) in _PLAIN
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
-    )
+    return not _is_watched() and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
 def _flat(call: _call.Call) -> tuple[Any, ...]:

@@ -261,14 +261,7 @@ void run_tile(const ForwardTile& t) {
   float* const rows = floats(layout.rows);
   float* const scores = floats(layout.scores);
 
-  // A negative or zero factor goes into Q, so that the largest raw product is always the largest logit.
-  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
-  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
-  const bool capped = t.softcap != 0.0F;
-  const Logits logits{.scale = capped ? 1.0F : scale,
-                      .factor = capped ? log2_e : scale * log2_e,
-                      .cap_in = capped ? scale / t.softcap : 0.0F,
-                      .cap_out = t.softcap};
+  const Logits logits = logits_of(t);
 
   Stripe<Math> stripes[max_stripes];
   int stripe_count = 0;
@@ -288,7 +281,7 @@ void run_tile(const ForwardTile& t) {
     bound_keys(t, t.first + lane, s);
     if (s.begin < begin) begin = s.begin;
     if (s.end > end) end = s.end;
-    pack_queries<Math, T>(t, t.first + lane, s.count, sign, rows, s.q);
+    pack_queries<Math, T>(t, t.first + lane, s.count, logits.sign, rows, s.q);
     for (int i = 0; i < stripe_lanes; ++i) {
       s.maximum[i] = negative_infinity;
       s.sum[i] = 0.0F;

@@ -1,6 +1,7 @@
 // What a tile of queries is cut into: stripes of rows, which lie in the lanes, and blocks of keys.
 #pragma once
 
+#include "cpu/logits.hpp"
 #include "cpu/simd/math.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -46,15 +47,6 @@ struct Stripe {
   std::int64_t end;
   std::int64_t all_begin;  ///< ... and [all_begin, all_end) by every row
   std::int64_t all_end;
-};
-
-/// How raw products become logits and exponents: s is softcapped if there is a softcap, a logit is s * scale,
-/// an exponential p = 2^(s * factor) relative to that of a Base.
-struct Logits {
-  float scale;
-  float factor;   ///< scale * log2(e)
-  float cap_in;   ///< softcap: s becomes cap_out * tanh(s * cap_in)
-  float cap_out;  ///< 0: no softcap
 };
 
 /// Where 2^x is reckoned from, of a register of rows: p = 2^((s - raw) * factor - scaled).

@@ -8,6 +8,7 @@
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
 #include "cpu/forward_tile.hpp"
+#include "cpu/logits.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/stage.hpp"
 
@@ -119,31 +120,11 @@ TANDEM_INLINE void weigh(const T* v, std::int64_t v_stride, int count, const flo
   }
 }
 
-struct Softcap {
-  float in;
-  float out;  ///< 0: none
-};
-
-/// s becomes out * tanh(s * in); `s` is padded to whole registers.
-TANDEM_INLINE void cap_row(float* s, int count, const Softcap& cap) {
+/// The softcap; `s` is padded to whole registers.
+TANDEM_INLINE void cap_row(float* s, int count, const Logits& logits) {
   for (int j = 0; j < count; j += vec_lanes) {
-    store(hn::Mul(tanh(hn::Mul(load(s + j), broadcast(cap.in))), broadcast(cap.out)), s + j);
+    store(hn::Mul(tanh(hn::Mul(load(s + j), broadcast(logits.cap_in))), broadcast(logits.cap_out)), s + j);
   }
-}
-
-/// How raw products become logits: s, softcapped if there is a softcap, times scale.
-struct Logits {
-  float sign;    ///< of the scale, or 0: goes into Q, so that the largest raw product is the largest logit
-  float scale;   ///< of s
-  float factor;  ///< scale * log2(e)
-  Softcap cap;
-};
-
-TANDEM_INLINE Logits logits_of(const ForwardTile& t) {
-  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
-  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
-  if (t.softcap != 0.0F) return {sign, 1.0F, log2_e, {scale / t.softcap, t.softcap}};
-  return {sign, scale, scale * log2_e, {0.0F, 0.0F}};
 }
 
 /// Turns one row's scores into weights and brings its maximum, sum and O up to date.
@@ -192,7 +173,7 @@ void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count
   }
   for (int r = 0; r < rows; ++r) {
     float* s = scores + r * block_keys;
-    if (logits.cap.out != 0.0F) cap_row(s, count, logits.cap);
+    if (logits.cap_out != 0.0F) cap_row(s, count, logits);
     const RowKeys keys = row_keys(t, (t.first + first + r) / t.group);
     for (int i = 0; i < count && begin + i < keys.begin; ++i) s[i] = negative_infinity;
     for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;

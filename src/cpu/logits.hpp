@@ -1,0 +1,26 @@
+// How a forward kernel's raw products become logits.
+#pragma once
+
+#include "cpu/forward_tile.hpp"
+#include "cpu/simd/math.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+/// A raw product s is softcapped if there is a softcap; a logit is s * scale, an exponential 2^(s * factor)
+/// relative to the row's.
+struct Logits {
+  float sign;     ///< of the scale, or 0: goes into Q, so that the largest raw product is the largest logit
+  float scale;    ///< not negative, and 1 where there is a softcap
+  float factor;   ///< scale * log2(e)
+  float cap_in;   ///< softcap: s becomes cap_out * tanh(s * cap_in)
+  float cap_out;  ///< 0: no softcap
+};
+
+TANDEM_INLINE Logits logits_of(const ForwardTile& t) {
+  const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
+  const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
+  if (t.softcap != 0.0F) return {sign, 1.0F, log2_e, scale / t.softcap, t.softcap};
+  return {sign, scale, scale * log2_e, 0.0F, 0.0F};
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET
