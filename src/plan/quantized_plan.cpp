@@ -15,21 +15,18 @@ namespace {
 
 constexpr const char* exp_bound = "exponentials bound it: three warpgroups keep the product under them";
 constexpr const char* three = "three warpgroups, of which one's products run under the others' softmax";
-constexpr const char* balanced = "scores, P and P V of two warpgroups' 64 queries each stay in registers";
-constexpr const char* output_bound = "the output takes most registers: P V comes in narrow parts";
+constexpr const char* wide = "two warpgroups, whose registers the output fills: P V follows the scores";
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
 constexpr QuantizedTile tiles[] = {
     {64, 64, false, 192, 3, 2, 1, false, true, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
-    {128, 128, false, 192, 2, 1, 2, false, false, true, three},
-    {128, 128, true, 192, 2, 1, 2, false, false, true, three},
-    {192, 128, false, 128, 2, 1, 1, true, true, false, balanced},
-    {192, 128, true, 128, 2, 1, 1, true, true, true, balanced},
-    {192, 192, false, 128, 2, 1, 6, false, false, false, output_bound},
-    {192, 192, true, 128, 2, 1, 6, false, false, true, output_bound},
-    {256, 256, false, 128, 2, 1, 4, false, false, false, output_bound},
-    {256, 256, true, 128, 2, 1, 4, false, false, true, output_bound},
+    {256, 128, false, 192, 2, 1, 2, false, false, true, three},
+    {256, 128, true, 192, 2, 1, 2, false, false, true, three},
+    {256, 192, false, 128, 2, 1, 1, false, false, false, wide},
+    {256, 192, true, 128, 2, 1, 1, false, false, true, wide},
+    {256, 256, false, 128, 2, 1, 4, false, false, false, wide},
+    {256, 256, true, 128, 2, 1, 2, false, false, true, wide},
 };
 
 const QuantizedTile& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
@@ -65,6 +62,20 @@ QuantizedConfig with_two_warpgroups(QuantizedConfig c) {
   return c;
 }
 
+/// Values of more than 128 columns whose softmax finds a maximum a tile, which takes registers from P V.
+/// `joins`: V's scales by row join P, and take more.
+QuantizedConfig with_narrow_parts(QuantizedConfig c, bool joins, bool masked) {
+  const bool s8 = c.pv == Codes::s8;
+  switch (c.head_dim_v) {
+    case 160: c.parts = 2; break;
+    case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
+    case 224: c.parts = 7; break;
+    default: c.parts = s8 && (joins || c.ragged || c.local) ? 8 : 4;
+  }
+  c.pingpong = c.head_dim_v <= 192 || (s8 && (joins || masked));
+  return c;
+}
+
 QuantizedConfig with_tile(QuantizedConfig c) {
   const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   c.block_m = tile.block_m;
@@ -85,15 +96,13 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
   if (c.block_m == 192 && !c.lagging() && c.ragged && (c.causal || c.local)) c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
-  if (c.head_dim_v > 192 && c.pv == Codes::s8 && (joins || masked)) {
-    c.parts = joins || c.ragged || c.local ? 8 : 4;
-    c.pingpong = true;
-  }
   if (c.pv == Codes::input) {  // P V adds to the output itself
     if (c.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
   }
-  while (c.head_dim_v % (32 * c.parts) != 0) --c.parts;  // a part is whole groups of 32 columns
+  if (c.head_dim_v > 128 && !c.lagging()) c = with_narrow_parts(c, joins, masked);
+  const int group = c.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
+  while (c.head_dim_v % (group * c.parts) != 0) --c.parts;
   if (c.keeps_sums()) {
     QuantizedConfig whole = c;
     whole.parts = 1;

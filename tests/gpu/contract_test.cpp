@@ -110,8 +110,10 @@ TEST_F(GpuContract, ACheckedCallNamesWhatIsWrongInDeviceMemory) {
   synchronize(0);
 }
 
-/// The driver's graph functions, which only this test needs.
+/// The driver's graph functions, which only these tests need.
 struct Graphs {
+  static constexpr int thread_local_mode = 1;
+  static constexpr int kernel_node = 0;
   template <typename F>
   static F* find(const char* name) {
     return reinterpret_cast<F*>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), name));
@@ -121,6 +123,24 @@ struct Graphs {
   int (*instantiate)(void**, void*, unsigned long long) =
       find<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags");
   int (*launch)(void*, abi::Stream) = find<int(void*, abi::Stream)>("cuGraphLaunch");
+  int (*nodes)(void*, void**, std::size_t*) = find<int(void*, void**, std::size_t*)>("cuGraphGetNodes");
+  int (*type)(void*, int*) = find<int(void*, int*)>("cuGraphNodeGetType");
+
+  /// The kinds of what `call` puts into `stream`.
+  template <typename F>
+  [[nodiscard]] std::vector<int> nodes_of(F call, abi::Stream stream) const {
+    void* graph = nullptr;
+    check(begin(stream, thread_local_mode), "cuStreamBeginCapture");
+    call();
+    check(end(stream, &graph), "cuStreamEndCapture");
+    std::size_t count = 0;
+    check(nodes(graph, nullptr, &count), "cuGraphGetNodes");
+    std::vector<void*> all(count);
+    check(nodes(graph, all.data(), &count), "cuGraphGetNodes");
+    std::vector<int> kinds(count);
+    for (std::size_t i = 0; i < count; ++i) check(type(all[i], &kinds[i]), "cuGraphNodeGetType");
+    return kinds;
+  }
 };
 
 TEST_F(GpuContract, ACallIsCapturedAndReplayedAtOtherLengths) {
@@ -148,8 +168,7 @@ TEST_F(GpuContract, ACallIsCapturedAndReplayedAtOtherLengths) {
   void* executable = nullptr;
   const ContextGuard guard(0);
   use(200, 100, stream.get());
-  constexpr int thread_local_mode = 1;
-  ASSERT_EQ(graphs.begin(stream.get(), thread_local_mode), abi::success);
+  ASSERT_EQ(graphs.begin(stream.get(), Graphs::thread_local_mode), abi::success);
   forward(args, execution);
   ASSERT_EQ(graphs.end(stream.get(), &graph), abi::success);
   ASSERT_EQ(graphs.instantiate(&executable, graph, 0), abi::success);
@@ -162,33 +181,29 @@ TEST_F(GpuContract, ACallIsCapturedAndReplayedAtOtherLengths) {
   EXPECT_EQ(t.result(), expected);
 }
 
+/// A captured call shows what it asks of the device, whatever other processes allocate meanwhile.
 TEST_F(GpuContract, WithAWorkspaceACallAllocatesNothing) {
   const Tensors t(1, 100, 1, 64, 100 * 64);
   ForwardArgs args = t.args();
   args.q.data = static_cast<const std::uint16_t*>(args.q.data) + 1;  // must be packed
   args.q.shape[1] = 99;
   args.out.shape[1] = 99;
-  Execution execution;
+  const Stream stream(0);
+  Execution execution{.stream = stream.get()};
   execution.workspace_bytes = workspace_bytes(args);
   ASSERT_GE(execution.workspace_bytes, 99U * 64 * 2);
   DeviceBuffer workspace(0, execution.workspace_bytes);
   execution.workspace = workspace.data();
-  forward(args, execution);
-  synchronize(0);
+  forward(args, execution);  // loads the kernels
+  stream.synchronize();
+
+  const Graphs graphs;
   const ContextGuard guard(0);
-  // The device's free memory is every process's: another one may give some back meanwhile, but not each time.
-  bool stays = false;
-  for (int attempt = 0; attempt < 10 && !stays; ++attempt) {
-    std::size_t before = 0;
-    std::size_t after = 0;
-    std::size_t total = 0;
-    check(driver().memory_get_info(&before, &total), "cuMemGetInfo");
-    for (int i = 0; i < 100; ++i) forward(args, execution);
-    synchronize(0);
-    check(driver().memory_get_info(&after, &total), "cuMemGetInfo");
-    stays = before == after;
-  }
-  EXPECT_TRUE(stays) << "free memory changed in each of ten attempts";
+  const std::vector<int> kernels = {Graphs::kernel_node, Graphs::kernel_node};
+  EXPECT_EQ(graphs.nodes_of([&] { forward(args, execution); }, stream.get()), kernels);
+  // And without one its allocation is seen.
+  execution.workspace = nullptr;
+  EXPECT_EQ(graphs.nodes_of([&] { forward(args, execution); }, stream.get()).size(), kernels.size() + 2);
 }
 
 TEST_F(GpuContract, WhatTheGpuCannotRunIsAnErrorThatSaysSo) {

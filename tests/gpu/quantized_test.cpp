@@ -171,6 +171,22 @@ TEST_P(Quantized, LongSequencesMatchTheCpu) {
   check_quantized(c);
 }
 
+/// P V of wide heads comes in parts whose width the plan chooses by setting and mask.
+TEST_P(Quantized, WideHeadsMatchTheCpu) {
+  for (const auto& [qk, v] : {std::pair{160, 160}, {192, 192}, {224, 224}, {256, 128}}) {
+    for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window}) {
+      for (const bool given : {false, true}) {
+        Case c = with_setting(case_of({qk, v, DType::bf16, mask}, 300));
+        if (given) {
+          c.used_q = {300, 131};
+          c.used_k = {201, 364};
+        }
+        check_quantized(c);
+      }
+    }
+  }
+}
+
 /// A causal result of a strict setting does not depend on what comes later, in any bit.
 TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
   if (!GetParam().strict) GTEST_SKIP() << "not promised";

@@ -20,14 +20,36 @@ Problem problem(std::int64_t head_dim, bool causal) {
 
 TEST(QuantizedPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
   for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
-    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe, strict(int8_recipe)}) {
-      for (const bool causal : {false, true}) {
-        const QuantizedConfig c = choose_quantized_config(problem(head_dim, causal), recipe);
-        ASSERT_EQ(quantized_objection(c), "") << head_dim << " " << causal;
-        ASSERT_LE(c.promote_every, recipe.promote_every);
+    for (const std::int64_t head_dim_v : {head_dim, 257 - head_dim}) {
+      for (const Recipe& recipe :
+           {fp8_recipe, int8_recipe, int8_accurate_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
+        for (const bool causal : {false, true}) {
+          Problem p = problem(head_dim, causal);
+          p.head_dim_v = head_dim_v;
+          const QuantizedConfig c = choose_quantized_config(p, recipe);
+          ASSERT_EQ(quantized_objection(c), "") << head_dim << ", " << head_dim_v << " " << causal;
+          ASSERT_LE(c.promote_every, recipe.promote_every);
+        }
       }
     }
   }
+}
+
+TEST(QuantizedPlan, PartsAreAsWideAsRegistersAllow) {
+  const auto columns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
+    return choose_quantized_config(problem(head_dim, causal), recipe).part_columns();
+  };
+  for (const bool causal : {false, true}) {
+    EXPECT_EQ(columns(160, causal, fp8_recipe), 160);
+    EXPECT_EQ(columns(192, causal, fp8_recipe), 192);
+    EXPECT_EQ(columns(224, causal, fp8_recipe), 112);
+    for (const Recipe& recipe : {int8_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
+      EXPECT_EQ(columns(160, causal, recipe), 80);
+      EXPECT_EQ(columns(224, causal, recipe), 32);  // in 112 or 224 they are in local memory
+    }
+  }
+  EXPECT_EQ(columns(256, false, fp8_recipe), 64);
+  EXPECT_EQ(columns(256, true, fp8_recipe), 128);
 }
 
 /// Codes of the caller's, rows 256 bytes apart.

@@ -1,4 +1,4 @@
-// Head dimensions 192 and 256.
+// Head dimensions from 160 on.
 #include "quantized/families.hpp"
 
 namespace tandem::kernel_tests {
@@ -8,6 +8,22 @@ std::span<const EmulatedQuantized> widest_quantized() {
       QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2, .linear_exp2 = true},
       QuantizedConfig{
           .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true},
+      QuantizedConfig{.head_dim_qk = 160,
+                      .head_dim_v = 160,
+                      .ragged = true,
+                      .dynamic = true,
+                      .overlap = false,
+                      .pingpong = false,
+                      .parts = 1,
+                      .linear_exp2 = true},
+      QuantizedConfig{.element = Element::f16,
+                      .head_dim_qk = 224,
+                      .head_dim_v = 224,
+                      .local = true,
+                      .overlap = false,
+                      .pingpong = false,
+                      .parts = 2,
+                      .linear_exp2 = true},
       QuantizedConfig{.head_dim_qk = 256,
                       .head_dim_v = 256,
                       .causal = true,
@@ -24,7 +40,7 @@ std::span<const EmulatedQuantized> widest_quantized() {
                       .rotated_v = true,
                       .dynamic = true,
                       .overlap = false,
-                      .parts = 6},
+                      .parts = 2},
       QuantizedConfig{.qk = Codes::s8,
                       .pv = Codes::input,
                       .head_dim_qk = 256,
