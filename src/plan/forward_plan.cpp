@@ -15,8 +15,7 @@ constexpr const char* three_blocks = "three key blocks in flight, and registers 
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
-// Measured on an H100 (docs/kernels/forward.md has the alternatives and their numbers), but for 192 and
-// 192/128, whose tiles are FlashAttention-3's.
+// Measured on an H100: docs/kernels/forward.md has the alternatives and their numbers.
 constexpr ForwardTile tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys,
     //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
@@ -28,10 +27,14 @@ constexpr ForwardTile tiles[] = {
     {128, 128, false, 0, 128, 128, 3, 1, false, true, true, three_blocks},
     {128, 128, true, 12288, 128, 160, 2, 1, true, false, true, widest_late},
     {128, 128, true, 0, 128, 128, 3, 1, true, true, true, diagonal},
-    {192, 128, false, 0, 128, 128, 2, 1, false, false, false, widest},
-    {192, 128, true, 0, 128, 128, 2, 1, true, false, false, widest},
+    {192, 128, false, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {192, 128, true, 0, 128, 128, 2, 1, true, false, true, widest_late},
+    {160, 160, false, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {160, 160, true, 0, 128, 128, 2, 1, true, false, true, widest_late},
     {192, 192, false, 0, 128, 112, 2, 1, false, false, false, widest},
     {192, 192, true, 0, 128, 112, 2, 1, true, false, false, widest},
+    {256, 128, false, 0, 128, 96, 2, 1, false, false, true, widest_late},
+    {256, 128, true, 0, 128, 96, 2, 1, true, false, true, widest_late},
     {256, 256, false, 0, 128, 80, 2, 1, false, false, false, output_bound},
     {256, 256, true, 3072, 128, 80, 2, 1, true, false, false, output_bound},
     {256, 256, true, 0, 128, 64, 2, 1, true, false, false, diagonal},

@@ -142,6 +142,26 @@ std::string name_of_both(const testing::TestParamInfo<SettingAndShape>& at) {
 
 INSTANTIATE_TEST_SUITE_P(Settings, QuantizedShapes, testing::ValuesIn(settings_and_shapes()), name_of_both);
 
+/// P V of wide heads comes in parts whose width the plan chooses by setting and mask.
+using SettingAndDims = std::tuple<Setting, std::pair<int, int>>;
+class QuantizedWideHeads : public GpuTest, public testing::WithParamInterface<SettingAndDims> {};
+
+TEST_P(QuantizedWideHeads, MatchTheCpu) {
+  const auto& [setting, dims] = GetParam();
+  const auto& [qk, v] = dims;
+  for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window})
+    check_quantized(with_setting(case_of({qk, v, DType::bf16, mask}, 300), setting));
+  Case c = with_setting(case_of({qk, v, DType::bf16, Shape::causal}, 300), setting);
+  c.used_q = {300, 131};
+  c.used_k = {201, 364};
+  check_quantized(c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Settings, QuantizedWideHeads,
+                         testing::Combine(testing::ValuesIn(settings),
+                                          testing::Values(std::pair{160, 160}, std::pair{224, 224},
+                                                          std::pair{256, 128})));
+
 class Quantized : public GpuTest, public testing::WithParamInterface<Setting> {
  protected:
   static Case with_setting(const Case& c) { return gpu::with_setting(c, GetParam()); }
@@ -169,22 +189,6 @@ TEST_P(Quantized, LongSequencesMatchTheCpu) {
   c.head_dim_qk = c.head_dim_v = 64;
   c.options.causal = true;
   check_quantized(c);
-}
-
-/// P V of wide heads comes in parts whose width the plan chooses by setting and mask.
-TEST_P(Quantized, WideHeadsMatchTheCpu) {
-  for (const auto& [qk, v] : {std::pair{160, 160}, {192, 192}, {224, 224}, {256, 128}}) {
-    for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window}) {
-      for (const bool given : {false, true}) {
-        Case c = with_setting(case_of({qk, v, DType::bf16, mask}, 300));
-        if (given) {
-          c.used_q = {300, 131};
-          c.used_k = {201, 364};
-        }
-        check_quantized(c);
-      }
-    }
-  }
 }
 
 /// A causal result of a strict setting does not depend on what comes later, in any bit.
