@@ -25,7 +25,7 @@ struct QuantizedRows {
   static constexpr bool keeps_sums = C.keeps_sums();
   static_assert(!keeps_sums || (C.lagging() && !keeps_input && C.parts == 1));
   /// A block is done before the next begins, and O begins as P V of the first. (Made zeros for it to add to,
-  /// O of 256 columns took 250 moves a tile, and wide parts of P V beside it hundreds of bytes of local
+  /// O of 256 columns took 250 moves a tile, and wide parts of P V beside it up to 250 bytes of local
   /// memory.)
   static constexpr bool in_order = (C.causal || C.part_columns() > 64) && C.lagging() && !C.overlap &&
                                    !C.pingpong && !keeps_sums && !keeps_input;
