@@ -4,34 +4,31 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedQuantized> widest_quantized() {
+  constexpr QuantizedConfig parts_of_112{.element = Element::f16,
+                                         .head_dim_qk = 224,
+                                         .head_dim_v = 224,
+                                         .overlap = false,
+                                         .pingpong = false,
+                                         .parts = 2,
+                                         .linear_exp2 = true};
   static constexpr auto kernels = emulate_quantized<
       QuantizedConfig{.head_dim_qk = 192, .head_dim_v = 128, .causal = true, .parts = 2, .linear_exp2 = true},
       QuantizedConfig{
           .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true},
       QuantizedConfig{.head_dim_qk = 160,
                       .head_dim_v = 160,
+                      .local = true,
                       .ragged = true,
                       .dynamic = true,
                       .overlap = false,
                       .pingpong = false,
                       .parts = 1,
                       .linear_exp2 = true},
-      QuantizedConfig{.element = Element::f16,
-                      .head_dim_qk = 224,
-                      .head_dim_v = 224,
-                      .local = true,
-                      .overlap = false,
-                      .pingpong = false,
-                      .parts = 2,
-                      .linear_exp2 = true},
-      QuantizedConfig{.element = Element::f16,
-                      .head_dim_qk = 224,
-                      .head_dim_v = 224,
-                      .local = true,
-                      .overlap = false,
-                      .pingpong = false,
-                      .parts = 7,
-                      .linear_exp2 = true},
+      parts_of_112,
+      [](QuantizedConfig c) {
+        c.parts = 7;
+        return c;
+      }(parts_of_112),
       QuantizedConfig{.head_dim_qk = 256,
                       .head_dim_v = 256,
                       .causal = true,
