@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 
@@ -169,6 +170,22 @@ TEST(CpuBackward, ANanReachesExactlyWhatSeesIt) {
   }
 }
 
+/// On every instruction set.
+void expect_equal_bits(Call& call, std::initializer_list<int> numbers_of_threads) {
+  for (const cpu::Target target : targets()) {
+    std::vector<std::vector<std::byte>> first;
+    for (const int threads : numbers_of_threads) {
+      run(call, small_tiles(config_of(target, threads)));
+      std::vector<std::vector<std::byte>> bits;
+      for (const Box* box : call.outputs(Pass::backward)) {
+        if (box->given()) bits.push_back(box->raw());
+      }
+      if (first.empty()) first = bits;
+      EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
+    }
+  }
+}
+
 TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     Case spec{.dtype = dtype,
@@ -183,16 +200,7 @@ TEST(CpuBackward, EqualBitsForAnyNumberOfThreads) {
               .sink = true};
     Call call(spec);
     fill_forward(call);
-    for (const cpu::Target target : targets()) {
-      std::vector<std::vector<std::byte>> first;
-      for (const int threads : {1, 2, 3, 5, 16, 2}) {
-        run(call, small_tiles(config_of(target, threads)));
-        const std::vector<std::vector<std::byte>> bits{call.dq.raw(), call.dk.raw(), call.dv.raw(),
-                                                       call.dsink.raw()};
-        if (first.empty()) first = bits;
-        EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
-      }
-    }
+    expect_equal_bits(call, {1, 2, 3, 5, 16, 2});
   }
 }
 
@@ -222,18 +230,7 @@ TEST(CpuBackward, PackedSequencesGiveEqualBitsForAnyNumberOfThreads) {
       c.threads = 16;
       Call call(c);
       check(call);
-      for (const cpu::Target target : targets()) {
-        std::vector<std::vector<std::byte>> first;
-        for (const int threads : {1, 2, 4, 16, 64, 5}) {
-          run(call, small_tiles(config_of(target, threads)));
-          std::vector<std::vector<std::byte>> bits;
-          for (const Box* box : call.outputs(Pass::backward)) {
-            if (box->given()) bits.push_back(box->raw());
-          }
-          if (first.empty()) first = bits;
-          EXPECT_TRUE(bits == first) << cpu::name_of(target) << " with " << threads << " threads";
-        }
-      }
+      expect_equal_bits(call, {1, 2, 4, 16, 64, 5});
     }
   }
 }

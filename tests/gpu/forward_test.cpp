@@ -44,15 +44,8 @@ INSTANTIATE_TEST_SUITE_P(Forward, GpuShapes, testing::ValuesIn(shapes()),
                          [](const auto& at) { return name_of(at); });
 
 /// Lines of the plan's table that no other shape has.
-std::vector<Shape> other_tiles() {
-  std::vector<Shape> all;
-  for (const auto& [qk, v] : {std::pair{160, 160}, {256, 128}}) {
-    for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window})
-      all.push_back({qk, v, DType::bf16, mask});
-  }
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(OtherTiles, GpuShapes, testing::ValuesIn(other_tiles()),
+INSTANTIATE_TEST_SUITE_P(OtherTiles, GpuShapes,
+                         testing::ValuesIn(shapes_of({{160, 160}, {256, 128}}, {DType::bf16})),
                          [](const auto& at) { return name_of(at); });
 
 class GpuRandom : public Gpu, public testing::WithParamInterface<int> {};

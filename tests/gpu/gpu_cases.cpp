@@ -22,17 +22,23 @@ Case small_case(DType dtype, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   return c;
 }
 
-std::vector<Shape> shapes() {
+std::vector<Shape> shapes_of(const std::vector<std::pair<int, int>>& head_dims,
+                             const std::vector<DType>& dtypes) {
   std::vector<Shape> all;
-  for (const auto& [qk, v] : std::vector<std::pair<int, int>>{
-           {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {8, 8}, {40, 72}, {160, 32}}) {
-    for (const DType dtype : {DType::f16, DType::bf16}) {
+  for (const auto& [qk, v] : head_dims) {
+    for (const DType dtype : dtypes) {
       for (const Shape::Mask mask : {Shape::full, Shape::causal, Shape::window}) {
         all.push_back({qk, v, dtype, mask});
       }
     }
   }
   return all;
+}
+
+std::vector<Shape> shapes() {
+  return shapes_of(
+      {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}, {8, 8}, {40, 72}, {160, 32}},
+      {DType::f16, DType::bf16});
 }
 
 std::string name_of(const testing::TestParamInfo<Shape>& at) {

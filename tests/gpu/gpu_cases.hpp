@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/call.hpp"
@@ -24,6 +25,9 @@ struct Shape {
   enum Mask { full, causal, window } mask;
 };
 
+/// Pairs of head_dim_qk and head_dim_v, with every mask.
+std::vector<Shape> shapes_of(const std::vector<std::pair<int, int>>& head_dims,
+                             const std::vector<DType>& dtypes);
 /// Head dimensions at and between the tiles' own, both dtypes, every mask.
 std::vector<Shape> shapes();
 std::string name_of(const testing::TestParamInfo<Shape>& at);
