@@ -20,12 +20,16 @@ if(TANDEM_SHIP_KERNELS AND NOT TANDEM_NVRTC)
   message(WARNING "TANDEM_SHIP_KERNELS: no NVRTC found (pip install nvidia-cuda-nvrtc, or set TANDEM_NVIDIA_ROOT); "
     "kernels will be compiled at first use")
 endif()
-if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
+if(TANDEM_NVRTC)
+  # The library's own sources but those that compute. It is built even where nothing is shipped, so that it cannot go stale.
   add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
-    gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp
-    plan/backward_plan.cpp plan/forward_plan.cpp plan/quantize_plan.cpp plan/quantized_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/quantized_forward_params.cpp
+    gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp plan/backward_plan.cpp plan/forward_plan.cpp
+    plan/quantize_plan.cpp plan/quantized_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(ship_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(ship_kernels PRIVATE tandem_flags fmt::fmt-header-only Threads::Threads ${CMAKE_DL_LIBS})
+endif()
+if(TANDEM_SHIP_KERNELS AND TANDEM_NVRTC)
   set(TANDEM_SHIPPED_ARCHIVE ${CMAKE_CURRENT_BINARY_DIR}/shipped_kernels.bin)
   add_custom_command(OUTPUT ${TANDEM_SHIPPED_ARCHIVE}
     COMMAND ${CMAKE_COMMAND} -E env TANDEM_NVRTC=${TANDEM_NVRTC} $<TARGET_FILE:ship_kernels> ${TANDEM_SHIPPED_ARCHIVE}
