@@ -1,6 +1,7 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [JOBS]   writes them; says which would be slow
+//   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as a
+//   file, and their names in names.txt, for scripts/same_kernels.py
 //
 // It does not refuse those: another assembler than the one the tiles were chosen with may spill, and a slow
 // kernel is better than none. The tests refuse them (tests/gpu/shipped_test.cpp).
@@ -11,6 +12,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -124,11 +126,23 @@ void write(const char* archive, const std::vector<Job>& jobs) {
   fmt::print("{} kernels, {} KiB\n", jobs.size(), bytes.size() / 1024);
 }
 
-void run(const char* archive, unsigned workers) {
+void write_cubins(const std::filesystem::path& folder, const std::vector<Job>& jobs) {
+  std::filesystem::create_directories(folder);
+  std::ofstream names(folder / "names.txt");
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::vector<char>& cubin = jobs[i].kernel.cubin;
+    std::ofstream(folder / fmt::format("{}.cubin", i), std::ios::binary)
+        .write(cubin.data(), static_cast<std::streamsize>(cubin.size()));
+    names << jobs[i].name.expression << '\n';
+  }
+}
+
+void run(const char* archive, unsigned workers, const char* folder) {
   std::vector<Job> jobs = jobs_to_do();
   compile_all(jobs, workers);
   report(jobs);
   write(archive, jobs);
+  if (folder != nullptr) write_cubins(folder, jobs);
 }
 
 }  // namespace
@@ -136,11 +150,11 @@ void run(const char* archive, unsigned workers) {
 int main(int argc, char** argv) try {
   unsigned workers = 2;
   if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
-  if (argc < 2 || argc > 3 || workers == 0) {
-    fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS]\n");
+  if (argc < 2 || argc > 4 || workers == 0) {
+    fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS [FOLDER]]\n");
     return 2;
   }
-  run(argv[1], workers);
+  run(argv[1], workers, argc > 3 ? argv[3] : nullptr);
   return 0;
 } catch (const std::exception& e) {
   fmt::print(stderr, "ship_kernels: {}\n", e.what());

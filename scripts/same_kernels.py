@@ -1,0 +1,151 @@
+"""Whether a change leaves the GPU kernels as they were, instruction by instruction.
+
+    python scripts/same_kernels.py [COMMIT]      COMMIT: HEAD unless given
+
+Compiles the shipped set of COMMIT and of the working tree by NVRTC and compares the machine code kernel by
+kernel: instructions, registers, constants, relocations. Names of symbols do not count, so that a Config may be renamed.
+Prints "shipped set: N of N kernels identical" and those that differ, each with its size and registers before and after;
+exits with 1 if any does. No GPU is needed. Work is kept in build/same_kernels: a second run compiles what changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "same_kernels"
+CODE = (".text", ".nv.constant", ".nv.global", ".rel.text", ".rela.text")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: what it is called, and what it is."""
+
+    name: str
+    digest: str
+    instructions: int
+    registers: int
+
+
+def sections(cubin: bytes) -> list[tuple[str, int, bytes]]:
+    """Name, sh_info and contents of every section of a 64-bit ELF file."""
+    if cubin[:4] != b"\x7fELF" or cubin[4] != 2:
+        raise ValueError("a cubin is a 64-bit ELF file")
+    table, entry, count, names_at = struct.unpack_from("<Q10xHHH", cubin, 40)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * entry) for i in range(count)]
+    strings = cubin[headers[names_at][4] :]
+    found = []
+    for name, kind, _, _, offset, size, _, info, _, _ in headers:
+        text = strings[name : strings.index(b"\0", name)].decode()
+        nobits = kind == 8
+        found.append((text, info, b"" if nobits else cubin[offset : offset + size]))
+    return found
+
+
+def kernel(name: str, cubin: bytes) -> Kernel:
+    """The part of a cubin that runs. A relocation's symbol is left out, a number in a table of names."""
+    digest = hashlib.sha256()
+    instructions = registers = 0
+    for section, info, contents in sections(cubin):
+        kind = next((k for k in CODE if section.startswith(k)), None)
+        if kind is None:
+            continue
+        if kind == ".text":
+            instructions += len(contents) // 16
+            registers = max(registers, info >> 24)
+            digest.update(struct.pack("<I", info >> 24))
+        if kind.startswith(".rel"):
+            size = 24 if kind.startswith(".rela") else 16
+            for at in range(0, len(contents) - size + 1, size):
+                offset, relocation = struct.unpack_from("<QQ", contents, at)
+                digest.update(struct.pack("<QI", offset, relocation & 0xFFFFFFFF))
+        else:
+            digest.update(kind.encode() + struct.pack("<Q", len(contents)) + contents)
+    return Kernel(name, digest.hexdigest(), instructions, registers)
+
+
+def read(folder: Path) -> list[Kernel]:
+    """What ship_kernels wrote to `folder`."""
+    names = (folder / "names.txt").read_text().splitlines()
+    return [kernel(name, (folder / f"{i}.cubin").read_bytes()) for i, name in enumerate(names)]
+
+
+def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel | None, Kernel | None]]:
+    """Kernels of one side whose code the other side lacks, paired in their order."""
+    gone = list(before)
+    new = []
+    for now in after:
+        same = next((was for was in gone if was.digest == now.digest), None)
+        if same:
+            gone.remove(same)
+        else:
+            new.append(now)
+    longer = max(len(gone), len(new))
+    pad = [None] * longer
+    return list(zip((gone + pad)[:longer], (new + pad)[:longer], strict=True))
+
+
+def compile_set(source: Path, name: str) -> list[Kernel]:
+    """Builds `source`'s ship_kernels in build/same_kernels/NAME and compiles its set there."""
+    build, folder = WORK / name / "build", WORK / name / "cubins"
+    off = [f"-DTANDEM_BUILD_{part}=OFF" for part in ("CLI", "TESTS", "BENCH")]
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DTANDEM_NVRTC={nvrtc()}", *off], **quiet)
+    subprocess.run(["cmake", "--build", build, "--target", "ship_kernels"], **quiet)
+    subprocess.run(["rm", "-rf", folder], check=True)
+    jobs = str(os.cpu_count() or 2)
+    environment = os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache"), "TANDEM_NVRTC": nvrtc()}
+    program = [build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder]
+    subprocess.run(program, env=environment, **quiet, stderr=subprocess.DEVNULL)
+    return read(folder)
+
+
+def nvrtc() -> str:
+    """The compiler of build/venv: the same for both sides."""
+    if "TANDEM_NVRTC" in os.environ:
+        return os.environ["TANDEM_NVRTC"]
+    found = sorted((ROOT / "build" / "venv").glob("lib/python*/site-packages/nvidia/**/libnvrtc.so.1[23]"))
+    if not found:
+        sys.exit("same_kernels: no NVRTC in build/venv; run scripts/bootstrap, or set TANDEM_NVRTC to a libnvrtc")
+    return str(found[0])
+
+
+def checkout(commit: str) -> Path:
+    """A work tree of `commit` in build/same_kernels/before/source."""
+    source = WORK / "before" / "source"
+    if not source.exists():
+        subprocess.run(["git", "-C", ROOT, "worktree", "prune"], check=True)
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", source, commit], check=True)
+    subprocess.run(["git", "-C", source, "checkout", "-q", "--detach", commit], check=True)
+    return source
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commit", nargs="?", default="HEAD")
+    commit = parser.parse_args().commit
+    rev = ["git", "-C", ROOT, "rev-parse", "--short", commit]
+    sha = subprocess.run(rev, check=True, capture_output=True, text=True).stdout.strip()
+    before = compile_set(checkout(sha), "before")
+    after = compile_set(ROOT, "after")
+    different = differences(before, after)
+    for was, now in different:
+        for sign, one in (("-", was), ("+", now)):
+            if one:
+                print(f"{sign} {one.name}\n    {one.instructions} instructions, {one.registers} registers")
+    same = len(after) - sum(now is not None for _, now in different)
+    print(f"shipped set: {same} of {len(after)} kernels identical to {sha}'s {len(before)}")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
