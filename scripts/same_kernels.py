@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import struct
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "same_kernels"
@@ -92,18 +94,25 @@ def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel 
     return list(zip((gone + pad)[:longer], (new + pad)[:longer], strict=True))
 
 
+def call(command: list[str | Path], **options: Any) -> str:
+    """What a command prints; where it fails, that is all that is left to say."""
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if run.returncode:
+        sys.exit(f"{run.stdout}\nsame_kernels: {' '.join(map(str, command))} failed")
+    return run.stdout.strip()
+
+
 def compile_set(source: Path, name: str) -> list[Kernel]:
     """Builds `source`'s ship_kernels in build/same_kernels/NAME and compiles its set there."""
     build, folder = WORK / name / "build", WORK / name / "cubins"
     off = [f"-DTANDEM_BUILD_{part}=OFF" for part in ("CLI", "TESTS", "BENCH")]
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run(["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DTANDEM_NVRTC={nvrtc()}", *off], **quiet)
-    subprocess.run(["cmake", "--build", build, "--target", "ship_kernels"], **quiet)
-    subprocess.run(["rm", "-rf", folder], check=True)
-    jobs = str(os.cpu_count() or 2)
+    options = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DTANDEM_NVRTC={nvrtc()}", *off]
+    call(["cmake", "-S", source, "-B", build, *options])
+    call(["cmake", "--build", build, "--target", "ship_kernels"])
+    shutil.rmtree(folder, ignore_errors=True)
     environment = os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache"), "TANDEM_NVRTC": nvrtc()}
-    program = [build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder]
-    subprocess.run(program, env=environment, **quiet, stderr=subprocess.DEVNULL)
+    jobs = str(os.cpu_count() or 2)
+    call([build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder], env=environment)
     return read(folder)
 
 
@@ -113,7 +122,9 @@ def nvrtc() -> str:
         return os.environ["TANDEM_NVRTC"]
     found = sorted((ROOT / "build" / "venv").glob("lib/python*/site-packages/nvidia/**/libnvrtc.so.1[23]"))
     if not found:
-        sys.exit("same_kernels: no NVRTC in build/venv; run scripts/bootstrap, or set TANDEM_NVRTC to a libnvrtc")
+        sys.exit(
+            "same_kernels: no NVRTC in build/venv; run scripts/bootstrap, or set TANDEM_NVRTC to a libnvrtc"
+        )
     return str(found[0])
 
 
@@ -121,9 +132,9 @@ def checkout(commit: str) -> Path:
     """A work tree of `commit` in build/same_kernels/before/source."""
     source = WORK / "before" / "source"
     if not source.exists():
-        subprocess.run(["git", "-C", ROOT, "worktree", "prune"], check=True)
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", source, commit], check=True)
-    subprocess.run(["git", "-C", source, "checkout", "-q", "--detach", commit], check=True)
+        call(["git", "-C", ROOT, "worktree", "prune"])
+        call(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", source, commit])
+    call(["git", "-C", source, "checkout", "-q", "--detach", commit])
     return source
 
 
@@ -133,8 +144,7 @@ def main() -> int:
     )
     parser.add_argument("commit", nargs="?", default="HEAD")
     commit = parser.parse_args().commit
-    rev = ["git", "-C", ROOT, "rev-parse", "--short", commit]
-    sha = subprocess.run(rev, check=True, capture_output=True, text=True).stdout.strip()
+    sha = call(["git", "-C", ROOT, "rev-parse", "--short", commit])
     before = compile_set(checkout(sha), "before")
     after = compile_set(ROOT, "after")
     different = differences(before, after)

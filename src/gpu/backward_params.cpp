@@ -150,8 +150,6 @@ BackwardConfig backward_rows_config(const BackwardConfig& config) {
   BackwardConfig c = config;
   c.causal = c.local = c.softcap = false;
   const BackwardConfig defaults;
-  c.k_stages = defaults.k_stages;
-  c.v_stages = defaults.v_stages;
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
   c.dq_parts = defaults.dq_parts;

@@ -35,15 +35,15 @@ LoadedKernel forward_kernel(int device, const ForwardConfig& config) {
   });
 }
 
-/// Blocks that are launched at most: those that the device holds at once.
-std::int64_t most_blocks(int device, const ForwardConfig& config) {
-  return std::int64_t{properties(device).multiprocessors} * config.blocks_per_sm;
+/// CTAs that are launched at most: one an SM.
+std::int64_t most_blocks(int device) {
+  return properties(device).multiprocessors;
 }
 
 /// Whether tiles are drawn from a counter, which must be cleared first: 2 us of the host's time, and scratch
 /// memory. A grid with a block for every tile has nothing to draw.
 bool needs_counter(const Problem& p, const ForwardConfig& config) {
-  return config.dynamic && forward_tile_count(p, config) > most_blocks(p.device.index, config);
+  return config.dynamic && forward_tile_count(p, config) > most_blocks(p.device.index);
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
   const ForwardParams params =
       make_forward_params(p, config, encode_tensor_map, properties(device).multiprocessors, tile_counter);
   launch(kernel,
-         {.grid = static_cast<unsigned int>(std::min(tiles, most_blocks(device, config))),
+         {.grid = static_cast<unsigned int>(std::min(tiles, most_blocks(device))),
           .threads = static_cast<unsigned int>(config.threads()),
           .stream = stream},
          &params);

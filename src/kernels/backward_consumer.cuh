@@ -25,8 +25,8 @@ struct BackwardConsumer {
   const tile::FragmentPosition position;
   const float scale_log2;
   const int group;  ///< query heads of a KV head
-  typename tile::Ring<C.k_stages>::Position k_at;
-  typename tile::Ring<C.v_stages>::Position v_at;
+  tile::Ring<1>::Position k_at;
+  tile::Ring<1>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
   tile::RingPosition<2> score_at;  ///< owning keys: which of the two tiles dS goes to
@@ -41,9 +41,9 @@ struct BackwardConsumer {
         scale_log2(params.scale * tile::log2_e),
         group(params.heads_q / params.heads_kv) {}
 
-  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
-  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k[k_at.stage]; }
-  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
+  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k; }
+  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k; }
+  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v; }
   /// This warpgroup's first key of the tile.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }

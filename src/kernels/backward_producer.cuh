@@ -17,7 +17,7 @@ namespace tandem {
 template <BackwardConfig C, bool clustered = (C.cluster > 1)>
 struct OtherKeys {
   using OtherKTile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
-  OtherKTile other_k[C.k_stages];
+  OtherKTile other_k;
 };
 template <BackwardConfig C>
 struct OtherKeys<C, false> {
@@ -35,8 +35,8 @@ struct BackwardShared : OtherKeys<C> {
   using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
   static constexpr u32 row_bytes = C.block_m * sizeof(float);
 
-  KTile k[C.k_stages];
-  VTile v[C.v_stages];
+  KTile k;
+  VTile v;
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
   /// Of warpgroups that own keys, dS twice: what a warpgroup writes, both have read before, so that one
@@ -47,8 +47,8 @@ struct BackwardShared : OtherKeys<C> {
   float delta[C.dout_stages][C.block_m];
   float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
   u32 poisoned[C.consumers * 4];    ///< by warp: has it found one that is not
-  tile::Ring<C.k_stages> k_ring;
-  tile::Ring<C.v_stages> v_ring;
+  tile::Ring<1> k_ring;
+  tile::Ring<1> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
   ptx::Mbarrier ds_full;   ///< dS of the other block is there
@@ -75,8 +75,8 @@ struct BackwardLoader {
 
   const BackwardParams& p;
   Shared& shared;
-  typename tile::Ring<C.k_stages>::Position k_at;
-  typename tile::Ring<C.v_stages>::Position v_at;
+  tile::Ring<1>::Position k_at;
+  tile::Ring<1>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
 
@@ -85,17 +85,17 @@ struct BackwardLoader {
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
     const int batch = p.packed_k ? 0 : t.batch;
-    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
+    shared.k.load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
     if constexpr (C.cluster > 1) {
-      shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
-                                      t.head_kv, batch, ptx::CacheHint::first,
-                                      BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster));
+      shared.other_k.load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(), t.head_kv,
+                          batch, ptx::CacheHint::first,
+                          BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster));
     }
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
-                              ptx::CacheHint::first);
+    shared.v.load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
+                  ptx::CacheHint::first);
   }
   TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
     ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);

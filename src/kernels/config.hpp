@@ -34,14 +34,13 @@ struct RegisterSplit {
 constexpr int registers_at_launch(int threads) {
   return 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
 }
-constexpr RegisterSplit split_registers(int consumers, int blocks_per_sm) {
-  const int at_launch = registers_at_launch(128 * (consumers + 1) * blocks_per_sm);
+constexpr RegisterSplit split_registers(int consumers) {
+  const int at_launch = registers_at_launch(128 * (consumers + 1));
   const int producer = consumers == 3 ? 32 : 40;
   const int claimed = at_launch + (at_launch - producer) / consumers / 8 * 8;
   return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
 }
-static_assert(split_registers(2, 1).consumer == 232 && split_registers(3, 1).consumer == 160 &&
-              split_registers(1, 2).consumer == 216);
+static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
 
 /// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
 struct ForwardConfig {
@@ -57,10 +56,7 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
   bool ragged = false;
-  int blocks_per_sm = 1;  ///< resident together, so that one's start and end run under the other's products
-  /// Blocks without a mask take exponentials relative to the maxima of the blocks before them (with overlap).
-  bool steady = true;
-  bool output_late = false;  ///< steady blocks wait for O behind their exponentials, not before them
+  bool output_late = false;  ///< blocks without a mask wait for O behind their exponentials, not before them
   bool dynamic = false;      ///< blocks draw tiles from a counter instead of being dealt them
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
@@ -71,8 +67,8 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (specialised ? 1 : 0)); }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (specialised) return split_registers(consumers(), blocks_per_sm);
-    const int each = registers_at_launch(threads() * blocks_per_sm);
+    if (specialised) return split_registers(consumers());
+    const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
 };
@@ -146,10 +142,7 @@ struct BackwardConfig {
   int head_dim_v = 128;
   int block_m = 64;
   int block_n = 128;
-  int consumers = 2;  ///< warpgroups
-  int cluster = 1;    ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
-  int k_stages = 1;   ///< 2: the next tile's K comes in while this tile's is still read
-  int v_stages = 1;
+  int cluster = 1;        ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
   int q_stages = 2;       ///< blocks of Q in flight
   int dout_stages = 2;    ///< blocks of dO in flight
   int dq_parts = 1;       ///< a block of dQ leaves through shared memory in so many turns
@@ -161,9 +154,11 @@ struct BackwardConfig {
   bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
+  static constexpr int consumers = 2;  ///< warpgroups
+
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
-  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers, 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
   /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
   /// Keys of a tile: of all blocks of a cluster.
@@ -195,14 +190,14 @@ constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 /// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
 /// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
-  const int kv_tiles = c.block_n * (c.k_stages * c.head_dim_qk + c.v_stages * c.head_dim_v) * 2;
-  const int other_keys = (c.cluster - 1) * c.k_stages * c.block_n * c.head_dim_qk / c.cluster * 2;
+  const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
   const int dq = 4 * c.consumers * c.dq_part();
   const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
-  const int barriers = 16 * (c.k_stages + c.v_stages + c.q_stages + c.dout_stages + 1);
+  const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 

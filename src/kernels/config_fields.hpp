@@ -66,7 +66,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
-         ragged, blocks_per_sm, steady, output_late, dynamic, specialised, overlap, pingpong] = config;
+         ragged, output_late, dynamic, specialised, overlap, pingpong] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -78,8 +78,6 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("local", local);
   f("transform", transform);
   f("ragged", ragged);
-  f("blocks_per_sm", blocks_per_sm);
-  f("steady", steady);
   f("output_late", output_late);
   f("dynamic", dynamic);
   f("specialised", specialised);
@@ -90,17 +88,14 @@ constexpr void for_each_field(Config& config, F&& f) {
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, consumers, cluster, k_stages, v_stages, q_stages,
-         dout_stages, dq_parts, pingpong, rotated, causal, local, softcap, ragged, deterministic] = config;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster, q_stages, dout_stages, dq_parts,
+         pingpong, rotated, causal, local, softcap, ragged, deterministic] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
-  f("consumers", consumers);
   f("cluster", cluster);
-  f("k_stages", k_stages);
-  f("v_stages", v_stages);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
   f("dq_parts", dq_parts);
@@ -145,8 +140,8 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, QuantizedConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
-         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, promote_every, linear_exp2,
-         transpose_v, softcap] = config;
+         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, linear_exp2, transpose_v,
+         softcap] = config;
   f("element", element);
   f("qk", qk);
   f("pv", pv);
@@ -165,7 +160,6 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("overlap", overlap);
   f("pingpong", pingpong);
   f("parts", parts);
-  f("promote_every", promote_every);
   f("linear_exp2", linear_exp2);
   f("transpose_v", transpose_v);
   f("softcap", softcap);

@@ -208,10 +208,10 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
   bool accumulate = false;
-  // S of this block and O += P V of the block before, in flight together. A steady block's exponentials are
-  // relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
-  auto iteration = [&](auto masked, auto steadily) {
-    constexpr bool steady = decltype(steadily)::value;
+  // S of this block and O += P V of the block before, in flight together. The exponentials of a block without
+  // a mask are relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
+  auto iteration = [&](auto masked) {
+    constexpr bool steady = !decltype(masked)::value;
     take_turn();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
@@ -285,9 +285,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
     if constexpr (!C.overlap) {
       serial_iteration(masked);
     } else if (masked) {
-      iteration(Truth<true>{}, Truth<false>{});
+      iteration(Truth<true>{});
     } else {
-      iteration(Truth<false>{}, Truth<C.steady>{});
+      iteration(Truth<false>{});
     }
   };
   --block;
@@ -313,8 +313,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(ForwardTile<C>& t) {
 // ---- Entry ----
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), C.blocks_per_sm)
-    forward(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
   // Uniform over the warp, and the compiler is to know it.

@@ -33,8 +33,8 @@ struct QuantizedConsumer {
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3
                                         : C.raised_v()      ? Bytes::u8_u8
                                                             : Bytes::u8;
-  using Softmax = typename Select<C.lagging(), tile::LaggingSoftmax<C.keeps_sums(), C.linear_exp2>,
-                                  tile::TileSoftmax<C>>::type;
+  using Softmax =
+      typename Select<C.lagging(), tile::LaggingSoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
   static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));
@@ -71,9 +71,6 @@ struct QuantizedConsumer {
         tiles(params.forward, s.tiles) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
-
-  /// This thread's place for outputs 4 j to 4 j + 3 of earlier tiles.
-  TANDEM_DEVICE ptx::Float4& kept(int j) { return shared.kept.data[warpgroup][j][thread]; }
 
   TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
   TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }

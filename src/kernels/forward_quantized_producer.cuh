@@ -24,14 +24,6 @@ struct RowScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
-/// O of the tiles before, where P V is summed over tiles.
-template <QuantizedConfig C, bool used = C.keeps_sums()>
-struct KeptOutput {
-  alignas(128) ptx::Float4 data[C.consumers()][C.head_dim_v / 8][warpgroup_size];
-};
-template <QuantizedConfig C>
-struct KeptOutput<C, false> {};
-
 /// Blocks of V's rows as the caller has them, before they are transposed.
 template <QuantizedConfig C, bool used = C.transpose_v>
 struct RowsOfV {
@@ -51,7 +43,7 @@ constexpr int transposing_warps = 3;
 /// Scales by block of the K tiles in flight, and of the V tiles that belong to them.
 struct BlockScales {
   float k;
-  float v;  ///< where products are summed over tiles: its logarithm to base 2
+  float v;
 };
 
 template <QuantizedConfig C>
@@ -67,7 +59,6 @@ struct QuantizedShared {
   [[no_unique_address]] RowsOfV<C> rows_of_v;
   [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
-  [[no_unique_address]] KeptOutput<C> kept;
   BlockScales block_scales[C.stages];  ///< with K's buffers
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
@@ -102,7 +93,6 @@ struct QuantizedLoader {
   ForwardTiles<C.forward()> tiles;
   ForwardTile<C.forward()> t;
   tile::Ring<rows_of_v_stages>::Position rows_of_v_at;
-  float v_before = 1.0F;  ///< V's scale of the block before in the tile
 
   TANDEM_DEVICE QuantizedLoader(const QuantizedParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
@@ -129,26 +119,9 @@ struct QuantizedLoader {
     if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
     return scales;
   }
-  /// V's scale as a summand of P's exponent. A block of zeros has scale 0 and takes that of the block before
-  /// it in the tile, the first ones that of the first block that is not zeros: what other tiles, heads and
-  /// sequences have must not reach the row's reference.
-  TANDEM_DEVICE float logarithm_of(float v_scale) {
-    if (v_scale != 0.0F) v_before = v_scale;
-    constexpr float tiny = 0x1p-100F;
-    return ptx::log2(v_before < tiny ? tiny : v_before);
-  }
-  TANDEM_DEVICE float first_v_scale() const {
-#pragma unroll 1
-    for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
-      const float scale = block_scales(b).v;
-      if (scale != 0.0F) return scale;
-    }
-    return 1.0F;
-  }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
     if constexpr (C.transpose_v) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the codes have its sign
-    if constexpr (C.keeps_sums()) scales.v = logarithm_of(scales.v);
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
     ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);
@@ -194,7 +167,6 @@ struct QuantizedLoader {
   TANDEM_DEVICE void run() {
     while (tiles.template next<true>(t, leader)) {
       if (!leader || t.blocks.first >= t.blocks.end) continue;
-      if constexpr (C.keeps_sums()) v_before = first_v_scale();
       load_q();
       for (int b = t.blocks.end - 1; b >= t.blocks.first; --b) {
         if (b > t.blocks.first) load_k(b - 1);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/forward_quantized_consumer.cuh"
-#include "kernels/tile/kept_sums.cuh"
 #include "kernels/tile/plain_scores.cuh"
 
 namespace tandem {
@@ -22,13 +21,11 @@ struct QuantizedRows {
   /// Maxima of scores that are not masked are those of the sums.
   static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales && !C.softcap;
   static_assert(!C.lagging() || !C.overlap || C.parts <= 2);
-  static constexpr bool keeps_sums = C.keeps_sums();
-  static_assert(!keeps_sums || (C.lagging() && !keeps_input && C.parts == 1));
   /// A block is done before the next begins, and O begins as P V of the first. (Made zeros for it to add to,
   /// O of 256 columns took 250 moves a tile, and wide parts of P V beside it up to 250 bytes of local
   /// memory.)
-  static constexpr bool in_order = (C.causal || C.part_columns() > 64) && C.lagging() && !C.overlap &&
-                                   !C.pingpong && !keeps_sums && !keeps_input;
+  static constexpr bool in_order =
+      (C.causal || C.part_columns() > 64) && C.lagging() && !C.overlap && !C.pingpong && !keeps_input;
   /// The first block by the code of all others, where tiles are short: 512 keys at 64, +10 %; more is slower.
   static constexpr bool one_loop = in_order && C.head_dim_v <= 64;
 
@@ -39,7 +36,6 @@ struct QuantizedRows {
   float o[outputs];
   u32 probabilities[Consumer::words];
   typename Consumer::Softmax softmax;
-  tile::KeptSums<outputs, C.promote_every> kept;
 
   TANDEM_DEVICE QuantizedRows(Consumer& consumer, const ForwardTile<C.forward()>& tile)
       : c(consumer),
@@ -54,10 +50,6 @@ struct QuantizedRows {
     for (int i = 0; i < outputs; ++i) o[i] = 0.0F;
   }
 
-  /// Where O of the tiles before is kept.
-  TANDEM_DEVICE auto kept_slot() {
-    return [this](int j) -> ptx::Float4& { return c.kept(j); };
-  }
   /// `first`: O is not there yet.
   template <bool first>
   TANDEM_DEVICE auto scale_o() {
@@ -72,7 +64,6 @@ struct QuantizedRows {
       o[4 * j + 2 * h] *= factor;
       o[4 * j + 2 * h + 1] *= factor;
     }
-    if constexpr (keeps_sums) kept.scale(h, factor, kept_slot());
   }
 
   TANDEM_DEVICE void wait_next_k() {
@@ -129,7 +120,6 @@ struct QuantizedRows {
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
     c.find_units();
-    if constexpr (keeps_sums) softmax.v_log2 = c.v_scale;
     if constexpr (Consumer::may_be_marked) take_marked_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
@@ -260,15 +250,13 @@ struct QuantizedRows {
   TANDEM_DEVICE void issue_output(OutputSum (&held)[part_outputs]) {
     if constexpr (keeps_input) {
       c.issue_output(o, probabilities);
-    } else if constexpr (keeps_sums) {
-      c.template issue_part<ptx::Start::add>(o, probabilities, 0);
     } else {
       c.template issue_part<ptx::Start::fresh>(held, probabilities, 0);
     }
   }
   TANDEM_DEVICE void wait_output(OutputSum (&held)[part_outputs]) {
     ptx::wgmma_wait<0>();
-    if constexpr (keeps_input || keeps_sums) {
+    if constexpr (keeps_input) {
       ptx::pin_registers(o);
     } else {
       ptx::pin_registers(held);
@@ -285,7 +273,7 @@ struct QuantizedRows {
       for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
     }
     wait_output(held);
-    if constexpr (!keeps_input && !keeps_sums) promote<first>(held, C.parts - 1);
+    if constexpr (!keeps_input) promote<first>(held, C.parts - 1);
     c.release_v();
   }
 
@@ -294,7 +282,6 @@ struct QuantizedRows {
     ScoreSum sums[scores];
     float converted[C.qk == Codes::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
-    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     OutputSum held[part_outputs];
     c.take_turn();
     c.issue_scores(sums);
@@ -305,8 +292,7 @@ struct QuantizedRows {
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
     if constexpr (C.lagging()) {
-      if ((keeps_input || keeps_sums) && masked)
-        wait_output(held);  // before a reference moves, and O with it
+      if (keeps_input && masked) wait_output(held);  // before a reference moves, and O with it
       find_probabilities<false>(s, sums, masked, [&](int quarter) {
         constexpr int half = part_outputs / 2;
         if constexpr (C.parts == 2) {
@@ -316,7 +302,7 @@ struct QuantizedRows {
           wait_output(held);
           c.release_v();
         }
-        if constexpr (!keeps_input && !keeps_sums) {
+        if constexpr (!keeps_input) {
           if (quarter >= 2) {
             c.template promote<half>(o, held, C.parts - 1, softmax.weight, (quarter - 2) * half);
           }
@@ -346,7 +332,6 @@ struct QuantizedRows {
   }
   /// One after the other: other warpgroups fill the tensor cores meanwhile.
   TANDEM_DEVICE void serial(bool masked) {
-    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     c.shared.v_ring.wait(c.v_at);
     c.take_turn();
     finish_output();
@@ -441,14 +426,12 @@ struct QuantizedRows {
     --block;
     const auto own = own_blocks();
     tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
-    if constexpr (keeps_sums) kept.before_tile(o, kept_slot());
     float shift[2];
     load_shift(shift);
     if constexpr (!in_order) {
       c.shared.v_ring.wait(c.v_at);
       finish_output();
     }
-    if constexpr (keeps_sums) kept.take(o, kept_slot());
     if constexpr (C.raised_v()) softmax.finish(o);
     c.store(t, o, softmax, shift);
   }

@@ -29,10 +29,6 @@ struct QuantizedConfig {
   bool pingpong = true;       ///< warpgroups take turns: one's softmax under the other's products
   int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other
 
-  /// Tiles whose P V stays in the tensor cores' accumulators until O takes it. Above 1 scales of V's blocks
-  /// join P (e4m3, scales by block, parts 1).
-  int promote_every = 1;
-
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
 
@@ -45,7 +41,7 @@ struct QuantizedConfig {
   constexpr bool operator==(const QuantizedConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
-  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers(), 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
   /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
   /// have none, and scales of V's rows differ by more.
   [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }
@@ -55,8 +51,6 @@ struct QuantizedConfig {
   [[nodiscard]] constexpr bool settles_late() const {
     return !lagging() && !v_row_scales && overlap && !pingpong;
   }
-  /// P V of several tiles is summed before it is promoted.
-  [[nodiscard]] constexpr bool keeps_sums() const { return promote_every > 1; }
   /// Columns of V in a part of P V.
   [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
   /// What the 16-bit kernel's tiles and epilogue are specialised by.
@@ -96,10 +90,9 @@ constexpr int quantized_shared_bytes(const QuantizedConfig& c) {
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
   const int rows_of_v = c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.head_dim_v) : 0;
-  const int kept = c.keeps_sums() ? 4 * c.block_m * c.head_dim_v : 0;
   const int barriers =
       16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
-  return (q_tiles + kv_tiles + rows_of_v + scales + kept + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+  return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with

@@ -73,8 +73,9 @@ struct Recipe {
   bool rotate_qk = true;  ///< random signs and a Hadamard matrix, which leave Q K^T as it is
   bool rotate_v = false;  ///< the same along V's channels, undone on O
   bool smooth_k = true;   ///< K's mean over the sequence is removed, and the LSE corrected
-  int promote_every =
-      1;  ///< tiles, at most, whose products stay in a truncating accumulator before f32 has them
+  /// On the CPU, which can tell what it costs in accuracy: tiles, at most, whose products stay in a
+  /// truncating accumulator before f32 has them. GPU kernels promote every tile.
+  int promote_every = 1;
   bool linear_exp2 = false;  ///< half of P's exponentials are (e4m3, scales of V by block or larger)
 
   constexpr bool operator==(const Recipe&) const = default;

@@ -63,12 +63,13 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
 
 /// What is wrong with how the warpgroups divide the work; empty if nothing.
 std::string division_objection(const BackwardConfig& c) {
-  const bool shares_keys = c.block_n == 64 && c.block_m == 64 && c.consumers == 2 && c.q_stages >= 2;
+  const bool shares_keys = c.block_n == 64 && c.block_m == 64 && c.q_stages >= 2;
   if (!c.owns_keys() && !shares_keys) {
     return fmt::format(
-        "block_n {} is neither 64 keys a warpgroup nor 64 in all, which take two warpgroups, block_m 64 and "
-        "two q_stages; there are {}, {} and {}",
-        c.block_n, c.consumers, c.block_m, c.q_stages);
+        "block_n {} is neither 64 keys for each of the two warpgroups nor 64 in all, which take block_m 64 "
+        "and "
+        "two q_stages; there are {} and {}",
+        c.block_n, c.block_m, c.q_stages);
   }
   if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
@@ -107,24 +108,18 @@ std::string backward_objection(const BackwardConfig& c) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
-  if (c.consumers < 1 || c.consumers > 3) {
-    return fmt::format("consumers {} is not 1 to 3: each has a warp of the producers to add its dQ",
-                       c.consumers);
-  }
-  if (c.pingpong &&
-      (!c.owns_keys() || c.consumers != 2 || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
+  if (c.pingpong && (!c.owns_keys() || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
     return fmt::format(
-        "pingpong needs two warpgroups with 64 keys each, dq in one part, and two q_stages and dout_stages; "
-        "there are {} warpgroups, {} keys, {} parts, {} and {}",
-        c.consumers, c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
+        "pingpong needs 64 keys a warpgroup, dq in one part, and two q_stages and dout_stages; there are "
+        "{} keys, {} parts, {} and {}",
+        c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
   if (c.rotated && (c.causal || c.local || c.ragged)) {
     return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, ragged {}",
                        c.causal, c.local, c.ragged);
   }
-  if (c.k_stages < 1 || c.v_stages < 1 || c.q_stages < 1 || c.dout_stages < 1) {
-    return fmt::format("k_stages {}, v_stages {}, q_stages {} or dout_stages {} is less than 1", c.k_stages,
-                       c.v_stages, c.q_stages, c.dout_stages);
+  if (c.q_stages < 1 || c.dout_stages < 1) {
+    return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
   }
   if (std::string objection = division_objection(c); !objection.empty()) return objection;
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;

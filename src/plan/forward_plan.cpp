@@ -16,7 +16,7 @@ constexpr const char* diagonal = "square tiles waste least along the diagonal";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
 // Measured on an H100: docs/kernels/forward.md has the alternatives and their numbers.
-constexpr ForwardTile tiles[] = {
+constexpr ForwardTileLine tiles[] = {
     // head_dim_qk, head_dim_v, masked, from_keys,
     //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
     {64, 64, false, 0, 192, 128, 4, 2, false, true, false, exp_bound},
@@ -50,7 +50,7 @@ int padded(std::int64_t head_dim) {
   return static_cast<int>((head_dim + 31) / 32 * 32);
 }
 
-ForwardConfig with_tile(ForwardConfig c, const ForwardTile& tile) {
+ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
   c.block_m = tile.block_m;
   c.block_n = tile.block_n;
   c.stages = tile.stages;
@@ -87,14 +87,9 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
   if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
-  if (c.blocks_per_sm < 1 || c.threads() * c.blocks_per_sm > 2048) {
-    return fmt::format("blocks_per_sm {} of {} threads: a processor holds 1 block to 2048 threads",
-                       c.blocks_per_sm, c.threads());
-  }
-  const int room = hopper_shared_bytes_per_sm / c.blocks_per_sm - reserved_shared_bytes;
+  constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
-    return fmt::format("needs {} bytes of shared memory, {} blocks an SM have {} each",
-                       forward_shared_bytes(c), c.blocks_per_sm, room);
+    return fmt::format("needs {} bytes of shared memory, a CTA has {}", forward_shared_bytes(c), room);
   }
   if (forward_registers(c) > forward_register_limit(c)) {
     return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", forward_registers(c),
@@ -103,12 +98,12 @@ std::string forward_objection(const ForwardConfig& c) {
   return {};
 }
 
-std::span<const ForwardTile> forward_tiles() {
+std::span<const ForwardTileLine> forward_tiles() {
   return tiles;
 }
 
-const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys) {
-  for (const ForwardTile& tile : tiles) {
+const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys) {
+  for (const ForwardTileLine& tile : tiles) {
     if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked &&
         keys >= tile.from_keys) {
       return tile;
@@ -166,7 +161,7 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
                             {192, 128, false}, {192, 192, false}, {256, 256, true}};
   std::vector<ForwardConfig> configs;
-  auto add = [&](const Head& head, const ForwardTile& tile, Element element, bool ragged) {
+  auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool ragged) {
     ForwardConfig c;
     c.element = element;
     c.head_dim_qk = head.qk;
@@ -178,7 +173,7 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     if (head.usual && tile.masked && tile.from_keys == 0) configs.push_back(with_tile(c, tile));
   };
   for (const Head& head : heads) {
-    for (const ForwardTile& tile : tiles) {
+    for (const ForwardTileLine& tile : tiles) {
       if (&tile != &forward_tile(head.qk, head.v, tile.masked, tile.from_keys)) continue;
       for (const Element element : {Element::bf16, Element::f16}) {
         if (element == Element::f16 && !head.usual) continue;
@@ -197,7 +192,7 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const ForwardTile& tile =
+  const ForwardTileLine& tile =
       forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
   std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
@@ -205,8 +200,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}; unmasked blocks {}{}", c.dynamic ? "drawn from a counter" : "dealt in turn",
-                  c.steady ? "keep their rows' maxima, and are checked" : "move their rows' maxima",
+      fmt::format("tiles {}; unmasked blocks keep their rows' maxima, and are checked{}",
+                  c.dynamic ? "drawn from a counter" : "dealt in turn",
                   c.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),

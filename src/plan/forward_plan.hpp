@@ -33,7 +33,7 @@ int forward_register_limit(const ForwardConfig& config);
 std::string forward_objection(const ForwardConfig& config);
 
 /// One line of the heuristics: the tile for head dimensions up to these.
-struct ForwardTile {
+struct ForwardTileLine {
   int head_dim_qk;
   int head_dim_v;
   bool masked;    ///< causal or window; the other line serves full attention
@@ -49,10 +49,10 @@ struct ForwardTile {
 };
 
 /// The heuristics, narrowest head dimensions and most keys first. A problem takes the first line it fits.
-std::span<const ForwardTile> forward_tiles();
+std::span<const ForwardTileLine> forward_tiles();
 
 /// The line that serves these (padded) head dimensions and sequences of `keys` keys.
-const ForwardTile& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
+const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
 
 /// Whether a bound of the window, or lengths by sequence, concern any query of the problem: a bound that not
 /// even the first query (on the right) or the last (on the left) feels needs no mask.

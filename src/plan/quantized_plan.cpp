@@ -18,7 +18,7 @@ constexpr const char* three = "three warpgroups, of which one's products run und
 constexpr const char* wide = "two warpgroups, whose registers the output fills: P V follows the scores";
 
 // head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
-constexpr QuantizedTile tiles[] = {
+constexpr QuantizedTileLine tiles[] = {
     {64, 64, false, 192, 3, 2, 1, false, true, true, exp_bound},
     {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
     {256, 128, false, 192, 2, 1, 2, false, false, true, three},
@@ -29,8 +29,8 @@ constexpr QuantizedTile tiles[] = {
     {256, 256, true, 128, 2, 1, 2, false, false, true, wide},
 };
 
-const QuantizedTile& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
-  for (const QuantizedTile& tile : tiles) {
+const QuantizedTileLine& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
+  for (const QuantizedTileLine& tile : tiles) {
     if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked)
       return tile;
   }
@@ -44,8 +44,7 @@ QuantizedConfig with_recipe(QuantizedConfig c, const Recipe& r) {
   c.row_scales = r.qk_scales == ScaleGroup::row;
   c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
-  c.promote_every = c.lagging() && c.pv == Codes::e4m3 ? r.promote_every : 1;
-  c.linear_exp2 = r.linear_exp2 && c.lagging() && c.pv == Codes::e4m3 && !c.keeps_sums();
+  c.linear_exp2 = r.linear_exp2 && c.lagging() && c.pv == Codes::e4m3;
   return c;
 }
 
@@ -77,7 +76,7 @@ QuantizedConfig with_narrow_parts(QuantizedConfig c, bool joins, bool masked) {
 }
 
 QuantizedConfig with_tile(QuantizedConfig c) {
-  const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const QuantizedTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   c.block_m = tile.block_m;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
@@ -103,13 +102,6 @@ QuantizedConfig with_tile(QuantizedConfig c) {
   if (c.head_dim_v > 128 && !c.lagging()) c = with_narrow_parts(c, joins, masked);
   const int group = c.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
   while (c.head_dim_v % (group * c.parts) != 0) --c.parts;
-  if (c.keeps_sums()) {
-    QuantizedConfig whole = c;
-    whole.parts = 1;
-    // Lengths take registers, too.
-    if (quantized_objection(whole).empty() && !(c.ragged && c.consumers() == 3)) return whole;
-    c.promote_every = 1;  // more often than asked for
-  }
   // V in 16 bits takes twice the room.
   while (c.stages > 1 && quantized_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
@@ -186,23 +178,9 @@ std::string quantized_objection(const QuantizedConfig& c) {
   if (c.transpose_v && (c.qk != Codes::e4m3 || c.pv != Codes::e4m3 || c.row_scales || c.v_row_scales)) {
     return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
   }
-  if (c.transpose_v && (c.rotated_v || c.keeps_sums())) {
-    return "transpose_v takes V as it is, and promote_every 1";
-  }
-  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lagging() || c.keeps_sums())) {
-    return "linear_exp2 takes P in e4m3, scales of V by block and promote_every 1";
-  }
-  if (c.promote_every < 1) return fmt::format("promote_every {} is less than 1", c.promote_every);
-  if (!c.keeps_sums()) return {};
-  if (c.pv != Codes::e4m3 || !c.lagging()) {
-    return "promote_every above 1 takes P in e4m3 and scales of V by block: others weigh every tile anew";
-  }
-  if (c.parts != 1) return fmt::format("promote_every above 1 takes parts 1, not {}", c.parts);
-  const int registers =
-      c.head_dim_v / 2 + quant_block / 2 + (c.overlap ? quant_block / 8 : 0) + forward_other_registers;
-  if (registers > c.registers().consumer) {
-    return fmt::format("promote_every above 1 needs {} registers a thread, {} consumer warpgroups have {}",
-                       registers, c.consumers(), c.registers().consumer);
+  if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
+  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lagging())) {
+    return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
   return {};
 }
@@ -237,7 +215,7 @@ std::vector<QuantizedConfig> shipped_quantized_configs() {
 
 std::vector<std::string> explain_quantized(const Problem& problem, const Recipe& recipe,
                                            const QuantizedConfig& c) {
-  const QuantizedTile& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const QuantizedTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
   const char* before = c.transpose_v        ? ""
                        : problem.of_codes() ? "arrange_codes and "
                        : recipe.smooth_k    ? "mean_of_keys, quantize and "

@@ -10,7 +10,7 @@
 namespace tandem {
 
 /// A tile, for heads of at most these dimensions.
-struct QuantizedTile {
+struct QuantizedTileLine {
   int head_dim_qk, head_dim_v;
   bool masked;  ///< causal or a window
   int block_m, stages, q_stages, parts;

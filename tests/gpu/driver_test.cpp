@@ -159,7 +159,7 @@ TEST_F(FakeDriver, ACallIsOneLaunchOnTheCallersStream) {
   EXPECT_EQ(launch.params.heads_q, 4);
   const ForwardConfig config = config_of_calls();
   const int tiles = 2 * 4 * ((300 + config.block_m - 1) / config.block_m);
-  EXPECT_EQ(launch.config.grid_x, static_cast<unsigned>(std::min(tiles, 132 * config.blocks_per_sm)));
+  EXPECT_EQ(launch.config.grid_x, static_cast<unsigned>(std::min(tiles, 132)));
   EXPECT_EQ(launch.config.block_x, static_cast<unsigned>(config.threads()));
   EXPECT_EQ(launch.config.shared_bytes, static_cast<unsigned>(forward_shared_bytes(config)));
 }

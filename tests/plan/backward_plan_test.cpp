@@ -130,7 +130,6 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   refused({.head_dim_qk = 96}, "begin inside a strip");
   refused({.head_dim_qk = 192, .head_dim_v = 192, .q_stages = 1, .dout_stages = 1}, "registers");
   refused({.dq_parts = 3}, "dq_parts 3");
-  refused({.consumers = 4}, "consumers 4");
   refused({.cluster = 2}, "cluster 2");
   refused({.q_stages = 1, .pingpong = true}, "pingpong needs");
   refused({.dout_stages = 1, .pingpong = true}, "pingpong needs");

@@ -38,7 +38,7 @@ TEST(ForwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 }
 
 TEST(ForwardPlan, EveryTileIsLegalAtItsWidest) {
-  for (const ForwardTile& tile : forward_tiles()) {
+  for (const ForwardTileLine& tile : forward_tiles()) {
     ForwardConfig c;
     c.head_dim_qk = tile.head_dim_qk;
     c.head_dim_v = tile.head_dim_v;

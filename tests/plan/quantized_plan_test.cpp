@@ -28,7 +28,6 @@ TEST(QuantizedPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
           p.head_dim_v = head_dim_v;
           const QuantizedConfig c = choose_quantized_config(p, recipe);
           ASSERT_EQ(quantized_objection(c), "") << head_dim << ", " << head_dim_v << " " << causal;
-          ASSERT_LE(c.promote_every, recipe.promote_every);
         }
       }
     }
@@ -102,19 +101,7 @@ TEST(QuantizedPlan, CapsScoresWhereAskedTo) {
   EXPECT_TRUE(choose_quantized_config(p, int8_recipe).softcap);
 }
 
-TEST(QuantizedPlan, SumsProductsOfSeveralTilesWhereThereIsRoom) {
-  Recipe every_four = fp8_recipe;
-  every_four.promote_every = 4;
-  for (const std::int64_t head_dim : {64, 128}) {
-    const QuantizedConfig c = choose_quantized_config(problem(head_dim, false), every_four);
-    EXPECT_EQ(c.promote_every, 4);
-    EXPECT_EQ(c.parts, 1);
-  }
-  EXPECT_EQ(choose_quantized_config(problem(256, false), every_four).promote_every, 1);
-  EXPECT_EQ(choose_quantized_config(problem(64, false), strict(every_four)).promote_every, 1);
-}
-
-TEST(QuantizedPlan, ExponentialsAreLinearWhereTheRecipeAndThePromotionAllow) {
+TEST(QuantizedPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
   const auto is_linear = [](const Recipe& recipe) {
     return choose_quantized_config(problem(128, false), recipe).linear_exp2;
   };
@@ -122,9 +109,6 @@ TEST(QuantizedPlan, ExponentialsAreLinearWhereTheRecipeAndThePromotionAllow) {
   EXPECT_FALSE(is_linear(strict(fp8_recipe)));
   EXPECT_FALSE(is_linear(int8_recipe));
   EXPECT_FALSE(is_linear(int8_accurate_recipe));
-  Recipe every_four = fp8_recipe;
-  every_four.promote_every = 4;
-  EXPECT_FALSE(is_linear(every_four));
   EXPECT_TRUE(choose(problem_of_codes(128, true)).linear_exp2);
 }
 
@@ -151,23 +135,20 @@ TEST(QuantizedPlan, WarpgroupsTakeTurnsWhereThatPays) {
 
 TEST(QuantizedPlan, ObjectionsNameTheRule) {
   const auto objection = [](auto change) {
-    QuantizedConfig c{.block_m = 192, .overlap = false, .parts = 1, .promote_every = 4};
+    QuantizedConfig c{.block_m = 192, .overlap = false, .parts = 1};
     change(c);
     return quantized_objection(c);
   };
   EXPECT_EQ(objection([](QuantizedConfig&) {}), "");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.promote_every = 0; }), "promote_every 0 is less than 1");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.parts = 2; }), "promote_every above 1 takes parts 1, not 2");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.parts = 3; }),
             "parts 3 do not divide head_dim_v 128 into multiples of 16");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.overlap = true; }),
-            "promote_every above 1 needs 176 registers a thread, 3 consumer warpgroups have 160");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.pv = Codes::s8; }),
-            "promote_every above 1 takes P in e4m3 and scales of V by block: others weigh every tile anew");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.linear_exp2 = true; }),
-            "linear_exp2 takes P in e4m3, scales of V by block and promote_every 1");
-  EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = true; }),
-            "transpose_v takes V as it is, and promote_every 1");
+  EXPECT_EQ(objection([](QuantizedConfig& c) {
+              c.pv = Codes::s8;
+              c.linear_exp2 = true;
+            }),
+            "linear_exp2 takes P in e4m3 and scales of V by block");
+  EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = c.rotated_v = true; }),
+            "transpose_v takes V as it is, not rotated");
   EXPECT_EQ(objection([](QuantizedConfig& c) { c.transpose_v = c.row_scales = true; }),
             "transpose_v takes e4m3 and scales by block or larger: others are arranged before");
   EXPECT_EQ(objection([](QuantizedConfig& c) {

@@ -30,10 +30,9 @@ TANDEM_DEVICE float linear_exp2(float shifted) {
 /// Whether a row's reference moves depends on that row alone, and so does its P, but where a row of its warp
 /// is lost: then all of them are found anew, exactly.
 ///
-/// `joins`: V's scale is in P, and O, P and the references in units of it.
 /// `linear`: half of the exponentials are (takes_linear_exp2). What the exponential unit takes eight cycles
 /// for, they take two instructions of the others.
-template <bool joins, bool linear = false>
+template <bool linear>
 struct LaggingSoftmax {
   /// A reference is put so far below its row's maximum that P is at most 28: eight such come to 224.
   static constexpr float below = e4m3_lagging_p_range_log2;
@@ -51,7 +50,6 @@ struct LaggingSoftmax {
   float weight[2];  ///< of the products of the P in registers
   float tile_sum[2];
   float largest[2];  ///< of the tile's sums of eight
-  float v_log2;      ///< joins: the logarithm of V's scale
 
   TANDEM_DEVICE void reset() {
 #pragma unroll
@@ -90,7 +88,7 @@ struct LaggingSoftmax {
   template <int n, int units, typename Scale>
   TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
-    find_largest(maximum, s, unit);
+    find_maximum(maximum, s, unit);
     // A NaN among the scores makes the reference one, and with it the row.
     const bool above[2] = {!(maximum[0] - reference[0] <= headroom),
                            !(maximum[1] - reference[1] <= headroom)};
@@ -100,7 +98,7 @@ struct LaggingSoftmax {
   template <int n, int units, typename Scale>
   TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
-    find_largest(maximum, s, unit);
+    find_maximum(maximum, s, unit);
     const bool lost[2] = {largest[0] > largest_kept, largest[1] > largest_kept};
     move_rows(lost, maximum, scale);
   }
@@ -118,7 +116,7 @@ struct LaggingSoftmax {
     constexpr int size = n / 4;
     const auto is_linear = [](int i) { return linear && !anew && takes_linear_exp2(i / 4 * 8); };
     // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
-    const float subtract[2] = {exponent_of(0), exponent_of(1)};
+    const float subtract[2] = {reference[0], reference[1]};
     const float start[2] = {linear_exp2_start - subtract[0], linear_exp2_start - subtract[1]};
     const auto argument = [&](int i) {
       const int h = i / 2 % 2;
@@ -191,20 +189,6 @@ struct LaggingSoftmax {
       largest[h] = quarter == 0 ? eight : ptx::fmax(largest[h], eight);
     }
   }
-  /// What is subtracted in the exponent.
-  [[nodiscard]] TANDEM_DEVICE float exponent_of(int h) const {
-    return joins ? reference[h] - v_log2 : reference[h];
-  }
-  /// find_maximum in the references' units.
-  template <int n, int units>
-  TANDEM_DEVICE void find_largest(float (&maximum)[2], const float (&s)[n],
-                                  const float (&unit)[units]) const {
-    find_maximum(maximum, s, unit);
-    if constexpr (joins) {
-#pragma unroll
-      for (float& m : maximum) m += v_log2;
-    }
-  }
   /// Brings P of the rows that are too large to e4m3_lagging_p_range.
   template <int n, typename Scale, typename Again>
   TANDEM_DEVICE void scale_down(float (&s)[n], Scale scale, Again again) {
@@ -238,12 +222,8 @@ struct LaggingSoftmax {
   TANDEM_DEVICE void add_sums(float v_scale) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if constexpr (joins) {
-        sum[h] = ptx::fma(tile_sum[h], ptx::exp2(-v_log2), sum[h]);
-      } else {
-        sum[h] += tile_sum[h];
-        weight[h] = v_scale;
-      }
+      sum[h] += tile_sum[h];
+      weight[h] = v_scale;
     }
   }
   TANDEM_DEVICE void agree_on_largest() {
@@ -265,7 +245,7 @@ struct LaggingSoftmax {
   template <typename Scale>
   TANDEM_DEVICE void scale_row(int h, float factor, Scale scale) {
     sum[h] *= factor;
-    if constexpr (!joins) weight[h] *= factor;
+    weight[h] *= factor;
     scale(h, factor);
   }
 };

@@ -22,7 +22,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.k_stages = c.v_stages = c.dout_stages = 2;
+                                            c.dout_stages = 2;
                                             c.causal = c.local = c.pingpong = true;
                                             return c;
                                           }(full),

@@ -97,8 +97,7 @@ void EmulatorRunner::forward(Call& call) {
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),
-                    .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config)),
-                    .blocks_per_sm = static_cast<unsigned>(kernel_.config.blocks_per_sm)},
+                    .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))},
                    options);
 }
 

@@ -18,7 +18,6 @@ std::span<const EmulatedForward> widest_forwards() {
                     .local = true,
                     .transform = ScoreTransform::softcap,
                     .ragged = true,
-                    .steady = false,
                     .pingpong = false}>();
   return kernels;
 }

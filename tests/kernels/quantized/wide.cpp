@@ -7,8 +7,7 @@ std::span<const EmulatedQuantized> wide_quantized() {
   constexpr QuantizedConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true, .pingpong = false};
   static constexpr auto kernels = emulate_quantized<
       QuantizedConfig{.parts = 1}, QuantizedConfig{.causal = true, .dynamic = true, .linear_exp2 = true},
-      QuantizedConfig{
-          .block_m = 192, .ragged = true, .dynamic = true, .overlap = false, .parts = 1, .promote_every = 2},
+      QuantizedConfig{.block_m = 192, .ragged = true, .dynamic = true, .overlap = false, .parts = 1},
       QuantizedConfig{.element = Element::f16,
                       .block_m = 192,
                       .causal = true,
