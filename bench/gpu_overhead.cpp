@@ -80,7 +80,9 @@ int run(bool json) {
   const double backend =
       microseconds([&] { gpu::forward(problem, config, stream.get(), nullptr); }, stream.get());
   const double params = microseconds(
-      [&] { (void)gpu::make_forward_params(problem, config, gpu::encode_tensor_map, 50 << 20, nullptr); },
+      [&] {
+        (void)gpu::make_forward_params(problem, config.tiling(), gpu::encode_tensor_map, 50 << 20, nullptr);
+      },
       stream.get());
   const std::string name = gpu::properties(0).name;
   if (json) {

@@ -37,13 +37,13 @@
 #include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
+#include "gpu/eight_bit_forward.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
-#include "gpu/quantized_forward.hpp"
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
-#include "plan/quantized_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -160,15 +160,15 @@ class Bench {
     allocate(in, sixteen);
     if (p_.precision != Precision::exact) {
       recipe_ = recipe_of(p_);
-      quantized_config_ = choose_quantized_config(p_, recipe_);
-      if (!stages_.attend) quantized_config_.transpose_v = false;  // else nothing is launched before
-      override_config(quantized_config_, words);
+      eight_bit_config_ = choose_eight_bit_config(p_, recipe_);
+      if (!stages_.attend) eight_bit_config_.transpose_v = false;  // else nothing is launched before
+      override_config(eight_bit_config_, words);
       if (!words.empty()) invalid("no such key: " + words.begin()->first);
-      if (const std::string why = quantized_objection(quantized_config_); !why.empty()) invalid(why);
+      if (const std::string why = eight_bit_objection(eight_bit_config_); !why.empty()) invalid(why);
       workspace_ =
-          gpu::DeviceBuffer(0, gpu::quantized_forward_workspace_bytes(p_, recipe_, quantized_config_));
+          gpu::DeviceBuffer(0, gpu::eight_bit_forward_workspace_bytes(p_, recipe_, eight_bit_config_));
       if (!stages_.quantize)
-        gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data());
+        gpu::eight_bit_forward(p_, recipe_, eight_bit_config_, stream_.get(), workspace_.data());
       return;
     }
     forward_config_ = choose_forward_config(p_);
@@ -194,7 +194,7 @@ class Bench {
     const bool exact = p_.precision == Precision::exact;
     return fmt::format(R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}}})",
                        flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
-                       !exact      ? gpu::expression_of(quantized_config_)
+                       !exact      ? gpu::expression_of(eight_bit_config_)
                        : backward_ ? gpu::expression_of(backward_config_)
                                    : gpu::expression_of(forward_config_),
                        spent.count(), free_before_ - free_bytes());
@@ -274,7 +274,7 @@ class Bench {
 
   void call() {
     if (p_.precision != Precision::exact) {
-      gpu::quantized_forward(p_, recipe_, quantized_config_, stream_.get(), workspace_.data(), stages_);
+      gpu::eight_bit_forward(p_, recipe_, eight_bit_config_, stream_.get(), workspace_.data(), stages_);
     } else if (backward_) {
       gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
     } else {
@@ -309,9 +309,9 @@ class Bench {
   std::size_t free_before_ = free_bytes();
   Problem p_;
   bool backward_ = false;
-  gpu::QuantizedStages stages_;
+  gpu::EightBitStages stages_;
   Recipe recipe_;
-  QuantizedConfig quantized_config_;
+  EightBitConfig eight_bit_config_;
   ForwardConfig forward_config_;
   BackwardConfig backward_config_;
   std::vector<std::int64_t> lengths_;  ///< of packed sequences

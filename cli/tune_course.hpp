@@ -8,7 +8,8 @@
 
 #include "api/problem.hpp"
 #include "gpu/device.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/backward.hpp"
+#include "kernels/config/forward.hpp"
 #include "plan/candidates.hpp"
 #include "race.hpp"
 

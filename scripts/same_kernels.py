@@ -3,9 +3,10 @@
     python scripts/same_kernels.py [COMMIT]      COMMIT: HEAD unless given
 
 Compiles the shipped set of COMMIT and of the working tree by NVRTC and compares the machine code kernel by
-kernel: instructions, registers, constants, relocations. Names of symbols do not count, so that a Config may be renamed.
-Prints "shipped set: N of N kernels identical" and those that differ, each with its size and registers before and after;
-exits with 1 if any does. No GPU is needed. Work is kept in build/same_kernels: a second run compiles what changed.
+kernel: instructions, registers, constants, relocations. Names of symbols do not count, so that a Config may
+be renamed. Prints "shipped set: N of N kernels identical" and those that differ, each with its size and
+registers before and after; exits with 1 if any does. No GPU is needed. Work is kept in build/same_kernels: a
+second run compiles what changed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "same_kernels"
-CODE = (".text", ".nv.constant", ".nv.global", ".rel.text", ".rela.text")
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,41 @@ def sections(cubin: bytes) -> list[tuple[str, int, bytes]]:
     return found
 
 
+def reads_globals(code: bytes) -> bool:
+    """Whether an LDC or ULDC reads constant bank 4, through which a kernel reaches global variables."""
+    words = (struct.unpack_from("<Q", code, at)[0] for at in range(0, len(code), 16))
+    return any(word & 0xFFF in (0xB82, 0xAB9) and word >> 54 & 31 == 4 for word in words)
+
+
+def registers_of(info: bytes) -> int:
+    """The register count among the attributes of .nv.info: format, attribute, size, symbol, value."""
+    for at in range(0, len(info) - 11, 12):
+        form, attribute, _, _, value = struct.unpack_from("<BBHII", info, at)
+        if (form, attribute) == (4, 0x2F):
+            return int(value)
+    return 0
+
+
 def kernel(name: str, cubin: bytes) -> Kernel:
-    """The part of a cubin that runs. A relocation's symbol is left out, a number in a table of names."""
+    """The part of a cubin that runs: instructions, registers, relocations (without their symbols) and the
+    room for parameters. NVRTC emits every constant of the source as a global variable, in any order; those
+    count where a kernel reads one."""
     digest = hashlib.sha256()
-    instructions = registers = 0
-    for section, info, contents in sections(cubin):
-        kind = next((k for k in CODE if section.startswith(k)), None)
-        if kind is None:
-            continue
-        if kind == ".text":
-            instructions += len(contents) // 16
-            registers = max(registers, info >> 24)
-            digest.update(struct.pack("<I", info >> 24))
-        if kind.startswith(".rel"):
-            size = 24 if kind.startswith(".rela") else 16
-            for at in range(0, len(contents) - size + 1, size):
+    registers = 0
+    found = sections(cubin)
+    code = b"".join(contents for section, _, contents in found if section.startswith(".text"))
+    globals_ = (".nv.global", ".nv.constant4") if reads_globals(code) else ()
+    for section, _, contents in found:
+        if section == ".nv.info":
+            registers = registers_of(contents)
+            digest.update(struct.pack("<I", registers))
+        elif section.startswith(".rela.text"):
+            for at in range(0, len(contents) - 23, 24):
                 offset, relocation = struct.unpack_from("<QQ", contents, at)
                 digest.update(struct.pack("<QI", offset, relocation & 0xFFFFFFFF))
-        else:
-            digest.update(kind.encode() + struct.pack("<Q", len(contents)) + contents)
-    return Kernel(name, digest.hexdigest(), instructions, registers)
+        elif section.startswith((".text", ".nv.constant0", ".nv.constant2", ".nv.constant3", *globals_)):
+            digest.update(section.split(".")[1].encode() + struct.pack("<Q", len(contents)) + contents)
+    return Kernel(name, digest.hexdigest(), len(code) // 16, registers)
 
 
 def read(folder: Path) -> list[Kernel]:
@@ -94,9 +108,11 @@ def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel 
     return list(zip((gone + pad)[:longer], (new + pad)[:longer], strict=True))
 
 
-def call(command: list[str | Path], **options: Any) -> str:
+def call(command: list[str | Path], environment: dict[str, str] | None = None) -> str:
     """What a command prints; where it fails, that is all that is left to say."""
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
     if run.returncode:
         sys.exit(f"{run.stdout}\nsame_kernels: {' '.join(map(str, command))} failed")
     return run.stdout.strip()
@@ -112,7 +128,7 @@ def compile_set(source: Path, name: str) -> list[Kernel]:
     shutil.rmtree(folder, ignore_errors=True)
     environment = os.environ | {"TANDEM_CACHE_DIR": str(WORK / "cache"), "TANDEM_NVRTC": nvrtc()}
     jobs = str(os.cpu_count() or 2)
-    call([build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder], env=environment)
+    call([build / "src" / "ship_kernels", WORK / name / "archive", jobs, folder], environment)
     return read(folder)
 
 

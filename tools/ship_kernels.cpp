@@ -1,7 +1,7 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as a
-//   file, and their names in names.txt, for scripts/same_kernels.py
+//   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as
+//   a file, and their names in names.txt, for scripts/same_kernels.py
 //
 // It does not refuse those: another assembler than the one the tiles were chosen with may spill, and a slow
 // kernel is better than none. The tests refuse them (tests/gpu/shipped_test.cpp).
@@ -22,9 +22,9 @@
 #include "gpu/kernel_name.hpp"
 #include "gpu/shipped.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
-#include "plan/quantized_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -62,8 +62,8 @@ std::vector<Job> jobs_to_do() {
     jobs.emplace_back(gpu::kernel_name(config, gpu::QuantizeKernel::codes), "");
     add_once(gpu::kernel_name(mean_config(config), gpu::QuantizeKernel::mean));
   }
-  for (const QuantizedConfig& config : shipped_quantized_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config), quantized_objection(config));
+  for (const EightBitConfig& config : shipped_eight_bit_configs()) {
+    jobs.emplace_back(gpu::kernel_name(config), eight_bit_objection(config));
   }
   for (const bool paired : {false, true}) {
     jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");

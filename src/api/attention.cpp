@@ -13,9 +13,9 @@
 #include "api/trace.hpp"
 #include "cpu/cpu.hpp"
 #include "gpu/backward.hpp"
+#include "gpu/eight_bit_forward.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/mixed_forward.hpp"
-#include "gpu/quantized_forward.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan.hpp"
 
@@ -89,7 +89,7 @@ void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execu
   } else if (problem.precision == Precision::exact) {
     gpu::forward(heads_as_rows(problem), plan.forward, execution.stream, execution.workspace);
   } else {
-    gpu::quantized_forward(problem, plan.recipe, plan.quantized, execution.stream, execution.workspace);
+    gpu::eight_bit_forward(problem, plan.recipe, plan.eight_bit, execution.stream, execution.workspace);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {

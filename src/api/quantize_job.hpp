@@ -2,7 +2,7 @@
 #pragma once
 
 #include "api/problem.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem {
 

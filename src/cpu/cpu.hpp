@@ -5,7 +5,7 @@
 #include <span>
 
 #include "api/problem.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem::cpu {
 

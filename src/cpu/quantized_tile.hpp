@@ -1,9 +1,9 @@
-// What the 8-bit driver (quantized_forward.cpp) hands to its kernels (quantize_kernel.cpp,
+// What the 8-bit driver (eight_bit_forward.cpp) hands to its kernels (quantize_kernel.cpp,
 // quantized_kernel.cpp): plain numbers and pointers, as in forward_tile.hpp.
 #pragma once
 
 #include "cpu/forward_tile.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem::cpu {
 

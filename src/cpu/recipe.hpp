@@ -4,7 +4,7 @@
 #include <string>
 
 #include "api/problem.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem {
 

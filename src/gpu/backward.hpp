@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/backward.hpp"
 
 namespace tandem::gpu {
 

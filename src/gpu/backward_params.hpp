@@ -7,8 +7,8 @@
 
 #include "api/problem.hpp"
 #include "gpu/param_fields.hpp"
-#include "kernels/config.hpp"
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/backward.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
 
 namespace tandem::gpu {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "api/problem.hpp"
-#include "kernels/quantized_layout.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/quantized_layout.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem::gpu {
 

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 
 /// Names one specialised kernel: the file it is in and the expression that instantiates it.
 struct KernelName {
-  std::string header;      ///< "kernels/forward.cuh"
+  std::string header;      ///< "kernels/sm90/forward.cuh"
   std::string expression;  ///< "tandem::forward<tandem::ForwardConfig{...}>"
   friend bool operator==(const KernelName&, const KernelName&) = default;
 };

@@ -15,7 +15,7 @@ namespace {
 template <typename F>
 void for_each_packing(Problem& p, const ForwardConfig& config, F&& f) {
   for (const Loaded which : loaded_tensors) {
-    if (copy_engine_can_read(forward_tensor_map(p, config, which))) continue;
+    if (copy_engine_can_read(forward_tensor_map(p, config.tiling(), which))) continue;
     const bool is_q = which == Loaded::q;
     const std::int64_t head_dim = which == Loaded::v ? p.head_dim_v : p.head_dim_qk;
     f(Packing{.operand = is_q                 ? &p.q
@@ -43,7 +43,7 @@ std::int64_t most_blocks(int device) {
 /// Whether tiles are drawn from a counter, which must be cleared first: 2 us of the host's time, and scratch
 /// memory. A grid with a block for every tile has nothing to draw.
 bool needs_counter(const Problem& p, const ForwardConfig& config) {
-  return config.dynamic && forward_tile_count(p, config) > most_blocks(p.device.index);
+  return config.dynamic && forward_tile_count(p, config.tiling()) > most_blocks(p.device.index);
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ void load_forward(int device, const ForwardConfig& config) {
 }
 
 void forward(const Problem& problem, const ForwardConfig& config, void* stream_handle, void* workspace) {
-  const std::int64_t tiles = forward_tile_count(problem, config);
+  const std::int64_t tiles = forward_tile_count(problem, config.tiling());
   if (tiles == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
@@ -83,8 +83,8 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
     pack(t, free, device, stream);
     free += t.bytes();
   });
-  const ForwardParams params =
-      make_forward_params(p, config, encode_tensor_map, properties(device).multiprocessors, tile_counter);
+  const ForwardParams params = make_forward_params(p, config.tiling(), encode_tensor_map,
+                                                   properties(device).multiprocessors, tile_counter);
   launch(kernel,
          {.grid = static_cast<unsigned int>(std::min(tiles, most_blocks(device))),
           .threads = static_cast<unsigned int>(config.threads()),

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 
 namespace tandem::gpu {
 

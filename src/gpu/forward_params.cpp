@@ -18,24 +18,24 @@ int heads_in_turn(const Problem& p, std::int64_t m_blocks, int processors) {
 
 }  // namespace
 
-TensorMapSpec forward_tensor_map(const Problem& p, const ForwardConfig& config, Loaded which) {
+TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const bool is_q = which == Loaded::q;
   const Operand& o = is_q ? p.q : which == Loaded::k ? p.k : p.v;
-  const int padded = which == Loaded::v ? config.head_dim_v : config.head_dim_qk;
+  const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
   const std::int64_t head_dim = which == Loaded::v ? p.head_dim_v : p.head_dim_qk;
   const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
   const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
   const std::int64_t batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch;
   const int strip = strip_columns(padded);
   return rows_tensor_map({.operand = o, .head_dim = head_dim, .rows = rows, .heads = heads, .batch = batch},
-                         config.element, strip, is_q ? 64 : config.block_n, p.out.data);
+                         tiling.element, strip, is_q ? 64 : tiling.block_n, p.out.data);
 }
 
-ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config, EncodeTensorMap encode,
+ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, EncodeTensorMap encode,
                                   int processors, unsigned int* tile_counter) {
-  return {.q = encode(forward_tensor_map(p, config, Loaded::q)),
-          .k = encode(forward_tensor_map(p, config, Loaded::k)),
-          .v = encode(forward_tensor_map(p, config, Loaded::v)),
+  return {.q = encode(forward_tensor_map(p, tiling, Loaded::q)),
+          .k = encode(forward_tensor_map(p, tiling, Loaded::k)),
+          .v = encode(forward_tensor_map(p, tiling, Loaded::v)),
           .q_data = p.q.data,
           .k_data = p.k.data,
           .out = p.out.data,
@@ -58,8 +58,8 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
           .rows_k = as_int(p.rows_k),
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
-          .m_blocks = as_int(blocks_of(p.rows_q, config.block_m)),
-          .heads_in_turn = heads_in_turn(p, blocks_of(p.rows_q, config.block_m), processors),
+          .m_blocks = as_int(blocks_of(p.rows_q, tiling.block_m)),
+          .heads_in_turn = heads_in_turn(p, blocks_of(p.rows_q, tiling.block_m), processors),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,
@@ -69,8 +69,8 @@ ForwardParams make_forward_params(const Problem& p, const ForwardConfig& config,
           .out_vectors = allows_vectors(p.out, p.head_dim_v)};
 }
 
-std::int64_t forward_tile_count(const Problem& p, const ForwardConfig& config) {
-  return p.heads_q * tiles_of(p.rows_q, config.block_m, p.batch, p.packed_q);
+std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
+  return p.heads_q * tiles_of(p.rows_q, tiling.block_m, p.batch, p.packed_q);
 }
 
 }  // namespace tandem::gpu

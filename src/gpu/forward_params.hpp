@@ -5,8 +5,8 @@
 #include <array>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/forward.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
 
 namespace tandem::gpu {
 
@@ -14,18 +14,18 @@ namespace tandem::gpu {
 enum class Loaded : int { q, k, v };
 constexpr std::array<Loaded, 3> loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
 
-/// How the kernel of `config` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one strip
-/// of columns by 64 rows (q) or block_n rows (k, v). Whether the copy engine can is for copy_engine_can_read
-/// to say.
-TensorMapSpec forward_tensor_map(const Problem& problem, const ForwardConfig& config, Loaded which);
+/// How a kernel with this `tiling` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one
+/// strip of columns by 64 rows (q) or block_n rows (k, v). Whether the copy engine can is for
+/// copy_engine_can_read to say.
+TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
 /// What the kernel is launched with. `encode` makes the tensor maps; `processors`, the device's, set how many
 /// heads' causal tiles are interleaved. Every tensor must be one that the copy engine can read.
-ForwardParams make_forward_params(const Problem& problem, const ForwardConfig& config, EncodeTensorMap encode,
+ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, EncodeTensorMap encode,
                                   int processors, unsigned int* tile_counter);
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.
-std::int64_t forward_tile_count(const Problem& problem, const ForwardConfig& config);
+std::int64_t forward_tile_count(const Problem& problem, const Tiling& tiling);
 
 }  // namespace tandem::gpu

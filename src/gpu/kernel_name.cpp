@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -44,18 +44,18 @@ std::string expression_of(const QuantizeConfig& config) {
   return aggregate("QuantizeConfig", config);
 }
 
-std::string expression_of(const QuantizedConfig& config) {
-  return aggregate("QuantizedConfig", config);
+std::string expression_of(const EightBitConfig& config) {
+  return aggregate("EightBitConfig", config);
 }
 
 KernelName kernel_name(const ForwardConfig& config) {
-  return {.header = "kernels/forward.cuh",
+  return {.header = "kernels/sm90/forward.cuh",
           .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
 }
 
-KernelName kernel_name(const QuantizedConfig& config) {
-  return {.header = "kernels/forward_quantized.cuh",
-          .expression = fmt::format("tandem::forward_quantized<{}>", expression_of(config))};
+KernelName kernel_name(const EightBitConfig& config) {
+  return {.header = "kernels/sm90/eight_bit.cuh",
+          .expression = fmt::format("tandem::eight_bit_forward<{}>", expression_of(config))};
 }
 
 KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {
@@ -63,16 +63,17 @@ KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {
     const char* header;
     const char* kernel;
   };
-  constexpr Place places[] = {{"kernels/backward_preprocess.cuh", "backward_preprocess"},
-                              {"kernels/backward.cuh", "backward"},
-                              {"kernels/backward_convert.cuh", "backward_convert"},
-                              {"kernels/backward_convert.cuh", "backward_sink"}};
+  constexpr Place places[] = {{"kernels/common/preprocess.cuh", "backward_preprocess"},
+                              {"kernels/sm90/backward.cuh", "backward"},
+                              {"kernels/common/convert.cuh", "backward_convert"},
+                              {"kernels/common/convert.cuh", "backward_sink"}};
   const auto [header, kernel] = places[static_cast<int>(which)];
   return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
 }
 
 KernelName kernel_name(const PackConfig& config) {
-  return {.header = "kernels/pack.cuh", .expression = fmt::format("tandem::pack<{}>", expression_of(config))};
+  return {.header = "kernels/common/pack.cuh",
+          .expression = fmt::format("tandem::pack<{}>", expression_of(config))};
 }
 
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
@@ -80,11 +81,11 @@ KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
     const char* header;
     const char* kernel;
   };
-  constexpr Place places[] = {{"kernels/quantize.cuh", "mean_of_keys"},
-                              {"kernels/quantize.cuh", "largest_of_groups"},
-                              {"kernels/quantize.cuh", "quantize"},
-                              {"kernels/arrange_codes.cuh", "arrange_codes"},
-                              {"kernels/dequantize.cuh", "dequantize"}};
+  constexpr Place places[] = {{"kernels/common/quantize.cuh", "mean_of_keys"},
+                              {"kernels/common/quantize.cuh", "largest_of_groups"},
+                              {"kernels/common/quantize.cuh", "quantize"},
+                              {"kernels/common/arrange_codes.cuh", "arrange_codes"},
+                              {"kernels/common/dequantize.cuh", "dequantize"}};
   const auto& [header, kernel] = places[static_cast<int>(which)];
   return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
 }

@@ -4,16 +4,18 @@
 #include <string>
 
 #include "gpu/compiler.hpp"
-#include "kernels/config.hpp"
-#include "kernels/quantize_config.hpp"
-#include "kernels/quantized_config.hpp"
+#include "kernels/config/backward.hpp"
+#include "kernels/config/eight_bit.hpp"
+#include "kernels/config/forward.hpp"
+#include "kernels/config/pack.hpp"
+#include "kernels/config/quantize.hpp"
 
 namespace tandem::gpu {
 
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
 std::string expression_of(const ForwardConfig& config);
-std::string expression_of(const QuantizedConfig& config);
+std::string expression_of(const EightBitConfig& config);
 std::string expression_of(const BackwardConfig& config);
 std::string expression_of(const PackConfig& config);
 std::string expression_of(const QuantizeConfig& config);
@@ -26,7 +28,7 @@ enum class QuantizeKernel : int { mean, largest, codes, arrange, dequantize };
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);
-KernelName kernel_name(const QuantizedConfig& config);
+KernelName kernel_name(const EightBitConfig& config);
 KernelName kernel_name(const BackwardConfig& config, BackwardKernel which);
 KernelName kernel_name(const PackConfig& config);
 KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which);

@@ -8,7 +8,7 @@
 
 #include "gpu/device.hpp"
 #include "gpu/kernels.hpp"
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 
 namespace tandem::gpu {
 

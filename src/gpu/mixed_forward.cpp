@@ -28,7 +28,7 @@ std::size_t mixed_forward_workspace_bytes(const Problem& problem, const ForwardC
 
 void mixed_forward(const Problem& problem, const ForwardConfig& config, void* stream_handle,
                    void* workspace) {
-  if (forward_tile_count(heads_as_rows(dequantized(problem, nullptr)), config) == 0) return;
+  if (forward_tile_count(heads_as_rows(dequantized(problem, nullptr)), config.tiling()) == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   const LoadedKernel kernel = dequantize_kernel(device, choose_dequantize_config(problem));

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "api/mixed.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 
 namespace tandem::gpu {
 

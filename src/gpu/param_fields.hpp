@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
+#include "kernels/config/types.hpp"
 
 namespace tandem::gpu {
 

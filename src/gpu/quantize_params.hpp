@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "api/problem.hpp"
-#include "kernels/quantize_config.hpp"
+#include "kernels/config/quantize.hpp"
 
 namespace tandem::gpu {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "api/quantize_job.hpp"
-#include "kernels/quantize_config.hpp"
+#include "kernels/config/quantize.hpp"
 
 namespace tandem::gpu {
 

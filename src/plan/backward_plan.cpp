@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
 

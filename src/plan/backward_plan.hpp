@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/backward.hpp"
 
 namespace tandem {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {

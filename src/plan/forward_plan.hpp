@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "api/problem.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 
 namespace tandem {
 

@@ -7,9 +7,9 @@
 #include "api/mixed.hpp"
 #include "cpu/recipe.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
-#include "plan/quantized_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -35,7 +35,7 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const Plan& plan) 
   if (problem.pass == Pass::backward) return explain_backward(problem, plan.backward);
   if (problem.mixed()) return explain_forward(dequantized(problem, nullptr), plan.forward);
   if (problem.precision == Precision::exact) return explain_forward(problem, plan.forward);
-  return explain_quantized(problem, plan.recipe, plan.quantized);
+  return explain_eight_bit(problem, plan.recipe, plan.eight_bit);
 }
 
 std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {

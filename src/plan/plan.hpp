@@ -7,16 +7,17 @@
 
 #include "api/problem.hpp"
 #include "cpu/cpu.hpp"
-#include "kernels/config.hpp"
-#include "kernels/quantized_config.hpp"
+#include "kernels/config/backward.hpp"
+#include "kernels/config/eight_bit.hpp"
+#include "kernels/config/forward.hpp"
 
 namespace tandem {
 
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Config cpu;            ///< read if backend is cpu
-  ForwardConfig forward;      ///< read if backend is cuda, of a forward problem
-  QuantizedConfig quantized;  ///< in its place where the problem has a precision, and the recipe
+  cpu::Config cpu;           ///< read if backend is cpu
+  ForwardConfig forward;     ///< read if backend is cuda, of a forward problem
+  EightBitConfig eight_bit;  ///< in its place where the problem has a precision, and the recipe
   Recipe recipe;
   BackwardConfig backward;  ///< and of a backward one
   std::size_t workspace_bytes = 0;

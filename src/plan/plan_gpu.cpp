@@ -7,13 +7,13 @@
 #include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
+#include "gpu/eight_bit_forward.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/mixed_forward.hpp"
-#include "gpu/quantized_forward.hpp"
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
-#include "plan/quantized_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -66,8 +66,8 @@ Plan plan_gpu(const Problem& problem) {
   plan.backend = Device::Kind::cuda;
   if (problem.pass == Pass::forward && problem.precision != Precision::exact) {
     plan.recipe = recipe_of(problem);
-    plan.quantized = choose_quantized_config(problem, plan.recipe);
-    plan.workspace_bytes = gpu::quantized_forward_workspace_bytes(problem, plan.recipe, plan.quantized);
+    plan.eight_bit = choose_eight_bit_config(problem, plan.recipe);
+    plan.workspace_bytes = gpu::eight_bit_forward_workspace_bytes(problem, plan.recipe, plan.eight_bit);
   } else if (problem.mixed()) {
     plan.forward = choose_forward_config(heads_as_rows(dequantized(problem, nullptr)));
     plan.workspace_bytes = gpu::mixed_forward_workspace_bytes(problem, plan.forward);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "api/problem.hpp"
-#include "kernels/quantize_config.hpp"
+#include "kernels/config/quantize.hpp"
 
 namespace tandem {
 

@@ -12,7 +12,7 @@
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 
 namespace tandem::harness {
 namespace {

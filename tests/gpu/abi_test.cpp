@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/abi.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 
 namespace tandem::gpu {
 namespace {

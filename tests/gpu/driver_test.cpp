@@ -15,9 +15,9 @@
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
-#include "plan/quantized_plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::gpu {
@@ -85,7 +85,7 @@ struct BackwardMemory : Memory {
 };
 
 /// That call in 8 bits.
-Problem quantized_problem_of_calls() {
+Problem eight_bit_problem_of_calls() {
   Problem p;
   p.q.dtype = DType::bf16;
   p.q.row_stride = p.k.row_stride = p.v.row_stride = 512;
@@ -113,11 +113,11 @@ fake::Driver& open_fake_driver() {
          {BackwardKernel::preprocess, BackwardKernel::convert, BackwardKernel::sink}) {
       find_kernel(kernel_name(backward_rows_config(backward), which));
     }
-    const Problem quantized = quantized_problem_of_calls();
+    const Problem quantized = eight_bit_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);
     find_kernel(kernel_name(mean_config(quantizer), QuantizeKernel::mean));
     find_kernel(kernel_name(quantizer, QuantizeKernel::codes));
-    find_kernel(kernel_name(choose_quantized_config(quantized, int8_recipe)));
+    find_kernel(kernel_name(choose_eight_bit_config(quantized, int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     return *reinterpret_cast<fake::Driver* (*)()>(dlsym(library, "fake_driver_state"))();
@@ -348,7 +348,7 @@ TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
   driver->calls.clear();
   driver->launches.clear();
   forward(m.args, execution);
-  const std::vector<const char*> kernels = {"mean_of_keys", "quantizeIX", "forward_quantized"};
+  const std::vector<const char*> kernels = {"mean_of_keys", "quantizeIX", "eight_bit_forward"};
   ASSERT_EQ(driver->launches.size(), kernels.size());
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     const fake::Launch& launch = driver->launches[i];
@@ -361,7 +361,7 @@ TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
   EXPECT_EQ(driver->launches[1].config.grid_x, 3U * 2U * 4U * 3U);
   EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
   const std::string text = explain(m.args);
-  EXPECT_NE(text.find("forward_quantized"), std::string::npos) << text;
+  EXPECT_NE(text.find("eight_bit_forward"), std::string::npos) << text;
   EXPECT_NE(text.find("precision int8: Q K^T in s8"), std::string::npos) << text;
   execution.workspace_bytes -= 1;
   EXPECT_THROW(forward(m.args, execution), Error);

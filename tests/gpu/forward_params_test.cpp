@@ -46,14 +46,14 @@ TensorMap count_bytes(const TensorMapSpec& spec) {
 TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
   const Problem p = contiguous();
   const ForwardConfig c = choose_forward_config(p);
-  const TensorMapSpec q = forward_tensor_map(p, c, Loaded::q);
+  const TensorMapSpec q = forward_tensor_map(p, c.tiling(), Loaded::q);
   EXPECT_EQ(q.dims, (std::array<std::int64_t, 5>{128, 100, 8, 2, 0}));
   EXPECT_EQ(q.strides, (std::array<std::int64_t, 4>{8 * 128 * 2, 128 * 2, 100 * 8 * 128 * 2, 0}));
   EXPECT_EQ(q.box, (std::array<int, 5>{64, 64, 1, 1, 0}));
   EXPECT_EQ(q.swizzle, Swizzle::b128);
-  const TensorMapSpec k = forward_tensor_map(p, c, Loaded::k);
+  const TensorMapSpec k = forward_tensor_map(p, c.tiling(), Loaded::k);
   EXPECT_EQ(k.box, (std::array<int, 5>{64, c.block_n, 1, 1, 0}));
-  const TensorMapSpec v = forward_tensor_map(p, c, Loaded::v);
+  const TensorMapSpec v = forward_tensor_map(p, c.tiling(), Loaded::v);
   EXPECT_EQ(v.dims, (std::array<std::int64_t, 5>{64, 300, 2, 2, 0}));
   for (const TensorMapSpec& spec : {q, k, v}) EXPECT_TRUE(copy_engine_can_read(spec));
   EXPECT_EQ(forward_workspace_bytes(p, c), 0U);
@@ -62,7 +62,7 @@ TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
   Problem p = contiguous();
   p.head_dim_qk = 96;
-  const TensorMapSpec q = forward_tensor_map(p, choose_forward_config(p), Loaded::q);
+  const TensorMapSpec q = forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::q);
   EXPECT_EQ(q.box[0], 32);
   EXPECT_EQ(q.swizzle, Swizzle::b64);
 }
@@ -71,19 +71,19 @@ TEST(ForwardTensorMap, StridesOfSingleElementsAreIgnored) {
   Problem p = contiguous();
   p.batch = 1;
   p.q.batch_stride = 3;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::q)));
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::q)));
 }
 
 TEST(ForwardTensorMap, EmptyTensorsStillHaveAMap) {
   Problem p = contiguous();
   p.rows_k = 0;
   p.k.data = nullptr;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::k)));
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
   // Whatever the addresses and strides: nothing is to be copied for the copy engine's sake.
   p.out.data = &memory[1];
   p.k.row_stride = p.v.head_stride = 7;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::k)));
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p), Loaded::v)));
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
+  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::v)));
 }
 
 TEST(ForwardWorkspace, HoldsCopiesOfWhatTheCopyEngineCannotRead) {
@@ -100,7 +100,8 @@ TEST(ForwardParameters, FollowTheProblem) {
   p.scale = 0.5F;
   p.window_left = 7;
   p.packed_k = true;
-  const ForwardParams params = make_forward_params(p, choose_forward_config(p), count_bytes, 132, nullptr);
+  const ForwardParams params =
+      make_forward_params(p, choose_forward_config(p).tiling(), count_bytes, 132, nullptr);
   EXPECT_EQ(params.q.opaque[0], 64U * 64);
   EXPECT_EQ(params.out, memory);
   EXPECT_EQ(params.out_stride.row, 8 * 64);
@@ -117,7 +118,7 @@ TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
   const auto vectors = [](auto change) {
     Problem p = contiguous();
     change(p);
-    return make_forward_params(p, choose_forward_config(p), count_bytes, 132, nullptr).out_vectors;
+    return make_forward_params(p, choose_forward_config(p).tiling(), count_bytes, 132, nullptr).out_vectors;
   };
   EXPECT_FALSE(vectors([](Problem& p) { p.out.data = memory + 1; }));
   EXPECT_FALSE(vectors([](Problem& p) { p.out.row_stride += 4; }));
@@ -133,7 +134,7 @@ TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
   ForwardConfig c = choose_forward_config(p);
   c.block_m = 128;
   const auto in_turn = [&](int processors) {
-    return make_forward_params(p, c, count_bytes, processors, nullptr).heads_in_turn;
+    return make_forward_params(p, c.tiling(), count_bytes, processors, nullptr).heads_in_turn;
   };
   EXPECT_EQ(in_turn(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 processors";
   EXPECT_EQ(in_turn(4), 4 * 64 - 2);
@@ -144,13 +145,13 @@ TEST(ForwardTiles, CountsBlocksOfQueries) {
   Problem p = contiguous();
   ForwardConfig c = choose_forward_config(p);
   c.block_m = 64;
-  EXPECT_EQ(forward_tile_count(p, c), 2 * 8 * 2);
+  EXPECT_EQ(forward_tile_count(p, c.tiling()), 2 * 8 * 2);
   p.packed_q = true;
-  EXPECT_EQ(forward_tile_count(p, c), 8 * (2 + 3))
+  EXPECT_EQ(forward_tile_count(p, c.tiling()), 8 * (2 + 3))
       << "two sequences and the rows before and past them may end in partial tiles";
   p.rows_q = 0;
   p.batch = 0;
-  EXPECT_EQ(forward_tile_count(p, c), 0);
+  EXPECT_EQ(forward_tile_count(p, c.tiling()), 0);
 }
 
 }  // namespace

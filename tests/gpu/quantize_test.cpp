@@ -54,7 +54,7 @@ void check_on_gpu(const Call& call, const Recipe& recipe) {
   std::vector<char> result(space.bytes);
   scratch.copy_to_host(result.data(), space.bytes);
   synchronize(0);
-  kernel_tests::check_quantized(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
+  kernel_tests::check_eight_bit(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
 }
 
 class Quantiser : public GpuTest, public testing::WithParamInterface<Precision> {

@@ -10,9 +10,9 @@
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "plan/backward_plan.hpp"
+#include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
-#include "plan/quantized_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -26,7 +26,7 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
     EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::convert)));
     EXPECT_TRUE(find_shipped(kernel_name(config, BackwardKernel::main))) << expression_of(config);
   }
-  for (const QuantizedConfig& config : shipped_quantized_configs()) {
+  for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
@@ -86,35 +86,35 @@ TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
 }
 
 /// Of the 8-bit set one a head dimension and recipe, masked and ragged in turn.
-std::vector<QuantizedConfig> quantized_samples() {
-  std::vector<QuantizedConfig> samples;
+std::vector<EightBitConfig> eight_bit_samples() {
+  std::vector<EightBitConfig> samples;
   int next = 0;
-  for (const QuantizedConfig& c : shipped_quantized_configs()) {
+  for (const EightBitConfig& c : shipped_eight_bit_configs()) {
     if (c.ragged != c.causal) continue;
     if (next++ % 4 % 3 == 0) samples.push_back(c);
   }
   return samples;
 }
 
-class ShippedQuantizedSet : public testing::TestWithParam<std::size_t> {
+class ShippedEightBitSet : public testing::TestWithParam<std::size_t> {
  public:
   static constexpr std::size_t group = 5;
 };
 
-TEST_P(ShippedQuantizedSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
+TEST_P(ShippedEightBitSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<QuantizedConfig> configs = quantized_samples();
+  const std::vector<EightBitConfig> configs = eight_bit_samples();
   const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
   for (std::size_t i = GetParam() * group; i < end; ++i) {
     SCOPED_TRACE(expression_of(configs[i]));
-    expect_fast(kernel_name(configs[i]), quantized_local_bytes_allowed(configs[i]));
+    expect_fast(kernel_name(configs[i]), eight_bit_local_bytes_allowed(configs[i]));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shipped, ShippedQuantizedSet,
-                         testing::Range<std::size_t>(0, (quantized_samples().size() +
-                                                         ShippedQuantizedSet::group - 1) /
-                                                            ShippedQuantizedSet::group));
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitSet,
+                         testing::Range<std::size_t>(0, (eight_bit_samples().size() +
+                                                         ShippedEightBitSet::group - 1) /
+                                                            ShippedEightBitSet::group));
 
 /// Of the backward set those in bf16 without windows and in any order: the others differ from them little,
 /// and each takes some seconds.

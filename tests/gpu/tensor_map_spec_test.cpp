@@ -1,5 +1,5 @@
 // Which tensors the copy engine can move.
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
 
 #include <gtest/gtest.h>
 

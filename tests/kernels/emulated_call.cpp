@@ -1,6 +1,6 @@
 #include "emulated_call.hpp"
 
-#include "kernels/pack.cuh"
+#include "kernels/common/pack.cuh"
 
 namespace tandem::kernel_tests {
 

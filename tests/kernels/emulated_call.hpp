@@ -11,7 +11,7 @@
 
 #include "api/problem.hpp"
 #include "harness/box.hpp"
-#include "kernels/config_fields.hpp"
+#include "kernels/config/fields.hpp"
 #include "launch.hpp"
 
 namespace tandem::kernel_tests {

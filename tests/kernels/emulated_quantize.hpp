@@ -9,7 +9,7 @@
 #include "launch.hpp"
 
 // After it: the device language has names at file scope that others declare inside theirs.
-#include "kernels/quantize.cuh"
+#include "kernels/common/quantize.cuh"
 
 namespace tandem::kernel_tests {
 

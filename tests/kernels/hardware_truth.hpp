@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hardware_truth.cuh"
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
 
 namespace tandem::kernel_tests {
 

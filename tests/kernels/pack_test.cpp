@@ -1,6 +1,6 @@
 // The kernel that packs tensors for the copy engine, in the emulator: every element, zeros behind them, no
 // access outside.
-#include "kernels/pack.cuh"
+#include "kernels/common/pack.cuh"
 
 #include <gtest/gtest.h>
 

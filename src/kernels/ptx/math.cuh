@@ -1,7 +1,7 @@
 // Arithmetic that has an instruction of its own.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 #include "kernels/ptx/base.cuh"
 
 namespace tandem::ptx {

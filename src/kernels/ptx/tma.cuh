@@ -3,7 +3,7 @@
 // written.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 #include "kernels/ptx/mbarrier.cuh"
 
 namespace tandem::ptx {

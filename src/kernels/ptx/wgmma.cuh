@@ -7,7 +7,7 @@
 // D's layout of two neighbouring j.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 #include "kernels/ptx/base.cuh"
 
 namespace tandem::ptx {

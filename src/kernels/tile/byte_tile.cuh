@@ -1,9 +1,10 @@
 // Matrices of 8-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
 #pragma once
 
+#include "kernels/config/eight_bit.hpp"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma_bytes.cuh"
-#include "kernels/quantized_config.hpp"
 
 namespace tandem::tile {
 

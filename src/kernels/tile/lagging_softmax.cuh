@@ -2,8 +2,8 @@
 // too large, which sums tell that are needed anyway.
 #pragma once
 
+#include "kernels/config/eight_bit.hpp"
 #include "kernels/ptx/codes.cuh"
-#include "kernels/quantized_config.hpp"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem::tile {

@@ -2,7 +2,7 @@
 // compared.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 #include "kernels/tile/fragment.cuh"
 
 namespace tandem::tile {

@@ -1,7 +1,7 @@
 // Undoing a rotation of V's channels on the rows of O, in registers.
 #pragma once
 
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 #include "kernels/tile/fragment.cuh"
 
 namespace tandem::tile {

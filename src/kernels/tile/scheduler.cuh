@@ -1,7 +1,7 @@
 // Which tiles a persistent block computes, and in which order.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
 #include "kernels/tile/pipeline.cuh"

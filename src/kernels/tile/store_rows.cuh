@@ -1,7 +1,7 @@
 // From accumulators in registers to rows of 16-bit elements in global memory.
 #pragma once
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/fragment.cuh"
 

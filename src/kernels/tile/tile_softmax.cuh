@@ -1,8 +1,9 @@
 // Online softmax where P is rounded in units of its largest in the row and tile.
 #pragma once
 
+#include "kernels/config/eight_bit.hpp"
 #include "kernels/ptx/codes.cuh"
-#include "kernels/quantized_config.hpp"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/tile/lagging_softmax.cuh"
 
 namespace tandem::tile {
@@ -16,7 +17,7 @@ namespace tandem::tile {
 /// needs no conversion. O is in units of 2^-45 times a power of two near V's largest scale (`v_unit`), so
 /// that the weights are far from f32's ends, and has 128 * (sum of P's codes) * weight too much in each of a
 /// row's outputs, which is taken off now and then.
-template <QuantizedConfig C>
+template <EightBitConfig C>
 struct TileSoftmax {
   static constexpr bool raised = C.raised_v();
   /// By how much a maximum may exceed the reference.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gpu/abi.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 
 namespace tandem::gpu::fake {
 

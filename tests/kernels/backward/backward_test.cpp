@@ -7,7 +7,7 @@
 #include "backward/emulated_backward.hpp"
 #include "gpu/backward_params.hpp"
 #include "harness/expect.hpp"
-#include "kernels/backward_tiles.cuh"
+#include "kernels/tile/backward_tiles.cuh"
 
 namespace tandem::kernel_tests {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "forward/emulated_forward.hpp"
 #include "gpu/backward_params.hpp"
-#include "kernels/backward_convert.cuh"
+#include "kernels/common/convert.cuh"
 
 namespace tandem::kernel_tests {
 

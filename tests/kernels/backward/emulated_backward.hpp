@@ -7,7 +7,7 @@
 
 #include "emulated_call.hpp"
 #include "harness/call.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/backward.hpp"
 
 namespace tandem::kernel_tests {
 

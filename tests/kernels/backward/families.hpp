@@ -4,9 +4,9 @@
 #include <array>
 
 #include "backward/emulated_backward.hpp"
-#include "kernels/backward.cuh"
-#include "kernels/backward_convert.cuh"
-#include "kernels/backward_preprocess.cuh"
+#include "kernels/common/convert.cuh"
+#include "kernels/common/preprocess.cuh"
+#include "kernels/sm90/backward.cuh"
 
 namespace tandem::kernel_tests {
 

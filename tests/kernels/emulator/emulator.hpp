@@ -27,7 +27,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/config.hpp"
+#include "kernels/config/types.hpp"
 
 namespace tandem::emulator {
 

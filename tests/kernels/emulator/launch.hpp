@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulator.hpp"
-#include "kernels/tensor_map_spec.hpp"
+#include "kernels/config/tensor_map_spec.hpp"
 
 namespace tandem::emulator {
 

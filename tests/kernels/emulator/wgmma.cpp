@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "block.hpp"
-#include "kernels/recipe.hpp"
+#include "kernels/config/recipe.hpp"
 #include "swizzle.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
@@ -124,7 +124,7 @@ struct ByteOperands {
   std::vector<std::uint8_t> b;  ///< [n][byte_depth]
 };
 
-/// c += a b in f32; the accumulator then keeps 13 bits behind the point (kernels/recipe.hpp).
+/// c += a b in f32; the accumulator then keeps 13 bits behind the point (kernels/config/recipe.hpp).
 void multiply_e4m3(const ByteOperands& x, std::vector<float>& c, std::uint32_t n) {
   static const std::vector<float> values = [] {
     std::vector<float> table(256);

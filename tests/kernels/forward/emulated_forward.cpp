@@ -73,7 +73,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
 
 void EmulatorRunner::forward(Call& call) {
   Problem p = heads_as_rows(make_problem(call.forward_args()));
-  const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config);
+  const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling());
   if (tiles == 0) return;
   emulator::Options options;
   options.seed = seed;
@@ -81,7 +81,7 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
   for (const gpu::Loaded which : gpu::loaded_tensors) {
-    if (copy_engine_can_read(gpu::forward_tensor_map(p, kernel_.config, which))) continue;
+    if (copy_engine_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling(), which))) continue;
     const bool is_q = which == gpu::Loaded::q;
     Operand& o = is_q ? p.q : which == gpu::Loaded::k ? p.k : p.v;
     auto& target = packed[static_cast<std::size_t>(which)];
@@ -92,8 +92,9 @@ void EmulatorRunner::forward(Call& call) {
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const ForwardParams params = gpu::make_forward_params(p, kernel_.config, &emulator::encode, processors,
-                                                        tiles > blocks ? tile_counter.data() : nullptr);
+  const ForwardParams params =
+      gpu::make_forward_params(p, kernel_.config.tiling(), &emulator::encode, processors,
+                               tiles > blocks ? tile_counter.data() : nullptr);
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),

@@ -9,7 +9,7 @@
 
 #include "emulated_call.hpp"
 #include "harness/runner.hpp"
-#include "kernels/config.hpp"
+#include "kernels/config/forward.hpp"
 #include "launch.hpp"
 
 namespace tandem::kernel_tests {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "forward/emulated_forward.hpp"
-#include "kernels/forward.cuh"
+#include "kernels/sm90/forward.cuh"
 
 namespace tandem::kernel_tests {
 

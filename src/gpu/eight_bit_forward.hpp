@@ -1,0 +1,26 @@
+// The forward pass in 8 bits on a GPU: the quantiser's launches, then the 8-bit attention kernel.
+#pragma once
+
+#include <cstddef>
+
+#include "api/problem.hpp"
+#include "kernels/config/eight_bit.hpp"
+
+namespace tandem::gpu {
+
+/// Scratch bytes of a call: codes and scales of q, k and v, and what their kernels work in.
+std::size_t eight_bit_forward_workspace_bytes(const Problem& problem, const Recipe& recipe,
+                                              const EightBitConfig& config);
+
+/// The launches of a call: both, but for benches, which take them apart.
+struct EightBitStages {
+  bool quantize = true;
+  bool attend = true;  ///< to what an earlier call left in the workspace
+};
+
+/// As forward (forward.hpp): launches on `stream` of the problem's device and returns; `workspace` may be
+/// null.
+void eight_bit_forward(const Problem& problem, const Recipe& recipe, const EightBitConfig& config,
+                       void* stream, void* workspace, EightBitStages stages = {});
+
+}  // namespace tandem::gpu

@@ -1,0 +1,130 @@
+// 8-bit Q, K and V with scales, as a caller brings them, into the layout that the 8-bit attention kernel
+// reads (quantized_layout.hpp): rows of codes side by side, V with keys contiguous, one scale a block or a
+// row. Bound by memory: a read and a write of the codes.
+//
+// Units, threads and the way of V's codes are the quantiser's. Scales come out without a sign: codes take it.
+#pragma once
+
+#include "kernels/common/quantize.cuh"
+
+namespace tandem {
+
+namespace quantizer {
+
+/// Of row `row` of the unit, which is in use.
+TANDEM_DEVICE float brought_scale(const BroughtScales& s, const Unit& u, int row) {
+  if (s.data == nullptr) return 1.0F;
+  const i64 group = s.by_row ? u.begin + static_cast<i64>(u.first + row) : u.block;
+  return ptx::load_global(s.data + u.batch * s.stride.batch + u.head / s.heads * s.stride.head +
+                          group * s.stride.group);
+}
+
+/// The scale of the row, and for one thread of those that share it the place where it is kept.
+template <ScaleGroup group>
+TANDEM_DEVICE float take_scale(const QuantizedTensor& x, const BroughtScales& s, const Unit& u, int row,
+                               int thread) {
+  constexpr bool by_row = group == ScaleGroup::row;
+  const float scale = u.first + row < u.used ? brought_scale(s, u, row) : 0.0F;
+  if (by_row ? thread % row_threads == 0 : thread == 0) {
+    const i64 at = by_row ? static_cast<i64>(u.block) * quant_block + row : u.block;
+    ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), ptx::max_magnitude(0.0F, scale));
+  }
+  return scale;
+}
+
+/// Four codes with the other sign. -128, which s8 has no other sign of, becomes 127.
+template <Codes codes>
+TANDEM_DEVICE u32 negate(u32 word) {
+  if constexpr (codes == Codes::e4m3) return word ^ 0x80808080U;
+  u32 result = 0;
+#pragma unroll
+  for (int i = 0; i < 32; i += 8) {
+    const u32 code = word >> i & 0xFFU;
+    result |= (code == 0x80U ? 0x7FU : (0U - code) & 0xFFU) << i;
+  }
+  return result;
+}
+
+/// Eight codes of a row from `col` on. Those past its end, and of rows that are not in use, are 0.
+template <Codes codes, bool vectors>
+TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used, bool negative) {
+  u32 words[2] = {0, 0};
+  if constexpr (vectors) {
+    if (used && col < head_dim) {
+      const u64 both = ptx::load_global(reinterpret_cast<const u64*>(row + col));
+      words[0] = static_cast<u32>(both);
+      words[1] = static_cast<u32>(both >> 32);
+    }
+  } else if (used) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < head_dim)
+        words[i / 4] |= static_cast<u32>(ptx::load_global(row + col + i)) << (8 * (i % 4));
+    }
+  }
+  if (negative) return {negate<codes>(words[0]), negate<codes>(words[1])};
+  return {words[0], words[1]};
+}
+
+/// A negative softmax scale goes into Q's codes too: the attention kernel knows positive ones only.
+template <QuantizeConfig C, Which which>
+TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
+  const QuantizedTensor& x = which == Which::q ? p.quantize.q : p.quantize.k;
+  Unit u;
+  if (!locate<C>(which == Which::q ? query_side(p.quantize) : key_side(p.quantize), number, u)) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int t = thread % row_threads;
+  const int row = thread / row_threads;
+  const float scale = take_scale<C.qk_scales>(x, which == Which::q ? p.q_scale : p.k_scale, u, row, thread);
+  if (u.first + row >= u.used) return;
+  const bool negative = (scale < 0.0F) != (which == Which::q && p.quantize.scale < 0.0F);
+  const i64 at = u.begin + static_cast<i64>(u.first + row);
+  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, u, at);
+  u8* const to = x.codes + offset_of(x.code_stride, u, at);
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
+    const int col = (4 * j + t) * 8;
+    store_codes<C.vectors>(x, to, col, load_codes<C.qk, C.vectors>(from, col, C.head_dim_qk, true, negative));
+  }
+}
+
+template <QuantizeConfig C>
+TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
+  const QuantizedTensor& x = p.quantize.v;
+  Unit u;
+  if (!locate<C>(key_side(p.quantize), number, u)) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int t = thread % row_threads;
+  const int key = key_of_thread(thread);
+  const float scale = take_scale<C.v_scales>(x, p.v_scale, u, key, thread);
+  const i64 at = u.begin + static_cast<i64>(u.first + key);
+  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, u, at);
+  const Tables table = tables<C>();
+#pragma unroll
+  for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
+    put_value_codes<C>(table, thread, j,
+                       load_codes<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
+                                                   u.first + key < u.used, scale < 0.0F));
+  }
+  ptx::sync_block();
+  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
+  store_value_codes<C>(codes, x.code_stride.row, table, thread);
+}
+
+}  // namespace quantizer
+
+/// Units of K, then of V and of Q.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(quantize_threads) arrange_codes(const __grid_constant__ ArrangeParams p) {
+  ptx::launch_next_grid();
+  int unit = static_cast<int>(ptx::block_index());
+  if (unit < p.quantize.units_k) {
+    quantizer::arrange_rows<C, quantizer::Which::k>(p, unit);
+  } else if (unit -= p.quantize.units_k; unit < p.quantize.units_v) {
+    quantizer::arrange_values<C>(p, unit);
+  } else {
+    quantizer::arrange_rows<C, quantizer::Which::q>(p, unit - p.quantize.units_v);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,153 @@
+// K's mean, which smoothing removes.
+#pragma once
+
+#include "kernels/common/quantize_rows.cuh"
+
+namespace tandem {
+
+namespace quantizer {
+
+/// Channel `c` of row `row` of a tile of keys, which is at `position`, embedded as `embed` does it.
+template <QuantizeConfig C>
+TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, i64 position) {
+  const u16* const keys = tile + row * quantize_channels(C.head_dim_qk);
+  const float x = ptx::unpack<C.element>(ptx::load_shared(keys + c));
+  if (c >= p.rotary.dim) return x;
+  const int half = p.rotary.dim / 2;
+  const bool first = C.interleaved ? c % 2 == 0 : c < half;
+  const int step = C.interleaved ? 1 : half;
+  const int pair = C.interleaved ? c / 2 : c % half;
+  const float y = ptx::unpack<C.element>(ptx::load_shared(keys + (first ? c + step : c - step)));
+  const float turned =
+      ptx::multiply(y, ptx::load_global(p.rotary.sin + position * p.rotary.sin_stride + pair));
+  return ptx::multiply(x, ptx::load_global(p.rotary.cos + position * p.rotary.cos_stride + pair)) +
+         (first ? -turned : turned);
+}
+
+/// The mean of `heads` heads from u.head on, each in a slot of the 128 rows that the block of threads sums.
+/// More than one only where a sequence is one block.
+template <QuantizeConfig C>
+TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads, int shift) {
+  constexpr int threads = mean_threads(C);
+  constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
+  constexpr int pitch = quantize_channels(C.head_dim_qk);
+  const bool sampled = u.used > p.mean_all_keys;
+  const int step = sampled ? mean_step : 1;
+  if (u.first % (step * quant_block) != 0) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int left = max(0, u.used - u.first);
+  const int rows = min(quant_block, sampled ? sampled_keys(left) : left);
+  const u16* const first =
+      static_cast<const u16*>(p.k.source) + offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first));
+  auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
+#pragma unroll
+  for (int i = 0; i < quant_block * vectors / threads; ++i) {
+    const int at = i * threads + thread;
+    const int slot = C.ragged ? at / vectors >> shift : 0;
+    const int row = C.ragged ? at / vectors & ((1 << shift) - 1) : at / vectors;
+    const int col = at % vectors * 8;
+    const u16* const from =
+        first + slot * p.k.stride.head + (sampled ? sampled_key(row) : row) * p.k.stride.row;
+    const bool used = row < rows && slot < heads;
+    if (C.vectors && used && col < C.head_dim_qk) {
+      ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
+    } else {
+      ptx::store_shared(tile + at, load_vector<false>(from, col, C.head_dim_qk, !C.vectors && used));
+    }
+  }
+  ptx::wait_for_copies();
+  ptx::sync_block();
+
+  const int c = 2 * thread;
+  const bool sums_channels = c < pitch;
+  const double used = max(sampled ? sampled_keys(u.used) : u.used, 1);
+  float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
+  const auto store_mean = [&](int slot, double low, double high) {
+    float* const to = mean + slot * p.mean_stride.head;
+    if (c < C.head_dim_qk) ptx::store_global(to, static_cast<float>(low / used));
+    if (c + 1 < C.head_dim_qk) ptx::store_global(to + 1, static_cast<float>(high / used));
+  };
+  const int blocks = max(ceil_div(u.blocks, step), 1);  // that a head has
+  float* const sums =
+      p.sums + ((static_cast<i64>(u.entry) * p.heads_kv + u.head) * p.axis_blocks_k + u.block) * pitch + c;
+  for (int slot = 0; slot < heads && sums_channels; ++slot) {
+    float low = 0.0F;
+    float high = 0.0F;
+    const int begin = slot << shift;
+#pragma unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const int at = begin + row;
+      const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + at * (pitch / 2) + thread);
+      float a = ptx::unpack<C.element>(static_cast<u16>(pair));
+      float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
+      if constexpr (C.rotary) {
+        a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, u.first + row);
+        b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, u.first + row);
+      }
+      low += ptx::max_magnitude(0.0F, a) <= largest_float ? a : 0.0F;
+      high += ptx::max_magnitude(0.0F, b) <= largest_float ? b : 0.0F;
+    }
+    if (blocks == 1) {
+      store_mean(slot, static_cast<double>(low), static_cast<double>(high));
+    } else {
+      ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
+    }
+  }
+  if (blocks == 1) return;
+
+  auto* const before = reinterpret_cast<u32*>(ptx::dynamic_shared());
+  ptx::sync_block();
+  if (thread == 0) {
+    ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
+  }
+  ptx::sync_block();
+  if (ptx::load_shared(before) + 1 != static_cast<u32>(blocks) || !sums_channels) return;
+  double low_sum = 0.0;
+  double high_sum = 0.0;
+  const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
+  constexpr int batch = 16;  // loads in flight
+  for (int block = 0; block < u.blocks; block += batch * step) {
+    ptx::Float2 pairs[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      pairs[i] = {0.0F, 0.0F};
+      const int at = block + i * step;
+      if (at >= u.blocks) continue;
+      pairs[i] = ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(at) * pitch));
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      low_sum += static_cast<double>(pairs[i].x);
+      high_sum += static_cast<double>(pairs[i].y);
+    }
+  }
+  store_mean(0, low_sum, high_sum);
+}
+
+}  // namespace quantizer
+
+/// K's mean over the keys in use, or over their sample, by channel: a block of threads sums 128 keys of a
+/// head in f32, key by key; the last one of a head adds up what all have found, in double. All of the block's
+/// loads are in flight at once.
+template <QuantizeConfig C>
+TANDEM_KERNEL __launch_bounds__(mean_threads(C), (C.ragged ? 768 : 1536) / mean_threads(C))
+    mean_of_keys(const __grid_constant__ QuantizeParams p) {
+  ptx::launch_next_grid();
+  const quantizer::Side side = quantizer::key_side(p);
+  quantizer::Unit u;
+  const bool some = quantizer::locate<C>(side, static_cast<int>(ptx::block_index()), u);
+  if (!some && u.first != 0) return;
+  if constexpr (C.ragged) {
+    const int end = min(u.head + side.together, p.heads_kv);
+    const int shift = quantizer::slot_shift(u.blocks > 1 ? quant_block : u.used);
+    const int slots = quant_block >> shift;
+    for (; u.head < end; u.head += slots) {
+      quantizer::find_means<C>(p, u, min(slots, end - u.head), shift);
+      ptx::sync_block();
+    }
+  } else {
+    quantizer::find_means<C>(p, u, 1, quantizer::slot_shift(quant_block));
+  }
+}
+
+}  // namespace tandem

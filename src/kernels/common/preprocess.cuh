@@ -1,0 +1,93 @@
+// Before the main backward kernel: LSE and delta of every query in the form it reads them, nobody's turn yet
+// at the sums of dQ, and no tile added to them. Bound by memory: O and dO are read once.
+#pragma once
+
+#include "kernels/config/backward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem {
+
+/// Sum of out * dout over eight columns of a row.
+template <Element element>
+TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int columns, bool vectors) {
+  float sum = 0.0F;
+  if (vectors) {
+    if (col >= columns) return 0.0F;
+    const ptx::Vec4 a = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(out + col));
+    const ptx::Vec4 b = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(dout + col));
+    const u32 left[4] = {a.x, a.y, a.z, a.w};
+    const u32 right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum = ptx::fma(tile::unpack_low<element>(left[i]), tile::unpack_low<element>(right[i]), sum);
+      sum = ptx::fma(tile::unpack_high<element>(left[i]), tile::unpack_high<element>(right[i]), sum);
+    }
+    return sum;
+  }
+  for (int i = col; i < min(col + 8, columns); ++i) {
+    sum = ptx::fma(ptx::unpack<element>(ptx::load_global(out + i)),
+                   ptx::unpack<element>(ptx::load_global(dout + i)), sum);
+  }
+  return sum;
+}
+
+/// One block of threads a query block and head. Of the Config, what concerns masks is not read.
+template <BackwardConfig C>
+TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
+    backward_preprocess(const __grid_constant__ BackwardParams p) {
+  constexpr int threads = backward_rows_threads(C);
+  constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
+  static_assert(C.block_m % (threads / lanes) == 0);
+  const int thread = static_cast<int>(ptx::thread_index());
+  // There is a block for every one of the workspace, and for every counter that is waited for.
+  const int block = static_cast<int>(ptx::block_index());
+  if (thread < C.dq_pieces()) {
+    ptx::store_global(p.turns + static_cast<i64>(block) * C.dq_pieces() + thread, 0U);
+  }
+  if (thread == 0 && block < (p.batch + 2) * p.heads_kv) ptx::store_global(p.tiles_added + block, 0U);
+  BackwardRows t;
+  if (locate_rows<C>(p, block, t)) {
+    const int batch = p.packed_q ? 0 : t.batch;
+    const int lane = thread % lanes;
+#pragma unroll
+    for (int i = 0; i < C.block_m; i += threads / lanes) {
+      const int row = i + thread / lanes;
+      const i64 query = t.begin_q + static_cast<i64>(t.first + row);
+      const bool used = t.first + row < t.seqlen_q;
+      float sum = 0.0F;
+      if (used) {
+        const u16* out = static_cast<const u16*>(p.out) + batch * p.out_stride.batch +
+                         t.head * p.out_stride.head + query * p.out_stride.row;
+        const u16* dout = static_cast<const u16*>(p.dout) + batch * p.dout_stride.batch +
+                          t.head * p.dout_stride.head + query * p.dout_stride.row;
+        sum = dot_columns<C.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
+      }
+#pragma unroll
+      for (int distance = 1; distance < lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+      if (lane != 0) continue;
+      float lse = -ptx::infinity();
+      float dlse = 0.0F;
+      if (used) {
+        lse = ptx::load_global(p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head +
+                               query * p.lse_stride.row);
+        if (p.dlse != nullptr) {
+          dlse = ptx::load_global(p.dlse + batch * p.dlse_stride.batch + t.head * p.dlse_stride.head +
+                                  query * p.dlse_stride.row);
+        }
+      }
+      // A row that has seen no key gives nothing, whatever dO and dLSE hold there. One that has seen a NaN
+      // gives NaN by its LSE to the keys that it sees; a delta of NaN would reach, times 0, those that it
+      // does not.
+      const bool dead = lse == -ptx::infinity();
+      const bool number = lse < ptx::infinity();
+      ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
+      ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
+    }
+  }
+  ptx::launch_next_grid();
+}
+
+}  // namespace tandem

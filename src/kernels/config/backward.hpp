@@ -1,0 +1,119 @@
+// What host and device share of the backward kernels: their Config and Params.
+#pragma once
+
+#include "kernels/config/types.hpp"
+
+namespace tandem {
+
+/// Everything that specialises the backward kernels. A tile is block_n keys; its query blocks of block_m rows
+/// pass by. With block_n of 64 keys a warpgroup, each owns the dK and dV of its keys. Where head dimensions
+/// leave no registers for that, block_n is 64 and one of two warpgroups makes P and dV, the other dS and dK.
+struct BackwardConfig {
+  Element element = Element::bf16;
+  int head_dim_qk = 128;  ///< padded to what backward_plan.hpp allows
+  int head_dim_v = 128;
+  int block_m = 64;
+  int block_n = 128;
+  int cluster = 1;        ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
+  int q_stages = 2;       ///< blocks of Q in flight
+  int dout_stages = 2;    ///< blocks of dO in flight
+  int dq_parts = 1;       ///< a block of dQ leaves through shared memory in so many turns
+  bool pingpong = false;  ///< warpgroups take turns: one's arithmetic under the other's products
+  bool rotated = false;   ///< full attention: key tiles begin with query blocks of their own
+  bool causal = false;    ///< window_right is bounded
+  bool local = false;     ///< window_left is bounded
+  bool softcap = false;
+  bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
+  bool deterministic = false;  ///< key tiles add to dQ in a fixed order
+
+  static constexpr int consumers = 2;  ///< warpgroups
+
+  constexpr bool operator==(const BackwardConfig&) const = default;
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
+  /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
+  [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
+  /// Keys of a tile: of all blocks of a cluster.
+  [[nodiscard]] constexpr int tile_keys() const { return block_n * cluster; }
+  /// dQ: the warpgroups, of all blocks of a cluster, divide its rows by 64, and then its columns.
+  [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
+  [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
+  [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (dq_pieces() / dq_row_groups()); }
+  /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
+  [[nodiscard]] constexpr int strip_qk() const {
+    return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
+  }
+  [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
+  /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
+  [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
+  [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
+};
+
+/// Threads of a block of the kernels around the main one: a warpgroup for each piece of dQ, so that the
+/// conversion reads what one warpgroup wrote.
+constexpr int backward_rows_threads(const BackwardConfig& c) {
+  return 128 * c.dq_pieces();
+}
+
+/// The kernel that sums dsink.
+constexpr int backward_sink_threads = 256;
+constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
+
+/// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
+/// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
+constexpr int backward_shared_bytes(const BackwardConfig& c) {
+  const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
+  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
+  const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
+  const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
+  const int dq = 4 * c.consumers * c.dq_part();
+  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
+  const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
+  return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
+}
+
+/// What the kernels of one backward call are launched with. The workspace is addressed by query blocks: those
+/// of sequence b begin at number begin_q / block_m + b + 1 of a packed q (rows before the first sequence come
+/// first), b * ceil(rows_q / block_m) of another; each head has `q_blocks` of them.
+struct BackwardParams {
+  TensorMap q, k, v, dout_map;  ///< as ForwardParams has them
+  const void *out, *dout;
+  void *dq, *dk, *dv;
+  const float* lse;
+  const float* dlse;  ///< may be null
+  const float* sink;  ///< may be null, and dsink too
+  float* dsink;
+  Strides out_stride, dout_stride, dq_stride, dk_stride, dv_stride, lse_stride, dlse_stride;
+  long long sink_stride, dsink_stride;
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  float* lse_log2;      ///< workspace: LSE * log2(e); +inf for rows that see no key
+  float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
+  float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
+  unsigned int* turns;  ///< workspace: who has added to dQ, a warpgroup's part of a block each
+  /// Workspace: by (sequence, KV head), how often an adder has done a tile of it. Rows that belong to no
+  /// sequence are two more, as RaggedBlocks numbers them.
+  unsigned int* tiles_added;
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int rows_q;
+  int rows_k;
+  int head_dim_qk;  ///< the true ones
+  int head_dim_v;
+  int m_blocks;      ///< blocks of block_m queries in rows_q (equal lengths)
+  int n_blocks;      ///< tiles of tile_keys() keys in rows_k (equal lengths)
+  int q_blocks;      ///< a head's blocks in the workspace
+  int window_left;   ///< INT_MAX: unbounded
+  int window_right;  ///< INT_MAX: unbounded
+  float scale;
+  float softcap;
+  bool packed_q;
+  bool packed_k;
+  bool rows_vectors;  ///< rows of out and dout allow 16-byte loads
+  bool dq_vectors;    ///< rows of dq allow 16-byte stores
+  bool dk_vectors;
+  bool dv_vectors;
+};
+
+}  // namespace tandem

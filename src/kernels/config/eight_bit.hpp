@@ -1,0 +1,116 @@
+// What host and device share of the 8-bit forward kernel: its Config and Params. Plain aggregates: the same
+// file is compiled by the host compiler and by NVRTC.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/config/quantized_layout.hpp"
+
+namespace tandem {
+
+/// Everything that specialises the 8-bit forward kernel. A tile is block_m queries by 128 keys (quant_block),
+/// so that K and V have one scale a tile where their scales are by block.
+struct EightBitConfig {
+  Element element = Element::bf16;  ///< of out; where pv is `input`, of P and V too
+  Codes qk = Codes::e4m3;
+  Codes pv = Codes::e4m3;
+  int head_dim_qk = 128;      ///< padded to a multiple of 32
+  int head_dim_v = 128;       ///< padded to a multiple of 32
+  int block_m = 128;          ///< 64 x consumer warpgroups
+  int stages = 2;             ///< K tiles, and V tiles, in flight
+  int q_stages = 1;           ///< 2: the next tile's Q comes in while this tile's is still read
+  bool causal = false;        ///< window_right is bounded: right edge needs a mask
+  bool local = false;         ///< window_left is bounded: left edge needs a mask
+  bool ragged = false;        ///< lengths differ by sequence (cu_seqlens or seqused)
+  bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
+  bool v_row_scales = false;  ///< of V: one a row, which joins P
+  bool rotated_v = false;     ///< V's rotation is undone on the rows of O
+  bool dynamic = false;       ///< blocks draw tiles from a counter instead of being dealt them
+  bool overlap = true;        ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;       ///< warpgroups take turns: one's softmax under the other's products
+  int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other
+
+  /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
+  bool linear_exp2 = false;
+
+  /// Codes and scales are the caller's, read where they are: rows of Q and K as they come, V's transposed on
+  /// their way (e4m3, scales by block).
+  bool transpose_v = false;
+
+  bool softcap = false;  ///< scores are capped before the mask
+
+  constexpr bool operator==(const EightBitConfig&) const = default;
+  [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
+  [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
+  /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
+  /// have none, and scales of V's rows differ by more.
+  [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }
+  [[nodiscard]] constexpr bool raised_v() const { return raises_v(pv, v_row_scales, head_dim_v); }
+  /// A tile's sums and weight are found under its own products: where warpgroups take turns, or products and
+  /// softmax follow each other, that was slower.
+  [[nodiscard]] constexpr bool settles_late() const {
+    return !lagging() && !v_row_scales && overlap && !pingpong;
+  }
+  /// Columns of V in a part of P V.
+  [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
+  [[nodiscard]] constexpr Tiling tiling() const {
+    return {.element = element,
+            .head_dim_qk = head_dim_qk,
+            .head_dim_v = head_dim_v,
+            .block_m = block_m,
+            .block_n = quant_block};
+  }
+  [[nodiscard]] constexpr TileWalk walk() const {
+    return {.block_m = block_m,
+            .block_n = quant_block,
+            .causal = causal,
+            .local = local,
+            .ragged = ragged,
+            .dynamic = dynamic};
+  }
+  [[nodiscard]] constexpr OutputTile output() const {
+    return {.element = element, .head_dim_v = head_dim_v, .block_m = block_m};
+  }
+};
+
+/// Columns of a strip of a tile of codes: 128 where that wastes less than a strip of 64 costs.
+constexpr int byte_strip_columns(int cols) {
+  return cols % 128 == 0 || cols == 96 ? 128 : 64;
+}
+/// Bytes of a row of such a tile.
+constexpr int byte_tile_columns(int cols) {
+  return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
+}
+
+/// Blocks of V's rows in flight where V is transposed: one comes in while the other is read.
+constexpr int rows_of_v_stages = 2;
+
+/// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
+/// pairs of 8-byte barriers, and a ring of two tile numbers.
+constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
+  const int q_tiles = c.q_stages * c.block_m * byte_tile_columns(c.head_dim_qk);
+  const int v_row = c.pv == Codes::input ? 2 * c.head_dim_v : c.head_dim_v;
+  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
+  const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
+  const int block_scales = 8 * c.stages;
+  const int rows_of_v = c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.head_dim_v) : 0;
+  const int barriers =
+      16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
+  return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
+}
+
+/// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with
+/// dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or as for 16
+/// bits where pv is `input`; scale is not negative. Where V is transposed all three are as the caller has
+/// them, (head_dim, rows, heads, batch), and so are scales: null data is 1, any may be negative, the
+/// softmax's too.
+struct EightBitParams {
+  ForwardParams forward;
+  ScaleArray q_scales;
+  ScaleArray k_scales;
+  ScaleArray v_scales;  ///< null data where pv is `input`
+  ScaleArray shift;     ///< null data: none
+  int q_scale_heads;    ///< query heads that share one of q's (transpose_v)
+};
+
+}  // namespace tandem

@@ -1,0 +1,99 @@
+// What host and device share of the forward kernel: the Config that specialises it and the Params it is
+// launched with.
+#pragma once
+
+#include "kernels/config/types.hpp"
+
+namespace tandem {
+
+/// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
+struct ForwardConfig {
+  Element element = Element::bf16;
+  int head_dim_qk = 128;  ///< padded to a multiple of 32
+  int head_dim_v = 128;   ///< padded to a multiple of 32
+  int block_m = 128;      ///< 64 x consumer warpgroups
+  int block_n = 128;      ///< multiple of 16
+  int stages = 2;         ///< K tiles, and V tiles, in flight
+  int q_stages = 1;       ///< 2: the next tile's Q comes in while this tile's is still read
+  bool causal = false;    ///< window_right is bounded: right edge needs a mask
+  bool local = false;     ///< window_left is bounded: left edge needs a mask
+  ScoreTransform transform = ScoreTransform::raw;
+  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
+  bool ragged = false;
+  bool output_late = false;  ///< blocks without a mask wait for O behind their exponentials, not before them
+  bool dynamic = false;      ///< blocks draw tiles from a counter instead of being dealt them
+  // The paper's ablation: each is one idea of FlashAttention-3.
+  bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
+  bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;     ///< warpgroups take turns: one's softmax under the other's products
+
+  constexpr bool operator==(const ForwardConfig&) const = default;
+  [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (specialised ? 1 : 0)); }
+  [[nodiscard]] constexpr RegisterSplit registers() const {
+    if (specialised) return split_registers(consumers());
+    const int each = registers_at_launch(threads());
+    return {.producer = each, .consumer = each};
+  }
+  [[nodiscard]] constexpr Tiling tiling() const {
+    return {.element = element,
+            .head_dim_qk = head_dim_qk,
+            .head_dim_v = head_dim_v,
+            .block_m = block_m,
+            .block_n = block_n};
+  }
+  [[nodiscard]] constexpr TileWalk walk() const {
+    return {.block_m = block_m,
+            .block_n = block_n,
+            .causal = causal,
+            .local = local,
+            .ragged = ragged,
+            .dynamic = dynamic};
+  }
+  [[nodiscard]] constexpr OutputTile output() const {
+    return {.element = element, .head_dim_v = head_dim_v, .block_m = block_m};
+  }
+};
+
+/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and
+/// a ring of two tile numbers.
+constexpr int forward_shared_bytes(const ForwardConfig& c) {
+  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
+  const int kv_tiles = c.stages * c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
+  return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
+}
+
+struct ForwardParams {
+  TensorMap q, k, v;   ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
+  const void* q_data;  ///< what the maps of q and k describe
+  const void* k_data;
+  void* out;
+  float* lse;         ///< may be null
+  const float* sink;  ///< may be null; logits by query head
+  Strides q_stride;
+  Strides k_stride;
+  Strides out_stride;
+  Strides lse_stride;
+  long long sink_stride;
+  LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  unsigned int* tile_counter;  ///< 0 before the launch (dynamic); null where every tile has a block
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int rows_q;  ///< rows of q in a batch entry, or in all when packed
+  int rows_k;
+  int head_dim_qk;    ///< the true one
+  int head_dim_v;     ///< the true one, as out has it
+  int m_blocks;       ///< tiles of block_m queries in rows_q (dense schedule)
+  int heads_in_turn;  ///< (batch, head) pairs whose tiles come one head after another (causal)
+  int window_left;    ///< INT_MAX: unbounded
+  int window_right;   ///< INT_MAX: unbounded
+  float scale;        ///< multiplies Q K^T
+  float softcap;      ///< read if the Config says so
+  bool packed_q;      ///< q and out have no batch dimension
+  bool packed_k;
+  bool out_vectors;  ///< rows of out allow 16-byte stores
+};
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+// Where the quantiser puts codes and scales, and where the 8-bit attention kernel finds them. Plain
+// aggregates, no includes but these: the same file serves the host compiler and NVRTC.
+//
+// Blocks are 128 rows (quant_block) counted from a sequence's first row in use. Each sequence has an axis of
+// whole blocks to itself: without packing the batch index tells sequences apart; packed ones lie on one axis,
+// sequence b from block number begin / 128 + b on (`first_block`), which needs no sum over the sequences
+// before it and never overlaps. "Padded row" r of a sequence is 128 * first_block + r on that axis.
+//
+//   q, k     codes [batch][head][row][pitch]; packed: [1][head][rows of all sequences][pitch], rows as the
+//            user's. pitch = code_pitch(head_dim); only the first head_dim codes of a row are read.
+//   v        codes [batch][kv head][code_pitch(head_dim_v)][padded keys]; packed: [1][kv head]... Keys are
+//            contiguous and stand, within each 16, in the order of v_key_of. Up to the end of a sequence's
+//            last block all keys past its rows in use have code 0. Rows from head_dim_v on are not read.
+//            Where raises_v says so the codes are 128 higher (0 is 128).
+//   scales   f32, value = code * scale. By block: [batch][head][blocks]; by row: [batch][head][padded rows];
+//            packed: [1][head]... A group that is larger than a block has stride 0 along it. Scales by row of
+//            V are 0 for keys past a sequence's rows in use, up to the end of its last block. A negative
+//            scale by block is that of its magnitude; some row of the block is marked then (marked_row).
+//            The attention kernel is given the magnitude of the softmax's scale: where the user's is
+//            negative, q's codes have the other sign.
+//   shift    f32 [batch][query head][padded rows]: what the removal of K's mean took off a row's logits,
+//            scale * q_i . mean (natural logarithm; before a softcap). Null where no mean was removed.
+#pragma once
+
+#include "kernels/config/recipe.hpp"
+
+namespace tandem {
+
+/// Elements from row to row of a matrix of codes: the copy engine wants multiples of 16 bytes.
+constexpr long long code_pitch(long long head_dim) {
+  return (head_dim + 15) / 16 * 16;
+}
+
+/// Blocks on the axis of one batch entry, or of all sequences if they are packed.
+constexpr long long quantized_blocks(long long rows, long long batch, bool packed) {
+  return packed ? rows / quant_block + batch : (rows + quant_block - 1) / quant_block;
+}
+
+/// The block that a sequence's first row falls into: 0 if not packed; `begin` is its entry of cu_seqlens
+/// (clamped to the tensor's rows), `b` its number.
+constexpr int first_block(int begin, int b, bool packed) {
+  return packed ? begin / quant_block + b : 0;
+}
+
+/// V's order of keys: the stored position `at` of 16 holds the key with this number of 16. The four keys that
+/// a thread's 8-bit A operand takes are then the four scores that it has (ptx/wgmma.cuh).
+constexpr int v_key_of(int at) {
+  return 2 * (at / 4) + at % 2 + 8 * (at / 2 % 2);
+}
+/// The position of key `key` of 16: v_key_of's inverse.
+constexpr int v_position_of(int key) {
+  return 4 * (key % 8 / 2) + key % 2 + 2 * (key / 8);
+}
+static_assert(v_key_of(4) == 2 && v_key_of(6) == 10 && v_position_of(10) == 6 && v_position_of(9) == 3);
+
+/// V's s8 codes with scales by block are stored 128 higher, as u8, where rows are wide: products with P's,
+/// which are u8 too, then are not negative, and their sums need no conversion to f32
+/// (tile/tile_softmax.cuh). Up to 128 columns that costs more than it saves.
+constexpr bool raises_v(Codes pv, bool row_scales, long long head_dim_v) {
+  return pv == Codes::s8 && !row_scales && head_dim_v > 128;
+}
+/// What that does to four codes: also to those that stand for no key.
+constexpr unsigned raised_codes = 0x80808080U;
+
+/// Elements from one batch entry, head, and group (block or row) to the next.
+struct ScaleStrides {
+  long long batch;
+  long long head;
+  long long group;
+};
+
+/// Scales of one tensor, or any other f32 array by (batch, head, group).
+struct ScaleArray {
+  const float* data;
+  ScaleStrides stride;
+};
+
+}  // namespace tandem

@@ -1,0 +1,248 @@
+// The main backward kernel's shared storage, and the warps around its consumers: one that feeds Q and dO, one
+// for each warpgroup that adds its dQ to the sums in global memory.
+#pragma once
+
+#include "kernels/config/backward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/shared_tile.cuh"
+
+namespace tandem {
+
+// ---- Shared storage ----
+
+/// A tile keeps its K and V to its end: the next tile's have nowhere to go before.
+constexpr int kv_stages = 1;
+
+/// In a cluster, a block's columns of dQ of the other block's keys. Else nothing: as a member it would take
+/// 16 bytes, behind which dQ leaves slowly (3 to 18 % of the time; it lies at a multiple of 128 now).
+template <BackwardConfig C, bool clustered = (C.cluster > 1)>
+struct OtherKeys {
+  using OtherKTile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
+  OtherKTile other_k[kv_stages];
+};
+template <BackwardConfig C>
+struct OtherKeys<C, false> {
+  struct OtherKTile {
+    static constexpr u32 bytes = 0;
+  };
+};
+
+template <BackwardConfig C>
+struct BackwardShared : OtherKeys<C> {
+  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
+  using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
+  using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
+  using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
+  using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
+  static constexpr u32 row_bytes = C.block_m * sizeof(float);
+
+  KTile k[kv_stages];
+  VTile v[kv_stages];
+  QTile q[C.q_stages];
+  DoutTile dout[C.dout_stages];
+  /// Of warpgroups that own keys, dS twice: what a warpgroup writes, both have read before, so that one
+  /// meeting or turn a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
+  ScoreTile scores[C.cluster + 1];
+  alignas(128) float dq[C.consumers * C.dq_part()];
+  float lse_log2[C.q_stages][C.block_m];
+  float delta[C.dout_stages][C.block_m];
+  float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
+  u32 poisoned[C.consumers * 4];    ///< by warp: has it found one that is not
+  tile::Ring<kv_stages> k_ring;
+  tile::Ring<kv_stages> v_ring;
+  tile::Ring<C.q_stages> q_ring;
+  tile::Ring<C.dout_stages> dout_ring;
+  ptx::Mbarrier ds_full;   ///< dS of the other block is there
+  ptx::Mbarrier ds_empty;  ///< the other block has read this block's dS
+};
+
+/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out; then those of roles,
+/// and the turns.
+constexpr int barrier_joined = 1;
+constexpr int barrier_dq_full = 2;
+constexpr int barrier_dq_empty = 5;
+constexpr int barrier_p_full = 8;
+constexpr int barrier_ds_full = 9;
+constexpr int barrier_ds_own = 10;
+constexpr int barrier_met = 11;       ///< and 12
+constexpr int barrier_pingpong = 13;  ///< and 14
+constexpr int dq_threads = warpgroup_size + warp_size;
+
+// ---- Producer ----
+
+template <BackwardConfig C>
+struct BackwardLoader {
+  using Shared = BackwardShared<C>;
+
+  const BackwardParams& p;
+  Shared& shared;
+  tile::Ring<kv_stages>::Position k_at;
+  tile::Ring<kv_stages>::Position v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  typename tile::Ring<C.dout_stages>::Position dout_at;
+
+  TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
+
+  TANDEM_DEVICE void load_k(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
+    const int batch = p.packed_k ? 0 : t.batch;
+    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
+    if constexpr (C.cluster > 1) {
+      shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
+                                      t.head_kv, batch, ptx::CacheHint::first,
+                                      BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster));
+    }
+  }
+  TANDEM_DEVICE void load_v(const BackwardTile& t) {
+    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
+                              ptx::CacheHint::first);
+  }
+  TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
+    shared.q[q_at.stage].load(p.q, full, t.begin_q + m * C.block_m, head, p.packed_q ? 0 : t.batch,
+                              ptx::CacheHint::last);
+    ptx::bulk_load(shared.lse_log2[q_at.stage],
+                   p.lse_log2 + workspace_block(p, head, t.q_block + m) * C.block_m, Shared::row_bytes, full);
+    q_at.advance();
+  }
+  TANDEM_DEVICE void load_dout(const BackwardTile& t, int head, int m) {
+    ptx::Mbarrier& full = shared.dout_ring.acquire(dout_at, Shared::DoutTile::bytes + Shared::row_bytes);
+    shared.dout[dout_at.stage].load(p.dout_map, full, t.begin_q + m * C.block_m, head,
+                                    p.packed_q ? 0 : t.batch, ptx::CacheHint::last);
+    ptx::bulk_load(shared.delta[dout_at.stage], p.delta + workspace_block(p, head, t.q_block + m) * C.block_m,
+                   Shared::row_bytes, full);
+    dout_at.advance();
+  }
+
+  /// All lanes of one warp.
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    while (tiles.next(t)) {
+      if (t.blocks.first >= t.blocks.end) continue;
+      if (leader) {
+        load_k(t);
+        load_v(t);
+        // K and V are the caller's; LSE and delta are the kernel's before this one. (To ask at every tile
+        // costs no register, which 256 columns with lengths and a mask have not left.)
+        ptx::wait_for_previous_grid();
+        // The conversion waits for each head by itself, and begins where blocks have ended: blocks of two
+        // tiles and more fill the device. Where they have one each, it would take processors that others
+        // could use.
+        if (tiles.round > 1) ptx::launch_next_grid();
+#pragma unroll 1
+        for (int g = 0; g < group; ++g) {
+#pragma unroll 1
+          for (int m = t.blocks.first; m < t.blocks.end; ++m) {
+            const int block = BackwardTiles<C>::passing(t, m);
+            load_q(t, t.head_kv * group + g, block);
+            load_dout(t, t.head_kv * group + g, block);
+          }
+        }
+        // Roles compute scores of one block more than there are, and do not use them.
+        if constexpr (!C.owns_keys()) {
+          load_q(t, t.head_kv * group, t.blocks.first);
+          load_dout(t, t.head_kv * group, t.blocks.first);
+        }
+      }
+      k_at.advance();
+      v_at.advance();
+    }
+    ptx::wait_for_previous_grid();
+    ptx::launch_next_grid();
+  }
+};
+
+/// Adds one warpgroup's dQ to the sums in global memory. The first to come stores instead, so that nobody has
+/// to clear them. All lanes of one warp.
+template <BackwardConfig C>
+struct BackwardAdder {
+  static constexpr u32 stored = 2;  ///< turns in any order: 0, 1 while the first stores, then this
+
+  const BackwardParams& p;
+  BackwardShared<C>& shared;
+  const int warpgroup;
+  bool ready = false;  ///< the next sums are known to be stored
+
+  /// Waits until this tile may write to query block m; says whether it stores.
+  TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* turn) {
+    if constexpr (C.deterministic) {
+      const u32 mine = BackwardTiles<C>::turn_of(t, m);
+      ptx::wait_turn(turn, mine);
+      return mine == 0;
+    }
+    if (ready) return false;
+    const u32 before = ptx::claim_turn(turn);
+    if (before == 1) ptx::wait_turn(turn, stored);
+    return before == 0;
+  }
+
+  /// The query block that passes by as number i, of a head.
+  TANDEM_DEVICE void add(const BackwardTile& t, int head, int i, bool leader) {
+    const int m = BackwardTiles<C>::passing(t, i);
+    const i64 block = workspace_block(p, head, t.q_block + m);
+    const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
+    u32* turn = p.turns + block * C.dq_pieces() + piece;
+    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
+    const float* source = shared.dq + warpgroup * C.dq_part();
+    bool storing = false;
+#pragma unroll
+    for (int part = 0; part < C.dq_parts; ++part) {
+      ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
+      if (leader) {
+        ptx::fence_async_shared();
+        if (part == 0) storing = stores(t, m, turn);
+        if (storing) {
+          ptx::bulk_store(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+        } else {
+          ptx::bulk_reduce_add(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
+        }
+        ptx::tma_store_commit();
+        // The next block's, while this one is on its way.
+        const int next = BackwardTiles<C>::passing(t, i + 1) - m;
+        if (!C.deterministic && part == C.dq_parts - 1)
+          ready = i + 1 < t.blocks.end && ptx::read_turn(turn + next * C.dq_pieces()) == stored;
+        ptx::tma_store_wait<0>();
+      }
+      ptx::sync_warp();
+      ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    }
+    if (leader && (C.deterministic || storing)) {
+      ptx::tma_store_wait_written<0>();
+      ptx::raise_turn(turn);
+    }
+  }
+
+  TANDEM_DEVICE void run() {
+    const bool leader = ptx::elect_one();
+    const int group = p.heads_q / p.heads_kv;
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    ptx::wait_for_previous_grid();
+    ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
+    while (tiles.next(t)) {
+      // In turns, the first warpgroup's first dQ of a tile is of no block.
+      if (C.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
+        ptx::named_barrier_sync(barrier_dq_full, dq_threads);
+        ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
+      }
+#pragma unroll 1
+      for (int g = 0; g < group; ++g) {
+#pragma unroll 1
+        for (int i = t.blocks.first; i < t.blocks.end; ++i) add(t, t.head_kv * group + g, i, leader);
+      }
+      // Under the tile's epilogue.
+      if (leader) {
+        ptx::tma_store_wait_written<0>();
+        ptx::raise_turn(tiles_added(p, t.batch, t.head_kv));
+      }
+    }
+  }
+};
+
+}  // namespace tandem

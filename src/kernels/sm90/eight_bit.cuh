@@ -1,0 +1,84 @@
+// The forward pass in 8 bits: as forward.cuh, with e4m3 or s8 operands, scales, and P V promoted to f32 tile
+// by tile.
+//
+// V is stored transposed (K-major, which 8-bit WGMMA wants) with its keys in an order (quantized_layout.hpp)
+// in which the scores that a thread has are the P that it has to bring: nothing is shuffled. Method:
+// FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), section 3.3; docs/kernels/low-precision.md has the
+// arithmetic.
+#pragma once
+
+#include "kernels/ptx/registers.cuh"
+#include "kernels/sm90/eight_bit_rows.cuh"
+#include "kernels/sm90/eight_bit_transpose.cuh"
+#include "kernels/tile/rotate.cuh"
+
+namespace tandem {
+
+// ---- Consumer ----
+
+template <EightBitConfig C>
+TANDEM_DEVICE void EightBitConsumer<C>::compute(const tile::QueryTile& t) {
+  EightBitRows<C> rows(*this, t);
+  rows.run();
+}
+
+/// Undoes V's rotation, and hands over to the 16-bit kernel's epilogue.
+template <EightBitConfig C>
+TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
+                                              const Softmax& softmax, const float (&shift)[2]) {
+  if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position, p.forward.head_dim_v);
+  tile::OnlineSoftmax finished;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    finished.reference[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.reference[h] + shift[h];
+    finished.sum[h] = softmax.sum[h];
+    // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
+    const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);
+    if (C.qk == Codes::s8 && t.visible.first_key(query) >= t.visible.end_key(query)) {
+      finished.reference[h] = -ptx::infinity();
+      finished.sum[h] = 0.0F;
+#pragma unroll
+      for (int j = 0; j < outputs / 4; ++j) o[4 * j + 2 * h] = o[4 * j + 2 * h + 1] = 0.0F;
+    }
+  }
+  output.store(t.index, o, finished);
+}
+
+// ---- Entry ----
+
+template <EightBitConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_constant__ EightBitParams p) {
+  static_assert(sizeof(EightBitShared<C>) == eight_bit_shared_bytes(C));
+  auto& shared = *reinterpret_cast<EightBitShared<C>*>(ptx::dynamic_shared());
+  // Uniform over the warp, and the compiler is to know it.
+  const int warp = ptx::warp_uniform(static_cast<int>(ptx::thread_index() / warp_size));
+  if (ptx::thread_index() == 0) {
+    shared.k_ring.init(C.consumers() * 4);
+    shared.v_ring.init(C.consumers() * 4, C.transpose_v ? transposing_warps : 1);
+    if constexpr (C.transpose_v) shared.rows_of_v_ring.ring.init(transposing_warps);
+    for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
+    shared.tiles.ring.init(C.consumers() * 4 + (C.transpose_v ? transposing_warps : 0));
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_block();
+  ptx::wait_for_previous_grid();  // the quantiser's
+
+  if (warp < 4) {
+    ptx::release_registers<C.registers().producer>();
+    if (warp == 0) {
+      EightBitLoader<C> loader(p, shared);
+      loader.run();
+    } else if constexpr (C.transpose_v) {
+      ValueTransposer<C> transposer(p, shared, warp - 1);
+      transposer.run();
+    }
+  } else {
+    ptx::claim_registers<C.registers().consumer>();
+    EightBitConsumer<C> consumer(p, shared, warp / 4 - 1,
+                                 static_cast<int>(ptx::thread_index()) % warpgroup_size);
+    if (warp / 4 == C.consumers()) consumer.pass_turn();
+    consumer.run();
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,353 @@
+// The forward pass: O = softmax(scale Q K^T) V, one persistent block an SM.
+//
+// A producer warp feeds shared memory through the copy engine; each consumer warpgroup owns 64 queries. In
+// one warpgroup the products of block i + 1 and block i run while its softmax waits for neither (two-stage
+// pipelining); between warpgroups, named barriers hand the tensor cores round, so that one's exponentials run
+// under the other's products (ping-pong). Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
+// algorithm 2. docs/kernels/forward.md has the arithmetic.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/ptx/registers.cuh"
+#include "kernels/sm90/forward_producer.cuh"
+#include "kernels/tile/logits.cuh"
+#include "kernels/tile/mask.cuh"
+#include "kernels/tile/output.cuh"
+#include "kernels/tile/pingpong.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem {
+
+// ---- Consumer ----
+
+template <ForwardConfig C>
+struct ForwardConsumer {
+  using Shared = ForwardShared<C>;
+  static constexpr int scores = C.block_n / 2;
+  static constexpr int outputs = C.head_dim_v / 2;
+
+  const ForwardParams& p;
+  Shared& shared;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+  const tile::FragmentPosition position;
+  const float scale_log2;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  tile::Output<C.output()> output;
+  tile::QueryTiles<C.walk()> tiles;
+  /// Without a producer warp, warp 0 loads as it goes.
+  typename Select<C.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
+
+  TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
+      : p(params),
+        shared(s),
+        warpgroup(warpgroup_),
+        thread(thread_),
+        position(thread_),
+        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        output{params, warpgroup_, thread_},
+        tiles(params, s.tiles),
+        loader(params, s) {}
+
+  TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// Once a block, after its K and the V before it have been released: the buffers it waits for are these.
+  TANDEM_DEVICE void load_ahead() {
+    if constexpr (!C.specialised) {
+      if (warpgroup == 0 && thread < warp_size) loader.step();
+      ptx::sync_warp();
+    }
+  }
+
+  TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }
+
+  /// The operands of the next products.
+  TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor k_operand() const { return shared.k[k_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor v_operand() const { return shared.v[v_at.stage].mn_major(); }
+
+  /// Issues S = Q K^T.
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], ptx::MatrixDescriptor q, ptx::MatrixDescriptor k) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.head_dim_qk / 16; ++step) {
+      ptx::wgmma_shared<C.block_n, C.element, false>(s, q + Shared::QTile::k_major_offset(step),
+                                                     k + Shared::KTile::k_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O (+)= P V.
+  TANDEM_DEVICE void issue_output(float (&o)[outputs], const u32 (&probabilities)[scores / 2],
+                                  ptx::MatrixDescriptor v, bool accumulate) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.block_n / 16; ++step) {
+      ptx::wgmma_registers<C.head_dim_v, C.element, true>(
+          o, probabilities + 4 * step, v + Shared::VTile::mn_major_offset(step), step != 0 || accumulate);
+    }
+    ptx::wgmma_commit();
+  }
+
+  TANDEM_DEVICE void release_k() {
+    if (warp_leader()) shared.k_ring.release(k_at);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void release_v() {
+    if (warp_leader()) shared.v_ring.release(v_at);
+    v_at.advance();
+  }
+
+  TANDEM_DEVICE void release_q() {
+    if (warp_leader()) shared.q_ring[warpgroup].release(q_at);
+    q_at.advance();
+  }
+
+  /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN: the consumers zero them in
+  /// shared memory before their first product. Only the rightmost block has such rows, and only where the
+  /// copy engine cannot know the end.
+  TANDEM_DEVICE void clear_v_tail(int valid_rows) {
+    shared.v_ring.wait(v_at);
+    shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
+                                   C.block_m / 64 * warpgroup_size);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
+  }
+
+  TANDEM_DEVICE void run() {
+    load_ahead();
+    tile::QueryTile t;
+    bool more = find(t);
+    while (more) {
+      if (t.blocks.first < t.blocks.end) {
+        more = compute(t);
+      } else {
+        output.store_empty(t.index);
+        more = find(t);
+      }
+    }
+  }
+  TANDEM_DEVICE bool find(tile::QueryTile& t) {
+    return tiles.template next<false>(t, warp_leader());
+  }
+  TANDEM_DEVICE bool compute(tile::QueryTile& t);
+};
+
+/// Computes tile `t` and puts the next one there; false if there is none.
+template <ForwardConfig C>
+TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
+  const int first_query = t.index.m * C.block_m + warpgroup * 64;
+  const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
+  float s[scores];
+  float o[outputs];
+  u32 probabilities[scores / 2];
+  tile::OnlineSoftmax softmax;
+  float rescale[2];
+  float total[2];
+  int block = t.blocks.end - 1;
+  const auto nothing = [](int) {};
+  // Q's release may wait until the last block's softmax is done, out of its way; but not where this warp
+  // loads, and at head dimension 256 Q's descriptors would then be in ordinary registers.
+  constexpr bool release_q_late = C.specialised && outputs <= 96;
+  auto release_scores = [&] {
+    release_k();
+    if (!release_q_late && block == t.blocks.first) release_q();
+  };
+  // What comes between a block's scores and their exponentials.
+  auto take_scores = [&](bool masked) {
+    ptx::pin_registers(s);
+    tile::transform_scores<C.transform>(s, p);
+    if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
+  };
+  auto exponentials = [&](auto& seen) {
+    softmax.update(seen, rescale, scale_log2);
+    softmax.exponentials(seen, total, scale_log2, nothing);
+    softmax.add(total, rescale);
+  };
+  auto rescale_output = [&](int first, int end) {
+#pragma unroll
+    for (int i = first; i < end; ++i) o[i] *= rescale[i / 2 % 2];
+  };
+  auto wait_next_k = [&] {
+    if (block > t.blocks.first) shared.k_ring.wait(k_at);
+  };
+
+  // The first block has no product to run under.
+  shared.q_ring[warpgroup].wait(q_at);
+  shared.k_ring.wait(k_at);
+  issue_scores(s, q_operand(), k_operand());
+  ptx::wgmma_wait<0>();
+  // On the diagonal the upper rows see the block's left half only: the exponentials of the other half are 0.
+  constexpr bool halves = C.causal && C.block_n % 32 == 0;
+  if constexpr (halves) {
+    ptx::pin_registers(s);
+    release_scores();
+    tile::transform_scores<C.transform>(s, p);
+    auto masked_exponentials = [&](auto& seen) {
+      tile::apply_mask(seen, t.visible, first_query, block * C.block_n, position);
+      exponentials(seen);
+    };
+    if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.block_n <= C.block_n / 2) != 0) {
+      masked_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
+#pragma unroll
+      for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
+    } else {
+      masked_exponentials(s);
+    }
+  } else {
+    take_scores(block >= own.inner_end || block < own.inner_first);
+    release_scores();
+    exponentials(s);
+  }
+  load_ahead();
+  wait_next_k();
+  tile::convert<C.element>(probabilities, s);
+  if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
+    clear_v_tail(t.index.seqlen_k - block * C.block_n);
+
+  bool accumulate = false;
+  // S of this block and O += P V of the block before, in flight together. The exponentials of a block without
+  // a mask are relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
+  auto iteration = [&](auto masked) {
+    constexpr bool steady = !decltype(masked)::value;
+    take_turn();
+    issue_scores(s, q_operand(), k_operand());
+    shared.v_ring.wait(v_at);
+    issue_output(o, probabilities, v_operand(), accumulate);
+    pass_turn();
+    ptx::wgmma_wait<1>();
+    take_scores(masked.value);
+    if constexpr (!steady) softmax.update(s, rescale, scale_log2);
+    auto take_output = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+    };
+    constexpr bool late = steady && C.output_late;
+    if constexpr (!late) take_output();
+    release_scores();
+    if constexpr (!late) release_v();
+    if constexpr (!steady) {
+      softmax.exponentials(s, total, scale_log2, [&](int quarter) {
+        rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
+        if (quarter == 0) return;
+        tile::convert<C.element>(probabilities, s, (quarter - 1) * (scores / 4), quarter * (scores / 4));
+      });
+      tile::convert<C.element>(probabilities, s, 3 * (scores / 4), scores);
+      softmax.add(total, rescale);
+    } else {
+      softmax.exponentials(s, total, scale_log2, nothing);
+      const bool moved = ptx::ballot(softmax.outgrown(total)) != 0;
+      if (!moved) {
+        softmax.add(total);
+      } else {
+        if (!softmax.move(s, total, rescale)) {
+          tile::load_scores<C.element>(s, p, t.index, first_query, block * C.block_n, position);
+          tile::transform_scores<C.transform>(s, p);
+          exponentials(s);
+        }
+        if constexpr (!late) rescale_output(0, outputs);
+      }
+      if constexpr (late) {
+        // Not in the branch: a warpgroup's warps wait for products together.
+        take_output();
+        release_v();
+        if (moved) rescale_output(0, outputs);
+      }
+      tile::convert<C.element>(probabilities, s);
+    }
+    load_ahead();
+    wait_next_k();
+    accumulate = true;
+  };
+  // The same, one after the other (the paper's ablation).
+  auto serial_iteration = [&](bool masked) {
+    shared.v_ring.wait(v_at);
+    take_turn();
+    issue_output(o, probabilities, v_operand(), accumulate);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    release_v();
+    issue_scores(s, q_operand(), k_operand());
+    ptx::wgmma_wait<0>();
+    pass_turn();
+    take_scores(masked);
+    release_scores();
+    exponentials(s);
+    load_ahead();
+    wait_next_k();
+    tile::convert<C.element>(probabilities, s);
+    rescale_output(0, outputs);
+    accumulate = true;
+  };
+  auto next_block = [&](bool masked) {
+    if constexpr (!C.overlap) {
+      serial_iteration(masked);
+    } else if (masked) {
+      iteration(Truth<true>{});
+    } else {
+      iteration(Truth<false>{});
+    }
+  };
+  --block;
+  tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+  if constexpr (release_q_late) release_q();
+
+  shared.v_ring.wait(v_at);
+  issue_output(o, probabilities, v_operand(), accumulate);
+  // Finding the next tile (divisions, and a search where sequences are ragged) runs under the product, where
+  // O leaves the registers for it.
+  constexpr bool find_early = outputs <= 96;
+  const tile::TileIndex index = t.index;
+  bool more = false;
+  if constexpr (find_early) more = find(t);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(o);
+  release_v();
+  output.store(index, o, softmax);
+  if constexpr (!find_early) more = find(t);
+  return more;
+}
+
+// ---- Entry ----
+
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
+  static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
+  auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
+  // Uniform over the warp, and the compiler is to know it.
+  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  if (ptx::thread_index() == 0) {
+    shared.k_ring.init(C.consumers() * 4);
+    shared.v_ring.init(C.consumers() * 4);
+    for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
+    shared.tiles.ring.init(C.consumers() * 4);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::sync_block();
+
+  auto consume = [&](int warpgroup) {
+    ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
+    if (warpgroup == C.consumers() - 1) consumer.pass_turn();
+    consumer.run();
+  };
+  if constexpr (C.specialised) {
+    if (warp < 4) {
+      ptx::release_registers<C.registers().producer>();
+      if (warp == 0) {
+        ForwardLoader<C> loader(p, shared);
+        while (loader.step()) {
+        }
+      }
+    } else {
+      ptx::claim_registers<C.registers().consumer>();
+      consume(warp / 4 - 1);
+    }
+  } else {
+    consume(warp / 4);
+  }
+}
+
+}  // namespace tandem

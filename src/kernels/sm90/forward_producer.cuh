@@ -1,0 +1,104 @@
+// The forward pass's shared memory, its tiles, and the producer warp that fills the one for the other.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/keys.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/shared_tile.cuh"
+#include "kernels/tile/walk.cuh"
+
+namespace tandem {
+
+// ---- Shared storage ----
+
+template <ForwardConfig C>
+struct ForwardShared {
+  using QTile = tile::SharedTile<64, C.head_dim_qk>;
+  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk>;
+  using VTile = tile::SharedTile<C.block_n, C.head_dim_v>;
+
+  QTile q[C.consumers()][C.q_stages];
+  KTile k[C.stages];
+  VTile v[C.stages];
+  tile::Ring<C.stages> k_ring;
+  tile::Ring<C.stages> v_ring;
+  tile::Ring<C.q_stages> q_ring[C.consumers()];
+  tile::DrawnTiles::Shared tiles;
+};
+
+// ---- Producer ----
+
+/// Starts the copies, in the order in which the consumers need them: blocks go right to left, K one block
+/// ahead of V. All lanes of one warp; the leader copies.
+template <ForwardConfig C>
+struct ForwardLoader {
+  using Shared = ForwardShared<C>;
+
+  const ForwardParams& p;
+  Shared& shared;
+  const bool leader;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  tile::QueryTiles<C.walk()> tiles;
+  tile::QueryTile t;
+  int block = -1;  ///< whose V comes next
+
+  TANDEM_DEVICE ForwardLoader(const ForwardParams& params, Shared& s)
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
+    t.blocks = {0, 0, 0, 0};
+  }
+
+  TANDEM_DEVICE int row_of(int b) const { return tile::key_row(t.index, b * C.block_n); }
+  TANDEM_DEVICE int head_kv() const { return tile::key_head(p, t.index); }
+  TANDEM_DEVICE int batch_k() const { return tile::key_batch(p, t.index); }
+
+  TANDEM_DEVICE void load_k(int b) {
+    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
+    shared.k[k_at.stage].load(p.k, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void load_v(int b) {
+    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+    shared.v[v_at.stage].load(p.v, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    v_at.advance();
+  }
+  /// Q, with the first K after its first rows.
+  TANDEM_DEVICE void load_q() {
+    const int row = t.index.begin_q + t.index.m * C.block_m;
+    for (int w = 0; w < C.consumers(); ++w) {
+      ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
+      shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,
+                                   ptx::CacheHint::first);
+      if (w == 0) load_k(t.blocks.end - 1);
+    }
+    q_at.advance();
+  }
+
+  /// What the consumers need to go one block further: the K after it, its V, and at a tile's start Q and the
+  /// first K. False if there is nothing left.
+  TANDEM_DEVICE bool step() {
+    if (block < t.blocks.first) {
+      do {
+        if (!tiles.template next<true>(t, leader)) return false;
+      } while (t.blocks.first >= t.blocks.end);
+      block = t.blocks.end - 1;
+      if (leader) load_q();
+    }
+    if (leader) {
+      if (block > t.blocks.first) load_k(block - 1);
+      load_v(block);
+    }
+    --block;
+    return true;
+  }
+};
+
+/// Stands in for the loader where a producer warp has it.
+template <ForwardConfig C>
+struct ForwardNoLoader {
+  TANDEM_DEVICE ForwardNoLoader(const ForwardParams&, ForwardShared<C>&) {}
+  TANDEM_DEVICE bool step() { return false; }
+};
+
+}  // namespace tandem

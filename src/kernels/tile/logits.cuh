@@ -1,0 +1,67 @@
+// What scores go through between the tensor cores and the mask.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/tile/fragment.cuh"
+#include "kernels/tile/keys.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem::tile {
+
+/// Scores before the mask: scaled or capped where the exponent's multiply-add cannot do it.
+template <ScoreTransform transform, int n>
+TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
+  if constexpr (transform == ScoreTransform::scaled) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) s[i] *= p.scale;
+  } else if constexpr (transform == ScoreTransform::softcap) {
+    // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx leaves 5e-4.
+    const float inner = p.scale / p.softcap * 2.0F * log2_e;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      s[i] = p.softcap - 2.0F * p.softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
+    }
+  }
+}
+
+/// A thread's scores of an unmasked block, element by element from global memory: for the rare block whose
+/// exponentials have overflowed, when its K has long been released. `query` and `key` are the sequence
+/// positions of the warpgroup's tile origin.
+template <Element element, int n>
+TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
+                               const FragmentPosition& position) {
+  const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
+  const i64 head_k = key_head(p, t);
+  const u16* k = static_cast<const u16*>(p.k_data) + key_batch(p, t) * p.k_stride.batch +
+                 head_k * p.k_stride.head + (key_row(t, key) + position.first_col) * p.k_stride.row;
+  const u16* q[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    // Rows past the sequence's end are computed and not stored: any row will do.
+    const i64 row = t.begin_q + min(query + position.row(h), t.seqlen_q - 1);
+    q[h] = static_cast<const u16*>(p.q_data) + (p.packed_q ? 0 : t.batch) * p.q_stride.batch +
+           t.head * p.q_stride.head + row * p.q_stride.row;
+  }
+  // Registers have no index: each turn of the loop appends four scores behind those of the turns before.
+#pragma unroll 1
+  for (int j = 0; j < n / 4; ++j) {
+#pragma unroll
+    for (int i = 0; i < n - 4; ++i) s[i] = s[i + 4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[n - 4 + i] = 0.0F;
+#pragma unroll 1
+    for (int d = 0; d < p.head_dim_qk / 2; ++d) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 x = pair(q[i / 2], d);
+        const u32 y = pair(k + (8 * j + i % 2) * p.k_stride.row, d);
+        s[n - 4 + i] = ptx::fma(unpack_low<element>(x), unpack_low<element>(y), s[n - 4 + i]);
+        s[n - 4 + i] = ptx::fma(unpack_high<element>(x), unpack_high<element>(y), s[n - 4 + i]);
+      }
+    }
+  }
+}
+
+}  // namespace tandem::tile

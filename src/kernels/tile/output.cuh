@@ -1,0 +1,133 @@
+// The forward pass's epilogue: from a warpgroup's accumulators to out and LSE in global memory.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/tile/scheduler.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem::tile {
+
+/// Writes the 64 rows of one consumer warpgroup.
+template <OutputTile T>
+struct Output {
+  static constexpr int outputs = T.head_dim_v / 2;
+
+  const ForwardParams& p;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+
+  TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax);
+  TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
+                                 bool vectors);
+  TANDEM_DEVICE void store_empty(const TileIndex& t);
+  TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
+  TANDEM_DEVICE u16* out_row(const TileIndex& t, int query) const;
+  TANDEM_DEVICE void store_lse(const TileIndex& t, int query, float value);
+};
+
+template <OutputTile T>
+TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
+         row * p.out_stride.row;
+}
+
+template <OutputTile T>
+TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float value) {
+  if (p.lse == nullptr) return;
+  const int batch = p.packed_q ? 0 : t.batch;
+  const i64 row = t.begin_q + static_cast<i64>(query);
+  float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
+  ptx::store_global(lse, value);
+}
+
+/// Eight columns of a row, from `at` on, of which `left` exist. `vectors`: p.out_vectors, known to the
+/// compiler where code must not branch.
+template <OutputTile T>
+TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors) {
+  if (vectors) {
+    if (left > 0) ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), words);
+    return;
+  }
+  const u32 each[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < left) ptx::store_global(at + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
+  }
+}
+
+/// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
+/// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
+/// store.
+template <OutputTile T>
+TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax) {
+  const FragmentPosition position(thread);
+  const bool has_sink = p.sink != nullptr;
+  const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e : 0.0F;
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
+    float lse = softmax.finish(h, has_sink, sink_log2, factor[h]);
+    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
+      factor[h] = 0.0F;
+      lse = -ptx::infinity();
+    }
+    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+  }
+  // Where there is no result there may be NaNs. A choice at each word would cost as much as the packing.
+  if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) {
+      if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
+    }
+  }
+  if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
+    store_words(t, o, factor, true);
+  } else {
+    store_words(t, o, factor, false);
+  }
+}
+
+template <OutputTile T>
+TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[outputs],
+                                          const float (&factor)[2], bool vectors) {
+  const int quad_lane = thread % 4;
+  const FragmentPosition position(thread);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
+    const int first_col = 8 * quad_lane;
+    u16* const first = out_row(t, query) + first_col;
+    const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
+#pragma unroll
+    for (int g = 0; g < T.head_dim_v / 32; ++g) {
+      u32 words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 4 * (4 * g + j) + 2 * h;
+        words[j] = pack<T.element>(o[i] * factor[h], o[i + 1] * factor[h]);
+      }
+      transpose_quad(words, quad_lane);
+      store_columns(first + 32 * g, left - 32 * g, {words[0], words[1], words[2], words[3]}, vectors);
+    }
+  }
+}
+
+/// Writes a tile whose queries see no key: out 0, LSE -inf.
+template <OutputTile T>
+TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
+  const int first = t.m * T.block_m + warpgroup * 64;
+  const int rows = min(64, t.end_q - first);
+  constexpr int units = T.head_dim_v / 8;
+  for (int i = thread; i < rows * units; i += warpgroup_size) {
+    const int query = first + i / units;
+    if (i % units == 0) store_lse(t, query, -ptx::infinity());
+    const int col = i % units * 8;
+    store_columns(out_row(t, query) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+  }
+}
+
+}  // namespace tandem::tile

@@ -1,0 +1,46 @@
+// The tiles of queries that a CTA computes, and for each the blocks of keys that it visits.
+#pragma once
+
+#include "kernels/tile/mask.cuh"
+#include "kernels/tile/scheduler.cuh"
+#include "kernels/tile/select.cuh"
+
+namespace tandem::tile {
+
+/// A tile with what follows from its place: which keys its queries see, and the key blocks it walks. Every
+/// warpgroup walks all of them, so that turns and buffers stay in step.
+struct QueryTile {
+  TileIndex index;
+  Visibility visible;
+  BlockRange blocks;
+};
+
+/// The tiles of this block, one after another; producer and consumers walk the same ones.
+template <TileWalk W>
+struct QueryTiles {
+  const ForwardParams& p;
+  DealtTiles<W.causal && !W.ragged> dealt;
+  DrawnTiles drawn;
+  typename Select<W.ragged, RaggedTiles<W.block_m>, DenseTiles<W.causal>>::type tiles;
+
+  TANDEM_DEVICE QueryTiles(const ForwardParams& params, DrawnTiles::Shared& shared)
+      : p(params), drawn(shared, params.tile_counter) {}
+
+  /// All lanes of a warp call; `leader` is true on one of them.
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+    const int number = !W.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
+    // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in
+    // uniform registers. Without it each WGMMA waits for four moves.
+    if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
+    // Nor does it see that the lanes leave the search for a sequence together. Drawn tiles have met already;
+    // meeting twice undoes the effect.
+    if constexpr (W.ragged && !W.dynamic) ptx::sync_warp();
+    t.visible = {t.index.seqlen_q, t.index.seqlen_k, W.local ? p.window_left : Visibility::unbounded,
+                 W.causal ? p.window_right : Visibility::unbounded};
+    t.blocks = BlockRange::of<W.block_n>(t.visible, t.index.m * W.block_m, (t.index.m + 1) * W.block_m);
+    return true;
+  }
+};
+
+}  // namespace tandem::tile

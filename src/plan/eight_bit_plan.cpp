@@ -1,0 +1,239 @@
+#include "plan/eight_bit_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "gpu/eight_bit_forward_params.hpp"
+#include "kernels/config/fields.hpp"
+#include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr const char* exp_bound = "exponentials bound it: three warpgroups keep the product under them";
+constexpr const char* three = "three warpgroups, of which one's products run under the others' softmax";
+constexpr const char* wide = "two warpgroups, whose registers the output fills: P V follows the scores";
+
+// head_dim_qk, head_dim_v, masked, block_m, stages, q_stages, parts, overlap, pingpong, dynamic, why
+constexpr EightBitTileLine tiles[] = {
+    {64, 64, false, 192, 3, 2, 1, false, true, true, exp_bound},
+    {64, 64, true, 192, 3, 2, 2, true, false, true, exp_bound},
+    {256, 128, false, 192, 2, 1, 2, false, false, true, three},
+    {256, 128, true, 192, 2, 1, 2, false, false, true, three},
+    {256, 192, false, 128, 2, 1, 1, false, false, false, wide},
+    {256, 192, true, 128, 2, 1, 1, false, false, true, wide},
+    {256, 256, false, 128, 2, 1, 4, false, false, false, wide},
+    {256, 256, true, 128, 2, 1, 2, false, false, true, wide},
+};
+
+const EightBitTileLine& tile_for(int head_dim_qk, int head_dim_v, bool masked) {
+  for (const EightBitTileLine& tile : tiles) {
+    if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked)
+      return tile;
+  }
+  throw Error(Status::internal,
+              fmt::format("no 8-bit tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
+}
+
+EightBitConfig with_recipe(EightBitConfig c, const Recipe& r) {
+  c.qk = r.qk;
+  c.pv = r.pv;
+  c.row_scales = r.qk_scales == ScaleGroup::row;
+  c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
+  c.rotated_v = r.rotate_v;
+  c.linear_exp2 = r.linear_exp2 && c.lagging() && c.pv == Codes::e4m3;
+  return c;
+}
+
+EightBitConfig with_two_warpgroups(EightBitConfig c) {
+  c.block_m = 128;
+  c.stages = 3;
+  c.q_stages = 2;
+  c.parts = 1;
+  c.overlap = true;
+  // Turns cost s8 with scales by block 5 %: its sums are settled late without them.
+  c.pingpong = !(c.causal || c.local) && (c.lagging() || c.v_row_scales);
+  // Tiles of equal work are dealt: drawn ones spill 20 bytes at 128.
+  c.dynamic = c.causal || c.local || c.ragged || c.head_dim_v <= 64;
+  return c;
+}
+
+/// Values of more than 128 columns whose softmax finds a maximum a tile, which takes registers from P V.
+/// `joins`: V's scales by row join P, and take more.
+EightBitConfig with_narrow_parts(EightBitConfig c, bool joins, bool masked) {
+  const bool s8 = c.pv == Codes::s8;
+  switch (c.head_dim_v) {
+    case 160: c.parts = 2; break;
+    case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
+    case 224: c.parts = 7; break;
+    default: c.parts = s8 && (joins || c.ragged || c.local) ? 8 : 4;
+  }
+  c.pingpong = c.head_dim_v <= 192 || (s8 && (joins || masked));
+  return c;
+}
+
+EightBitConfig with_tile(EightBitConfig c) {
+  const EightBitTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  c.block_m = tile.block_m;
+  c.stages = tile.stages;
+  c.q_stages = tile.q_stages;
+  c.overlap = tile.overlap;
+  c.pingpong = tile.pingpong;
+  c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
+  c.parts = c.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
+  // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
+  // warpgroups in place of three, or narrower parts.
+  const bool joins = c.pv != Codes::input && c.v_row_scales;
+  const bool masked = c.ragged || c.causal || c.local;
+  if (c.head_dim_v > 64 && c.head_dim_v <= 128 && c.block_m == 192 &&
+      (!c.lagging() || c.local || (c.ragged && c.causal))) {
+    c = with_two_warpgroups(c);
+  }
+  if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
+  if (c.block_m == 192 && !c.lagging() && c.ragged && (c.causal || c.local)) c = with_two_warpgroups(c);
+  if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
+  if (c.pv == Codes::input) {  // P V adds to the output itself
+    if (c.block_m == 192) c = with_two_warpgroups(c);
+    c.parts = 1;
+  }
+  if (c.head_dim_v > 128 && !c.lagging()) c = with_narrow_parts(c, joins, masked);
+  const int group = c.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
+  while (c.head_dim_v % (group * c.parts) != 0) --c.parts;
+  // V in 16 bits takes twice the room.
+  while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
+    --c.stages;
+  return c;
+}
+
+/// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, what they wait for at a tile's
+/// ends outweighs the overlap; where they see many, turns pay for what they cost at its ends.
+EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
+  if (!c.causal || c.local || c.ragged || c.head_dim_v > 64 || c.block_m != 192) return c;
+  if (rows_k <= 512) {
+    c.overlap = false;
+    c.parts = 1;
+    c.pingpong = c.pv == Codes::s8;
+  } else if (rows_k >= 6144 && c.lagging()) {
+    c.pingpong = true;
+  }
+  return c;
+}
+
+/// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
+/// than codes take to be copied once (docs/kernels/quantiser.md, Row-major V of the caller's). Measured with
+/// as many queries as keys: fewer queries transpose less, fewer heads of keys copy less.
+bool is_few_keys(const Problem& p) {
+  const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
+  const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
+  const double rows_kv = static_cast<double>(p.rows_k * p.heads_kv) * (p.packed_k ? 1.0 : batch);
+  double keys = static_cast<double>(p.rows_k) / (p.packed_k ? batch : 1.0);
+  if (p.window_left >= 0 || p.window_right >= 0) keys /= 2.0;
+  if (p.window_left >= 0 && p.window_right >= 0) {
+    keys = std::min(keys, static_cast<double>(p.window_left + p.window_right + 1));
+  }
+  constexpr double most = 4096.0;
+  return queries * keys <= most * (queries + 2.0 * rows_kv) / 3.0;
+}
+
+/// Codes of the caller's that the kernel can read where they are, and blocks of V that it has room to
+/// transpose.
+bool may_transpose(const Problem& p, EightBitConfig c) {
+  if (!p.of_codes() || c.pv != Codes::e4m3) return false;
+  c.transpose_v = true;
+  return eight_bit_objection(c).empty() && is_few_keys(p) && gpu::can_read_codes(p, c);
+}
+
+int padded(std::int64_t head_dim) {
+  return static_cast<int>((head_dim + 31) / 32 * 32);
+}
+
+}  // namespace
+
+EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
+  EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
+  c.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = padded(p.head_dim_qk);
+  c.head_dim_v = padded(p.head_dim_v);
+  c.causal = needs_right_mask(p);
+  c.local = needs_left_mask(p);
+  c.ragged = has_lengths(p);
+  c.softcap = p.softcap > 0.0F;
+  c = with_keys(with_tile(c), p.rows_k);
+  c.transpose_v = may_transpose(p, c);
+  return c;
+}
+
+std::string eight_bit_objection(const EightBitConfig& c) {
+  if (c.parts < 1 || c.part_columns() % 16 != 0) {
+    return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts, c.head_dim_v);
+  }
+  if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
+  if (eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes) {
+    return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
+                       hopper_shared_bytes_per_sm - reserved_shared_bytes);
+  }
+  if (c.transpose_v && (c.qk != Codes::e4m3 || c.pv != Codes::e4m3 || c.row_scales || c.v_row_scales)) {
+    return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
+  }
+  if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
+  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lagging())) {
+    return "linear_exp2 takes P in e4m3 and scales of V by block";
+  }
+  return {};
+}
+
+int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
+  if (c.pv == Codes::input) return 0;
+  if (c.head_dim_v > 128) return 288;
+  return c.block_m == 192 ? 16 : c.head_dim_v > 64 && c.ragged && c.causal ? 8 : 0;
+}
+
+std::vector<EightBitConfig> shipped_eight_bit_configs() {
+  std::vector<EightBitConfig> configs;
+  for (const int head_dim : {64, 128, 256}) {
+    for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
+      for (const bool ragged : {false, true}) {
+        for (const bool causal : {false, true}) {
+          EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
+          c.head_dim_qk = c.head_dim_v = head_dim;
+          c.ragged = ragged;
+          c.causal = causal;
+          const EightBitConfig tile = with_tile(c);
+          for (const std::int64_t keys : {1, 1024, 8192}) {  // of each kind
+            const EightBitConfig with = with_keys(tile, keys);
+            if (std::find(configs.begin(), configs.end(), with) == configs.end()) configs.push_back(with);
+          }
+        }
+      }
+    }
+  }
+  return configs;
+}
+
+std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe& recipe,
+                                           const EightBitConfig& c) {
+  const EightBitTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const char* before = c.transpose_v        ? ""
+                       : problem.of_codes() ? "arrange_codes and "
+                       : recipe.smooth_k    ? "mean_of_keys, quantize and "
+                                            : "quantize and ";
+  const char* codes = c.transpose_v        ? "are read where they are, V's transposed in shared memory"
+                      : problem.of_codes() ? "are copied into the layout that the kernel reads"
+                                           : "are found from 16-bit tensors";
+  return {
+      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format("kernels {}eight_bit_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
+                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
+      fmt::format("codes {}", codes),
+      fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
+                  quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
+      fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),
+      fmt::format("{} bytes of shared memory, {} registers a consumer thread", eight_bit_shared_bytes(c),
+                  c.registers().consumer),
+  };
+}
+
+}  // namespace tandem

@@ -1,0 +1,216 @@
+// Codes of the caller's that the 8-bit kernel reads where they are, V's transposed on their way, against the
+// same codes arranged first: the same bits.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/recipe.hpp"
+#include "eight_bit/families.hpp"
+#include "emulated_call.hpp"
+#include "emulated_quantize.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "harness/codes.hpp"
+#include "plan/quantize_plan.hpp"
+
+// After the other headers, as they say.
+#include "kernels/common/arrange_codes.cuh"
+
+namespace tandem::kernel_tests {
+namespace {
+
+using harness::Box;
+using harness::Call;
+using harness::Case;
+
+constexpr EightBitConfig transposing(EightBitConfig c) {
+  c.transpose_v = true;
+  return c;
+}
+
+void attend(void (*kernel)(EightBitParams), const EightBitConfig& config, const EightBitParams& params,
+            const emulator::Options& options) {
+  emulator::launch(kernel, params,
+                   {.blocks = 2,
+                    .threads = static_cast<unsigned>(config.threads()),
+                    .shared_bytes = static_cast<std::size_t>(eight_bit_shared_bytes(config))},
+                   options);
+}
+
+void expect_same(const std::vector<double>& got, const std::vector<double>& want) {
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::isnan(got[i]) && std::isnan(want[i])) continue;
+    ASSERT_EQ(got[i], want[i]) << i;
+  }
+}
+
+/// `config` is one of the families'; `change`: of codes and scales.
+template <EightBitConfig config, QuantizeConfig arrange>
+void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity granularity,
+           void (*change)(Call&)) {
+  SCOPED_TRACE(describe(config) + ": " + c.describe());
+  const EmulatedEightBit* kernel = nullptr;
+  for (const EmulatedEightBit& k : family) {
+    if (k.config == config) kernel = &k;
+  }
+  ASSERT_NE(kernel, nullptr);
+  Call call(c);
+  harness::bring_codes(call, DType::e4m3, granularity);
+  change(call);
+  call.prepare(Pass::forward);
+  const Problem p = make_problem(call.forward_args());
+  const Recipe recipe = tandem::recipe_of(p);
+  ASSERT_EQ(choose_arrange_config(p, recipe), arrange);
+  ASSERT_TRUE(gpu::can_read_codes(p, transposing(config)));
+  emulator::Options options;
+  options.seed = 3;
+  add_buffers(options, call.inputs(), false);
+  add_buffers(options, call.outputs(Pass::forward), true);
+  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const QuantizedScratch scratch(space);
+  options.buffers.push_back({scratch.data, space.bytes, true});
+  std::vector<unsigned int> counter(1, 0);
+  options.buffers.push_back(emulator::writable(counter));
+  const QuantizeParams q = gpu::make_quantize_params(p, recipe, scratch.data);
+  emulator::launch(arrange_codes<arrange>, gpu::make_arrange_params(p, q),
+                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
+                    .threads = quantize_threads,
+                    .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
+                   options);
+  attend(kernel->kernel, config,
+         gpu::make_eight_bit_params(p, config, gpu::operands_of(q), &emulator::encode, 64 * 1024,
+                                    counter.data()),
+         options);
+  const std::vector<double> out = call.out.values();
+  const std::vector<double> lse = call.lse.values();
+  call.prepare(Pass::forward);
+  counter[0] = 0;
+  attend(&eight_bit_forward<transposing(config)>, transposing(config),
+         gpu::make_brought_params(p, transposing(config), &emulator::encode, 64 * 1024, counter.data()),
+         options);
+  expect_same(call.out.values(), out);
+  expect_same(call.lse.values(), lse);
+  for (const Box* box : call.outputs(Pass::forward)) EXPECT_TRUE(box->changed_outside().empty());
+}
+
+constexpr QuantizeConfig arranged(int head_dim_qk, int head_dim_v, bool ragged) {
+  return {.head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .rotate_qk = false,
+          .smooth_k = false,
+          .ragged = ragged};
+}
+
+Case case_of(const EightBitConfig& config, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
+  Case c;
+  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.batch = 2;
+  c.heads_kv = 1;
+  c.heads_q = 2;
+  c.head_dim_qk = head_dim_qk;
+  c.head_dim_v = head_dim_v;
+  c.seqlen_q = 140;
+  c.seqlen_k = 270;
+  c.options.causal = config.causal;
+  return c;
+}
+
+void negate(Box& scales, std::int64_t at) {
+  scales.set(at, -scales.get(at));
+}
+
+void negate_one_of_each(Call& call) {
+  negate(call.q_scale, 0);
+  negate(call.k_scale, 1);
+  negate(call.v_scale, 2);
+}
+
+TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
+  constexpr EightBitConfig config{.causal = true, .dynamic = true, .linear_exp2 = true};
+  Case c = case_of(config, 128, 128);
+  c.options.scale = -0.1F;
+  check<config, arranged(128, 128, false)>(wide_eight_bit(), c, Granularity::block, [](Call& call) {
+    negate(call.q_scale, 1);
+    negate(call.k_scale, 0);
+    negate(call.k_scale, 4);
+    negate(call.v_scale, 1);
+  });
+}
+
+/// Head dimensions that are padded, a scale for both query heads, none for V; past the keys in use codes are
+/// NaN.
+TEST(TransposedValues, PackedSequencesOfAnyLength) {
+  constexpr EightBitConfig config{.element = Element::f16,
+                                  .head_dim_qk = 64,
+                                  .head_dim_v = 64,
+                                  .q_stages = 2,
+                                  .causal = true,
+                                  .local = true,
+                                  .ragged = true,
+                                  .dynamic = true,
+                                  .parts = 1,
+                                  .linear_exp2 = true};
+  Case c = case_of(config, 48, 48);
+  c.batch = 3;
+  c.packed_q = c.packed_k = true;
+  c.lengths_q = {90, 1, 140};
+  c.lengths_k = {131, 0, 250};
+  c.used_k = {110, 0, 217};
+  c.options.window_left = 120;
+  c.v.pad = 16;
+  check<config, arranged(48, 48, true)>(narrow_eight_bit(), c, Granularity::tensor, [](Call& call) {
+    call.q_scale = Box(DType::f32, {3, 1}, {}, false);
+    call.k_scale = Box(DType::f32, {3, 1}, {}, false);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      call.q_scale.set(i, 0.01 * static_cast<double>(i + 1));
+      call.k_scale.set(i, 0.02 - 0.01 * static_cast<double>(i));
+    }
+    call.v_scale = {};
+    const auto spoil = [&call](std::int64_t row) {
+      for (std::int64_t i = 0; i < 48; ++i) call.v.set(row * 48 + i, NAN);
+    };
+    for (std::int64_t row = 110; row < 131; ++row) spoil(row);
+    for (std::int64_t row = 131 + 217; row < 131 + 250; ++row) spoil(row);
+  });
+}
+
+/// A cap is not linear: the signs of scales belong into what is capped, not into the exponent's factor.
+TEST(TransposedValues, ScoresThatAreCapped) {
+  constexpr EightBitConfig config{.head_dim_qk = 64,
+                                  .head_dim_v = 64,
+                                  .causal = true,
+                                  .ragged = true,
+                                  .dynamic = true,
+                                  .linear_exp2 = true,
+                                  .softcap = true};
+  Case c = case_of(config, 64, 64);
+  c.used_k = {270, 201};
+  c.options.softcap = 4.0F;
+  c.options.scale = -0.2F;
+  check<config, arranged(64, 64, true)>(narrow_eight_bit(), c, Granularity::block, negate_one_of_each);
+}
+
+/// Every block by the code of the first, whose references find maxima.
+TEST(TransposedValues, ShortCausalSequences) {
+  constexpr EightBitConfig config{.head_dim_qk = 64,
+                                  .head_dim_v = 64,
+                                  .block_m = 192,
+                                  .causal = true,
+                                  .dynamic = true,
+                                  .overlap = false,
+                                  .pingpong = false,
+                                  .parts = 1,
+                                  .linear_exp2 = true};
+  Case c = case_of(config, 64, 64);
+  c.options.scale = -0.1F;
+  check<config, arranged(64, 64, false)>(narrow_eight_bit(), c, Granularity::block, negate_one_of_each);
+}
+
+TEST(TransposedValues, StripsOfSixtyFourColumns) {
+  constexpr EightBitConfig config{
+      .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true};
+  check<config, arranged(192, 176, false)>(widest_eight_bit(), case_of(config, 192, 176), Granularity::head,
+                                           [](Call&) {});
+}
+
+}  // namespace
+}  // namespace tandem::kernel_tests

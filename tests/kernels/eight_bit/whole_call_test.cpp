@@ -1,0 +1,128 @@
+// The quantiser's kernels and the 8-bit attention kernel one after the other in the emulator, as a call on a
+// GPU launches them, against the CPU's forward.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/cpu.hpp"
+#include "eight_bit/emulated_eight_bit.hpp"
+#include "emulated_call.hpp"
+#include "emulated_quantize.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "plan/quantize_plan.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+using harness::Call;
+using harness::Case;
+
+constexpr QuantizeConfig quantizer_of(const EightBitConfig& c, const Recipe& r) {
+  return with_recipe(
+      QuantizeConfig{.element = c.element, .head_dim_qk = 128, .head_dim_v = 128, .ragged = c.ragged}, r);
+}
+
+template <QuantizeConfig C>
+void run_whole(const EmulatedEightBit& kernel, Call& call, const Recipe& recipe) {
+  const Problem p = make_problem(call.forward_args());
+  ASSERT_EQ(choose_quantize_config(p, recipe), C);
+  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const QuantizedScratch scratch(space);
+  emulator::Options options;
+  options.seed = 5;
+  add_buffers(options, call.inputs(), false);
+  add_buffers(options, call.outputs(Pass::forward), true);
+  options.buffers.push_back({scratch.data, space.bytes, true});
+  std::vector<unsigned int> counter(1, 0);
+  options.buffers.push_back(emulator::writable(counter));
+  const QuantizeParams q = gpu::make_quantize_params(p, recipe, scratch.data);
+  run_quantizer<C>(q, options);
+  const EightBitParams params = gpu::make_eight_bit_params(p, kernel.config, gpu::operands_of(q),
+                                                           &emulator::encode, 64 * 1024, counter.data());
+  emulator::launch(kernel.kernel, params,
+                   {.blocks = 2,
+                    .threads = static_cast<unsigned>(kernel.config.threads()),
+                    .shared_bytes = static_cast<std::size_t>(eight_bit_shared_bytes(kernel.config))},
+                   options);
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double bound) {
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i]) continue;  // infinities too
+    ASSERT_NEAR(got[i], want[i], bound) << i;
+  }
+}
+
+Case case_of(const EightBitConfig& config) {
+  Case c;
+  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.batch = 2;
+  c.heads_kv = 1;
+  c.heads_q = 2;
+  c.head_dim_qk = c.head_dim_v = 128;
+  c.seqlen_q = 140;
+  c.seqlen_k = 270;
+  if (config.ragged) {
+    c.batch = 3;
+    c.packed_q = c.packed_k = true;
+    c.lengths_q = {90, 1, 140};
+    c.lengths_k = {131, 0, 250};
+    c.used_k = {130, 0, 250};
+    c.slack_k = 4;
+  }
+  c.options.causal = config.causal;
+  c.options.scale = -0.1F;  // its sign goes into Q's codes
+  return c;
+}
+
+template <EightBitConfig config, const Recipe& recipe>
+void check_whole(Precision precision, double out_bound, double lse_bound) {
+  SCOPED_TRACE(describe(config));
+  const EmulatedEightBit* kernel = nullptr;
+  for (const EmulatedEightBit& k : wide_eight_bit()) {
+    if (k.config == config) kernel = &k;
+  }
+  ASSERT_NE(kernel, nullptr);
+  Call call(case_of(config));
+  call.prepare(Pass::forward);
+  run_whole<quantizer_of(config, recipe)>(*kernel, call, recipe);
+  const std::vector<double> out = call.out.values();
+  const std::vector<double> lse = call.lse.values();
+  call.spec.options.precision = precision;
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args(), Execution{.threads = 1});
+  expect_near(out, call.out.values(), out_bound);
+  expect_near(lse, call.lse.values(), lse_bound);
+}
+
+// The bounds are quantized_test.cpp's.
+TEST(WholeQuantizedCall, Fp8) {
+  check_whole<EightBitConfig{.causal = true, .dynamic = true, .linear_exp2 = true}, fp8_recipe>(
+      Precision::fp8, 0.07, 0.06);
+}
+
+TEST(WholeQuantizedCall, Int8) {
+  check_whole<EightBitConfig{.element = Element::f16,
+                             .qk = Codes::s8,
+                             .pv = Codes::s8,
+                             .causal = true,
+                             .rotated_v = true,
+                             .dynamic = true,
+                             .pingpong = false},
+              int8_recipe>(Precision::int8, 0.07, 1e-4);
+}
+
+TEST(WholeQuantizedCall, Int8Accurate) {
+  check_whole<EightBitConfig{.element = Element::f16,
+                             .qk = Codes::s8,
+                             .pv = Codes::input,
+                             .causal = true,
+                             .ragged = true,
+                             .row_scales = true,
+                             .dynamic = true,
+                             .parts = 1},
+              int8_accurate_recipe>(Precision::int8_accurate, 0.02, 1e-4);
+}
+
+}  // namespace
+}  // namespace tandem::kernel_tests

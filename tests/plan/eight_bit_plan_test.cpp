@@ -1,0 +1,159 @@
+// Every 8-bit Config that the table gives is one that can exist.
+#include "plan/eight_bit_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "cpu/recipe.hpp"
+
+namespace tandem {
+namespace {
+
+Problem problem(std::int64_t head_dim, bool causal) {
+  Problem p;
+  p.batch = p.heads_q = p.heads_kv = 1;
+  p.head_dim_qk = p.head_dim_v = head_dim;
+  p.rows_q = p.rows_k = 1000;
+  p.q.dtype = p.out.dtype = DType::bf16;
+  if (causal) p.window_right = 0;
+  return p;
+}
+
+TEST(EightBitPlan, EveryHeadDimensionAndRecipeGetsALegalConfig) {
+  for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+    for (const std::int64_t head_dim_v : {head_dim, 257 - head_dim}) {
+      for (const Recipe& recipe :
+           {fp8_recipe, int8_recipe, int8_accurate_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
+        for (const bool causal : {false, true}) {
+          Problem p = problem(head_dim, causal);
+          p.head_dim_v = head_dim_v;
+          const EightBitConfig c = choose_eight_bit_config(p, recipe);
+          ASSERT_EQ(eight_bit_objection(c), "") << head_dim << ", " << head_dim_v << " " << causal;
+        }
+      }
+    }
+  }
+}
+
+TEST(EightBitPlan, PartsAreAsWideAsRegistersAllow) {
+  const auto columns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
+    return choose_eight_bit_config(problem(head_dim, causal), recipe).part_columns();
+  };
+  for (const bool causal : {false, true}) {
+    EXPECT_EQ(columns(160, causal, fp8_recipe), 160);
+    EXPECT_EQ(columns(192, causal, fp8_recipe), 192);
+    EXPECT_EQ(columns(224, causal, fp8_recipe), 112);
+    for (const Recipe& recipe : {int8_recipe, strict(fp8_recipe), strict(int8_recipe)}) {
+      EXPECT_EQ(columns(160, causal, recipe), 80);
+      EXPECT_EQ(columns(224, causal, recipe), 32);  // in 112 or 224 they are in local memory
+    }
+  }
+  EXPECT_EQ(columns(256, false, fp8_recipe), 64);
+  EXPECT_EQ(columns(256, true, fp8_recipe), 128);
+}
+
+/// Codes of the caller's, rows 256 bytes apart.
+Problem problem_of_codes(std::int64_t head_dim, bool causal) {
+  alignas(16) static char memory[16];
+  Problem p = problem(head_dim, causal);
+  p.precision = Precision::fp8;
+  p.q = p.k = p.v = {.data = memory,
+                     .dtype = DType::e4m3,
+                     .batch_stride = 256 * 1000,
+                     .row_stride = 256,
+                     .head_stride = 256};
+  p.out.data = memory;
+  return p;
+}
+EightBitConfig choose(const Problem& p) {
+  return choose_eight_bit_config(p, recipe_of(p));
+}
+
+TEST(EightBitPlan, ReadsCodesWhereTheyAreIfTheCopyEngineCan) {
+  for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
+    for (const bool causal : {false, true}) {
+      const EightBitConfig c = choose(problem_of_codes(head_dim, causal));
+      ASSERT_EQ(eight_bit_objection(c), "") << head_dim << " " << causal;
+      ASSERT_TRUE(c.transpose_v) << head_dim << " " << causal;
+    }
+  }
+  const auto transposes = [](auto change) {
+    Problem p = problem_of_codes(128, false);
+    change(p);
+    return choose(p).transpose_v;
+  };
+  EXPECT_FALSE(transposes([](Problem& p) { p.v.row_stride = 264; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.q.data = static_cast<char*>(p.q.data) + 8; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::row; }));
+  EXPECT_FALSE(transposes([](Problem& p) { p.q.dtype = p.k.dtype = p.v.dtype = DType::s8; }));
+  EXPECT_TRUE(transposes([](Problem& p) { p.k_scale.group = ScaleGroup::block; }));
+  // Where many tiles of queries would transpose V again it is arranged once.
+  EXPECT_FALSE(transposes([](Problem& p) { p.rows_q = p.rows_k = 16384; }));
+  EXPECT_TRUE(transposes([](Problem& p) {
+    p.rows_q = 1;
+    p.rows_k = 16384;
+  }));
+}
+
+TEST(EightBitPlan, CapsScoresWhereAskedTo) {
+  Problem p = problem(128, true);
+  EXPECT_FALSE(choose_eight_bit_config(p, int8_recipe).softcap);
+  p.softcap = 15.0F;
+  EXPECT_TRUE(choose_eight_bit_config(p, int8_recipe).softcap);
+}
+
+TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
+  const auto is_linear = [](const Recipe& recipe) {
+    return choose_eight_bit_config(problem(128, false), recipe).linear_exp2;
+  };
+  EXPECT_TRUE(is_linear(fp8_recipe));
+  EXPECT_FALSE(is_linear(strict(fp8_recipe)));
+  EXPECT_FALSE(is_linear(int8_recipe));
+  EXPECT_FALSE(is_linear(int8_accurate_recipe));
+  EXPECT_TRUE(choose(problem_of_codes(128, true)).linear_exp2);
+}
+
+TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
+  const auto takes_turns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
+    return choose_eight_bit_config(problem(head_dim, causal), recipe).pingpong;
+  };
+  EXPECT_TRUE(takes_turns(64, false, fp8_recipe));
+  EXPECT_TRUE(takes_turns(64, false, int8_recipe));
+  EXPECT_FALSE(takes_turns(64, true, fp8_recipe));
+  EXPECT_FALSE(takes_turns(128, false, fp8_recipe));
+  EXPECT_FALSE(takes_turns(128, false, int8_recipe));
+  EXPECT_FALSE(takes_turns(128, true, int8_recipe));
+  const auto takes_turns_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
+    Problem p = problem(head_dim, true);
+    p.rows_q = p.rows_k = keys;
+    return choose_eight_bit_config(p, recipe).pingpong;
+  };
+  EXPECT_TRUE(takes_turns_of_keys(64, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(64, 6143, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(128, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_turns_of_keys(64, 6144, int8_recipe));
+}
+
+TEST(EightBitPlan, ObjectionsNameTheRule) {
+  const auto objection = [](auto change) {
+    EightBitConfig c{.block_m = 192, .overlap = false, .parts = 1};
+    change(c);
+    return eight_bit_objection(c);
+  };
+  EXPECT_EQ(objection([](EightBitConfig&) {}), "");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.parts = 3; }),
+            "parts 3 do not divide head_dim_v 128 into multiples of 16");
+  EXPECT_EQ(objection([](EightBitConfig& c) {
+              c.pv = Codes::s8;
+              c.linear_exp2 = true;
+            }),
+            "linear_exp2 takes P in e4m3 and scales of V by block");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.transpose_v = c.rotated_v = true; }),
+            "transpose_v takes V as it is, not rotated");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.transpose_v = c.row_scales = true; }),
+            "transpose_v takes e4m3 and scales by block or larger: others are arranged before");
+  EXPECT_EQ(objection([](EightBitConfig& c) { c.stages = 8; }),
+            "needs 287744 bytes of shared memory, a block has 232448");
+}
+
+}  // namespace
+}  // namespace tandem
