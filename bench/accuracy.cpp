@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "cpu/convert.hpp"
-#include "cpu/eight_bit_forward.hpp"
-#include "cpu/recipe.hpp"
+#include "cpu/quantized_forward.hpp"
 #include "cpu/reference.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem::bench {
 namespace {

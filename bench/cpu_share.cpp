@@ -15,10 +15,11 @@
 #include <random>
 #include <vector>
 
-#include "api/problem.hpp"
+#include "api/make_problem.hpp"
 #include "cpu/convert.hpp"
 #include "cpu/cpu.hpp"
 #include "peak.hpp"
+#include "problem/problem.hpp"
 
 namespace {
 

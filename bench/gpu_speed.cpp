@@ -34,7 +34,6 @@
 #include <vector>
 
 #include "cpu/convert.hpp"
-#include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/eight_bit_forward.hpp"
@@ -44,6 +43,8 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
+#include "problem/recipe_of.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -168,7 +169,8 @@ class Bench {
       workspace_ =
           gpu::DeviceBuffer(0, gpu::eight_bit_forward_workspace_bytes(p_, recipe_, eight_bit_config_));
       if (!stages_.quantize)
-        gpu::eight_bit_forward(p_, recipe_, eight_bit_config_, stream_.get(), workspace_.data());
+        gpu::eight_bit_forward(p_, recipe_, choose_quantize_config(p_, recipe_), eight_bit_config_,
+                               stream_.get(), workspace_.data());
       return;
     }
     forward_config_ = choose_forward_config(p_);
@@ -274,7 +276,8 @@ class Bench {
 
   void call() {
     if (p_.precision != Precision::exact) {
-      gpu::eight_bit_forward(p_, recipe_, eight_bit_config_, stream_.get(), workspace_.data(), stages_);
+      gpu::eight_bit_forward(p_, recipe_, choose_quantize_config(p_, recipe_), eight_bit_config_,
+                             stream_.get(), workspace_.data(), stages_);
     } else if (backward_) {
       gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
     } else {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "call.hpp"
 #include "command.hpp"
+#include "problem/problem.hpp"
 #include "report.hpp"
 #include "values.hpp"
 

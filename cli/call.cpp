@@ -1,4 +1,5 @@
 #include "call.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -6,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 #include "values.hpp"
 
 namespace tandem::cli {

@@ -4,10 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include "api/problem.hpp"
+#include "api/make_problem.hpp"
 #include "command.hpp"
 #include "entropy.hpp"
 #include "plan/plan.hpp"
+#include "problem/problem.hpp"
 #include "verification.hpp"
 
 namespace tandem::cli {

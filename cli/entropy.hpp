@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::cli {
 

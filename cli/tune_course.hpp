@@ -6,11 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "api/problem.hpp"
+#include "candidates.hpp"
 #include "gpu/device.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/forward.hpp"
-#include "plan/candidates.hpp"
+#include "problem/problem.hpp"
 #include "race.hpp"
 
 namespace tandem::cli {

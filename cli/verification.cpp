@@ -1,4 +1,5 @@
 #include "verification.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 

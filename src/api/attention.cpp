@@ -16,8 +16,8 @@
 #include "gpu/eight_bit_forward.hpp"
 #include "gpu/forward.hpp"
 #include "gpu/mixed_forward.hpp"
-#include "plan/forward_plan.hpp"
 #include "plan/plan.hpp"
+#include "problem/effective.hpp"
 
 namespace tandem {
 namespace {
@@ -85,11 +85,12 @@ void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execu
   if (problem.pass == Pass::backward) {
     gpu::backward(problem, plan.backward, execution.stream, execution.workspace);
   } else if (problem.mixed()) {
-    gpu::mixed_forward(problem, plan.forward, execution.stream, execution.workspace);
+    gpu::mixed_forward(problem, plan.quantize, plan.forward, execution.stream, execution.workspace);
   } else if (problem.precision == Precision::exact) {
     gpu::forward(heads_as_rows(problem), plan.forward, execution.stream, execution.workspace);
   } else {
-    gpu::eight_bit_forward(problem, plan.recipe, plan.eight_bit, execution.stream, execution.workspace);
+    gpu::eight_bit_forward(problem, plan.recipe, plan.quantize, plan.eight_bit, execution.stream,
+                           execution.workspace);
   }
 }
 

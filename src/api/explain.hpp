@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "api/problem.hpp"
 #include "plan/plan.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 

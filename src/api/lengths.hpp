@@ -2,7 +2,7 @@
 // whatever they find, and reading device memory waits for the device.
 #pragma once
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::check {
 

@@ -1,7 +1,7 @@
-// make_problem with a choice: is the tensors' memory there to be read?
+// From the arguments of a call to the Problem that everything below works on.
 #pragma once
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 
@@ -9,7 +9,8 @@ namespace tandem {
 /// Problem must not be read.
 enum class Memory { present, described };
 
-Problem make_problem(const ForwardArgs& args, Memory memory);
-Problem make_problem(const BackwardArgs& args, Memory memory);
+/// Checks every argument against the contract and throws Error for the first rule broken.
+Problem make_problem(const ForwardArgs& args, Memory memory = Memory::present);
+Problem make_problem(const BackwardArgs& args, Memory memory = Memory::present);
 
 }  // namespace tandem

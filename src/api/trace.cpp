@@ -1,7 +1,7 @@
 #include "api/trace.hpp"
 
-#include "api/log.hpp"
 #include "gpu/nvtx.hpp"
+#include "problem/log.hpp"
 
 namespace tandem {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "api/problem.hpp"
-#include "api/quantize_job.hpp"
+#include "problem/problem.hpp"
+#include "problem/quantize_job.hpp"
 
 namespace tandem {
 

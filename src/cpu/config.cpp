@@ -4,12 +4,12 @@
 
 #include <atomic>
 
-#include "api/log.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/forward_kernels.hpp"
-#include "cpu/recipe.hpp"
 #include "cpu/workspace.hpp"
+#include "problem/log.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem::cpu {
 namespace {

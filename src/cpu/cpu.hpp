@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <span>
 
-#include "api/problem.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/problem.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem::cpu {
 

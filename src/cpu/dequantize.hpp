@@ -1,7 +1,7 @@
 // 8-bit K and V with scales, to the dtype of the queries.
 #pragma once
 
-#include "api/mixed.hpp"
+#include "problem/mixed.hpp"
 
 namespace tandem::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::cpu {
 

@@ -1,8 +1,8 @@
 // The quantiser on the CPU.
 #pragma once
 
-#include "api/quantize_job.hpp"
 #include "cpu/cpu.hpp"
+#include "problem/quantize_job.hpp"
 
 namespace tandem::cpu {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/forward_tile.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem::cpu {
 

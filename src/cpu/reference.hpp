@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::reference {
 

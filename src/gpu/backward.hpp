@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "api/problem.hpp"
 #include "kernels/config/backward.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

@@ -5,10 +5,10 @@
 #include <array>
 #include <cstddef>
 
-#include "api/problem.hpp"
 #include "gpu/param_fields.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

@@ -2,9 +2,9 @@
 // writes by and the 8-bit kernel reads by.
 #pragma once
 
-#include "api/problem.hpp"
-#include "kernels/config/quantized_layout.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/problem.hpp"
+#include "problem/quantized_layout.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem::gpu {
 

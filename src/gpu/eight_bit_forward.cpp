@@ -60,15 +60,18 @@ std::size_t eight_bit_forward_workspace_bytes(const Problem& problem, const Reci
   return space_of(p, recipe, config).bytes + (needs_packing(p, config) ? packing_of_v(p).bytes() : 0);
 }
 
-void eight_bit_forward(const Problem& problem, const Recipe& recipe, const EightBitConfig& config,
-                       void* stream_handle, void* workspace, EightBitStages stages) {
+void eight_bit_forward(const Problem& problem, const Recipe& recipe, const QuantizeConfig& quantize_config,
+                       const EightBitConfig& config, void* stream_handle, void* workspace,
+                       EightBitStages stages) {
   const std::int64_t tiles = forward_tile_count(problem, config.tiling());
   if (tiles == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
   const bool quantizes = stages.quantize && !config.transpose_v;
-  const QuantizeKernels quantizer = quantizes ? quantize_kernels(device, problem, recipe) : QuantizeKernels{};
+  const QuantizeKernels quantizer = !quantizes           ? QuantizeKernels{}
+                                    : problem.of_codes() ? arrange_kernels(device, quantize_config)
+                                                         : quantize_kernels(device, quantize_config);
   const LoadedKernel attention = stages.attend ? attention_kernel(device, config) : LoadedKernel{};
   const ContextGuard guard(device);
   const Scratch scratch(workspace,

@@ -3,8 +3,9 @@
 
 #include <cstddef>
 
-#include "api/problem.hpp"
 #include "kernels/config/eight_bit.hpp"
+#include "kernels/config/quantize.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 
@@ -19,8 +20,9 @@ struct EightBitStages {
 };
 
 /// As forward (forward.hpp): launches on `stream` of the problem's device and returns; `workspace` may be
-/// null.
-void eight_bit_forward(const Problem& problem, const Recipe& recipe, const EightBitConfig& config,
-                       void* stream, void* workspace, EightBitStages stages = {});
+/// null. `quantize` specialises the kernels that make the codes.
+void eight_bit_forward(const Problem& problem, const Recipe& recipe, const QuantizeConfig& quantize,
+                       const EightBitConfig& config, void* stream, void* workspace,
+                       EightBitStages stages = {});
 
 }  // namespace tandem::gpu

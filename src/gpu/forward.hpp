@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "api/problem.hpp"
 #include "kernels/config/forward.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

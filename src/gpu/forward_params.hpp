@@ -4,9 +4,9 @@
 
 #include <array>
 
-#include "api/problem.hpp"
 #include "kernels/config/forward.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

@@ -1,6 +1,7 @@
 // How a Config names its kernel: as the C++20 expression that NVRTC instantiates.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "gpu/compiler.hpp"
@@ -25,6 +26,7 @@ enum class BackwardKernel : int { preprocess, main, convert, sink };
 
 /// The quantiser's kernels, in this order.
 enum class QuantizeKernel : int { mean, largest, codes, arrange, dequantize };
+constexpr std::size_t quantize_kernels_count = 5;
 
 /// The kernel that a Config specialises.
 KernelName kernel_name(const ForwardConfig& config);

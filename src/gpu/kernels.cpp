@@ -5,8 +5,8 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "api/log.hpp"
 #include "gpu/shipped.hpp"
+#include "problem/log.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

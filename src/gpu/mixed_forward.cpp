@@ -6,8 +6,7 @@
 #include "gpu/launch.hpp"
 #include "gpu/packing.hpp"
 #include "gpu/quantize_params.hpp"
-#include "plan/forward_plan.hpp"
-#include "plan/quantize_plan.hpp"
+#include "problem/effective.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -26,12 +25,12 @@ std::size_t mixed_forward_workspace_bytes(const Problem& problem, const ForwardC
          forward_workspace_bytes(heads_as_rows(dequantized(problem, nullptr)), config);
 }
 
-void mixed_forward(const Problem& problem, const ForwardConfig& config, void* stream_handle,
-                   void* workspace) {
+void mixed_forward(const Problem& problem, const QuantizeConfig& dequantize, const ForwardConfig& config,
+                   void* stream_handle, void* workspace) {
   if (forward_tile_count(heads_as_rows(dequantized(problem, nullptr)), config.tiling()) == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
-  const LoadedKernel kernel = dequantize_kernel(device, choose_dequantize_config(problem));
+  const LoadedKernel kernel = dequantize_kernel(device, dequantize);
   load_forward(device, config);
   const ContextGuard guard(device);
   const Scratch scratch(workspace, workspace != nullptr ? 0 : mixed_forward_workspace_bytes(problem, config),

@@ -4,15 +4,18 @@
 
 #include <cstddef>
 
-#include "api/mixed.hpp"
 #include "kernels/config/forward.hpp"
+#include "kernels/config/quantize.hpp"
+#include "problem/mixed.hpp"
 
 namespace tandem::gpu {
 
 /// Scratch bytes; `config` is that of the 16-bit forward.
 std::size_t mixed_forward_workspace_bytes(const Problem& problem, const ForwardConfig& config);
 
-/// Launches on the current device's primary context; `workspace` null allocates in stream order.
-void mixed_forward(const Problem& problem, const ForwardConfig& config, void* stream, void* workspace);
+/// Launches on the current device's primary context; `workspace` null allocates in stream order. `dequantize`
+/// specialises the kernel before the 16-bit forward.
+void mixed_forward(const Problem& problem, const QuantizeConfig& dequantize, const ForwardConfig& config,
+                   void* stream, void* workspace);
 
 }  // namespace tandem::gpu

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "api/problem.hpp"
 #include "gpu/device.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

@@ -6,9 +6,9 @@
 #include <climits>
 #include <cstdint>
 
-#include "api/problem.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
 #include "kernels/config/types.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

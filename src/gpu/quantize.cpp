@@ -4,13 +4,12 @@
 #include <array>
 
 #include "gpu/kernel_name.hpp"
-#include "plan/quantize_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
 
 LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
-  static std::array<KernelTable<QuantizeConfig>, 4> tables;
+  static std::array<KernelTable<QuantizeConfig>, quantize_kernels_count> tables;
   return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
     const int shared = which == QuantizeKernel::mean      ? mean_shared_bytes(c)
                        : which == QuantizeKernel::arrange ? arrange_shared_bytes(c)
@@ -41,14 +40,11 @@ QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
   return kernels;
 }
 
-QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe) {
-  if (problem.of_codes()) {
-    QuantizeKernels kernels;
-    kernels.config = choose_arrange_config(problem, recipe);
-    kernels.codes = quantize_kernel(device, kernels.config, QuantizeKernel::arrange);
-    return kernels;
-  }
-  return quantize_kernels(device, choose_quantize_config(problem, recipe));
+QuantizeKernels arrange_kernels(int device, const QuantizeConfig& config) {
+  QuantizeKernels kernels;
+  kernels.config = config;
+  kernels.codes = quantize_kernel(device, config, QuantizeKernel::arrange);
+  return kernels;
 }
 
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, int device,

@@ -1,9 +1,9 @@
 // The quantiser on a GPU: codes and scales of Q, K and V in the layout that the 8-bit attention kernel reads.
 #pragma once
 
-#include "api/problem.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/quantize_params.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 
@@ -15,8 +15,8 @@ struct QuantizeKernels {
   LoadedKernel codes;
 };
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config);
-/// Those of a quantised call: of a problem of codes `codes` arranges them.
-QuantizeKernels quantize_kernels(int device, const Problem& problem, const Recipe& recipe);
+/// The one that arranges the codes of a problem of codes, as `codes`.
+QuantizeKernels arrange_kernels(int device, const QuantizeConfig& config);
 
 /// Launches them on the current context, one after the other.
 void launch_quantizer(const QuantizeKernels& kernels, const QuantizeParams& params, int device,

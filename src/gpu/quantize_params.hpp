@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "api/problem.hpp"
 #include "kernels/config/quantize.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::gpu {
 

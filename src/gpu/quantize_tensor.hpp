@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "api/quantize_job.hpp"
 #include "kernels/config/quantize.hpp"
+#include "problem/quantize_job.hpp"
 
 namespace tandem::gpu {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "kernels/config/backward.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "kernels/config/eight_bit.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 

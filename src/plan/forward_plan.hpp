@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "kernels/config/forward.hpp"
+#include "problem/effective.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 
@@ -53,17 +54,6 @@ std::span<const ForwardTileLine> forward_tiles();
 
 /// The line that serves these (padded) head dimensions and sequences of `keys` keys.
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
-
-/// Whether a bound of the window, or lengths by sequence, concern any query of the problem: a bound that not
-/// even the first query (on the right) or the last (on the left) feels needs no mask.
-bool needs_right_mask(const Problem& problem);
-bool needs_left_mask(const Problem& problem);
-bool has_lengths(const Problem& problem);
-
-/// The same problem with query heads as rows, where there is one query a sequence and no mask or sink tells
-/// heads from rows: a step of generation then reads the keys that heads share once, not once a head. The
-/// problem itself elsewhere.
-Problem heads_as_rows(const Problem& problem);
 
 /// The Config for a 16-bit forward problem with head dimensions up to 256.
 ForwardConfig choose_forward_config(const Problem& problem);

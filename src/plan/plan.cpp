@@ -4,12 +4,12 @@
 
 #include <cstdlib>
 
-#include "api/mixed.hpp"
-#include "cpu/recipe.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/plan_gpu.hpp"
+#include "problem/mixed.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem {
 namespace {

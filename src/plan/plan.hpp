@@ -5,11 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "cpu/cpu.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/eight_bit.hpp"
 #include "kernels/config/forward.hpp"
+#include "kernels/config/quantize.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 
@@ -18,6 +19,7 @@ struct Plan {
   cpu::Config cpu;           ///< read if backend is cpu
   ForwardConfig forward;     ///< read if backend is cuda, of a forward problem
   EightBitConfig eight_bit;  ///< in its place where the problem has a precision, and the recipe
+  QuantizeConfig quantize;   ///< what makes its codes, or the 16-bit k and v of a mixed problem
   Recipe recipe;
   BackwardConfig backward;  ///< and of a backward one
   std::size_t workspace_bytes = 0;

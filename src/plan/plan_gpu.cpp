@@ -4,7 +4,6 @@
 
 #include <climits>
 
-#include "cpu/recipe.hpp"
 #include "gpu/backward.hpp"
 #include "gpu/device.hpp"
 #include "gpu/eight_bit_forward.hpp"
@@ -14,6 +13,8 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/quantize_plan.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem {
 namespace {
@@ -67,9 +68,11 @@ Plan plan_gpu(const Problem& problem) {
   if (problem.pass == Pass::forward && problem.precision != Precision::exact) {
     plan.recipe = recipe_of(problem);
     plan.eight_bit = choose_eight_bit_config(problem, plan.recipe);
+    plan.quantize = choose_quantize_config(problem, plan.recipe);
     plan.workspace_bytes = gpu::eight_bit_forward_workspace_bytes(problem, plan.recipe, plan.eight_bit);
   } else if (problem.mixed()) {
     plan.forward = choose_forward_config(heads_as_rows(dequantized(problem, nullptr)));
+    plan.quantize = choose_dequantize_config(problem);
     plan.workspace_bytes = gpu::mixed_forward_workspace_bytes(problem, plan.forward);
   } else if (problem.pass == Pass::forward) {
     const Problem folded = heads_as_rows(problem);

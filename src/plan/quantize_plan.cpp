@@ -1,19 +1,10 @@
 #include "plan/quantize_plan.hpp"
 
 #include "gpu/param_fields.hpp"
-#include "plan/forward_plan.hpp"
+#include "problem/effective.hpp"
 
 namespace tandem {
-QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
-  QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
-  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.head_dim_qk = gpu::as_int(p.head_dim_qk);
-  c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.ragged = has_lengths(p);
-  c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
-              (r.pv == Codes::input || gpu::allows_vectors(p.v, p.head_dim_v));
-  return c;
-}
+namespace {
 
 QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
   QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
@@ -25,6 +16,20 @@ QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
   return c;
 }
 
+}  // namespace
+
+QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
+  if (p.of_codes()) return choose_arrange_config(p, r);
+  QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
+  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = gpu::as_int(p.head_dim_qk);
+  c.head_dim_v = gpu::as_int(p.head_dim_v);
+  c.ragged = has_lengths(p);
+  c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
+              (r.pv == Codes::input || gpu::allows_vectors(p.v, p.head_dim_v));
+  return c;
+}
+
 QuantizeConfig choose_dequantize_config(const Problem& p) {
   QuantizeConfig c;
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
@@ -33,17 +38,6 @@ QuantizeConfig choose_dequantize_config(const Problem& p) {
   c.qk = c.pv = p.k.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
   c.ragged = has_lengths(p);
   c.vectors = gpu::allows_code_vectors(p.k, p.head_dim_qk) && gpu::allows_code_vectors(p.v, p.head_dim_v);
-  return c;
-}
-
-QuantizeConfig mean_config(const QuantizeConfig& config) {
-  QuantizeConfig c;
-  c.element = config.element;
-  c.head_dim_qk = config.head_dim_qk;
-  c.rotary = config.rotary;
-  c.interleaved = config.interleaved;
-  c.ragged = config.ragged;
-  c.vectors = config.vectors;
   return c;
 }
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "api/problem.hpp"
 #include "kernels/config/quantize.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 
@@ -20,16 +20,12 @@ constexpr QuantizeConfig with_recipe(QuantizeConfig config, const Recipe& recipe
   return config;
 }
 
+/// The kernel that makes the codes of an 8-bit call: of a problem of codes arrange_codes, of another
+/// quantize.
 QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& recipe);
-
-/// The same for a problem of codes, whose kernel is arrange_codes.
-QuantizeConfig choose_arrange_config(const Problem& problem, const Recipe& recipe);
 
 /// The same for a mixed problem, whose kernel is dequantize.
 QuantizeConfig choose_dequantize_config(const Problem& problem);
-
-/// `config` with only what the kernel of K's mean depends on: one serves many recipes.
-QuantizeConfig mean_config(const QuantizeConfig& config);
 
 /// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
 /// registers short at head dimension 128, where two blocks of threads have 64 each, once a job of 32 KB.

@@ -6,8 +6,9 @@
 #include <ostream>
 #include <string>
 
-#include "api/problem.hpp"
+#include "api/make_problem.hpp"
 #include "arguments.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::test {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/log.hpp"
+#include "problem/log.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/quantize.hpp"
 

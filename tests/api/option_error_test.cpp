@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "api/make_problem.hpp"
 #include "error_case.hpp"
 
 namespace tandem::test {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "harness/codes.hpp"
 #include "harness/runner.hpp"

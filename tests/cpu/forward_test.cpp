@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/reference.hpp"
 #include "harness/expect.hpp"

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "cpu/forward_kernels.hpp"
 #include "harness/call.hpp"
 #include "harness/element.hpp"

@@ -7,12 +7,13 @@
 #include <limits>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "cpu/forward_kernels.hpp"
-#include "cpu/recipe.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
 #include "harness/runner.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem::harness {
 namespace {

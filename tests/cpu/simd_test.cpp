@@ -10,7 +10,7 @@
 #include "cpu/convert.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/simd_probe.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem::cpu {
 

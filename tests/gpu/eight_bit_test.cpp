@@ -7,12 +7,13 @@
 #include <functional>
 #include <tuple>
 
-#include "cpu/recipe.hpp"
+#include "api/make_problem.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
 #include "harness/codes.hpp"
 #include "harness/expect.hpp"
 #include "plan/eight_bit_plan.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem::gpu {
 namespace {

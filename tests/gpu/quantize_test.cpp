@@ -1,10 +1,11 @@
 // The quantiser on a GPU, against the CPU's: every bit of codes and scales. What the emulator cannot tell is
 // how the hardware rounds to e4m3 and divides.
 #include "gpu/quantize.hpp"
+#include "plan/quantize_plan.hpp"
 
-#include "cpu/recipe.hpp"
 #include "gpu_cases.hpp"
 #include "harness/call.hpp"
+#include "problem/recipe_of.hpp"
 #include "quantize_check.hpp"
 
 namespace tandem::gpu {
@@ -47,14 +48,15 @@ void check_on_gpu(const Call& call, const Recipe& recipe) {
   const QuantizedSpace space = quantized_space(p, recipe);
   DeviceBuffer scratch(0, space.bytes);
   scratch.fill(0xff);  // NaN
-  const QuantizeKernels kernels = quantize_kernels(0, p, recipe);
+  const QuantizeConfig config = choose_quantize_config(p, recipe);
+  const QuantizeKernels kernels = p.of_codes() ? arrange_kernels(0, config) : quantize_kernels(0, config);
   const ContextGuard guard(0);
   clear_counters(space, reinterpret_cast<abi::DevicePointer>(scratch.data()), nullptr);
   quantize(p, kernels, make_quantize_params(p, recipe, static_cast<char*>(scratch.data())), nullptr);
   std::vector<char> result(space.bytes);
   scratch.copy_to_host(result.data(), space.bytes);
   synchronize(0);
-  kernel_tests::check_eight_bit(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
+  kernel_tests::check_codes(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
 }
 
 class Quantiser : public GpuTest, public testing::WithParamInterface<Precision> {

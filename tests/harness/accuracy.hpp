@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "cpu/reference.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::harness {
 

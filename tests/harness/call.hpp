@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "box.hpp"
+#include "problem/problem.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::harness {

@@ -10,8 +10,8 @@
 // itself.
 #pragma once
 
-#include "api/problem.hpp"
 #include "cpu/reference.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::harness {
 

@@ -9,10 +9,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "api/problem.hpp"
 #include "harness/box.hpp"
 #include "kernels/config/fields.hpp"
 #include "launch.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem::kernel_tests {
 

@@ -158,7 +158,7 @@ void check_shift(const Problem& p, const QuantizeParams& params, const Place& at
 
 }  // namespace
 
-void check_eight_bit(const Call& call, const Recipe& recipe, const QuantizeParams& params) {
+void check_codes(const Call& call, const Recipe& recipe, const QuantizeParams& params) {
   const Problem p = call.problem();
   for (std::int64_t b = 0; b < p.batch; ++b) {
     SCOPED_TRACE(fmt::format("sequence {}", b));

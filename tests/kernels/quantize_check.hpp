@@ -22,6 +22,6 @@ void set_no_numbers(harness::Call& call);
 
 /// `params` as make_quantize_params has them for memory that the host reads. Fails the test at the first
 /// difference.
-void check_eight_bit(const harness::Call& call, const Recipe& recipe, const QuantizeParams& params);
+void check_codes(const harness::Call& call, const Recipe& recipe, const QuantizeParams& params);
 
 }  // namespace tandem::kernel_tests

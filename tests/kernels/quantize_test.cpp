@@ -1,16 +1,17 @@
 // The quantiser's kernels in the emulator, against the CPU's quantiser.
 #include <gtest/gtest.h>
 
-#include "api/mixed.hpp"
+#include "api/make_problem.hpp"
 #include "cpu/dequantize.hpp"
 #include "cpu/quantize.hpp"
-#include "cpu/recipe.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/quantize_tensor.hpp"
 #include "harness/codes.hpp"
 #include "harness/element.hpp"
 #include "plan/quantize_plan.hpp"
+#include "problem/mixed.hpp"
+#include "problem/recipe_of.hpp"
 #include "quantize_check.hpp"
 
 // After them: the device language has names at file scope that others declare inside theirs.
@@ -64,7 +65,7 @@ void check_shape(Shape<element, head_dim_qk, head_dim_v> /*shape*/) {
   Call call(c);
   constexpr QuantizeConfig config = config_of(element, head_dim_qk, head_dim_v, recipe, ragged, vectors);
   SCOPED_TRACE(describe(config));
-  check_eight_bit(call, recipe, run<config>(call, recipe, ragged ? 3 : 0).params);
+  check_codes(call, recipe, run<config>(call, recipe, ragged ? 3 : 0).params);
 }
 
 /// Sequences long enough for a mean of a sample, one of them past the end of one sum.
@@ -76,12 +77,12 @@ TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
   c.seqlen_q = 3;
   c.seqlen_k = 1029;
   Call call(c);
-  check_eight_bit(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
+  check_codes(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
   c.packed_q = c.packed_k = true;
   c.lengths_q = {3, 4};
   c.lengths_k = {512, 1150};
   Call packed(c);
-  check_eight_bit(packed, fp8_recipe, run<ragged>(packed, fp8_recipe, 2).params);
+  check_codes(packed, fp8_recipe, run<ragged>(packed, fp8_recipe, 2).params);
 }
 
 constexpr Recipe strict_fp8 = strict(fp8_recipe);
@@ -97,7 +98,7 @@ void check_short() {
   const Result r = run<config>(call, recipe, 1);
   EXPECT_GE(r.params.together_q, 4);
   EXPECT_EQ(r.params.together_k, 4);
-  check_eight_bit(call, recipe, r.params);
+  check_codes(call, recipe, r.params);
 }
 
 /// Several heads share a unit.
@@ -137,8 +138,8 @@ TEST(Quantize, ValuesThatAreNoNumbers) {
   constexpr QuantizeConfig s8 = config_of(Element::bf16, 64, 64, int8_recipe, false, true);
   Call call(quantize_case(DType::bf16, 64, 64));
   set_no_numbers(call);
-  check_eight_bit(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
-  check_eight_bit(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
+  check_codes(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
+  check_codes(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
 }
 
 /// Codes and scales that the caller brings end where the quantiser would have put them.
@@ -150,7 +151,7 @@ void check_arranged(const Case& c, Granularity granularity) {
   harness::bring_codes(codes, C.qk == Codes::s8 ? DType::s8 : DType::e4m3, granularity);
   const Problem p = make_problem(codes.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
-  ASSERT_EQ(choose_arrange_config(p, recipe), C);
+  ASSERT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
   const QuantizedScratch scratch(space);
   const ArrangeParams params =
@@ -164,7 +165,7 @@ void check_arranged(const Case& c, Granularity granularity) {
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(C))},
                    options);
-  check_eight_bit(call, recipe, q);
+  check_codes(call, recipe, q);
 }
 
 constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk, int head_dim_v, bool ragged,

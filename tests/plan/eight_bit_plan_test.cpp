@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cpu/recipe.hpp"
+#include "problem/recipe_of.hpp"
 
 namespace tandem {
 namespace {

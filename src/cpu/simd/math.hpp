@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/simd/vec.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/config/forward.hpp"
-#include "kernels/config/quantized_layout.hpp"
+#include "problem/quantized_layout.hpp"
 
 namespace tandem {
 

@@ -2,8 +2,8 @@
 // config/types.hpp; where codes and scales go is quantized_layout.hpp's to say.
 #pragma once
 
-#include "kernels/config/quantized_layout.hpp"
 #include "kernels/config/types.hpp"
+#include "problem/quantized_layout.hpp"
 
 namespace tandem {
 
@@ -31,6 +31,16 @@ struct QuantizeConfig {
     return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
   }
 };
+
+/// `config` with only what the kernel of K's mean depends on: one serves many recipes.
+constexpr QuantizeConfig mean_config(const QuantizeConfig& config) {
+  return {.element = config.element,
+          .head_dim_qk = config.head_dim_qk,
+          .rotary = config.rotary,
+          .interleaved = config.interleaved,
+          .ragged = config.ragged,
+          .vectors = config.vectors};
+}
 
 /// Groups of scales whose largest magnitude takes a launch of its own to find.
 constexpr bool exceeds_block(ScaleGroup group) {

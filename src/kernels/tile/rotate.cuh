@@ -1,8 +1,8 @@
 // Undoing a rotation of V's channels on the rows of O, in registers.
 #pragma once
 
-#include "kernels/config/recipe.hpp"
 #include "kernels/tile/fragment.cuh"
+#include "problem/recipe.hpp"
 
 namespace tandem::tile {
 

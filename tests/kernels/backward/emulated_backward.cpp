@@ -1,4 +1,5 @@
 #include "emulated_backward.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <array>

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"

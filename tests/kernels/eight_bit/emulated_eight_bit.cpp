@@ -1,4 +1,5 @@
 #include "eight_bit/emulated_eight_bit.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <cmath>

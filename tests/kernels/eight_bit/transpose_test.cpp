@@ -4,13 +4,14 @@
 
 #include <cmath>
 
-#include "cpu/recipe.hpp"
+#include "api/make_problem.hpp"
 #include "eight_bit/families.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "harness/codes.hpp"
 #include "plan/quantize_plan.hpp"
+#include "problem/recipe_of.hpp"
 
 // After the other headers, as they say.
 #include "kernels/common/arrange_codes.cuh"
@@ -59,7 +60,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   call.prepare(Pass::forward);
   const Problem p = make_problem(call.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
-  ASSERT_EQ(choose_arrange_config(p, recipe), arrange);
+  ASSERT_EQ(choose_quantize_config(p, recipe), arrange);
   ASSERT_TRUE(gpu::can_read_codes(p, transposing(config)));
   emulator::Options options;
   options.seed = 3;

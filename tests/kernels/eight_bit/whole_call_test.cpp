@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "api/make_problem.hpp"
 #include "cpu/cpu.hpp"
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "block.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 #include "swizzle.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)

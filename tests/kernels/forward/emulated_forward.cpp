@@ -1,4 +1,5 @@
 #include "emulated_forward.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "api/make_problem.hpp"
 #include "forward/emulated_forward.hpp"
 #include "harness/expect.hpp"
 #include "plan/forward_plan.hpp"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 

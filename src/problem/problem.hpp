@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem {
@@ -154,9 +154,5 @@ inline double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_
   }
   return pairs;
 }
-
-/// Checks every argument against the contract and throws Error for the first rule broken.
-Problem make_problem(const ForwardArgs& args);
-Problem make_problem(const BackwardArgs& args);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 // What make_problem makes of legal arguments.
-#include "api/problem.hpp"
+#include "problem/problem.hpp"
 
 #include <gtest/gtest.h>
 

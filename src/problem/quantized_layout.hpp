@@ -22,7 +22,7 @@
 //            scale * q_i . mean (natural logarithm; before a softcap). Null where no mean was removed.
 #pragma once
 
-#include "kernels/config/recipe.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem {
 

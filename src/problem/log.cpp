@@ -1,4 +1,4 @@
-#include "api/log.hpp"
+#include "problem/log.hpp"
 
 #include <atomic>
 

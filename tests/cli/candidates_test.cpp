@@ -1,5 +1,5 @@
 // Combinations of field values.
-#include "plan/candidates.hpp"
+#include "candidates.hpp"
 
 #include <gtest/gtest.h>
 

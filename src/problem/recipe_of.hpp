@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "api/problem.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/problem.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem {
 

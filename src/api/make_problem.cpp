@@ -1,4 +1,4 @@
-#include "api/problem.hpp"
+#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,6 @@
 
 #include "api/check.hpp"
 #include "api/lengths.hpp"
-#include "api/make_problem.hpp"
 
 namespace tandem {
 namespace {
@@ -485,13 +484,6 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   builder.outputs({dq, dk, dv, dsink}, {out, lse, dout, dlse});
   builder.contents();
   return p;
-}
-
-Problem make_problem(const ForwardArgs& args) {
-  return make_problem(args, Memory::present);
-}
-Problem make_problem(const BackwardArgs& args) {
-  return make_problem(args, Memory::present);
 }
 
 }  // namespace tandem

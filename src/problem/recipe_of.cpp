@@ -1,4 +1,4 @@
-#include "cpu/recipe.hpp"
+#include "problem/recipe_of.hpp"
 
 #include <fmt/format.h>
 

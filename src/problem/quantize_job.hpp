@@ -1,8 +1,8 @@
 // What quantize is about once its arguments have been checked.
 #pragma once
 
-#include "api/problem.hpp"
-#include "kernels/config/recipe.hpp"
+#include "problem/problem.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem {
 
