@@ -5,7 +5,8 @@
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from docs/results/NAME.json, the rest of the page is left as it is. --check changes nothing and
 exits with 1 if a page is not what its JSON says. FlashAttention-3 enters by fa3_ratios.json: its ratio to
-cuDNN (in 8 bits to an FP8 product) in another run, times cuDNN (the product) in this one.
+cuDNN (in 8 bits to an FP8 product) in another run, on the same kind of device where there is one, times cuDNN
+(the product) in this one.
 """
 
 from __future__ import annotations
@@ -34,29 +35,35 @@ def mask_of(cell: dict) -> str:
     return "causal" if cell["causal"] else "full"
 
 
-def fa3_ratio(cell: dict) -> float | None:
+def fa3_tables(device: str) -> list[dict]:
+    """What was measured of FlashAttention-3, on the same kind of device first."""
+    tables = json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"]
+    return sorted(tables, key=lambda table: table["device"] != device)
+
+
+def fa3_ratio(cell: dict, device: str, sustained: bool = False) -> float | None:
     """FlashAttention-3's speed over cuDNN's at this shape; None where it was not measured."""
-    for table in json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"]:
-        ratios = table[cell["pass"]].get(f"{cell['head_dim']} {mask_of(cell)}")
-        if ratios and cell["seqlen"] in table["seqlens"]:
+    for table in fa3_tables(device):
+        ratios = table.get(cell["pass"], {}).get(f"{cell['head_dim']} {mask_of(cell)}")
+        if table.get("sustained", False) == sustained and ratios and cell["seqlen"] in table["seqlens"]:
             return ratios[table["seqlens"].index(cell["seqlen"])]
     return None
 
 
-def fa3_h100() -> dict:
-    return json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"][0]
+def fa3_in_8_bits(device: str) -> dict:
+    return next(table for table in fa3_tables(device) if "fp8_of_gemm" in table)
 
 
-def fa3_fp8(cell: dict, gemm: float) -> float:
+def fa3_fp8(cell: dict, gemm: float, device: str) -> float:
     """FlashAttention-3's FP8 speed by its share of an FP8 product's."""
-    ratios = fa3_h100()
+    ratios = fa3_in_8_bits(device)
     share = ratios["fp8_of_gemm"][f"{cell['head_dim']} {mask_of(cell)}"]
     return gemm * share[ratios["seqlens"].index(cell["seqlen"])]
 
 
-def with_fa3(cell: dict) -> dict[str, float]:
+def with_fa3(cell: dict, device: str, sustained: bool) -> dict[str, float]:
     tflops = dict(cell["tflops"])
-    ratio = fa3_ratio(cell)
+    ratio = fa3_ratio(cell, device, sustained)
     if ratio and "cudnn" in tflops and not cell.get("deterministic"):
         tflops["fa3"] = ratio * tflops["cudnn"]
     return tflops
@@ -79,8 +86,8 @@ def number(value: float | None, digits: int = 0) -> str:
 
 def cells(document: dict) -> list[str]:
     """The table of speeds, and what it comes to."""
-    bursts = "--sustained" not in document["command"]  # as FA3 was measured
-    speeds = [with_fa3(cell) if bursts else cell["tflops"] for cell in document["cells"]]
+    sustained = "--sustained" in document["command"]
+    speeds = [with_fa3(cell, document["device"], sustained) for cell in document["cells"]]
     names = [name for name in NAMES if any(name in tflops for tflops in speeds)]
     ratios = [of_best(tflops) for tflops in speeds]
     lines = table(
@@ -114,7 +121,8 @@ def cells(document: dict) -> list[str]:
 def precision(document: dict) -> list[str]:
     """8 bits: the kernels alone beside FlashAttention-3's, and whole calls beside 16 bits."""
     entries, gemm = document["precision"], document["gemm_fp8_tflops"]
-    peers = [fa3_fp8(e, gemm) for e in entries]
+    device = document["device"]
+    peers = [fa3_fp8(e, gemm, device) for e in entries]
     of_fa3 = [e["tflops"]["fp8 kernel"] / peer for e, peer in zip(entries, peers, strict=True)]
     of_fp8 = [e["tflops"]["int8 kernel"] / e["tflops"]["fp8 kernel"] for e in entries]
     settings = ("fp8", "int8", "int8-accurate")
@@ -135,10 +143,11 @@ def precision(document: dict) -> list[str]:
         f"{geometric_mean(of_fa3):.3f} (least {min(of_fa3):.2f}), int8 / fp8 {geometric_mean(of_fp8):.3f}."
     )
     if document.get("gemm_tflops"):
-        by_bf16 = gemm / (document["gemm_tflops"] * fa3_h100()["fp8_gemm_of_bf16"])
+        theirs = fa3_in_8_bits(device)["fp8_gemm_of_bf16"]
+        by_bf16 = gemm / (document["gemm_tflops"] * theirs)
         summary += (
             f" The FP8 product was {gemm / document['gemm_tflops']:.2f} of the bf16 one here, and "
-            f"{fa3_h100()['fp8_gemm_of_bf16']:.2f} where FA3 ran: by the bf16 product fp8 / FA3 is "
+            f"{theirs:.2f} where FA3 ran: by the bf16 product fp8 / FA3 is "
             f"{geometric_mean(of_fa3) * by_bf16:.3f} (least {min(of_fa3) * by_bf16:.2f})."
         )
     return [*lines, "", *wrapped(summary)]
