@@ -81,7 +81,7 @@ KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
     const char* header;
     const char* kernel;
   };
-  constexpr Place places[] = {{"kernels/common/quantize.cuh", "mean_of_keys"},
+  constexpr Place places[] = {{"kernels/common/mean_of_keys.cuh", "mean_of_keys"},
                               {"kernels/common/quantize.cuh", "largest_of_groups"},
                               {"kernels/common/quantize.cuh", "quantize"},
                               {"kernels/common/arrange_codes.cuh", "arrange_codes"},

@@ -9,6 +9,7 @@
 #include "launch.hpp"
 
 // After it: the device language has names at file scope that others declare inside theirs.
+#include "kernels/common/mean_of_keys.cuh"
 #include "kernels/common/quantize.cuh"
 
 namespace tandem::kernel_tests {

@@ -7,7 +7,6 @@
 // word, the words through shared memory.
 #pragma once
 
-#include "kernels/common/mean_of_keys.cuh"
 #include "kernels/common/quantize_rotation.cuh"
 
 namespace tandem {
