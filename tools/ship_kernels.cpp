@@ -3,7 +3,7 @@
 //   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as
 //   a file, and their names in names.txt, for scripts/same_kernels.py
 //
-// It does not refuse those: another assembler than the one the tiles were chosen with may spill, and a slow
+// It does not refuse those: another ptxas than the one the tiles were chosen with may spill, and a slow
 // kernel is better than none. The tests refuse them (tests/gpu/shipped_test.cpp).
 #include <fmt/format.h>
 
@@ -89,7 +89,7 @@ void compile(Job& job) {
   }
   const gpu::KernelUsage& usage = job.kernel.usage;
   if (usage.serialised != 0) {
-    job.slow = "the assembler serialises its products";
+    job.slow = "ptxas serialises its products";
   } else if (usage.stack_bytes > 0) {
     job.slow = fmt::format("{} bytes of stack ({} spilled, {} reloaded)", usage.stack_bytes,
                            usage.spill_store_bytes, usage.spill_load_bytes);

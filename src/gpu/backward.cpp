@@ -11,12 +11,12 @@
 namespace tandem::gpu {
 namespace {
 
-/// The tensors of `problem` that the copy engine cannot read. Calls f with each.
+/// The tensors of `problem` that TMA cannot read. Calls f with each.
 template <typename F>
 void for_each_packing(Problem& p, const BackwardConfig& config, F&& f) {
   const std::array<Operand*, 4> operands = {&p.q, &p.k, &p.v, &p.dout};
   for (const BackwardLoaded which : backward_loaded_tensors) {
-    if (copy_engine_can_read(backward_tensor_map(p, config, which))) continue;
+    if (tma_can_read(backward_tensor_map(p, config, which))) continue;
     const LoadedTensor tensor = backward_tensor(p, which);
     f(Packing{.operand = operands[static_cast<std::size_t>(which)],
               .batch = tensor.batch,

@@ -9,7 +9,7 @@
 namespace tandem::gpu {
 
 /// Scratch bytes of a backward call, linear in the number of queries: what the kernels work in, and packed
-/// copies of the tensors that the copy engine cannot read.
+/// copies of the tensors that TMA cannot read.
 std::size_t backward_workspace_bytes(const Problem& problem, const BackwardConfig& config);
 
 /// Launches on `stream` of the problem's device and returns; the context that was current stays so.

@@ -12,7 +12,7 @@
 
 namespace tandem::gpu {
 
-/// The tensors that the copy engine reads.
+/// The tensors that TMA reads.
 enum class BackwardLoaded : int { q, k, v, dout };
 constexpr std::array<BackwardLoaded, 4> backward_loaded_tensors = {BackwardLoaded::q, BackwardLoaded::k,
                                                                    BackwardLoaded::v, BackwardLoaded::dout};
@@ -20,7 +20,7 @@ constexpr std::array<BackwardLoaded, 4> backward_loaded_tensors = {BackwardLoade
 /// The operand of `problem`, and its extents.
 LoadedTensor backward_tensor(const Problem& problem, BackwardLoaded which);
 
-/// How the kernel of `config` reads a tensor. Whether the copy engine can is for copy_engine_can_read to say.
+/// How the kernel of `config` reads a tensor. Whether TMA can is for tma_can_read to say.
 TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, BackwardLoaded which);
 
 /// Scratch bytes that the kernels of `config` work in, linear in the number of queries: LSE and delta, f32
@@ -28,7 +28,7 @@ TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& 
 std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config);
 
 /// What all kernels of the call are launched with. `scratch` is 256-byte aligned memory of
-/// backward_scratch_bytes. Every tensor must be one that the copy engine can read.
+/// backward_scratch_bytes. Every tensor must be one that TMA can read.
 BackwardParams make_backward_params(const Problem& problem, const BackwardConfig& config,
                                     EncodeTensorMap encode, char* scratch);
 

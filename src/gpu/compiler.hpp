@@ -15,13 +15,13 @@ struct KernelName {
   friend bool operator==(const KernelName&, const KernelName&) = default;
 };
 
-/// What the assembler said of a kernel. Local memory is slow: spills and stack frames cost time.
+/// What ptxas said of a kernel. Local memory is slow: spills and stack frames cost time.
 struct KernelUsage {
   int registers = 0;
   int stack_bytes = 0;
   int spill_store_bytes = 0;
   int spill_load_bytes = 0;
-  /// The assembler found WGMMAs whose registers it could not leave alone, and waits after each: no overlap is
+  /// ptxas found WGMMAs whose registers it could not leave alone, and waits after each: no overlap is
   /// left.
   int serialised = 0;
 };
@@ -54,7 +54,7 @@ std::span<const char* const> compile_options();
 /// is refused. `sources` defaults to the library's own.
 CompiledKernel compile(const KernelName& name, std::span<const Source> sources = device_sources());
 
-/// Finds the assembler's report of `symbol` in a log made with --ptxas-options=-v.
+/// Finds ptxas's report of `symbol` in a log made with --ptxas-options=-v.
 KernelUsage parse_usage(const std::string& log);
 
 }  // namespace tandem::gpu

@@ -11,10 +11,9 @@
 namespace tandem::gpu {
 namespace {
 
-/// V stays as it is for some recipes, and then the copy engine has to be able to read it.
+/// V stays as it is for some recipes, and then TMA has to be able to read it.
 bool needs_packing(const Problem& p, const EightBitConfig& config) {
-  return config.pv == Codes::input &&
-         !copy_engine_can_read(forward_tensor_map(p, config.tiling(), Loaded::v));
+  return config.pv == Codes::input && !tma_can_read(forward_tensor_map(p, config.tiling(), Loaded::v));
 }
 Packing packing_of_v(Problem& p) {
   return {.operand = &p.v,

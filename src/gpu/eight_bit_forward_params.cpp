@@ -57,9 +57,8 @@ ScaleArray array_of(const Scales& s) {
 }  // namespace
 
 bool can_read_codes(const Problem& problem, const EightBitConfig& config) {
-  return std::ranges::all_of(std::array{Loaded::q, Loaded::k, Loaded::v}, [&](Loaded which) {
-    return copy_engine_can_read(brought_map(problem, config, which));
-  });
+  return std::ranges::all_of(std::array{Loaded::q, Loaded::k, Loaded::v},
+                             [&](Loaded which) { return tma_can_read(brought_map(problem, config, which)); });
 }
 
 EightBitParams make_brought_params(const Problem& problem, const EightBitConfig& config,

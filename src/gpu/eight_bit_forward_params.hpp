@@ -20,7 +20,7 @@ struct QuantizedOperands {
   const float* shift = nullptr;
 };
 
-/// Whether the copy engine can read q, k and v, codes of the caller's, where they are.
+/// Whether TMA can read q, k and v, codes of the caller's, where they are.
 bool can_read_codes(const Problem& problem, const EightBitConfig& config);
 
 /// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.

@@ -11,11 +11,11 @@
 namespace tandem::gpu {
 namespace {
 
-/// The tensors of `problem` that the copy engine cannot read. Calls f with each.
+/// The tensors of `problem` that TMA cannot read. Calls f with each.
 template <typename F>
 void for_each_packing(Problem& p, const ForwardConfig& config, F&& f) {
   for (const Loaded which : loaded_tensors) {
-    if (copy_engine_can_read(forward_tensor_map(p, config.tiling(), which))) continue;
+    if (tma_can_read(forward_tensor_map(p, config.tiling(), which))) continue;
     const bool is_q = which == Loaded::q;
     const std::int64_t head_dim = which == Loaded::v ? p.head_dim_v : p.head_dim_qk;
     f(Packing{.operand = is_q                 ? &p.q

@@ -1,4 +1,4 @@
-// The forward pass on a GPU: tensors that the copy engine cannot read are packed, the kernel of the Config is
+// The forward pass on a GPU: tensors that TMA cannot read are packed, the kernel of the Config is
 // launched.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tandem::gpu {
 
-/// Scratch bytes of a forward call: room for packed copies of the tensors that the copy engine cannot read;
+/// Scratch bytes of a forward call: room for packed copies of the tensors that TMA cannot read;
 /// usually 0.
 std::size_t forward_workspace_bytes(const Problem& problem, const ForwardConfig& config);
 

@@ -10,17 +10,17 @@
 
 namespace tandem::gpu {
 
-/// The tensors that the copy engine reads.
+/// The tensors that TMA reads.
 enum class Loaded : int { q, k, v };
 constexpr std::array<Loaded, 3> loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
 
 /// How a kernel with this `tiling` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one
-/// strip of columns by 64 rows (q) or block_n rows (k, v). Whether the copy engine can is for
-/// copy_engine_can_read to say.
+/// strip of columns by 64 rows (q) or block_n rows (k, v). Whether TMA can is for
+/// tma_can_read to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
 /// What the kernel is launched with. `encode` makes the tensor maps; `processors`, the device's, set how many
-/// heads' causal tiles are interleaved. Every tensor must be one that the copy engine can read.
+/// heads' causal tiles are interleaved. Every tensor must be one that TMA can read.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, EncodeTensorMap encode,
                                   int processors, unsigned int* tile_counter);
 

@@ -1,4 +1,4 @@
-// Scratch memory of a call, and copies of tensors that the copy engine cannot read.
+// Scratch memory of a call, and copies of tensors that TMA cannot read.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
   spec.swizzle = strip * spec.element_bytes == 128 ? Swizzle::b128 : Swizzle::b64;
   const std::array<std::int64_t, 3> strides = {o.row_stride, o.head_stride, o.batch_stride};
   for (std::size_t i = 0; i < strides.size(); ++i) {
-    // The stride of a dimension of one element is never used and may be anything; the copy engine wants a
+    // The stride of a dimension of one element is never used and may be anything; TMA wants a
     // multiple of 16.
     spec.strides[i] = empty || spec.dims[i + 1] == 1 ? (tensor.head_dim * spec.element_bytes + 15) / 16 * 16
                                                      : strides[i] * spec.element_bytes;

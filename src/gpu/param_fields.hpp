@@ -52,7 +52,7 @@ inline bool allows_code_vectors(const Operand& codes, std::int64_t head_dim) {
          (codes.row_stride | codes.head_stride | codes.batch_stride) % 8 == 0;
 }
 
-/// A tensor that the copy engine reads, and its extents.
+/// A tensor that TMA reads, and its extents.
 struct LoadedTensor {
   const Operand& operand;
   std::int64_t head_dim, rows, heads, batch;

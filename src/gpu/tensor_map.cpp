@@ -25,7 +25,7 @@ abi::TensorMapSwizzle swizzle_of(Swizzle swizzle) {
 }  // namespace
 
 TensorMap encode_tensor_map(const TensorMapSpec& spec) {
-  if (const char* objection = copy_engine_objection(spec)) {
+  if (const char* objection = tma_objection(spec)) {
     throw Error(Status::internal, fmt::format("tensor map: {}", objection));
   }
   std::array<std::uint64_t, TensorMapSpec::max_rank> dims{};

@@ -5,8 +5,8 @@
 
 namespace tandem::gpu {
 
-/// Encodes `spec` for the copy engine; an EncodeTensorMap. Needs no context. Throws Error (internal) for a
-/// spec that breaks copy_engine_objection's rules, runtime if the driver refuses it all the same.
+/// Encodes `spec` for TMA; an EncodeTensorMap. Needs no context. Throws Error (internal) for a
+/// spec that breaks tma_objection's rules, runtime if the driver refuses it all the same.
 TensorMap encode_tensor_map(const TensorMapSpec& spec);
 
 }  // namespace tandem::gpu

@@ -49,7 +49,7 @@ BackwardConfig choose_backward_config(const Problem& problem);
 /// Configs that are compiled into the library: what choose_backward_config gives for the usual models.
 std::vector<BackwardConfig> shipped_backward_configs();
 
-/// Bytes of local memory that the assembler gives a shipped Config: 0, but for those that backward_plan.cpp
+/// Bytes of local memory that ptxas gives a shipped Config: 0, but for those that backward_plan.cpp
 /// names with the reason.
 int backward_local_bytes_allowed(const BackwardConfig& config);
 

@@ -19,7 +19,7 @@ constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
 constexpr int reserved_shared_bytes = 1024;
 
 /// Registers a consumer thread needs beside accumulators and probabilities (addresses, row statistics, loop
-/// state). With fewer left over the assembler spills or serialises the products; found by compiling, see
+/// state). With fewer left over ptxas spills or serialises the products; found by compiling, see
 /// tests/plan.
 constexpr int forward_other_registers = 32;
 
@@ -61,7 +61,7 @@ ForwardConfig choose_forward_config(const Problem& problem);
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.
 std::vector<ForwardConfig> shipped_forward_configs();
 
-/// Bytes of local memory that the assembler gives a shipped Config: 0, but for those that forward_plan.cpp
+/// Bytes of local memory that ptxas gives a shipped Config: 0, but for those that forward_plan.cpp
 /// names with the reason.
 int forward_local_bytes_allowed(const ForwardConfig& config);
 

@@ -26,7 +26,7 @@
 
 namespace tandem {
 
-/// Elements from row to row of a matrix of codes: the copy engine wants multiples of 16 bytes.
+/// Elements from row to row of a matrix of codes: TMA wants multiples of 16 bytes.
 constexpr long long code_pitch(long long head_dim) {
   return (head_dim + 15) / 16 * 16;
 }

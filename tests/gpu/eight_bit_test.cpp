@@ -242,7 +242,7 @@ TEST_P(QuantizedCodes, MatchTheCpu) {
   packed.packed_q = packed.packed_k = true;
   packed.lengths_q = {40, 0, 131};
   packed.lengths_k = {130, 7, 140};
-  for (const int pad : {3, 16}) {  // the copy engine reads rows 16 bytes apart
+  for (const int pad : {3, 16}) {  // TMA reads rows 16 bytes apart
     packed.q.pad = packed.k.pad = packed.v.pad = pad;
     check(packed, how);
   }

@@ -55,7 +55,7 @@ TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
   EXPECT_EQ(k.box, (std::array<int, 5>{64, c.block_n, 1, 1, 0}));
   const TensorMapSpec v = forward_tensor_map(p, c.tiling(), Loaded::v);
   EXPECT_EQ(v.dims, (std::array<std::int64_t, 5>{64, 300, 2, 2, 0}));
-  for (const TensorMapSpec& spec : {q, k, v}) EXPECT_TRUE(copy_engine_can_read(spec));
+  for (const TensorMapSpec& spec : {q, k, v}) EXPECT_TRUE(tma_can_read(spec));
   EXPECT_EQ(forward_workspace_bytes(p, c), 0U);
 }
 
@@ -71,22 +71,22 @@ TEST(ForwardTensorMap, StridesOfSingleElementsAreIgnored) {
   Problem p = contiguous();
   p.batch = 1;
   p.q.batch_stride = 3;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::q)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::q)));
 }
 
 TEST(ForwardTensorMap, EmptyTensorsStillHaveAMap) {
   Problem p = contiguous();
   p.rows_k = 0;
   p.k.data = nullptr;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
-  // Whatever the addresses and strides: nothing is to be copied for the copy engine's sake.
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
+  // Whatever the addresses and strides: nothing is to be copied for TMA's sake.
   p.out.data = &memory[1];
   p.k.row_stride = p.v.head_stride = 7;
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
-  EXPECT_TRUE(copy_engine_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::v)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::k)));
+  EXPECT_TRUE(tma_can_read(forward_tensor_map(p, choose_forward_config(p).tiling(), Loaded::v)));
 }
 
-TEST(ForwardWorkspace, HoldsCopiesOfWhatTheCopyEngineCannotRead) {
+TEST(ForwardWorkspace, HoldsCopiesOfWhatTmaCannotRead) {
   Problem p = contiguous();
   const ForwardConfig c = choose_forward_config(p);
   p.k.row_stride += 1;

@@ -1,4 +1,4 @@
-// The archive of kernels that is linked into the library, and what the assembler makes of the set that goes
+// The archive of kernels that is linked into the library, and what ptxas makes of the set that goes
 // into it.
 #include "gpu/shipped.hpp"
 
@@ -52,7 +52,7 @@ void expect_fast(const KernelName& name, int local_bytes = 0) {
   EXPECT_LE(usage.stack_bytes, local_bytes);
   EXPECT_LE(usage.spill_store_bytes, local_bytes);
   EXPECT_LE(usage.spill_load_bytes, local_bytes);
-  EXPECT_EQ(usage.serialised, 0) << "the assembler serialises the products";
+  EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
 }
 
 /// A group of the set: each is a process of its own in ctest, so that they compile side by side. A kernel

@@ -1,4 +1,4 @@
-// Which tensors the copy engine can move.
+// Which tensors TMA can move.
 #include "kernels/config/tensor_map_spec.hpp"
 
 #include <gtest/gtest.h>
@@ -20,81 +20,81 @@ TensorMapSpec plain() {
           .swizzle = Swizzle::b128};
 }
 
-TEST(CopyEngine, ReadsContiguousTensors) {
-  EXPECT_TRUE(copy_engine_can_read(plain()));
+TEST(TensorMap, ReadsContiguousTensors) {
+  EXPECT_TRUE(tma_can_read(plain()));
 }
 
-TEST(CopyEngine, ReadsStridesInAnyOrderAndZeroOnes) {
+TEST(TensorMap, ReadsStridesInAnyOrderAndZeroOnes) {
   TensorMapSpec s = plain();
   s.strides = {64 * 2, 100 * 64 * 2, 0};
-  EXPECT_TRUE(copy_engine_can_read(s));
+  EXPECT_TRUE(tma_can_read(s));
 }
 
-TEST(CopyEngine, WantsSixteenByteBaseAndStrides) {
+TEST(TensorMap, WantsSixteenByteBaseAndStrides) {
   for (const std::uintptr_t offset : {2, 4, 8, 14}) {
     TensorMapSpec s = plain();
     s.base = at(0x1000 + offset);
-    EXPECT_FALSE(copy_engine_can_read(s)) << offset;
+    EXPECT_FALSE(tma_can_read(s)) << offset;
   }
   for (std::size_t i = 0; i < 3; ++i) {
     TensorMapSpec s = plain();
     s.strides[i] += 8;
-    EXPECT_FALSE(copy_engine_can_read(s)) << i;
+    EXPECT_FALSE(tma_can_read(s)) << i;
   }
   TensorMapSpec null = plain();
   null.base = nullptr;
-  EXPECT_FALSE(copy_engine_can_read(null));
+  EXPECT_FALSE(tma_can_read(null));
 }
 
-TEST(CopyEngine, BoundsStrides) {
+TEST(TensorMap, BoundsStrides) {
   TensorMapSpec s = plain();
   s.strides[2] = (std::int64_t{1} << 40) - 16;
-  EXPECT_TRUE(copy_engine_can_read(s));
+  EXPECT_TRUE(tma_can_read(s));
   s.strides[2] += 16;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s.strides[2] = -1024;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
 }
 
-TEST(CopyEngine, BoundsDimensions) {
+TEST(TensorMap, BoundsDimensions) {
   TensorMapSpec s = plain();
   s.dims[3] = std::int64_t{1} << 32;
-  EXPECT_TRUE(copy_engine_can_read(s));
+  EXPECT_TRUE(tma_can_read(s));
   s.dims[3] += 1;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s.dims[3] = 0;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
 }
 
-TEST(CopyEngine, BoundsTheBox) {
+TEST(TensorMap, BoundsTheBox) {
   TensorMapSpec s = plain();
   s.box[1] = 256;
-  EXPECT_TRUE(copy_engine_can_read(s));
+  EXPECT_TRUE(tma_can_read(s));
   s.box[1] = 257;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s.box[1] = 0;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
 }
 
-TEST(CopyEngine, FitsTheBoxIntoTheSwizzle) {
+TEST(TensorMap, FitsTheBoxIntoTheSwizzle) {
   TensorMapSpec s = plain();
   s.swizzle = Swizzle::b64;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s.box[0] = 32;
-  EXPECT_TRUE(copy_engine_can_read(s));
+  EXPECT_TRUE(tma_can_read(s));
   s.box[0] = 28;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
 }
 
-TEST(CopyEngine, KnowsRanksAndElementSizes) {
+TEST(TensorMap, KnowsRanksAndElementSizes) {
   TensorMapSpec s = plain();
   s.rank = 0;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s.rank = 6;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
   s = plain();
   s.element_bytes = 8;
-  EXPECT_FALSE(copy_engine_can_read(s));
+  EXPECT_FALSE(tma_can_read(s));
 }
 
 }  // namespace

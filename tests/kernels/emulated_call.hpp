@@ -20,7 +20,7 @@ namespace tandem::kernel_tests {
 /// guards around.
 void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& boxes, bool writable);
 
-/// Copies a tensor that the copy engine cannot read, by the kernel that does it on a GPU.
+/// Copies a tensor that TMA cannot read, by the kernel that does it on a GPU.
 void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
                       std::int64_t heads, std::int64_t head_dim, emulator::Options options);
 

@@ -81,7 +81,7 @@ TANDEM_DEVICE constexpr int truth_begin(TruthSection section) {
 constexpr int truth_words = truth_begin(TruthSection::reduce_add);
 
 /// Where a load of `cols` columns begins, so that it crosses two edges of the tensor. The innermost
-/// coordinate must lead to a multiple of 16 bytes: the copy engine takes any other for an illegal
+/// coordinate must lead to a multiple of 16 bytes: TMA takes any other for an illegal
 /// instruction.
 constexpr int truth_load_row = -3;
 TANDEM_DEVICE constexpr int truth_load_col(int cols) {
@@ -143,7 +143,7 @@ struct Truth {
   }
 };
 
-/// Where the copy engine puts a box's bytes, two edges of the tensor included.
+/// Where TMA puts a box's bytes, two edges of the tensor included.
 TANDEM_DEVICE void truth_swizzle(Truth& t, Swizzle swizzle) {
   const int cols = 16 << static_cast<int>(swizzle);
   t.load(t.s.stage, t.p.source[static_cast<int>(swizzle)], swizzle, 1, truth_load_row, truth_load_col(cols));

@@ -1,4 +1,4 @@
-// The kernel that packs tensors for the copy engine, in the emulator: every element, zeros behind them, no
+// The kernel that packs tensors for TMA, in the emulator: every element, zeros behind them, no
 // access outside.
 #include "kernels/common/pack.cuh"
 

@@ -127,7 +127,7 @@ void gemm_multiply(const GemmParams& p, GemmShared& s, float (&d)[32]) {
   }
 }
 
-/// Puts C into shared memory as the copy engine expects it, and stores it.
+/// Puts C into shared memory as TMA expects it, and stores it.
 template <Mistake mistake>
 void gemm_store(const GemmParams& p, GemmShared& s, const float (&d)[32]) {
   const int thread = static_cast<int>(ptx::thread_index());

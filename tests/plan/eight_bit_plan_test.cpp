@@ -68,7 +68,7 @@ EightBitConfig choose(const Problem& p) {
   return choose_eight_bit_config(p, recipe_of(p));
 }
 
-TEST(EightBitPlan, ReadsCodesWhereTheyAreIfTheCopyEngineCan) {
+TEST(EightBitPlan, ReadsCodesWhereTheyAreIfTmaCan) {
   for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
     for (const bool causal : {false, true}) {
       const EightBitConfig c = choose(problem_of_codes(head_dim, causal));

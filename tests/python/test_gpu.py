@@ -130,7 +130,7 @@ def test_one_query(lengths: str, heads_last: bool) -> None:
 
 
 def test_strided_inputs() -> None:
-    """Slices of one tensor, rows that the copy engine cannot read, heads expanded without memory."""
+    """Slices of one tensor, rows that TMA cannot read, heads expanded without memory."""
     fused = torch.randn(2, 100, 12, 64, dtype=torch.bfloat16).cuda()
     q, k, v = fused[:, :, :4], fused[:, :, 4:8], fused[:, :, 8:]
     check_equal_to_contiguous(q, k, v)

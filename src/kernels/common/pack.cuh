@@ -1,4 +1,4 @@
-// Copies a tensor of 16-bit elements whose layout the copy engine cannot read into one that it can: rows of
+// Copies a tensor of 16-bit elements whose layout TMA cannot read into one that it can: rows of
 // heads of `pitch` elements, without gaps. Bound by memory: one read and one write of the tensor.
 #pragma once
 

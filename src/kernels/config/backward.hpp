@@ -44,7 +44,7 @@ struct BackwardConfig {
     return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
   }
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
-  /// f32 values of dQ that one warpgroup has, and that it hands to the copy engine at a time.
+  /// f32 values of dQ that one warpgroup has, and that it hands to TMA at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
 };

@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-/// Specialises the kernel that copies a tensor into a layout that the copy engine reads.
+/// Specialises the kernel that copies a tensor into a layout that TMA reads.
 struct PackConfig {
   bool paired = false;  ///< base and strides are even, and so is head_dim: elements are read in pairs
 

@@ -1,4 +1,4 @@
-// What a tensor map says, before anything encodes it. The driver encodes it for the copy engine, the emulator
+// What a tensor map says, before anything encodes it. The driver encodes it for TMA, the emulator
 // for itself; both are passed in as an EncodeTensorMap. Host only.
 #pragma once
 
@@ -31,11 +31,11 @@ constexpr int bytes_of(Swizzle swizzle) {
   return swizzle == Swizzle::b128 ? 128 : swizzle == Swizzle::b64 ? 64 : 32;
 }
 
-/// Why the copy engine cannot move `spec`, or null if it can. The rules are those of the PTX ISA for tensor
+/// Why TMA cannot move `spec`, or null if it can. The rules are those of the PTX ISA for tensor
 /// maps without interleave: base and strides are multiples of 16 bytes, strides below 2^40, dims 1 to 2^32,
 /// box 1 to 256, and the box's inner extent a multiple of 16 bytes that fits the swizzle. Strides need not
 /// ascend; 0 repeats a dimension.
-inline const char* copy_engine_objection(const TensorMapSpec& spec) {
+inline const char* tma_objection(const TensorMapSpec& spec) {
   constexpr std::int64_t dim_limit = std::int64_t{1} << 32;
   constexpr std::int64_t stride_limit = std::int64_t{1} << 40;
   if (spec.rank < 1 || spec.rank > TensorMapSpec::max_rank) return "rank is not 1 to 5";
@@ -59,8 +59,8 @@ inline const char* copy_engine_objection(const TensorMapSpec& spec) {
   return nullptr;
 }
 
-inline bool copy_engine_can_read(const TensorMapSpec& spec) {
-  return copy_engine_objection(spec) == nullptr;
+inline bool tma_can_read(const TensorMapSpec& spec) {
+  return tma_objection(spec) == nullptr;
 }
 
 }  // namespace tandem

@@ -20,7 +20,7 @@ enum class Swizzle : int { b32, b64, b128 };
 /// `scaled` serves scales <= 0, where the largest raw score would not be the largest scaled one.
 enum class ScoreTransform : int { raw, scaled, softcap };
 
-/// A copy-engine tensor map (CUtensorMap): 128 opaque bytes that the driver encodes.
+/// A TMA tensor map (CUtensorMap): 128 opaque bytes that the driver encodes.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };

@@ -32,7 +32,7 @@ TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
 }
 
 /// Ordinary shared-memory accesses that come before this, of this thread or of others that it has met at a
-/// barrier, come before later ones of the tensor cores and the copy engine. It takes long where products of
+/// barrier, come before later ones of the tensor cores and TMA. It takes long where products of
 /// the warp are in flight.
 TANDEM_DEVICE void fence_async_shared() {
 #if TANDEM_ON_DEVICE

@@ -1,4 +1,4 @@
-// Transaction barriers in shared memory: phases, arrivals, and bytes that the copy engine still owes.
+// Transaction barriers in shared memory: phases, arrivals, and bytes that TMA still owes.
 #pragma once
 
 #include "kernels/ptx/base.cuh"
@@ -19,7 +19,7 @@ TANDEM_DEVICE void mbarrier_init(Mbarrier& bar, u32 arrivals) {
 #endif
 }
 
-/// Makes initialised barriers visible to the copy engine and to the cluster.
+/// Makes initialised barriers visible to TMA and to the cluster.
 TANDEM_DEVICE void fence_mbarrier_init() {
 #if TANDEM_ON_DEVICE
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

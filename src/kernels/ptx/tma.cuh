@@ -1,6 +1,6 @@
-// The copy engine (TMA): boxes of a tensor between global and shared memory, described by a tensor map.
-// Coordinates go from the innermost dimension outwards. What lies outside the tensor reads as zero and is not
-// written.
+// The Tensor Memory Accelerator (TMA): boxes of a tensor between global and shared memory, described by a
+// tensor map. Coordinates go from the innermost dimension outwards. What lies outside the tensor reads as
+// zero and is not written.
 #pragma once
 
 #include "kernels/config/types.hpp"

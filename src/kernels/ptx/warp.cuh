@@ -61,7 +61,7 @@ TANDEM_DEVICE u32 reduce_or(u32 value) {
 #endif
 }
 
-/// Whether it is so on any lane: without a mask of lanes, whose test the assembler puts behind a vote.
+/// Whether it is so on any lane: without a mask of lanes, whose test ptxas puts behind a vote.
 TANDEM_DEVICE bool any_lane(bool value) {
 #if TANDEM_ON_DEVICE
   return __any_sync(0xffffffffU, value);

@@ -9,7 +9,7 @@
 //
 // Scores are computed transposed, so that P^T and dS^T lie in registers as the products for dV and dK want
 // their first operand. A producer warp feeds Q and dO; further warps of its warpgroup add dQ to f32 sums in
-// global memory through the copy engine. Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
+// global memory through TMA. Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
 // section 3 and appendix B. Two warpgroups that own keys may take turns at the tensor cores (ping-pong).
 // docs/kernels/backward.md has the arithmetic.
 #pragma once

@@ -287,7 +287,7 @@ struct BackwardConsumer {
       found |= other_k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
 #pragma unroll
     for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
-    // A word a warp. What reduce_or gives is uniform for the assembler too, which else serialises the
+    // A word a warp. What reduce_or gives is uniform for ptxas too, which else serialises the
     // products (C7520).
     const int lane = thread % warp_size;
     const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);

@@ -321,7 +321,7 @@ struct EightBitRows {
       wait_output(held);
       c.release_v();
       // The exponentials run under the other warpgroups' products, with the promotion and the conversions
-      // between them. (Written before the wait for their own product, the assembler moves them behind it.)
+      // between them. (Written before the wait for their own product, ptxas moves them behind it.)
       find_exponentials(s, sums, masked, [&](int quarter) {
         constexpr int size = part_outputs / 4;
         c.template promote<size>(o, held, C.parts - 1, softmax.weight, quarter * size);

@@ -1,6 +1,6 @@
 // The forward pass: O = softmax(scale Q K^T) V, one persistent block an SM.
 //
-// A producer warp feeds shared memory through the copy engine; each consumer warpgroup owns 64 queries. In
+// A producer warp feeds shared memory through TMA; each consumer warpgroup owns 64 queries. In
 // one warpgroup the products of block i + 1 and block i run while its softmax waits for neither (two-stage
 // pipelining); between warpgroups, named barriers hand the tensor cores round, so that one's exponentials run
 // under the other's products (ping-pong). Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
@@ -108,7 +108,7 @@ struct ForwardConsumer {
 
   /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN: the consumers zero them in
   /// shared memory before their first product. Only the rightmost block has such rows, and only where the
-  /// copy engine cannot know the end.
+  /// TMA cannot know the end.
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,

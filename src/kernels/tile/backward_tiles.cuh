@@ -83,7 +83,7 @@ struct BackwardTiles {
 
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
-    // The shuffle lets the assembler know that the number is uniform (see forward.cuh).
+    // The shuffle lets ptxas know that the number is uniform (see forward.cuh).
     const int all = p.heads_kv * p.batch * p.n_blocks;  // where sequences are of one length
     const int number = ptx::warp_uniform(
         number_of(round++, static_cast<int>(ptx::block_index()) / C.cluster, clusters(), p.n_blocks, all));
@@ -134,7 +134,7 @@ struct BackwardTiles {
   static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.block_n : -C.block_n; }
   static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.cluster; }
 
-  /// All lanes have the same values, but the assembler does not see it: with loop bounds that it takes for
+  /// All lanes have the same values, but ptxas does not see it: with loop bounds that it takes for
   /// divergent it serialises the products (C7520) of every ragged causal Config.
   template <typename... Ints>
   static TANDEM_DEVICE void uniform(Ints&... values) {

@@ -1,4 +1,4 @@
-// Matrices of 8-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
+// Matrices of 8-bit elements in shared memory, as TMA writes them and WGMMA reads them.
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"

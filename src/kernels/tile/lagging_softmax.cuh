@@ -107,7 +107,7 @@ struct LaggingSoftmax {
   /// quarter i.
   ///
   /// The exponential unit takes a warp's instruction every eight cycles; what else a tile needs fits between:
-  /// arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them so, if it
+  /// arguments of the next quarter, sums of the one before, and `beside`. ptxas mixes them so, if it
   /// is given them in this order.
   ///
   /// `anew`: no exponential is linear.
@@ -151,7 +151,7 @@ struct LaggingSoftmax {
   /// Takes the tile's sums in, and gives `take` its P. Where P is too large the row's reference moves first,
   /// and P, O and the sums with it (`take(P, true)`); where it is infinite, `again` finds the tile's P anew.
   ///
-  /// `apart`: both ways end in a call of `take`, and P that moves is another array. The assembler packs four
+  /// `apart`: both ways end in a call of `take`, and P that moves is another array. ptxas packs four
   /// e4m3 into a word by two instructions in place of three only where what it packs was written at one
   /// place.
   template <bool apart, int n, typename Scale, typename Again, typename Take>

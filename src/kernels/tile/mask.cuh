@@ -96,7 +96,7 @@ TANDEM_DEVICE int columns_below(int end) {
 }
 
 /// Sets scores of invisible keys to -inf. `query` and `key` are the sequence positions of the warpgroup's
-/// tile origin. Columns are bits of a word, of which the assembler sets seven predicates at a time (R2P);
+/// tile origin. Columns are bits of a word, of which ptxas sets seven predicates at a time (R2P);
 /// otherwise it compares each column with both edges.
 template <int n>
 TANDEM_DEVICE void apply_mask(float (&s)[n], const Visibility& v, int query, int key,

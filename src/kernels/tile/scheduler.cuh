@@ -208,7 +208,7 @@ struct RaggedBlocks {
       }
       before += pick(through, warp_size - 1);
     }
-    // The assembler does not see that all lanes leave the loop with the same values. Without a shuffle each,
+    // ptxas does not see that all lanes leave the loop with the same values. Without a shuffle each,
     // WGMMA descriptors are computed in ordinary registers, and up to 45 moves to uniform ones stand between
     // a block's products.
     if (ptx::warp_uniform(found ? 1 : 0) == 0) return false;

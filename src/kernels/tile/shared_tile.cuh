@@ -1,4 +1,4 @@
-// Matrices of 16-bit elements in shared memory, as the copy engine writes them and WGMMA reads them.
+// Matrices of 16-bit elements in shared memory, as TMA writes them and WGMMA reads them.
 #pragma once
 
 #include "kernels/ptx/math.cuh"
@@ -9,7 +9,7 @@
 namespace tandem::tile {
 
 /// `rows` x `cols`, cut into strips of 64 (or 32) columns; a strip is `rows` rows of 128 (or 64) bytes,
-/// swizzled. One strip is one box of the copy engine. Base addresses are multiples of 1024.
+/// swizzled. One strip is one box of TMA. Base addresses are multiples of 1024.
 template <int rows, int cols, int strip = strip_columns(cols)>
 struct SharedTile {
   static constexpr int strip_cols = strip;

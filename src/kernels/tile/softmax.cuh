@@ -58,7 +58,7 @@ struct OnlineSoftmax {
   /// called behind quarter i, for what may run among the exponentials of the next.
   ///
   /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits
-  /// between: arguments of the next quarter, sums of the one before, and `beside`. The assembler mixes them
+  /// between: arguments of the next quarter, sums of the one before, and `beside`. ptxas mixes them
   /// so, if it is given them in this order; written one after the other, they stay one after the other.
   template <int n, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], float scale_log2, Beside beside) const {

@@ -164,7 +164,7 @@ struct TileSoftmax {
     weigh(v_scale, codes);
   }
   /// The first tile of a row: its maximum is the reference. settle follows where it is late. (Where codes are
-  /// raised a whole settle at once is what the assembler finds registers for: with the weights alone d = 256
+  /// raised a whole settle at once is what ptxas finds registers for: with the weights alone d = 256
   /// has 132 bytes spilled, causal 300, with this none and 16.)
   template <int n, int words>
   TANDEM_DEVICE void start(float v_scale, const u32 (&codes)[words], float (&o)[n]) {

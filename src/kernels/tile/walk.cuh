@@ -30,7 +30,7 @@ struct QueryTiles {
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
     const int number = !W.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
-    // Uniform already; the shuffle lets the assembler know, which then keeps loop counts and descriptors in
+    // Uniform already; the shuffle lets ptxas know, which then keeps loop counts and descriptors in
     // uniform registers. Without it each WGMMA waits for four moves.
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
     // Nor does it see that the lanes leave the search for a sequence together. Drawn tiles have met already;

@@ -56,7 +56,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   const std::array<Operand*, 4> operands = {&p.q, &p.k, &p.v, &p.dout};
   std::array<std::vector<std::uint16_t>, 4> packed;
   for (const gpu::BackwardLoaded which : gpu::backward_loaded_tensors) {
-    if (copy_engine_can_read(gpu::backward_tensor_map(p, config, which))) continue;
+    if (tma_can_read(gpu::backward_tensor_map(p, config, which))) continue;
     const auto at = static_cast<std::size_t>(which);
     const gpu::LoadedTensor tensor = gpu::backward_tensor(p, which);
     pack_in_emulator(*operands[at], packed[at], tensor.batch, tensor.rows, tensor.heads, tensor.head_dim,

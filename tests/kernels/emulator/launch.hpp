@@ -46,7 +46,7 @@ struct Grid {
 
 struct Options {
   std::uint64_t seed = 0;    ///< 0: round robin and lane 0 elected; others: random order, random elected lane
-  unsigned max_delay = 200;  ///< scheduling steps that the copy engine and the tensor cores may lag
+  unsigned max_delay = 200;  ///< scheduling steps that TMA and the tensor cores may lag
   unsigned host_threads = 1;    ///< blocks, or clusters, run at once
   bool skipped_phases = false;  ///< a thread may let a barrier's phases pass without waiting for them
   std::vector<Buffer> buffers = {};

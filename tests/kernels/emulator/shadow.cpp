@@ -29,8 +29,7 @@ Shadow::Shadow(std::uint32_t bytes, Components components)
 std::string Shadow::writer_name(Event e) const {
   if (e == reserved_) return "an mbarrier";
   if (components_.is_thread(e)) return fmt::format("thread {}", e.component());
-  return fmt::format("the copy engine (barrier #{}, phase {})", e.component() - components_.barrier(0),
-                     e.clock() - 1);
+  return fmt::format("TMA (barrier #{}, phase {})", e.component() - components_.barrier(0), e.clock() - 1);
 }
 
 std::string Shadow::ordinary_visible(Event source, std::uint32_t thread, const Clock& observer) const {

@@ -1,4 +1,4 @@
-// The copy engine: boxes of tensors between global and shared memory, some time after they were asked for.
+// TMA: boxes of tensors between global and shared memory, some time after they were asked for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -154,7 +154,7 @@ Barrier& loading_barrier(Block& block, void* bar, const char* what) {
   Barrier& b = block.barrier(bar, what);
   if (!b.init_fenced) {
     block.fail(
-        fmt::format("{}: mbarrier +{} is not visible to the copy engine: its thread has not called "
+        fmt::format("{}: mbarrier +{} is not visible to TMA: its thread has not called "
                     "fence_mbarrier_init",
                     what, b.offset));
   }
@@ -211,7 +211,7 @@ void store(const TensorMap& map, const void* shared, const int (&origin)[4], boo
 }  // namespace
 
 TensorMap encode(const TensorMapSpec& spec) {
-  if (const char* objection = copy_engine_objection(spec); objection != nullptr) {
+  if (const char* objection = tma_objection(spec); objection != nullptr) {
     throw Fault(fmt::format("tensor map: {}", objection));
   }
   if (spec.box[0] * spec.element_bytes != bytes_of(spec.swizzle)) {

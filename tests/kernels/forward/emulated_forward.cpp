@@ -82,7 +82,7 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
   for (const gpu::Loaded which : gpu::loaded_tensors) {
-    if (copy_engine_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling(), which))) continue;
+    if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling(), which))) continue;
     const bool is_q = which == gpu::Loaded::q;
     Operand& o = is_q ? p.q : which == gpu::Loaded::k ? p.k : p.v;
     auto& target = packed[static_cast<std::size_t>(which)];
