@@ -12,7 +12,7 @@ import oracle
 import pytest
 import tandem
 import torch
-from tandem import _call, _torch
+from tandem import _call, _operators
 from test_forward import DTYPES, FEATURES, qkv, varlen
 
 
@@ -185,7 +185,7 @@ def test_writes_to_saved_tensors_are_seen() -> None:
     """A backward pass that saved what a call wrote over since is an error."""
     q, k, v = qkv()
     result, lse = tandem.attention(q, k, v, return_lse=True)
-    flat = _torch._flat(_call.Call())
+    flat = _operators.flat(_call.Call())
 
     def backward(into: str, t: torch.Tensor) -> Any:
         sink = torch.zeros(q.shape[2])
@@ -221,7 +221,7 @@ def test_out_with_gradients_is_refused() -> None:
     with pytest.raises(tandem.InvalidArgumentError, match="out="):
         tandem.attention(q, k, v, out=torch.empty_like(q))
     with pytest.raises(tandem.InvalidArgumentError, match="out="):
-        torch.ops.tandem.attention_out(q, k, v, None, *_torch._flat(_call.Call()), torch.empty_like(q))
+        torch.ops.tandem.attention_out(q, k, v, None, *_operators.flat(_call.Call()), torch.empty_like(q))
 
 
 def test_deterministic_gradients_are_bitwise_equal() -> None:

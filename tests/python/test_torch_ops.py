@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tandem
 import torch
-from tandem import _call, _core, _torch
+from tandem import _call, _core, _operators
 from tandem.flash_attn import flash_attn_func
 from test_forward import FEATURES, qkv, varlen
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -34,7 +34,7 @@ def arguments(inputs: tuple[torch.Tensor, ...], options: dict[str, Any], gradien
     sink = options.pop("sink", None)
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     tensors = [t if t is None else t.detach().requires_grad_(gradients) for t in (*inputs, sink)]
-    return (*tensors, *_torch._flat(_call.Call(**options, metadata=metadata)))
+    return (*tensors, *_operators.flat(_call.Call(**options, metadata=metadata)))
 
 
 @pytest.mark.parametrize("kind", operator_calls())
@@ -65,7 +65,7 @@ def test_opcheck(kind: str) -> None:
 
 def test_fake_tensors_of_float8() -> None:
     q, k, v = (torch.empty(1, 8, 2, 16, dtype=torch.float8_e4m3fn, device="meta") for _ in range(3))
-    flat = _torch._flat(_call.Call())
+    flat = _operators.flat(_call.Call())
     assert torch.ops.tandem.attention(q, k, v, None, *flat, None)[0].dtype == torch.bfloat16
     assert torch.ops.tandem.attention(q, k, v, None, *flat, torch.float16)[0].dtype == torch.float16
 
@@ -206,7 +206,7 @@ def test_function_transforms_are_refused_by_pytorch() -> None:
 
 
 def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:
-    return torch.ops.tandem.attention(q, k, v, sink, *_torch._flat(_call.Call()), None)[0]
+    return torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(_call.Call()), None)[0]
 
 
 def into_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:

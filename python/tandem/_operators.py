@@ -1,0 +1,165 @@
+"""The operators of torch.ops.tandem: ``attention``, ``attention_out``, ``attention_backward``.
+
+Each has a schema, an implementation for CPU and CUDA tensors and a fake one that tells shapes alone, so that
+torch.compile and torch.export see through a call without a graph break. Nothing here reads a tensor's
+contents or synchronises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _call, _core, _derivatives
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
+_OPTIONS = (
+    ", ".join(f"Tensor? {name}" for name in _call.METADATA)
+    + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
+    " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
+)
+
+_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[4] needed"
+_SCHEMAS = (
+    f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
+    f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
+    f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+)
+_CODES = (torch.float8_e4m3fn, torch.int8)
+
+
+def flat(call: _call.Call) -> tuple[Any, ...]:
+    """A call as the arguments that _OPTIONS names."""
+    window = _call.pair("window", call.window)
+    options = (call.scale, call.causal, *window, call.softcap, call.deterministic, call.pad, call.check)
+    return (*call.metadata, *options, call.threads, call.precision, call.strict)
+
+
+def unflat(flat: Sequence[Any]) -> _call.Call:
+    """The inverse of flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
+    count = len(_call.METADATA)
+    scale, causal, left, right, softcap, deterministic, pad, check, threads, precision, strict = flat[count:]
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    metadata = tuple(flat[:count])
+    return _call.Call(
+        scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, precision, strict
+    )
+
+
+def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
+    """(out, lse), results made here; by the quick way of plain tensors where it goes."""
+    if out_dtype is None:
+        inputs = (q, k, v, sink, *call.metadata)
+        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
+        if results is not None:
+            return results
+    return _call.forward(call, q, k, v, sink, return_lse=return_lse, out_dtype=out_dtype)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Any:
+    *flat, out_dtype = rest
+    return run(unflat(flat), q, k, v, sink, out_dtype, True)
+
+
+def _forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
+    *flat, out = rest
+    lse: Tensor = _call.forward(unflat(flat), q, k, v, sink, return_lse=True, out=out)[1]
+    return lse
+
+
+def _backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    *flat, needed = rest
+    found = gradients(unflat(flat), dout, dlse, q, k, v, sink, out, lse, needed)
+    return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def gradients(
+    call: _call.Call,
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv, dsink), None of those that are not needed."""
+    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    # torch.empty_like is the quickest way to a contiguous tensor.
+    made = [
+        torch.empty_like(t, memory_format=torch.contiguous_format) if wanted else None
+        for t, wanted in zip((q, k, v), needed, strict=False)
+    ]
+    return _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (*made, None), needed=needed)
+
+
+def _rows_contiguous(t: Tensor) -> Tensor:
+    """Autograd hands over expanded gradients (of a sum, for one); the last dimension must be dense."""
+    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+
+
+def _fake_lse(q: Tensor) -> Tensor:
+    return q.new_empty(_call.lse_shape(q), dtype=torch.float32)
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    dtype = rest[-1] or (torch.bfloat16 if q.dtype in _CODES else q.dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), _fake_lse(q)
+
+
+def _fake_forward_out(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *rest: Any) -> Tensor:
+    return _fake_lse(q)
+
+
+def _fake_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    wanted = zip((q, k, v, sink), rest[-1], strict=True)
+    return tuple(q.new_empty(0) if t is None or not needed else t.new_empty(t.shape) for t, needed in wanted)
+
+
+class _Library(torch.library.Library):
+    """A library whose operators refuse tangents."""
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        if dispatch_key == "Autograd":
+            fn = _derivatives.without_tangents(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+
+_library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention", _forward, _device)
+    _library.impl("attention_out", _forward_out, _device)
+    _library.impl("attention_backward", _backward, _device)
+torch.library.register_fake("tandem::attention", _fake_forward, lib=_library)
+torch.library.register_fake("tandem::attention_out", _fake_forward_out, lib=_library)
+torch.library.register_fake("tandem::attention_backward", _fake_backward, lib=_library)
+torch.library.register_autograd(
+    "tandem::attention", _derivatives.differentiate, setup_context=_derivatives.save, lib=_library
+)
+torch.library.register_autograd("tandem::attention_backward", _derivatives.no_second_derivative, lib=_library)
+_library.impl("attention_out", _derivatives.forward_out_unrecorded, "Autograd", with_keyset=True)
