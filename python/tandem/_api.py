@@ -215,8 +215,13 @@ def attention_backward(
     """
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, None, None)
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
-    gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
-    _arrays.wrote(dq, dk, dv, dsink)
+    arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
+    if _arrays.is_torch(q):
+        from tandem import _torch
+
+        gradients = _torch.attention_backward(call, *arrays)
+    else:
+        gradients = _call.backward(call, *arrays)
     return gradients if sink is not None else gradients[:3]
 
 

@@ -120,10 +120,12 @@ class Torch:
         import torch
 
         dtype = dtype_of(name, array)
-        if array.layout is not torch.strided or array.is_conj() or array.is_neg():
+        if array.layout is not torch.strided:
             raise InvalidArgumentError(
                 f"{name} is not a plain strided tensor (layout {array.layout}); make it dense"
             )
+        if array.is_neg():
+            raise negated(name, writable)
         if array.is_cpu:
             return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride())
         if array.is_cuda:
@@ -136,6 +138,17 @@ class Torch:
 
     def stream(self, array: Any) -> int:
         return _raw_stream()(array.get_device()) if array.is_cuda else 0
+
+
+def negated(name: str, writable: bool) -> InvalidArgumentError:
+    """The error of a tensor with PyTorch's negative bit, where nobody can resolve it for the caller."""
+    remedy = (
+        "pass a plain tensor, and copy the result into this one" if writable else f"pass {name}.resolve_neg()"
+    )
+    return InvalidArgumentError(
+        f"{name} has the negative bit, as the imaginary part of a conjugate has: its memory holds the "
+        f"numbers with the other sign; {remedy}"
+    )
 
 
 @functools.cache

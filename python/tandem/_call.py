@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tandem import _arrays, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
@@ -93,6 +95,15 @@ def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentE
     return InvalidArgumentError(f"{name} is {value!r}; pass {_KINDS.get(option or name, 'True or False')}")
 
 
+def flag(name: str, value: Any) -> bool:
+    """The bool that the argument `name` is; NumPy's own will do."""
+    if value is True or value is False:
+        return value is True
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise misfit(name, value)
+
+
 def pair(name: str, window: Any) -> tuple[int, int]:
     """(left, right) of any sequence of two; `name` is the argument's, for errors."""
     try:
@@ -164,7 +175,7 @@ def backward_arrays(
 
 def backward(
     call: Call, dout: Any, q: Any, *args: Any, needed: Sequence[bool] = (True, True, True, True)
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, ...]:
     """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. Arguments as for
     backward_arrays."""
     arrays = backward_arrays(call, dout, q, *args, needed=needed)

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _call
+from tandem import _arrays, _call
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
-OUT_RECORDED = (
-    "out= cannot be combined with inputs that require gradients: autograd owns the result; "
-    "leave out unset, or call under torch.no_grad()"
-)
+
+def is_recorded(*tensors: Any) -> bool:
+    """Whether autograd follows one of these."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+
+
+def judge_out(name: str, out: Tensor, recorded: bool) -> None:
+    """An error where the argument `name`, which the caller wants written, cannot be. `recorded`: autograd
+    follows an input."""
+    if recorded:
+        raise InvalidArgumentError(
+            f"{name}= cannot be combined with inputs that require gradients: autograd owns the result; "
+            f"leave {name} unset, or call under torch.no_grad()"
+        )
+    if is_recorded(out):
+        raise InvalidArgumentError(
+            f"{name} requires a gradient, and autograd cannot record what is written to it; "
+            f"pass {name}.detach(), or call under torch.no_grad()"
+        )
+    # Dynamo cannot trace the question. The operator asks it, which runs with fake tensors beside the tracing.
+    if not torch.compiler.is_dynamo_compiling() and out.is_neg():
+        raise _arrays.negated(name, True)
+
+
+def judge_metadata(metadata: Sequence[Any]) -> None:
+    """An error where a gradient is wanted of one of _call.METADATA. There is none: it would be dropped."""
+    for name, t in zip(_call.METADATA, metadata, strict=True):
+        if is_recorded(t):
+            raise InvalidArgumentError(
+                f"{name} requires a gradient, but Tandem has none for it; pass {name}.detach(), "
+                "or call under torch.no_grad()"
+            )
 
 
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
@@ -39,9 +67,13 @@ def differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[A
 def by_operator(*arguments: Any) -> tuple[Tensor | None, ...]:
     """_operators.gradients through the dispatcher; the options flat before `needed`."""
     *tensors, flat, needed = arguments
-    gradients = torch.ops.tandem.attention_backward(*tensors, *flat, needed)
+    gradients = torch.ops.tandem.attention_backward(*tensors, *flat, *needed)
     wanted = zip(gradients, needed, strict=True)
     return tuple(gradient if is_needed else None for gradient, is_needed in wanted)
+
+
+def save_nothing(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    pass
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
@@ -51,31 +83,76 @@ def no_second_derivative(ctx: Any, *gradients: Any) -> Any:
     )
 
 
-def forward_out_unrecorded(keyset: Any, *arguments: Any) -> Tensor:
-    """attention_out where autograd looks on, which register_autograd has no word for."""
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments[:4]):
-        raise InvalidArgumentError(OUT_RECORDED)
-    with torch._C._AutoDispatchBelowAutograd():
-        below = keyset & torch._C._after_autograd_keyset
-        lse: Tensor = torch.ops.tandem.attention_out.default.redispatch(below, *arguments)
-    return lse
+def unrecorded(name: str) -> Callable[..., Any]:
+    """The autograd kernel of an operator that autograd cannot record: one that writes to the caller's
+    tensors, which register_autograd has no word for, or one whose results have no derivative."""
+    operator = getattr(torch.ops.tandem, name).default
+    written = [(i, a.name) for i, a in enumerate(operator._schema.arguments) if _is_written(a)]
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        first = written[0][0] if written else len(arguments)
+        for i, argument in written:
+            if arguments[i] is not None:
+                judge_out(argument, arguments[i], is_recorded(*arguments[:first]))
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return kernel
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def without_tangents(name: str, kernel: Any) -> Any:
-    """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it.
-    PyTorch would take it for zero, without a word."""
-
+    """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it,
+    or reverse mode one of its metadata. PyTorch would take it for zero, without a word."""
     unpack: Any = forward_ad.unpack_dual
+    arguments_of = getattr(torch.ops.tandem, name).default._schema.arguments
+    names = [argument.name for argument in arguments_of]
+    first = names.index(_call.METADATA[0]) if _call.METADATA[0] in names else None
 
     def judged(keyset: Any, *arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
             for i, t in enumerate(arguments):
                 if isinstance(t, Tensor) and unpack(t).tangent is not None:
-                    argument = getattr(torch.ops.tandem, name).default._schema.arguments[i].name
-                    raise UnsupportedError(
-                        f"{argument} carries a tangent, but tandem.{name} has no forward-mode derivative; "
-                        "use reverse mode: backward(), torch.autograd.grad or torch.autograd.functional.vjp"
-                    )
+                    raise no_forward_mode(name, names[i])
+        if first is not None:
+            judge_metadata(arguments[first : first + len(_call.METADATA)])
         return kernel(keyset, *arguments)
 
     return judged
+
+
+def no_forward_mode(name: str, argument: str) -> UnsupportedError:
+    """The error of a tangent that `argument` of the operator `name` carries."""
+    return UnsupportedError(
+        f"{argument} carries a tangent, but tandem.{name} has no forward-mode derivative; use reverse mode: "
+        "backward(), torch.autograd.grad or torch.func.vjp"
+    )
+
+
+def transformed(
+    name: str, setup: Callable[..., None], differentiate: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The operator `name` under the transforms of torch.func, which follow a Function's rules at each of
+    their levels. register_autograd makes a Function of a kind that they refuse."""
+    operator = getattr(torch.ops.tandem, name).default
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        i = next(i for i, tangent in enumerate(tangents) if tangent is not None)
+        raise no_forward_mode(name, operator._schema.arguments[i].name)
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        """One call after another."""
+        calls = []
+        for i in range(info.batch_size):
+            pairs = zip(arguments, in_dims, strict=True)
+            calls.append(operator(*(a.select(dim, i) if isinstance(dim, int) else a for a, dim in pairs)))
+        results = tuple(torch.stack(each) for each in zip(*calls, strict=True))
+        return results, (0,) * len(results)
+
+    rules = {"setup_context": setup, "backward": differentiate, "jvp": jvp, "vmap": vmap}
+    methods = {name: staticmethod(rule) for name, rule in {"forward": operator.__call__, **rules}.items()}
+    function: Any = type(f"tandem_{name}", (torch.autograd.Function,), methods)
+    return lambda *arguments: function.apply(*arguments)

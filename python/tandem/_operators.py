@@ -1,4 +1,5 @@
-"""The operators of torch.ops.tandem: ``attention``, ``attention_out``, ``attention_backward``.
+"""The operators of torch.ops.tandem: ``attention``, ``attention_backward``, both with results of the caller's
+(``attention_out``, ``attention_backward_out``), and ``quantize``.
 
 Each has a schema, an implementation for CPU and CUDA tensors and a fake one that tells shapes alone, so that
 torch.compile and torch.export see through a call without a graph break. Nothing here reads a tensor's
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _call, _core, _derivatives
+from tandem import _arrays, _call, _core, _derivatives, _quantize
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
@@ -22,11 +23,16 @@ _OPTIONS = (
     " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
 )
 
-_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool[4] needed"
+_BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
+_NEEDED = "bool need_dq, bool need_dk, bool need_dv, bool need_dsink"  # torch.jit.trace takes no bool[4]
+_GRADIENTS = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink"
 _SCHEMAS = (
     f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
     f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
-    f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f"attention_backward({_BACKWARD}, {_NEEDED}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
+    "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, Tensor? cos, Tensor? sin,"
+    " bool interleaved, SymInt threads) -> (Tensor codes, Tensor scales, Tensor mean)",
 )
 _CODES = (torch.float8_e4m3fn, torch.int8)
 
@@ -81,9 +87,25 @@ def _backward(
     lse: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    *flat, needed = rest
+    flat, needed = rest[:-4], rest[-4:]
     found = gradients(unflat(flat), dout, dlse, q, k, v, sink, out, lse, needed)
     return tuple(q.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def _backward_out(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *rest: Any,
+) -> None:
+    flat, written = rest[:-4], rest[-4:]
+    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    _call.backward(unflat(flat), dout, q, k, v, out, lse, sink, dlse, written)
 
 
 def gradients(
@@ -135,8 +157,28 @@ def _fake_backward(
     sink: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    wanted = zip((q, k, v, sink), rest[-1], strict=True)
+    wanted = zip((q, k, v, sink), rest[-4:], strict=True)
     return tuple(q.new_empty(0) if t is None or not needed else t.new_empty(t.shape) for t, needed in wanted)
+
+
+def _fake_backward_out(*arguments: Any) -> None:
+    return None
+
+
+def _quantize_codes(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    codes, scales, mean = _quantize.run(x, *rest)
+    return codes, scales, x.new_empty(0, dtype=torch.float32) if mean is None else mean
+
+
+def _fake_quantize(
+    x: Tensor, dtype: str, granularity: str, hadamard: bool, smooth: bool, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    scales, mean = _quantize.shapes(x.shape, granularity)
+    return (
+        torch.empty(x.shape, dtype=_arrays.torch_dtype(_core.DType[dtype]), device=x.device),
+        x.new_empty(scales, dtype=torch.float32),
+        x.new_empty(mean if smooth else (0,), dtype=torch.float32),
+    )
 
 
 class _Library(torch.library.Library):
@@ -151,15 +193,22 @@ class _Library(torch.library.Library):
 _library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
-for _device in ("CPU", "CUDA"):
-    _library.impl("attention", _forward, _device)
-    _library.impl("attention_out", _forward_out, _device)
-    _library.impl("attention_backward", _backward, _device)
-torch.library.register_fake("tandem::attention", _fake_forward, lib=_library)
-torch.library.register_fake("tandem::attention_out", _fake_forward_out, lib=_library)
-torch.library.register_fake("tandem::attention_backward", _fake_backward, lib=_library)
-torch.library.register_autograd(
-    "tandem::attention", _derivatives.differentiate, setup_context=_derivatives.save, lib=_library
-)
-torch.library.register_autograd("tandem::attention_backward", _derivatives.no_second_derivative, lib=_library)
-_library.impl("attention_out", _derivatives.forward_out_unrecorded, "Autograd", with_keyset=True)
+for _name, _kernel, _fake in (
+    ("attention", _forward, _fake_forward),
+    ("attention_out", _forward_out, _fake_forward_out),
+    ("attention_backward", _backward, _fake_backward),
+    ("attention_backward_out", _backward_out, _fake_backward_out),
+    ("quantize", _quantize_codes, _fake_quantize),
+):
+    _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _kernel, "CUDA")
+    torch.library.register_fake(f"tandem::{_name}", _fake, lib=_library)
+for _name, _setup, _differentiate in (
+    ("attention", _derivatives.save, _derivatives.differentiate),
+    ("attention_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),
+):
+    torch.library.register_autograd(f"tandem::{_name}", _differentiate, setup_context=_setup, lib=_library)
+    _transformed = _derivatives.transformed(_name, _setup, _differentiate)
+    _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
+for _name in ("attention_out", "attention_backward_out", "quantize"):
+    _library.impl(_name, _derivatives.unrecorded(_name), "Autograd", with_keyset=True)

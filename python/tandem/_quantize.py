@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tandem import _arrays, _call, _core
@@ -52,38 +53,73 @@ def quantize(
     Raises:
       As ``attention``. float32 on a GPU is an UnsupportedError.
     """
-    library = _arrays.library_of("x", x)
     if dtype not in ("e4m3", "s8"):
         raise InvalidArgumentError(f"dtype is {dtype!r}; it must be 'e4m3' or 's8'")
-    granularities = [*_core.Granularity.__members__]  # a list: what cannot be hashed is none of them either
-    if granularity not in granularities:
-        names = ", ".join(granularities)
+    if granularity not in _GRANULARITIES:
+        names = ", ".join(_GRANULARITIES)
         raise InvalidArgumentError(f"granularity is {granularity!r}; it must be one of {names}")
-    for name, flag in (("hadamard", hadamard), ("smooth", smooth), ("interleaved", interleaved)):
-        if not isinstance(flag, bool):
-            raise _call.misfit(name, flag)
-    threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
+    hadamard, smooth = _call.flag("hadamard", hadamard), _call.flag("smooth", smooth)
+    interleaved = _call.flag("interleaved", interleaved)
+    _only_arrays(x, cos=cos, sin=sin)
+    arguments = (x, dtype, granularity, hadamard, smooth, cos, sin, interleaved, threads)
+    if _arrays.is_torch(x):
+        from tandem import _torch
+
+        codes, scales, mean = _torch.quantize(*arguments)
+    else:
+        codes, scales, mean = run(*arguments)
+    return (codes, scales, mean) if smooth else (codes, scales)
+
+
+#: A list: what cannot be hashed is none of them either.
+_GRANULARITIES = [*_core.Granularity.__members__]
+
+
+def _only_arrays(x: Any, **optional: Any) -> None:
+    library = _arrays.library_of("x", x)
     if x.ndim not in (3, 4):
         raise InvalidArgumentError(
             f"x has {x.ndim} dimensions; it must be (batch, seqlen, heads, head_dim) or "
             "(seqlen, heads, head_dim)"
         )
-    *batch, seqlen, heads, head_dim = x.shape
-    shape = {
+    for name, array in optional.items():
+        if array is not None:
+            _arrays.expect(name, array, library, "x")
+
+
+def shapes(x: Sequence[int], granularity: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the scales and of the mean of an array of shape `x`."""
+    *batch, seqlen, heads, head_dim = x
+    scales = {
         "tensor": (1,),
         "head": (*batch, heads),
         "block": (*batch, heads, -(-seqlen // BLOCK)),
         "row": (*batch, heads, seqlen),
-    }[granularity]
+    }
+    return scales[granularity], (*batch, heads, head_dim)
+
+
+def run(
+    x: Any,
+    dtype: str,
+    granularity: str,
+    hadamard: bool,
+    smooth: bool,
+    cos: Any,
+    sin: Any,
+    interleaved: bool,
+    threads: int,
+) -> tuple[Any, Any, Any]:
+    """(codes, scales, mean) of what `quantize` has checked; the mean is None unless `smooth`."""
+    library = _arrays.library_of("x", x)
+    threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
+    of_scales, of_mean = shapes(x.shape, granularity)
     codes = library.empty(x, x.shape, DType[dtype])
-    scales = library.empty(x, shape, DType.f32)
-    mean = library.empty(x, (*batch, heads, head_dim), DType.f32) if smooth else None
+    scales = library.empty(x, of_scales, DType.f32)
+    mean = library.empty(x, of_mean, DType.f32) if smooth else None
 
     def view(name: str, array: Any, *, writable: bool = False) -> _core.Tensor | None:
-        if array is None:
-            return None
-        _arrays.expect(name, array, library, "x")
-        return library.view(name, array, writable=writable)
+        return None if array is None else library.view(name, array, writable=writable)
 
     _core.quantize(
         library.view("x", x),
@@ -98,4 +134,4 @@ def quantize(
         threads,
         library.stream(x),
     )
-    return (codes, scales) if mean is None else (codes, scales, mean)
+    return codes, scales, mean

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _call, _core, _derivatives, _operators
+from tandem import _arrays, _call, _core, _derivatives, _operators, _quantize
 from tandem._errors import InvalidArgumentError
 
 _arrays.meet_torch()
@@ -27,19 +27,15 @@ def attention(
             return results
     if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
         raise _nested(q=q, k=k, v=v)
-    direct = _direct(q, k, v)
+    metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
+    direct = _is_plain(q, k, v) and not _any_negated(q, k, v, sink, *call.metadata)
     if not direct:
-        metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
-        _only_tensors(q, k, v, sink=sink, out=out, **metadata)
-        if not torch.compiler.is_compiling():
-            call.options()  # its errors, before the dispatcher's
+        _judge(call, q, k=k, v=v, sink=sink, out=out, **metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
-    recorded = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or getattr(sink, "requires_grad", False)
-    )
-    if out is not None and recorded:
-        raise InvalidArgumentError(_derivatives.OUT_RECORDED)
+    recorded = _derivatives.is_recorded(q, k, v, sink)
+    if out is not None:
+        _derivatives.judge_out("out", out, recorded)
     if direct and not recorded and out is None:
         result, lse = _operators.run(call, q, k, v, sink, out_dtype, return_lse)
     elif direct and not recorded:
@@ -55,6 +51,56 @@ def attention(
         else:
             result, lse = torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
     return (result, lse) if return_lse else result
+
+
+def attention_backward(
+    call: _call.Call,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    sink: Any,
+    dlse: Any,
+    written: tuple[Any, Any, Any, Any],
+) -> tuple[Any, ...]:
+    """(dq, dk, dv, dsink), those in `written` where given, as tandem.attention_backward for tensors."""
+    inputs = (dout, dlse, q, k, v, sink, out, lse)
+    named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
+    direct = _is_plain(dout, q, k, v, out, lse) and not _any_negated(*inputs, *call.metadata)
+    if not direct:
+        metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
+        others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
+        _judge(call, q, **others, **named, **metadata)
+    recorded = _derivatives.is_recorded(*inputs)
+    for name, t in named.items():
+        if t is not None:
+            _derivatives.judge_out(name, t, recorded)
+    if direct and not recorded:
+        gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
+        _arrays.wrote(*written)
+        return gradients
+    flat = _operators.flat(call)
+    if all(t is None for t in written):
+        return _derivatives.by_operator(*inputs, flat, (True, True, True, sink is not None))
+    pairs = zip(written, (q, k, v, sink), strict=True)
+    made = tuple(_like(t) if given is None and t is not None else given for given, t in pairs)
+    torch.ops.tandem.attention_backward_out(*inputs, *flat, *made)
+    return made
+
+
+def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
+    """As _quantize.run, for tensors."""
+    *_, cos, sin, _, _ = options
+    if _is_plain(x) and not _any_negated(x, cos, sin):
+        return _quantize.run(x, *options)
+    codes, scales, mean = torch.ops.tandem.quantize(x, *options)
+    return codes, scales, mean
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 def _is_watched() -> bool:
@@ -89,11 +135,14 @@ def _nested(**tensors: Any) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} is a nested tensor; pass {remedy}")
 
 
-def _only_tensors(q: Any, k: Any, v: Any, **optional: Any) -> None:
+def _judge(call: _call.Call, q: Any, **others: Any) -> None:
+    """The errors of arguments that are no tensors and of options of another type, before the dispatcher's."""
     library = _arrays.library_of("q", q)
-    given = {name: array for name, array in optional.items() if array is not None}
-    for name, array in {"k": k, "v": v, **given}.items():
-        _arrays.expect(name, array, library)
+    for name, array in others.items():
+        if array is not None or name in ("k", "v", "dout", "lse"):
+            _arrays.expect(name, array, library)
+    if not torch.compiler.is_compiling():
+        call.options()
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -110,10 +159,16 @@ _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _direct(q: Any, k: Any, v: Any) -> bool:
+def _is_plain(*tensors: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
     150 us of a call that autograd records, for operators written in Python."""
-    return not _is_watched() and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    return not _is_watched() and all(type(t) in _PLAIN for t in tensors)
+
+
+def _any_negated(*tensors: Any) -> bool:
+    """Whether the memory of one of these holds the numbers with the other sign. PyTorch's dispatcher makes
+    plain tensors of those."""
+    return any(isinstance(t, Tensor) and t.is_neg() for t in tensors)
 
 
 #: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them. The
@@ -143,7 +198,8 @@ class _Recorded(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         needed = ctx.needs_input_grad[2:]
         batched = _is_batched(dout) or (dlse is not None and _is_batched(dlse))
-        if _direct(q, k, v) and not batched and not torch.is_grad_enabled():
+        plain = _is_plain(q, k, v) and not _any_negated(dout, dlse)
+        if plain and not batched and not torch.is_grad_enabled():
             if torch.are_deterministic_algorithms_enabled():
                 call = replace(call, deterministic=True)
             return (None, None, *_operators.gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))

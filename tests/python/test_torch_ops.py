@@ -1,4 +1,7 @@
-"""The operators of torch.ops.tandem: schemas, fake implementations, tracing, autocast, checkpointing."""
+"""The operators of torch.ops.tandem: schemas, fake implementations, tracing, autocast, checkpointing.
+
+Transforms of torch.func are in test_transforms.py.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,24 @@ def test_opcheck(kind: str) -> None:
         out,
         lse,
         *flat,
-        (True, True, True, sink is not None),
+        *(True, True, True, sink is not None),
     )
     torch.library.opcheck(torch.ops.tandem.attention_backward, backward)
+    written = [None if t is None else torch.empty_like(t) for t in (q, k, v, sink)]
+    torch.library.opcheck(torch.ops.tandem.attention_backward_out, (*backward[:-4], *written))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "head", "block", "row"])
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+def test_opcheck_of_quantize(dtype: str, granularity: str) -> None:
+    x, *_ = qkv()
+    rotary = torch.rand(2, 37, 16)
+    for smooth in (False, True):
+        options = (dtype, granularity, True, smooth, *rotary, False, 0)
+        torch.library.opcheck(torch.ops.tandem.quantize, (x, *options))
+    torch.library.opcheck(
+        torch.ops.tandem.quantize, (x[0], dtype, granularity, *(False,) * 2, None, None, False, 0)
+    )
 
 
 def test_fake_tensors_of_float8() -> None:
@@ -91,6 +109,71 @@ def test_compile_without_graph_breaks() -> None:
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b)
     assert counter.frame_count == 1
+
+
+def same(got: Any, expected: Any) -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a.float(), b.float())
+
+
+def by_compile(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+
+
+def by_trace(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    return torch.jit.trace(function, inputs, check_trace=False)
+
+
+def by_export(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    module = torch.nn.Module()
+    module.forward = function  # type: ignore[method-assign]
+    return torch.export.export(module, inputs).module()
+
+
+@pytest.mark.parametrize("capture", [by_compile, by_trace, by_export])
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+def test_quantize_is_captured(dtype: str, capture: Callable[..., Any]) -> None:
+    """And its codes and scales go on into attention, in the same graph."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        codes, scales, mean = tandem.quantize(k, dtype, granularity="block", hadamard=True, smooth=True)
+        (k8, k_scale), (v8, v_scale) = tandem.quantize(k, dtype), tandem.quantize(v, dtype)
+        out = tandem.attention(q, k8, v8, k_scale=k_scale, v_scale=v_scale, causal=True)
+        return codes, scales, mean, out
+
+    inputs = qkv()
+    same(capture(function, *inputs)(*inputs), function(*inputs))
+
+
+@pytest.mark.parametrize("capture", [by_compile, by_trace, by_export])
+@pytest.mark.parametrize("given", [(), ("dq",), ("dk", "dv"), ("dq", "dk", "dv", "dsink")])
+def test_attention_backward_is_captured(given: tuple[str, ...], capture: Callable[..., Any]) -> None:
+    def function(dout: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        q, k, v, out, lse, sink = inputs
+        made = {"dq": torch.ones_like(q), "dk": torch.ones_like(k), "dv": torch.ones_like(v)}
+        made["dsink"] = torch.ones_like(sink)
+        written = {name: made[name] for name in given}
+        found = tandem.attention_backward(dout, q, k, v, out, lse, sink=sink, causal=True, **written)
+        return *found, *made.values()
+
+    q, k, v = qkv()
+    out, lse = tandem.attention(q, k, v, sink=SINK, causal=True, return_lse=True)
+    inputs = (torch.randn_like(out), q, k, v, out, lse, SINK)
+    same(capture(function, *inputs)(*inputs), function(*inputs))
+
+
+def test_attention_backward_is_not_differentiated_in_silence() -> None:
+    q, k, v = (t.requires_grad_() for t in qkv())
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    dq, *_ = tandem.attention_backward(out.detach(), q, k, v, out.detach(), lse.detach())
+    with pytest.raises(tandem.UnsupportedError, match="no second derivative"):
+        dq.sum().backward()
+    with pytest.raises(tandem.InvalidArgumentError, match="^dk= cannot be combined with inputs that require"):
+        tandem.attention_backward(out, q, k, v, out, lse, dk=torch.empty_like(k))
+    with torch.no_grad():
+        found = tandem.attention_backward(out, q, k, v, out, lse, dq=torch.empty_like(q))
+    assert torch.equal(found[0], dq) and not found[0].requires_grad
 
 
 def test_compile_sees_the_write_to_out() -> None:
@@ -197,12 +280,6 @@ def test_only_needed_gradients_are_computed(
             assert (t.grad is not None) == need
             if need:
                 assert torch.equal(t.grad, right)
-
-
-def test_function_transforms_are_refused_by_pytorch() -> None:
-    q, k, v = qkv()
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda t: tandem.attention(t, k, v).sum())(q)
 
 
 def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any = None) -> Any:
