@@ -143,8 +143,9 @@ std::optional<Tensor> exchanged(nb::handle array) {
       static_cast<std::size_t>(view.ndim) > t.shape.size()) {
     return {};
   }
-  // What DLPack has no word for: numbers that are to be negated as they are read, parts of complex ones.
-  if (*dtype != DType::bf16 && is_true(array.attr(names().is_neg)())) return {};
+  // What DLPack has no word for: numbers that are to be negated as they are read, such as the imaginary part
+  // of a conjugate, in any dtype (torch._neg_view).
+  if (is_true(array.attr(names().is_neg)())) return {};
   t.dtype = *dtype;
   t.rank = view.ndim;
   t.data = static_cast<char*>(view.data) + view.byte_offset;

@@ -167,8 +167,6 @@ def test_arrays_of_other_kinds() -> None:
         tandem.attention(q.to("meta"), k, v)
     with pytest.raises(tandem.InvalidArgumentError, match="^q is not a plain strided tensor"):
         tandem.attention(q.to_sparse(), k, v)
-    with pytest.raises(tandem.InvalidArgumentError, match="^v is not a plain strided tensor"):
-        tandem.attention(q, k, torch._neg_view(v))  # its memory holds -v
 
 
 def test_numpy_arrays_that_cannot_be_viewed() -> None:
