@@ -88,15 +88,26 @@ struct Options {
   int threads = 0;
 };
 
-Options make_options(std::optional<float> scale, bool causal, std::int64_t window_left,
-                     std::int64_t window_right, float softcap, bool deterministic, bool pad, bool check,
-                     Precision precision, bool strict, int threads) {
+// A number of Python's own. What can be made into one is the Python layer's to judge: a tensor may require a
+// gradient, which a float would drop without a word.
+float number(nb::handle value) {
+  if (PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_Occurred() == nullptr) return static_cast<float>(number);
+    PyErr_Clear();  // an integer beyond the range
+  }
+  throw nb::type_error("not a number");
+}
+
+Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
+                     nb::handle softcap, bool deterministic, bool pad, bool check, Precision precision,
+                     bool strict, int threads) {
   AttentionOptions o;
-  o.scale = scale;
+  if (!scale.is_none()) o.scale = number(scale);
   o.causal = causal;
   o.window_left = window_left;
   o.window_right = window_right;
-  o.softcap = softcap;
+  o.softcap = number(softcap);
   o.deterministic = deterministic;
   o.pad = pad;
   o.check = check;

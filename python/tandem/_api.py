@@ -153,6 +153,7 @@ def attention(
     Method: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691) and FlashAttention-3
     (arXiv:2407.08608).
     """
+    return_lse = _call.flag("return_lse", return_lse)
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
     call = _call.Call(
         scale, causal, window, softcap, deterministic, pad, check, threads, metadata, precision, strict
@@ -257,7 +258,7 @@ def _planned(
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
-    return_lse = options.pop("return_lse", False) or backward
+    return_lse = _call.flag("return_lse", options.pop("return_lse", False)) or backward
     call = _call.Call(**options, metadata=metadata)
     arrays = _call.forward_arrays(call, q, k, v, sink, return_lse=return_lse)
     if backward:

@@ -77,6 +77,11 @@ class NumPy:
         return isinstance(array, np.ndarray)
 
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        if isinstance(array, np.ma.MaskedArray):
+            raise InvalidArgumentError(
+                f"{name} is a masked array, and Tandem would not see its mask; pass {name}.data, and what is "
+                "hidden by causal, window, seqused or cu_seqlens"
+            )
         dtype = dtype_of(name, array)
         if not array.dtype.isnative or not array.flags.aligned:
             raise InvalidArgumentError(f"{name} is byte-swapped or not aligned to its elements; pass a copy")
@@ -164,6 +169,19 @@ def is_torch(array: Any) -> bool:
     """Whether `array` is a PyTorch tensor, without importing PyTorch to ask."""
     torch = sys.modules.get("torch")  # an array of a library that was never imported does not exist
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def is_followed(value: Any) -> str:
+    """How autograd follows `value`, if it does: a derivative by it may be asked for."""
+    if not is_torch(value):
+        return ""
+    torch = sys.modules["torch"]
+    if value.requires_grad and torch.is_grad_enabled():
+        return "requires a gradient"
+    forward: Any = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None:
+        return "carries a tangent"
+    return ""
 
 
 def wrote(*arrays: Any) -> None:

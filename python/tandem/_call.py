@@ -45,34 +45,52 @@ class Call:
     strict: bool = False
 
     def options(self) -> _core.Options:
-        left, right = pair("window", self.window)
-        precision = self.precision_code()
+        """The options as C++ takes them; an error that names the first of another type."""
         try:
-            return _core.Options(  # by position: keywords take twice the time
-                self.scale,
-                self.causal,
-                left,
-                right,
-                self.softcap,
-                self.deterministic,
-                self.pad,
-                self.check,
-                precision,
-                self.strict,
-                self.threads,
-            )
+            return self._options()
         except TypeError:
-            raise self._misfit() from None
+            plain = self.plain()
+        try:
+            return plain._options()
+        except TypeError:  # plain() has judged the others, but for numbers out of range
+            unfit = [
+                name for name in ("scale", "softcap", "threads") if not _fits(name, getattr(plain, name))
+            ]
+            name = unfit[0] if unfit else "window"
+            raise misfit(name, getattr(self, name)) from None
 
-    def _misfit(self) -> InvalidArgumentError:
-        """The error of an option of another type than it must be. The TypeError above does not say which."""
-        for name in ("scale", "causal", "softcap", "deterministic", "pad", "check", "strict", "threads"):
-            value: Any = getattr(self, name)
-            try:
-                _core.Options(**{name: value})
-            except TypeError:
-                return misfit(name, value)
-        return misfit("window", self.window)
+    def _options(self) -> _core.Options:
+        left, right = pair("window", self.window)
+        return _core.Options(  # by position: keywords take twice the time
+            self.scale,
+            self.causal,
+            left,
+            right,
+            self.softcap,
+            self.deterministic,
+            self.pad,
+            self.check,
+            self.precision_code(),
+            self.strict,
+            self.threads,
+        )
+
+    def plain(self) -> Call:
+        """The same with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
+        left, right = pair("window", self.window)
+        return Call(
+            None if self.scale is None else _number("scale", self.scale),
+            flag("causal", self.causal),
+            (_integer(left), _integer(right)),
+            _number("softcap", self.softcap),
+            flag("deterministic", self.deterministic),
+            flag("pad", self.pad),
+            flag("check", self.check),
+            _integer(self.threads),
+            self.metadata,
+            self.precision,
+            flag("strict", self.strict),
+        )
 
     def precision_code(self) -> _core.Precision:
         code = _PRECISIONS.get(self.precision) if isinstance(self.precision, str) else None
@@ -93,6 +111,37 @@ _PRECISIONS = {
 def misfit(name: str, value: Any, option: str | None = None) -> InvalidArgumentError:
     """The error of the argument `name`, which means that option (itself by default), of another type."""
     return InvalidArgumentError(f"{name} is {value!r}; pass {_KINDS.get(option or name, 'True or False')}")
+
+
+def _fits(name: str, value: Any) -> bool:
+    try:
+        _core.Options(**{name: value})
+    except TypeError:
+        return False
+    return True
+
+
+def _number(name: str, value: Any) -> float:
+    """The number that the argument `name` is."""
+    if isinstance(value, (float, int)):
+        return value
+    followed = _arrays.is_followed(value)
+    if followed:
+        remedy = "multiply q by it and pass scale=1.0" if name == "scale" else f"pass {name}.item()"
+        raise InvalidArgumentError(
+            f"{name} is a tensor that {followed}, but Tandem has no derivative for it; {remedy}, or "
+            f"{name}.detach() where none is wanted"
+        )
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise misfit(name, value)
+
+
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def flag(name: str, value: Any) -> bool:
@@ -124,13 +173,14 @@ def forward_arrays(
     """The arrays of a forward call as _core.FORWARD names them. The last two are its outputs: `out` (made if
     None) and the LSE (None if not wanted)."""
     library = _arrays.library_of("q", q)
+    _arrays.expect("k", k, library)
+    _arrays.expect("v", v, library)
     if out is None:
         dtype = _arrays.dtype_of("q", q)
         if out_dtype is not None:
             dtype = _arrays.dtype_named(out_dtype)
         elif dtype in CODES:
             dtype = DType.bf16
-        _arrays.expect("v", v, library)
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
     return (q, k, v, sink, *call.metadata, out, lse)

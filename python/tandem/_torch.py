@@ -27,10 +27,10 @@ def attention(
             return results
     if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
         raise _nested(q=q, k=k, v=v)
-    metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
     direct = _is_plain(q, k, v) and not _any_negated(q, k, v, sink, *call.metadata)
     if not direct:
-        _judge(call, q, k=k, v=v, sink=sink, out=out, **metadata)
+        call = _judge(call, q, k=k, v=v, sink=sink, out=out)
+    _derivatives.judge_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = _derivatives.is_recorded(q, k, v, sink)
@@ -70,9 +70,8 @@ def attention_backward(
     named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
     direct = _is_plain(dout, q, k, v, out, lse) and not _any_negated(*inputs, *call.metadata)
     if not direct:
-        metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
-        _judge(call, q, **others, **named, **metadata)
+        call = _judge(call, q, **others, **named)
     recorded = _derivatives.is_recorded(*inputs)
     for name, t in named.items():
         if t is not None:
@@ -121,7 +120,7 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
-    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), recording)
+    results = _core.forward_tensors(inputs, call.options(), return_lse, recording)
     return results if return_lse or results is None else results[0]
 
 
@@ -135,14 +134,17 @@ def _nested(**tensors: Any) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} is a nested tensor; pass {remedy}")
 
 
-def _judge(call: _call.Call, q: Any, **others: Any) -> None:
-    """The errors of arguments that are no tensors and of options of another type, before the dispatcher's."""
+def _judge(call: _call.Call, q: Any, **others: Any) -> _call.Call:
+    """The call as the dispatcher takes it. The errors of arguments that are no tensors and of options of
+    another type come before its own."""
     library = _arrays.library_of("q", q)
-    for name, array in others.items():
+    for name, array in (*others.items(), *zip(_call.METADATA, call.metadata, strict=True)):
         if array is not None or name in ("k", "v", "dout", "lse"):
             _arrays.expect(name, array, library)
+    call = call.plain()
     if not torch.compiler.is_compiling():
         call.options()
+    return call
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -54,6 +54,33 @@ def test_numpy_gradients() -> None:
         oracle.assert_close(torch.from_numpy(got), reference)
 
 
+def test_masked_arrays_are_refused() -> None:
+    """Their mask would be lost."""
+    q, k, v = numpy_qkv()
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    sink = np.zeros(4, np.float32)
+    message = "{} is a masked array, and Tandem would not see its mask; pass {}.data"
+
+    def masked(array: np.ndarray) -> np.ndarray:
+        return np.ma.masked_array(array, mask=np.zeros(array.shape, bool))
+
+    def refused(name: str, call: object) -> None:
+        with pytest.raises(tandem.InvalidArgumentError, match="^" + message.format(name, name)):
+            call()  # type: ignore[operator]
+
+    for i, name in enumerate("qkv"):
+        arrays = [q, k, v]
+        arrays[i] = masked(arrays[i])
+        for call in (tandem.attention, tandem.explain, tandem.workspace_bytes):
+            refused(name, lambda call=call, arrays=arrays: call(*arrays))
+        refused(name, lambda arrays=arrays: tandem.attention_backward(out, *arrays, out, lse))
+    refused("sink", lambda: tandem.attention(q, k, v, sink=masked(sink)))
+    refused("seqused_k", lambda: tandem.attention(q, k, v, seqused_k=masked(np.array([3, 4]))))
+    refused("out", lambda: tandem.attention(q, k, v, out=masked(out)))
+    refused("dout", lambda: tandem.attention_backward(masked(out), q, k, v, out, lse))
+    refused("x", lambda: tandem.quantize(masked(q)))
+
+
 def layouts(t: torch.Tensor) -> dict[str, torch.Tensor]:
     """The same values in many layouts with a contiguous last dimension."""
     batch, rows, heads, dim = t.shape

@@ -13,6 +13,7 @@ import pytest
 import tandem
 import torch
 from tandem import _call, _operators
+from tandem.flash_attn import flash_attn_func
 from test_forward import DTYPES, FEATURES, qkv, varlen
 
 
@@ -222,6 +223,112 @@ def test_out_with_gradients_is_refused() -> None:
         tandem.attention(q, k, v, out=torch.empty_like(q))
     with pytest.raises(tandem.InvalidArgumentError, match="out="):
         torch.ops.tandem.attention_out(q, k, v, None, *_operators.flat(_call.Call()), torch.empty_like(q))
+
+
+@pytest.mark.parametrize("into", ["out", "dq", "dk", "dv", "dsink"])
+def test_results_that_require_a_gradient_are_refused(into: str) -> None:
+    """As PyTorch's own out= does: a leaf would be overwritten, and autograd would not know."""
+    q, k, v = qkv()
+    sink = torch.zeros(q.shape[2])
+    result, lse = tandem.attention(q, k, v, sink=sink, return_lse=True)
+
+    def call(t: torch.Tensor) -> Any:
+        if into == "out":
+            return tandem.attention(q, k, v, sink=sink, out=t)
+        return tandem.attention_backward(result, q, k, v, result, lse, sink=sink, **{into: t})
+
+    expected = {"out": q, "dq": q, "dk": k, "dv": v, "dsink": sink}[into]
+    leaf = torch.nn.Parameter(torch.full_like(expected, 7.0))
+    for written in (leaf, leaf * 1, leaf.view(-1).view(leaf.shape)):
+        with pytest.raises(
+            tandem.InvalidArgumentError, match=f"^{into} requires a gradient, .*pass {into}.det"
+        ):
+            call(written)
+        assert (written == 7.0).all()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=f"{into} requires a gradient"):
+        compiled(leaf)
+    with torch.no_grad():
+        call(leaf)
+    assert not (leaf == 7.0).any()
+    again = torch.full_like(expected, 7.0)
+    call(again)
+    assert torch.equal(leaf, again)
+    call(leaf.detach())
+
+
+def test_operators_refuse_results_that_require_a_gradient() -> None:
+    q, k, v = qkv()
+    flat = _operators.flat(_call.Call())
+    with pytest.raises(tandem.InvalidArgumentError, match="^out requires a gradient"):
+        torch.ops.tandem.attention_out(q, k, v, None, *flat, torch.nn.Parameter(torch.empty_like(q)))
+
+
+ATTENTIONS = [tandem.attention, flash_attn_func]
+
+
+@pytest.mark.parametrize("function", ATTENTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_numbers_that_require_a_gradient_are_refused(name: str, recorded: bool, function: Any) -> None:
+    """A learned temperature would stay as it is, without a word."""
+    q, k, v = trainable() if recorded else qkv()
+    option = "softmax_scale" if function is flash_attn_func and name == "scale" else name
+    number = torch.tensor(0.3, requires_grad=True)
+    message = f"^{name} is a tensor that requires a gradient, but Tandem has no derivative for it; "
+    for value in (number, number * 2, torch.nn.Parameter(torch.tensor([0.3]))):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            function(q, k, v, **{option: value})
+    expected = function(q, k, v, **{option: number.item()})
+    with torch.no_grad():
+        assert torch.equal(function(q, k, v, **{option: number}), expected)
+    assert torch.equal(function(q, k, v, **{option: number.detach()}), expected)
+    with pytest.raises(tandem.InvalidArgumentError, match=message):
+        torch.func.grad(lambda t: function(q, k, v, **{option: t}).sum())(number.detach())
+    with pytest.raises(tandem.InvalidArgumentError, match=f"^{name} is a tensor that carries a tangent"):
+        torch.func.jvp(lambda t: function(q, k, v, **{option: t}), (number.detach(),), (torch.tensor(1.0),))
+    compiled = torch.compile(lambda t: function(q, k, v, **{option: t}), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=f"{name} is a tensor that requires a gradient"):
+        compiled(number)
+    if function is tandem.attention:
+        out, lse = (t.detach() for t in tandem.attention(q, k, v, return_lse=True))
+        for call in (tandem.explain, lambda *t, **o: tandem.attention_backward(out, *t, out, lse, **o)):
+            with pytest.raises(tandem.InvalidArgumentError, match=message):
+                call(q.detach(), k.detach(), v.detach(), **{option: number})
+
+
+def test_a_learned_scale_by_the_remedy() -> None:
+    """Multiplied into q, it gets its gradient."""
+    q, k, v = qkv()
+    number = torch.tensor(0.3, requires_grad=True)
+    tandem.attention(q * number, k, v, scale=1.0).square().sum().backward()
+    reference = number.detach().double().requires_grad_()
+    oracle.exact(q * reference, k, v, scale=1.0)[0].square().sum().backward()
+    assert number.grad is not None and reference.grad is not None
+    torch.testing.assert_close(number.grad.double(), reference.grad, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("function", ATTENTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
+def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) -> None:
+    tensors = zip("qkv", qkv(heads_kv=4), strict=True)
+    codes = {f"{letter}_scale": tandem.quantize(t, "e4m3") for letter, t in tensors}
+    q, k, v = (c for c, _ in codes.values())
+    scales = {each: s.requires_grad_(each == name) for each, (_, s) in codes.items()}
+    if function is flash_attn_func:
+        options = {each.replace("scale", "descale"): s for each, s in scales.items()}
+    else:
+        options = scales
+    message = f"^{name} requires a gradient, but Tandem has none for it; pass {name}.detach\\(\\)"
+    with pytest.raises(tandem.InvalidArgumentError, match=message):
+        function(q, k, v, **options)
+    with pytest.raises(Exception, match=message.removeprefix("^")):
+        torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v, **options)
+    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values())))
+    with pytest.raises(tandem.InvalidArgumentError, match=message):
+        torch.ops.tandem.attention(q, k, v, None, *flat, None)
+    with torch.no_grad():
+        assert torch.isfinite(function(q, k, v, **options).float()).all()
 
 
 def test_deterministic_gradients_are_bitwise_equal() -> None:

@@ -62,15 +62,16 @@ def test_messages_are_the_librarys() -> None:
 
 
 def test_options_of_another_type() -> None:
+    """Of NumPy's types those are taken that are Python's by another name."""
     two = "(left, right), two integers; -1 is unbounded"
     kinds = {
-        "window": [two, 128, None, (1, 2, 3), (1.5, 0), (None, 0), "ab", (2**70, 0)],
-        "scale": ["a number, or None for head_dim_qk ** -0.5", "small", 1j],
+        "window": [two, 128, None, (1, 2, 3), (1.5, 0), (None, 0), "ab", (2**70, 0), (np.float32(1.5), 0)],
+        "scale": ["a number, or None for head_dim_qk ** -0.5", "small", 1j, 10**400, np.ones(2)],
         "softcap": ["a number; 0 is off", None, "1"],
-        "threads": ["an integer; 0 is every core", None, "4", 1.0, 2**40],
+        "threads": ["an integer; 0 is every core", None, "4", 1.0, 2**40, np.float32(2)],
         **{
-            name: ["True or False", None, 1, "yes"]
-            for name in ("causal", "deterministic", "pad", "check", "strict")
+            name: ["True or False", None, 1, "yes", np.int64(1), np.array([True, False])]
+            for name in ("causal", "deterministic", "pad", "check", "strict", "return_lse")
         },
     }
     q, k, v = (t.numpy() for t in qkv())
@@ -87,6 +88,46 @@ def test_options_of_another_type() -> None:
     # Where a transform watches the call, too.
     with pytest.raises(tandem.InvalidArgumentError, match="^causal is None; pass True or False"):
         torch.func.vmap(lambda *t: tandem.attention(*t, causal=None))(*(t[None] for t in qkv()))
+
+
+def plain(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+def recorded(t: torch.Tensor) -> torch.Tensor:
+    return t.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("make", [plain, recorded, torch.Tensor.numpy], ids=lambda f: f.__name__)
+def test_numpys_numbers_are_options(make: Any) -> None:
+    q, k, v = (make(t) for t in qkv())
+    given = {
+        "scale": [np.float32(0.25), np.float64(0.25), np.float16(0.25), np.array(0.25)],
+        "softcap": [np.float32(2.0), np.int64(2), np.uint8(2)],
+        "window": [(np.int64(3), np.int32(0)), np.array([3, 0])],
+        "threads": [np.int64(1)],
+        **{name: [np.bool_(True)] for name in ("causal", "deterministic", "pad", "check", "return_lse")},
+    }
+    own = {"scale": 0.25, "softcap": 2.0, "window": (3, 0), "threads": 1}
+    for name, values in given.items():
+        expected = tandem.attention(q, k, v, **{name: own.get(name, True)})
+        for value in values:
+            got = tandem.attention(q, k, v, **{name: value})
+            pairs = zip(got, expected, strict=True) if name == "return_lse" else [(got, expected)]
+            assert all((a == b).all() for a, b in pairs)
+            tandem.explain(q, k, v, **{name: value})
+            if make is not torch.Tensor.numpy:  # by the operator
+                one = torch.func.vmap(lambda *t, o={name: value}: tandem.attention(*t, **o))
+                got = one(q[None], k[None], v[None])
+                assert torch.equal(
+                    (got[0] if name == "return_lse" else got)[0], next(iter(pairs_of(expected)))
+                )
+    for name in ("hadamard", "smooth", "interleaved"):
+        assert len(tandem.quantize(q, **{name: np.bool_(False)})) == 2
+
+
+def pairs_of(results: Any) -> Any:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def test_quantize_arguments_of_another_type() -> None:
@@ -157,7 +198,14 @@ def test_arrays_of_other_kinds() -> None:
         v,
         seqused_k=[3, 4],
     )
-    for arrays in ((q, None, v), (q, k, None), (q.numpy(), k.numpy(), None)):
+    refused(TypeError, "k is an array of torch but q is one of numpy; convert one of them", q.numpy(), k, v)
+    for arrays in (
+        (q, None, v),
+        (q, k, None),
+        (q.numpy(), k.numpy(), None),
+        (q.numpy(), None, v.numpy()),
+        (q.clone().requires_grad_(), None, v),
+    ):
         with pytest.raises(TypeError, match="^[kv] is a builtins.NoneType; pass an array of numpy or torch$"):
             tandem.attention(*arrays)
     out, lse = tandem.attention(q, k, v, return_lse=True)
