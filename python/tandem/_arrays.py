@@ -213,9 +213,11 @@ def library_of(name: str, array: Any) -> Library:
     for library in _libraries:
         if library.owns(array):
             return library
+    module = type(array).__module__
+    of_jax = ", or call tandem.jax.attention with arrays of JAX alone" if module.startswith("jax") else ""
     raise TypeError(
-        f"{name} is a {type(array).__module__}.{type(array).__qualname__}; "
-        f"pass an array of {' or '.join(library.name for library in _libraries)}"
+        f"{name} is a {module}.{type(array).__qualname__}; "
+        f"pass an array of {' or '.join(library.name for library in _libraries)}{of_jax}"
     )
 
 

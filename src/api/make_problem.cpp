@@ -302,7 +302,12 @@ class Builder {
   [[nodiscard]] bool mixed() const { return is_code(k_.tensor.dtype) && !of_codes(); }
 
   static void window(const char* name, std::int64_t value) {
-    if (value < -1) invalid("{} is {}; it must be at least 0, or -1 for unbounded", name, value);
+    if (value < -1) {
+      invalid(
+          "{} is {}; it must be at least 0, or -1 for unbounded (FlashAttention takes any negative one for "
+          "that: pass -1)",
+          name, value);
+    }
   }
 
   /// What holds for every tensor once its shape and dtype are known.

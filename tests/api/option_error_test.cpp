@@ -50,7 +50,9 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"softcap_huge", dense_forward, [](F& a) { a.options.softcap = 2.5e38F; },
                 "softcap is 2.5e+38; it must be at most 1e30, beyond any logit: leave it out (0: off)"},
         Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
-                "window_left is -2; it must be at least 0, or -1 for unbounded"},
+                "window_left is -2; it must be at least 0, or -1 for unbounded (FlashAttention takes any "
+                "negative "
+                "one for that: pass -1)"},
         Forward{"precision_unknown", dense_forward,
                 [](F& a) { a.options.precision = static_cast<Precision>(4); },
                 "precision is 4; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)"},
@@ -145,7 +147,9 @@ INSTANTIATE_TEST_SUITE_P(
                   a.options.window_right = std::numeric_limits<std::int64_t>::min();
                   a.options.causal = true;
                 },
-                "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded"}),
+                "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded "
+                "(FlashAttention "
+                "takes any negative one for that: pass -1)"}),
     case_name<ForwardArgs>);
 
 /// A rank is refused before as many sizes are read: every tensor has room for four.

@@ -49,7 +49,12 @@ def test_messages_are_the_librarys() -> None:
     )
     refused(invalid, "softcap is -1; it must be finite and at least 0 (0: off)", softcap=-1.0)
     refused(invalid, "scale is nan; it must be finite", scale=float("nan"))
-    refused(invalid, "window_left is -2; it must be at least 0, or -1 for unbounded", window=(-2, 0))
+    refused(
+        invalid,
+        "window_left is -2; it must be at least 0, or -1 for unbounded (FlashAttention takes any negative "
+        "one for that: pass -1)",
+        window=(-2, 0),
+    )
     refused(
         invalid,
         "cu_seqlens_k[2] is 3, below cu_seqlens_k[1] = 5; offsets must ascend",
@@ -148,6 +153,15 @@ def test_quantize_arguments_of_another_type() -> None:
         tandem.quantize(x, cos=[1.0], sin=[0.0])
     with pytest.raises(TypeError, match="^sin is an array of numpy but x is one of torch; convert one"):
         tandem.quantize(x, cos=torch.ones(37, 16), sin=np.zeros((37, 16), np.float32))
+
+
+def test_arrays_of_jax_are_told_where_to_go() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    array = jnp.zeros((1, 3, 2, 8))
+    with pytest.raises(
+        TypeError, match="^q is a jax.*; pass an array of numpy or torch, or call tandem.jax.att"
+    ):
+        tandem.attention(array, array, array)
 
 
 def test_dtypes_that_do_not_fit() -> None:
