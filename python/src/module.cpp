@@ -270,11 +270,39 @@ void translate(const std::exception_ptr& exception, void* /*payload*/) {
   }
 }
 
+// Python runs this module again where it is imported after its removal from sys.modules, or reloaded.
+// nanobind keeps types for the life of the process and ends it where one comes twice, so the first module
+// lends its contents. True where it has. Another copy of the library has types of the same names: that is an
+// ImportError.
+bool is_repeated(nb::module_& m) {
+  static PyObject* own = nullptr;  // kept for ever
+  const nb::handle modules = PyInterpreterState_GetDict(PyInterpreterState_Get());
+  const nb::str key("tandem._core");
+  const nb::object first = modules.attr("get")(key);
+  if (first.is_none()) {
+    own = nb::object(m).release().ptr();
+    nb::borrow<nb::dict>(modules)[key] = m;
+    return false;
+  }
+  if (first.ptr() != own) {
+    const auto path = [](nb::handle module) { return nb::str(nb::getattr(module, "__file__", nb::none())); };
+    const std::string message = std::string("tandem is imported already, from ") + path(first).c_str() +
+                                "; this is another copy, " + path(m).c_str() +
+                                ", and a process can have one: take one of them off sys.path";
+    throw nb::import_error(message.c_str());
+  }
+  for (const auto& [name, value] : nb::borrow<nb::dict>(first.attr("__dict__"))) {
+    if (!nb::cast<std::string>(name).starts_with("__")) nb::setattr(m, name, value);
+  }
+  return true;
+}
+
 }  // namespace
 }  // namespace tandem::python
 
 NB_MODULE(_core, m) {
   namespace py = tandem::python;
+  if (py::is_repeated(m)) return;
   m.doc() = "Tandem's C++ interface; use the package `tandem`.";
   nb::register_exception_translator(py::translate);
 

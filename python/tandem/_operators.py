@@ -190,7 +190,18 @@ class _Library(torch.library.Library):
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-_library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+def _fresh_library() -> Any:
+    """A library without operators. Where the package is imported once more, PyTorch still has the operators
+    of the first time, which hold on to modules that are no longer the package's."""
+    namespace = vars(torch.ops.tandem)
+    if "_library" in namespace:
+        namespace.pop("_library")._destroy()
+    library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+    torch.ops.tandem._library = library
+    return library
+
+
+_library = _fresh_library()
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 for _name, _kernel, _fake in (
