@@ -16,6 +16,7 @@
 #include "cpu/cpu.hpp"
 #include "fields.hpp"
 #include "gpu/describe.hpp"
+#include "gpu/device.hpp"
 #include "jax.hpp"
 #include "peak.hpp"
 #include "tandem/attention.hpp"
@@ -228,6 +229,16 @@ nb::dict gpu_info() {
   return info;
 }
 
+// {name: index} of the GPUs that a call can be planned for without one.
+nb::dict described_devices() {
+  nb::dict devices;
+  int index = gpu::first_described;
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    devices[nb::str(device.name.c_str())] = index++;
+  }
+  return devices;
+}
+
 nb::dict peak_info(int threads, double seconds) {
   bench::Peak peak;
   {
@@ -399,5 +410,6 @@ NB_MODULE(_core, m) {
   m.def("version", &tandem::version);
   m.def("cpu_info", &py::cpu_info);
   m.def("gpu_info", &py::gpu_info);
+  m.def("described_devices", &py::described_devices);
   m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
 }

@@ -12,9 +12,7 @@ from tandem._api import (
     __version__,
     attention,
     attention_backward,
-    explain,
     info,
-    workspace_bytes,
 )
 from tandem._errors import (
     ExecutionError,
@@ -25,6 +23,7 @@ from tandem._errors import (
     UnsupportedError,
 )
 from tandem._log import set_log_level
+from tandem._plans import explain, workspace_bytes
 from tandem._quantize import quantize
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from tandem import _arrays, _call, _core
@@ -224,47 +223,6 @@ def attention_backward(
     else:
         gradients = _call.backward(call, *arrays)
     return gradients if sink is not None else gradients[:3]
-
-
-def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> str:
-    """Which kernel and tiles would run this call and why, as a few lines of text.
-
-    Takes what `attention` takes (all but out and out_dtype), and raises what the call would raise.
-    ``backward``: the backward pass of that call. No array is read or written.
-    """
-    return _core.explain(*_planned("explain", q, k, v, backward, options), backward)
-
-
-def workspace_bytes(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> int:
-    """Scratch bytes that this call allocates beyond its inputs and outputs. Arguments as for `explain`."""
-    return _core.workspace_bytes(*_planned("workspace_bytes", q, k, v, backward, options), backward)
-
-
-#: The keywords that explain() and workspace_bytes() take besides backward.
-_PLANNED = (
-    *_call.METADATA,
-    "sink",
-    "return_lse",
-    *(f.name for f in fields(_call.Call) if f.name != "metadata"),
-)
-
-
-def _planned(
-    function: str, q: Any, k: Any, v: Any, backward: bool, options: dict[str, Any]
-) -> tuple[tuple[Any, ...], _core.Options]:
-    """What the C++ side needs to plan a call of `attention` with these options, or its backward pass."""
-    for name in options:
-        if name not in _PLANNED:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    metadata = tuple(options.pop(name, None) for name in _call.METADATA)
-    sink = options.pop("sink", None)
-    return_lse = _call.flag("return_lse", options.pop("return_lse", False)) or backward
-    call = _call.Call(**options, metadata=metadata)
-    arrays = _call.forward_arrays(call, q, k, v, sink, return_lse=return_lse)
-    if backward:
-        out, lse = arrays[-2:]
-        arrays = _call.backward_arrays(call, out, q, k, v, out, lse, sink, None)
-    return arrays, call.options()
 
 
 def info(*, measure_peak: bool = False) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tandem import _core
-from tandem._core import DType
+from tandem._core import DeviceKind, DType
 from tandem._errors import InvalidArgumentError
 
 # What the libraries call the dtypes; ml_dtypes gives NumPy the ones it lacks, under the same names.
@@ -27,7 +27,6 @@ _DTYPES = {
     "int8": DType.s8,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_CUDA = _core.DeviceKind.cuda
 _SHORT = {dtype.name: dtype for dtype in _DTYPES.values()}
 
 
@@ -39,8 +38,12 @@ class Library(Protocol):
     def owns(self, array: Any) -> bool:
         """Whether `array` is one of this library's."""
 
+    def layout(self, name: str, array: Any) -> tuple[Any, ...]:
+        """What `_core.Tensor` takes. `name` is the argument's, for errors. The address is 0 of an array that
+        has no memory, as on PyTorch's meta device."""
+
     def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
-        """`array`'s memory, without a copy. `name` is the argument's, for errors."""
+        """`array`'s memory, without a copy; an error where there is none."""
 
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         """A new contiguous array on the device of `like`."""
@@ -76,7 +79,7 @@ class NumPy:
     def owns(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
-    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+    def layout(self, name: str, array: Any) -> tuple[Any, ...]:
         if isinstance(array, np.ma.MaskedArray):
             raise InvalidArgumentError(
                 f"{name} is a masked array, and Tandem would not see its mask; pass {name}.data, and what is "
@@ -85,10 +88,6 @@ class NumPy:
         dtype = dtype_of(name, array)
         if not array.dtype.isnative or not array.flags.aligned:
             raise InvalidArgumentError(f"{name} is byte-swapped or not aligned to its elements; pass a copy")
-        if writable and not array.flags.writeable:
-            raise InvalidArgumentError(
-                f"{name} is read-only, and results are written to it; pass a writable array"
-            )
         itemsize = array.itemsize
         if any(stride % itemsize for stride in array.strides):
             raise InvalidArgumentError(
@@ -97,7 +96,15 @@ class NumPy:
             )
         strides = [stride // itemsize for stride in array.strides]
         address = array.__array_interface__["data"][0]
-        return _core.Tensor(address, dtype, array.shape, strides)
+        return address, dtype, array.shape, strides, DeviceKind.cpu, 0
+
+    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        layout = self.layout(name, array)
+        if writable and not array.flags.writeable:
+            raise InvalidArgumentError(
+                f"{name} is read-only, and results are written to it; pass a writable array"
+            )
+        return _core.Tensor(*layout)
 
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         return np.empty(shape, self._native(dtype))
@@ -121,7 +128,7 @@ class Torch:
     def owns(self, array: Any) -> bool:
         return is_torch(array)
 
-    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+    def layout(self, name: str, array: Any) -> tuple[Any, ...]:
         import torch
 
         dtype = dtype_of(name, array)
@@ -129,20 +136,37 @@ class Torch:
             raise InvalidArgumentError(
                 f"{name} is not a plain strided tensor (layout {array.layout}); make it dense"
             )
+        if not (array.is_cpu or array.is_cuda or array.is_meta):
+            raise InvalidArgumentError(
+                f"{name} is on device {array.device}; Tandem reads cpu and cuda tensors"
+            )
+        place = (DeviceKind.cuda, array.get_device()) if array.is_cuda else (DeviceKind.cpu, 0)
+        return _address(array), dtype, tuple(array.shape), array.stride(), *place
+
+    def view(self, name: str, array: Any, *, writable: bool = False) -> _core.Tensor:
+        layout = self.layout(name, array)
         if array.is_neg():
             raise negated(name, writable)
-        if array.is_cpu:
-            return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride())
-        if array.is_cuda:
-            device = array.get_device()
-            return _core.Tensor(array.data_ptr(), dtype, array.shape, array.stride(), _CUDA, device)
-        raise InvalidArgumentError(f"{name} is on device {array.device}; Tandem reads cpu and cuda tensors")
+        if array.is_meta:
+            raise InvalidArgumentError(f"{name} is on the meta device, where no tensor has memory; move it")
+        return _core.Tensor(*layout)
 
     def empty(self, like: Any, shape: Sequence[int], dtype: DType) -> Any:
         return like.new_empty(shape, dtype=torch_dtype(dtype))
 
     def stream(self, array: Any) -> int:
         return _raw_stream()(array.get_device()) if array.is_cuda else 0
+
+
+def _address(tensor: Any) -> int:
+    """Where a PyTorch tensor's memory is; 0 of one that has none."""
+    fake = type(tensor).__name__ == "FakeTensor"  # of a device that it tells
+    return 0 if fake or is_meta(tensor) else tensor.data_ptr()
+
+
+def is_meta(array: Any) -> bool:
+    """Whether `array` is a tensor on PyTorch's meta device, which has shapes and no memory."""
+    return bool(getattr(array, "is_meta", False))
 
 
 def negated(name: str, writable: bool) -> InvalidArgumentError:

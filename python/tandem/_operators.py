@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _core, _derivatives, _quantize
+from tandem import _arrays, _call, _core, _derivatives, _flops, _quantize
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
@@ -39,9 +39,9 @@ _CODES = (torch.float8_e4m3fn, torch.int8)
 
 def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
-    window = _call.pair("window", call.window)
-    options = (call.scale, call.causal, *window, call.softcap, call.deterministic, call.pad, call.check)
-    return (*call.metadata, *options, call.threads, call.precision, call.strict)
+    o = call.plain()
+    options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
+    return (*o.metadata, *options, o.threads, o.precision, o.strict)
 
 
 def unflat(flat: Sequence[Any]) -> _call.Call:
@@ -197,7 +197,7 @@ def _fresh_library() -> Any:
     if "_library" in namespace:
         namespace.pop("_library")._destroy()
     library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
-    torch.ops.tandem._library = library
+    namespace["_library"] = library
     return library
 
 
@@ -223,3 +223,4 @@ for _name, _setup, _differentiate in (
     _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
 for _name in ("attention_out", "attention_backward_out", "quantize"):
     _library.impl(_name, _derivatives.unrecorded(_name), "Autograd", with_keyset=True)
+_flops.register()

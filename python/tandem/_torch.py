@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _call, _core, _derivatives, _operators, _quantize
+from tandem import _arrays, _call, _core, _derivatives, _operators, _plans, _quantize
 from tandem._errors import InvalidArgumentError
 
 _arrays.meet_torch()
@@ -27,9 +27,11 @@ def attention(
             return results
     if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
         raise _nested(q=q, k=k, v=v)
-    direct = _is_plain(q, k, v) and not _any_negated(q, k, v, sink, *call.metadata)
+    direct = _is_plain(q, k, v) and not q.is_meta and not _any_negated(q, k, v, sink, *call.metadata)
     if not direct:
-        call = _judge(call, q, k=k, v=v, sink=sink, out=out)
+        _judge(call, q, k=k, v=v, sink=sink, out=out)
+        if type(q) in _PLAIN and q.is_meta:  # a call without memory, of which the operator tells the shapes
+            _plans.check(call, q, k, v, sink, out)
     _derivatives.judge_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
@@ -37,8 +39,8 @@ def attention(
     if out is not None:
         _derivatives.judge_out("out", out, recorded)
     if direct and not recorded and out is None:
-        result, lse = _operators.run(call, q, k, v, sink, out_dtype, return_lse)
-    elif direct and not recorded:
+        result, lse = _run(call, q, k, v, sink, out_dtype, return_lse)
+    elif direct and not recorded and not _is_profiled():
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     elif out is not None:
         lse = torch.ops.tandem.attention_out(q, k, v, sink, *_operators.flat(call), out)
@@ -46,7 +48,7 @@ def attention(
     else:
         dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
         if direct:
-            record: Any = _Recorded.apply
+            record: Any = TandemAttention.apply
             result, lse = record(call, dtype, q, k, v, sink)
         else:
             result, lse = torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
@@ -68,15 +70,17 @@ def attention_backward(
     """(dq, dk, dv, dsink), those in `written` where given, as tandem.attention_backward for tensors."""
     inputs = (dout, dlse, q, k, v, sink, out, lse)
     named = dict(zip(("dq", "dk", "dv", "dsink"), written, strict=True))
-    direct = _is_plain(dout, q, k, v, out, lse) and not _any_negated(*inputs, *call.metadata)
+    direct = (
+        _is_plain(dout, q, k, v, out, lse) and not q.is_meta and not _any_negated(*inputs, *call.metadata)
+    )
     if not direct:
         others = {"dout": dout, "dlse": dlse, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
-        call = _judge(call, q, **others, **named)
+        _judge(call, q, **others, **named)
     recorded = _derivatives.is_recorded(*inputs)
     for name, t in named.items():
         if t is not None:
             _derivatives.judge_out(name, t, recorded)
-    if direct and not recorded:
+    if direct and not recorded and not _is_profiled():
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
         return gradients
@@ -92,7 +96,7 @@ def attention_backward(
 def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
     """As _quantize.run, for tensors."""
     *_, cos, sin, _, _ = options
-    if _is_plain(x) and not _any_negated(x, cos, sin):
+    if _is_plain(x) and not x.is_meta and not _any_negated(x, cos, sin) and not _is_profiled():
         return _quantize.run(x, *options)
     codes, scales, mean = torch.ops.tandem.quantize(x, *options)
     return codes, scales, mean
@@ -115,8 +119,8 @@ def _is_watched() -> bool:
 
 def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool) -> Any:
     """The result, or it and the LSE, by the shortest way; None where somebody watches the call (autograd,
-    autocast, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
-    if _is_watched() or torch._C._is_any_autocast_enabled():
+    autocast, a profiler, a compiler, torch.jit.trace, forward mode, a transform) or a tensor is unusual."""
+    if _is_watched() or torch._C._is_any_autocast_enabled() or _is_profiled():
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
@@ -134,17 +138,14 @@ def _nested(**tensors: Any) -> InvalidArgumentError:
     return InvalidArgumentError(f"{name} is a nested tensor; pass {remedy}")
 
 
-def _judge(call: _call.Call, q: Any, **others: Any) -> _call.Call:
-    """The call as the dispatcher takes it. The errors of arguments that are no tensors and of options of
-    another type come before its own."""
+def _judge(call: _call.Call, q: Any, **others: Any) -> None:
+    """The errors of arguments that are no tensors and of options of another type, before the dispatcher's."""
     library = _arrays.library_of("q", q)
     for name, array in (*others.items(), *zip(_call.METADATA, call.metadata, strict=True)):
         if array is not None or name in ("k", "v", "dout", "lse"):
             _arrays.expect(name, array, library)
-    call = call.plain()
     if not torch.compiler.is_compiling():
         call.options()
-    return call
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -173,18 +174,38 @@ def _any_negated(*tensors: Any) -> bool:
     return any(isinstance(t, Tensor) and t.is_neg() for t in tensors)
 
 
+#: Whether a profiler sees what is called: operators, and nothing that goes past them.
+_is_profiled: Any = torch._C._autograd._profiler_enabled
+
+
+def _run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:
+    """(out, lse) of a plain call."""
+    if _is_profiled():
+        dtype = None if out_dtype is None else _arrays.torch_dtype(_arrays.dtype_named(out_dtype))
+        return torch.ops.tandem.attention(q, k, v, sink, *_operators.flat(call), dtype)
+    return _operators.run(call, q, k, v, sink, out_dtype, return_lse)
+
+
+def _gradients(call: _call.Call, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """(dq, dk, dv, dsink) of a plain call."""
+    if _is_profiled():
+        *tensors, needed = arguments
+        return _derivatives.by_operator(*tensors, _operators.flat(call), needed)
+    return _operators.gradients(call, *arguments)
+
+
 #: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them. The
 #: operator then runs once for each.
 _is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
-class _Recorded(torch.autograd.Function):
-    """torch.ops.tandem.attention with its gradient, past the dispatcher."""
+class TandemAttention(torch.autograd.Function):
+    """torch.ops.tandem.attention with its gradient, past the dispatcher. Profiles show the name."""
 
     @staticmethod
     def forward(ctx: Any, call: _call.Call, out_dtype: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, sink = inputs
-        output: tuple[Tensor, Tensor] = _operators.run(call, q, k, v, sink, out_dtype, True)
+        output: tuple[Tensor, Tensor] = _run(call, q, k, v, sink, out_dtype, True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output, *call.metadata)
         ctx.call = call
@@ -204,7 +225,7 @@ class _Recorded(torch.autograd.Function):
         if plain and not batched and not torch.is_grad_enabled():
             if torch.are_deterministic_algorithms_enabled():
                 call = replace(call, deterministic=True)
-            return (None, None, *_operators.gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
+            return (None, None, *_gradients(call, dout, dlse, q, k, v, sink, out, lse, needed))
         recorded = _derivatives.by_operator(
             dout, dlse, q, k, v, sink, out, lse, _operators.flat(call), needed
         )

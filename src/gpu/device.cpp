@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -75,7 +76,33 @@ int device_count() {
   return count;
 }
 
+std::span<const DeviceProperties> described_devices() {
+  static const std::array<DeviceProperties, 4> devices = {{
+      {.name = "H100", .multiprocessors = 132, .major = 9, .minor = 0},
+      {.name = "H100 PCIe", .multiprocessors = 114, .major = 9, .minor = 0},
+      {.name = "H200", .multiprocessors = 132, .major = 9, .minor = 0},
+      {.name = "GH200", .multiprocessors = 132, .major = 9, .minor = 0},
+  }};
+  return devices;
+}
+
+namespace {
+
+/// The device that `device` describes; null of an index that is the driver's.
+const DeviceProperties* described(int device) {
+  const auto i = static_cast<std::size_t>(std::max(device - first_described, 0));
+  return device >= first_described && i < described_devices().size() ? &described_devices()[i] : nullptr;
+}
+
+}  // namespace
+
+std::string called(int device) {
+  const DeviceProperties* known = described(device);
+  return known != nullptr ? known->name : fmt::format("cuda:{}", device);
+}
+
 const DeviceProperties& properties(int device) {
+  if (const DeviceProperties* known = described(device)) return *known;
   DeviceRecord& record = record_of(device);
   std::call_once(record.described, [&] { record.properties = describe(device); });
   return record.properties;

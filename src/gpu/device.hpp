@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -29,8 +30,16 @@ inline bool is_supported(const DeviceProperties& p) {
 int device_count();
 
 /// Properties of a device, asked for once. Throws Error (invalid_argument) for an index the driver does not
-/// have.
+/// have. Those of a described device are known without a driver.
 const DeviceProperties& properties(int device);
+
+/// GPUs that a call can be planned for on any machine ("H200"), as far as plans depend on them. Their indices
+/// are beyond any that a driver has, so that running on one is properties' usual error.
+std::span<const DeviceProperties> described_devices();
+constexpr int first_described = 1 << 20;
+
+/// "cuda:1", or what a described device is called.
+std::string called(int device);
 
 /// The device's primary context, which the CUDA runtime and PyTorch use too; retained for the life of the
 /// process.

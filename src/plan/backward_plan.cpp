@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
@@ -194,7 +195,7 @@ int backward_local_bytes_allowed(const BackwardConfig& c) {
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
   return {
-      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "
                   "head_dim_v {} to {}",
                   name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "gpu/device.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
@@ -224,7 +225,7 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                       : problem.of_codes() ? "are copied into the layout that the kernel reads"
                                            : "are found from 16-bit tensors";
   return {
-      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels {}eight_bit_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
                   name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("codes {}", codes),

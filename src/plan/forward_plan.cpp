@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
 #include "tandem/error.hpp"
 
@@ -169,7 +170,7 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   const ForwardTileLine& tile =
       forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
   std::vector<std::string> lines = {
-      fmt::format("backend cuda: the tensors are on cuda:{}", problem.device.index),
+      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,

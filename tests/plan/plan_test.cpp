@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "api/make_problem.hpp"
+#include "gpu/device.hpp"
+#include "tandem/attention.hpp"
 
 namespace tandem {
 namespace {
@@ -131,6 +135,31 @@ TEST(Plan, CodesOnAGpuNeedAPrecisionAndSixteenBitsOut) {
       "e4m3 with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU");
   EXPECT_EQ(refusal_of_codes(Precision::fp8, DType::f32),
             "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
+}
+
+TEST(Plan, IsMadeForGpusThatAreNotThere) {
+  int index = gpu::first_described;
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    EXPECT_TRUE(gpu::is_supported(device));
+    EXPECT_EQ(gpu::called(index), device.name);
+    const ForwardArgs args = forward_args(1 << 20, {.kind = Device::Kind::cuda, .index = index++});
+    EXPECT_EQ(plan_of(args).backend, Device::Kind::cuda);
+    EXPECT_NE(explain(args).find("the tensors are on " + device.name + "\n"), std::string::npos);
+  }
+  EXPECT_EQ(gpu::called(1), "cuda:1");
+}
+
+TEST(Plan, OfAGpuThatIsNotThereIsNotRun) {
+  std::array<std::uint16_t, 2 * 4 * 64> memory{};  // q, k and v; then out
+  memory.back() = 7;
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs args;
+  args.q = args.k = args.v = ConstTensor(memory.data(), DType::bf16, {1, 4, 1, 64}, device);
+  args.out = Tensor(memory.data() + 4 * 64, DType::bf16, {1, 4, 1, 64}, device);
+  EXPECT_THROW(forward(args), Error);
+  EXPECT_EQ(memory.back(), 7);
+  args.q.device.index = args.k.device.index = args.v.device.index = args.out.device.index = 1 << 21;
+  EXPECT_THROW(explain(args), Error);  // past those that are known
 }
 
 TEST(Plan, NeedsMemoryByThreadsNotBySequenceLength) {

@@ -1,0 +1,64 @@
+"""Formulas for torch.utils.flop_counter. Masks do not count, as in PyTorch's own for its attention, so that
+counts compare; packed sequences count each for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+
+def register() -> None:
+    """Of the operators as they are now."""
+    for name, formula in (
+        ("attention", _forward),
+        ("attention_out", _forward),
+        ("attention_backward", _backward),
+        ("attention_backward_out", _backward_out),
+    ):
+        register_flop_formula([getattr(torch.ops.tandem, name)], get_raw=True)(formula)
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *rest: Any,
+    out_val: Any = None,
+) -> int:
+    """S and O."""
+    return 2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k) * (q.shape[-1] + v.shape[-1])
+
+
+def _backward(*arguments: Any, out_val: Any = None) -> int:
+    """S again and dP, and of dQ, dK and dV those that are needed."""
+    _, _, q, k, v, _, _, _, cu_seqlens_q, cu_seqlens_k, *rest = arguments
+    need_dq, need_dk, need_dv, _ = rest[-4:]
+    head_dims = q.shape[-1] * (1 + need_dq + need_dk) + v.shape[-1] * (1 + need_dv)
+    return int(2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k) * head_dims)
+
+
+def _backward_out(*arguments: Any, out_val: Any = None) -> int:
+    return _backward(*arguments[:-4], True, True, True, True)
+
+
+def _pairs(q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> int:
+    """Pairs of a query and a key, of all heads."""
+    of_q, of_k = _lengths(q, cu_seqlens_q), _lengths(k, cu_seqlens_k)
+    return q.shape[-2] * int(sum(a * b for a, b in zip(of_q, of_k, strict=True)))
+
+
+def _lengths(t: Tensor, cu_seqlens: Tensor | None) -> list[Any]:
+    """The rows of each sequence; equal shares where nothing but shapes is known."""
+    if cu_seqlens is None:
+        return [t.shape[1]] * t.shape[0]
+    if cu_seqlens.is_meta or type(cu_seqlens) is not Tensor:
+        batch = cu_seqlens.shape[0] - 1
+        return [t.shape[0] / max(batch, 1)] * batch
+    lengths: list[Any] = cu_seqlens.diff().tolist()
+    return lengths
