@@ -1,0 +1,110 @@
+"""What test_negated, test_autograd, test_transforms and test_plans say of the CPU, of CUDA tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from tandem.flash_attn import flash_attn_func
+from test_forward import qkv
+from test_negated import NEGATED, negated
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
+
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [t.cuda() for t in qkv(seqlen_q=70, seqlen_k=130, head_dim=64, dtype=dtype)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", [tandem.attention, flash_attn_func], ids=lambda f: f.__name__)
+def test_the_negative_bit_is_read(function: Any, dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype)
+    expected = function(q, k, v, causal=True)
+    assert torch.equal(function(*map(negated, (q, k, v)), causal=True), expected)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    plain = tandem.attention_backward(out, q, k, v, out, lse, deterministic=True)
+    signed = map(negated, (out, q, k, v, out, lse))
+    for a, b in zip(tandem.attention_backward(*signed, deterministic=True), plain, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(tandem.quantize(negated(k), "s8"), tandem.quantize(k, "s8"), strict=True):
+        assert torch.equal(a, b)
+    trained = [t.requires_grad_() for t in (q, k, v)]
+    result = function(*trained, causal=True, deterministic=True)
+    seed = torch.randn_like(result)
+    expected = torch.autograd.grad(result, trained, seed, retain_graph=True)
+    for a, b in zip(torch.autograd.grad(result, trained, negated(seed)), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_outputs_that_cannot_be_written_are_refused(dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype)
+    for out, message in (
+        (negated(torch.full_like(q, 7.0)), NEGATED),
+        (torch.nn.Parameter(torch.full_like(q, 7.0)), "requires a gradient"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^out {message}"):
+            tandem.attention(q, k, v, out=out)
+        assert (out == 7.0).all()
+
+
+def test_gradients_that_would_be_dropped_are_refused() -> None:
+    q, k, v = inputs(torch.bfloat16)
+    number = torch.tensor(0.3, device="cuda", requires_grad=True)
+    for name in ("scale", "softcap"):
+        with pytest.raises(
+            tandem.InvalidArgumentError, match=f"^{name} is a tensor that requires a gradient"
+        ):
+            tandem.attention(q, k, v, **{name: number})
+    (k8, k_scale), (v8, v_scale) = tandem.quantize(k, "s8"), tandem.quantize(v, "s8")
+    with pytest.raises(tandem.InvalidArgumentError, match="^k_scale requires a gradient"):
+        tandem.attention(q, k8, v8, k_scale=k_scale.requires_grad_(), v_scale=v_scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reverse_mode_of_torch_func(dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype)
+    call = lambda *t: tandem.attention(*t, causal=True, deterministic=True)  # noqa: E731
+    seed = torch.randn_like(call(q, k, v))
+    trained = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected = torch.autograd.grad(call(*trained), trained, seed)
+    for a, b in zip(torch.func.vjp(call, q, k, v)[1](seed), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("capture", ["compile", "trace"])
+def test_attention_backward_and_quantize_are_captured(capture: str) -> None:
+    q, k, v = inputs(torch.bfloat16)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+
+    def function(*t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients = tandem.attention_backward(t[3], *t[:3], t[3], t[4], deterministic=True)
+        return *gradients, *tandem.quantize(t[1], "s8", granularity="row")
+
+    tensors = (q, k, v, out, lse)
+    if capture == "compile":
+        captured = torch.compile(function, fullgraph=True, backend="aot_eager")
+    else:
+        captured = torch.jit.trace(function, tensors, check_trace=False)
+    for a, b in zip(captured(*tensors), function(*tensors), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_plans_by_name_are_those_of_the_gpu(backward: bool) -> None:
+    """Of the GPU that is here, if it is one of those known by name."""
+    name = torch.cuda.get_device_name()
+    known = [each for each in tandem._core.described_devices() if f" {each}" in name]
+    if not known:
+        pytest.skip(f"{name} is not known by name")
+    short = max(known, key=len)
+    for seqlen in (64, 4096):
+        q = torch.empty(4, seqlen, 16, 128, device="cuda", dtype=torch.bfloat16)
+        here = tandem.explain(q, q, q, causal=True, backward=backward)
+        there = tandem.explain(*(q.to("meta"),) * 3, causal=True, backward=backward, device=short)
+        assert there == here.replace("cuda:0", short)
