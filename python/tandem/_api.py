@@ -101,7 +101,8 @@ def attention(
         head_dim_qk)``. heads_kv divides heads_q: query head h reads key head ``h // (heads_q // heads_kv)``
         (GQA, MQA).
       v: values, the shape of k with head_dim_v in place of head_dim_qk.
-      scale: multiplies ``q @ k.T``. Default ``head_dim_qk ** -0.5``.
+      scale: multiplies ``q @ k.T``. Default ``head_dim_qk ** -0.5``. A number: a tensor that requires a
+        gradient is an error.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q`` (aligned to the bottom right corner).
       window: ``(left, right)``, inclusive on both sides around that same diagonal; -1 is unbounded.
         ``causal`` clips right to 0.
@@ -122,7 +123,8 @@ def attention(
       k_scale: likewise for k.
       v_scale: likewise for v.
       return_lse: also return the log-sum-exp of the scores.
-      out: where to write the result; made if None. Not with inputs that require gradients.
+      out: where to write the result; made if None. Not with inputs that require gradients, and none that
+        requires one itself.
       out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
         bf16. For other inputs the result has q's dtype.
       pad: accept head dimensions that are not multiples of 8; they are padded inside.

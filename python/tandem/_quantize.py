@@ -48,7 +48,7 @@ def quantize(
 
     Returns:
       ``(codes, scales)``, with ``smooth`` also the mean, ``(batch, heads, head_dim)``. Scales are float32.
-      Without a batch dimension in x, none has one.
+      Without a batch dimension in x, none has one. No gradient flows through them.
 
     Raises:
       As ``attention``. float32 on a GPU is an UnsupportedError.
