@@ -165,13 +165,19 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _is_plain(*tensors: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
     150 us of a call that autograd records, for operators written in Python."""
-    return not _is_watched() and all(type(t) in _PLAIN for t in tensors)
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    return not _is_watched()
 
 
 def _any_negated(*tensors: Any) -> bool:
     """Whether the memory of one of these holds the numbers with the other sign. PyTorch's dispatcher makes
     plain tensors of those."""
-    return any(isinstance(t, Tensor) and t.is_neg() for t in tensors)
+    for t in tensors:
+        if t is not None and isinstance(t, Tensor) and t.is_neg():
+            return True
+    return False
 
 
 #: Whether a profiler sees what is called: operators, and nothing that goes past them.

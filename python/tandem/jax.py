@@ -110,6 +110,7 @@ def attention(
     """
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
+    return_lse = _call.flag("return_lse", return_lse)
     window = _call.pair("window", window)
     options = _Options(
         scale, causal, window, softcap, deterministic, pad, threads, precision, strict, out_dtype

@@ -137,6 +137,15 @@ def test_precision_and_strict() -> None:
     assert torch.equal(to_torch(out), tandem.attention(q, k, v, **options).float())
 
 
+def test_numpys_numbers_are_options() -> None:
+    q, k, v = (to_jax(t) for t in qkv())
+    given = {"causal": np.bool_(True), "softcap": np.int64(3), "window": (np.int64(9), np.int32(0))}
+    own = {"causal": True, "softcap": 3.0, "window": (9, 0)}
+    for scale in (np.float32(0.25), np.float64(0.25), np.array(0.25)):
+        out = attention(q, k, v, scale=scale, threads=np.int64(1), return_lse=np.bool_(True), **given)[0]
+        np.testing.assert_array_equal(out, attention(q, k, v, scale=0.25, **own))
+
+
 def test_errors_come_as_the_call_is_traced() -> None:
     q, k, v = (to_jax(t) for t in qkv())
     with pytest.raises(tandem.InvalidArgumentError, match="head_dim 31 is not a multiple of 8"):
@@ -145,6 +154,11 @@ def test_errors_come_as_the_call_is_traced() -> None:
         attention(q, k, v, window=128)
     with pytest.raises(tandem.InvalidArgumentError, match="scale is 'small'; pass a number"):
         attention(q, k, v, scale="small")
+    for value in ("no", 1, None):
+        with pytest.raises(tandem.InvalidArgumentError, match="return_lse is .*; pass True or False"):
+            attention(q, k, v, return_lse=value)
+    with pytest.raises(tandem.InvalidArgumentError, match="scale is .*; pass a number"):
+        jax.grad(lambda scale: attention(q, k, v, scale=scale).sum())(0.3)
     with pytest.raises(tandem.InvalidArgumentError, match="q is i32"):
         attention(q.astype(jnp.int32), k, v)
     by_q = jax.grad(lambda q: attention(q, k, v).sum())
