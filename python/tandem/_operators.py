@@ -59,7 +59,7 @@ def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, ret
     """(out, lse), results made here; by the quick way of plain tensors where it goes."""
     if out_dtype is None:
         inputs = (q, k, v, sink, *call.metadata)
-        results = _core.forward_tensors(inputs, call.options(), return_lse, False)
+        results = _core.forward_tensors(inputs, call.options(), bool(return_lse), False)
         if results is not None:
             return results
     return _call.forward(call, q, k, v, sink, return_lse=return_lse, out_dtype=out_dtype)

@@ -124,7 +124,7 @@ def quick(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool)
         return None
     inputs = (q, k, v, sink, *call.metadata)
     recording = torch.is_grad_enabled()
-    results = _core.forward_tensors(inputs, call.options(), return_lse, recording)
+    results = _core.forward_tensors(inputs, call.options(), bool(return_lse), recording)
     return results if return_lse or results is None else results[0]
 
 
