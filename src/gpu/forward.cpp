@@ -40,8 +40,8 @@ std::int64_t most_blocks(int device) {
   return properties(device).multiprocessors;
 }
 
-/// Whether tiles are drawn from a counter, which must be cleared first: 2 us of the host's time, and scratch
-/// memory. A grid with a block for every tile has nothing to draw.
+/// Whether CTAs take tiles from a counter, which must be cleared first: 2 us of the host's time, and scratch
+/// memory. A grid with a CTA for every tile needs none.
 bool needs_counter(const Problem& p, const ForwardConfig& config) {
   return config.dynamic && forward_tile_count(p, config.tiling()) > most_blocks(p.device.index);
 }

@@ -57,7 +57,7 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
   c.overlap = true;
   // Turns cost s8 with scales by block 5 %: its sums are settled late without them.
   c.pingpong = !(c.causal || c.local) && (c.lagging() || c.v_row_scales);
-  // Tiles of equal work are dealt: drawn ones spill 20 bytes at 128.
+  // Tiles of equal work take the static scheduler: the dynamic one spills 20 bytes at 128.
   c.dynamic = c.causal || c.local || c.ragged || c.head_dim_v <= 64;
   return c;
 }
@@ -83,7 +83,7 @@ EightBitConfig with_tile(EightBitConfig c) {
   c.q_stages = tile.q_stages;
   c.overlap = tile.overlap;
   c.pingpong = tile.pingpong;
-  c.dynamic = tile.dynamic || c.ragged;  // dealt, ragged tiles cost 25 moves in the kernel's loop
+  c.dynamic = tile.dynamic || c.ragged;  // the static scheduler costs varlen tiles 25 moves in the loop
   c.parts = c.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
   // warpgroups in place of three, or narrower parts.
@@ -231,7 +231,7 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
       fmt::format("codes {}", codes),
       fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
                   quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}", c.dynamic ? "drawn from a counter" : "dealt in turn"),
+      fmt::format("{} persistent scheduler", c.dynamic ? "dynamic" : "static"),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", eight_bit_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -86,7 +86,8 @@ std::string forward_objection(const ForwardConfig& c) {
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
-  if (c.dynamic && !c.specialised) return "dynamic takes a producer warp, which draws the tiles";
+  if (c.dynamic && !c.specialised)
+    return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
@@ -175,8 +176,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
                   c.pingpong ? "on" : "off", tile.why),
-      fmt::format("tiles {}; unmasked blocks keep their rows' maxima, and are checked{}",
-                  c.dynamic ? "drawn from a counter" : "dealt in turn",
+      fmt::format("{} persistent scheduler; unmasked blocks keep their rows' maxima, and are checked{}",
+                  c.dynamic ? "dynamic" : "static",
                   c.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),

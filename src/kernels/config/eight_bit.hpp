@@ -24,7 +24,7 @@ struct EightBitConfig {
   bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
   bool v_row_scales = false;  ///< of V: one a row, which joins P
   bool rotated_v = false;     ///< V's rotation is undone on the rows of O
-  bool dynamic = false;       ///< blocks draw tiles from a counter instead of being dealt them
+  bool dynamic = false;       ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
   bool overlap = true;        ///< softmax of one block runs under the products of the next, in one warpgroup
   bool pingpong = true;       ///< warpgroups take turns: one's softmax under the other's products
   int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other

@@ -21,7 +21,7 @@ struct ForwardConfig {
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
   bool ragged = false;
   bool output_late = false;  ///< blocks without a mask wait for O behind their exponentials, not before them
-  bool dynamic = false;      ///< blocks draw tiles from a counter instead of being dealt them
+  bool dynamic = false;      ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup

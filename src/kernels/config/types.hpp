@@ -59,7 +59,7 @@ struct TileWalk {
   bool causal;   ///< window_right is bounded: the right edge needs a mask
   bool local;    ///< window_left is bounded: the left edge needs a mask
   bool ragged;   ///< lengths differ by sequence
-  bool dynamic;  ///< CTAs draw tiles from a counter instead of being dealt them
+  bool dynamic;  ///< dynamic persistent scheduler; else static
 };
 
 /// What a kernel's epilogue is specialised by (tile/output.cuh).

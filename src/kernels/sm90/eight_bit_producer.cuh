@@ -70,7 +70,7 @@ struct EightBitShared {
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
   [[no_unique_address]] RowsOfVRing<C.transpose_v> rows_of_v_ring;
-  tile::DrawnTiles::Shared tiles;
+  tile::DynamicScheduler::Shared tiles;
 };
 
 /// Scales of one head of one sequence.

@@ -212,7 +212,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // S of this block and O += P V of the block before, in flight together. The exponentials of a block without
   // a mask are relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
   auto iteration = [&](auto masked) {
-    constexpr bool steady = !decltype(masked)::value;
+    constexpr bool lazy = !decltype(masked)::value;
     take_turn();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
@@ -220,16 +220,16 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     pass_turn();
     ptx::wgmma_wait<1>();
     take_scores(masked.value);
-    if constexpr (!steady) softmax.update(s, rescale, scale_log2);
+    if constexpr (!lazy) softmax.update(s, rescale, scale_log2);
     auto take_output = [&] {
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
     };
-    constexpr bool late = steady && C.output_late;
+    constexpr bool late = lazy && C.output_late;
     if constexpr (!late) take_output();
     release_scores();
     if constexpr (!late) release_v();
-    if constexpr (!steady) {
+    if constexpr (!lazy) {
       softmax.exponentials(s, total, scale_log2, [&](int quarter) {
         rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
         if (quarter == 0) return;

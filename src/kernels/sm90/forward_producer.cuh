@@ -24,7 +24,7 @@ struct ForwardShared {
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
-  tile::DrawnTiles::Shared tiles;
+  tile::DynamicScheduler::Shared tiles;
 };
 
 // ---- Producer ----

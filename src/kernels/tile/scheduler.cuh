@@ -66,10 +66,10 @@ TANDEM_DEVICE int last_not_past(int lane, int count, int at, First first) {
   return from;
 }
 
-/// Tile numbers dealt in turn, without communication. `alternate`: every second round is dealt backwards, so
-/// that sums of descending work even out.
+/// Static persistent scheduler: tile numbers in turn, without communication. `alternate`: every second round
+/// goes backwards, so that sums of descending work even out.
 template <bool alternate>
-struct DealtTiles {
+struct StaticScheduler {
   int round = 0;
 
   TANDEM_DEVICE int next() {
@@ -80,9 +80,10 @@ struct DealtTiles {
   }
 };
 
-/// Tile numbers drawn from a counter in global memory: the producer warp draws ahead and hands them to the
-/// consumers through shared memory. Without a counter there is a block for every tile, and nothing to draw.
-struct DrawnTiles {
+/// Dynamic persistent scheduler: tile numbers from a counter in global memory. The producer warp takes one
+/// ahead and hands it to the consumers through shared memory. Without a counter there is a CTA for every
+/// tile.
+struct DynamicScheduler {
   struct Shared {
     Ring<2> ring;
     int tile[2];
@@ -93,10 +94,10 @@ struct DrawnTiles {
   Ring<2>::Position at;
   bool first = true;
 
-  TANDEM_DEVICE DrawnTiles(Shared& s, u32* c) : shared(s), counter(c) {}
+  TANDEM_DEVICE DynamicScheduler(Shared& s, u32* c) : shared(s), counter(c) {}
 
   /// All lanes of the producer warp; `leader` on one of them.
-  TANDEM_DEVICE int draw(bool leader) {
+  TANDEM_DEVICE int take(bool leader) {
     u32 tile = 0;
     if (leader) {
       tile = ptx::block_index();

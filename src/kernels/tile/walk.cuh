@@ -19,22 +19,24 @@ struct QueryTile {
 template <TileWalk W>
 struct QueryTiles {
   const ForwardParams& p;
-  DealtTiles<W.causal && !W.ragged> dealt;
-  DrawnTiles drawn;
+  StaticScheduler<W.causal && !W.ragged> static_tiles;
+  DynamicScheduler dynamic_tiles;
   typename Select<W.ragged, RaggedTiles<W.block_m>, DenseTiles<W.causal>>::type tiles;
 
-  TANDEM_DEVICE QueryTiles(const ForwardParams& params, DrawnTiles::Shared& shared)
-      : p(params), drawn(shared, params.tile_counter) {}
+  TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
+      : p(params), dynamic_tiles(shared, params.tile_counter) {}
 
   /// All lanes of a warp call; `leader` is true on one of them.
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
-    const int number = !W.dynamic ? dealt.next() : producer ? drawn.draw(leader) : drawn.receive(leader);
+    const int number = !W.dynamic ? static_tiles.next()
+                       : producer ? dynamic_tiles.take(leader)
+                                  : dynamic_tiles.receive(leader);
     // Uniform already; the shuffle lets ptxas know, which then keeps loop counts and descriptors in
     // uniform registers. Without it each WGMMA waits for four moves.
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
-    // Nor does it see that the lanes leave the search for a sequence together. Drawn tiles have met already;
-    // meeting twice undoes the effect.
+    // Nor does it see that the lanes leave the search for a sequence together. Those of the dynamic scheduler
+    // have met already; meeting twice undoes the effect.
     if constexpr (W.ragged && !W.dynamic) ptx::sync_warp();
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, W.local ? p.window_left : Visibility::unbounded,
                  W.causal ? p.window_right : Visibility::unbounded};
