@@ -10,6 +10,11 @@
 // Shapes. A tensor is (batch, seqlen, heads, head_dim), or, for sequences of different lengths packed end to
 // end ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is
 // contiguous.
+//
+// Memory. Inputs may share memory with one another. An output has memory of its own: no element of it shares
+// memory with another of its elements, with an element of another output, or with one of any input; in place
+// (out over q) is an error too. Elements count, not the bytes between them: outputs may be slices of a buffer
+// whose other slices are inputs.
 #pragma once
 
 #include <cstddef>
@@ -108,8 +113,8 @@ struct AttentionInputs {
 
 /// Arguments of the forward pass.
 struct ForwardArgs : AttentionInputs {
-  /// Shape of q with head_dim_v; every element is written. Same dtype as q; for 8-bit inputs f16, bf16 or, on
-  /// the CPU, f32.
+  /// Shape of q with head_dim_v; every element is written, in memory that no other tensor of the call has an
+  /// element in. Same dtype as q; for 8-bit inputs f16, bf16 or, on the CPU, f32.
   Tensor out;
   /// Optional: (batch, heads_q, seqlen_q) f32, or (heads_q, total_q) for varlen queries. Natural logarithm.
   Tensor lse;
@@ -123,8 +128,9 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor dout;  ///< gradient of out
   ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
   /// The gradients that are wanted; one at least. dq has shape and dtype of q, dk of k, dv of v; dsink is
-  /// (heads_q) f32, only with a sink. One that is not given is not computed where that saves work: on the CPU
-  /// its products, on a GPU its conversion and its memory.
+  /// (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one buffer. One that
+  /// is not given is not computed where that saves work: on the CPU its products, on a GPU its conversion and
+  /// its memory.
   Tensor dq;
   Tensor dk;
   Tensor dv;

@@ -15,7 +15,8 @@ enum class Granularity : int {
 };
 
 /// Arguments of quantize. A tensor of rank 3, (seqlen, heads, head_dim), is one of batch 1 without its first
-/// dimension, and so are its scales and mean; head_dim is from 1 to 256.
+/// dimension, and so are its scales and mean; head_dim is from 1 to 256. codes, scales and mean have memory
+/// of their own, as the outputs in attention.hpp.
 struct QuantizeArgs {
   ConstTensor x;  ///< (batch, seqlen, heads, head_dim) f32, f16 or bf16; the last dimension contiguous
   Tensor codes;   ///< shape of x, e4m3 or s8, written: value = code * scale, rounded to nearest even

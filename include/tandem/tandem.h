@@ -118,7 +118,9 @@ typedef struct tandem_execution {
   size_t workspace_bytes;
 } tandem_execution;
 
-/* Writes args->out, and args->lse where given. */
+/* Writes args->out, and args->lse where given. Outputs have memory of their own, here and below: no element
+ * of one shares memory with another tensor's, but they may be slices of a buffer whose other slices are
+ * inputs. */
 TANDEM_API int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution);
 
 /* Writes those of dq, dk, dv and dsink that are given. */

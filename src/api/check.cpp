@@ -9,6 +9,8 @@
 #include <span>
 #include <utility>
 
+#include "api/overlap.hpp"
+
 namespace tandem::check {
 namespace {
 
@@ -16,25 +18,6 @@ constexpr std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max();
 
 bool empty(const ConstTensor& t) {
   return std::any_of(t.shape.begin(), t.shape.begin() + t.rank, [](std::int64_t n) { return n == 0; });
-}
-
-/// Lowest and one-past-highest element offset of a non-empty tensor whose extent was checked.
-struct Span {
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-};
-Span span_of(const ConstTensor& t) {
-  Span span{.low = 0, .high = 1};
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
-    const std::int64_t reach = t.shape[i] > 1 ? (t.shape[i] - 1) * t.stride[i] : 0;
-    (reach < 0 ? span.low : span.high) += reach;
-  }
-  return span;
-}
-
-bool dense(const ConstTensor& t) {
-  const Span span = span_of(t);
-  return span.high - span.low == t.numel();
 }
 
 }  // namespace
@@ -175,19 +158,34 @@ void no_self_overlap(const Argument& a) {
   }
 }
 
-void separate(const Argument& output, const Argument& other) {
-  const ConstTensor& x = output.tensor;
-  const ConstTensor& y = other.tensor;
-  if (!output.given() || !other.given() || empty(x) || empty(y) || x.data == nullptr || y.data == nullptr)
-    return;
-  const auto address = [](const ConstTensor& t, std::int64_t offset) {
-    const auto bytes = offset * static_cast<std::int64_t>(size_of(t.dtype));
-    return reinterpret_cast<std::uintptr_t>(t.data) + static_cast<std::uintptr_t>(bytes);
+void separate(std::initializer_list<Argument> outputs, std::initializer_list<Argument> inputs,
+              std::span<const Argument> more_inputs) {
+  // Every tensor's range of bytes once, in an array: a call with a workspace does not allocate. Ranges that
+  // are apart, as those of tensors of their own are, end it.
+  struct Placed {
+    const Argument* argument;
+    ByteRange bytes;
   };
-  const bool ranges_meet = address(x, span_of(x).low) < address(y, span_of(y).high) &&
-                           address(y, span_of(y).low) < address(x, span_of(x).high);
-  if (x.data == y.data || (ranges_meet && dense(x) && dense(y))) {
-    invalid("{} shares memory with {}; an output needs memory of its own", output.name, other.name);
+  constexpr std::size_t most_arguments = 24;
+  std::array<Placed, most_arguments> placed;
+  std::size_t count = 0;
+  const auto place = [&](const Argument& a) {
+    const ConstTensor& t = a.tensor;
+    if (t.given() && t.data != nullptr && !empty(t)) placed[count++] = {.argument = &a, .bytes = bytes_of(t)};
+  };
+  for (const Argument& a : outputs) place(a);
+  const std::size_t written = count;
+  for (const Argument& a : inputs) place(a);
+  for (const Argument& a : more_inputs) place(a);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t j = 0; j < std::min(i, written); ++j) {
+      if (!placed[i].bytes.meets(placed[j].bytes) ||
+          !share_memory(placed[i].argument->tensor, placed[j].argument->tensor))
+        continue;
+      const bool two_outputs = i < written;
+      invalid("{} shares memory with {}; an output needs memory of its own",
+              placed[two_outputs ? i : j].argument->name, placed[two_outputs ? j : i].argument->name);
+    }
   }
 }
 

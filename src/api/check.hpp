@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,9 +65,11 @@ void last_dimension_contiguous(const Argument& a);
 /// permutation of a contiguous tensor) pass.
 void no_self_overlap(const Argument& a);
 
-/// An output starts where no other tensor of the call starts, and, where both are dense, does not reach into
-/// it.
-void separate(const Argument& output, const Argument& other);
+/// No output shares memory with another, or with an input: a kernel may read any input after it has begun to
+/// write. Elements count, not the bytes between them: an output may be a slice of a buffer of whose other
+/// slices the inputs are. Tensors without data or elements share nothing.
+void separate(std::initializer_list<Argument> outputs, std::initializer_list<Argument> inputs,
+              std::span<const Argument> more_inputs = {});
 
 /// A number of threads that a system has to give, or 0.
 void threads(int count);

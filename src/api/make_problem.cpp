@@ -204,12 +204,8 @@ class Builder {
 
   /// Outputs do not overlap themselves, one another or an input.
   void outputs(std::initializer_list<Argument> outputs, std::initializer_list<Argument> more_inputs) const {
-    for (const Argument* a = outputs.begin(); a != outputs.end(); ++a) {
-      check::no_self_overlap(*a);
-      for (const Argument* b = outputs.begin(); b != a; ++b) check::separate(*a, *b);
-      for (const Argument& b : more_inputs) check::separate(*a, b);
-      for (const Argument& b : inputs_) check::separate(*a, b);
-    }
+    for (const Argument& a : outputs) check::no_self_overlap(a);
+    check::separate(outputs, more_inputs, inputs_);
   }
 
   void contents() const {

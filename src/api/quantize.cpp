@@ -150,12 +150,9 @@ QuantizeJob make_job(const QuantizeArgs& args) {
     job.mean = operand(mean.tensor, d - 1, -1, d);
   }
   for (const Argument* output : {&codes, &scales, &mean}) {
-    if (!output->given()) continue;
-    check::no_self_overlap(*output);
-    for (const Argument* other : {&x, &codes, &scales, &mean, &cos, &sin}) {
-      if (other != output && other->given()) check::separate(*output, *other);
-    }
+    if (output->given()) check::no_self_overlap(*output);
   }
+  check::separate({codes, scales, mean}, {x, cos, sin});
   return job;
 }
 

@@ -248,6 +248,22 @@ static void test_errors(void) {
               "or (batch, heads, seqlen)");
 }
 
+/* v is heads 0 and 1 of a buffer of four heads, out is two others of them. */
+static void test_outputs_have_memory_of_their_own(void) {
+  Buffers b;
+  float fused[2 * elements];
+  fill(&b);
+  memset(fused, 0, sizeof(fused));
+  tandem_forward_args args = forward_args(&b);
+  args.v.data = fused;
+  args.v.stride[1] = args.out.stride[1] = 2 * heads * head_dim;
+  args.out.data = fused + head_dim;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "out shares memory with v; an output needs memory of its own");
+  args.out.data = fused + heads * head_dim;
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+}
+
 static void test_struct_versions(void) {
   Buffers b;
   fill(&b);
@@ -353,6 +369,7 @@ int main(void) {
   test_quantize();
   test_quantize_rotary();
   test_errors();
+  test_outputs_have_memory_of_their_own();
   test_struct_versions();
   test_messages_are_per_thread();
 #ifdef TANDEM_TEST_BAD_ALLOC

@@ -275,3 +275,19 @@ def test_keywords_that_explain_does_not_take() -> None:
             with pytest.raises(TypeError) as caught:
                 call(q, k, v, causal=True, **{name: None})
             assert str(caught.value) == f"{call.__name__}() got an unexpected keyword argument {name!r}"
+
+
+@pytest.mark.parametrize("make", [torch.as_tensor, np.asarray])
+def test_an_output_that_shares_memory_is_an_error(make: Any) -> None:
+    """Heads 1:5 of a buffer whose heads 0:4 are v; gradients likewise; and in place."""
+    q, k, v = (make(t) for t in qkv(2, 37, 37, 4, 4, 32, 32))
+    buffer = make(torch.full((2, 37, 8, 32), 7.0))
+    buffer[:, :, :4] = v
+    with pytest.raises(tandem.InvalidArgumentError, match="^out shares memory with v; an output needs memory"):
+        tandem.attention(q, k, buffer[:, :, :4], out=buffer[:, :, 1:5])
+    assert (buffer[:, :, :4] == v).all() and (buffer[:, :, 4:] == 7.0).all()
+    with pytest.raises(tandem.InvalidArgumentError, match="^out shares memory with q; an output needs memory"):
+        tandem.attention(q, k, v, out=q)
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    with pytest.raises(tandem.InvalidArgumentError, match="^dv shares memory with dk; an output needs memory"):
+        tandem.attention_backward(out, q, k, v, out, lse, dk=buffer[:, :, 2:6], dv=buffer[:, :, 4:])

@@ -146,6 +146,19 @@ def check_equal_to_contiguous(*tensors: torch.Tensor) -> None:
     assert torch.equal(got, tandem.attention(*(t.contiguous() for t in tensors), causal=True))
 
 
+def test_outputs_may_be_slices_beside_inputs_but_share_none_of_their_elements() -> None:
+    fused = torch.randn(2, 100, 16, 64, dtype=torch.bfloat16).cuda()
+    q, k, v, out = fused.split(4, dim=2)
+    expected = tandem.attention(*(t.contiguous() for t in (q, k, v)))
+    inputs = fused[:, :, :12].clone()
+    assert torch.equal(tandem.attention(q, k, v, out=out), expected)
+    assert torch.equal(fused[:, :, :12], inputs)
+    for name, shared in (("v", fused[:, :, 11:15]), ("q", q)):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^out shares memory with {name}; "):
+            tandem.attention(q, k, v, out=shared)
+    assert torch.equal(fused[:, :, :12], inputs)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_only_needed_gradients(packed: bool) -> None:
     """Each alone has the bits that it has among all, and nothing else is written."""

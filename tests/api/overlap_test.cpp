@@ -1,0 +1,408 @@
+// Outputs have memory of their own: every way to share an element is an error, and every slice of a common
+// buffer that shares none is legal.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/make_problem.hpp"
+#include "api/overlap.hpp"
+#include "arguments.hpp"
+#include "tandem/quantize.hpp"
+
+namespace tandem::test {
+namespace {
+
+template <typename Args>
+std::string error_of(const Args& args) {
+  try {
+    make_problem(args);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::invalid_argument);
+    return e.what();
+  }
+  return "";
+}
+
+/// `count` heads from `first` of a buffer of (rows, heads, 8) f32, as a tensor of batch 1.
+Tensor heads_of(std::vector<float>& buffer, std::int64_t heads, std::int64_t first, std::int64_t count) {
+  const auto rows = static_cast<std::int64_t>(buffer.size()) / (heads * 8);
+  Tensor t(buffer.data() + first * 8, DType::f32, {1, rows, count, 8});
+  t.stride = {rows * heads * 8, heads * 8, 8, 1};
+  return t;
+}
+
+/// Five rows of q, k, v and out with four heads each; out and v are slices of one buffer of eight heads.
+struct Fused {
+  std::vector<float> shared = std::vector<float>(5 * 8 * 8);
+  std::vector<float> q = std::vector<float>(5 * 4 * 8), k = q;
+
+  Fused() {
+    std::mt19937 random(7);
+    for (auto* values : {&shared, &q, &k}) {
+      for (float& value : *values) value = std::normal_distribution<float>()(random);
+    }
+  }
+  ForwardArgs args(std::int64_t out_first, std::int64_t v_first) {
+    ForwardArgs a;
+    a.q = heads_of(q, 4, 0, 4);
+    a.k = heads_of(k, 4, 0, 4);
+    a.v = heads_of(shared, 8, v_first, 4);
+    a.out = heads_of(shared, 8, out_first, 4);
+    return a;
+  }
+};
+
+TEST(Overlap, OutThatPartlyOverlapsAnInputIsAnError) {
+  Fused fused;
+  for (const std::int64_t out_first : {1, 2, 3}) {
+    EXPECT_EQ(error_of(fused.args(out_first, 0)),
+              "out shares memory with v; an output needs memory of its own");
+    EXPECT_EQ(error_of(fused.args(0, out_first)),
+              "out shares memory with v; an output needs memory of its own");
+  }
+}
+
+TEST(Overlap, OutBesideAnInputInOneBufferIsLegal) {
+  for (const std::int64_t out_first : {0, 4}) {
+    Fused fused;
+    Fused apart = fused;
+    std::vector<float> own(5 * 4 * 8);
+    ForwardArgs expected = apart.args(out_first, 4 - out_first);
+    expected.out = heads_of(own, 4, 0, 4);
+    forward(expected);
+    forward(fused.args(out_first, 4 - out_first));
+    for (std::size_t row = 0; row < 5; ++row) {
+      const std::size_t begin = row * 64;
+      const auto first = static_cast<std::size_t>(out_first) * 8;
+      EXPECT_EQ(std::memcmp(&fused.shared[begin + first], &own[row * 32], 32 * sizeof(float)), 0);
+      EXPECT_EQ(std::memcmp(&fused.shared[begin + 32 - first], &apart.shared[begin + 32 - first],
+                            32 * sizeof(float)),
+                0)
+          << "v was written";
+    }
+  }
+}
+
+TEST(Overlap, InPlaceIsAnError) {
+  Fused fused;
+  ForwardArgs a = fused.args(0, 4);
+  a.out = heads_of(fused.q, 4, 0, 4);
+  EXPECT_EQ(error_of(a), "out shares memory with q; an output needs memory of its own");
+}
+
+/// `t` such that its last element begins on the first byte of `other`'s last one.
+void end_in(Tensor& t, const ConstTensor& other) {
+  const auto last = [](const ConstTensor& tensor) {
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.rank); ++i)
+      offset += (tensor.shape[i] - 1) * tensor.stride[i];
+    return offset * static_cast<std::int64_t>(size_of(tensor.dtype));
+  };
+  t.data = static_cast<std::byte*>(const_cast<void*>(other.data)) + last(other) - last(t);
+}
+
+/// A name, and how to find the tensor of that name.
+template <typename Args>
+struct Named {
+  const char* name;
+  ConstTensor (*get)(const Args&);
+};
+
+TEST(Overlap, NoOutputOfForwardMayShareOneElementWithAnything) {
+  const auto legal = [] {
+    ForwardArgs a = dense_forward();
+    a.sink = tensor(5, DType::f32, {4});
+    a.seqused_q = tensor(6, DType::i32, {2});
+    a.seqused_k = tensor(7, DType::i64, {2});
+    return a;
+  };
+  using F = ForwardArgs;
+  const std::array<Named<F>, 6> inputs{{{"q", [](const F& a) { return a.q; }},
+                                        {"k", [](const F& a) { return a.k; }},
+                                        {"v", [](const F& a) { return a.v; }},
+                                        {"sink", [](const F& a) { return a.sink; }},
+                                        {"seqused_q", [](const F& a) { return a.seqused_q; }},
+                                        {"seqused_k", [](const F& a) { return a.seqused_k; }}}};
+  ASSERT_EQ(error_of(legal()), "");
+  for (const auto& [name, get] : inputs) {
+    for (Tensor F::*output : {&F::out, &F::lse}) {
+      ForwardArgs a = legal();
+      end_in(a.*output, get(a));
+      EXPECT_EQ(error_of(a), std::string(output == &F::out ? "out" : "lse") + " shares memory with " + name +
+                                 "; an output needs memory of its own");
+    }
+  }
+  ForwardArgs a = legal();
+  end_in(a.lse, a.out);
+  EXPECT_EQ(error_of(a), "lse shares memory with out; an output needs memory of its own");
+}
+
+TEST(Overlap, NoGradientMayShareOneElementWithAnything) {
+  using B = BackwardArgs;
+  struct Gradient {
+    const char* name;
+    Tensor B::*tensor;
+  };
+  const std::array<Gradient, 4> gradients{
+      {{"dq", &B::dq}, {"dk", &B::dk}, {"dv", &B::dv}, {"dsink", &B::dsink}}};
+  const std::array<Named<B>, 8> inputs{{{"q", [](const B& a) { return a.q; }},
+                                        {"k", [](const B& a) { return a.k; }},
+                                        {"v", [](const B& a) { return a.v; }},
+                                        {"sink", [](const B& a) { return a.sink; }},
+                                        {"out", [](const B& a) { return a.out; }},
+                                        {"lse", [](const B& a) { return a.lse; }},
+                                        {"dout", [](const B& a) { return a.dout; }},
+                                        {"dlse", [](const B& a) { return a.dlse; }}}};
+  ASSERT_EQ(error_of(dense_backward()), "");
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    for (const auto& [name, get] : inputs) {
+      BackwardArgs a = dense_backward();
+      end_in(a.*gradients[i].tensor, get(a));
+      EXPECT_EQ(error_of(a), std::string(gradients[i].name) + " shares memory with " + name +
+                                 "; an output needs memory of its own");
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      BackwardArgs a = dense_backward();
+      end_in(a.*gradients[i].tensor, a.*gradients[j].tensor);
+      EXPECT_EQ(error_of(a), std::string(gradients[i].name) + " shares memory with " + gradients[j].name +
+                                 "; an output needs memory of its own");
+    }
+  }
+}
+
+TEST(Overlap, GradientsMayBeSlicesOfOneBuffer) {
+  std::vector<float> qkv(7 * 12 * 8), gradients(7 * 12 * 8);
+  BackwardArgs a;
+  a.q = heads_of(qkv, 12, 0, 4);
+  a.k = heads_of(qkv, 12, 4, 4);
+  a.v = heads_of(qkv, 12, 8, 4);
+  a.out = tensor(0, DType::f32, {1, 7, 4, 8});
+  a.dout = tensor(1, DType::f32, {1, 7, 4, 8});
+  a.lse = tensor(2, DType::f32, {1, 4, 7});
+  a.dq = heads_of(gradients, 12, 0, 4);
+  a.dk = heads_of(gradients, 12, 4, 4);
+  a.dv = heads_of(gradients, 12, 8, 4);
+  EXPECT_EQ(error_of(a), "");
+  a.dv = heads_of(gradients, 12, 7, 4);
+  EXPECT_EQ(error_of(a), "dv shares memory with dk; an output needs memory of its own");
+}
+
+TEST(Overlap, OutputsOfQuantizeHaveMemoryOfTheirOwn) {
+  // bf16 rows of 2 heads of 16; e4m3 codes, a byte an element, in the second half of each of x's elements.
+  std::vector<std::uint16_t> x(6 * 2 * 16);
+  std::vector<float> scales(2);
+  QuantizeArgs a;
+  a.x = ConstTensor(x.data(), DType::bf16, {6, 2, 16});
+  a.codes = Tensor(x.data() + 3 * 16, DType::e4m3, {3, 2, 16});
+  a.codes.shape[0] = 6;
+  a.scales = Tensor(scales.data(), DType::f32, {2});
+  try {
+    quantize(a);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "codes shares memory with x; an output needs memory of its own");
+  }
+  EXPECT_EQ(x, std::vector<std::uint16_t>(x.size()));
+  // Rows of x in the first half of a buffer's rows, codes behind them.
+  std::vector<std::uint8_t> rows(6 * 96, 0);
+  a.x = ConstTensor(rows.data(), DType::bf16, {6, 2, 16});
+  a.x.stride[0] = 48;
+  a.codes = Tensor(rows.data() + 64, DType::e4m3, {6, 2, 16});
+  a.codes.stride[0] = 96;
+  EXPECT_NO_THROW(quantize(a));
+  a.codes.data = rows.data() + 63;
+  EXPECT_THROW(quantize(a), Error);
+}
+
+/// The addresses of a tensor's bytes, one by one.
+std::set<std::uintptr_t> bytes(const ConstTensor& t) {
+  std::set<std::uintptr_t> all;
+  std::array<std::int64_t, 4> n{};
+  for (bool more = true; more;) {
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) offset += n[i] * t.stride[i];
+    for (std::size_t b = 0; b < size_of(t.dtype); ++b) {
+      all.insert(reinterpret_cast<std::uintptr_t>(t.data) +
+                 static_cast<std::uintptr_t>(offset) * size_of(t.dtype) + b);
+    }
+    more = false;
+    for (std::size_t i = static_cast<std::size_t>(t.rank); i-- > 0 && !more;) {
+      more = ++n[i] < t.shape[i];
+      if (!more) n[i] = 0;
+    }
+  }
+  return all;
+}
+
+TEST(Overlap, IsThatOfTheElementSets) {
+  std::mt19937 random(11);
+  const auto any = [&](std::int64_t from, std::int64_t to) {
+    return std::uniform_int_distribution<std::int64_t>(from, to)(random);
+  };
+  const auto any_tensor = [&] {
+    ConstTensor t;
+    constexpr std::array dtypes{DType::e4m3, DType::bf16, DType::f32, DType::i64};
+    t.dtype = dtypes[static_cast<std::size_t>(any(0, 3))];
+    t.data = reinterpret_cast<const void*>(1'000'000 + 8 * any(-40, 40));
+    t.rank = static_cast<int>(any(1, 4));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
+      t.shape[i] = any(1, t.rank < 3 ? 20 : 4);
+      t.stride[i] = any(-30, 30);
+    }
+    if (any(0, 1) == 1) t.stride[static_cast<std::size_t>(t.rank) - 1] = 1;
+    return t;
+  };
+  int shared = 0;
+  constexpr int cases = 20'000;
+  for (int i = 0; i < cases; ++i) {
+    const ConstTensor x = any_tensor();
+    const ConstTensor y = any_tensor();
+    const auto of_x = bytes(x);
+    const auto of_y = bytes(y);
+    const bool expected = std::ranges::any_of(of_x, [&](std::uintptr_t b) { return of_y.contains(b); });
+    ASSERT_EQ(check::share_memory(x, y), expected) << "case " << i;
+    ASSERT_EQ(check::share_memory(y, x), expected) << "case " << i << ", the other way round";
+    ASSERT_EQ(check::bytes_of(x).low, *of_x.begin());
+    ASSERT_EQ(check::bytes_of(x).high, *of_x.rbegin() + 1);
+    shared += expected ? 1 : 0;
+  }
+  EXPECT_GT(shared, cases / 10);
+  EXPECT_LT(shared, cases * 9 / 10);
+}
+
+/// Two tensors in a buffer of this many bf16 elements, by offset, shape and strides.
+struct Pair {
+  const char* what;
+  bool share;
+  std::array<std::int64_t, 4> shape_x, stride_x;
+  std::int64_t offset_y;
+  std::array<std::int64_t, 4> shape_y, stride_y;
+};
+
+TEST(Overlap, LayoutsOfUsersAreDecidedExactlyAndFast) {
+  constexpr std::int64_t n = 100'000;  // tokens
+  const std::array<Pair, 10> pairs{{
+      {"heads of a row, interleaved",
+       false,
+       {2, n, 32, 128},
+       {n * 6144, 6144, 192, 1},
+       128,
+       {2, n, 32, 64},
+       {n * 6144, 6144, 192, 1}},
+      {"heads of a row, one element too wide",
+       true,
+       {2, n, 32, 129},
+       {n * 6144, 6144, 192, 1},
+       128,
+       {2, n, 32, 64},
+       {n * 6144, 6144, 192, 1}},
+      {"query and key heads of different widths behind one another",
+       false,
+       {2, n, 8, 192},
+       {n * 2560, 2560, 192, 1},
+       1536,
+       {2, n, 8, 128},
+       {n * 2560, 2560, 128, 1}},
+      {"even and odd rows", false, {1, n, 8, 64}, {0, 1024, 64, 1}, 512, {1, n, 8, 64}, {0, 1024, 64, 1}},
+      {"even rows, and every fourth from the second on",
+       false,
+       {1, 2 * n, 8, 64},
+       {0, 1024, 64, 1},
+       512,
+       {1, n, 8, 64},
+       {0, 2048, 64, 1}},
+      {"even rows, and every third",
+       true,
+       {1, n, 8, 64},
+       {0, 1024, 64, 1},
+       512,
+       {1, n, 8, 64},
+       {0, 1536, 64, 1}},
+      {"halves of the head dimension, heads before rows",
+       false,
+       {4, n, 8, 64},
+       {n * 1024, 128, n * 128, 1},
+       64,
+       {4, 8, n, 64},
+       {n * 1024, n * 128, 128, 1}},
+      {"halves of the batch",
+       false,
+       {3, n, 8, 64},
+       {n * 512, 512, 64, 1},
+       3 * n * 512,
+       {3, n, 8, 64},
+       {n * 512, 512, 64, 1}},
+      {"expanded heads beside one head",
+       false,
+       {1, n, 8, 64},
+       {0, 128, 0, 1},
+       64,
+       {1, n, 1, 64},
+       {0, 128, 77, 1}},
+      {"rows of unrelated widths, columns apart modulo their common divisor",
+       false,
+       {1, n, 1, 256},
+       {0, 1536, 0, 1},
+       256,
+       {1, n, 1, 256},
+       {0, 1024, 0, 1}},
+  }};
+  for (const Pair& p : pairs) {
+    const auto make = [](std::int64_t offset, const auto& shape, const auto& stride) {
+      ConstTensor t;
+      t.data = reinterpret_cast<const void*>((std::intptr_t{1} << 40) + 2 * offset);
+      t.dtype = DType::bf16;
+      t.rank = 4;
+      t.shape = shape;
+      t.stride = stride;
+      return t;
+    };
+    const ConstTensor x = make(0, p.shape_x, p.stride_x);
+    const ConstTensor y = make(p.offset_y, p.shape_y, p.stride_y);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(check::share_memory(x, y), p.share) << p.what;
+    EXPECT_EQ(check::share_memory(y, x), p.share) << p.what << ", the other way round";
+    // Microseconds, and what a loaded machine adds to them; a search of all rows would take seconds.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(50)) << p.what;
+  }
+}
+
+TEST(Overlap, ASearchWithoutEndIsAnOverlap) {
+  const auto make = [](std::intptr_t address, std::array<std::int64_t, 4> stride) {
+    ConstTensor t;
+    t.data = reinterpret_cast<const void*>(address);
+    t.dtype = DType::f16;
+    t.rank = 4;
+    t.shape = {1'000'000, 1'000'000, 1'000'000, 1};
+    t.stride = stride;
+    return t;
+  };
+  // No two steps have a common divisor but 30; 2 bytes of a multiple of 60 never meet those beside them.
+  constexpr std::intptr_t base = std::intptr_t{1} << 50;
+  const ConstTensor x = make(base, {30 * 1'000'003, 30 * 1'009, 30 * 10'007, 1});
+  const ConstTensor y = make(base + 30, {30 * 999'983, 30 * 1'013, 30 * 10'009, 1});
+  EXPECT_FALSE(check::share_memory(x, y)) << "their common divisor settles it";
+  const ConstTensor z = make(base + 30, {30 * 999'983, 30 * 1'013, 30 * 10'009 + 1, 1});
+  static_cast<void>(check::share_memory(x, z));  // ends, whatever it says
+}
+
+TEST(Overlap, DescribedTensorsAndEmptyOnesShareNothing) {
+  ForwardArgs a = dense_forward();
+  a.q.data = a.k.data = a.v.data = nullptr;
+  a.out.data = a.lse.data = nullptr;
+  EXPECT_NO_THROW(make_problem(a, Memory::described));
+  ForwardArgs empty = dense_forward();
+  for (ConstTensor* t : {&empty.q, &empty.k, &empty.v}) t->shape[0] = 0;
+  empty.out.shape[0] = empty.lse.shape[0] = 0;
+  empty.out.data = const_cast<void*>(empty.v.data);
+  EXPECT_EQ(error_of(empty), "");
+}
+
+}  // namespace
+}  // namespace tandem::test
