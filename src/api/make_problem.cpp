@@ -111,6 +111,7 @@ class Builder {
                 name_of(q_.tensor.dtype));
       }
       check::dtype(q_, {DType::f32, DType::f16, DType::bf16});
+      for (const Argument* a : {&k_, &v_}) no_codes(*a);
     } else {
       check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
     }
@@ -297,13 +298,19 @@ class Builder {
   /// k and v alone are.
   [[nodiscard]] bool mixed() const { return is_code(k_.tensor.dtype) && !of_codes(); }
 
+  /// Of k and v in backward: converting codes, as the rule on dtypes would say, loses their scales.
+  void no_codes(const Argument& a) const {
+    if (!is_code(a.tensor.dtype)) return;
+    invalid("{} is {}; 8-bit k and v have no backward: pass those they were made from, in {}", a.name,
+            name_of(a.tensor.dtype), name_of(q_.tensor.dtype));
+  }
+
   static void window(const char* name, std::int64_t value) {
-    if (value < -1) {
-      invalid(
-          "{} is {}; it must be at least 0, or -1 for unbounded (FlashAttention takes any negative one for "
-          "that: pass -1)",
-          name, value);
-    }
+    if (value >= -1) return;
+    invalid(
+        "{} is {}; it must be at least 0, or -1 for unbounded: FlashAttention takes any negative bound for "
+        "unbounded, pass -1",
+        name, value);
   }
 
   /// What holds for every tensor once its shape and dtype are known.

@@ -50,9 +50,8 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"softcap_huge", dense_forward, [](F& a) { a.options.softcap = 2.5e38F; },
                 "softcap is 2.5e+38; it must be at most 1e30, beyond any logit: leave it out (0: off)"},
         Forward{"window_left", dense_forward, [](F& a) { a.options.window_left = -2; },
-                "window_left is -2; it must be at least 0, or -1 for unbounded (FlashAttention takes any "
-                "negative "
-                "one for that: pass -1)"},
+                "window_left is -2; it must be at least 0, or -1 for unbounded: FlashAttention takes any "
+                "negative bound for unbounded, pass -1"},
         Forward{"precision_unknown", dense_forward,
                 [](F& a) { a.options.precision = static_cast<Precision>(4); },
                 "precision is 4; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)"},
@@ -147,9 +146,8 @@ INSTANTIATE_TEST_SUITE_P(
                   a.options.window_right = std::numeric_limits<std::int64_t>::min();
                   a.options.causal = true;
                 },
-                "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded "
-                "(FlashAttention "
-                "takes any negative one for that: pass -1)"}),
+                "window_right is -9223372036854775808; it must be at least 0, or -1 for unbounded: "
+                "FlashAttention takes any negative bound for unbounded, pass -1"}),
     case_name<ForwardArgs>);
 
 /// A rank is refused before as many sizes are read: every tensor has room for four.
@@ -288,6 +286,10 @@ INSTANTIATE_TEST_SUITE_P(
         Backward{
             "e4m3", dense_backward, [](B& a) { a.q.dtype = DType::e4m3; },
             "q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32"},
+        Backward{"mixed_k", dense_backward, [](B& a) { a.k.dtype = a.v.dtype = DType::s8; },
+                 "k is s8; 8-bit k and v have no backward: pass those they were made from, in f32"},
+        Backward{"mixed_v", dense_backward, [](B& a) { a.v.dtype = DType::e4m3; },
+                 "v is e4m3; 8-bit k and v have no backward: pass those they were made from, in f32"},
         Backward{"q_integer", dense_backward, [](B& a) { a.q.dtype = DType::i32; },
                  "q is i32; convert it to f32, f16 or bf16"},
         Backward{"out_missing", dense_backward, [](B& a) { a.out = {}; },

@@ -51,8 +51,8 @@ def test_messages_are_the_librarys() -> None:
     refused(invalid, "scale is nan; it must be finite", scale=float("nan"))
     refused(
         invalid,
-        "window_left is -2; it must be at least 0, or -1 for unbounded (FlashAttention takes any negative "
-        "one for that: pass -1)",
+        "window_left is -2; it must be at least 0, or -1 for unbounded: FlashAttention takes any negative "
+        "bound for unbounded, pass -1",
         window=(-2, 0),
     )
     refused(
