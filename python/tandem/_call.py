@@ -167,6 +167,19 @@ def lse_shape(q: Any) -> tuple[int, ...]:
     return (*q.shape[:-3], q.shape[-2], q.shape[-3]) if q.ndim >= 3 else tuple(q.shape)
 
 
+def result_dtype(dtype: DType, out_dtype: Any) -> DType:
+    """The dtype of the result that a call makes, of a q of `dtype`."""
+    if out_dtype is None:
+        return DType.bf16 if dtype in CODES else dtype
+    asked = _arrays.dtype_named(out_dtype)
+    if asked != dtype and dtype in (DType.f32, DType.f16, DType.bf16):
+        raise InvalidArgumentError(
+            f"out_dtype is {asked.name} but q is {dtype.name}; it is for the result of an 8-bit q: leave it "
+            "out and convert the result"
+        )
+    return asked
+
+
 def forward_arrays(
     call: Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any = None, out_dtype: Any = None
 ) -> tuple[Any, ...]:
@@ -176,11 +189,7 @@ def forward_arrays(
     _arrays.expect("k", k, library)
     _arrays.expect("v", v, library)
     if out is None:
-        dtype = _arrays.dtype_of("q", q)
-        if out_dtype is not None:
-            dtype = _arrays.dtype_named(out_dtype)
-        elif dtype in CODES:
-            dtype = DType.bf16
+        dtype = result_dtype(_arrays.dtype_of("q", q), out_dtype)
         out = library.empty(q, (*q.shape[:-1], *v.shape[-1:]), dtype)
     lse = library.empty(q, lse_shape(q), DType.f32) if return_lse else None
     return (q, k, v, sink, *call.metadata, out, lse)

@@ -127,8 +127,7 @@ def attention(
 
 
 def _outputs(options: _Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
-    dtype = options.out_dtype or ("bf16" if _arrays.dtype_of("q", q) in _call.CODES else None)
-    name = q.dtype if dtype is None else _arrays.name_of(_arrays.dtype_named(dtype))
+    name = _arrays.name_of(_call.result_dtype(_arrays.dtype_of("q", q), options.out_dtype))
     return {
         "out": jax.ShapeDtypeStruct((*q.shape[:-1], *v.shape[-1:]), name),
         "lse": jax.ShapeDtypeStruct(_call.lse_shape(q), jnp.float32),

@@ -159,6 +159,8 @@ def test_errors_come_as_the_call_is_traced() -> None:
             attention(q, k, v, return_lse=value)
     with pytest.raises(tandem.InvalidArgumentError, match="scale is .*; pass a number"):
         jax.grad(lambda scale: attention(q, k, v, scale=scale).sum())(0.3)
+    with pytest.raises(tandem.InvalidArgumentError, match="out_dtype is bf16 but q is f32; it is for"):
+        attention(q, k, v, out_dtype="bf16")
     with pytest.raises(tandem.InvalidArgumentError, match="q is i32"):
         attention(q.astype(jnp.int32), k, v)
     by_q = jax.grad(lambda q: attention(q, k, v).sum())
