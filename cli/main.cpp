@@ -9,6 +9,7 @@
 
 #include "command.hpp"
 #include "files/source.hpp"
+#include "plain_values.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::cli {
@@ -59,6 +60,7 @@ int parse_and_run(int argc, char** argv) {
   add_explain(app, chosen);
   add_info(app, chosen);
   add_demo(app, chosen);
+  expect_plain_values(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -87,11 +87,34 @@ def test_version(run):
         (["explain", "--scale", "inf"], "scale is inf"),
         (["explain", "--precision", "fp4"], "--precision"),
         (["explain", "--precision", "int8", "--dtype", "f32"], "precision int8 rounds f16 or bf16 inputs"),
+        (["explain", "--window-left=-2"], "pass -1"),
+        # No value is taken for 0, and no number for an octal one.
+        (["explain", "--scale", ""], "--scale: the value is empty"),
+        (["explain", "--heads", ""], "--heads: the value is empty"),
+        (["bench", "--seqlen", ""], "--seqlen: the value is empty"),
+        (["tune", "--block-n", ""], "--block-n: the value is empty"),
+        (["run", "", "--out", "o.safetensors"], "FILES: the value is empty"),
+        (["run", "x.safetensors", "--out", ""], "--out: the value is empty"),
+        (["run", "x.safetensors", "--out", "o/", "--dout-seed", ""], "--dout-seed: the value is empty"),
+        (["demo", "x.safetensors", "--data", ""], "--data: the value is empty"),
+        (["explain", "--heads", "0x10"], "'0x10' is no whole number; give decimal digits"),
+        (["explain", "--heads", " 4"], "' 4' is no whole number"),
+        (["explain", "--heads", "4 "], "'4 ' is no whole number"),
+        (["explain", "--seqlen", "99999999999999999999"], "'99999999999999999999' is beyond 64 bits"),
+        (["bench", "--seed", "-1"], "'-1' is no whole number from 0"),
         (["info", "nowhere.npy"], "No such file"),
     ],
 )
 def test_wrong_command_lines_exit_2(run, arguments, says):
     assert says in run(*arguments, code=2).stderr
+
+
+def test_numbers_are_decimal(run_json):
+    def lines(*arguments) -> list[str]:
+        return run_json("explain", *arguments)["lines"]
+
+    assert lines("--seqlen", "010", "--heads", "+08") == lines("--seqlen", "10", "--heads", "8")
+    assert lines("--window-left=-01") == lines("--window-left=-1")
 
 
 def test_verify_accepts_right_results(run, run_json, tmp_path, tensors):
