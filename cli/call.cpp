@@ -116,6 +116,13 @@ void Call::prepare_forward(const CallOptions& options) {
                     rank, forward_.v.rank));
   }
   const DType dtype = is_code(forward_.q.dtype) ? DType::bf16 : forward_.q.dtype;
+  if (options.out_dtype && *options.out_dtype != dtype && !is_code(forward_.q.dtype)) {
+    throw Error(
+        Status::invalid_argument,
+        fmt::format("--out-dtype is {} but q is {}; it is for the output of 8-bit inputs: leave it out, "
+                    "or convert the inputs with --dtype {}",
+                    name_of(*options.out_dtype), name_of(dtype), name_of(*options.out_dtype)));
+  }
   auto shape = inputs_.at("q").shape();
   shape.back() = inputs_.at("v").shape().back();
   forward_.out = output("out", options.out_dtype.value_or(dtype), shape);

@@ -89,7 +89,7 @@ def test_bf16_through_npy_is_u2(run, tmp_path, tensors):
     np.testing.assert_array_equal(np.load(tmp_path / "again/out.npy"), out)
 
 
-def test_e4m3_with_scales(run_json, tmp_path, tensors):
+def test_e4m3_with_scales(run, run_json, tmp_path, tensors):
     codes = {n: torch.tensor(tensors[n]).to(torch.float8_e4m3fn) for n in ("q", "k", "v")}
     scales = {f"{n}_scale": torch.tensor([s]) for n, s in (("q", 0.5), ("k", 2.0), ("v", 0.25))}
     save_torch(codes | scales, tmp_path / "in.safetensors")
@@ -99,6 +99,13 @@ def test_e4m3_with_scales(run_json, tmp_path, tensors):
     assert document["outputs"]["out"]["dtype"] == "f32"
     values = [codes[n].float().numpy() * scales[f"{n}_scale"].item() for n in ("q", "k", "v")]
     close(load_file(tmp_path / "out.safetensors")["out"], attention(*values)[0], 5e-2)
+    # Of other inputs the output has their dtype: the error names the option, not an output that nobody gave.
+    save_file(tensors, tmp_path / "f32.safetensors")
+    wanted = ["run", tmp_path / "f32.safetensors", "-o", tmp_path / "no.safetensors", "--out-dtype"]
+    assert (
+        "--out-dtype is bf16 but q is f32; it is for the output of 8-bit"
+        in run(*wanted, "bf16", code=2).stderr
+    )
     default = run_json("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
     assert default["outputs"]["out"]["dtype"] == "bf16"
 
