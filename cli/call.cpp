@@ -210,6 +210,12 @@ Execution Call::gpu_execution() const {
   return {.workspace = gpu_scratch_.data(), .workspace_bytes = gpu_scratch_.bytes()};
 }
 
+std::vector<std::string> Call::output_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : outputs_) names.push_back(name);
+  return names;
+}
+
 TensorSet& Call::fetch_outputs() {
   if (gpu_) gpu_->fetch(outputs_);
   return outputs_;

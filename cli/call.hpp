@@ -48,6 +48,8 @@ class Call {
   [[nodiscard]] const BackwardArgs& backward_args() const { return backward_; }
   [[nodiscard]] bool has_backward() const { return backward_wanted_; }
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
+  /// The names of what the call writes.
+  [[nodiscard]] std::vector<std::string> output_names() const;
   /// The outputs as they are now, in host memory.
   [[nodiscard]] TensorSet& fetch_outputs();
   /// Fills all outputs with NaN.

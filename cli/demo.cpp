@@ -7,6 +7,7 @@
 #include "api/make_problem.hpp"
 #include "command.hpp"
 #include "entropy.hpp"
+#include "outputs.hpp"
 #include "plan/plan.hpp"
 #include "problem/problem.hpp"
 #include "verification.hpp"
@@ -101,6 +102,7 @@ int run_demo(const DemoOptions& options) {
   InputOptions input;
   input.paths = {options.path};
   const Inputs inputs = load_inputs(input);
+  if (!options.data.empty()) check_inputs_stay({options.data}, inputs.files);
   const files::TensorData& q = inputs.tensors.at("q");
   if (q.shape().size() != 4 || q.numel() == 0 || is_code(q.dtype()) || inputs.tensors.size() > 4) {
     files::refuse(options.path,

@@ -50,6 +50,7 @@ std::vector<Rename> parse_renames(const InputOptions& options) {
 
 void load_safetensors(Inputs& inputs, const std::string& path, const std::vector<Rename>& renames) {
   const files::Safetensors file(files::open_file(path));
+  inputs.files.push_back(path);
   inputs.metadata.insert(file.metadata().begin(), file.metadata().end());
   for (const Rename& rename : renames) add(inputs, rename.role, file.load(rename.tensor), path);
   for (const auto& [name, entry] : file.entries()) {
@@ -72,6 +73,7 @@ void load_npy(Inputs& inputs, const std::string& argument, std::optional<DType> 
     files::refuse(path, "is not named after a tensor ({}); give it as ROLE={}", all_roles(), path);
   }
   add(inputs, role, files::read_npy(*files::open_file(path), stored_as), path);
+  inputs.files.push_back(path);
 }
 
 }  // namespace

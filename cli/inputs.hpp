@@ -24,6 +24,7 @@ struct Inputs {
   TensorSet tensors;
   std::vector<std::string> ignored;  ///< tensors of a safetensors file that are no argument
   files::Metadata metadata;
+  std::vector<std::string> files;  ///< the paths that were read
 };
 
 /// Adds FILES, --tensor and --npy-as.

@@ -20,6 +20,7 @@ int run(const RunOptions& options) {
   check_output_path(options.out);
   Inputs inputs = load_inputs(options.input);
   Call call(std::move(inputs.tensors), options.call);
+  check_inputs_stay(output_paths(options.out, call.output_names()), inputs.files);
   const double forward_seconds = call.run_forward();
   const double backward_seconds = call.has_backward() ? call.run_backward() : 0.0;
   const TensorSet& outputs = call.fetch_outputs();

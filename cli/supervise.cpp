@@ -97,6 +97,13 @@ class Watch {
   End end_;
 };
 
+[[noreturn]] void no_worker(const char* call) {
+  throw Error(Status::runtime,
+              fmt::format("the process that drives the GPU cannot be started: {}: {}; end other "
+                          "processes, or raise this one's limits (ulimit -a)",
+                          call, std::strerror(errno)));
+}
+
 [[noreturn]] void work(int descriptor, const std::vector<ItemReport>& reports,
                        const std::function<bool(const std::vector<ItemReport>&, const Reporter&)>& worker) {
   const Reporter reporter(descriptor);
@@ -152,10 +159,10 @@ std::vector<ItemReport> supervise(
   while (true) {
     const auto failed_before = failures();
     int ends[2] = {};
-    if (::pipe(ends) != 0) throw Error(Status::runtime, fmt::format("pipe: {}", std::strerror(errno)));
+    if (::pipe(ends) != 0) no_worker("pipe");
     std::fflush(nullptr);  // what is buffered must not be printed twice
     const pid_t child = ::fork();
-    if (child < 0) throw Error(Status::runtime, fmt::format("fork: {}", std::strerror(errno)));
+    if (child < 0) no_worker("fork");
     if (child == 0) {
       ::close(ends[0]);
       work(ends[1], reports, worker);

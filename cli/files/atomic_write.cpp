@@ -25,9 +25,11 @@ std::string directory_of(const std::string& path) {
 
 /// A hidden name beside `path` that no other process uses at the same time.
 std::string temporary_name(const std::string& path, int attempt) {
-  const std::filesystem::path target(path);
+  // Of a long name the start, so that this one is not longer than the 255 bytes that a name may have.
+  constexpr std::size_t most = 200;
+  const std::string target = std::filesystem::path(path).filename().string();
   return (std::filesystem::path(directory_of(path)) /
-          fmt::format(".{}.{}.{}.tmp", target.filename().string(), ::getpid(), attempt))
+          fmt::format(".{}.{}.{}.tmp", target.substr(0, most), ::getpid(), attempt))
       .string();
 }
 
@@ -37,10 +39,17 @@ constexpr int attempts = 100;
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   struct stat info {};
-  if (::stat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+  const bool replaces = ::stat(path_.c_str(), &info) == 0;
+  if (!replaces && errno != ENOENT) fail("cannot be written");  // a name that is too long, for one
+  if (replaces && !S_ISREG(info.st_mode)) {
     refuse(path_, "is {}; outputs replace regular files only, give another path",
            S_ISDIR(info.st_mode) ? "a directory" : "not a regular file");
   }
+  create();
+  if (replaces) adopt_permissions(info);
+}
+
+void AtomicFile::create() {
   descriptor_ = ::open(directory_of(path_).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, permissions);
   // EISDIR: a kernel without O_TMPFILE; EOPNOTSUPP: a file system without it.
   if (descriptor_ >= 0 || (errno != EISDIR && errno != EOPNOTSUPP)) {
@@ -56,6 +65,17 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     temporary_.clear();
     fail("cannot be written");
   }
+}
+
+void AtomicFile::adopt_permissions(const struct stat& replaced) {
+  // What only its owner could read must not be everyone's from now on. A group's permissions go to no other
+  // group: where the file cannot be given to it, they are left out.
+  struct stat own {};
+  if (::fstat(descriptor_, &own) != 0) fail("cannot be written");
+  mode_t mode = replaced.st_mode & 0777U;
+  if (own.st_uid != replaced.st_uid) static_cast<void>(::fchown(descriptor_, replaced.st_uid, gid_t(-1)));
+  if (own.st_gid != replaced.st_gid && ::fchown(descriptor_, uid_t(-1), replaced.st_gid) != 0) mode &= ~070U;
+  if (::fchmod(descriptor_, mode) != 0) fail("cannot be given the permissions of the file it replaces");
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -112,6 +132,7 @@ void AtomicFile::fail(const char* what) const {
                            ? "free some space or write elsewhere"
                        : code == ENOENT                  ? "create the directory first"
                        : code == EACCES || code == EROFS ? "choose a directory this user may write to"
+                       : code == ENAMETOOLONG            ? "choose a shorter name"
                                                          : "check the path and the disk";
   throw Error(Status::runtime,
               fmt::format("{}: {}: {}; no file was left, {}", path_, what, std::strerror(code), remedy));

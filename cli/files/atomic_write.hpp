@@ -1,6 +1,8 @@
 // Files that appear whole or not at all.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -9,7 +11,8 @@ namespace tandem::files {
 
 /// A file under construction. Nothing is visible at `path` until commit(); destroyed without it, nothing
 /// remains. Where the file system can (O_TMPFILE), the file has no name until then, so that even a killed
-/// process leaves nothing behind.
+/// process leaves nothing behind. One that replaces another keeps its permissions, group and, where this
+/// process may, owner.
 class AtomicFile {
  public:
   /// Throws Error if the directory cannot be written to, or `path` is something else than a regular file.
@@ -31,6 +34,8 @@ class AtomicFile {
   void commit();
 
  private:
+  void create();
+  void adopt_permissions(const struct stat& replaced);
   [[noreturn]] void fail(const char* what) const;
 
   std::string path_;

@@ -177,9 +177,85 @@ def test_an_older_result_stays_until_the_new_one_is_complete(run, tmp_path, tens
     run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
     assert set(load_file(tmp_path / "out.safetensors")) == {"out", "lse"}
     assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == 0o666 & ~current_umask()
-    # The output may replace the input itself.
-    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "in.safetensors")
-    assert set(load_file(tmp_path / "in.safetensors")) == {"out", "lse"}
+
+
+def test_an_output_that_names_an_input_is_an_error(run, tmp_path, tensors):
+    directory = tmp_path / "results"
+    directory.mkdir()
+    save_file(tensors, tmp_path / "in.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "in.safetensors")
+    for name, file in (("q", "q"), ("k", "lse"), ("v", "v"), ("dout", "dq")):
+        np.save(directory / f"{file}.npy", tensors[name])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    for out in ("in.safetensors", "results/../in.safetensors", "link.safetensors"):
+        error = run("run", tmp_path / "in.safetensors", "-o", tmp_path / out, code=2).stderr
+        assert f"would replace the input {tmp_path / 'in.safetensors'}; give another path" in error
+    error = run("run", tmp_path / "link.safetensors", "-o", tmp_path / "in.safetensors", code=2).stderr
+    assert "would replace the input" in error
+    assert (
+        "would replace"
+        in run("demo", tmp_path / "in.safetensors", "--data", tmp_path / "in.safetensors", code=2).stderr
+    )
+    arrays = [directory / "q.npy", f"k={directory}/lse.npy", directory / "v.npy", f"dout={directory}/dq.npy"]
+    error = run("run", *arrays, "-o", directory, code=2).stderr
+    assert "lse.npy: would replace the input" in error
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    # dq is written by a backward alone.
+    arrays[1] = f"k={directory}/k.npy"
+    (directory / "lse.npy").rename(directory / "k.npy")
+    run("run", *arrays, "-o", directory)
+    error = run("run", *arrays, "--backward", "-o", directory, code=2).stderr
+    assert "dq.npy: would replace the input" in error
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_a_result_has_the_permissions_of_the_file_that_it_replaces(run, tmp_path, tensors, mode):
+    save_file(tensors, tmp_path / "in.safetensors")
+    (tmp_path / "results").mkdir()
+    replaced = [tmp_path / "out.safetensors", tmp_path / "results/out.npy"]
+    for path in replaced:
+        path.write_bytes(b"older")
+        path.chmod(mode)
+        out = path if path.suffix == ".safetensors" else path.parent
+        run("run", tmp_path / "in.safetensors", "-o", out)
+        assert path.stat().st_mode & 0o7777 == mode and path.stat().st_size > 5
+    assert (tmp_path / "results/lse.npy").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of others are root's to make")
+def test_a_result_keeps_group_and_owner(run, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    (tmp_path / "out.safetensors").write_bytes(b"older")
+    os.chown(tmp_path / "out.safetensors", 1234, 2345)
+    (tmp_path / "out.safetensors").chmod(0o640)
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
+    info = (tmp_path / "out.safetensors").stat()
+    assert (info.st_uid, info.st_gid, info.st_mode & 0o777) == (1234, 2345, 0o640)
+
+
+def test_paths_that_cannot_be_written_say_why_before_anything_is_computed(run, tmp_path, tensors):
+    save_file(tensors, tmp_path / "in.safetensors")
+    (tmp_path / "loop").symlink_to("loop")
+    long = "x" * 300
+    for out, says in (
+        (
+            f"{long}.safetensors",
+            "cannot be written: File name too long; no file was left, choose a shorter name",
+        ),
+        (f"{long}/", "the directory cannot be made: File name too long; choose another"),
+        ("loop/", "the directory cannot be made: Too many levels of symbolic links; choose another"),
+        (
+            "in.safetensors/x.safetensors",
+            "cannot be written: Not a directory; no file was left, check the path",
+        ),
+        ("in.safetensors/x/", "Not a directory"),
+    ):
+        error = run("run", tmp_path / "in.safetensors", "-o", f"{tmp_path}/{out}", code=3).stderr
+        assert says in error and "filesystem error" not in error
+    # The hidden name that a file has meanwhile is longer than its own.
+    name = "y" * (255 - len(".safetensors")) + ".safetensors"
+    run("run", tmp_path / "in.safetensors", "-o", tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["in.safetensors", "loop", name])
 
 
 def current_umask() -> int:
