@@ -1,6 +1,8 @@
 #include "gpu_memory.hpp"
 
+#include "gpu/compiler.hpp"
 #include "gpu/describe.hpp"
+#include "plan/plan_gpu.hpp"
 
 namespace tandem::cli {
 
@@ -26,6 +28,16 @@ void GpuMemory::fetch(TensorSet& tensors) const {
 bool gpu_available() {
   const gpu::Description description = gpu::describe();
   return !description.devices.empty() && description.devices.front().supported;
+}
+
+bool is_objection_of_gpu(const std::string& message) {
+  if (message == gpu::why_no_compiler()) return true;
+  try {
+    check_gpu(GpuMemory::device.index);
+    return false;
+  } catch (const Error& error) {
+    return message == error.what();
+  }
 }
 
 double gpu_nominal_gflops() {

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 
 #include "gpu/device.hpp"
 #include "inputs.hpp"
@@ -46,6 +47,10 @@ class GpuMemory {
 
 /// Whether a GPU is there that the kernels run on.
 bool gpu_available();
+
+/// Whether `message` says what keeps the first GPU from running any kernel: no driver, no GPU, another
+/// architecture, no compiler.
+bool is_objection_of_gpu(const std::string& message);
 
 /// GFLOP/s of the first GPU's tensor cores in 16 bits at its highest clock: 4096 operations a cycle and
 /// multiprocessor (Hopper).

@@ -9,6 +9,7 @@
 
 #include "command.hpp"
 #include "files/source.hpp"
+#include "gpu_memory.hpp"
 #include "plain_values.hpp"
 #include "tandem/attention.hpp"
 
@@ -43,8 +44,11 @@ int fail(ExitCode code, std::string message) {
   return code;
 }
 
-ExitCode code_of(Status status) {
-  return status == Status::invalid_argument || status == Status::unsupported ? bad_input : runtime_failure;
+/// To the library, what this machine's GPU cannot run is a wish that no backend can meet, like any other.
+ExitCode code_of(const Error& error) {
+  if (error.status() == Status::invalid_argument) return bad_input;
+  return error.status() == Status::unsupported && !is_objection_of_gpu(error.what()) ? bad_input
+                                                                                     : runtime_failure;
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -89,7 +93,7 @@ int main(int argc, char** argv) {
   try {
     code = cli::parse_and_run(argc, argv);
   } catch (const Error& error) {
-    code = cli::fail(cli::code_of(error.status()), error.what());
+    code = cli::fail(cli::code_of(error), error.what());
   } catch (const std::bad_alloc&) {
     code = cli::fail(cli::runtime_failure, "out of memory; use smaller tensors or a machine with more of it");
   } catch (const std::exception& error) {

@@ -59,7 +59,7 @@ gpu::DeviceBuffer random_tensor(DType dtype, std::int64_t elements, std::uint64_
 void require_hopper() {
   const gpu::DeviceProperties& properties = gpu::properties(tuned_device);
   if (gpu::is_supported(properties)) return;
-  throw Error(Status::unsupported,
+  throw Error(Status::runtime,
               fmt::format("cuda:{} ({}) has compute capability {}.{}; the GPU kernels need 9.0 (Hopper)",
                           tuned_device, properties.name, properties.major, properties.minor));
 }
