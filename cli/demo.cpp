@@ -162,11 +162,13 @@ int run_demo(const DemoOptions& options) {
     print_json(document);
   } else {
     const Machine m = machine();
-    fmt::print("{}: {} q, k{}\n", options.path, describe(q.view()),
+    fmt::print("{}: {} q, k{}\n", files::printable(options.path), describe(q.view()),
                inputs.tensors.contains("dout")
                    ? ", v and dout"
                    : fmt::format(" and v; dout: normal numbers, seed {}", dout_seed));
-    for (const auto& [key, value] : inputs.metadata) fmt::print("  {:<10} {}\n", key, value);
+    for (const auto& [key, value] : inputs.metadata) {
+      fmt::print("  {:<10} {}\n", files::printable(key), files::printable(value));
+    }
     fmt::print("\n{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, peak.threads, m.target,
                peak.f32_gflops);
     if (peak.bf16_gflops > 0) fmt::print(", bf16 {:.0f} GFLOP/s", peak.bf16_gflops);
@@ -174,7 +176,7 @@ int run_demo(const DemoOptions& options) {
     for (const Result& result : results) print(result, peak);
   }
   if (right) return success;
-  fmt::print(stderr, "tandem: a result is off by more than its bound\n");
+  say("a result is off by more than its bound");
   return verify_failed;
 }
 

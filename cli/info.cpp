@@ -76,12 +76,12 @@ int info_machine(bool json) {
 }
 
 void print_entry(const std::string& name, const std::string& dtype, const std::string& shape) {
-  fmt::print("  {:<20} {:<8} ({})\n", name, dtype, shape);
+  fmt::print("  {:<20} {:<8} ({})\n", files::printable(name), files::printable(dtype), shape);
 }
 
 Json info_file(const std::string& path, bool json) {
   Json document{{"file", path}, {"tensors", Json::object()}};
-  if (!json) fmt::print("{}\n", path);
+  if (!json) fmt::print("{}\n", files::printable(path));
   if (path.ends_with(".npy")) {
     const files::ArrayDescription array = files::read_npy_description(*files::open_file(path));
     document["tensors"]["array"] = {{"dtype", array.descr}, {"shape", array.shape}};
@@ -95,7 +95,7 @@ Json info_file(const std::string& path, bool json) {
   }
   for (const auto& [key, value] : file.metadata()) {
     document["metadata"][key] = value;
-    if (!json) fmt::print("  {:<20} {}\n", key, files::in_quotes(value));
+    if (!json) fmt::print("  {:<20} {}\n", files::printable(key), files::in_quotes(value));
   }
   return document;
 }

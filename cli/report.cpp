@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "cpu/cpu.hpp"
+#include "files/source.hpp"
 
 namespace tandem::cli {
 namespace {
@@ -87,11 +88,22 @@ Json to_json(const ConstTensor& tensor) {
 
 std::string to_text(const Json& document) {
   // Bytes of file names need not be UTF-8; the document must be.
-  return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  // In ASCII: a name that controls the terminal is data to the reader of the document alone.
+  return document.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
 
 void print_json(const Json& document) {
   fmt::print("{}", to_text(document));
+}
+
+void say(std::string_view message) noexcept try {
+  while (message.ends_with('\n')) message.remove_suffix(1);
+  std::string line;
+  for (const char c : message) line += c == '\n' || c == '\r' ? ' ' : c;
+  line = fmt::format("tandem: {}\n", files::printable(line));
+  std::fwrite(line.data(), 1, line.size(), stderr);
+} catch (...) {
+  std::fputs("tandem: out of memory\n", stderr);
 }
 
 Progress::Progress() : terminal_(::isatty(STDERR_FILENO) == 1) {}
@@ -102,8 +114,9 @@ Progress::~Progress() {
 
 void Progress::show(const std::string& text) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r{:<{}}{}", text, shown_, text.empty() ? "\r" : "");
-  std::fflush(stderr);
+  // Not by fmt::print, which throws where stderr is full: progress is shown or it is not.
+  const std::string line = fmt::format("\r{:<{}}{}", text, shown_, text.empty() ? "\r" : "");
+  std::fwrite(line.data(), 1, line.size(), stderr);
   shown_ = text.size();
 }
 

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "files/tensor_data.hpp"
 #include "peak.hpp"
@@ -38,6 +39,10 @@ Json to_json(const ConstTensor& tensor);
 std::string to_text(const Json& document);
 /// Prints it on stdout.
 void print_json(const Json& document);
+
+/// One line on stderr, "tandem: <message>", whatever `message` holds. A stderr that cannot be written to is
+/// no reason to end otherwise than without it.
+void say(std::string_view message) noexcept;
 
 /// A line on stderr that each call overwrites, so that long work shows where it is. Silent where stderr is no
 /// terminal.

@@ -46,8 +46,9 @@ int run(const RunOptions& options) {
   for (const auto& [name, tensor] : outputs) {
     fmt::print("{:<8}  {}\n", name, describe(tensor.view()));
   }
-  if (!inputs.ignored.empty()) fmt::print("ignored   {}\n", fmt::join(inputs.ignored, ", "));
-  for (const std::string& path : paths) fmt::print("wrote     {}\n", path);
+  if (!inputs.ignored.empty())
+    fmt::print("ignored   {}\n", files::printable(fmt::format("{}", fmt::join(inputs.ignored, ", "))));
+  for (const std::string& path : paths) fmt::print("wrote     {}\n", files::printable(path));
   return success;
 }
 

@@ -36,7 +36,7 @@ int verify_files(const VerifyOptions& options) {
     }
   }
   if (result.right()) return success;
-  fmt::print(stderr, "tandem: a result is off by more than its bound\n");
+  say("a result is off by more than its bound");
   return verify_failed;
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -43,6 +44,40 @@ class FileSource final : public Source {
   int descriptor_;
 };
 
+struct Character {
+  std::uint32_t code = 0;
+  std::size_t bytes = 0;  ///< 0: no UTF-8
+};
+
+/// The first character of `text`.
+Character decoded(std::string_view text) {
+  const auto byte = [&](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i]));
+  };
+  const std::uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t bytes = lead < 0xC0 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF8 ? 4 : 0;
+  if (bytes == 0 || bytes > text.size()) return {};
+  std::uint32_t code = lead & (0x7FU >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xC0U) != 0x80) return {};
+    code = code << 6U | (byte(i) & 0x3FU);
+  }
+  // An ASCII character in more bytes than it needs is none, since some programs take it for that all the
+  // same.
+  constexpr std::array<std::uint32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
+  return code < least[bytes] ? Character{} : Character{code, bytes};
+}
+
+/// Does a character command a terminal, or hide how the text around it reads?
+bool controls(std::uint32_t code) {
+  const auto within = [code](std::uint32_t first, std::uint32_t last) {
+    return code >= first && code <= last;
+  };
+  return within(0, 0x1F) || within(0x7F, 0x9F) || code == 0x61C || within(0x200B, 0x200F) ||
+         within(0x2028, 0x202E) || within(0x2060, 0x206F) || code == 0xFEFF;
+}
+
 }  // namespace
 
 void MemorySource::read(std::uint64_t offset, std::span<std::byte> into) const {
@@ -80,6 +115,21 @@ std::string in_quotes(std::string_view text) {
     }
   }
   return result + (text.size() > longest ? "...'" : "'");
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const Character c = decoded(text);
+    const std::string_view bytes = text.substr(0, std::max<std::size_t>(1, c.bytes));
+    if (c.bytes > 0 && !controls(c.code)) {
+      result += bytes;
+    } else {
+      for (const char byte : bytes) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    }
+    text.remove_prefix(bytes.size());
+  }
+  return result;
 }
 
 }  // namespace tandem::files

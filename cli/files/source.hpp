@@ -53,6 +53,10 @@ std::unique_ptr<Source> open_file(const std::string& path);
 /// `text` as it may stand in a one-line message: quoted, unprintable bytes as \xNN, at most 60 characters.
 std::string in_quotes(std::string_view text);
 
+/// `text` as it may be shown on a terminal: unprintable bytes as \xNN, and so the bytes of characters that
+/// control it (escape sequences, the direction of text) and of what is no UTF-8. The rest stays.
+std::string printable(std::string_view text);
+
 /// Throws the Error of a malformed file: "<file>: <message>". The message names what was found, the rule, the
 /// remedy.
 template <typename... Args>

@@ -11,6 +11,7 @@
 
 #include "files/npy.hpp"
 #include "files/safetensors.hpp"
+#include "files/source.hpp"
 
 namespace tandem::files {
 namespace {
@@ -333,6 +334,28 @@ TEST_F(Files, AFileCutShortWhileItIsReadIsAnError) {
   std::filesystem::resize_file(path("x"), 50);
   std::vector<std::byte> buffer(100);
   EXPECT_THROW(source->read(0, buffer), Error);
+}
+
+TEST(Printable, ShowsTextAndEscapesWhatCommandsATerminal) {
+  EXPECT_EQ(printable("a b ~"), "a b ~");
+  EXPECT_EQ(printable("gr\xc3\xb6\xc3\x9f\x65 \xe6\xb3\xa8 \xf0\x9f\x99\x82"),
+            "gr\xc3\xb6\xc3\x9f\x65 \xe6\xb3\xa8 \xf0\x9f\x99\x82");
+  EXPECT_EQ(printable("\x1b[31m\t\n\x7f"), "\\x1b[31m\\x09\\x0a\\x7f");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  // C1 controls, alone and in UTF-8: U+009B introduces a sequence as ESC [ does.
+  EXPECT_EQ(printable("\x9b"
+                      "2J"),
+            "\\x9b2J");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J\xc2\xa0"),
+            "\\xc2\\x9b2J\xc2\xa0");
+  // The direction of text, and what has no width.
+  EXPECT_EQ(printable("\xe2\x80\xae\xe2\x81\xa6\xe2\x80\x8b\xd8\x9c"),
+            "\\xe2\\x80\\xae\\xe2\\x81\\xa6\\xe2\\x80\\x8b\\xd8\\x9c");
+  // ESC in more bytes than it needs; bytes that go nowhere; a sequence cut short.
+  EXPECT_EQ(printable("\xc0\x9b \xe0\x80\x9b \xf0\x80\x80\x9b"),
+            "\\xc0\\x9b \\xe0\\x80\\x9b \\xf0\\x80\\x80\\x9b");
+  EXPECT_EQ(printable("\x80\xff\xe6\xb3"), "\\x80\\xff\\xe6\\xb3");
 }
 
 }  // namespace
