@@ -124,7 +124,8 @@ def attention(
       v_scale: likewise for v.
       return_lse: also return the log-sum-exp of the scores.
       out: where to write the result; made if None. Not with inputs that require gradients, and none that
-        requires one itself.
+        requires one itself. In memory of its own: no element of it shares memory with an input's, but it may
+        be a slice beside them.
       out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
         bf16. For other inputs the result has q's dtype.
       pad: accept head dimensions that are not multiples of 8; they are padded inside.

@@ -2,6 +2,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "gpu/device.hpp"
@@ -85,6 +87,50 @@ TEST_F(GpuContract, TensorsBeyondTwoToThe31ElementsGiveTheSameBits) {
   const Tensors wide(2, 300, 2, 64, far);
   forward(wide.args());
   EXPECT_EQ(wide.result(), compact.result());
+}
+
+TEST_F(GpuContract, OutMayBeASliceOfABufferOfInputsButShareNoneOfTheirElements) {
+  const Tensors apart(1, 300, 4, 64, 300 * 4 * 64);
+  forward(apart.args());
+  // The same numbers as heads 0 to 3, 4 to 7 and 8 to 11 of rows of 16 heads; out is the rest.
+  constexpr std::size_t heads_bytes = 4 * 64 * 2;
+  constexpr std::size_t row_bytes = 4 * heads_bytes;
+  DeviceBuffer fused(0, 300 * row_bytes);
+  std::vector<std::byte> before(fused.bytes());
+  for (std::size_t tensor = 0; tensor < 3; ++tensor) {
+    const auto values = numbers(300 * 4 * 64, tensor + 1);
+    for (std::size_t row = 0; row < 300; ++row) {
+      std::memcpy(&before[row * row_bytes + tensor * heads_bytes], &values[row * 4 * 64], heads_bytes);
+    }
+  }
+  fused.copy_from_host(before.data(), before.size());
+  const auto heads = [&](std::size_t first) {
+    Tensor t(static_cast<std::byte*>(fused.data()) + first * 64 * 2, DType::bf16, {1, 300, 4, 64}, cuda);
+    t.stride[0] = 300 * 16 * 64;
+    t.stride[1] = 16 * 64;
+    return t;
+  };
+  ForwardArgs args;
+  args.q = heads(0);
+  args.k = heads(4);
+  args.v = heads(8);
+  std::vector<std::byte> after(before.size());
+  for (const std::size_t first : {0, 3, 5, 11}) {
+    args.out = heads(first);
+    EXPECT_THROW(forward(args), Error) << first;
+  }
+  fused.copy_to_host(after.data(), after.size());
+  synchronize(0);
+  EXPECT_EQ(after, before) << "a call that was refused has written";
+  args.out = heads(12);
+  forward(args);
+  fused.copy_to_host(after.data(), after.size());
+  synchronize(0);
+  const auto expected = apart.result();
+  for (std::size_t row = 0; row < 300; ++row) {
+    std::memcpy(&before[row * row_bytes + 3 * heads_bytes], &expected[row * 4 * 64], heads_bytes);
+  }
+  EXPECT_EQ(after, before);
 }
 
 TEST_F(GpuContract, ACheckedCallNamesWhatIsWrongInDeviceMemory) {
