@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tandem import _arrays, _call
-from tandem._errors import UnsupportedError
 
 _arrays.meet_torch()
 
@@ -25,58 +24,53 @@ class Handle:
 
     def __init__(self) -> None:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        cpu: dict[str, Callable[..., Any]] = {
-            "_scaled_dot_product_flash_attention_for_cpu": _cpu_forward,
-            "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_backward,
-        }
-        cuda: dict[str, Callable[..., Any]] = {
-            "_scaled_dot_product_flash_attention": _cuda_forward,
-            "_scaled_dot_product_flash_attention_backward": _cuda_backward,
-        }
-        for name, function in cpu.items():
-            library.impl(name, _or_pytorchs(name, function), "CPU", with_keyset=True, allow_override=True)
-        for name, function in cuda.items():
-            library.impl(name, function, "CUDA", allow_override=True)
+        operators: list[tuple[str, str, Callable[..., Any]]] = [
+            ("CPU", "_scaled_dot_product_flash_attention_for_cpu", _cpu_forward),
+            ("CPU", "_scaled_dot_product_flash_attention_for_cpu_backward", _cpu_backward),
+        ]
+        if torch.version.cuda is not None:  # else PyTorch has no such operators to hand a call back to
+            operators += [
+                ("CUDA", "_scaled_dot_product_flash_attention", _cuda_forward),
+                ("CUDA", "_scaled_dot_product_flash_attention_backward", _cuda_backward),
+            ]
+        for device, name, function in operators:
+            function = _or_pytorchs(device, name, function)
+            library.impl(name, function, device, with_keyset=True, allow_override=True)
         self._library: Any = library
 
     def remove(self) -> None:
         self._library._destroy()
 
 
-def _or_pytorchs(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, or PyTorch's own where Tandem lacks the dtype or the head dimension.
+def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours`, or PyTorch's own operator for what Tandem lacks: mask tensors, dropout, float64, and head
+    dimensions above 256.
 
-    PyTorch's flash attention takes float64 and any head dimension on the CPU; on a GPU it takes none of what
-    Tandem lacks, so that PyTorch sends such calls elsewhere.
+    PyTorch picks flash attention for these on the CPU (dropout apart), and for dropout on a GPU. A backward
+    call goes where its forward went, since both have the same dtype, head dimension and options.
     """
-    theirs = torch.library.get_kernel(f"aten::{name}", "CPU")
+    theirs = torch.library.get_kernel(f"aten::{name}", device)
+    parameters = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+    dropout = parameters.index("dropout_p")
 
-    def function(keys: Any, *tensors: Any, **options: Any) -> Any:
-        # q, k and v, or dout, q and k: both head dimensions are among theirs
-        if all(t.dtype != torch.float64 and t.shape[-1] <= _MAX_HEAD_DIM for t in tensors[:3]):
-            return ours(*tensors, **options)
-        return theirs.call_boxed(keys, *tensors, **options)
+    def function(keys: Any, *arguments: Any, **options: Any) -> Any:
+        # Defaults at the end are left out. The first three are q, k and v, or dout, q and k.
+        dropout_p = arguments[dropout] if dropout < len(arguments) else 0.0
+        if dropout_p == 0.0 and options.get("attn_mask") is None and all(map(_is_ours, arguments[:3])):
+            return ours(*arguments, **options)
+        return theirs.call_boxed(keys, *arguments, **options)
 
     return function
 
 
+def _is_ours(t: Tensor) -> bool:
+    return t.dtype != torch.float64 and t.shape[-1] <= _MAX_HEAD_DIM
+
+
 def _problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    mask: Tensor | None,
-    scale: float | None,
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
 ) -> tuple[_call.Call, Tensor, Tensor, Tensor]:
     """The call that means this, and its tensors, heads third."""
-    if dropout_p != 0.0:
-        raise UnsupportedError(f"dropout_p is {dropout_p}, but Tandem has no dropout; pass 0")
-    if mask is not None:
-        raise UnsupportedError(
-            "attn_mask is given, but Tandem takes masks as causal, windows and lengths; call it under "
-            "sdpa_kernel(SDPBackend.MATH), or call tandem.attention"
-        )
     rows, keys = q.shape[2], k.shape[2]
     if is_causal and keys > rows:  # the top left triangle: later keys are seen by nobody
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows
@@ -96,7 +90,7 @@ def _cpu_forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, dropout_p, is_causal, attn_mask, scale)
+    call, *tensors = _problem(q, k, v, is_causal, scale)
     out, lse = _call.forward(call, *tensors, None, return_lse=True)
     return out.transpose(1, 2), lse
 
@@ -114,7 +108,7 @@ def _cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, dropout_p, is_causal, attn_mask, scale)
+    call, *tensors = _problem(q, k, v, is_causal, scale)
     dout, out = dout.transpose(1, 2), out.transpose(1, 2)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     seen = tensors[1].shape[1]
@@ -137,7 +131,7 @@ def _cuda_forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    call, *tensors = _problem(q, k, v, dropout_p, is_causal, None, scale)
+    call, *tensors = _problem(q, k, v, is_causal, scale)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     _, lse = _call.forward(call, *tensors, None, return_lse=True, out=out.transpose(1, 2))
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not

@@ -1,4 +1,4 @@
-"""FlashAttention-3's names: parameters, meaning, and scaled_dot_product_attention on top of them."""
+"""FlashAttention-3's names: parameters and meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import tandem
 import torch
 from tandem import flash_attn
 from test_forward import qkv, varlen
-from torch.nn.functional import scaled_dot_product_attention
 
 SINK = torch.tensor([-1.0, 0.5, 2.0, 7.0])
 # flash_attn_interface of FlashAttention-3, its positional parameters in order
@@ -179,70 +178,3 @@ else:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.fixture
-def in_torch() -> Any:
-    registry = pytest.importorskip("torch.nn.attention")
-    if not hasattr(registry, "register_flash_attention_impl"):
-        pytest.skip("this PyTorch has no registry of flash attention implementations")
-    flash_attn.register_with_torch()
-    registry.activate_flash_attention_impl("tandem")
-    yield registry
-    registry.restore_flash_attention_impl()
-
-
-@pytest.mark.parametrize(("rows", "keys"), [(20, 20), (12, 20), (20, 12)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [16, 20, 65])
-def test_scaled_dot_product_attention(
-    in_torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, causal: bool, head_dim: int
-) -> None:
-    """PyTorch's function, its causal mask at the top left corner, any head_dim, forward and backward."""
-    calls: list[str] = []
-    for name in ("forward", "backward"):
-        real = getattr(tandem._call, name)
-        spy = lambda *a, _name=name, _real=real, **o: calls.append(_name) or _real(*a, **o)  # noqa: E731
-        monkeypatch.setattr(tandem._call, name, spy)
-
-    inputs = [torch.randn(2, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
-    out = scaled_dot_product_attention(*inputs, is_causal=causal)
-    dout = torch.randn(out.shape)
-    got = (out, *torch.autograd.grad(out, inputs, dout))
-    assert calls == ["forward", "backward"]
-    with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
-        out = scaled_dot_product_attention(*inputs, is_causal=causal)
-    for a, b in zip(got, (out, *torch.autograd.grad(out, inputs, dout)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float64), (264, torch.float32)], ids=str)
-def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
-    in_torch: Any, monkeypatch: pytest.MonkeyPatch, head_dim: int, dtype: torch.dtype
-) -> None:
-    for name in ("forward", "backward"):
-        monkeypatch.setattr(tandem._call, name, lambda *a, **o: pytest.fail("Tandem was called"))
-    inputs = [torch.randn(2, 4, 20, head_dim, dtype=dtype, requires_grad=True) for _ in range(3)]
-    dout = torch.randn(2, 4, 20, head_dim, dtype=dtype)
-
-    def results() -> tuple[torch.Tensor, ...]:
-        with in_torch.sdpa_kernel(in_torch.SDPBackend.FLASH_ATTENTION):
-            out = scaled_dot_product_attention(*inputs, is_causal=True, scale=0.1)
-        return out, *torch.autograd.grad(out, inputs, dout)
-
-    with_tandem = results()
-    in_torch.restore_flash_attention_impl()
-    for a, b in zip(with_tandem, results(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_scaled_dot_product_attention_is_given_back(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_torch.restore_flash_attention_impl()
-    monkeypatch.setattr(tandem._call, "forward", lambda *a, **o: pytest.fail("Tandem was called"))
-    scaled_dot_product_attention(*(torch.randn(1, 2, 8, 16) for _ in range(3)))
-
-
-def test_scaled_dot_product_attention_refuses_what_tandem_lacks(in_torch: Any) -> None:
-    q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
-    with pytest.raises(tandem.UnsupportedError, match="attn_mask is given"):
-        scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(8, 8))

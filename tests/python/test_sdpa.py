@@ -1,0 +1,207 @@
+"""Tandem as an implementation of PyTorch's scaled_dot_product_attention, beside PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from tandem import flash_attn
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@pytest.fixture
+def in_torch() -> Iterator[Any]:
+    registry = pytest.importorskip("torch.nn.attention")
+    if not hasattr(registry, "register_flash_attention_impl"):
+        pytest.skip("this PyTorch has no registry of flash attention implementations")
+    flash_attn.register_with_torch()
+    registry.activate_flash_attention_impl("tandem")
+    yield registry
+    registry.restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(20, 20), (12, 20), (20, 12)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 20, 65])
+def test_scaled_dot_product_attention(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, causal: bool, head_dim: int
+) -> None:
+    """PyTorch's function, its causal mask at the top left corner, any head_dim, forward and backward."""
+    calls: list[str] = []
+    for name in ("forward", "backward"):
+        real = getattr(tandem._call, name)
+        spy = lambda *a, _name=name, _real=real, **o: calls.append(_name) or _real(*a, **o)  # noqa: E731
+        monkeypatch.setattr(tandem._call, name, spy)
+
+    inputs = [torch.randn(2, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
+    out = scaled_dot_product_attention(*inputs, is_causal=causal)
+    dout = torch.randn(out.shape)
+    got = (out, *torch.autograd.grad(out, inputs, dout))
+    assert calls == ["forward", "backward"]
+    with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
+        out = scaled_dot_product_attention(*inputs, is_causal=causal)
+    for a, b in zip(got, (out, *torch.autograd.grad(out, inputs, dout)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(16, torch.float64), (264, torch.float32)], ids=str)
+def test_scaled_dot_product_attention_of_what_tandem_lacks_stays_pytorchs(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, head_dim: int, dtype: torch.dtype
+) -> None:
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(tandem._call, name, lambda *a, **o: pytest.fail("Tandem was called"))
+    inputs = [torch.randn(2, 4, 20, head_dim, dtype=dtype, requires_grad=True) for _ in range(3)]
+    dout = torch.randn(2, 4, 20, head_dim, dtype=dtype)
+
+    def results() -> tuple[torch.Tensor, ...]:
+        with in_torch.sdpa_kernel(in_torch.SDPBackend.FLASH_ATTENTION):
+            out = scaled_dot_product_attention(*inputs, is_causal=True, scale=0.1)
+        return out, *torch.autograd.grad(out, inputs, dout)
+
+    with_tandem = results()
+    in_torch.restore_flash_attention_impl()
+    for a, b in zip(with_tandem, results(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_scaled_dot_product_attention_is_given_back(in_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_torch.restore_flash_attention_impl()
+    monkeypatch.setattr(tandem._call, "forward", lambda *a, **o: pytest.fail("Tandem was called"))
+    scaled_dot_product_attention(*(torch.randn(1, 2, 8, 16) for _ in range(3)))
+
+
+def without_and_with_tandem(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, results: Callable[[], tuple[Tensor, ...]]
+) -> bool:
+    """Compares results() under Tandem with those of PyTorch alone; whether Tandem computed any of them."""
+    calls: list[int] = []
+    real = tandem._call.forward
+    monkeypatch.setattr(tandem._call, "forward", lambda *a, **o: calls.append(1) or real(*a, **o))
+    torch.manual_seed(1)
+    got = results()
+    ran = len(calls)
+    in_torch.restore_flash_attention_impl()
+    torch.manual_seed(1)
+    expected = results()
+    assert len(calls) == ran
+    for a, b in zip(got, expected, strict=True):
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-12}.get(a.dtype, 2e-2)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return ran > 0
+
+
+def mask_of(kind: str, rows: int, keys: int, dtype: torch.dtype) -> Tensor | None:
+    """None, or a mask tensor under which every query sees a key."""
+    seen = (torch.rand(rows, keys) > 0.4) | (torch.arange(keys) == 0)
+    if kind == "bool":
+        return seen
+    if kind == "float":
+        return torch.zeros(rows, keys, dtype=dtype).masked_fill(~seen, -torch.inf)
+    if kind == "padding":
+        return (torch.arange(keys) < torch.tensor([keys, max(keys - 2, 1)])[:, None])[:, None, None]
+    return torch.randn(2, 4, rows, keys, dtype=dtype) if kind == "bias" else None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "padding", "bias"])
+@pytest.mark.parametrize(("rows", "keys", "heads_kv"), [(7, 7, 4), (5, 9, 4), (9, 5, 2), (1, 9, 4)])
+def test_calls_with_masks_or_dropout_give_what_they_give_without_tandem(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kind: str, dropout_p: float,
+    rows: int, keys: int, heads_kv: int,
+) -> None:  # fmt: skip
+    mask = mask_of(kind, rows, keys, dtype)
+    inputs = [
+        torch.randn(2, heads, n, 16, dtype=dtype, requires_grad=True)
+        for heads, n in ((4, rows), (heads_kv, keys), (heads_kv, keys))
+    ]
+    options: dict[str, Any] = {
+        "dropout_p": dropout_p,
+        "is_causal": kind == "causal",
+        "enable_gqa": heads_kv != 4,
+    }
+
+    def results() -> tuple[Tensor, ...]:
+        out = scaled_dot_product_attention(*inputs, attn_mask=mask, **options)
+        return out, *torch.autograd.grad(out.square().sum(), inputs)
+
+    ours = without_and_with_tandem(in_torch, monkeypatch, results)
+    assert ours == (kind in ("none", "causal") and dropout_p == 0.0 and dtype != torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["none", "bool"])
+@pytest.mark.parametrize(
+    ("batch", "rows", "keys", "head_dim"), [(0, 3, 3, 8), (2, 0, 3, 8), (2, 3, 0, 8), (2, 3, 3, 0)]
+)
+def test_empty_tensors_give_what_they_give_without_tandem(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, kind: str, batch: int, rows: int, keys: int, head_dim: int
+) -> None:
+    inputs = [torch.randn(batch, 4, n, head_dim, requires_grad=True) for n in (rows, keys, keys)]
+    mask = mask_of(kind, rows, keys, torch.float32)
+
+    def results() -> tuple[Tensor, ...]:
+        out = scaled_dot_product_attention(*inputs, attn_mask=mask)
+        return out, *torch.autograd.grad(out.sum(), inputs)
+
+    without_and_with_tandem(in_torch, monkeypatch, results)
+
+
+PADDING = torch.arange(9) >= torch.tensor([9, 6])[:, None]  # True: not to be looked at
+LATER = torch.ones(9, 9, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(
+    ("padding", "mask", "is_causal"),
+    [
+        (None, None, False),
+        (PADDING, None, False),
+        (PADDING.float() * -1e9, None, False),
+        (None, LATER, False),
+        (None, LATER, True),
+        (PADDING, LATER, False),
+        (PADDING, LATER, True),
+        (PADDING.float() * -1e9, LATER.float() * -1e9, False),
+    ],
+)
+def test_multihead_attention_gives_what_it_gives_without_tandem(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, dropout: float, padding: Tensor | None,
+    mask: Tensor | None, is_causal: bool,
+) -> None:  # fmt: skip
+    module = torch.nn.MultiheadAttention(32, 4, dropout=dropout, batch_first=True)
+    x = torch.randn(2, 9, 32, requires_grad=True)
+
+    def results() -> tuple[Tensor, ...]:
+        out, _ = module(
+            x, x, x, key_padding_mask=padding, attn_mask=mask, is_causal=is_causal, need_weights=False
+        )
+        return out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))
+
+    ours = without_and_with_tandem(in_torch, monkeypatch, results)
+    assert ours == (dropout == 0.0 and padding is None and (mask is None or is_causal))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["none", "padding"])
+@pytest.mark.parametrize("mask", [None, LATER], ids=["none", "mask"])
+@pytest.mark.parametrize("decoder", [False, True])
+def test_transformer_layers_give_what_they_give_without_tandem(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, training: bool, padding: Tensor | None,
+    mask: Tensor | None, decoder: bool,
+) -> None:  # fmt: skip
+    layer: Any = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
+    module = layer(32, 4, 64, dropout=0.1, batch_first=True).train(training)
+    x = torch.randn(2, 9, 32, requires_grad=True)
+
+    def results() -> tuple[Tensor, ...]:
+        if decoder:
+            out = module(x, x, tgt_mask=mask, tgt_key_padding_mask=padding, memory_key_padding_mask=padding)
+        else:
+            out = module(x, src_mask=mask, src_key_padding_mask=padding)
+        return out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))
+
+    without_and_with_tandem(in_torch, monkeypatch, results)
