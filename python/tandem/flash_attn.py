@@ -3,11 +3,13 @@
 from tandem.flash_attn import flash_attn_func
 
 The parameters and their meaning are those of FlashAttention-3's ``flash_attn_interface``. Beyond it, every
-function takes ``sink`` (a learnable logit per head that joins the softmax's denominator) and gives an LSE
-that gradients flow through. What Tandem cannot do is an error that says so, never something else computed
-quietly: ``qv``, ``attention_chunk``, and scales without float8 inputs.
+function takes ``sink`` (a learnable logit per head that joins the softmax's denominator), gives an LSE that
+gradients flow through, and knows FlashAttention-4's spellings: ``learnable_sink``, ``return_lse`` and None
+for an unbounded side of a window. What Tandem cannot do is an error that says so, never something else
+computed quietly: ``qv``, ``attention_chunk``, scales without float8 inputs, pages, appending to a cache.
 
 `serve` makes ``import flash_attn_interface`` find this module; importing this module does not.
+`tandem.flash_attn2` has FlashAttention-2's functions.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _call, _torch
+from tandem import _flash
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "register_with_torch",
     "serve",
 ]
@@ -34,6 +37,7 @@ __all__ = [
 _SERVED = "flash_attn_interface"
 
 
+@_flash.without_dropout(3, "softmax_scale")
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -44,7 +48,7 @@ def flash_attn_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -54,6 +58,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     sink: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
 ) -> Any:
     """Attention of a batch of equally long sequences.
 
@@ -66,27 +72,28 @@ def flash_attn_func(
       qv: an error unless None; Tandem has no second query product.
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
-      window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.
+      window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
       attention_chunk: an error unless 0.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
       num_splits, pack_gqa, sm_margin: hints that change no result; Tandem plans for itself.
       deterministic: gradients are bitwise reproducible.
-      return_attn_probs: also return the LSE (FlashAttention-3's name for that).
-      sink: ``(heads_q,)`` float32, differentiable.
+      return_attn_probs, return_lse: also return the LSE (FlashAttention-3's and 4's names for that).
+      sink, learnable_sink: ``(heads_q,)`` float32, float16 or bfloat16, differentiable; two names of one.
 
     Returns:
-      out ``(batch, seqlen_q, heads_q, head_dim_v)``; with ``return_attn_probs`` a pair of it and the LSE,
-      ``(batch, heads_q, seqlen_q)`` float32, natural logarithm, differentiable.
+      out ``(batch, seqlen_q, heads_q, head_dim_v)``; with ``return_attn_probs`` or ``return_lse`` a pair of
+      it and the LSE, ``(batch, heads_q, seqlen_q)`` float32, natural logarithm, differentiable.
 
     Raises:
       As `tandem.attention`.
     """
-    _refuse(qv, attention_chunk)
+    _flash.refuse(qv=qv, attention_chunk=attention_chunk)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
-    call = _problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _run(call, q, k, v, sink, return_attn_probs)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    return _flash.run(call, q, k, v, _one_sink(sink, learnable_sink), return_lse or return_attn_probs)
 
 
+@_flash.without_dropout(7, "seqused_q")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -103,7 +110,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -113,6 +120,8 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     *,
     sink: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -125,12 +134,13 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _refuse(qv, attention_chunk)
+    _flash.refuse(qv=qv, attention_chunk=attention_chunk)
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
-    call = _problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _run(call, q, k, v, sink, return_attn_probs)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    return _flash.run(call, q, k, v, _one_sink(sink, learnable_sink), return_lse or return_attn_probs)
 
 
+@_flash.without_dropout(1, "softmax_scale")
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     softmax_scale: float | None = None,
@@ -138,7 +148,7 @@ def flash_attn_qkvpacked_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int | None, int | None] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -147,6 +157,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
     *,
     sink: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
 ) -> Any:
     """Attention of Q, K and V in one tensor, read where they lie. As `flash_attn_func`, and:
 
@@ -154,13 +166,7 @@ def flash_attn_qkvpacked_func(
       qkv: ``(batch, seqlen, 3, heads, head_dim)``; or, with ``num_heads_q``, ``(batch, seqlen, heads_q + 2 *
         heads_kv, head_dim)``.
     """
-    _only_tensors(qkv=qkv)
-    if qkv.is_nested:
-        raise InvalidArgumentError(
-            "qkv is a nested tensor; pass q, k and v of all its sequences to flash_attn_varlen_func"
-        )
-    if qkv.layout is not torch.strided:
-        raise InvalidArgumentError(f"qkv is not a plain strided tensor (layout {qkv.layout}); make it dense")
+    _flash.only_packed("pass q, k and v of all its sequences to flash_attn_varlen_func", qkv=qkv)
     if num_heads_q is not None and not isinstance(num_heads_q, (Integral, torch.SymInt)):
         raise InvalidArgumentError(
             f"num_heads_q is {num_heads_q!r}; pass an integer, or None for qkv of five dimensions"
@@ -195,7 +201,77 @@ def flash_attn_qkvpacked_func(
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
         sink=sink,
+        learnable_sink=learnable_sink,
+        return_lse=return_lse,
     )
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    sink: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention to a contiguous cache of keys and values. As `flash_attn_func`, and:
+
+    Args:
+      q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, or with ``cu_seqlens_q`` ``(total_q, heads_q,
+        head_dim_qk)``.
+      k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``; not written.
+      cache_seqlens: how many first rows of each sequence take part: an integer, or ``(batch,)`` int32 or
+        int64; None is all. Masks are aligned to them.
+      scheduler_metadata, max_seqlen_q: change no result, and are not read.
+      k, v, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_k_new,
+        rotary_seqlens: an error unless None; it says what to do instead.
+      return_softmax_lse, return_lse: also return the LSE.
+    """
+    _flash.refuse(
+        k=k,
+        v=v,
+        qv=qv,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        page_table=page_table,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens,
+        attention_chunk=attention_chunk,
+    )
+    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, metadata=metadata)
+    sink = _one_sink(sink, learnable_sink)
+    return _flash.cached(call, q, k_cache, v_cache, cache_seqlens, sink, return_lse or return_softmax_lse)
 
 
 def serve() -> ModuleType:
@@ -240,50 +316,9 @@ def register_with_torch() -> None:
     registry.register_flash_attention_impl("tandem", register_fn=_sdpa.Handle)
 
 
-def _refuse(qv: Tensor | None, attention_chunk: int) -> None:
-    if qv is not None:
-        raise UnsupportedError(
-            "qv is given, but Tandem has no second query product; concatenate qv to q and v to k"
+def _one_sink(sink: Tensor | None, learnable_sink: Tensor | None) -> Tensor | None:
+    if sink is not None and learnable_sink is not None:
+        raise InvalidArgumentError(
+            "sink and learnable_sink are both given, two names of one; pass one of them"
         )
-    if attention_chunk != 0:
-        raise UnsupportedError(
-            f"attention_chunk is {attention_chunk}, but Tandem has no chunked mask; pass 0"
-        )
-
-
-def _problem(
-    scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-    deterministic: bool,
-    metadata: tuple[Any, ...],
-) -> _call.Call:
-    """The call that means this. FlashAttention pads head dimensions itself: it has no option for that."""
-    window = _call.pair("window_size", window_size)
-    return _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
-
-
-def _only_tensors(**arrays: Any) -> None:
-    for name, array in arrays.items():
-        if not isinstance(array, Tensor):
-            raise TypeError(
-                f"{name} is a {type(array).__module__}.{type(array).__qualname__}; pass a torch.Tensor"
-            )
-
-
-def _run(call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, return_lse: bool) -> Any:
-    results = _torch.quick(call, q, k, v, sink, return_lse)
-    if results is not None:
-        return results
-    _only_tensors(q=q, k=k, v=v)
-    # FlashAttention-3 copies tensors whose last dimension is not contiguous.
-    q, k, v = (t.contiguous() if _is_spread(t) else t for t in (q, k, v))
-    return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
-
-
-def _is_spread(t: Tensor) -> bool:
-    """Whether a row's elements lie apart. What has no strides or no rows is for attention() to judge."""
-    if t.layout is not torch.strided or t.is_nested or t.ndim == 0:
-        return False
-    return t.stride(-1) != 1 and t.shape[-1] != 1
+    return learnable_sink if sink is None else sink

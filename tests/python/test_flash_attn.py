@@ -28,6 +28,13 @@ PARAMETERS = {
         *("qkv", "softmax_scale", "causal", *COMMON),
         *("deterministic", "num_heads_q", "sm_margin", "return_attn_probs"),
     ],
+    "flash_attn_with_kvcache": [
+        *("q", "k_cache", "v_cache", "k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens"),
+        *("cache_batch_idx", "cache_leftpad", "page_table", "cu_seqlens_q", "cu_seqlens_k_new"),
+        *("max_seqlen_q", "rotary_seqlens", "q_descale", "k_descale", "v_descale", "softmax_scale", "causal"),
+        *("window_size", "attention_chunk", "softcap", "rotary_interleaved", "scheduler_metadata"),
+        *("num_splits", "pack_gqa", "sm_margin", "return_softmax_lse"),
+    ],
 }
 
 
@@ -35,7 +42,8 @@ PARAMETERS = {
 def test_parameters_are_those_of_flash_attention_3(name: str) -> None:
     parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
     assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == PARAMETERS[name]
-    assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] == ["sink"]
+    extras = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert extras == ["sink", "learnable_sink", "return_lse"]
     assert not any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
@@ -118,6 +126,123 @@ def test_what_tandem_lacks_is_an_error() -> None:
         flash_attn.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("zero", [0.0, 0])
+def test_flash_attention_2s_dropout_is_no_scale(zero: float) -> None:
+    """It has dropout_p where FlashAttention-3 has the scale, and 0 as a scale gives the mean of v."""
+    q, k, v = qkv()
+    lengths = varlen()
+    packed = torch.randn(33, 4, 32), torch.randn(44, 2, 32), torch.randn(44, 2, 32)
+    message = (
+        f"^argument %d is {zero}: that is FlashAttention-2's dropout_p, and %s here; import from tandem.fl"
+    )
+    with pytest.raises(tandem.InvalidArgumentError, match=message % (4, "softmax_scale")):
+        flash_attn.flash_attn_func(q, k, v, zero, None, True)
+    with pytest.raises(tandem.InvalidArgumentError, match=message % (2, "softmax_scale")):
+        flash_attn.flash_attn_qkvpacked_func(torch.zeros(2, 9, 3, 4, 16), zero)
+    with pytest.raises(tandem.InvalidArgumentError, match=message % (8, "seqused_q")):
+        flash_attn.flash_attn_varlen_func(*packed, *lengths.values(), 20, 20, zero)
+    mean = flash_attn.flash_attn_func(q, k, v, softmax_scale=zero)
+    torch.testing.assert_close(mean, tandem.attention(q, k, v, scale=0.0))
+
+
+def test_flash_attention_4s_spellings() -> None:
+    q, k, v = qkv()
+    expected, expected_lse = tandem.attention(
+        q, k, v, causal=True, window=(5, -1), sink=SINK, return_lse=True
+    )
+    for options in (
+        {"sink": SINK, "window_size": (5, -1), "return_attn_probs": True},
+        {"learnable_sink": SINK, "window_size": (5, None), "return_lse": True},
+    ):
+        out, lse = flash_attn.flash_attn_func(q, k, v, causal=True, **options)
+        assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    unbounded = flash_attn.flash_attn_func(q, k, v, window_size=(None, None))
+    assert torch.equal(unbounded, tandem.attention(q, k, v))
+    with pytest.raises(tandem.InvalidArgumentError, match="sink and learnable_sink are both given"):
+        flash_attn.flash_attn_func(q, k, v, sink=SINK, learnable_sink=SINK)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_sinks_and_their_gradient(dtype: torch.dtype) -> None:
+    q, k, v = qkv()
+    sink, wide = SINK.to(dtype).requires_grad_(), SINK.clone().requires_grad_()
+    out = flash_attn.flash_attn_func(q, k, v, learnable_sink=sink)
+    expected = tandem.attention(q, k, v, sink=wide)
+    assert torch.equal(out, expected)
+    (got,) = torch.autograd.grad(out.sum(), sink)
+    (gradient,) = torch.autograd.grad(expected.sum(), wide)
+    assert torch.equal(got, gradient.to(dtype))
+
+
+def test_compiled_in_one_graph() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> Any:
+        return flash_attn.flash_attn_func(q, k, v, 0.3, True, learnable_sink=sink, return_lse=True)
+
+    inputs = (*qkv(), SINK.bfloat16())
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for a, b in zip(compiled(*inputs), function(*inputs), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_with_kvcache() -> None:
+    """Only so many first rows of each sequence take part, and masks are aligned to them."""
+    q, k, v = torch.randn(3, 2, 4, 32), torch.randn(3, 20, 2, 32), torch.randn(3, 20, 2, 32)
+    used = torch.tensor([20, 7, 0])
+    k[1, 7:], v[1, 7:] = torch.nan, torch.nan
+    options: dict[str, Any] = {"causal": True, "window_size": (5, 0), "softcap": 3.0}
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=used, return_softmax_lse=True, **options
+    )
+    for b, n in enumerate(used.tolist()):
+        mine = (slice(b, b + 1), slice(n))
+        expected = oracle.exact(q[b : b + 1], k[mine], v[mine], causal=True, window=(5, 0), softcap=3.0)
+        oracle.assert_close(out[b : b + 1], expected[0])
+        oracle.assert_close(lse[b : b + 1], expected[1])
+    for given, n in ((7, 7), (None, 20), (0, 0)):
+        out = flash_attn.flash_attn_with_kvcache(q, k[:1].expand(3, -1, -1, -1), v[:1].expand(3, -1, -1, -1),
+                                                 cache_seqlens=given)  # fmt: skip
+        oracle.assert_close(out, oracle.exact(q, *(t[:1, :n].expand(3, -1, -1, -1) for t in (k, v)))[0])
+
+
+def test_with_kvcache_of_varlen_queries() -> None:
+    q, k, v = torch.randn(5, 4, 32), torch.randn(2, 20, 2, 32), torch.randn(2, 20, 2, 32)
+    used, cu = torch.tensor([20, 7]), torch.tensor([0, 4, 5])
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, cu_seqlens_q=cu, causal=True)
+    for b, rows in enumerate((slice(0, 4), slice(4, 5))):
+        keys = (slice(b, b + 1), slice(int(used[b])))
+        oracle.assert_close(out[rows], oracle.exact(q[None, rows], k[keys], v[keys], causal=True)[0][0])
+
+
+def test_what_with_kvcache_lacks_is_an_error_with_a_remedy() -> None:
+    q, cache = torch.randn(2, 1, 4, 32), torch.randn(2, 20, 2, 32)
+    for name, message in (
+        ("k", "no append to a cache; write k and v into the caches before"),
+        ("v", "no append to a cache"),
+        ("cu_seqlens_k_new", "no append to a cache"),
+        ("qv", "no second query product"),
+        ("rotary_cos", "no rotary embedding"),
+        ("rotary_sin", "no rotary embedding"),
+        ("rotary_seqlens", "no rotary embedding"),
+        ("cache_batch_idx", r"no indirect caches; pass k_cache\[cache_batch_idx\]"),
+        ("cache_leftpad", "no padding before a sequence"),
+        ("page_table", r"no paged caches; gather the pages first: k_cache\[page_table\].flatten\(1, 2\)"),
+    ):
+        with pytest.raises(tandem.UnsupportedError, match=f"^{name} is given, but Tandem has {message}"):
+            flash_attn.flash_attn_with_kvcache(q, cache, cache, **{name: torch.zeros(2)})
+    with pytest.raises(tandem.UnsupportedError, match="attention_chunk is 4"):
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, attention_chunk=4)
+    for value, message in (
+        (21, "cache_seqlens is 21, but k_cache has 20 rows; pass 0 to 20"),
+        (-1, "cache_seqlens is -1, but k_cache has 20 rows; pass 0 to 20"),
+        (1.5, r"cache_seqlens is 1.5; pass an integer, a tensor of shape \(2,\), or None"),
+        (torch.tensor([3]), r"cache_seqlens has shape \(1,\); pass \(2,\), one number"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
+            flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=value)
+    with pytest.raises(tandem.InvalidArgumentError, match="^k_cache has shape"):
+        flash_attn.flash_attn_with_kvcache(q, cache[0], cache)
+
+
 def test_arguments_of_another_type() -> None:
     q, k, v = qkv()
     for window in (128, (1, 2, 3), None):
@@ -160,13 +285,18 @@ def test_qkvpacked_arguments_that_do_not_fit() -> None:
             packed(t, num_heads_q=4)
 
 
+def run_python(program: str) -> None:
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_module_name_is_served_on_request_alone() -> None:
-    program = """
+    run_python("""
 import importlib.util, sys, types
 from tandem import flash_attn
 assert importlib.util.find_spec("flash_attn_interface") is None and "flash_attn_interface" not in sys.modules
 flash_attn.serve()
-from flash_attn_interface import flash_attn_func
+from flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 assert flash_attn_func is flash_attn.flash_attn_func and flash_attn.serve() is flash_attn
 sys.modules["flash_attn_interface"] = types.ModuleType("flash_attn_interface")
 try:
@@ -175,6 +305,26 @@ except ValueError as error:
     assert "imported already" in str(error)
 else:
     raise AssertionError("no error")
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+""")
+
+
+def test_served_to_transformers_it_poses_as_no_other_distribution() -> None:
+    """Transformers looks for the distribution flash-attn-3, which is not there, before it imports the module;
+    whoever asks for the functions gets them."""
+    pytest.importorskip("transformers")
+    run_python("""
+import torch
+from tandem import flash_attn
+flash_attn.serve()
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
+from transformers.utils import is_flash_attn_3_available
+assert not is_flash_attn_3_available()
+q, k, v = torch.randn(2, 9, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 16)
+sink = torch.randn(4).bfloat16()
+mask = torch.arange(9) < torch.tensor([9, 5])[:, None]
+out = _flash_attention_forward(q, k, v, mask, 9, True, s_aux=sink, attn_implementation="flash_attention_3")
+for b, n in enumerate((9, 5)):
+    mine = (slice(b, b + 1), slice(n))
+    expected = flash_attn.flash_attn_func(q[mine], k[mine], v[mine], causal=True, sink=sink)
+    torch.testing.assert_close(out[mine], expected)
+""")

@@ -1,0 +1,170 @@
+"""FlashAttention-2's names: parameters, defaults and meaning."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import oracle
+import pytest
+import tandem
+import torch
+from tandem import flash_attn2
+from test_flash_attn import run_python
+from test_forward import qkv, varlen
+
+# flash_attn of FlashAttention-2, its parameters in order, and the defaults of those that have one
+LENGTHS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+OPTIONS: dict[str, Any] = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+CACHE: dict[str, Any] = {
+    "k": None, "v": None, "rotary_cos": None, "rotary_sin": None, "cache_seqlens": None,
+    "cache_batch_idx": None, "cache_leftpad": None, "block_table": None, "softmax_scale": None,
+    "causal": False, "window_size": (-1, -1), "softcap": 0.0, "rotary_interleaved": True,
+    "alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False,
+}  # fmt: skip
+PARAMETERS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "flash_attn_func": (["q", "k", "v"], OPTIONS),
+    "flash_attn_qkvpacked_func": (["qkv"], OPTIONS),
+    "flash_attn_kvpacked_func": (["q", "kv"], OPTIONS),
+    "flash_attn_varlen_func": (["q", "k", "v", *LENGTHS], {**OPTIONS, "block_table": None}),
+    "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], OPTIONS),
+    "flash_attn_varlen_kvpacked_func": (["q", "kv", *LENGTHS], OPTIONS),
+    "flash_attn_with_kvcache": (["q", "k_cache", "v_cache"], CACHE),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_and_defaults_are_those_of_flash_attention_2(name: str) -> None:
+    tensors, options = PARAMETERS[name]
+    parameters = inspect.signature(getattr(flash_attn2, name)).parameters
+    assert list(parameters) == [*tensors, *options]
+    assert {p.name: p.default for p in parameters.values() if p.default is not p.empty} == options
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+
+
+def test_func_by_position() -> None:
+    q, k, v = qkv()
+    out, lse, pattern = flash_attn2.flash_attn_func(q, k, v, 0.0, 0.3, True, (9, 4), 3.0, None, False, True)
+    expected, expected_lse = oracle.exact(q, k, v, scale=0.3, causal=True, window=(9, 4), softcap=3.0)
+    oracle.assert_close(out, expected)
+    oracle.assert_close(lse, expected_lse)
+    assert pattern is None
+    assert torch.equal(flash_attn2.flash_attn_func(q, k, v), tandem.attention(q, k, v))
+
+
+def test_qkv_and_kv_in_one_tensor_with_gradients() -> None:
+    qkv = torch.randn(2, 9, 3, 4, 16, requires_grad=True)
+    q, kv = torch.randn(2, 7, 4, 16, requires_grad=True), torch.randn(2, 9, 2, 2, 16, requires_grad=True)
+    for out, inputs, parts in (
+        (flash_attn2.flash_attn_qkvpacked_func(qkv, 0.0, 0.3, True), [qkv], qkv.unbind(2)),
+        (flash_attn2.flash_attn_kvpacked_func(q, kv, 0.0, 0.3, True), [q, kv], (q, *kv.unbind(2))),
+    ):
+        options: dict[str, Any] = {"scale": 0.3, "causal": True}
+        oracle.assert_close(out, oracle.exact(*parts, **options)[0])
+        dq, dk, dv = oracle.gradients(oracle.exact, *parts, torch.ones(out.shape), **options)
+        one = [torch.stack([dq, dk, dv], 2)] if len(inputs) == 1 else [dq, torch.stack([dk, dv], 2)]
+        for a, b in zip(torch.autograd.grad(out.sum(), inputs), one, strict=True):
+            oracle.assert_close(a, b)
+
+
+def test_varlen_in_every_packing() -> None:
+    lengths = varlen()
+    cu_q, cu_k = lengths["cu_seqlens_q"], lengths["cu_seqlens_k"]
+    q, kv = torch.randn(33, 4, 32), torch.randn(44, 2, 2, 32)
+    expected, expected_lse = oracle.exact(q, *kv.unbind(1), **lengths, causal=True)
+    for name, tensors in (
+        ("flash_attn_varlen_func", (q, *kv.unbind(1))),
+        ("flash_attn_varlen_kvpacked_func", (q, kv)),
+    ):
+        function = getattr(flash_attn2, name)
+        out, lse, _ = function(*tensors, cu_q, cu_k, 20, 20, 0.0, causal=True, return_attn_probs=True)
+        oracle.assert_close(out, expected)
+        oracle.assert_close(lse, expected_lse)
+    qkv = torch.randn(33, 3, 4, 32)
+    out = flash_attn2.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 20, 0.0, None, True)
+    same = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_q}
+    oracle.assert_close(out, oracle.exact(*qkv.unbind(1), **same, causal=True)[0])
+
+
+def test_with_kvcache() -> None:
+    q, k, v = torch.randn(2, 1, 4, 32), torch.randn(2, 20, 2, 32), torch.randn(2, 20, 2, 32)
+    out, lse = flash_attn2.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=7, causal=True, return_softmax_lse=True
+    )
+    expected, expected_lse = oracle.exact(q, k[:, :7], v[:, :7], causal=True)
+    oracle.assert_close(out, expected)
+    oracle.assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_tandem_lacks_is_an_error(name: str) -> None:
+    tensors, options = PARAMETERS[name]
+    function, given = getattr(flash_attn2, name), [torch.zeros(2, 3, 4, 16)] * len(tensors)
+    for option, value, message in (
+        ("dropout_p", 0.1, "dropout_p is 0.1, but Tandem has no dropout; pass 0"),
+        ("alibi_slopes", torch.ones(4), "alibi_slopes is given, but Tandem has no position bias; pass None"),
+        ("block_table", torch.ones(2, 2), "block_table is given, but Tandem has no paged caches; gather"),
+        ("k", torch.ones(2), "k is given, but Tandem has no append to a cache; write k and v"),
+    ):
+        if option in options:
+            with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):
+                function(*given, **{option: value})
+
+
+def test_tensors_that_cannot_be_taken_apart() -> None:
+    q, cu = torch.zeros(2, 9, 4, 16), torch.tensor([0, 2])
+    nested = torch.nested.nested_tensor([torch.zeros(n, 3, 2, 8) for n in (3, 5)], layout=torch.jagged)
+    for call, message in (
+        (
+            lambda: flash_attn2.flash_attn_qkvpacked_func(q),
+            r"^qkv has shape \(2, 9, 4, 16\); pass \(batch, s",
+        ),
+        (
+            lambda: flash_attn2.flash_attn_kvpacked_func(q, q),
+            r"^kv has shape \(2, 9, 4, 16\); pass \(batch, s",
+        ),
+        (
+            lambda: flash_attn2.flash_attn_varlen_qkvpacked_func(q, cu, 2),
+            "^qkv has shape .*; pass \\(total, 3",
+        ),
+        (
+            lambda: flash_attn2.flash_attn_varlen_kvpacked_func(q, q, cu, cu, 2, 2),
+            "^kv has shape .*; pass \\(total_k, 2",
+        ),
+        (
+            lambda: flash_attn2.flash_attn_qkvpacked_func(nested),
+            "^qkv is a nested tensor; pass the tensors of",
+        ),
+        (
+            lambda: flash_attn2.flash_attn_kvpacked_func(q, q.to_sparse()),
+            "^kv is not a plain strided tensor",
+        ),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            call()
+    with pytest.raises(TypeError, match=r"^kv is a builtins.list; pass a torch.Tensor$"):
+        flash_attn2.flash_attn_kvpacked_func(q, [q, q])
+
+
+def test_the_package_name_is_served_on_request_alone() -> None:
+    run_python("""
+import importlib.util, sys, types
+from tandem import flash_attn2
+assert importlib.util.find_spec("flash_attn") is None and "flash_attn" not in sys.modules
+flash_attn2.serve()
+from flash_attn import flash_attn_func, flash_attn_kvpacked_func
+from flash_attn.flash_attn_interface import flash_attn_varlen_func
+import flash_attn, flash_attn.flash_attn_interface
+assert flash_attn.flash_attn_interface.flash_attn_func is flash_attn2.flash_attn_func
+assert flash_attn2.serve() is flash_attn2
+sys.modules["flash_attn"] = types.ModuleType("flash_attn")
+try:
+    flash_attn2.serve()
+except ValueError as error:
+    assert "flash_attn is imported already" in str(error)
+else:
+    raise AssertionError("no error")
+""")
