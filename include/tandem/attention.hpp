@@ -99,7 +99,8 @@ struct AttentionInputs {
   ConstTensor seqused_q;
   ConstTensor seqused_k;
   /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value
-  /// (gpt-oss). It is neither scaled, capped nor masked; LSE includes it.
+  /// (gpt-oss). It is neither scaled, capped nor masked. LSE includes it, and is the sink where a query sees
+  /// no key.
   ConstTensor sink;
   /// f32 scales of 8-bit q, k, v: the real value is code * scale. Default 1. An error with other dtypes. (1)
   /// or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or int8, and of

@@ -108,7 +108,7 @@ def attention(
         ``causal`` clips right to 0.
       softcap: scores become ``softcap * tanh(scores / softcap)`` before masking. 0: off; at most 1e30.
       sink: ``(heads_q,)`` float32, a learnable logit per head that joins the softmax's denominator and has no
-        value.
+        value. The LSE includes it, and is the sink where a query sees no key.
       cu_seqlens_q: ``(batch + 1,)`` int32 or int64, ascending from 0: sequence b is rows ``cu[b]:cu[b + 1]``
         of q. Rows past ``cu[-1]`` give 0.
       cu_seqlens_k: likewise for k and v.
@@ -145,7 +145,7 @@ def attention(
     Returns:
       The result, of q's shape with head_dim_v; with ``return_lse`` a pair of it and the LSE: natural
       logarithm, float32, ``(batch, heads_q, seqlen_q)``, or ``(heads_q, total_q)`` for packed queries. A
-      query that sees no key gives 0 and -inf.
+      query that sees no key gives 0 and -inf (with a sink: 0 and the sink).
 
     Raises:
       TandemError: before anything is written. InvalidArgumentError (also a ValueError) where an argument

@@ -48,11 +48,17 @@ Turn my_turn(Tile& t) {
           .last = order == t.b.group * blocks - 1};
 }
 
-/// dsink -= sum over queries of exp(sink - lse) * delta: the sink is a key whose dP is 0.
+/// dsink -= sum over queries of exp(sink - lse) * delta: the sink is a key whose dP is 0. A query that sees
+/// no key has lse = sink, and of its delta only -dlse.
 template <typename Tile>
 void add_dsink(Tile& t) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < t.queries; ++i) {
+    const std::int64_t query = t.first_query + i;
+    const Range seen = t.visible_keys(query, query);
+    if (seen.first >= seen.last && t.b.dlse.data != nullptr) {
+      sum -= static_cast<double>(*row_of<float>(t.b.dlse, query));
+    }
     if (t.at(t.x.live)[i] == 0.0F) continue;
     const float x = (*t.b.sink - t.at(t.x.lse)[i]) * log2_e;
     sum += static_cast<double>(hn::GetLane(exp2(broadcast(x)))) * static_cast<double>(t.at(t.x.delta)[i]);

@@ -57,14 +57,15 @@ TANDEM_INLINE float row_lse(const Finish& f) {
   return static_cast<float>(f.top + __builtin_log(f.denominator));
 }
 
-/// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O.
+/// Writes out and lse of one row. `seen`: it sees a key; `accumulated` is its unnormalised O. Without a key
+/// the LSE is what is left of its formula: the sink's logit, or -inf.
 template <typename Out>
 TANDEM_INLINE void write_row(const ForwardTile& t, std::int64_t row, std::int64_t head, bool seen,
                              const RowSum& sum, const float* accumulated) {
   Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-  float lse = negative_infinity;
+  const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
+  float lse = sink != nullptr ? *sink : negative_infinity;
   if (seen) {
-    const float* sink = t.sink != nullptr ? t.sink + head * t.sink_stride : nullptr;
     const Finish f = finish_row(sum, sink, t.v_scale);
     scale_row(accumulated, t.head_dim_v, f.scale, out);
     if (t.lse.data != nullptr) lse = row_lse(f);

@@ -130,9 +130,12 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i) {
     row.slope.push_back(slope);
     logits.push_back(logit);
   }
-  if (row.keys.empty()) return row;  // out 0 and lse -inf, with a sink too
-
   const double sink = p.sink != nullptr ? static_cast<double>(p.sink[s.head * p.sink_stride]) : -infinity;
+  if (row.keys.empty()) {  // nothing but the sink is in the sum
+    row.lse = sink;
+    row.sink_probability = p.sink != nullptr ? 1.0 : 0.0;
+    return row;
+  }
   double maximum = sink;
   for (const double logit : logits) maximum = logit > maximum ? logit : maximum;
   double sum = p.sink != nullptr ? std::exp(sink - maximum) : 0.0;
@@ -195,11 +198,11 @@ Backward backward(const Problem& p) {
       const std::vector<double> dout = load(p.dout, batch, s.q_rows.begin, s.q_rows.used, head, dv, 1.0);
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
         const Row row = softmax_row(p, s, i);
-        if (row.keys.empty()) continue;  // nothing flows back, whatever dout and dlse hold
         const std::int64_t r = s.q_rows.begin + i;
         const double* dout_row = dout.data() + i * dv;
         // delta = sum_j P_j dP_j - dlse, so that dS_j = P_j (dP_j - delta); the sink is a key whose dP is 0.
-        double delta = dot(dout_row, row.out.data(), dv);
+        // Without a key the sum is empty, whatever dout holds, and dlse is the sink's.
+        double delta = row.keys.empty() ? 0.0 : dot(dout_row, row.out.data(), dv);
         if (p.dlse.given()) delta -= element(p.dlse, p.dlse.offset(batch, r, head));
         if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] -= row.sink_probability * delta;
 

@@ -56,7 +56,8 @@ TEST(Contract01_EveryElementWritten, EightBitInputs) {
   }
 }
 
-// 2. A query that sees no key: out 0, lse -inf, its gradients 0, whatever dout holds there.
+// 2. A query that sees no key: out 0, its gradients 0, whatever dout holds there. Its lse is what is left of
+// the formula: -inf, or with a sink the sink's logit.
 
 void expect_empty_rows_defined(Case c, std::int64_t empty_rows) {
   Call call(c);
@@ -74,7 +75,12 @@ void expect_empty_rows_defined(Case c, std::int64_t empty_rows) {
       expect_all(call.dq, b * c.seqlen_q * c.heads_q * c.head_dim_qk, empty_rows * c.heads_q * c.head_dim_qk,
                  0.0);
       for (std::int64_t h = 0; h < c.heads_q; ++h) {
-        expect_all(call.lse, (b * c.heads_q + h) * c.seqlen_q, empty_rows, -infinity);
+        if (!c.sink) expect_all(call.lse, (b * c.heads_q + h) * c.seqlen_q, empty_rows, -infinity);
+        for (std::int64_t i = 0; c.sink && i < empty_rows; ++i) {
+          const double sink = call.sink.get(h);
+          const double lse = call.lse.get((b * c.heads_q + h) * c.seqlen_q + i);
+          ASSERT_NEAR(lse, sink, 1e-6 * std::max(1.0, std::abs(sink))) << "head " << h << ", row " << i;
+        }
       }
     }
   });
@@ -112,16 +118,69 @@ TEST(Contract02_QueryThatSeesNoKey, NoKeysAtAll) {
 }
 
 TEST(Contract02_QueryThatSeesNoKey, DlseThereIsIgnoredToo) {
-  Case c = plain_case(DType::f32);
-  c.seqlen_q = 100;
-  c.seqlen_k = 30;
-  c.options.causal = true;
-  c.dlse = c.sink = true;
+  for (const DType dtype : float_dtypes) {
+    Case c = plain_case(dtype);
+    c.seqlen_q = 100;
+    c.seqlen_k = 30;
+    c.options.causal = true;
+    c.dlse = true;
+    Call call(c);
+    for (std::int64_t n = 0; n < call.dlse.numel(); ++n) {
+      if (n % c.seqlen_q < 70) call.dlse.set(n, std::nan(""));
+    }
+    run_everywhere(call);
+  }
+}
+
+/// dsink is the sum of dlse over the rows without keys where those are the only ones with a gradient.
+void expect_dlse_is_the_sinks(Case c, std::int64_t empty_rows) {
+  c.sink = c.dlse = true;
   Call call(c);
+  for (std::int64_t n = 0; n < call.dout.numel(); ++n) {
+    const std::int64_t row = n / (c.heads_q * c.head_dim_v) % c.seqlen_q;
+    call.dout.set(n, row < empty_rows ? std::nan("") : 0.0);
+  }
+  std::vector<double> expected(static_cast<std::size_t>(c.heads_q), 0.0);
   for (std::int64_t n = 0; n < call.dlse.numel(); ++n) {
-    if (n % c.seqlen_q < 70) call.dlse.set(n, std::nan(""));
+    if (n % c.seqlen_q >= empty_rows) call.dlse.set(n, 0.0);
+    expected[static_cast<std::size_t>(n / c.seqlen_q % c.heads_q)] += call.dlse.get(n);
   }
   run_everywhere(call);
+  on_every_runner(c, [&](Runner& runner) {
+    run(runner, call);
+    for (std::int64_t h = 0; h < c.heads_q; ++h) {
+      EXPECT_NEAR(call.dsink.get(h), expected[static_cast<std::size_t>(h)], 1e-4) << "head " << h;
+    }
+  });
+}
+
+TEST(Contract02_QueryThatSeesNoKey, WithASinkDlseThereIsTheSinks) {
+  for (const DType dtype : float_dtypes) {
+    Case c = plain_case(dtype);
+    c.seqlen_q = 100;
+    c.seqlen_k = 30;
+    c.options.causal = true;
+    expect_dlse_is_the_sinks(c, 70);
+    c.options.causal = false;
+    c.options.window_left = c.options.window_right = 4;
+    expect_dlse_is_the_sinks(c, 66);
+    c.options.window_left = c.options.window_right = -1;
+    c.seqlen_k = 0;
+    expect_dlse_is_the_sinks(c, 100);
+  }
+}
+
+TEST(Contract02_QueryThatSeesNoKey, SinkOfVarlenRowsWithoutKeys) {
+  for (const DType dtype : float_dtypes) {
+    Case c = varlen_case(dtype, {40, 17, 70, 9});
+    c.lengths_k = {0, 40, 20, 9};
+    c.slack_q = 5;
+    c.options.causal = c.sink = c.dlse = true;
+    run_everywhere(c);
+    c.used_q = {11, 17, 64, 0};
+    c.used_k = {0, 3, 20, 9};
+    run_everywhere(c);
+  }
 }
 
 // 3. Batch 0, seqlen 0, zero-length sequences anywhere: defined results, neighbours bitwise unaffected.

@@ -69,7 +69,7 @@ struct Saved {
   Matrix slope_input;  ///< tanh(s / cap), where there is a softcap
   Matrix p;            ///< softmax, 0 where masked
   std::vector<float> p_sink;
-  std::vector<float> lse;  ///< -inf: the row sees no key
+  std::vector<float> lse;
 };
 
 Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head) {
@@ -107,7 +107,11 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
       row[j] = visible ? std::exp(row[j] - maximum) : 0.0F;
       sum += row[j];
     }
-    if (seen.first >= seen.last) continue;
+    if (seen.first >= seen.last) {  // the sink alone is in the sum
+      s.p_sink[static_cast<std::size_t>(i)] = p.sink != nullptr ? 1.0F : 0.0F;
+      if (p.sink != nullptr) s.lse[static_cast<std::size_t>(i)] = p.sink[head * p.sink_stride];
+      continue;
+    }
     for (std::int64_t j = seen.first; j < seen.last; ++j) row[j] = round_fast(dtype, row[j] / sum);
     if (!std::isinf(sink))
       s.p_sink[static_cast<std::size_t>(i)] = round_fast(dtype, std::exp(sink - maximum) / sum);
@@ -137,7 +141,7 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
     float delta = 0.0F;
     for (std::int64_t j = seen.first; j < seen.last; ++j) delta += s.p.row(i)[j] * ds.row(i)[j];
     float dlse = 0.0F;
-    if (p.dlse.given() && seen.first < seen.last) {
+    if (p.dlse.given()) {
       dlse = static_cast<const float*>(p.dlse.data)[p.dlse.offset(batch, s.q_rows.begin + i, head)];
     }
     for (std::int64_t j = 0; j < ds.cols; ++j) {

@@ -96,12 +96,13 @@ def _sequence(
     if right >= 0:
         visible &= keys <= diagonal + right
     s = s.masked_fill(~visible, -math.inf)
-    some = visible.any(-1)[:, None]  # a query that sees no key gives 0 and -inf, sink or not
+    some = visible.any(-1)[:, None]  # a query that sees no key gives 0, and the sink or -inf
     if sink is not None:
         s = torch.cat([s, sink[:, None, None].expand(-1, len(q), 1)], -1)
+        some = torch.ones_like(some)
     if s.shape[-1] == 0:
         s = s.new_zeros(*s.shape[:-1], 1)
-    s = torch.where(some, s, 0.0)  # keeps those rows out of softmax, whose gradient would be NaN there
+    s = torch.where(some, s, 0.0)  # keeps rows of -inf out of softmax, whose gradient would be NaN there
     p = s.softmax(-1) * some
     lse = s.logsumexp(-1).masked_fill(~some[:, 0], -math.inf)
     p = p[..., : len(k)]

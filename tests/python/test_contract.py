@@ -32,6 +32,42 @@ def test_line_2_a_query_that_sees_no_key(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_line_2_with_a_sink_its_lse_is_the_sink_and_dlse_the_sinks(dtype: torch.dtype) -> None:
+    q, k, v = qkv(seqlen_q=9, seqlen_k=5, dtype=dtype)
+    sink = torch.tensor([-3.0, 0.5, 2.0, 80.0])
+    out, lse = tandem.attention(q, k, v, causal=True, sink=sink, return_lse=True)
+    assert (out[:, :4] == 0).all() and (lse[:, :, :4] == sink[:, None]).all()
+    dout, dlse = torch.zeros(out.shape, dtype=dtype), torch.zeros(lse.shape)
+    dout[:, :4] = NAN
+    dlse[:, :, :4] = torch.randn(2, 4, 4)
+    dq, dk, dv = (torch.full_like(t, NAN) for t in (q, k, v))
+    dsink = torch.full_like(sink, NAN)
+    made = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
+    tandem.attention_backward(dout, q, k, v, out, lse, dlse=dlse, causal=True, sink=sink, **made)
+    assert not dq.any() and not dk.any() and not dv.any()
+    torch.testing.assert_close(dsink, dlse.sum((0, 2)))
+
+
+def test_line_20_parts_of_the_keys_with_the_sink_in_one_of_them() -> None:
+    """Rows that see none of that part's keys have the sink all the same."""
+    q, k, v = qkv(seqlen_q=9, seqlen_k=9)
+    sink = torch.tensor([-3.0, 0.5, 2.0, 8.0])
+    parts = []
+    for keys, options in (
+        (slice(5), {"window": (-1, 4)}),  # aligned to the corner of 9 queries and 5 keys
+        (slice(5, 9), {"window": (-1, 0), "sink": sink}),
+    ):
+        parts.append(tandem.attention(q, k[:, keys], v[:, keys], return_lse=True, **options))
+    lses = torch.stack([lse for _, lse in parts])
+    lse = lses.logsumexp(0)
+    weights = (lses - lse).exp().transpose(2, 3)[..., None]
+    out = sum(w * o for w, (o, _) in zip(weights, parts, strict=True))
+    expected, expected_lse = tandem.attention(q, k, v, causal=True, sink=sink, return_lse=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_line_3_empty_sequences_leave_their_neighbours_alone(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(20, 2, 16).to(dtype) for _ in range(3))
     with_empty = torch.tensor([0, 0, 8, 8, 20, 20])

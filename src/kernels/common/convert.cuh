@@ -65,7 +65,8 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
 }
 
 /// dsink = - sum of exp(sink - LSE) * delta over all queries of a head: one block of threads a head, in an
-/// order that only the lengths decide.
+/// order that only the lengths decide. Queries that see no key have LSE = sink and delta = -dLSE, of which
+/// the workspace has nothing: the main kernel is to take nothing from them.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
     backward_sink(const __grid_constant__ BackwardParams p) {
@@ -76,8 +77,13 @@ TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
   for (int b = 0; b < p.batch; ++b) {
     const tile::SequenceRows rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
     const i64 first = workspace_block(p, head, first_query_block<C>(p, b, rows.begin)) * C.block_m;
+    const i64 dlse_at = (p.packed_q ? 0 : b) * p.dlse_stride.batch + head * p.dlse_stride.head;
     for (int i = thread; i < rows.used; i += backward_sink_threads) {
-      const float probability = ptx::exp2(sink - ptx::load_global(p.lse_log2 + first + i));
+      const float lse = ptx::load_global(p.lse_log2 + first + i);
+      if (lse == ptx::infinity() && p.dlse != nullptr) {
+        sum += ptx::load_global(p.dlse + dlse_at + (rows.begin + static_cast<i64>(i)) * p.dlse_stride.row);
+      }
+      const float probability = ptx::exp2(sink - lse);
       sum = ptx::fma(-probability, ptx::load_global(p.delta + first + i), sum);
     }
   }

@@ -34,6 +34,18 @@ TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int co
   return sum;
 }
 
+/// Which keys the queries of `t` see. All lanes call.
+template <BackwardConfig C>
+TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const BackwardRows& t) {
+  int seqlen_k = p.rows_k;
+  if constexpr (C.ragged) {
+    seqlen_k =
+        tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch)
+            .used;
+  }
+  return {t.seqlen_q, seqlen_k, p.window_left, p.window_right};
+}
+
 /// One block of threads a query block and head. Of the Config, what concerns masks is not read.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
@@ -52,6 +64,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (locate_rows<C>(p, block, t)) {
     const int batch = p.packed_q ? 0 : t.batch;
     const int lane = thread % lanes;
+    const tile::Visibility visible = visibility<C>(p, t);
 #pragma unroll
     for (int i = 0; i < C.block_m; i += threads / lanes) {
       const int row = i + thread / lanes;
@@ -78,10 +91,11 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                                   query * p.dlse_stride.row);
         }
       }
-      // A row that has seen no key gives nothing, whatever dO and dLSE hold there. One that has seen a NaN
-      // gives NaN by its LSE to the keys that it sees; a delta of NaN would reach, times 0, those that it
-      // does not.
-      const bool dead = lse == -ptx::infinity();
+      // A row that has seen no key gives nothing, whatever dO and dLSE hold there; with a sink its LSE does
+      // not tell. One that has seen a NaN gives NaN by its LSE to the keys that it sees; a delta of NaN would
+      // reach, times 0, those that it does not.
+      const int seen = visible.end_key(t.first + row) - visible.first_key(t.first + row);
+      const bool dead = lse == -ptx::infinity() || seen <= 0;
       const bool number = lse < ptx::infinity();
       ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
       ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);

@@ -34,9 +34,13 @@ TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
          row * p.out_stride.row;
 }
 
+/// `value` is -inf for a query that sees no key: with a sink, nothing but that is in its LSE's sum.
 template <OutputTile T>
 TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float value) {
   if (p.lse == nullptr) return;
+  if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
+    value = ptx::load_global(p.sink + t.head * p.sink_stride);
+  }
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
   float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
@@ -116,15 +120,17 @@ TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[o
   }
 }
 
-/// Writes a tile whose queries see no key: out 0, LSE -inf.
+/// Writes a tile whose queries see no key: out 0, LSE -inf, or the sink as store_lse has it.
 template <OutputTile T>
 TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
   constexpr int units = T.head_dim_v / 8;
+  // By a thread a row of its own: beside the columns below, it has cost kernels of 256 columns 150 bytes of
+  // stack.
+  if (thread < rows) store_lse(t, first + thread, -ptx::infinity());
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
-    if (i % units == 0) store_lse(t, query, -ptx::infinity());
     const int col = i % units * 8;
     store_columns(out_row(t, query) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
   }
