@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tandem import _call, _torch
+from tandem import _call, _chunks, _torch
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _P = ParamSpec("_P")
@@ -32,8 +32,12 @@ def problem(
     return _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
 
 
-def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any = None, return_lse: bool = False) -> Any:
-    """The result, or it and the LSE."""
+def run(
+    call: _call.Call, q: Any, k: Any, v: Any, sink: Any = None, return_lse: bool = False, chunk: Any = 0
+) -> Any:
+    """The result, or it and the LSE. `chunk` is FlashAttention's attention_chunk."""
+    if _chunks.length(chunk) > 0:
+        return _run_in_chunks(call, q, k, v, sink, return_lse, _chunks.length(chunk))
     if isinstance(sink, Tensor) and sink.dtype in (torch.float16, torch.bfloat16):
         sink = sink.float()  # FlashAttention-4's are bfloat16; the gradient is converted back
     results = _torch.quick(call, q, k, v, sink, return_lse)
@@ -43,6 +47,19 @@ def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any = None, return_lse: 
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = (t.contiguous() if _is_spread(t) else t for t in (q, k, v))
     return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
+
+
+def _run_in_chunks(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool, chunk: int) -> Any:
+    metadata = {name: t for name, t in zip(_call.METADATA, call.metadata, strict=True) if t is not None}
+    only_tensors(q=q, k=k, v=v, **metadata)
+    only_packed("pass its values and offsets to flash_attn_varlen_func", q=q, k=k, v=v)
+    split, rows, keys, values = _chunks.varlen(call, q, k, v, chunk)
+    results = run(split, rows, keys, values, sink, return_lse)
+    if q.ndim == 3:
+        return results
+    out, lse = results if return_lse else (results, None)
+    out = out.unflatten(0, q.shape[:2])
+    return out if lse is None else (out, lse.unflatten(1, q.shape[:2]).transpose(0, 1).contiguous())
 
 
 def only_tensors(**arrays: Any) -> None:
@@ -66,7 +83,14 @@ def only_packed(remedy: str, **packed: Any) -> None:
 
 
 def cached(
-    call: _call.Call, q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, sink: Any, return_lse: bool
+    call: _call.Call,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache_seqlens: Any,
+    sink: Any,
+    return_lse: bool,
+    chunk: Any = 0,
 ) -> Any:
     """Attention to the first `cache_seqlens` rows of caches (batch, seqlen, heads, head_dim)."""
     only_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -97,7 +121,7 @@ def cached(
     metadata = list(call.metadata)
     metadata[_call.METADATA.index("seqused_k")] = cache_seqlens
     call.metadata = tuple(metadata)
-    return run(call, q, k_cache, v_cache, sink, return_lse)
+    return run(call, q, k_cache, v_cache, sink, return_lse, chunk)
 
 
 _APPEND = ("no append to a cache", "write k and v into the caches before, and count them in cache_seqlens")
@@ -106,7 +130,6 @@ _ROTARY = ("no rotary embedding with a cache", "rotate q and k before the call")
 #: What Tandem lacks: what it would take, and what to do instead, by FlashAttention's name of it.
 _LACKS = {
     "qv": ("no second query product", "concatenate qv to q and v to k"),
-    "attention_chunk": ("no chunked mask here", "pass 0"),
     "dropout_p": ("no dropout", "pass 0"),
     "alibi_slopes": ("no position bias", "pass None"),
     "k": _APPEND,

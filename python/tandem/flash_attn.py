@@ -6,7 +6,7 @@ The parameters and their meaning are those of FlashAttention-3's ``flash_attn_in
 function takes ``sink`` (a learnable logit per head that joins the softmax's denominator), gives an LSE that
 gradients flow through, and knows FlashAttention-4's spellings: ``learnable_sink``, ``return_lse`` and None
 for an unbounded side of a window. What Tandem cannot do is an error that says so, never something else
-computed quietly: ``qv``, ``attention_chunk``, scales without float8 inputs, pages, appending to a cache.
+computed quietly: ``qv``, scales without float8 inputs, pages, appending to a cache.
 
 `serve` makes ``import flash_attn_interface`` find this module; importing this module does not.
 `tandem.flash_attn2` has FlashAttention-2's functions.
@@ -73,7 +73,9 @@ def flash_attn_func(
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
-      attention_chunk: an error unless 0.
+      attention_chunk: a query sees the keys of its own chunk of the sequence alone, chunks of that many keys
+        from the first on (beside ``causal`` and ``window_size``); 0 is off. Tensors that are not contiguous
+        are copied.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
       num_splits, pack_gqa, sm_margin: hints that change no result; Tandem plans for itself.
       deterministic: gradients are bitwise reproducible.
@@ -87,10 +89,11 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    _flash.refuse(qv=qv, attention_chunk=attention_chunk)
+    _flash.refuse(qv=qv)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _flash.run(call, q, k, v, _one_sink(sink, learnable_sink), return_lse or return_attn_probs)
+    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
+    return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
 
 
 @_flash.without_dropout(7, "seqused_q")
@@ -134,10 +137,11 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _flash.refuse(qv=qv, attention_chunk=attention_chunk)
+    _flash.refuse(qv=qv)
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _flash.run(call, q, k, v, _one_sink(sink, learnable_sink), return_lse or return_attn_probs)
+    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
+    return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
 
 
 @_flash.without_dropout(1, "softmax_scale")
@@ -266,12 +270,11 @@ def flash_attn_with_kvcache(
         page_table=page_table,
         cu_seqlens_k_new=cu_seqlens_k_new,
         rotary_seqlens=rotary_seqlens,
-        attention_chunk=attention_chunk,
     )
     metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, metadata=metadata)
-    sink = _one_sink(sink, learnable_sink)
-    return _flash.cached(call, q, k_cache, v_cache, cache_seqlens, sink, return_lse or return_softmax_lse)
+    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_softmax_lse
+    return _flash.cached(call, q, k_cache, v_cache, cache_seqlens, sink, with_lse, attention_chunk)
 
 
 def serve() -> ModuleType:

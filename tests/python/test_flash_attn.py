@@ -120,8 +120,6 @@ def test_what_tandem_lacks_is_an_error() -> None:
     q, k, v = qkv()
     with pytest.raises(tandem.UnsupportedError, match="qv is given"):
         flash_attn.flash_attn_func(q, k, v, qv=q)
-    with pytest.raises(tandem.UnsupportedError, match="attention_chunk is 4"):
-        flash_attn.flash_attn_func(q, k, v, attention_chunk=4)
     with pytest.raises(tandem.InvalidArgumentError, match="q_scale"):
         flash_attn.flash_attn_func(q, k, v, q_descale=torch.ones(2, 2))
 
@@ -229,8 +227,6 @@ def test_what_with_kvcache_lacks_is_an_error_with_a_remedy() -> None:
     ):
         with pytest.raises(tandem.UnsupportedError, match=f"^{name} is given, but Tandem has {message}"):
             flash_attn.flash_attn_with_kvcache(q, cache, cache, **{name: torch.zeros(2)})
-    with pytest.raises(tandem.UnsupportedError, match="attention_chunk is 4"):
-        flash_attn.flash_attn_with_kvcache(q, cache, cache, attention_chunk=4)
     for value, message in (
         (21, "cache_seqlens is 21, but k_cache has 20 rows; pass 0 to 20"),
         (-1, "cache_seqlens is -1, but k_cache has 20 rows; pass 0 to 20"),
