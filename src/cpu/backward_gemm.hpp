@@ -2,7 +2,8 @@
 //
 // A "word" is 32 bits along the dimension that is summed over: one f32, or, where the processor multiplies
 // bf16, a pair of them. C (rows x panel_lanes) = or += A (rows x depth) B (depth x panel_lanes): words of A
-// are broadcast from any pair of strides, B is a packed panel, read once from start to end.
+// are broadcast from any pair of strides, B is a packed panel, read once from start to end. What is added to
+// C has a sum of its own first, so that a long sum is one of blocks (lane_totals.hpp says why).
 #pragma once
 
 #include "cpu/simd/dot.hpp"
@@ -42,15 +43,12 @@ void multiply_tile(const Product& p) {
   // around the loop over i, which costs 150 cycles a tile.
   Vec sum[rows][2];
 #pragma GCC unroll 12
-  for (int r = 0; r < rows; ++r) {
-    sum[r][0] = accumulate ? load(p.c + r * p.c_stride) : zero();
-    sum[r][1] = accumulate ? load(p.c + r * p.c_stride + vec_lanes) : zero();
-  }
-  if constexpr (accumulate) {  // the next tile down: its sums may be as far away as memory
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = zero();
+  if constexpr (accumulate) {  // C is added at the end, and may be as far away as memory
 #pragma GCC unroll 12
     for (int r = 0; r < rows; ++r) {
-      __builtin_prefetch(p.c + (rows + r) * p.c_stride, 1);
-      __builtin_prefetch(p.c + (rows + r) * p.c_stride + vec_lanes, 1);
+      __builtin_prefetch(p.c + r * p.c_stride, 1);
+      __builtin_prefetch(p.c + r * p.c_stride + vec_lanes, 1);
     }
   }
   // A pointer for every third row: with offsets 0, 1 and 2 row_steps all addresses fit the machine's
@@ -74,8 +72,9 @@ void multiply_tile(const Product& p) {
   }
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
-    store(sum[r][0], p.c + r * p.c_stride);
-    store(sum[r][1], p.c + r * p.c_stride + vec_lanes);
+    float* const c = p.c + r * p.c_stride;
+    store(accumulate ? hn::Add(load(c), sum[r][0]) : sum[r][0], c);
+    store(accumulate ? hn::Add(load(c + vec_lanes), sum[r][1]) : sum[r][1], c + vec_lanes);
   }
 }
 

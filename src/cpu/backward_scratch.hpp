@@ -34,6 +34,7 @@ struct BackwardScratch {
   std::int64_t q_panels = 0;                  ///< Q: panels of head_dim_qk, a row for each query (pair)
   std::int64_t dout_panels = 0;               ///< dO likewise
   std::int64_t dq = 0;                        ///< panels of head_dim_qk, a row for each query
+  std::int64_t dq_total = 0;                  ///< the same in f64: runs of keys before
   std::int64_t lse = 0, delta = 0, live = 0;  ///< by query
   std::int64_t panel_live = 0;                ///< by panel of queries: whether all of them take part
   std::int64_t strips_seen = 0;               ///< a Range for each panel of queries
@@ -47,6 +48,7 @@ struct BackwardScratch {
       0;                    ///< dS^T: a row for each key pair, queries in words; the same as ds without pairs
   std::int64_t weight = 0;  ///< dS / (dP - delta) of one panel of queries, f32
   std::int64_t tile = 0;    ///< what a register tile leaves
+  std::int64_t row = 0;     ///< a sum over visible pairs alone
   std::int64_t total = 0;
 
   TANDEM_INLINE BackwardScratch make(const BackwardShape& s) {
@@ -63,6 +65,7 @@ struct BackwardScratch {
     x.q_panels = take(s.block_q * row_words(s.head_dim_qk));
     x.dout_panels = take(s.block_q * row_words(s.head_dim_v));
     x.dq = take(s.block_q * padded(s.head_dim_qk));
+    x.dq_total = take(s.dq_in_runs ? 2 * s.block_q * padded(s.head_dim_qk) : 0);
     x.lse = take(s.block_q);
     x.delta = take(s.block_q);
     x.live = take(s.block_q);
@@ -78,6 +81,7 @@ struct BackwardScratch {
     x.ds_pairs = paired ? take(s.block_k / 2 * x.ds_pairs_row) : x.ds;
     x.weight = take(s.block_k * panel_lanes);
     x.tile = take(strip_rows * panel_lanes);
+    x.row = take(padded(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v));
     // While queries are staged, a panel of them lies where keys will.
     const std::int64_t longest = row_words(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v);
     const std::int64_t staging_end = x.k_rows + panel_lanes * longest;

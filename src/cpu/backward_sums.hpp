@@ -55,10 +55,6 @@ void add_dq(Tile& t) {
   }
 }
 
-TANDEM_INLINE void add_edge(const float* src, std::int64_t width, bool first, float* dst) {
-  for (std::int64_t c = 0; c < width; ++c) dst[c] = first ? src[c] : dst[c] + src[c];
-}
-
 /// sums += A^T B, where A is P or dS and B is dO or Q in panels. The first to come overwrites.
 template <typename Tile>
 void add_keys(Tile& t, const float* a, const float* b, const Sums& sums, bool first) {
@@ -82,7 +78,7 @@ void add_keys(Tile& t, const float* a, const float* b, const Sums& sums, bool fi
         product.c_stride = panel_lanes;
         multiply<Tile::paired, false>(product, rows);
         for (int r = 0; r < rows; ++r) {
-          add_edge(t.at(t.x.tile) + r * panel_lanes, width, first, c + r * sums.row_step);
+          add_words(t.at(t.x.tile) + r * panel_lanes, width, first, c + r * sums.row_step);
         }
       } else if (first) {
         multiply<Tile::paired, false>(product, rows);
@@ -106,41 +102,69 @@ float score(Tile& t, std::int64_t matrix, std::int64_t r, std::int64_t query) {
   }
 }
 
+/// sum += factor * row.
+template <typename T>
+TANDEM_INLINE void add_row(const T* row, std::int64_t columns, float factor, float* sum) {
+  for (std::int64_t c = 0; c < columns; ++c) sum[c] += factor * to_f32(row[c]);
+}
+
+/// A row of panels = or += sum, which becomes 0.
+TANDEM_INLINE void move_sum(float* sum, std::int64_t columns, bool first, float* out,
+                            std::int64_t panel_step) {
+  for (std::int64_t c = 0; c < columns; c += panel_lanes) {
+    add_words(sum + c, smaller(panel_lanes, columns - c), first, out + c / panel_lanes * panel_step);
+  }
+  __builtin_memset(sum, 0, static_cast<std::size_t>(columns) * sizeof(float));
+}
+
 /// dq, dk and dv of this tile by visible pairs alone: exact where a NaN or infinity lies next to masked
 /// scores.
 template <typename Tile>
 void add_pairwise(Tile& t, bool first, const Sums& dk, const Sums& dv) {
-  const auto add = [](const typename Tile::Element* row, std::int64_t columns, float factor, float* out,
-                      std::int64_t panel_step) {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      out[c / panel_lanes * panel_step + c % panel_lanes] += factor * to_f32(row[c]);
-    }
-  };
-  for (std::int64_t r = 0; r < t.keys; ++r) {
-    float* dk_row = dk.wanted() ? dk.data + r * dk.row_step : nullptr;
-    float* dv_row = dv.wanted() ? dv.data + r * dv.row_step : nullptr;
-    for (std::int64_t c = 0; first && dk.wanted() && c < t.d_qk(); ++c)
-      dk_row[c / panel_lanes * dk.panel_step + c % panel_lanes] = 0;
-    for (std::int64_t c = 0; first && dv.wanted() && c < t.d_v(); ++c)
-      dv_row[c / panel_lanes * dv.panel_step + c % panel_lanes] = 0;
+  using Element = const typename Tile::Element;
+  float* const sum = t.at(t.x.row);
+  __builtin_memset(sum, 0,
+                   sizeof(float) * static_cast<std::size_t>(padded(t.d_qk() > t.d_v() ? t.d_qk() : t.d_v())));
+  const auto add_key = [&](std::int64_t r, std::int64_t matrix, const HeadRows& rows, const Sums& sums) {
     const Range seen = t.queries_seeing(r);
     for (std::int64_t i = seen.first; i < seen.last; ++i) {
       if (t.at(t.x.live)[i] == 0.0F) continue;
-      if (dv.wanted()) {
-        add(row_of<const typename Tile::Element>(t.b.dout, t.first_query + i), t.d_v(), score(t, t.x.p, r, i),
-            dv_row, dv.panel_step);
-      }
-      const float ds = score(t, t.x.ds, r, i);
-      if (dk.wanted()) {
-        add(row_of<const typename Tile::Element>(t.b.q, t.first_query + i), t.d_qk(), ds, dk_row,
-            dk.panel_step);
-      }
-      if (t.b.dq.data != nullptr) {
-        add(row_of<const typename Tile::Element>(t.b.k, t.first_key + r), t.d_qk(), ds,
-            t.at(t.x.dq) + i * panel_lanes, t.b.shape.block_q * panel_lanes);
-      }
+      add_row(row_of<Element>(rows, t.first_query + i), sums.columns, score(t, matrix, r, i), sum);
     }
+    move_sum(sum, sums.columns, first, sums.data + r * sums.row_step, sums.panel_step);
+  };
+  for (std::int64_t r = 0; r < t.keys; ++r) {
+    if (dv.wanted()) add_key(r, t.x.p, t.b.dout, dv);
+    if (dk.wanted()) add_key(r, t.x.ds, t.b.q, dk);
   }
+  for (std::int64_t i = 0; t.b.dq.data != nullptr && i < t.queries; ++i) {
+    if (t.at(t.x.live)[i] == 0.0F) continue;
+    const Range keys = t.visible_keys(t.first_query + i, t.first_query + i);
+    for (std::int64_t r = clamp(keys.first - t.first_key, 0, t.keys);
+         r < keys.last - t.first_key && r < t.keys; ++r) {
+      add_row(row_of<Element>(t.b.k, t.first_key + r), t.d_qk(), score(t, t.x.ds, r, i), sum);
+    }
+    move_sum(sum, t.d_qk(), false, t.at(t.x.dq) + i * panel_lanes, t.b.shape.block_q * panel_lanes);
+  }
+}
+
+/// Adds dq of a run of keys to those of the runs before.
+template <typename Tile>
+void fold_dq(Tile& t, std::int64_t words) {
+  float* const dq = t.at(t.x.dq);
+  auto* const total = reinterpret_cast<double*>(t.at(t.x.dq_total));
+  for (std::int64_t i = 0; i < words; ++i) {
+    total[i] += static_cast<double>(dq[i]);
+    dq[i] = 0.0F;
+  }
+}
+
+/// The sum of all runs, rounded to f32.
+template <typename Tile>
+void close_dq(Tile& t, std::int64_t words) {
+  float* const dq = t.at(t.x.dq);
+  const auto* const total = reinterpret_cast<const double*>(t.at(t.x.dq_total));
+  for (std::int64_t i = 0; i < words; ++i) dq[i] = static_cast<float>(total[i]);
 }
 
 template <typename Tile>

@@ -29,10 +29,10 @@ bool shares_splits(const Problem& p, const Config& config) {
       p.group() <= short_rows && (p.packed_q || p.seqused_q.given() || p.rows_q * p.group() <= short_rows);
   return may_be_short && p.batch * p.heads_kv < 4 * config.threads && split_count(p.rows_k) > 1;
 }
-std::size_t shared_partial_floats(const Problem& p, const Config& config) {
+std::size_t shared_partial_numbers(const Problem& p, const Config& config) {
   if (!shares_splits(p, config)) return 0;
   const std::int64_t splits = std::min(max_splits, (p.rows_k + 1023) / 1024);
-  return static_cast<std::size_t>(p.batch * p.heads_kv * splits) * short_partial_floats(p.head_dim_v);
+  return static_cast<std::size_t>(p.batch * p.heads_kv * splits) * short_partial_numbers(p.head_dim_v);
 }
 
 bool is_short(const Problem& p, std::int64_t b) {
@@ -44,6 +44,11 @@ bool is_short(const Problem& p, std::int64_t b) {
 std::int64_t units_of(const Problem& p, const Config& config, std::int64_t b) {
   if (is_short(p, b)) return shares_splits(p, config) ? split_count(key_rows(p, b).used) : 1;
   return (query_rows(p, b).used * p.group() + config.block_q - 1) / config.block_q;
+}
+
+/// Whether a row may see more than one run of keys.
+bool sums_in_runs(const Problem& p) {
+  return p.rows_k > run_keys;
 }
 
 /// What all tiles of one KV head of one sequence share.
@@ -75,12 +80,13 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.v_scale = p.v_scale.at(b, kv_head);
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
+  t.sums_in_runs = sums_in_runs(p);
   return t;
 }
 
 std::size_t scratch_bytes(const Problem& p, const Config& config) {
   return forward_scratch(config.block_q, config.block_k, static_cast<int>(p.head_dim_qk),
-                         static_cast<int>(p.head_dim_v))
+                         static_cast<int>(p.head_dim_v), sums_in_runs(p))
       .bytes;
 }
 
@@ -90,12 +96,12 @@ struct Run {
   const Config& config;
   std::byte* scratch;  ///< one for each thread
   std::size_t scratch_bytes;
-  float* partials;  ///< of splits that threads share: [batch][heads_kv][splits]
+  double* partials;  ///< of splits that threads share: [batch][heads_kv][splits]
   std::int64_t splits;
 
-  [[nodiscard]] float* partial(std::int64_t b, std::int64_t kv_head, std::int64_t split) const {
+  [[nodiscard]] double* partial(std::int64_t b, std::int64_t kv_head, std::int64_t split) const {
     const std::int64_t index = (b * problem.heads_kv + kv_head) * splits + split;
-    return partials + static_cast<std::size_t>(index) * short_partial_floats(problem.head_dim_v);
+    return partials + static_cast<std::size_t>(index) * short_partial_numbers(problem.head_dim_v);
   }
   [[nodiscard]] ForwardTile head(std::int64_t b, std::int64_t kv_head) const {
     ForwardTile t = describe_head(problem, config, b, kv_head);
@@ -117,7 +123,7 @@ ForwardTile short_tile(const Run& run, std::int64_t b, std::int64_t kv_head) {
   return t;
 }
 
-void attend_split(const Run& run, const ForwardTile& t, std::int64_t split, float* partial) {
+void attend_split(const Run& run, const ForwardTile& t, std::int64_t split, double* partial) {
   // Only keys that some row sees: the first row's first to the last row's last.
   const Problem& p = run.problem;
   const std::int64_t size = split_keys(t.seqlen_k);
@@ -131,10 +137,10 @@ void attend_split(const Run& run, const ForwardTile& t, std::int64_t split, floa
 void run_short(const Run& run, std::int64_t b, std::int64_t kv_head) {
   const ForwardTile t = short_tile(run, b, kv_head);
   const ShortKernel& kernel = short_kernel(run.config.target);
-  // Two partial results fit where a tile keeps its O: block_q is at least 48.
-  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
-  auto* total = reinterpret_cast<float*>(t.scratch + layout.out);
-  float* next = total + short_partial_floats(t.head_dim_v);
+  const ForwardScratch layout =
+      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  auto* total = reinterpret_cast<double*>(t.scratch + layout.out);
+  double* next = total + short_partial_numbers(t.head_dim_v);
   attend_split(run, t, 0, total);
   for (std::int64_t split = 1; split < split_count(t.seqlen_k); ++split) {
     attend_split(run, t, split, next);
@@ -148,7 +154,7 @@ void fold_shared(const Run& run, std::int64_t b, std::int64_t kv_head) {
   if (!is_short(run.problem, b)) return;
   const ForwardTile t = short_tile(run, b, kv_head);
   const ShortKernel& kernel = short_kernel(run.config.target);
-  float* total = run.partial(b, kv_head, 0);
+  double* total = run.partial(b, kv_head, 0);
   for (std::int64_t split = 1; split < split_count(t.seqlen_k); ++split) {
     kernel.fold(t, total, run.partial(b, kv_head, split));
   }
@@ -175,7 +181,7 @@ std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
   }
   if (p.precision != Precision::exact) return quantized_workspace_bytes(p, config);
   return static_cast<std::size_t>(config.threads) * scratch_bytes(p, config) +
-         shared_partial_floats(p, config) * sizeof(float) + scratch_alignment;
+         shared_partial_numbers(p, config) * sizeof(double) + scratch_alignment;
 }
 
 void forward(const Problem& p, const Config& config, std::span<std::byte> workspace) {
@@ -195,7 +201,7 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
           .splits = std::min(max_splits, (p.rows_k + 1023) / 1024)};
   if (shares_splits(p, config)) {
     run.partials =
-        reinterpret_cast<float*>(scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes);
+        reinterpret_cast<double*>(scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes);
   }
   std::int64_t tickets = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) tickets += units_of(p, config, b) * p.heads_kv;

@@ -7,6 +7,7 @@
 #include "cpu/finish_row.hpp"
 #include "cpu/forward_softmax.hpp"
 #include "cpu/forward_tile.hpp"
+#include "cpu/lane_totals.hpp"
 #include "cpu/simd/product.hpp"
 #include "cpu/simd/stage.hpp"
 
@@ -66,16 +67,20 @@ template <typename Math, int rows, int vecs>
 TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_stride,
                                    const typename Math::Word* p, int depth, float* out) {
   Vec acc[rows][vecs];
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) acc[r][i] = load(out + r * stripe_lanes + i * vec_lanes);
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
   }
   multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes, depth);
   for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) store(acc[r][i], out + r * stripe_lanes + i * vec_lanes);
+    for (int i = 0; i < vecs; ++i) {
+      float* const sum = out + r * stripe_lanes + i * vec_lanes;
+      store(hn::Add(load(sum), acc[r][i]), sum);
+    }
   }
 }
 
-/// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V.
+/// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V. The block has a sum of its own, which
+/// is then added (lane_totals.hpp says why).
 template <typename Math, int vecs>
 [[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
                                   const typename Math::Word* p, int depth, float* out) {
@@ -254,9 +259,17 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
   }
 }
 
+template <typename Math>
+void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
+  fold_run<stripe_lanes>(s.totals, dims, s.out, s.sum, s.maximum, [&](Vec old, Vec now) {
+    return exponent_between(base_of(old, logits), base_of(now, logits), logits);
+  });
+}
+
 template <typename Math, typename T>
 void run_tile(const ForwardTile& t) {
-  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
+  const ForwardScratch layout =
+      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
   float* const rows = floats(layout.rows);
   float* const scores = floats(layout.scores);
@@ -289,6 +302,13 @@ void run_tile(const ForwardTile& t) {
     __builtin_memset(s.out, 0, static_cast<std::size_t>(t.head_dim_v) * stripe_lanes * sizeof(float));
   }
 
+  // Sums of rows that see no more than one run have the same bits either way.
+  const bool in_runs = t.sums_in_runs && begin < end && begin / run_keys != (end - 1) / run_keys;
+  for (int i = 0; in_runs && i < stripe_count; ++i) {
+    stripes[i].totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes, t.head_dim_v);
+    open_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v);
+  }
+
   // Blocks start at multiples of block_k: how rows are grouped into tiles changes no bit of their results.
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
@@ -304,6 +324,11 @@ void run_tile(const ForwardTile& t) {
       ahead.rows = end - key - count < t.block_k ? static_cast<int>(end - key - count) : t.block_k;
     }
     for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores, ahead);
+    const bool run_ends = key / run_keys != (key + t.block_k) / run_keys || key + t.block_k >= end;
+    for (int i = 0; in_runs && run_ends && i < stripe_count; ++i) fold(stripes[i], t.head_dim_v, logits);
+  }
+  for (int i = 0; in_runs && i < stripe_count; ++i) {
+    close_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v, stripes[i].out, stripes[i].sum);
   }
 
   for (int i = 0; i < stripe_count; ++i) {

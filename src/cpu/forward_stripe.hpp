@@ -1,6 +1,7 @@
 // What a tile of queries is cut into: stripes of rows, which lie in the lanes, and blocks of keys.
 #pragma once
 
+#include "cpu/lane_totals.hpp"
 #include "cpu/logits.hpp"
 #include "cpu/simd/math.hpp"
 
@@ -41,6 +42,7 @@ struct Stripe {
   float* out;              ///< [head_dim_v][stripe_lanes]
   float* maximum;          ///< of the scores s, capped if there is a softcap
   float* sum;              ///< of the exponentials p
+  LaneTotals totals;       ///< where sums are in runs
   std::int64_t* first_key;
   std::int64_t* last_key;
   std::int64_t begin;  ///< keys [begin, end) are seen by some row ...

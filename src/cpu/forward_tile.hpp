@@ -53,6 +53,7 @@ struct ForwardTile {
   const float* sink = nullptr;  ///< of the group's first head
   std::int64_t sink_stride = 0;
 
+  bool sums_in_runs = false;     ///< some sequence of the call has more than run_keys keys
   std::byte* scratch = nullptr;  ///< ForwardScratch::bytes, 64-byte aligned
 };
 
@@ -61,18 +62,23 @@ struct ForwardTile {
 constexpr int short_rows = 8;
 constexpr int short_block_k = 128;
 
+/// Keys whose terms a row adds up in f32, by blocks: from a multiple of so many keys to the next. Those sums
+/// are added in f64 (lane_totals.hpp).
+constexpr int run_keys = 4096;
+
 /// The pieces of a thread's scratch memory, as offsets in bytes.
 struct ForwardScratch {
   std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words, or short_rows rows of whole registers
-  std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32
+  std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32, or two partial results of a short query
   std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
   std::size_t k = 0;       ///< K of one block where it is converted
   std::size_t v = 0;       ///< V of one block where it is converted or paired
-  std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes
+  std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes, or a short query's run
   std::size_t maximum = 0;
   std::size_t sum = 0;
   std::size_t first_key = 0;  ///< i64 by lane
   std::size_t last_key = 0;
+  std::size_t totals = 0;  ///< of runs of keys: O^T and sum in f64, maximum in f32
   std::size_t bytes = 0;
 };
 
@@ -83,8 +89,20 @@ struct ForwardScratch {
   return (columns + 15) / 16 / 2 * 32 + 16;
 }
 
+/// Numbers in a partial result of a short query, f64, and in its sums of a run of keys, f32: maximum, sum and
+/// O of every row.
+[[gnu::always_inline]] inline std::size_t short_partial_numbers(std::int64_t head_dim_v) {
+  return static_cast<std::size_t>(short_rows * (head_dim_v + 2));
+}
+
+/// Bytes of the totals of `rows` rows.
+[[gnu::always_inline]] inline std::size_t totals_bytes(int rows, int head_dim_v) {
+  return static_cast<std::size_t>(rows) *
+         ((static_cast<std::size_t>(head_dim_v) + 1) * sizeof(double) + sizeof(float));
+}
+
 [[gnu::always_inline]] inline ForwardScratch forward_scratch(int block_q, int block_k, int head_dim_qk,
-                                                             int head_dim_v) {
+                                                             int head_dim_v, bool sums_in_runs) {
   ForwardScratch s;
   const auto take = [&s](std::size_t count, std::size_t size) {
     const std::size_t at = s.bytes;
@@ -97,15 +115,18 @@ struct ForwardScratch {
   const auto dv = static_cast<std::size_t>(head_dim_v);
   const std::size_t short_q = short_rows * ((dk + 15) / 16 * 16);
   s.q = take(bq * dk > short_q ? bq * dk : short_q, 4);
-  s.out = take(bq * dv, 4);
+  const std::size_t partial = short_partial_numbers(head_dim_v);
+  s.out = take(bq * dv > 4 * partial ? bq * dv : 4 * partial, 4);
   s.scores = take(bq * bk, 4);
   s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
   s.v = take(bk * static_cast<std::size_t>(staged_stride(head_dim_v)), 4);
-  s.rows = take(16 * (dk > dv ? dk : dv), 4);
+  const std::size_t rows = 16 * (dk > dv ? dk : dv);
+  s.rows = take(rows > partial ? rows : partial, 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);
   s.first_key = take(bq, 8);
   s.last_key = take(bq, 8);
+  s.totals = take(sums_in_runs ? totals_bytes(block_q, head_dim_v) : 0, 1);
   return s;
 }
 
@@ -115,19 +136,14 @@ struct ForwardKernel {
   void (*run)(const ForwardTile& tile) = nullptr;
 };
 
-/// ForwardKernel for tiles of at most short_rows rows. A partial result is short_partial_floats() numbers.
+/// ForwardKernel for tiles of at most short_rows rows. A partial result is short_partial_numbers() numbers.
 struct ShortKernel {
   /// The partial result of keys [begin, end).
-  void (*attend)(const ForwardTile& tile, std::int64_t begin, std::int64_t end, float* partial) = nullptr;
+  void (*attend)(const ForwardTile& tile, std::int64_t begin, std::int64_t end, double* partial) = nullptr;
   /// Adds partial result `next` to `total`.
-  void (*fold)(const ForwardTile& tile, float* total, const float* next) = nullptr;
+  void (*fold)(const ForwardTile& tile, double* total, const double* next) = nullptr;
   /// Writes out and lse.
-  void (*finish)(const ForwardTile& tile, const float* total) = nullptr;
+  void (*finish)(const ForwardTile& tile, const double* total) = nullptr;
 };
-
-/// Maximum, sum and O of every row.
-[[gnu::always_inline]] inline std::size_t short_partial_floats(std::int64_t head_dim_v) {
-  return static_cast<std::size_t>(short_rows * (head_dim_v + 2));
-}
 
 }  // namespace tandem::cpu

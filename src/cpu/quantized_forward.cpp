@@ -63,7 +63,7 @@ std::size_t maxima_floats(const Problem& p, const Config& config) {
 }
 
 std::size_t tile_bytes(const Problem& p) {
-  return quantized_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
+  return quantized_scratch(p.head_dim_qk, p.head_dim_v, p.rows_k > run_keys).floats * sizeof(float);
 }
 
 std::size_t thread_bytes(const Problem& p, const Config& config) {
@@ -86,7 +86,7 @@ struct Run {
   }
   [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + tile_bytes(p); }
   [[nodiscard]] float* rows_scratch() const {
-    return reinterpret_cast<float*>(scratch()) + quantized_scratch(p.head_dim_qk, p.head_dim_v).k;
+    return reinterpret_cast<float*>(scratch()) + quantized_scratch(p.head_dim_qk, p.head_dim_v, false).k;
   }
 };
 
@@ -263,6 +263,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   // The last tile of a causal sequence sees the most keys: it goes first.
   t.first = (tiles_of(h) - 1 - unit) / p.group() * quant_block;
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
+  t.sums_in_runs = p.rows_k > run_keys;
   t.scratch = run.scratch();
   job.recipe = run.recipe;
   const BroughtScales brought(p.q_scale, h.b, head, q_rows, t.first);

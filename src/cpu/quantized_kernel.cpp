@@ -9,6 +9,7 @@
 //
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
+#include "cpu/lane_totals.hpp"
 #include "cpu/quantized_tile.hpp"
 #include "cpu/simd/product.hpp"
 #include "cpu/simd/rotate.hpp"
@@ -31,6 +32,7 @@ struct Scratch {
   float *v_unit, *v_ratio;                 ///< by channel of V
   float *q_scale, *shift, *maximum, *sum;  ///< by query row
   float *growth, *pending, *factor;        ///< by query row
+  std::byte* totals;                       ///< of runs of keys
 };
 
 struct Work {
@@ -366,7 +368,7 @@ void stage_queries(const Work& w) {
 }
 
 Scratch take_apart(const ForwardTile& t) {
-  const QuantizedScratch layout = quantized_scratch(t.head_dim_qk, t.head_dim_v);
+  const QuantizedScratch layout = quantized_scratch(t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
   auto* const base = reinterpret_cast<float*>(t.scratch);
   Scratch s{};
   s.q = base + layout.q;
@@ -383,6 +385,7 @@ Scratch take_apart(const ForwardTile& t) {
     *field = rows;
     rows += quant_block;
   }
+  s.totals = reinterpret_cast<std::byte*>(base + layout.totals);
   return s;
 }
 
@@ -433,6 +436,17 @@ void attend(const Work& w, const Stripe& s, const KeyBlock& b) {
   accumulate(w, s, b);
 }
 
+/// Adds a run's sums to the totals; `last`: and takes these for the row's.
+void fold(const Work& w, int stripe, bool last) {
+  const int dim = w.t.head_dim_v;
+  const int row = stripe * stripe_lanes;
+  const LaneTotals totals = totals_at(w.s.totals, quant_block, row, dim);
+  float* const out = w.s.out + static_cast<std::int64_t>(row) * dim;
+  fold_run<stripe_lanes>(totals, dim, out, w.s.sum + row, w.s.maximum + row,
+                         [](Vec old, Vec now) { return hn::Sub(old, now); });
+  if (last) close_totals<stripe_lanes>(totals, dim, out, w.s.sum + row);
+}
+
 void run(const QuantizedTile& job) {
   const Recipe& r = job.recipe;
   const bool lags_in_e4m3 = r.pv == Codes::e4m3 && r.v_scales != ScaleGroup::row;
@@ -450,7 +464,13 @@ void run(const QuantizedTile& job) {
 
   const std::int64_t begin = row_keys(w.t, w.t.first).begin / quant_block * quant_block;
   const std::int64_t end = row_keys(w.t, w.t.first + w.t.count - 1).end;
+  const bool in_runs = w.t.sums_in_runs && begin < end && begin / run_keys != (end - 1) / run_keys;
+  for (int n = 0; in_runs && n < count; ++n) {
+    open_totals<stripe_lanes>(totals_at(w.s.totals, quant_block, n * stripe_lanes, w.t.head_dim_v),
+                              w.t.head_dim_v);
+  }
   int held = 0;
+  std::int64_t run_begin = begin;
   for (std::int64_t key = begin; key < end; key += quant_block) {
     const int keys = end - key < quant_block ? static_cast<int>(end - key) : quant_block;
     const bool closes = held + 1 == r.promote_every || key + quant_block >= end;
@@ -458,6 +478,10 @@ void run(const QuantizedTile& job) {
     held = closes ? 0 : held + 1;
     stage(w, b);
     for (int n = 0; n < count; ++n) attend(w, stripes[n], b);
+    const bool last = key + quant_block >= end;
+    if (!in_runs || !closes || (!last && key + quant_block - run_begin < run_keys)) continue;
+    for (int n = 0; n < count; ++n) fold(w, n, last);
+    run_begin = key + quant_block;
   }
   for (int n = 0; n < count; ++n) {
     switch (w.t.out_dtype) {

@@ -91,11 +91,12 @@ struct QuantizedScratch {
   std::size_t codes = 0;     ///< of Q, in bytes
   std::size_t channels = 0;  ///< two arrays by channel of V
   std::size_t rows = 0;      ///< seven arrays by query row
+  std::size_t totals = 0;    ///< of runs of keys (lane_totals.hpp)
   std::size_t floats = 0;
 };
 
 [[gnu::always_inline]] inline QuantizedScratch quantized_scratch(std::int64_t head_dim_qk,
-                                                                 std::int64_t head_dim_v) {
+                                                                 std::int64_t head_dim_v, bool sums_in_runs) {
   QuantizedScratch s;
   const auto take = [&s](std::int64_t count) {
     const std::size_t at = s.floats;
@@ -111,6 +112,8 @@ struct QuantizedScratch {
   s.codes = take(quant_block * head_dim_qk / 4);
   s.channels = take(2 * head_dim_v);
   s.rows = take(7 * quant_block);
+  const std::size_t totals = totals_bytes(quant_block, static_cast<int>(head_dim_v));
+  s.totals = take(sums_in_runs ? static_cast<std::int64_t>(totals / sizeof(float)) : 0);
   return s;
 }
 

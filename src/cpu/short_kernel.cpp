@@ -3,7 +3,8 @@
 //
 // Keys are cut into splits whose size depends on the sequence alone; each leaves a partial result (maximum,
 // sum, unnormalised O) and partial results are folded in order, whether one thread computed them or many. P
-// stays in fp32.
+// stays in fp32. Partial results are in f64: a split adds a run of run_keys keys in f32, block by block, and
+// its runs in f64 (lane_totals.hpp says why).
 //
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
@@ -28,14 +29,14 @@ constexpr int padded(int columns) {
   return (columns + vec_lanes - 1) / vec_lanes * vec_lanes;
 }
 
-/// A view of a partial result: maximum[rows], sum[rows], out[rows][head_dim_v].
+/// A view of a partial result, or of the sums of a run: maximum[rows], sum[rows], out[rows][head_dim_v].
 template <typename Float>
 struct PartialView {
   Float* maximum;
   Float* sum;
   Float* out;
 };
-using Partial = PartialView<float>;
+using RunSums = PartialView<float>;
 
 template <typename Float>
 TANDEM_INLINE PartialView<Float> partial_at(Float* data, int rows) {
@@ -81,8 +82,8 @@ template <typename T, int rows, int vecs>
 TANDEM_INLINE void weigh_columns(const T* v, std::int64_t v_stride, int count, const float* p, float* out,
                                  int out_stride) {
   Vec acc[rows][vecs];
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) acc[r][i] = load(out + r * out_stride + i * vec_lanes);
+  for (auto& row : acc) {
+    for (Vec& a : row) a = zero();
   }
   for (int j = 0; j < count; ++j) {
     Vec value[vecs];
@@ -96,7 +97,10 @@ TANDEM_INLINE void weigh_columns(const T* v, std::int64_t v_stride, int count, c
     }
   }
   for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) store(acc[r][i], out + r * out_stride + i * vec_lanes);
+    for (int i = 0; i < vecs; ++i) {
+      float* const sum = out + r * out_stride + i * vec_lanes;
+      store(hn::Add(load(sum), acc[r][i]), sum);
+    }
   }
 }
 
@@ -113,9 +117,9 @@ TANDEM_INLINE void weigh(const T* v, std::int64_t v_stride, int count, const flo
   }
   for (; c < columns; ++c) {
     for (int r = 0; r < rows; ++r) {
-      float sum = out[r * columns + c];
+      float sum = 0.0F;
       for (int j = 0; j < count; ++j) sum += p[r * block_keys + j] * to_f32(v[j * v_stride + c]);
-      out[r * columns + c] = sum;
+      out[r * columns + c] += sum;
     }
   }
 }
@@ -128,7 +132,7 @@ TANDEM_INLINE void cap_row(float* s, int count, const Logits& logits) {
 }
 
 /// Turns one row's scores into weights and brings its maximum, sum and O up to date.
-TANDEM_INLINE void soften_row(float* s, int count, float factor, const Partial& state, int row, int columns) {
+TANDEM_INLINE void soften_row(float* s, int count, float factor, const RunSums& state, int row, int columns) {
   // Whole registers: what lies past `count` takes part as -inf, with weight 0.
   for (int j = count; j < padded(count); ++j) s[j] = negative_infinity;
   Vec top = broadcast(negative_infinity);
@@ -155,7 +159,7 @@ TANDEM_INLINE void soften_row(float* s, int count, float factor, const Partial& 
 /// `rows` rows from `first` against keys [begin, begin + count), count <= block_keys.
 template <typename T, int rows>
 void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count, const float* q,
-                  const Logits& logits, const Partial& state) {
+                  const Logits& logits, const RunSums& state) {
   alignas(64) float scores[rows * block_keys];
   const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
   const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
@@ -183,18 +187,48 @@ void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count
                  t.head_dim_v);
 }
 
-template <typename T>
-void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* partial) {
-  const Partial state = partial_at(partial, t.count);
-  for (int r = 0; r < t.count; ++r) {
-    state.maximum[r] = negative_infinity;
-    state.sum[r] = 0.0F;
+/// The sums of no key.
+template <typename Float>
+TANDEM_INLINE void clear(const PartialView<Float>& sums, int rows, int columns) {
+  for (int r = 0; r < rows; ++r) {
+    sums.maximum[r] = static_cast<Float>(negative_infinity);
+    sums.sum[r] = 0;
   }
-  __builtin_memset(state.out, 0,
-                   static_cast<std::size_t>(t.count) * static_cast<std::size_t>(t.head_dim_v) * 4);
+  __builtin_memset(sums.out, 0,
+                   static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns) * sizeof(Float));
+}
+
+/// Adds the sums `b` to `a`.
+template <typename Float>
+void fold(const ForwardTile& t, const PartialView<double>& a, const PartialView<Float>& b) {
+  const auto factor = static_cast<double>(logits_of(t).factor);
+  for (int r = 0; r < t.count; ++r) {
+    const double next = static_cast<double>(b.maximum[r]);
+    const double top = a.maximum[r] > next ? a.maximum[r] : next;
+    const double base = top == static_cast<double>(negative_infinity) ? 0.0 : top;
+    const double weight_a = __builtin_exp2((a.maximum[r] - base) * factor);
+    const double weight_b = __builtin_exp2((next - base) * factor);
+    a.maximum[r] = top;
+    a.sum[r] = a.sum[r] * weight_a + static_cast<double>(b.sum[r]) * weight_b;
+    double* out_a = a.out + static_cast<std::int64_t>(r) * t.head_dim_v;
+    const auto* out_b = b.out + static_cast<std::int64_t>(r) * t.head_dim_v;
+    for (int c = 0; c < t.head_dim_v; ++c) {
+      out_a[c] = out_a[c] * weight_a + static_cast<double>(out_b[c]) * weight_b;
+    }
+  }
+}
+
+template <typename T>
+void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, double* partial) {
+  const ForwardScratch layout =
+      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const PartialView<double> total = partial_at(partial, t.count);
+  const RunSums state = partial_at(reinterpret_cast<float*>(t.scratch + layout.rows), t.count);
+  clear(total, t.count, t.head_dim_v);
+  clear(state, t.count, t.head_dim_v);
 
   const Logits logits = logits_of(t);
-  auto* const q = reinterpret_cast<float*>(t.scratch);
+  auto* const q = reinterpret_cast<float*>(t.scratch + layout.q);
   const int q_stride = padded(t.head_dim_qk);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
@@ -215,10 +249,14 @@ void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* p
         default: attend_block<T, 4>(t, r, key, count, q, logits, state); break;
       }
     }
+    if ((key - begin) / run_keys != (key + block_keys - begin) / run_keys || key + block_keys >= end) {
+      fold(t, total, state);
+      clear(state, t.count, t.head_dim_v);
+    }
   }
 }
 
-void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, float* partial) {
+void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, double* partial) {
   switch (t.dtype) {
     case DType::f16: attend<f16>(t, begin, end, partial); break;
     case DType::bf16: attend<bf16>(t, begin, end, partial); break;
@@ -227,40 +265,31 @@ void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, fl
   }
 }
 
-/// Adds the partial result `next` to `total`.
-void fold_short(const ForwardTile& t, float* total, const float* next) {
-  const Partial a = partial_at(total, t.count);
-  const PartialView<const float> b = partial_at(next, t.count);
-  const float factor = logits_of(t).factor;
-  for (int r = 0; r < t.count; ++r) {
-    const float top = a.maximum[r] > b.maximum[r] ? a.maximum[r] : b.maximum[r];
-    const float base = top == negative_infinity ? 0.0F : top;
-    const float weight_a = __builtin_exp2f((a.maximum[r] - base) * factor);
-    const float weight_b = __builtin_exp2f((b.maximum[r] - base) * factor);
-    a.maximum[r] = top;
-    a.sum[r] = a.sum[r] * weight_a + b.sum[r] * weight_b;
-    float* out_a = a.out + static_cast<std::int64_t>(r) * t.head_dim_v;
-    const float* out_b = b.out + static_cast<std::int64_t>(r) * t.head_dim_v;
-    for (int c = 0; c < t.head_dim_v; ++c) out_a[c] = out_a[c] * weight_a + out_b[c] * weight_b;
-  }
+void fold_short(const ForwardTile& t, double* total, const double* next) {
+  fold(t, partial_at(total, t.count), partial_at(next, t.count));
 }
 
 template <typename Out>
-void write(const ForwardTile& t, const PartialView<const float>& total) {
+void write(const ForwardTile& t, const PartialView<const double>& total) {
   const float scale = logits_of(t).scale;
+  const ForwardScratch layout =
+      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  auto* const out = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t head = (t.first + r) % t.group;
     const RowKeys keys = row_keys(t, row);
     // Rounded as the backward pass rounds logits: where one key takes a whole row, LSE is its logit there.
-    const float top = total.maximum[r] * scale;
-    write_row<Out>(t, row, head, keys.begin < keys.end, {.top = top, .sum = total.sum[r]},
-                   total.out + static_cast<std::int64_t>(r) * t.head_dim_v);
+    const float top = static_cast<float>(total.maximum[r]) * scale;
+    const double* const sums = total.out + static_cast<std::int64_t>(r) * t.head_dim_v;
+    for (int c = 0; c < t.head_dim_v; ++c) out[c] = static_cast<float>(sums[c]);
+    write_row<Out>(t, row, head, keys.begin < keys.end, {.top = top, .sum = static_cast<float>(total.sum[r])},
+                   out);
   }
 }
 
-void finish_short(const ForwardTile& t, const float* total) {
-  const PartialView<const float> state = partial_at(total, t.count);
+void finish_short(const ForwardTile& t, const double* total) {
+  const PartialView<const double> state = partial_at(total, t.count);
   switch (t.out_dtype) {
     case DType::f16: write<f16>(t, state); break;
     case DType::bf16: write<bf16>(t, state); break;
