@@ -2,14 +2,19 @@
 #pragma once
 
 #include "cpu/backward_tile.hpp"
+#include "cpu/one_key.hpp"
 #include "cpu/simd/transpose.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
+/// dO . out - dLSE. Where the row sees one key and out is its v, the sum is dP's, bit for bit.
 template <typename Tile>
 float delta_of(Tile& t, std::int64_t i) {
-  const float sum = dot_rows(row_of<const typename Tile::Element>(t.b.dout, i),
-                             row_of<const typename Tile::Element>(t.b.out, i), t.d_v());
+  const auto* const dout = row_of<const typename Tile::Element>(t.b.dout, i);
+  const auto* const out = row_of<const typename Tile::Element>(t.b.out, i);
+  const Range keys = t.visible_keys(i, i);
+  const float sum = keys.last - keys.first == 1 ? chained_dot(out, dout, static_cast<int>(t.d_v()))
+                                                : dot_rows(out, dout, t.d_v());
   return t.b.dlse.data != nullptr ? sum - *row_of<float>(t.b.dlse, i) : sum;
 }
 

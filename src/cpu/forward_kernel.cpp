@@ -8,6 +8,7 @@
 #include "cpu/forward_softmax.hpp"
 #include "cpu/forward_tile.hpp"
 #include "cpu/lane_totals.hpp"
+#include "cpu/one_key.hpp"
 #include "cpu/simd/product.hpp"
 #include "cpu/simd/stage.hpp"
 
@@ -240,7 +241,7 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
 }
 
 /// O and LSE of one stripe, out of the lanes.
-template <typename Math, typename Out>
+template <typename Math, typename T, typename Out>
 void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
                 float* rows) {
   std::int64_t row = first / t.group;
@@ -248,9 +249,13 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
     transpose(s.out + lane, stripe_lanes, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
     for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
-      const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
-      write_row<Out>(t, row, head, s.first_key[lane + i] < s.last_key[lane + i], sum,
-                     rows + i * t.head_dim_v);
+      const std::int64_t keys = s.last_key[lane + i] - s.first_key[lane + i];
+      if (keys == 1 && t.sink == nullptr) {
+        write_one_key_row<T, Out>(t, row, head, s.first_key[lane + i]);
+      } else {
+        const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
+        write_row<Out>(t, row, head, keys > 0, sum, rows + i * t.head_dim_v);
+      }
       if (++head == t.group) {
         head = 0;
         ++row;
@@ -334,9 +339,9 @@ void run_tile(const ForwardTile& t) {
   for (int i = 0; i < stripe_count; ++i) {
     const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
     switch (t.out_dtype) {
-      case DType::f16: write_rows<Math, f16>(t, first, stripes[i], logits, rows); break;
-      case DType::bf16: write_rows<Math, bf16>(t, first, stripes[i], logits, rows); break;
-      default: write_rows<Math, float>(t, first, stripes[i], logits, rows); break;
+      case DType::f16: write_rows<Math, T, f16>(t, first, stripes[i], logits, rows); break;
+      case DType::bf16: write_rows<Math, T, bf16>(t, first, stripes[i], logits, rows); break;
+      default: write_rows<Math, T, float>(t, first, stripes[i], logits, rows); break;
     }
   }
 }

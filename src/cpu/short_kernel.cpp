@@ -10,6 +10,7 @@
 #include "cpu/finish_row.hpp"
 #include "cpu/forward_tile.hpp"
 #include "cpu/logits.hpp"
+#include "cpu/one_key.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/stage.hpp"
 
@@ -269,7 +270,7 @@ void fold_short(const ForwardTile& t, double* total, const double* next) {
   fold(t, partial_at(total, t.count), partial_at(next, t.count));
 }
 
-template <typename Out>
+template <typename T, typename Out>
 void write(const ForwardTile& t, const PartialView<const double>& total) {
   const float scale = logits_of(t).scale;
   const ForwardScratch layout =
@@ -279,6 +280,10 @@ void write(const ForwardTile& t, const PartialView<const double>& total) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t head = (t.first + r) % t.group;
     const RowKeys keys = row_keys(t, row);
+    if (keys.end - keys.begin == 1 && t.sink == nullptr) {
+      write_one_key_row<T, Out>(t, row, head, keys.begin);
+      continue;
+    }
     // Rounded as the backward pass rounds logits: where one key takes a whole row, LSE is its logit there.
     const float top = static_cast<float>(total.maximum[r]) * scale;
     const double* const sums = total.out + static_cast<std::int64_t>(r) * t.head_dim_v;
@@ -288,12 +293,22 @@ void write(const ForwardTile& t, const PartialView<const double>& total) {
   }
 }
 
+template <typename T>
+void finish(const ForwardTile& t, const PartialView<const double>& total) {
+  switch (t.out_dtype) {
+    case DType::f16: write<T, f16>(t, total); break;
+    case DType::bf16: write<T, bf16>(t, total); break;
+    default: write<T, float>(t, total); break;
+  }
+}
+
 void finish_short(const ForwardTile& t, const double* total) {
   const PartialView<const double> state = partial_at(total, t.count);
-  switch (t.out_dtype) {
-    case DType::f16: write<f16>(t, state); break;
-    case DType::bf16: write<bf16>(t, state); break;
-    default: write<float>(t, state); break;
+  switch (t.dtype) {
+    case DType::f16: finish<f16>(t, state); break;
+    case DType::bf16: finish<bf16>(t, state); break;
+    case DType::e4m3: finish<e4m3>(t, state); break;
+    default: finish<float>(t, state); break;
   }
 }
 

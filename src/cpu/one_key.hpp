@@ -1,0 +1,55 @@
+// Rows that see one key: P is 1 there, so that out is that key's v and dS is 0, bit for bit.
+//
+// That takes the same bits on both ways. The LSE is the logit as the backward pass computes it, rounding by
+// rounding; delta is computed as dP is. The kernels' usual sums have other orders of addition.
+#pragma once
+
+#include "cpu/finish_row.hpp"
+#include "cpu/simd/dot.hpp"
+#include "cpu/simd/math.hpp"
+#include "cpu/simd/stage.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+/// a . b as the backward pass's products add it up: one term, or one pair of bf16, after the other.
+template <typename T>
+TANDEM_INLINE float chained_dot(const T* a, const T* b, int columns) {
+  Vec sum = zero();
+  if constexpr (has_bf16_dot && __is_same(T, bf16)) {
+    for (int c = 0; c < columns; c += 2) {
+      std::uint32_t words[2] = {0, 0};
+      const unsigned long bytes = c + 1 < columns ? 4 : 2;
+      __builtin_memcpy(&words[0], a + c, bytes);
+      __builtin_memcpy(&words[1], b + c, bytes);
+      sum = dot_bf16(sum, hn::Set(u32_lanes, words[0]), hn::Set(u32_lanes, words[1]));
+    }
+  } else {
+    for (int c = 0; c < columns; ++c) {
+      sum = hn::MulAdd(broadcast(to_f32(a[c])), broadcast(to_f32(b[c])), sum);
+    }
+  }
+  return hn::GetLane(sum);
+}
+
+/// Out and LSE of a row that sees `key` alone, without a sink.
+template <typename T, typename Out>
+void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head, std::int64_t key) {
+  const T* q = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
+  const T* k = static_cast<const T*>(t.k) + key * t.k_stride;
+  const T* v = static_cast<const T*>(t.v) + key * t.v_stride;
+  Vec logit = hn::Mul(broadcast(chained_dot(q, k, t.head_dim_qk)), broadcast(t.scale));
+  if (t.softcap != 0.0F) {
+    logit = hn::Mul(tanh(hn::Mul(logit, broadcast(1.0F / t.softcap))), broadcast(t.softcap));
+  }
+  const float lse = hn::GetLane(logit);
+  // The softmax of an infinite logit is 0 / 0 or infinity / infinity.
+  const bool finite = __builtin_fabsf(lse) < __builtin_inff();
+  Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
+  scale_row(v, t.head_dim_v, finite ? t.v_scale : __builtin_nanf(""), out);
+  if (t.lse.data != nullptr) {
+    static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] =
+        finite ? lse : __builtin_nanf("");
+  }
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET
