@@ -141,8 +141,9 @@ struct BackwardArgs : AttentionInputs {
 
 /// How and where a call runs. A default-constructed Execution follows the tensors' device.
 struct Execution {
-  /// CPU: number of threads; 0 takes OMP_NUM_THREADS or every core this process may use. A process forked
-  /// from one that has computed with more than one thread has one.
+  /// CPU: number of threads; 0 takes OMP_NUM_THREADS or every core this process may use. Either way there are
+  /// no more than cores, or 16 where cores are fewer. A process forked from one that has computed with more
+  /// than one thread has one.
   int threads = 0;
   /// GPU: a CUstream (cudaStream_t); null is the default stream.
   void* stream = nullptr;

@@ -2,6 +2,7 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "cpu/backward.hpp"
@@ -19,7 +20,16 @@ std::atomic<bool> pool_is_lost{false};
 }  // namespace
 
 int usable_threads(int wanted) {
-  const int threads = wanted > 0 ? wanted : omp_get_max_threads();
+  // libgomp ends the process where it cannot start a thread, and more than there are processors gain nothing.
+  // A few more are started even so: how many share the work must not change a bit of it.
+  constexpr int always = 16;
+  const int most = std::max(always, omp_get_num_procs());
+  int threads = wanted > 0 ? wanted : omp_get_max_threads();
+  if (threads > most) {
+    log(LogLevel::debug, "cpu: {} threads instead of {}, which {} processors could not run", most, threads,
+        omp_get_num_procs());
+    threads = most;
+  }
   if (threads == 1) return 1;
   if (pool_is_lost) {
     log(LogLevel::debug, "cpu: 1 thread instead of {}: OpenMP's did not come along as the process forked",

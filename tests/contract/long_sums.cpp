@@ -40,5 +40,37 @@ TEST(ContractAccuracy, SumsOverManyQueriesKeepTheirDigits) {
   }
 }
 
+/// An LSE in f32 has no room for log n beside a far logit, and P is relative to it (docs/numerics.md).
+TEST(ContractAccuracy, RowsOfPSumToOneAsFarAsTheLseIsKnown) {
+  for (const DType dtype : float_dtypes) {
+    for (const double size : {4.0, 32.0, 1024.0, 2896.0}) {  // logits of -16, -1024, -1e6 and -8.4e6
+      constexpr std::int64_t keys = 100;
+      Case c;
+      c.dtype = c.out_dtype = dtype;
+      c.seqlen_q = 1;
+      c.seqlen_k = keys;
+      c.options.scale = 1.0F;
+      Call call(c);
+      for (Box* box : {&call.q, &call.k, &call.dout}) {
+        for (std::int64_t n = 0; n < box->numel(); ++n) {
+          box->set(n, n % c.head_dim_qk != 0 ? 0.0 : box == &call.q ? size : box == &call.k ? -size : 1.0);
+        }
+      }
+      on_every_runner(c, [&](Runner& runner) {
+        call.prepare(Pass::forward);
+        runner.forward(call);
+        call.prepare(Pass::backward);
+        runner.backward(call);
+        double sum = 0.0;
+        for (std::int64_t j = 0; j < keys; ++j) sum += call.dv.get(j * c.head_dim_v);
+        // The GPU's exponents are roundings of log2(e) times logit and LSE besides.
+        const double unit = runner.name().starts_with("cpu ") ? 0x1p-24 : 0x1p-22;
+        const double rounding = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 1e-5;
+        EXPECT_LE(std::abs(std::log(sum)), std::abs(call.lse.get(0)) * unit + rounding) << "sum " << sum;
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::harness

@@ -8,6 +8,7 @@
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
 #include "harness/expect.hpp"
+#include "harness/long_sums.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -17,9 +18,8 @@ using harness::Case;
 
 class Gpu : public GpuTest {};
 
-void check_forward(const Case& spec) {
-  SCOPED_TRACE(spec.describe());
-  Call call(spec);
+void check_forward(Call& call) {
+  SCOPED_TRACE(call.spec.describe());
   const auto expected = harness::expect(call, Pass::forward);
   call.prepare(Pass::forward);
   GpuRunner runner;
@@ -29,6 +29,10 @@ void check_forward(const Case& spec) {
     FAIL() << e.what();
   }
   EXPECT_TRUE(harness::correct(call, Pass::forward, expected));
+}
+void check_forward(const Case& spec) {
+  Call call(spec);
+  check_forward(call);
 }
 
 class GpuShapes : public Gpu, public testing::WithParamInterface<Shape> {};
@@ -59,6 +63,18 @@ INSTANTIATE_TEST_SUITE_P(Forward, GpuRandom, testing::Range(1, 201));
 TEST_F(Gpu, NothingToDoIsDone) {
   for (const Case& c : empty_cases()) {
     check_forward(c);
+  }
+}
+
+/// Tensor cores add to one accumulator over all keys, and the softmax's sum is one over a thread's columns.
+TEST_F(Gpu, SumsOverManyKeysKeepTheirDigits) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const std::int64_t keys : {2048, 10000, 100000, 1000000}) {
+      for (const std::int64_t rows : {1, 16}) {
+        Call call = harness::many_keys(dtype, rows, keys, true);
+        check_forward(call);
+      }
+    }
   }
 }
 
