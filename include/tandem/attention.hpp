@@ -151,6 +151,12 @@ struct Execution {
   /// call neither allocates nor synchronises. Null: the call allocates for itself.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
+  /// CPU: asked now and then by the thread that called, some 20 times a second, whether the call is to end
+  /// before it is done. Once it returns true the threads finish what they have in hand and the call throws an
+  /// Error of status interrupted, and every element of its outputs may hold anything. Null: nothing is asked.
+  /// A GPU call is queued and not asked about.
+  bool (*interrupted)(void* context) = nullptr;
+  void* interrupted_context = nullptr;
 };
 
 /// Writes out (and lse). Throws Error before anything is written.

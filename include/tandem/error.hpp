@@ -1,4 +1,5 @@
-// Errors. Every failure of the library is one of these exceptions, raised before anything is written.
+// Errors. Every failure of the library is one of these exceptions, raised before anything is written; an
+// interruption alone comes later.
 #pragma once
 
 #include <stdexcept>
@@ -16,6 +17,7 @@ enum class Status : int {
   out_of_memory = 3,     ///< host or device memory is exhausted
   runtime = 4,           ///< the driver, the compiler or the operating system failed
   internal = 5,          ///< a bug in Tandem
+  interrupted = 6,       ///< Execution::interrupted ended the call; its outputs hold anything
 };
 
 /// An error with its status. `what()` states the rule, the value that broke it and what to do.

@@ -33,7 +33,8 @@ typedef enum tandem_status {
   tandem_unsupported = 2,      /* a legal wish that no backend here can meet */
   tandem_out_of_memory = 3,    /* host or device memory is exhausted */
   tandem_runtime = 4,          /* the driver, the compiler or the operating system failed */
-  tandem_internal = 5          /* a bug in Tandem */
+  tandem_internal = 5,         /* a bug in Tandem */
+  tandem_interrupted = 6       /* the C++ interface's Execution::interrupted ended the call */
 } tandem_status;
 
 typedef enum tandem_dtype {

@@ -125,6 +125,27 @@ Execution make_execution(int threads, std::uintptr_t stream = 0) {
   return e;
 }
 
+// Execution::interrupted: runs Python's signal handlers, which only its main thread does. What they raise,
+// KeyboardInterrupt as a rule, stays set in this thread.
+bool signal_raises(void* /*context*/) {
+  const nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Whether this is Python's main thread. No other may be asked: as the interpreter ends, Python ends threads
+// that want the GIL, in the midst of what they do.
+bool in_main_thread() {
+  static const unsigned long main =
+      nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  return PyThread_get_thread_ident() == main;
+}
+
+void run_interruptible(const Call& call, Execution execution) {
+  if (in_main_thread()) execution.interrupted = signal_raises;
+  const nb::gil_scoped_release unlocked;
+  tandem::run(call, execution);
+}
+
 // Checks, plans and runs. Scratch memory of a call on a GPU comes from PyTorch where q does, and is kept
 // until the launch: what comes later on the stream may have the memory. The work itself runs without the GIL.
 template <typename Args>
@@ -136,8 +157,12 @@ void run(nb::handle q, const Args& args, Execution execution) {
     execution.workspace = address_of(scratch);
     execution.workspace_bytes = execution.workspace != nullptr ? call.plan.workspace_bytes : 0;
   }
-  const nb::gil_scoped_release unlocked;
-  tandem::run(call, execution);
+  try {
+    run_interruptible(call, execution);
+  } catch (const Error& error) {
+    if (error.status() == Status::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
+    throw;
+  }
 }
 
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
@@ -315,6 +340,8 @@ NB_MODULE(_core, m) {
   namespace py = tandem::python;
   if (py::is_repeated(m)) return;
   m.doc() = "Tandem's C++ interface; use the package `tandem`.";
+  // A daemon thread that is inside a call as the interpreter ends keeps its objects.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(py::translate);
 
   nb::enum_<tandem::DType>(m, "DType")

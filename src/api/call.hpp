@@ -18,7 +18,8 @@ struct Call {
 Call prepare(const ForwardArgs& args, const Execution& execution, Memory memory);
 Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory);
 
-/// Runs a call prepared with Memory::present. Of `execution` the stream and the workspace count here.
+/// Runs a call prepared with Memory::present. Of `execution` the stream, the workspace and what
+/// interrupts count here.
 void run(const Call& call, const Execution& execution);
 
 }  // namespace tandem

@@ -129,7 +129,7 @@ void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::i
 
 class Backward {
  public:
-  Backward(const Problem& p, const Config& config, std::byte* workspace)
+  Backward(const Problem& p, const Config& config, std::byte* workspace, Stop* stop)
       : p_(p),
         kernel_(kernel_of(config.target)),
         shape_{.dtype = p.q.dtype,
@@ -141,6 +141,7 @@ class Backward {
         schedule_(make_schedule(p, config, kernel_, shape_)),
         threads_(config.threads),
         workspace_(workspace),
+        stop_(stop),
         turns_(reinterpret_cast<std::uint32_t*>(workspace + schedule_.turns_at)),
         dsink_(reinterpret_cast<double*>(workspace + schedule_.dsink_at)),
         order_(reinterpret_cast<std::int64_t*>(workspace + schedule_.order_at)) {}
@@ -241,23 +242,28 @@ class Backward {
     }
   }
 
+  [[nodiscard]] bool stops() const {
+    return stop_ != nullptr && stop_->wanted();
+  }
+
   void run_whole_units(std::atomic<std::int64_t>& next) const {
     for (std::int64_t i = next++; i < schedule_.whole; i = next++) {
       const Unit u = unit_at(i);
       const std::int64_t slot = omp_get_thread_num();
-      for (std::int64_t t = 0; t < u.tickets; ++t) run_ticket(u, t, slot, nullptr);
+      for (std::int64_t t = 0; t < u.tickets && !stops(); ++t) run_ticket(u, t, slot, nullptr);
     }
   }
 
   /// Tickets go around the shared units, so that threads wait for each other's turns only when units are few.
-  /// A ticket waits for earlier ones alone, and those have been taken: someone is at work on them.
+  /// A ticket waits for earlier ones alone, and those have been taken: someone is at work on them, or the
+  /// call is to end, which whoever waits asks as well.
   void run_shared_units(std::atomic<std::int64_t>& next) const {
     if (schedule_.shared == 0) return;
     std::int64_t rounds = 0;
     for (std::int64_t i = 0; i < schedule_.shared; ++i) {
       rounds = std::max(rounds, unit_at(schedule_.whole + i).tickets);
     }
-    for (std::int64_t n = next++; n < rounds * schedule_.shared; n = next++) {
+    for (std::int64_t n = next++; n < rounds * schedule_.shared && !stops(); n = next++) {
       const std::int64_t i = n % schedule_.shared;
       const Unit u = unit_at(schedule_.whole + i);
       if (n / schedule_.shared >= u.tickets) continue;
@@ -294,6 +300,7 @@ class Backward {
                     .group_head = group_head,
                     .group = p_.group(),
                     .turns = turns};
+    if (stop_ != nullptr) b.stop = {.wanted = Stop::wanted, .context = stop_};
     if (p_.dsink != nullptr) {
       b.sink = p_.sink + head * p_.sink_stride;
       b.dsink = dsink_ + u.batch * p_.heads_q + head;
@@ -330,6 +337,7 @@ class Backward {
   const Schedule schedule_;
   const int threads_;
   std::byte* const workspace_;
+  Stop* const stop_;            ///< may be null
   std::uint32_t* const turns_;  ///< of the shared units
   double* const dsink_;         ///< by (batch, query head)
   std::int64_t* const order_;   ///< batch entries, the most work first
@@ -340,11 +348,11 @@ class Backward {
 }  // namespace
 
 std::size_t backward_workspace_bytes(const Problem& problem, const Config& config) {
-  return Backward(problem, config, nullptr).workspace_bytes();
+  return Backward(problem, config, nullptr, nullptr).workspace_bytes();
 }
 
-void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace) {
-  Backward(problem, config, workspace.data()).run();
+void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace, Stop* stop) {
+  Backward(problem, config, workspace.data(), stop).run();
 }
 
 }  // namespace tandem::cpu

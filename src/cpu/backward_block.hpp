@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/ask_to_stop.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -63,6 +64,7 @@ struct BackwardBlock {
   /// One counter for each key block if several threads share the sums, else null: how many blocks have been
   /// added.
   std::uint32_t* turns = nullptr;
+  AskToStop stop = {};
 };
 
 /// The kernel of one instruction set.

@@ -27,11 +27,15 @@ struct Turn {
   [[nodiscard]] bool in_first_run() const { return order < backward_run_tickets; }
 };
 
-void wait_for(const std::uint32_t* turn, std::uint32_t order) {
+/// False where the call is to end: the turn may then never come.
+bool wait_for(const std::uint32_t* turn, std::uint32_t order, const AskToStop& stop) {
   constexpr int spins_before_yield = 256;
   for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != order; ++spins) {
-    if (spins >= spins_before_yield) sched_yield();
+    if (spins < spins_before_yield) continue;
+    if (stop()) return false;
+    sched_yield();
   }
+  return true;
 }
 
 template <typename Tile>
@@ -68,7 +72,7 @@ void add_dsink(Tile& t) {
   const auto order = static_cast<std::uint32_t>(t.b.group_head * blocks + blocks - 1 - t.b.block);
   std::uint32_t* turn =
       t.b.turns == nullptr ? nullptr : t.b.turns + (t.b.seqlen_k + t.b.shape.block_k - 1) / t.b.shape.block_k;
-  if (turn != nullptr) wait_for(turn, order);
+  if (turn != nullptr && !wait_for(turn, order, t.b.stop)) return;
   *t.b.dsink -= sum;
   if (turn != nullptr) __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
 }
@@ -98,7 +102,7 @@ template <typename Tile>
 void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
   const Turn turn = my_turn(t);
   std::uint32_t* counter = t.b.turns == nullptr ? nullptr : t.b.turns + first_key / t.b.shape.block_k;
-  if (counter != nullptr) wait_for(counter, turn.order);
+  if (counter != nullptr && !wait_for(counter, turn.order, t.b.stop)) return;
   const Sums dk = sums(t, t.b.dk_sum, t.b.dk, t.d_qk());
   const Sums dv = sums(t, t.b.dv_sum, t.b.dv, t.d_v());
   if (pairwise) {
@@ -149,6 +153,7 @@ void run_block(const BackwardBlock& block, float* scratch) {
   const bool in_runs = block.shape.dq_in_runs && keys.first / run < (keys.last - 1) / run;
   if (in_runs) __builtin_memset(t.at(t.x.dq_total), 0, sizeof(double) * static_cast<std::size_t>(dq_words));
   for (std::int64_t first = keys.first / block_k * block_k; first < keys.last; first += block_k) {
+    if (block.stop()) return;
     run_key_block(t, first);
     const bool run_ends = (first + block_k) % run == 0 || first + block_k >= keys.last;
     if (in_runs && run_ends) fold_dq(t, dq_words);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "cpu/stop.hpp"
 #include "problem/problem.hpp"
 #include "problem/recipe.hpp"
 
@@ -40,7 +41,10 @@ int usable_threads(int wanted);
 /// use.
 Config choose(const Problem& problem, int threads);
 
-void forward(const Problem& problem, const Config& config, std::span<std::byte> workspace);
-void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace);
+/// Once `stop` is wanted they return as they are, and outputs hold anything.
+void forward(const Problem& problem, const Config& config, std::span<std::byte> workspace,
+             Stop* stop = nullptr);
+void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace,
+              Stop* stop = nullptr);
 
 }  // namespace tandem::cpu

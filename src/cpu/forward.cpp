@@ -98,7 +98,9 @@ struct Run {
   std::size_t scratch_bytes;
   double* partials;  ///< of splits that threads share: [batch][heads_kv][splits]
   std::int64_t splits;
+  Stop* stop;  ///< may be null
 
+  [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
   [[nodiscard]] double* partial(std::int64_t b, std::int64_t kv_head, std::int64_t split) const {
     const std::int64_t index = (b * problem.heads_kv + kv_head) * splits + split;
     return partials + static_cast<std::size_t>(index) * short_partial_numbers(problem.head_dim_v);
@@ -106,6 +108,7 @@ struct Run {
   [[nodiscard]] ForwardTile head(std::int64_t b, std::int64_t kv_head) const {
     ForwardTile t = describe_head(problem, config, b, kv_head);
     t.scratch = scratch + static_cast<std::size_t>(omp_get_thread_num()) * scratch_bytes;
+    if (stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = stop};
     return t;
   }
 };
@@ -151,7 +154,7 @@ void run_short(const Run& run, std::int64_t b, std::int64_t kv_head) {
 
 /// The splits of one KV head that other threads have attended to.
 void fold_shared(const Run& run, std::int64_t b, std::int64_t kv_head) {
-  if (!is_short(run.problem, b)) return;
+  if (!is_short(run.problem, b) || run.stops()) return;
   const ForwardTile t = short_tile(run, b, kv_head);
   const ShortKernel& kernel = short_kernel(run.config.target);
   double* total = run.partial(b, kv_head, 0);
@@ -162,6 +165,7 @@ void fold_shared(const Run& run, std::int64_t b, std::int64_t kv_head) {
 }
 
 void run_unit(const Run& run, std::int64_t b, std::int64_t kv_head, std::int64_t unit, std::int64_t units) {
+  if (run.stops()) return;
   if (!is_short(run.problem, b)) {
     // The last tile of a causal sequence sees the most keys: it goes first.
     run_tile(run, b, kv_head, units - 1 - unit);
@@ -184,21 +188,22 @@ std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
          shared_partial_numbers(p, config) * sizeof(double) + scratch_alignment;
 }
 
-void forward(const Problem& p, const Config& config, std::span<std::byte> workspace) {
+void forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
   if (p.mixed()) {
     std::byte* const memory = align_scratch(workspace.data());
     const Problem d = dequantized(p, memory);
     dequantize(p, d, config.threads);
-    return forward(d, config, {memory + mixed_space(p).bytes, workspace.data() + workspace.size()});
+    return forward(d, config, {memory + mixed_space(p).bytes, workspace.data() + workspace.size()}, stop);
   }
-  if (p.precision != Precision::exact) return quantized_forward(p, config, workspace);
+  if (p.precision != Precision::exact) return quantized_forward(p, config, workspace, stop);
   std::byte* const scratch = align_scratch(workspace.data());
   Run run{.problem = p,
           .config = config,
           .scratch = scratch,
           .scratch_bytes = scratch_bytes(p, config),
           .partials = nullptr,
-          .splits = std::min(max_splits, (p.rows_k + 1023) / 1024)};
+          .splits = std::min(max_splits, (p.rows_k + 1023) / 1024),
+          .stop = stop};
   if (shares_splits(p, config)) {
     run.partials =
         reinterpret_cast<double*>(scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes);

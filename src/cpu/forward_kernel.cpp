@@ -331,6 +331,7 @@ void run_tile(const ForwardTile& t) {
     for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores, ahead);
     const bool run_ends = key / run_keys != (key + t.block_k) / run_keys || key + t.block_k >= end;
     for (int i = 0; in_runs && run_ends && i < stripe_count; ++i) fold(stripes[i], t.head_dim_v, logits);
+    if (run_ends && t.stop()) return;
   }
   for (int i = 0; in_runs && i < stripe_count; ++i) {
     close_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v, stripes[i].out, stripes[i].sum);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/ask_to_stop.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -55,6 +56,7 @@ struct ForwardTile {
 
   bool sums_in_runs = false;     ///< some sequence of the call has more than run_keys keys
   std::byte* scratch = nullptr;  ///< ForwardScratch::bytes, 64-byte aligned
+  AskToStop stop = {};
 };
 
 /// Query rows (of a KV head, stacked) up to which ShortKernel is the faster one: below, most lanes would be

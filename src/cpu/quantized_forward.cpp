@@ -80,7 +80,9 @@ struct Run {
   std::byte* tiles;   ///< a tile's scratch for each thread, and its store where heads go round
   std::byte* shared;  ///< the store of all threads where they do not
   float *q_largest, *k_largest, *v_largest;  ///< by (batch, head); null where no scale needs them
+  Stop* stop;                                ///< may be null
 
+  [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
   [[nodiscard]] std::byte* scratch() const {
     return tiles + static_cast<std::size_t>(omp_get_thread_num()) * thread_bytes(p, config);
   }
@@ -140,6 +142,7 @@ QuantizeRows v_rows(const Head& h, std::int64_t block) {
 
 /// K's channel sums over one block, where it has some.
 void sum_block(const Head& h, std::int64_t block) {
+  if (h.run.stops()) return;
   const Problem& p = h.run.p;
   const MeanKeys keys(h.keys().used, true);
   if (block % keys.step() != 0) return;
@@ -202,6 +205,7 @@ void take_block(const Head& h, const Operand& x, const Scales& scales, std::int6
 
 void quantize_block(const Head& h, std::int64_t block) {
   const Run& run = h.run;
+  if (run.stops()) return;
   if (run.p.of_codes()) {
     take_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk, h.at<std::uint8_t>(run.layout.k_codes),
                h.at<float>(run.layout.k_scales));
@@ -237,6 +241,7 @@ std::int64_t tiles_of(const Head& h) {
 
 void run_tile(const Head& h, std::int64_t unit) {
   const Run& run = h.run;
+  if (run.stops()) return;
   const Problem& p = run.p;
   const std::int64_t head = h.kv_head * p.group() + unit % p.group();
   const Rows q_rows = query_rows(p, h.b);
@@ -265,6 +270,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
   t.sums_in_runs = p.rows_k > run_keys;
   t.scratch = run.scratch();
+  if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};
   job.recipe = run.recipe;
   const BroughtScales brought(p.q_scale, h.b, head, q_rows, t.first);
   if (p.of_codes()) {
@@ -318,7 +324,7 @@ void find_maxima(const Head& h) {
   }
   float k = 0.0F;
   float v = 0.0F;
-  for (std::int64_t block = 0; block < blocks; ++block) {
+  for (std::int64_t block = 0; block < blocks && !run.stops(); ++block) {
     k = std::max(k, run.quantizer.largest(k_rows(h, block)));
     v = std::max(v, run.quantizer.largest(v_rows(h, block)));
   }
@@ -345,7 +351,7 @@ std::size_t quantized_workspace_bytes(const Problem& p, const Config& config) {
          (heads_go_round(p, config) ? 0 : store_layout(p).bytes) + maxima + scratch_alignment;
 }
 
-void quantized_forward(const Problem& p, const Config& config, std::span<std::byte> workspace) {
+void quantized_forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
   std::byte* const base = align_scratch(workspace.data());
   const bool round = heads_go_round(p, config);
   std::byte* const shared = base + static_cast<std::size_t>(config.threads) * thread_bytes(p, config);
@@ -358,7 +364,8 @@ void quantized_forward(const Problem& p, const Config& config, std::span<std::by
           .shared = round ? nullptr : shared,
           .q_largest = nullptr,
           .k_largest = nullptr,
-          .v_largest = nullptr};
+          .v_largest = nullptr,
+          .stop = stop};
   if (needs_maxima(config.recipe)) {
     run.q_largest = reinterpret_cast<float*>(shared + (round ? 0 : run.layout.bytes));
     run.k_largest = run.q_largest + p.batch * p.heads_q;

@@ -10,6 +10,7 @@ namespace tandem::cpu {
 std::size_t quantized_workspace_bytes(const Problem& problem, const Config& config);
 
 /// As config.recipe says; problem.precision is not looked at.
-void quantized_forward(const Problem& problem, const Config& config, std::span<std::byte> workspace);
+void quantized_forward(const Problem& problem, const Config& config, std::span<std::byte> workspace,
+                       Stop* stop = nullptr);
 
 }  // namespace tandem::cpu

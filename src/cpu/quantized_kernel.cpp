@@ -476,6 +476,7 @@ void run(const QuantizedTile& job) {
     const bool closes = held + 1 == r.promote_every || key + quant_block >= end;
     const KeyBlock b{.begin = key, .count = keys, .opens = held == 0, .closes = closes};
     held = closes ? 0 : held + 1;
+    if (w.t.stop()) return;
     stage(w, b);
     for (int n = 0; n < count; ++n) attend(w, stripes[n], b);
     const bool last = key + quant_block >= end;

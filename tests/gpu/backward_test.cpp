@@ -9,6 +9,7 @@
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
 #include "harness/expect.hpp"
+#include "harness/long_sums.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -19,10 +20,8 @@ using harness::Case;
 class GpuBackward : public GpuTest {};
 
 /// Forward and backward on the GPU; the gradients against the oracle's.
-void check_backward(Case spec) {
-  spec.lse = true;
-  SCOPED_TRACE(spec.describe());
-  Call call(spec);
+void check_backward(Call& call) {
+  SCOPED_TRACE(call.spec.describe());
   const auto expected = harness::expect(call, Pass::backward);
   GpuRunner runner;
   try {
@@ -34,6 +33,11 @@ void check_backward(Case spec) {
     FAIL() << e.what();
   }
   EXPECT_TRUE(harness::correct(call, Pass::backward, expected));
+}
+void check_backward(Case spec) {
+  spec.lse = true;
+  Call call(spec);
+  check_backward(call);
 }
 
 class GpuBackwardShapes : public GpuBackward, public testing::WithParamInterface<Shape> {};
@@ -81,6 +85,17 @@ TEST_F(GpuBackward, LongSequencesMatchTheOracle) {
         spec.options.deterministic = deterministic;
         check_backward(spec);
       }
+    }
+  }
+}
+
+TEST_F(GpuBackward, LongSumsKeepTheirDigits) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const std::int64_t length : {2048, 10000, 100000, 1000000}) {
+      Call keys = harness::many_keys(dtype, 16, length, true);
+      check_backward(keys);
+      Call queries = harness::many_queries(dtype, length);
+      check_backward(queries);
     }
   }
 }

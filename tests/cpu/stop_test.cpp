@@ -1,0 +1,99 @@
+// Execution::interrupted ends a call before it is done.
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "harness/runner.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem::cpu {
+namespace {
+
+using harness::Call;
+using harness::Case;
+
+struct Asked {
+  int times = 0;
+  int until = 0;  ///< the question that is answered with yes; 0: none
+};
+
+bool answer(void* context) {
+  auto& asked = *static_cast<Asked*>(context);
+  return ++asked.times == asked.until;
+}
+
+template <typename Args>
+void run(const Args& args, int threads, Asked& asked) {
+  const Execution execution{.threads = threads, .interrupted = answer, .interrupted_context = &asked};
+  if constexpr (std::is_same_v<Args, ForwardArgs>) {
+    forward(args, execution);
+  } else {
+    backward(args, execution);
+  }
+}
+
+/// A call of a second or more ends with the first yes, whatever its threads wait for.
+template <typename Args>
+void expect_early_end(const Args& args, std::initializer_list<int> numbers_of_threads = {1, 2, 5}) {
+  for (const int threads : numbers_of_threads) {
+    Asked asked{.until = 2};
+    try {
+      run(args, threads, asked);
+      FAIL() << "ran to its end with " << threads << " threads";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::interrupted) << e.what();
+    }
+    EXPECT_EQ(asked.times, 2) << "of which the second was answered with yes";
+  }
+}
+
+Case long_case(DType dtype) {
+  Case c;
+  c.dtype = c.out_dtype = dtype;
+  c.head_dim_qk = c.head_dim_v = 256;
+  c.seqlen_q = c.seqlen_k = 12000;
+  return c;
+}
+
+TEST(Stop, AForwardCallEndsWhereItIsInterrupted) {
+  for (const Precision precision : {Precision::exact, Precision::int8}) {
+    Case c = long_case(precision == Precision::exact ? DType::f32 : DType::bf16);
+    c.options.precision = precision;
+    const Call call(c);
+    expect_early_end(call.forward_args());
+  }
+}
+
+TEST(Stop, ABackwardCallEndsWhereItIsInterrupted) {
+  const Call call(long_case(DType::f32));
+  expect_early_end(call.backward_args());
+}
+
+/// One tile of queries and many keys is one piece of work, which ends in its midst if it is the caller's own
+/// thread's.
+TEST(Stop, ATileOfManyKeysEndsWhereItIsInterrupted) {
+  Case c = long_case(DType::f32);
+  c.seqlen_q = 60;
+  c.seqlen_k = 600000;
+  c.head_dim_qk = c.head_dim_v = 64;
+  const Call call(c);
+  expect_early_end(call.forward_args(), {1});
+  expect_early_end(call.backward_args(), {1});
+}
+
+TEST(Stop, ACallThatIsNotInterruptedHasItsBits) {
+  Case c;
+  c.seqlen_q = c.seqlen_k = 900;
+  Call call(c);
+  call.prepare(Pass::forward);
+  forward(call.forward_args(), Execution{.threads = 2});
+  const auto expected = call.out.raw();
+  call.prepare(Pass::forward);
+  Asked asked;
+  run(call.forward_args(), 2, asked);
+  EXPECT_TRUE(call.out.raw() == expected);
+}
+
+}  // namespace
+}  // namespace tandem::cpu
