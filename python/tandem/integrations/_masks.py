@@ -1,149 +1,19 @@
-"""What a mask of Transformers means to Tandem: causal or not, a window, and which rows belong together.
-
-Transformers describes a mask as a function of (batch, head, query, key), built by a handful of makers in
-`transformers.masking_utils`. `read` calls it with places that note what is asked of them; a function that
-asks anything else is an error, so that no model quietly gets another mask than it asked for. No (query, key)
-matrix is ever made, and torch.compile follows it all but packed sequences.
-"""
+"""What stands for a mask in a model's layers: a rule, and the lengths of the rows of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import masking_utils as makers
 
-from tandem._errors import UnsupportedError
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Which keys a query sees by position alone, and for packed sequences which each token belongs to."""
-
-    causal: bool = False
-    window: tuple[int, int] = (-1, -1)  # as tandem.attention's
-    packed: Tensor | None = None  # (batch, seqlen), ascending numbers of the sequences
-
-
-class _Seen:
-    """Which keys are seen by what has been asked so far: what a mask function gets for a boolean."""
-
-    device = None
-
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern = pattern
-
-    def to(self, device: Any) -> _Seen:
-        return self
-
-    def __and__(self, other: _Seen) -> _Seen:
-        a, b = self.pattern, other.pattern
-        (left, right), (left_b, right_b) = a.window, b.window
-        window = (_narrower(left, left_b), _narrower(right, right_b))
-        return _Seen(Pattern(a.causal or b.causal, window))
-
-    def __bool__(self) -> bool:
-        raise TypeError("a mask function must not branch on places")
-
-
-def _narrower(a: int, b: int) -> int:
-    return max(a, b) if min(a, b) < 0 else min(a, b)  # -1 is unbounded
-
-
-class _Place:
-    """Stands for the place of a query, the one of a key, or a query's shifted to the left."""
-
-    def __init__(self, of_query: bool, shift: int = 0) -> None:
-        self.of_query = of_query
-        self.shift = shift
-
-    def new_ones(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Seen:
-        return _Seen(Pattern())
-
-    def __sub__(self, other: int | _Place) -> _Place | _Distance:
-        if isinstance(other, _Place):
-            return _Distance()
-        return _Place(self.of_query, self.shift + other)
-
-    def __le__(self, query: _Place) -> _Seen:  # key <= query
-        self._is_key_before(query)
-        if query.shift != 0:
-            raise TypeError("a shifted diagonal")
-        return _Seen(Pattern(causal=True))
-
-    def __gt__(self, query: _Place) -> _Seen:  # key > query - W: the token itself and W - 1 to its left
-        self._is_key_before(query)
-        return _Seen(Pattern(window=(query.shift - 1, -1)))
-
-    def __ge__(self, zero: int) -> _Seen:  # query >= 0: every key
-        if isinstance(zero, _Place) or zero != 0:
-            raise TypeError("a bound that is not the first place")
-        return _Seen(Pattern())
-
-    def _is_key_before(self, query: _Place) -> None:
-        if self.of_query or self.shift != 0 or not query.of_query:
-            raise TypeError("not a key against a query")
-
-
-class _Distance:
-    """Stands for a query's place less a key's."""
-
-    def __abs__(self) -> _Distance:
-        return self
-
-    def __le__(self, window: int) -> _Seen:  # abs(query - key) <= W: inclusive on both sides, there as here
-        return _Seen(Pattern(window=(window, window)))
-
-
-def _code(function: Any) -> Any:
-    return getattr(function, "__code__", None)
-
-
-_AND = _code(makers.and_masks(makers.causal_mask_function))
-_SAME_SEQUENCE = _code(makers.packed_sequence_mask_function(torch.zeros(1, 1)))
-# Not in every Transformers 5.
-_remap: Any = getattr(makers, "remap_positions_for_packed_sequence", None)
-_REMAPPED = _code(_remap(makers.causal_mask_function, torch.zeros(1, 1))) if _remap else object()
-
-
-def read(function: Callable[..., Any]) -> Pattern:
-    """The pattern that `function` describes. Raises UnsupportedError where it is none."""
-    if not torch.compiler.is_compiling():  # which does not follow the reading of closures
-        code = _code(function)
-        if code is _AND:
-            return _all([read(part) for part in _held(function, "mask_functions")])
-        if code is _SAME_SEQUENCE:
-            return Pattern(packed=_held(function, "packed_sequence_mask"))
-        if code is _REMAPPED:  # places count from each sequence's start, as they do in packed sequences here
-            return read(_held(function, "mask_function"))
-    try:
-        seen = function(_Place(False), _Place(False), _Place(True), _Place(False))
-    except (TypeError, AttributeError, IndexError):
-        seen = None
-    if isinstance(seen, _Seen):
-        return seen.pattern
-    name = getattr(function, "__qualname__", "a function that cannot be named")
-    raise UnsupportedError(
-        f"this model's mask is built by {name}, but Tandem takes causal masks, sliding windows, padding and "
-        'packed sequences; load the model with attn_implementation="sdpa"'
-    )
-
-
-def _held(function: Any, name: str) -> Any:
-    """The variable called `name` that `function` closes over."""
-    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
-
-
-def _all(patterns: list[Pattern]) -> Pattern:
-    seen, packed = _Seen(Pattern()), None
-    for pattern in patterns:
-        seen = seen & _Seen(pattern)
-        packed = packed if pattern.packed is None else pattern.packed
-    return replace(seen.pattern, packed=packed)
+from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem.integrations import _patterns
+from tandem.integrations._patterns import EAGER, SDPA, Pattern
 
 
 @dataclass(frozen=True)
@@ -166,15 +36,16 @@ def packed_rows(packed: Tensor) -> Rows:
     return Rows(cu_seqlens, cu_seqlens)
 
 
-def padded_rows(valid: Tensor, begin: Tensor, end: Tensor, queries: int, offset: Any, causal: bool) -> Rows:
+def padded_rows(valid: Tensor, begin: Tensor, end: Tensor, queries: int, offset: Any, cut: bool) -> Rows:
     """Rows of padded sequences whose valid keys are `begin` to `end` (each (batch,)) of valid's seqlen.
 
-    Query row i stands at key `offset` + i. The rows before the first begin are a sequence of their own, and
-    what follows a sequence's end is past its seqused, so padding neither sees nor is seen, without a copy.
+    Query row i stands at key `offset` + i, and with `cut` those that stand at padding are left out. The rows
+    before the first begin are a sequence of their own, and what follows a sequence's end is past its seqused,
+    so padding neither sees nor is seen, without a copy.
     """
     batch, keys = valid.shape
     numbers = torch.arange(batch, device=valid.device)
-    if causal:  # the queries that are tokens; their last stands at the last valid key
+    if cut:  # the queries that are tokens; their last stands at the last valid key
         begin_q, end_q = ((t - offset).clamp(0, queries) for t in (begin, end))
     else:
         begin_q, end_q = torch.zeros_like(begin), torch.full_like(end, queries)
@@ -188,11 +59,11 @@ def padded_rows(valid: Tensor, begin: Tensor, end: Tensor, queries: int, offset:
     return Rows(bounds(begin_q, queries), bounds(begin, keys), used(end_q - begin_q), used(end - begin))
 
 
-def chosen_rows(valid: Tensor, queries: int, offset: Any, causal: bool) -> Rows:
+def chosen_rows(valid: Tensor, queries: int, offset: Any, cut: bool) -> Rows:
     """Rows of sequences with padding inside them: the valid rows are gathered, and the rest left out."""
     batch, _ = valid.shape
     asks = torch.ones(batch, queries, dtype=torch.bool, device=valid.device)
-    if causal:
+    if cut:
         asks = valid[:, torch.arange(queries, device=valid.device) + offset]
 
     def ends(mask: Tensor) -> Tensor:
@@ -204,3 +75,202 @@ def chosen_rows(valid: Tensor, queries: int, offset: Any, causal: bool) -> Rows:
         chosen_q=asks.flatten().nonzero().flatten(),
         chosen_k=valid.flatten().nonzero().flatten(),
     )
+
+
+class _NoTensorError(UnsupportedError, AttributeError):
+    """A mask used as the tensor that it is not. An AttributeError too: accelerate's hooks ask hasattr."""
+
+
+def _no_tensor(*_: Any) -> NoReturn:
+    raise _NoTensorError(
+        "this model computes its attention itself, from a mask tensor, and Tandem's mask is none; " + EAGER
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """What stands for the mask in a model's layers: a rule and lengths, worked out once for all of them.
+
+    `generate` makes masks before it calls a model, and hands them on as it would a 4D tensor. A model that
+    takes it for one (in arithmetic, in PyTorch's functions, by its attributes) gets an error.
+    """
+
+    pattern: Pattern
+    shape: tuple[int, int, int, int]  # of the tensor that it stands for: (batch, 1, queries, keys)
+    offset: int | Tensor = 0  # the key at which query 0 stands
+    valid: Tensor | None = None  # (batch, keys), false for padding; None: there is none
+    #: sequences that do not fill their rows, or None: every row of the batch is one sequence
+    rows: Rows | None = None
+    #: without rows: ``(batch,)``, how many first keys there are and how many first queries ask
+    seqused_k: Tensor | None = None
+    seqused_q: Tensor | None = None
+    #: where torch.cat makes a tensor of it, for PyTorch's attention; None: that is an error as all else
+    joins: Any = None
+
+    ndim = 4
+
+    def contiguous(self) -> Mask:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copy, pickle and others look for, and do without
+            raise AttributeError(f"Mask has no attribute {name}")
+        _no_tensor()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        """Tensor + Mask, masked_fill, where and all others."""
+        if function is not torch.cat or any(isinstance(m, Mask) and m.joins is None for m in given[0]):
+            _no_tensor()
+        masks = [dense(m, m.joins) if isinstance(m, Mask) else m for m in given[0]]
+        return torch.cat(masks, *given[1:], **(options or {}))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, Tensor)):
+            _no_tensor()
+        return self is other
+
+    __hash__ = object.__hash__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __neg__ = _no_tensor
+    __bool__ = __len__ = __iter__ = __getitem__ = __setitem__ = _no_tensor
+
+
+def dense(mask: Mask, device: Any, rows: Rows | None = None) -> Tensor:
+    """The boolean tensor that `mask` stands for, true where a query sees a key: PyTorch's attention takes it.
+
+    `rows` are sequences that a caller packed into the one row of a batch, if any.
+    """
+    batch, _, queries, keys = mask.shape
+    query = torch.arange(queries, device=device)[:, None] + mask.offset
+    key = torch.arange(keys, device=device)[None]
+    same = None
+    if rows is not None and rows is not mask.rows:  # places count from each sequence's last
+        ends_q, ends_k = rows.cu_seqlens_q[1:].to(device), rows.cu_seqlens_k[1:].to(device)
+        of_query = torch.searchsorted(ends_q, query.flatten(), right=True)
+        of_key = torch.searchsorted(ends_k, key.flatten(), right=True)
+        same = of_query[:, None] == of_key[None]
+        query = query - ends_q[of_query][:, None]
+        key = key - ends_k[of_key][None]
+    left, right = mask.pattern.window
+    seen = key <= query if mask.pattern.causal else torch.ones_like(key <= query)
+    if left >= 0:
+        seen = seen & (key >= query - left)
+    if right >= 0:
+        seen = seen & (key <= query + right)
+    if same is not None:
+        return (seen & same)[None, None]
+    seen = seen[None, None].expand(batch, 1, queries, keys)
+    if (packed := mask.pattern.packed) is not None:
+        seen = seen & (packed[:, None, :, None] == packed[:, None, None, :])
+    return seen if mask.valid is None else seen & mask.valid[:, None, None, :]
+
+
+def make(
+    function: Callable[..., Any],
+    shape: tuple[int, int, int, int],
+    q_offset: int | Tensor,
+    kv_offset: int,
+    padding: Tensor | None,
+    device: Any,
+    said: dict[str, Any],
+) -> Mask:
+    """The `Mask` for what this integration's mask function is asked for; `said` are its other arguments."""
+    batch, _, queries, keys = shape
+    offset = q_offset - kv_offset
+    if padding is not None and (padding.ndim != 2 or padding.shape[0] != batch):
+        raise InvalidArgumentError(
+            f"attention_mask must be of shape (batch, positions) with a batch of {batch}, not "
+            f"{tuple(padding.shape)}; pass a row for each sequence"
+        )
+    compiled_packing = (
+        torch.compiler.is_compiling()
+        and padding is None
+        and queries == keys
+        and isinstance(offset, int)
+        and offset == 0
+        and not said.get("allow_is_causal_skip", True)
+        and "allow_is_bidirectional_skip" not in said  # those masks are never joined with one for packing
+        and not said.get("use_vmap", False)  # a function of the user's own
+        and _patterns.may_be_packed(function)
+    )
+    if compiled_packing:
+        window = said.get("local_size")
+        pattern = Pattern(True, (-1, -1) if window is None else (window - 1, -1))
+        _patterns.assert_describes(function, pattern, batch, queries, device)
+    else:
+        pattern = _patterns.read(function)
+    mask = Mask(pattern, shape, offset)
+    if (packed := pattern.packed) is not None:
+        if packed.shape != (batch, queries) or queries != keys or padding is not None:
+            raise UnsupportedError(
+                f"this model packs sequences of shape {tuple(packed.shape)} into {batch} rows of {queries} "
+                f"queries and {keys} keys, or beside padding, which Tandem does not read; {SDPA}"
+            )
+        return replace(mask, rows=packed_rows(packed))
+    # Keys that causal queries can see; a static cache has room for more.
+    present = offset + queries if pattern.causal else keys
+    _check_alignment(pattern, queries, keys, offset)
+    valid = None
+    if padding is not None and not _is_full(padding, present, keys, kv_offset):
+        valid = makers.prepare_padding_mask(padding, keys, kv_offset)
+        positions = torch.arange(keys, device=valid.device)
+        valid = valid[:, positions + kv_offset].bool() & (positions < present)
+        if not torch.compiler.is_compiling() and bool((valid == (positions < present)).all()):
+            valid = None
+    if valid is None:
+        if isinstance(present, int) and present == keys:
+            return mask
+        return replace(mask, seqused_k=torch.zeros(batch, dtype=torch.int64, device=device) + present)
+    return _padded(replace(mask, valid=valid), offset)
+
+
+def _check_alignment(pattern: Pattern, queries: int, keys: int, offset: int | Tensor) -> None:
+    """Whether the last query stands at a key that there is, and in a window without causality at the last."""
+    if not pattern.positional or (pattern.causal and isinstance(offset, Tensor)):
+        return  # a tensor is the length of a static cache, which has the room
+    last = offset + queries
+    if bool(last > keys) if pattern.causal else bool(last != keys):
+        raise UnsupportedError(
+            f"this model's {queries} queries stand at keys {int(offset)} to {int(last) - 1} of {keys}, under "
+            f"{'a causal mask' if pattern.causal else 'a window without causality'} that Tandem aligns to "
+            f"the last key; {SDPA}"
+        )
+
+
+def _is_full(padding: Tensor, present: int | Tensor, keys: int, kv_offset: int) -> bool:
+    """Whether a padding mask plainly hides nothing, by one operation: generation asks at every token."""
+    if torch.compiler.is_compiling() or isinstance(present, Tensor):
+        return False
+    return padding.shape[-1] - kv_offset >= min(present, keys) and bool(padding.all())
+
+
+def _padded(mask: Mask, offset: Any) -> Mask:
+    """`mask` with the rows that its padding leaves. Query i stands at key offset + i."""
+    valid, (_, _, queries, keys) = mask.valid, mask.shape
+    assert valid is not None
+    # Rows are aligned by their last query and last key, so where places matter a query at padding is cut as
+    # its key is.
+    cut = mask.pattern.positional
+    some = valid.any(1)
+    count = valid.sum(1)
+    begin = torch.where(some, valid.int().argmax(1), keys)
+    end = torch.where(some, keys - valid.flip(1).int().argmax(1), keys)
+    if torch.compiler.is_compiling():  # one graph for every padding at an end; the rest is found as it runs
+        torch._assert_async(
+            (end - begin == count).all(),
+            "the attention mask has padding between tokens of one sequence, which a compiled model cannot "
+            "tell in time; pad at one end, or do not compile",
+        )
+        return replace(mask, rows=padded_rows(valid, begin, end, queries, offset, cut))
+    if bool((end - begin != count).any()):
+        if mask.pattern.window != (-1, -1):
+            raise UnsupportedError(
+                "the attention mask has padding between tokens of one sequence, under a sliding window; pad "
+                'at one end (padding_side="left" to generate), or register with unsupported="sdpa"'
+            )
+        return replace(mask, rows=chosen_rows(valid, queries, offset, cut))
+    if bool((begin == 0).all()):
+        seqused_q = (end - offset).clamp(0, queries) if cut else None
+        return replace(mask, seqused_k=end, seqused_q=seqused_q)
+    return replace(mask, rows=padded_rows(valid, begin, end, queries, offset, cut))

@@ -9,13 +9,15 @@ Prefill, generation with a cache, training, sliding windows, softcap, sinks, gro
 either side, sequences packed by cu_seq_lens or position_ids, and cross-attention. What Tandem lacks (dropout
 in attention, position biases, mask tensors made elsewhere, keys chosen for each query, the attention's
 weights as an output) is an error that says what to do; so are models that compute their attention themselves.
+`register(unsupported="sdpa")` hands what PyTorch's attention can do to it instead, and says so in the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,67 +26,37 @@ from transformers import masking_utils as makers
 
 from tandem._api import attention
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem.integrations import _masks
+from tandem.integrations import _instead, _masks
+from tandem.integrations._masks import Mask
+from tandem.integrations._patterns import EAGER, Pattern
 
 __all__ = ["Mask", "attention_forward", "attention_mask", "register"]
 
 
-def register(name: str = "tandem") -> None:
-    """Makes ``attn_implementation=name`` known to Transformers (5 or later): attention and its masks."""
-    AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, attention_mask)
+def register(name: str = "tandem", unsupported: str = "error") -> None:
+    """Makes ``attn_implementation=name`` known to Transformers (5 or later): attention and its masks.
 
+    Args:
+      name: what models are loaded with.
+      unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
+        "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: dropout in
+        attention, position biases, masks that Tandem does not know (4D masks too), head dimensions above 256
+        and float64. Each such reason is said once, as a warning to ``logging.getLogger("tandem")``; what
+        PyTorch lacks too stays an error.
 
-class _NoTensorError(UnsupportedError, AttributeError):
-    """A mask used as the tensor that it is not. An AttributeError too: accelerate's hooks ask hasattr."""
-
-
-def _no_tensor(*_: Any) -> NoReturn:
-    raise _NoTensorError(
-        "this model computes its attention itself, from a mask tensor, and Tandem's mask is none; load the "
-        'model with attn_implementation="eager"'
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Mask:
-    """What stands for the mask in a model's layers: a rule and lengths, worked out once for all of them.
-
-    `generate` makes masks before it calls a model, and hands them on as it would a 4D tensor. A model that
-    takes it for one (in arithmetic, in PyTorch's functions, by its attributes) gets an error.
+    Raises:
+      InvalidArgumentError: another choice.
     """
-
-    pattern: _masks.Pattern
-    shape: tuple[int, int, int, int]  # of the tensor that it stands for: (batch, 1, queries, keys)
-    #: sequences that do not fill their rows, or None: every row of the batch is one sequence
-    rows: _masks.Rows | None = None
-    #: without rows: ``(batch,)``, how many first keys there are and how many first queries ask
-    seqused_k: Tensor | None = None
-    seqused_q: Tensor | None = None
-
-    ndim = 4
-
-    def contiguous(self) -> Mask:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copy, pickle and others look for, and do without
-            raise AttributeError(f"Mask has no attribute {name}")
-        _no_tensor()
-
-    @classmethod
-    def __torch_function__(cls, *_: Any) -> NoReturn:  # Tensor + Mask, masked_fill, where and all others
-        _no_tensor()
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float, Tensor)):
-            _no_tensor()
-        return self is other
-
-    __hash__ = object.__hash__
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_tensor
-    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __invert__ = __neg__ = _no_tensor
-    __bool__ = __len__ = __iter__ = __getitem__ = __setitem__ = _no_tensor
+    if unsupported not in ("error", "sdpa"):
+        raise InvalidArgumentError(f'unsupported is {unsupported!r}; it must be "error" or "sdpa"')
+    _instead.forget()
+    _instead.refuse_where_attention_is_chosen_by_class(name)
+    forward: Callable[..., Any] = attention_forward
+    mask: Callable[..., Any] = attention_mask
+    if unsupported == "sdpa":
+        forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, mask)
 
 
 def attention_mask(
@@ -96,8 +68,9 @@ def attention_mask(
     mask_function: Callable[..., Any] = makers.causal_mask_function,
     attention_mask: Tensor | Mask | None = None,
     device: Any = "cpu",
-    **unused: Any,
-) -> Mask:
+    unsupported: str = "error",
+    **said: Any,
+) -> Mask | Tensor:
     """The mask function: Transformers' description of a mask, as a `Mask`.
 
     Query i stands at position q_offset + i, key j at kv_offset + j. ``attention_mask`` is (batch, positions),
@@ -106,104 +79,36 @@ def attention_mask(
     """
     if isinstance(attention_mask, Mask):  # made earlier in this forward pass
         return attention_mask
-    pattern = _masks.read(mask_function)
-    mask = Mask(pattern, (batch_size, 1, q_length, kv_length))
-    if pattern.packed is not None:
-        return replace(mask, rows=_masks.packed_rows(pattern.packed))
-    offset = q_offset - kv_offset
-    # Keys that causal queries can see; a static cache has room for more.
-    present = offset + q_length if pattern.causal else kv_length
-    valid = None
-    if attention_mask is not None and not _is_full(attention_mask, present, kv_length, kv_offset):
-        valid = makers.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        positions = torch.arange(kv_length, device=valid.device)
-        valid = valid[:, positions + kv_offset].bool() & (positions < present)
-        if not torch.compiler.is_compiling() and bool((valid == (positions < present)).all()):
-            valid = None
-    if valid is None:
-        if isinstance(present, int) and present == kv_length:
-            return mask
-        return replace(mask, seqused_k=torch.zeros(batch_size, dtype=torch.int64, device=device) + present)
-    return _padded(mask, valid, offset)
-
-
-def _is_full(attention_mask: Tensor, present: int | Tensor, kv_length: int, kv_offset: int) -> bool:
-    """Whether a padding mask plainly hides nothing, by one operation: generation asks at every token."""
-    if torch.compiler.is_compiling() or isinstance(present, Tensor):
-        return False
-    return attention_mask.shape[-1] - kv_offset >= min(present, kv_length) and bool(attention_mask.all())
-
-
-def _padded(mask: Mask, valid: Tensor, offset: Any) -> Mask:
-    """`mask` with the padding that `valid`, (batch, keys), leaves out. Query i stands at key offset + i."""
-    pattern, (_, _, queries, keys) = mask.pattern, mask.shape
-    some = valid.any(1)
-    count = valid.sum(1)
-    begin = torch.where(some, valid.int().argmax(1), keys)
-    end = torch.where(some, keys - valid.flip(1).int().argmax(1), keys)
-    if torch.compiler.is_compiling():  # one graph for every padding at an end; the rest is found as it runs
-        torch._assert_async(
-            (end - begin == count).all(),
-            "the attention mask has padding between tokens of one sequence, which a compiled model cannot "
-            "tell in time; pad at one end, or do not compile",
-        )
-        return replace(mask, rows=_masks.padded_rows(valid, begin, end, queries, offset, pattern.causal))
-    if bool((end - begin != count).any()):
-        if pattern.window != (-1, -1):
-            raise UnsupportedError(
-                "the attention mask has padding between tokens of one sequence, under a sliding window; "
-                'pad at one end (padding_side="left" to generate)'
-            )
-        return replace(mask, rows=_masks.chosen_rows(valid, queries, offset, pattern.causal))
-    if bool((begin == 0).all()):
-        seqused_q = (end - offset).clamp(0, queries) if pattern.causal else None
-        return replace(mask, seqused_k=end, seqused_q=seqused_q)
-    rows = _masks.padded_rows(valid, begin, end, queries, offset, pattern.causal)
-    return replace(mask, rows=rows)
-
-
-def _refuse(wish: str, remedy: str) -> NoReturn:
-    raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+    shape = (batch_size, 1, q_length, kv_length)
+    try:
+        mask = _masks.make(mask_function, shape, q_offset, kv_offset, attention_mask, device, said)
+        return replace(mask, joins=device) if unsupported == "sdpa" else mask
+    except UnsupportedError as error:
+        if unsupported != "sdpa":
+            raise
+        reason = str(error).partition("; ")[0]
+    _instead.say(reason)
+    seen: Tensor = makers.sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        allow_is_causal_skip=False,
+        use_vmap=said.get("use_vmap", False),
+        device=device,
+    )
+    return seen
 
 
 #: What models and their callers pass on to every layer, and no attention works with.
 _HARMLESS = frozenset(
     "position_ids position_embeddings cache_position num_items_in_batch max_length_q max_length_k seq_idx "
     "token_type_ids mm_token_type_ids input_ids inputs_embeds labels decoder_input_ids encoder_hidden_states "
-    "encoder_attention_mask".split()
+    "encoder_attention_mask logits_to_keep output_hidden_states".split()
 )
-
-
-def _packed(mask: Mask, cu_q: Tensor | None, cu_k: Tensor | None, queries: int, keys: int) -> _masks.Rows:
-    """The sequences that FlashAttention's cu_seq_lens_q and cu_seq_lens_k make of the one row of a batch."""
-    if cu_q is None or cu_k is None:
-        given, lacking = ("k", "q") if cu_q is None else ("q", "k")
-        raise InvalidArgumentError(
-            f"cu_seq_lens_q and cu_seq_lens_k belong together, but only cu_seq_lens_{given} is given; "
-            f"pass cu_seq_lens_{lacking} too"
-        )
-    batch = mask.shape[0]
-    if batch != 1:
-        raise InvalidArgumentError(
-            f"cu_seq_lens_q and cu_seq_lens_k take a batch of 1, in whose row all sequences lie, not "
-            f"{batch}; put the sequences into one row, or leave these arguments out"
-        )
-    if (mask.rows is not None and mask.pattern.packed is None) or mask.seqused_k is not None:
-        raise InvalidArgumentError(
-            "cu_seq_lens_q and cu_seq_lens_k come with a mask that has padding, or with a static cache; "
-            "packed sequences have neither: leave attention_mask and cache_implementation out"
-        )
-    rule = "cu_seq_lens_q and cu_seq_lens_k must end at the number of queries and of keys"
-    remedy = "pass them to the call whose tokens they divide only (not to generate)"
-    if cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
-        ends = int(cu_q[-1]), int(cu_k[-1])
-        if ends != (queries, keys):
-            raise InvalidArgumentError(
-                f"{rule}, {queries} and {keys}, not at {ends[0]} and {ends[1]}; {remedy}"
-            )
-    else:  # without waiting for the device
-        torch._assert_async((cu_q[-1] == queries) & (cu_k[-1] == keys), f"{rule}; {remedy}")
-    return _masks.Rows(cu_q, cu_k)
 
 
 def attention_forward(
@@ -223,43 +128,47 @@ def attention_forward(
     output_attentions: bool = False,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    unsupported: str = "error",
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
-    if dropout != 0.0:
-        _refuse("dropout in attention", "set the configuration's attention dropout to 0")
-    if position_bias is not None:
-        _refuse("a position bias", 'load the model with attn_implementation="sdpa"')
     if cache is not None:
-        _refuse("a paged cache of Transformers", "generate without continuous batching")
+        _instead.refuse("a paged cache of Transformers", "generate without continuous batching")
     if output_attentions:
-        _refuse("the attention's weights", 'load the model with attn_implementation="eager"')
+        _instead.refuse("the attention's weights", EAGER)
+    if isinstance(scaling, Tensor):
+        _instead.refuse("a scale that is a tensor", EAGER)
     for name, given in unused.items():
-        if isinstance(given, Tensor) and name not in _HARMLESS:
-            _refuse(f"attention with {name}=, a tensor", 'load the model with attn_implementation="eager"')
-    if isinstance(attention_mask, Tensor):
-        _refuse("a mask tensor", 'pass a 2D mask, or use "sdpa"')
-    if attention_mask is None:  # the model makes no mask: its layers say what they are
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else (-1, -1)
-        shape = (query.shape[0], 1, query.shape[2], key.shape[2])
-        attention_mask = Mask(_masks.Pattern(causal, window), shape)
-    assert isinstance(attention_mask, Mask)
+        if given is None or isinstance(given, bool) or name in _HARMLESS:
+            continue
+        kind = ", a tensor" if isinstance(given, Tensor) else f"{given!r}" if isinstance(given, int) else ""
+        _instead.refuse(f"attention with {name}={kind}", EAGER)
+    mask = _mask_of(module, query, key, attention_mask, is_causal, sliding_window)
+    rows = mask.rows if isinstance(mask, Mask) else None
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        rows = _packed(mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
+    lacking = _instead.lacking(query, value, mask, dropout, position_bias)
+    if lacking is not None or isinstance(mask, Tensor):
+        assert lacking is not None
+        if unsupported != "sdpa":
+            _instead.refuse(*lacking)
+        if softcap or s_aux is not None:
+            beside = "a softcap" if softcap else "attention sinks"
+            _instead.refuse(f"{lacking[0]} beside {beside}, which PyTorch's sdpa lacks", EAGER)
+        _instead.say(f"this model asks for {lacking[0]}, which Tandem does not have")
+        seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
+        return _instead.sdpa(module, query, key, value, seen, dropout, scaling, position_bias)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    pattern = attention_mask.pattern
     options: dict[str, Any] = {
         "scale": scaling,
-        "causal": pattern.causal,
-        "window": pattern.window,
+        "causal": mask.pattern.causal,
+        "window": mask.pattern.window,
         "softcap": softcap or 0.0,
         "sink": None if s_aux is None else s_aux.float(),
         "pad": True,
     }
-    rows = attention_mask.rows
-    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        rows = _packed(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
     if rows is None:
-        options |= {"seqused_q": attention_mask.seqused_q, "seqused_k": attention_mask.seqused_k}
+        options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k}
         return attention(q, k, v, **options), None
     batch, queries = q.shape[:2]
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
@@ -271,3 +180,87 @@ def attention_forward(
         whole = out.new_zeros(batch * queries, *out.shape[1:])
         out = whole.index_copy(0, rows.chosen_q, out)
     return out.unflatten(0, (batch, queries)), None
+
+
+def _mask_of(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    given: Any,
+    is_causal: bool | None,
+    sliding_window: int | None,
+) -> Mask | Tensor:
+    """The mask of one layer's call, whose shape is that of the query and the key."""
+    for name, tensor in (("query", query), ("key", key)):
+        if tensor.ndim != 4:
+            _instead.refuse(f"a {name} of {tensor.ndim} dimensions", EAGER)
+    batch, _, queries, _ = query.shape
+    keys = key.shape[2]
+    if key.shape[0] != batch:
+        _instead.refuse(f"a batch of {batch} queries and {key.shape[0]} keys", EAGER)
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, Mask):
+        if given.pattern.later:
+            _instead.refuse("a window of no keys", EAGER)
+        of_batch, _, of_queries, of_keys = given.shape
+        # A mask that tells neither batches nor queries apart counts for each, as a tensor of size 1 would.
+        each_batch = of_batch == 1 and given.valid is None and given.pattern.packed is None
+        each_query = of_queries == 1 and not given.pattern.positional
+        if (
+            of_keys != keys
+            or (of_queries != queries and not each_query)
+            or (of_batch != batch and not each_batch)
+        ):
+            _instead.refuse(
+                f"{queries} queries and {keys} keys in a batch of {batch} under a mask of {of_queries} "
+                f"queries and {of_keys} keys in a batch of {of_batch}",
+                EAGER,
+            )
+        return given
+    if given is not None:
+        _instead.refuse(f"a mask that is a {type(given).__name__}", EAGER)
+    # The model makes no mask: its layers say what they are.
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if sliding_window is not None and sliding_window < keys:
+        # eager and sdpa pay this no heed without a mask, FlashAttention does.
+        _instead.refuse(f"a window of {sliding_window} in {keys} keys without a mask", EAGER)
+    if causal and queries not in (1, keys):
+        _instead.refuse(f"{queries} causal queries of {keys} keys without a mask", EAGER)
+    return Mask(Pattern(bool(causal) and queries > 1), (batch, 1, queries, keys))
+
+
+def _packed(
+    mask: Mask | Tensor, cu_q: Tensor | None, cu_k: Tensor | None, queries: int, keys: int
+) -> _masks.Rows:
+    """The sequences that FlashAttention's cu_seq_lens_q and cu_seq_lens_k make of the one row of a batch."""
+    if cu_q is None or cu_k is None:
+        given, lacking = ("k", "q") if cu_q is None else ("q", "k")
+        raise InvalidArgumentError(
+            f"cu_seq_lens_q and cu_seq_lens_k belong together, but only cu_seq_lens_{given} is given; "
+            f"pass cu_seq_lens_{lacking} too"
+        )
+    batch = mask.shape[0]
+    if batch != 1:
+        raise InvalidArgumentError(
+            f"cu_seq_lens_q and cu_seq_lens_k take a batch of 1, in whose row all sequences lie, not "
+            f"{batch}; put the sequences into one row, or leave these arguments out"
+        )
+    if isinstance(mask, Tensor) or (
+        (mask.rows is not None and mask.pattern.packed is None) or mask.seqused_k is not None
+    ):
+        raise InvalidArgumentError(
+            "cu_seq_lens_q and cu_seq_lens_k come with a mask that has padding, or with a static cache; "
+            "packed sequences have neither: leave attention_mask and cache_implementation out"
+        )
+    rule = "cu_seq_lens_q and cu_seq_lens_k must end at the number of queries and of keys"
+    remedy = "pass them to the call whose tokens they divide only (not to generate)"
+    if cu_q.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = int(cu_q[-1]), int(cu_k[-1])
+        if ends != (queries, keys):
+            raise InvalidArgumentError(
+                f"{rule}, {queries} and {keys}, not at {ends[0]} and {ends[1]}; {remedy}"
+            )
+    else:  # without waiting for the device
+        torch._assert_async((cu_q[-1] == queries) & (cu_k[-1] == keys), f"{rule}; {remedy}")
+    return _masks.Rows(cu_q, cu_k)

@@ -1,0 +1,118 @@
+"""What Tandem lacks for a model of Transformers: the errors that say so, and PyTorch's attention instead."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tandem._errors import UnsupportedError
+from tandem.integrations._masks import Mask
+from tandem.integrations._patterns import SDPA
+
+WIDEST = 256  # the largest head dimension of any kernel
+
+_logger = logging.getLogger("tandem")
+_said: set[str] = set()
+
+
+def refuse(wish: str, remedy: str) -> NoReturn:
+    raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+
+
+def forget() -> None:
+    """What was said is said again."""
+    _said.clear()
+
+
+def _say(reason: str) -> None:
+    """Says once that PyTorch's attention computes what Tandem does not."""
+    if reason not in _said:
+        _said.add(reason)
+        _logger.warning("%s: PyTorch's sdpa computes its attention instead", reason)
+
+
+#: A compiled model says it as it is traced.
+say: Callable[[str], None] = torch.compiler.assume_constant_result(_say)  # type: ignore[no-untyped-call]
+
+
+def lacking(
+    query: Tensor, value: Tensor, mask: Mask | Tensor, dropout: float, position_bias: Tensor | None
+) -> tuple[str, str] | None:
+    """What a call asks for that Tandem lacks and PyTorch's attention has, and what to do about it."""
+    if dropout != 0.0:
+        return "dropout in attention", "set the configuration's attention dropout to 0, or " + SDPA
+    if position_bias is not None:
+        return "a position bias", SDPA
+    if isinstance(mask, Tensor):
+        return "a mask tensor", "pass a 2D mask, or " + SDPA
+    if max(query.shape[-1], value.shape[-1]) > WIDEST:
+        return f"heads of {max(query.shape[-1], value.shape[-1])} dimensions, more than {WIDEST}", SDPA
+    if query.dtype == torch.float64:
+        return "float64", "convert it with model.float(), or " + SDPA
+    return None
+
+
+def sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    dropout: float,
+    scaling: float | None,
+    position_bias: Tensor | None,
+) -> tuple[Tensor, None]:
+    """The call by Transformers' own way to PyTorch's attention."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    out, _ = sdpa_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        mask,
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=False,
+        position_bias=position_bias,
+    )
+    return out, None
+
+
+#: Modules of Transformers that choose a class by attn_implementation, from a table without a way to register.
+_CHOSEN_BY_CLASS = (
+    "bark.modeling_bark",
+    "data2vec.modeling_data2vec_vision",
+    "deepseek_ocr2.modeling_deepseek_ocr2",
+    "falcon.modeling_falcon",
+    "git.modeling_git",
+    "gpt_neo.modeling_gpt_neo",
+    "gptj.modeling_gptj",
+    "sam.modeling_sam",
+    "sam_hq.modeling_sam_hq",
+    "superglue.modeling_superglue",
+    "unlimited_ocr.modeling_unlimited_ocr",
+)
+
+
+def refuse_where_attention_is_chosen_by_class(name: str) -> None:
+    """Puts an error in the place of the KeyError that those models would fail with as they load."""
+
+    def attention(*_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(
+            "this model computes its attention itself, by classes of its own that attn_implementation "
+            f'names, and "{name}" is none of them; load the model with attn_implementation="sdpa" or "eager"'
+        )
+
+    for path in _CHOSEN_BY_CLASS:
+        try:
+            module = importlib.import_module(f"transformers.models.{path}")
+        except ImportError:  # not in every Transformers 5
+            continue
+        for table in [value for key, value in vars(module).items() if key.endswith("ATTENTION_CLASSES")]:
+            table.setdefault(name, attention)
