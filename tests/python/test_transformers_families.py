@@ -1,0 +1,117 @@
+"""Every family of the installed Transformers, tiny, beside eager attention: none is wrong in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
+
+import family_page  # noqa: E402
+import family_walk  # noqa: E402
+from family_walk import Outcome  # noqa: E402
+from tandem.integrations import transformers as integration  # noqa: E402
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers-families.md"
+#: Families in the page's lists are those of this release; what is wrong or unclear counts in every other too.
+LISTED = transformers.__version__ == family_page.RELEASE
+listed = pytest.mark.skipif(not LISTED, reason=f"the lists are of Transformers {family_page.RELEASE}")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return family_page.outcomes()
+
+
+def told(outcomes: list[Outcome]) -> str:
+    return "\n".join(f"{o.model_type}: {o.kind}: {o.why} {o.instead}" for o in outcomes)
+
+
+def test_no_family_is_wrong_in_silence(outcomes: list[Outcome]) -> None:
+    """Outputs and all gradients, without padding and with padding on either side."""
+    wrong = [o for o in outcomes if o.kind in ("wrong", "error")]
+    assert not wrong, told(wrong)
+    assert sum(o.kind == "right" for o in outcomes) >= 400
+    assert {o.model_type for o in outcomes if o.kind == "undefined"} <= family_page.POOL_PADDING
+
+
+def test_refusals_say_what_to_do(outcomes: list[Outcome]) -> None:
+    remedy = re.compile(r"; .*(load the model with attn_implementation=|attention dropout to 0)")
+    for outcome in outcomes:
+        for refusal in (outcome.why if outcome.kind == "refused" else "", outcome.training):
+            assert not refusal or remedy.search(refusal), told([outcome])
+
+
+def test_what_goes_to_pytorch_is_right(outcomes: list[Outcome]) -> None:
+    """Where the refusal names it: eager's results, and training with dropout. What is refused says so."""
+    handed = [o for o in outcomes if "unsupported=" in o.why + o.training]
+    assert len(handed) >= 80
+    for outcome in handed:
+        wrong = outcome.instead.startswith(("wrong", "error")) or "unsupported=" in outcome.instead
+        assert not wrong, told([outcome])
+    assert {"t5", "llama4", "t5gemma2", "gemma4"} <= {
+        o.model_type for o in handed if o.instead.startswith("right")
+    }
+
+
+def test_dropout_in_training_stops_nobody_who_asks(outcomes: list[Outcome]) -> None:
+    stopped = [o for o in outcomes if "dropout in attention" in o.training]
+    assert {"bert", "roberta", "distilbert", "gpt2", "wav2vec2"} <= {o.model_type for o in stopped}
+    assert all(not o.instead.strip() for o in stopped if o.kind in ("right", "undefined")), told(stopped)
+
+
+@listed
+def test_families_that_are_not_built_are_the_known_ones(outcomes: list[Outcome]) -> None:
+    """They cannot become more in silence: one more is a family to build, or to list with its reason."""
+    known = family_page.not_built()
+    more = [o for o in outcomes if o.kind == "not built" and o.model_type not in known]
+    assert not more, told(more)
+    assert len(known) == family_page.NOT_BUILT_COUNT
+
+
+@listed
+def test_the_page_of_families_is_up_to_date(outcomes: list[Outcome]) -> None:
+    assert PAGE.read_text() == family_page.page(outcomes), (
+        "the families have changed: python tests/python/family_page.py makes docs/transformers-families.md"
+    )
+
+
+def _cut_for_causal_masks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = integration.Pattern
+    monkeypatch.setattr(pattern, "positional", property(lambda self: self.causal))
+
+
+def _scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = integration.attention
+
+    def twice(q: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
+        return attention(1.02 * q, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(integration, "attention", twice)
+
+
+def _unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = integration._masks.make
+    monkeypatch.setattr(
+        integration._masks,
+        "make",
+        lambda *a: dataclasses.replace(make(*a), rows=None, seqused_k=None, seqused_q=None),
+    )
+
+
+@pytest.mark.parametrize(
+    "fault, family",
+    [(_cut_for_causal_masks_alone, "modernbert"), (_scaled, "llama"), (_scaled, "vit"), (_unpadded, "bert")],
+)
+def test_the_walk_finds_faults(fault: object, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family_walk.start()
+    assert family_walk.walk(family).kind == "right"
+    fault(monkeypatch)  # type: ignore[operator]
+    assert family_walk.walk(family).kind == "wrong"
+    integration.register()
