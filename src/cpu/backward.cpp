@@ -64,13 +64,12 @@ struct Schedule {
   std::size_t scratch_bytes = 0;  ///< of a thread
   std::int64_t at_work = 0;       ///< units at the same time, at most
   std::int64_t area_rows = 0;     ///< of sums of dk and dv; 0 where dk and dv hold the sums
-  bool totals = false;            ///< runs of tickets are added up in an area, too
   std::int64_t areas = 0;
   std::int64_t dk_sum_row = 0;  ///< floats
   std::int64_t dv_sum_row = 0;
   std::int64_t turns = 0;  ///< counters of a shared unit
 
-  std::size_t sums_at = 0, totals_at = 0, turns_at = 0, dsink_at = 0, order_at = 0, total = 0;
+  std::size_t sums_at = 0, turns_at = 0, dsink_at = 0, order_at = 0, total = 0;
 };
 
 Schedule make_schedule(const Problem& p, const Config& config, const BackwardKernel& kernel,
@@ -92,8 +91,7 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
   s.scratch_bytes = (kernel.scratch_bytes(shape) + 255) / 256 * 256;
   take(s.scratch_bytes * static_cast<std::size_t>(threads));
   const std::int64_t key_blocks = divide_up(p.rows_k, shape.block_k);
-  const bool in_runs = divide_up(p.rows_q, shape.block_q) * p.group() > backward_run_tickets;
-  if (p.q.dtype != DType::f32 || in_runs) {
+  if (p.q.dtype != DType::f32) {
     s.area_rows = key_blocks * shape.block_k;
     // Packed sequences share the rows of K: an area for each kv head holds the sums of all of them.
     s.areas = p.packed_k ? std::min(s.at_work, p.heads_kv) : s.at_work;
@@ -101,8 +99,6 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
     if (p.dv.given()) s.dv_sum_row = kernel.sum_row(p.head_dim_v);
     const std::int64_t sum_floats = s.areas * s.area_rows * (s.dk_sum_row + s.dv_sum_row);
     s.sums_at = take(static_cast<std::size_t>(sum_floats) * sizeof(float));
-    s.totals = p.q.dtype != DType::f32 && in_runs;
-    if (s.totals) s.totals_at = take(static_cast<std::size_t>(sum_floats) * sizeof(float));
   }
   s.turns = key_blocks + 1;
   s.turns_at = take(static_cast<std::size_t>(s.shared * s.turns) * sizeof(std::uint32_t));
@@ -136,8 +132,7 @@ class Backward {
                .head_dim_qk = p.head_dim_qk,
                .head_dim_v = p.head_dim_v,
                .block_q = config.block_q,
-               .block_k = config.block_k,
-               .dq_in_runs = p.rows_k > backward_run_keys},
+               .block_k = config.block_k},
         schedule_(make_schedule(p, config, kernel_, shape_)),
         threads_(config.threads),
         workspace_(workspace),
@@ -307,16 +302,9 @@ class Backward {
     }
     if (schedule_.area_rows > 0) {
       const std::int64_t area = slots_fit_ ? slot : u.kv_head;
-      const std::int64_t first = area * sum_rows_ * (schedule_.dk_sum_row + schedule_.dv_sum_row);
-      const std::int64_t dv_first = first + sum_rows_ * schedule_.dk_sum_row;
-      auto* const sums = reinterpret_cast<float*>(workspace_ + schedule_.sums_at);
-      b.dk_sum = sums + first;
-      b.dv_sum = sums + dv_first;
-      if (schedule_.totals) {
-        auto* const totals = reinterpret_cast<float*>(workspace_ + schedule_.totals_at);
-        b.dk_total = totals + first;
-        b.dv_total = totals + dv_first;
-      }
+      b.dk_sum = reinterpret_cast<float*>(workspace_ + schedule_.sums_at) +
+                 area * sum_rows_ * (schedule_.dk_sum_row + schedule_.dv_sum_row);
+      b.dv_sum = b.dk_sum + sum_rows_ * schedule_.dk_sum_row;
       b.sum_rows = sum_rows_;
       b.first_sum_row = slots_fit_ ? 0 : u.k.begin;
     }

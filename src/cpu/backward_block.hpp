@@ -17,11 +17,9 @@ struct HeadRows {
   std::int64_t row_stride = 0;
 };
 
-/// Terms that are added up in f32, block by block: keys of a dq, from a multiple of so many blocks to the
-/// next, and tickets of a dk or dv. Runs of keys are added in f64, runs of tickets in f32 (lane_totals.hpp
-/// says why).
+/// Keys whose terms of a dq are added up in f32, block by block: from a multiple of so many, rounded up to
+/// whole blocks, to the next. Those sums are added in f64 (lane_totals.hpp says why).
 constexpr std::int64_t backward_run_keys = 4096;
-constexpr std::int64_t backward_run_tickets = 64;
 
 /// What scratch sizes depend on.
 struct BackwardShape {
@@ -30,7 +28,6 @@ struct BackwardShape {
   std::int64_t head_dim_v = 0;
   std::int64_t block_q = 0;  ///< a multiple of BackwardKernel::panel
   std::int64_t block_k = 0;  ///< a multiple of BackwardKernel::strip
-  bool dq_in_runs = false;   ///< some sequence of the call may have more than one run of keys
 };
 
 struct BackwardBlock {
@@ -51,13 +48,10 @@ struct BackwardBlock {
   std::int64_t group_head = 0;  ///< which of the query heads that share k and v
   std::int64_t group = 1;
 
-  /// f32 sums of dk and dv over a run of tickets, `sum_rows` rows of panels each, of which this sequence has
-  /// those from `first_sum_row` on; null: there is one run, and f32 dk and dv hold its sums.
+  /// f32 sums of dk and dv for 16-bit outputs, `sum_rows` rows of panels each, of which this sequence has
+  /// those from `first_sum_row` on; null: dk and dv hold the sums.
   float* dk_sum = nullptr;
   float* dv_sum = nullptr;
-  /// f32 sums of the runs before, likewise; null: f32 dk and dv hold them, or there is one run.
-  float* dk_total = nullptr;
-  float* dv_total = nullptr;
   std::int64_t sum_rows = 0;
   std::int64_t first_sum_row = 0;
 

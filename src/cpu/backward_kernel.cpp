@@ -20,11 +20,8 @@ namespace {
 /// bit of the result, does not depend on threads.
 struct Turn {
   std::uint32_t order = 0;
+  bool first = false;
   bool last = false;
-
-  [[nodiscard]] bool starts_run() const { return order % backward_run_tickets == 0; }
-  [[nodiscard]] bool ends_run() const { return last || (order + 1) % backward_run_tickets == 0; }
-  [[nodiscard]] bool in_first_run() const { return order < backward_run_tickets; }
 };
 
 /// False where the call is to end: the turn may then never come.
@@ -50,7 +47,9 @@ Turn my_turn(Tile& t) {
   const std::int64_t last_block = (queries.last + block_q - 1) / block_q;
   const std::int64_t blocks = last_block - first_block;
   const std::int64_t order = t.b.group_head * blocks + last_block - 1 - t.b.block;
-  return {.order = static_cast<std::uint32_t>(order), .last = order == t.b.group * blocks - 1};
+  return {.order = static_cast<std::uint32_t>(order),
+          .first = order == 0,
+          .last = order == t.b.group * blocks - 1};
 }
 
 /// dsink -= sum over queries of exp(sink - lse) * delta: the sink is a key whose dP is 0. A query that sees
@@ -77,26 +76,6 @@ void add_dsink(Tile& t) {
   if (turn != nullptr) __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
 }
 
-/// Adds a run's sums of dk or dv to those of the runs before, which are in `total` or, in f32, in the user's
-/// rows, and rounds the last sums to these.
-template <typename Tile>
-void close_run(Tile& t, const Sums& run, float* total, const HeadRows& user, const Turn& turn) {
-  using Element = typename Tile::Element;
-  const bool only = turn.last && turn.in_first_run();
-  if (only || (total == nullptr && turn.in_first_run())) {
-    from_panels<Element>(run.data, run.panel_step, t.keys, run.columns, user, t.first_key);
-  } else if constexpr (__is_same(Element, float)) {
-    add_panels(run.data, run.panel_step, t.keys, run.columns, user, t.first_key);
-  } else {
-    float* const sum = total + (t.b.first_sum_row + t.first_key) * panel_lanes;
-    for (std::int64_t n = 0; n < panels_of(run.columns); ++n) {
-      add_words(run.data + n * run.panel_step, t.keys * panel_lanes, turn.in_first_run(),
-                sum + n * run.panel_step);
-    }
-    if (turn.last) from_panels<Element>(sum, run.panel_step, t.keys, run.columns, user, t.first_key);
-  }
-}
-
 /// dk and dv of a key block, in turn.
 template <typename Tile>
 void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
@@ -106,14 +85,15 @@ void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
   const Sums dk = sums(t, t.b.dk_sum, t.b.dk, t.d_qk());
   const Sums dv = sums(t, t.b.dv_sum, t.b.dv, t.d_v());
   if (pairwise) {
-    add_pairwise(t, turn.starts_run(), dk, dv);
+    add_pairwise(t, turn.first, dk, dv);
   } else {
-    if (dv.wanted()) add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, turn.starts_run());
-    if (dk.wanted()) add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, turn.starts_run());
+    if (dv.wanted()) add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, turn.first);
+    if (dk.wanted()) add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, turn.first);
   }
-  if (turn.ends_run() && t.b.dk_sum != nullptr) {
-    if (dk.wanted()) close_run(t, dk, t.b.dk_total, t.b.dk, turn);
-    if (dv.wanted()) close_run(t, dv, t.b.dv_total, t.b.dv, turn);
+  if (turn.last && t.b.dk_sum != nullptr) {
+    using Element = typename Tile::Element;
+    if (dk.wanted()) from_panels<Element>(dk.data, dk.panel_step, t.keys, t.d_qk(), t.b.dk, first_key);
+    if (dv.wanted()) from_panels<Element>(dv.data, dv.panel_step, t.keys, t.d_v(), t.b.dv, first_key);
   }
   if (counter != nullptr) __atomic_store_n(counter, turn.order + 1, __ATOMIC_RELEASE);
 }
@@ -150,7 +130,7 @@ void run_block(const BackwardBlock& block, float* scratch) {
   const std::int64_t block_k = block.shape.block_k;
   const std::int64_t run = (backward_run_keys + block_k - 1) / block_k * block_k;
   // Sums of rows that see no more than one run have the same bits either way.
-  const bool in_runs = block.shape.dq_in_runs && keys.first / run < (keys.last - 1) / run;
+  const bool in_runs = keys.first < keys.last && keys.first / run < (keys.last - 1) / run;
   if (in_runs) __builtin_memset(t.at(t.x.dq_total), 0, sizeof(double) * static_cast<std::size_t>(dq_words));
   for (std::int64_t first = keys.first / block_k * block_k; first < keys.last; first += block_k) {
     if (block.stop()) return;

@@ -102,18 +102,6 @@ TANDEM_INLINE void add_words(const float* src, std::int64_t count, bool first, f
   for (std::int64_t i = 0; i < count; ++i) dst[i] = first ? src[i] : dst[i] + src[i];
 }
 
-/// Adds panels (row i of panel n at src + n * panel_step + i * panel_lanes) to f32 rows of the user's.
-TANDEM_INLINE void add_panels(const float* src, std::int64_t panel_step, std::int64_t rows,
-                              std::int64_t columns, const HeadRows& dst, std::int64_t first_row) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* const out = row_of<float>(dst, first_row + r);
-    for (std::int64_t c = 0; c < columns; c += panel_lanes) {
-      const std::int64_t width = columns - c < panel_lanes ? columns - c : panel_lanes;
-      add_words(src + c / panel_lanes * panel_step + r * panel_lanes, width, false, out + c);
-    }
-  }
-}
-
 /// Rounds panels (row i of panel n at src + n * panel_step + i * panel_lanes) to rows of a user's tensor.
 template <typename T>
 TANDEM_INLINE void from_panels(const float* src, std::int64_t panel_step, std::int64_t rows,

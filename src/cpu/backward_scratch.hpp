@@ -65,7 +65,7 @@ struct BackwardScratch {
     x.q_panels = take(s.block_q * row_words(s.head_dim_qk));
     x.dout_panels = take(s.block_q * row_words(s.head_dim_v));
     x.dq = take(s.block_q * padded(s.head_dim_qk));
-    x.dq_total = take(s.dq_in_runs ? 2 * s.block_q * padded(s.head_dim_qk) : 0);
+    x.dq_total = take(2 * s.block_q * padded(s.head_dim_qk));
     x.lse = take(s.block_q);
     x.delta = take(s.block_q);
     x.live = take(s.block_q);

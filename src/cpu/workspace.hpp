@@ -10,12 +10,10 @@ namespace tandem::cpu {
 
 /// Bytes that each pass wants from its caller, alignment slack included.
 std::size_t forward_workspace_bytes(const Problem& problem, const Config& config);
-/// threads * tile, with tile about 4 * (block_q * 5 + block_k * 3) * head_dim + 8 * block_q * block_k, and 8
-/// * block_q * head_dim more with more than backward_run_keys keys; for f16 and bf16, and for f32 with more
-/// than backward_run_tickets tickets a unit, also f32 sums of dk and dv, 4 * rows_k * (head_dim_qk +
-/// head_dim_v), for each (batch, kv head) at work at the same time, of which there are at most min(batch *
-/// heads_kv, 3 * threads); where keys are packed, and rows_k is that of all sequences, at most min(heads_kv,
-/// 3 * threads) times; all that twice for f16 and bf16 with so many tickets.
+/// threads * tile, with tile about 4 * (block_q * 7 + block_k * 3) * head_dim + 8 * block_q * block_k; for
+/// f16 and bf16 also f32 sums of dk and dv, 4 * rows_k * (head_dim_qk + head_dim_v), for each (batch, kv
+/// head) at work at the same time, of which there are at most min(batch * heads_kv, 3 * threads); where keys
+/// are packed, and rows_k is that of all sequences, at most min(heads_kv, 3 * threads) times.
 std::size_t backward_workspace_bytes(const Problem& problem, const Config& config);
 
 /// A cache line, and the widest register.
