@@ -46,11 +46,6 @@ std::int64_t units_of(const Problem& p, const Config& config, std::int64_t b) {
   return (query_rows(p, b).used * p.group() + config.block_q - 1) / config.block_q;
 }
 
-/// Whether a row may see more than one run of keys.
-bool sums_in_runs(const Problem& p) {
-  return p.rows_k > run_keys;
-}
-
 /// What all tiles of one KV head of one sequence share.
 ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b, std::int64_t kv_head) {
   const Rows q_rows = query_rows(p, b);
@@ -80,13 +75,13 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.v_scale = p.v_scale.at(b, kv_head);
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
-  t.sums_in_runs = sums_in_runs(p);
+  t.sums_in_runs = p.rows_k > run_keys;
   return t;
 }
 
 std::size_t scratch_bytes(const Problem& p, const Config& config) {
   return forward_scratch(config.block_q, config.block_k, static_cast<int>(p.head_dim_qk),
-                         static_cast<int>(p.head_dim_v), sums_in_runs(p))
+                         static_cast<int>(p.head_dim_v))
       .bytes;
 }
 
@@ -140,8 +135,7 @@ void attend_split(const Run& run, const ForwardTile& t, std::int64_t split, doub
 void run_short(const Run& run, std::int64_t b, std::int64_t kv_head) {
   const ForwardTile t = short_tile(run, b, kv_head);
   const ShortKernel& kernel = short_kernel(run.config.target);
-  const ForwardScratch layout =
-      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
   auto* total = reinterpret_cast<double*>(t.scratch + layout.out);
   double* next = total + short_partial_numbers(t.head_dim_v);
   attend_split(run, t, 0, total);

@@ -273,8 +273,7 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
 
 template <typename Math, typename T>
 void run_tile(const ForwardTile& t) {
-  const ForwardScratch layout =
-      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
   float* const rows = floats(layout.rows);
   float* const scores = floats(layout.scores);

@@ -104,7 +104,7 @@ struct ForwardScratch {
 }
 
 [[gnu::always_inline]] inline ForwardScratch forward_scratch(int block_q, int block_k, int head_dim_qk,
-                                                             int head_dim_v, bool sums_in_runs) {
+                                                             int head_dim_v) {
   ForwardScratch s;
   const auto take = [&s](std::size_t count, std::size_t size) {
     const std::size_t at = s.bytes;
@@ -128,7 +128,8 @@ struct ForwardScratch {
   s.sum = take(bq, 4);
   s.first_key = take(bq, 8);
   s.last_key = take(bq, 8);
-  s.totals = take(sums_in_runs ? totals_bytes(block_q, head_dim_v) : 0, 1);
+  // Short sequences leave them untouched: memory goes by tiles and threads, not by lengths.
+  s.totals = take(totals_bytes(block_q, head_dim_v), 1);
   return s;
 }
 

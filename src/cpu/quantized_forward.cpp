@@ -63,7 +63,7 @@ std::size_t maxima_floats(const Problem& p, const Config& config) {
 }
 
 std::size_t tile_bytes(const Problem& p) {
-  return quantized_scratch(p.head_dim_qk, p.head_dim_v, p.rows_k > run_keys).floats * sizeof(float);
+  return quantized_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
 }
 
 std::size_t thread_bytes(const Problem& p, const Config& config) {
@@ -88,7 +88,7 @@ struct Run {
   }
   [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + tile_bytes(p); }
   [[nodiscard]] float* rows_scratch() const {
-    return reinterpret_cast<float*>(scratch()) + quantized_scratch(p.head_dim_qk, p.head_dim_v, false).k;
+    return reinterpret_cast<float*>(scratch()) + quantized_scratch(p.head_dim_qk, p.head_dim_v).k;
   }
 };
 

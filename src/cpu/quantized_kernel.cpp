@@ -368,7 +368,7 @@ void stage_queries(const Work& w) {
 }
 
 Scratch take_apart(const ForwardTile& t) {
-  const QuantizedScratch layout = quantized_scratch(t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const QuantizedScratch layout = quantized_scratch(t.head_dim_qk, t.head_dim_v);
   auto* const base = reinterpret_cast<float*>(t.scratch);
   Scratch s{};
   s.q = base + layout.q;

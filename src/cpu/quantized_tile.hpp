@@ -96,7 +96,7 @@ struct QuantizedScratch {
 };
 
 [[gnu::always_inline]] inline QuantizedScratch quantized_scratch(std::int64_t head_dim_qk,
-                                                                 std::int64_t head_dim_v, bool sums_in_runs) {
+                                                                 std::int64_t head_dim_v) {
   QuantizedScratch s;
   const auto take = [&s](std::int64_t count) {
     const std::size_t at = s.floats;
@@ -113,7 +113,7 @@ struct QuantizedScratch {
   s.channels = take(2 * head_dim_v);
   s.rows = take(7 * quant_block);
   const std::size_t totals = totals_bytes(quant_block, static_cast<int>(head_dim_v));
-  s.totals = take(sums_in_runs ? static_cast<std::int64_t>(totals / sizeof(float)) : 0);
+  s.totals = take(static_cast<std::int64_t>(totals / sizeof(float)));
   return s;
 }
 

@@ -221,8 +221,7 @@ void fold(const ForwardTile& t, const PartialView<double>& a, const PartialView<
 
 template <typename T>
 void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, double* partial) {
-  const ForwardScratch layout =
-      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
   const PartialView<double> total = partial_at(partial, t.count);
   const RunSums state = partial_at(reinterpret_cast<float*>(t.scratch + layout.rows), t.count);
   clear(total, t.count, t.head_dim_v);
@@ -273,8 +272,7 @@ void fold_short(const ForwardTile& t, double* total, const double* next) {
 template <typename T, typename Out>
 void write(const ForwardTile& t, const PartialView<const double>& total) {
   const float scale = logits_of(t).scale;
-  const ForwardScratch layout =
-      forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v, t.sums_in_runs);
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
   auto* const out = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
