@@ -10,8 +10,10 @@ import time
 import pytest
 
 # Tens of seconds of work.
+# A child of a shell's background job ignores SIGINT, and Python then leaves it so.
 LONG_CALL = """
-import sys, threading, time
+import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
 import tandem
 
