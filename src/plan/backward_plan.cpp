@@ -72,9 +72,9 @@ std::string division_objection(const BackwardConfig& c) {
         "two q_stages; there are {} and {}",
         c.block_n, c.block_m, c.q_stages);
   }
-  if (c.block_m < 64 || c.block_m % 64 != 0 || c.consumers % c.dq_row_groups() != 0) {
+  if (c.block_m < 64 || c.block_m % 64 != 0 || BackwardConfig::consumers % c.dq_row_groups() != 0) {
     return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
-                       c.consumers);
+                       BackwardConfig::consumers);
   }
   if (c.cluster < 1 || c.cluster > 2 || (c.cluster == 2 && (c.owns_keys() || c.head_dim_qk != 256))) {
     return fmt::format(
@@ -129,7 +129,7 @@ std::string backward_objection(const BackwardConfig& c) {
   }
   if (backward_registers(c) > c.registers().consumer) {
     return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", backward_registers(c),
-                       c.consumers, c.registers().consumer);
+                       BackwardConfig::consumers, c.registers().consumer);
   }
   return {};
 }

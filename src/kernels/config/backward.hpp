@@ -67,8 +67,8 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
   const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
   const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
-  const int dq = 4 * c.consumers * c.dq_part();
-  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * c.consumers);
+  const int dq = 4 * BackwardConfig::consumers * c.dq_part();
+  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * BackwardConfig::consumers);
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
