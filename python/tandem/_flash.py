@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -177,6 +179,19 @@ def without_dropout(position: int, parameter: str) -> Callable[[Callable[_P, _R]
         return checked
 
     return decorate
+
+
+def serve(module: ModuleType, *names: str) -> None:
+    """Makes imports of `names` find `module`; an error where something else was imported by one of them."""
+    for name in names:
+        present = sys.modules.get(name)
+        if present not in (None, module):
+            raise InvalidArgumentError(
+                f"{name} is imported already, from {getattr(present, '__file__', None)}; "
+                "call serve() before that"
+            )
+    for name in names:
+        sys.modules[name] = module
 
 
 def _is_spread(t: Tensor) -> bool:

@@ -287,13 +287,7 @@ def serve() -> ModuleType:
       This module.
     """
     module = sys.modules[__name__]
-    present = sys.modules.get(_SERVED)
-    if present not in (None, module):
-        raise InvalidArgumentError(
-            f"{_SERVED} is imported already, from {getattr(present, '__file__', None)}; "
-            "call serve() before that"
-        )
-    sys.modules[_SERVED] = module
+    _flash.serve(module, _SERVED)
     return module
 
 

@@ -71,8 +71,8 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -89,8 +89,8 @@ def flash_attn_qkvpacked_func(
     """As `flash_attn_func`, with q, k and v in one tensor, ``(batch, seqlen, 3, heads, head_dim)``."""
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     q, k, v = _parts(3, "(batch, seqlen, 3, heads, head_dim)", qkv=qkv)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -108,8 +108,8 @@ def flash_attn_kvpacked_func(
     """As `flash_attn_func`, with k and v in one tensor, ``(batch, seqlen_k, 2, heads_kv, head_dim)``."""
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     k, v = _parts(2, "(batch, seqlen_k, 2, heads_kv, head_dim)", kv=kv)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -142,9 +142,8 @@ def flash_attn_varlen_func(
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    metadata = (cu_seqlens_q, cu_seqlens_k, None, None, None, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -163,9 +162,8 @@ def flash_attn_varlen_qkvpacked_func(
     """As `flash_attn_varlen_func`, with q, k and v in one tensor, ``(total, 3, heads, head_dim)``."""
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     q, k, v = _parts(3, "(total, 3, heads, head_dim)", qkv=qkv)
-    metadata = (cu_seqlens, cu_seqlens, None, None, None, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens, cu_seqlens))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -187,9 +185,8 @@ def flash_attn_varlen_kvpacked_func(
     """As `flash_attn_varlen_func`, with k and v in one tensor, ``(total_k, 2, heads_kv, head_dim)``."""
     _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     k, v = _parts(2, "(total_k, 2, heads_kv, head_dim)", kv=kv)
-    metadata = (cu_seqlens_q, cu_seqlens_k, None, None, None, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    return _results(_flash.run(call, q, k, v, return_lse=return_attn_probs), return_attn_probs)
+    options = (softmax_scale, causal, window_size, softcap, deterministic)
+    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_with_kvcache(
@@ -248,20 +245,22 @@ def serve() -> ModuleType:
       This module.
     """
     module = sys.modules[__name__]
-    for name in _SERVED:
-        present = sys.modules.get(name)
-        if present not in (None, module):
-            raise InvalidArgumentError(
-                f"{name} is imported already, from {getattr(present, '__file__', None)}; "
-                "call serve() before that"
-            )
-    for name in _SERVED:
-        sys.modules[name] = module
+    _flash.serve(module, *_SERVED)
     vars(module)["flash_attn_interface"] = module  # FlashAttention-2's module of functions in its package
     return module
 
 
-def _results(results: Any, with_probabilities: bool) -> Any:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    with_probabilities: bool,
+    cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Any:
+    """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
+    call = _flash.problem(*options, metadata=(*cu_seqlens, None, None, None, None, None))
+    results = _flash.run(call, q, k, v, return_lse=with_probabilities)
     return (*results, None) if with_probabilities else results
 
 
