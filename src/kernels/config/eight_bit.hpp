@@ -53,24 +53,9 @@ struct EightBitConfig {
   }
   /// Columns of V in a part of P V.
   [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
-  [[nodiscard]] constexpr Tiling tiling() const {
-    return {.element = element,
-            .head_dim_qk = head_dim_qk,
-            .head_dim_v = head_dim_v,
-            .block_m = block_m,
-            .block_n = quant_block};
-  }
-  [[nodiscard]] constexpr TileWalk walk() const {
-    return {.block_m = block_m,
-            .block_n = quant_block,
-            .causal = causal,
-            .local = local,
-            .ragged = ragged,
-            .dynamic = dynamic};
-  }
-  [[nodiscard]] constexpr OutputTile output() const {
-    return {.element = element, .head_dim_v = head_dim_v, .block_m = block_m};
-  }
+  [[nodiscard]] constexpr Tiling tiling() const { return tiling_of(*this, quant_block); }
+  [[nodiscard]] constexpr TileWalk walk() const { return walk_of(*this, quant_block); }
+  [[nodiscard]] constexpr OutputTile output() const { return output_of(*this); }
 };
 
 /// Columns of a strip of a tile of codes: 128 where that wastes less than a strip of 64 costs.

@@ -35,24 +35,9 @@ struct ForwardConfig {
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
-  [[nodiscard]] constexpr Tiling tiling() const {
-    return {.element = element,
-            .head_dim_qk = head_dim_qk,
-            .head_dim_v = head_dim_v,
-            .block_m = block_m,
-            .block_n = block_n};
-  }
-  [[nodiscard]] constexpr TileWalk walk() const {
-    return {.block_m = block_m,
-            .block_n = block_n,
-            .causal = causal,
-            .local = local,
-            .ragged = ragged,
-            .dynamic = dynamic};
-  }
-  [[nodiscard]] constexpr OutputTile output() const {
-    return {.element = element, .head_dim_v = head_dim_v, .block_m = block_m};
-  }
+  [[nodiscard]] constexpr Tiling tiling() const { return tiling_of(*this, block_n); }
+  [[nodiscard]] constexpr TileWalk walk() const { return walk_of(*this, block_n); }
+  [[nodiscard]] constexpr OutputTile output() const { return output_of(*this); }
 };
 
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and

@@ -69,6 +69,29 @@ struct OutputTile {
   int block_m;
 };
 
+/// These parts of the Config of a forward kernel, whose blocks have `block_n` keys.
+template <typename Config>
+constexpr Tiling tiling_of(const Config& c, int block_n) {
+  return {.element = c.element,
+          .head_dim_qk = c.head_dim_qk,
+          .head_dim_v = c.head_dim_v,
+          .block_m = c.block_m,
+          .block_n = block_n};
+}
+template <typename Config>
+constexpr TileWalk walk_of(const Config& c, int block_n) {
+  return {.block_m = c.block_m,
+          .block_n = block_n,
+          .causal = c.causal,
+          .local = c.local,
+          .ragged = c.ragged,
+          .dynamic = c.dynamic};
+}
+template <typename Config>
+constexpr OutputTile output_of(const Config& c) {
+  return {.element = c.element, .head_dim_v = c.head_dim_v, .block_m = c.block_m};
+}
+
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {
   long long batch;
