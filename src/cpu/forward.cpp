@@ -75,7 +75,6 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.v_scale = p.v_scale.at(b, kv_head);
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
-  t.sums_in_runs = p.rows_k > run_keys;
   return t;
 }
 

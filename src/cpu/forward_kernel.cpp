@@ -307,7 +307,7 @@ void run_tile(const ForwardTile& t) {
   }
 
   // Sums of rows that see no more than one run have the same bits either way.
-  const bool in_runs = t.sums_in_runs && begin < end && begin / run_keys != (end - 1) / run_keys;
+  const bool in_runs = begin < end && begin / run_keys != (end - 1) / run_keys;
   for (int i = 0; in_runs && i < stripe_count; ++i) {
     stripes[i].totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes, t.head_dim_v);
     open_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v);

@@ -54,7 +54,6 @@ struct ForwardTile {
   const float* sink = nullptr;  ///< of the group's first head
   std::int64_t sink_stride = 0;
 
-  bool sums_in_runs = false;     ///< some sequence of the call has more than run_keys keys
   std::byte* scratch = nullptr;  ///< ForwardScratch::bytes, 64-byte aligned
   AskToStop stop = {};
 };

@@ -268,7 +268,6 @@ void run_tile(const Head& h, std::int64_t unit) {
   // The last tile of a causal sequence sees the most keys: it goes first.
   t.first = (tiles_of(h) - 1 - unit) / p.group() * quant_block;
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
-  t.sums_in_runs = p.rows_k > run_keys;
   t.scratch = run.scratch();
   if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};
   job.recipe = run.recipe;

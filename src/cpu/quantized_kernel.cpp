@@ -464,7 +464,7 @@ void run(const QuantizedTile& job) {
 
   const std::int64_t begin = row_keys(w.t, w.t.first).begin / quant_block * quant_block;
   const std::int64_t end = row_keys(w.t, w.t.first + w.t.count - 1).end;
-  const bool in_runs = w.t.sums_in_runs && begin < end && begin / run_keys != (end - 1) / run_keys;
+  const bool in_runs = begin < end && begin / run_keys != (end - 1) / run_keys;
   for (int n = 0; in_runs && n < count; ++n) {
     open_totals<stripe_lanes>(totals_at(w.s.totals, quant_block, n * stripe_lanes, w.t.head_dim_v),
                               w.t.head_dim_v);
