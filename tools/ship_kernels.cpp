@@ -3,8 +3,9 @@
 //   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as
 //   a file, and their names in names.txt, for scripts/same_kernels.py
 //
-// It does not refuse those: another ptxas than the one the tiles were chosen with may spill, and a slow
-// kernel is better than none. The tests refuse them (tests/gpu/shipped_test.cpp).
+// Exits with 1 if a kernel did not compile. It does not refuse slow ones: another ptxas than the one the
+// tiles were chosen with may spill, and a slow kernel is better than none. The tests refuse them
+// (tests/gpu/shipped_test.cpp).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -116,14 +117,17 @@ void report(const std::vector<Job>& jobs) {
 
 void write(const char* archive, const std::vector<Job>& jobs) {
   std::string bytes = gpu::shipped_header();
+  std::size_t compiled = 0;
   for (const Job& job : jobs) {
-    if (job.objection.empty()) gpu::append_shipped(bytes, job.name, job.kernel);
+    if (!job.objection.empty()) continue;
+    gpu::append_shipped(bytes, job.name, job.kernel);
+    ++compiled;
   }
   std::ofstream file(archive, std::ios::binary | std::ios::trunc);
   file << bytes;
   file.close();
   if (!file) throw Error(Status::runtime, fmt::format("{} cannot be written", archive));
-  fmt::print("{} kernels, {} KiB\n", jobs.size(), bytes.size() / 1024);
+  fmt::print("{} of {} kernels, {} KiB\n", compiled, jobs.size(), bytes.size() / 1024);
 }
 
 void write_cubins(const std::filesystem::path& folder, const std::vector<Job>& jobs) {
@@ -137,12 +141,14 @@ void write_cubins(const std::filesystem::path& folder, const std::vector<Job>& j
   }
 }
 
-void run(const char* archive, unsigned workers, const char* folder) {
+/// Whether every kernel compiled.
+bool run(const char* archive, unsigned workers, const char* folder) {
   std::vector<Job> jobs = jobs_to_do();
   compile_all(jobs, workers);
   report(jobs);
   write(archive, jobs);
   if (folder != nullptr) write_cubins(folder, jobs);
+  return std::ranges::all_of(jobs, [](const Job& job) { return job.objection.empty(); });
 }
 
 }  // namespace
@@ -154,8 +160,7 @@ int main(int argc, char** argv) try {
     fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS [FOLDER]]\n");
     return 2;
   }
-  run(argv[1], workers, argc > 3 ? argv[3] : nullptr);
-  return 0;
+  return run(argv[1], workers, argc > 3 ? argv[3] : nullptr) ? 0 : 1;
 } catch (const std::exception& e) {
   fmt::print(stderr, "ship_kernels: {}\n", e.what());
   return 1;
