@@ -188,7 +188,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 }
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
-  // Words of the tile, nearly all stored and read once a tile: docs/kernels/backward.md has the table.
+  // Words of the tile, nearly all stored and read once a tile: docs/history/backward.md has the bytes.
   if (c.cluster > 1) return c.ragged && !c.causal ? 176 : 48;
   return c.pingpong && c.block_m == 128 && (c.causal || c.ragged) ? 100 : 0;
 }
