@@ -124,8 +124,8 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
 }
 
 /// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
-/// than codes take to be copied once (docs/kernels/quantiser.md, Row-major V of the caller's). Measured with
-/// as many queries as keys: fewer queries transpose less, fewer heads of keys copy less.
+/// than codes take to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many queries as
+/// keys: fewer queries transpose less, fewer heads of keys copy less.
 bool is_few_keys(const Problem& p) {
   const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
   const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
