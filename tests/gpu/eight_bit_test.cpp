@@ -28,7 +28,7 @@ using harness::Case;
 /// problem 55 if its scale is 1e-4 smaller.) Without scales by row P's unit lags behind the largest
 /// score so far besides, which the GPU meets from the right and the CPU from the left: each rounds all of P
 /// anew, and half of the exponentials, which are linear within an octave, err by -3.9 to +2.0 % anew: sums of
-/// them, and so the LSE, may be 6 % apart. The emulator's results differ from the CPU's by up to 0.094 then.
+/// them, and so the LSE, may be 6 % apart. (The emulator's out was up to 0.094 from the CPU's before that.)
 struct Tolerance {
   double out, lse;
 };
