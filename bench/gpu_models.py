@@ -14,12 +14,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import gpu_speed
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -139,12 +139,11 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kinds", default="tandem,sdpa,eager")
+    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     tandem.integrations.transformers.register()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = args.commit or gpu_speed.commit()
     kinds = args.kinds.split(",")
     document: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if args.device == "cuda" else args.device,

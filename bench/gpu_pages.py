@@ -6,7 +6,8 @@ A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end --
 made anew from docs/results/NAME.json, the rest of the page is left as it is. --check changes nothing and
 exits with 1 if a page is not what its JSON says. FlashAttention-3 enters by fa3_ratios.json: its ratio to
 cuDNN (in 8 bits to an FP8 product) in another run, on the same kind of device where there is one, times cuDNN
-(the product) in this one.
+(the product) in this one. Beside it stands what FA3 reached in that run, if that was on the same kind of
+device.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 NAMES = {"tandem": "Tandem", "cudnn": "cuDNN", "fa2": "FA2", "fa3": "FA3 (by ratio)"}
+FA3_THERE = "FA3 (its own run)"
 BLOCK = re.compile(r"(<!-- from (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -41,13 +43,40 @@ def fa3_tables(device: str) -> list[dict]:
     return sorted(tables, key=lambda table: table["device"] != device)
 
 
+def entry(table: dict, kind: str, cell: dict) -> float | None:
+    """What `table` has under `kind` for this shape."""
+    values = table.get(kind, {}).get(f"{cell['head_dim']} {mask_of(cell)}")
+    known = values and cell["seqlen"] in table["seqlens"]
+    return values[table["seqlens"].index(cell["seqlen"])] if known else None
+
+
 def fa3_ratio(cell: dict, device: str, sustained: bool = False) -> float | None:
     """FlashAttention-3's speed over cuDNN's at this shape; None where it was not measured."""
     for table in fa3_tables(device):
-        ratios = table.get(cell["pass"], {}).get(f"{cell['head_dim']} {mask_of(cell)}")
-        if table.get("sustained", False) == sustained and ratios and cell["seqlen"] in table["seqlens"]:
-            return ratios[table["seqlens"].index(cell["seqlen"])]
+        if table.get("sustained", False) == sustained and (ratio := entry(table, cell["pass"], cell)):
+            return ratio
     return None
+
+
+def fa3_there(cell: dict, device: str, kind: str, sustained: bool = False) -> float | None:
+    """TFLOP/s of FlashAttention-3 at this shape in another run on the same kind of device."""
+    for table in fa3_tables(device):
+        if table["device"] != device or table.get("sustained", False) != sustained:
+            continue
+        if reached := entry({**table.get("fa3_tflops", {}), "seqlens": table["seqlens"]}, kind, cell):
+            return reached
+    return None
+
+
+def beside_there(speeds: list[float], there: list[float | None]) -> str:
+    """A sentence on Tandem's speeds over FlashAttention-3's in its own run."""
+    ratios = [speed / other for speed, other in zip(speeds, there, strict=True) if other]
+    if not ratios:
+        return ""
+    return (
+        f" Against what FA3 reached in its own run: geometric mean {geometric_mean(ratios):.3f}, "
+        f"least {min(ratios):.2f}."
+    )
 
 
 def fa3_in_8_bits(device: str) -> dict:
@@ -56,9 +85,7 @@ def fa3_in_8_bits(device: str) -> dict:
 
 def fa3_fp8(cell: dict, gemm: float, device: str) -> float:
     """FlashAttention-3's FP8 speed by its share of an FP8 product's."""
-    ratios = fa3_in_8_bits(device)
-    share = ratios["fp8_of_gemm"][f"{cell['head_dim']} {mask_of(cell)}"]
-    return gemm * share[ratios["seqlens"].index(cell["seqlen"])]
+    return gemm * entry(fa3_in_8_bits(device), "fp8_of_gemm", cell)
 
 
 def with_fa3(cell: dict, device: str, sustained: bool) -> dict[str, float]:
@@ -87,16 +114,25 @@ def number(value: float | None, digits: int = 0) -> str:
 def cells(document: dict) -> list[str]:
     """The table of speeds, and what it comes to."""
     sustained = "--sustained" in document["command"]
-    speeds = [with_fa3(cell, document["device"], sustained) for cell in document["cells"]]
+    device, measured = document["device"], document["cells"]
+    speeds = [with_fa3(cell, device, sustained) for cell in measured]
     names = [name for name in NAMES if any(name in tflops for tflops in speeds)]
     ratios = [of_best(tflops) for tflops in speeds]
+    there = [
+        fa3_there(cell, device, cell["pass"], sustained)
+        if "fa3" in tflops and cell["dtype"] == "bf16"
+        else None
+        for cell, tflops in zip(measured, speeds, strict=True)
+    ]
+    header = ["head_dim", "mask", "seqlen", *(NAMES[name] for name in names), "Tandem / best"]
     lines = table(
-        ["head_dim", "mask", "seqlen", *(NAMES[name] for name in names), "Tandem / best"],
+        header + [FA3_THERE] * any(there),
         (
             [cell["head_dim"], mask_of(cell), cell["seqlen"]]
             + [number(tflops.get(name)) for name in names]
             + [number(ratio, 2)]
-            for cell, tflops, ratio in zip(document["cells"], speeds, ratios, strict=True)
+            + [number(other)] * any(there)
+            for cell, tflops, ratio, other in zip(measured, speeds, ratios, there, strict=True)
         ),
     )
     known = [ratio for ratio in ratios if ratio]
@@ -108,6 +144,7 @@ def cells(document: dict) -> list[str]:
             *wrapped(
                 f"Geometric mean of the last column: {geometric_mean(known):.3f}{beside}. At 1.00 or more: "
                 f"{sum(round(r, 2) >= 1 for r in known)} of {len(known)}; least: {min(known):.2f}."
+                + beside_there([tflops["tandem"] for tflops in speeds], there)
             ),
         ]
     for cell in document["cells"]:
@@ -125,17 +162,20 @@ def precision(document: dict) -> list[str]:
     peers = [fa3_fp8(e, gemm, device) for e in entries]
     of_fa3 = [e["tflops"]["fp8 kernel"] / peer for e, peer in zip(entries, peers, strict=True)]
     of_fp8 = [e["tflops"]["int8 kernel"] / e["tflops"]["fp8 kernel"] for e in entries]
+    there = [fa3_there(e, device, "fp8") for e in entries]
     settings = ("fp8", "int8", "int8-accurate")
     lines = table(
         ["head_dim", "mask", "seqlen", "bf16", "fp8", "FA3 (by ratio)", "fp8 / FA3", "int8", "int8 / fp8"]
-        + ["int8-accurate", *(f"whole {s} / bf16" for s in settings)],
+        + ["int8-accurate", *(f"whole {s} / bf16" for s in settings)]
+        + [FA3_THERE] * any(there),
         (
             [e["head_dim"], mask_of(e), e["seqlen"]]
             + [number(e["tflops"]["16-bit"]), number(e["tflops"]["fp8 kernel"]), number(peer)]
             + [number(x, 2), number(e["tflops"]["int8 kernel"]), number(y, 2)]
             + [number(e["tflops"]["int8-accurate kernel"])]
             + [number(e["tflops"][f"{s} whole"] / e["tflops"]["16-bit"], 2) for s in settings]
-            for e, peer, x, y in zip(entries, peers, of_fa3, of_fp8, strict=True)
+            + [number(other)] * any(there)
+            for e, peer, x, y, other in zip(entries, peers, of_fa3, of_fp8, there, strict=True)
         ),
     )
     summary = (
@@ -150,6 +190,7 @@ def precision(document: dict) -> list[str]:
             f"{theirs:.2f} where FA3 ran: by the bf16 product fp8 / FA3 is "
             f"{geometric_mean(of_fa3) * by_bf16:.3f} (least {min(of_fa3) * by_bf16:.2f})."
         )
+    summary += beside_there([e["tflops"]["fp8 kernel"] for e in entries], there)
     return [*lines, "", *wrapped(summary)]
 
 

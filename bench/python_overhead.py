@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_speed
 import torch
 from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
 
@@ -75,12 +75,11 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = args.commit or gpu_speed.commit()
     device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     us = measure(args.device, args.rounds)
     print(f"{device}, PyTorch {torch.__version__}, commit {commit}: host microseconds a call")
