@@ -67,7 +67,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
   p.dv.data = course.outputs[2].buffer.data();
   std::size_t workspace = 0;
   for (const BackwardConfig& config : configs) {
-    course.kernels.push_back(gpu::kernel_name(config, gpu::BackwardKernel::main));
+    course.kernels.push_back(gpu::kernel_name(gpu::Kernel::backward, config));
     workspace = std::max(workspace, gpu::backward_workspace_bytes(p, config));
   }
   memory->workspace = gpu::DeviceBuffer(tuned_device, std::max<std::size_t>(workspace, 1));

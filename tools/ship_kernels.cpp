@@ -54,14 +54,14 @@ std::vector<Job> jobs_to_do() {
     jobs.emplace_back(name, "");
   };
   for (const BackwardConfig& config : shipped_backward_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config, gpu::BackwardKernel::main), backward_objection(config));
-    for (const gpu::BackwardKernel which : {gpu::BackwardKernel::preprocess, gpu::BackwardKernel::convert}) {
-      add_once(gpu::kernel_name(gpu::backward_rows_config(config), which));
+    jobs.emplace_back(gpu::kernel_name(gpu::Kernel::backward, config), backward_objection(config));
+    for (const gpu::Kernel kernel : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert}) {
+      add_once(gpu::kernel_name(kernel, gpu::backward_rows_config(config)));
     }
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config, gpu::QuantizeKernel::codes), "");
-    add_once(gpu::kernel_name(mean_config(config), gpu::QuantizeKernel::mean));
+    jobs.emplace_back(gpu::kernel_name(gpu::Kernel::quantize, config), "");
+    add_once(gpu::kernel_name(gpu::Kernel::mean_of_keys, mean_config(config)));
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     jobs.emplace_back(gpu::kernel_name(config), eight_bit_objection(config));

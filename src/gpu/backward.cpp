@@ -26,16 +26,6 @@ void for_each_packing(Problem& p, const BackwardConfig& config, F&& f) {
   }
 }
 
-LoadedKernel backward_kernel(int device, const BackwardConfig& config, BackwardKernel which) {
-  static std::array<KernelTable<BackwardConfig>, 4> tables;
-  return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const BackwardConfig& c) {
-    const int shared = which == BackwardKernel::main   ? backward_shared_bytes(c)
-                       : which == BackwardKernel::sink ? backward_sink_shared_bytes
-                                                       : 0;
-    return load_kernel(d, kernel_name(c, which), shared);
-  });
-}
-
 }  // namespace
 
 std::size_t backward_workspace_bytes(const Problem& problem, const BackwardConfig& config) {
@@ -58,11 +48,11 @@ void backward(const Problem& problem, const BackwardConfig& config, void* stream
   // All kernels are there before the first is launched: an error leaves the outputs as they were.
   const BackwardConfig rows_config = backward_rows_config(config);
   const auto rows_threads = static_cast<unsigned int>(backward_rows_threads(config));
-  const LoadedKernel preprocess = backward_kernel(device, rows_config, BackwardKernel::preprocess);
-  const LoadedKernel main = backward_kernel(device, config, BackwardKernel::main);
-  const LoadedKernel convert = backward_kernel(device, rows_config, BackwardKernel::convert);
+  const LoadedKernel preprocess = loaded_kernel(device, Kernel::backward_preprocess, rows_config);
+  const LoadedKernel main = loaded_kernel(device, Kernel::backward, config);
+  const LoadedKernel convert = loaded_kernel(device, Kernel::backward_convert, rows_config);
   const LoadedKernel sink =
-      sinks ? backward_kernel(device, rows_config, BackwardKernel::sink) : LoadedKernel{};
+      sinks ? loaded_kernel(device, Kernel::backward_sink, rows_config) : LoadedKernel{};
   const DeviceProperties& limits = properties(device);
   const ContextGuard guard(device);
 

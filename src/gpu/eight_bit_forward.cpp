@@ -23,13 +23,6 @@ Packing packing_of_v(Problem& p) {
           .head_dim = p.head_dim_v};
 }
 
-LoadedKernel attention_kernel(int device, const EightBitConfig& config) {
-  static KernelTable<EightBitConfig> table;
-  return table.get(device, config, [](int d, const EightBitConfig& c) {
-    return load_kernel(d, kernel_name(c), eight_bit_shared_bytes(c));
-  });
-}
-
 /// What the launches before the attention kernel write, which transpose_v leaves out, and counters.
 QuantizedSpace space_of(const Problem& p, const Recipe& recipe, const EightBitConfig& config) {
   if (!config.transpose_v) return quantized_space(p, recipe);
@@ -71,7 +64,8 @@ void eight_bit_forward(const Problem& problem, const Recipe& recipe, const Quant
   const QuantizeKernels quantizer = !quantizes           ? QuantizeKernels{}
                                     : problem.of_codes() ? arrange_kernels(device, quantize_config)
                                                          : quantize_kernels(device, quantize_config);
-  const LoadedKernel attention = stages.attend ? attention_kernel(device, config) : LoadedKernel{};
+  const LoadedKernel attention =
+      stages.attend ? loaded_kernel(device, Kernel::eight_bit_forward, config) : LoadedKernel{};
   const ContextGuard guard(device);
   const Scratch scratch(workspace,
                         workspace != nullptr ? 0 : eight_bit_forward_workspace_bytes(problem, recipe, config),

@@ -28,13 +28,6 @@ void for_each_packing(Problem& p, const ForwardConfig& config, F&& f) {
   }
 }
 
-LoadedKernel forward_kernel(int device, const ForwardConfig& config) {
-  static KernelTable<ForwardConfig> table;
-  return table.get(device, config, [](int d, const ForwardConfig& c) {
-    return load_kernel(d, kernel_name(c), forward_shared_bytes(c));
-  });
-}
-
 /// CTAs that are launched at most: one an SM.
 std::int64_t most_blocks(int device) {
   return properties(device).multiprocessors;
@@ -56,7 +49,7 @@ std::size_t forward_workspace_bytes(const Problem& problem, const ForwardConfig&
 }
 
 void load_forward(int device, const ForwardConfig& config) {
-  forward_kernel(device, config);
+  loaded_kernel(device, Kernel::forward, config);
 }
 
 void forward(const Problem& problem, const ForwardConfig& config, void* stream_handle, void* workspace) {
@@ -64,7 +57,7 @@ void forward(const Problem& problem, const ForwardConfig& config, void* stream_h
   if (tiles == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
-  const LoadedKernel kernel = forward_kernel(device, config);
+  const LoadedKernel kernel = loaded_kernel(device, Kernel::forward, config);
   const ContextGuard guard(device);
 
   Problem p = problem;

@@ -18,9 +18,25 @@ requires std::is_enum_v<Enum> std::string value_of(Enum value) {
   return fmt::format("tandem::{}::{}", type_name<Enum>(), name_of(value));
 }
 
+constexpr const char* config_name(const ForwardConfig& /*config*/) {
+  return "ForwardConfig";
+}
+constexpr const char* config_name(const EightBitConfig& /*config*/) {
+  return "EightBitConfig";
+}
+constexpr const char* config_name(const BackwardConfig& /*config*/) {
+  return "BackwardConfig";
+}
+constexpr const char* config_name(const QuantizeConfig& /*config*/) {
+  return "QuantizeConfig";
+}
+constexpr const char* config_name(const PackConfig& /*config*/) {
+  return "PackConfig";
+}
+
 template <typename Config>
-std::string aggregate(const char* type, const Config& config) {
-  std::string text = fmt::format("tandem::{}{{", type);
+std::string aggregate(const Config& config) {
+  std::string text = fmt::format("tandem::{}{{", config_name(config));
   const char* separator = "";
   for_each_field(config, [&](const char* name, auto value) {
     text += fmt::format("{}.{} = {}", separator, name, value_of(value));
@@ -29,65 +45,68 @@ std::string aggregate(const char* type, const Config& config) {
   return text + "}";
 }
 
+/// Where a kernel's source is, by Kernel.
+struct Place {
+  const char* header;
+  const char* name;
+};
+constexpr Place places[] = {
+    {"kernels/common/pack.cuh", "pack"},
+    {"kernels/common/dequantize.cuh", "dequantize"},
+    {"kernels/common/mean_of_keys.cuh", "mean_of_keys"},
+    {"kernels/common/quantize.cuh", "largest_of_groups"},
+    {"kernels/common/quantize.cuh", "quantize"},
+    {"kernels/common/arrange_codes.cuh", "arrange_codes"},
+    {"kernels/sm90/forward.cuh", "forward"},
+    {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
+    {"kernels/common/preprocess.cuh", "backward_preprocess"},
+    {"kernels/sm90/backward.cuh", "backward"},
+    {"kernels/common/convert.cuh", "backward_convert"},
+    {"kernels/common/convert.cuh", "backward_sink"},
+};
+
 }  // namespace
 
-std::string expression_of(const ForwardConfig& config) {
-  return aggregate("ForwardConfig", config);
-}
-std::string expression_of(const BackwardConfig& config) {
-  return aggregate("BackwardConfig", config);
-}
-std::string expression_of(const PackConfig& config) {
-  return aggregate("PackConfig", config);
-}
-std::string expression_of(const QuantizeConfig& config) {
-  return aggregate("QuantizeConfig", config);
+std::string expression_of(const KernelConfig& config) {
+  return std::visit([](const auto& c) { return aggregate(c); }, config);
 }
 
-std::string expression_of(const EightBitConfig& config) {
-  return aggregate("EightBitConfig", config);
+KernelName kernel_name(Kernel kernel, const KernelConfig& config) {
+  const auto& [header, name] = places[static_cast<std::size_t>(kernel)];
+  return {.header = header, .expression = fmt::format("tandem::{}<{}>", name, expression_of(config))};
 }
 
-KernelName kernel_name(const ForwardConfig& config) {
-  return {.header = "kernels/sm90/forward.cuh",
-          .expression = fmt::format("tandem::forward<{}>", expression_of(config))};
-}
-
-KernelName kernel_name(const EightBitConfig& config) {
-  return {.header = "kernels/sm90/eight_bit.cuh",
-          .expression = fmt::format("tandem::eight_bit_forward<{}>", expression_of(config))};
-}
-
-KernelName kernel_name(const BackwardConfig& config, BackwardKernel which) {
-  struct Place {
-    const char* header;
-    const char* kernel;
-  };
-  constexpr Place places[] = {{"kernels/common/preprocess.cuh", "backward_preprocess"},
-                              {"kernels/sm90/backward.cuh", "backward"},
-                              {"kernels/common/convert.cuh", "backward_convert"},
-                              {"kernels/common/convert.cuh", "backward_sink"}};
-  const auto [header, kernel] = places[static_cast<int>(which)];
-  return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
-}
-
-KernelName kernel_name(const PackConfig& config) {
-  return {.header = "kernels/common/pack.cuh",
-          .expression = fmt::format("tandem::pack<{}>", expression_of(config))};
-}
-
-KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which) {
-  struct Place {
-    const char* header;
-    const char* kernel;
-  };
-  constexpr Place places[] = {{"kernels/common/mean_of_keys.cuh", "mean_of_keys"},
-                              {"kernels/common/quantize.cuh", "largest_of_groups"},
-                              {"kernels/common/quantize.cuh", "quantize"},
-                              {"kernels/common/arrange_codes.cuh", "arrange_codes"},
-                              {"kernels/common/dequantize.cuh", "dequantize"}};
-  const auto& [header, kernel] = places[static_cast<int>(which)];
-  return {.header = header, .expression = fmt::format("tandem::{}<{}>", kernel, expression_of(config))};
+BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
+  const auto quantizer = [&]() -> const QuantizeConfig& { return std::get<QuantizeConfig>(config); };
+  const auto backward = [&]() -> const BackwardConfig& { return std::get<BackwardConfig>(config); };
+  switch (kernel) {
+    case Kernel::pack: return {.threads = pack_threads};
+    case Kernel::dequantize: return {.threads = quantize_threads};
+    case Kernel::mean_of_keys:
+      return {.threads = mean_threads(quantizer()), .shared_bytes = mean_shared_bytes(quantizer())};
+    case Kernel::largest_of_groups:
+    case Kernel::quantize:
+      return {.threads = quantize_threads, .shared_bytes = quantize_shared_bytes(quantizer())};
+    case Kernel::arrange_codes:
+      return {.threads = quantize_threads, .shared_bytes = arrange_shared_bytes(quantizer())};
+    case Kernel::forward: {
+      const auto& c = std::get<ForwardConfig>(config);
+      return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};
+    }
+    case Kernel::eight_bit_forward: {
+      const auto& c = std::get<EightBitConfig>(config);
+      return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};
+    }
+    case Kernel::backward_preprocess:
+    case Kernel::backward_convert: return {.threads = backward_rows_threads(backward())};
+    case Kernel::backward:
+      return {.threads = backward().threads(),
+              .shared_bytes = backward_shared_bytes(backward()),
+              .cluster = backward().cluster};
+    case Kernel::backward_sink:
+      return {.threads = backward_sink_threads, .shared_bytes = backward_sink_shared_bytes};
+  }
+  return {};
 }
 
 }  // namespace tandem::gpu

@@ -1,8 +1,9 @@
-// How a Config names its kernel: as the C++20 expression that NVRTC instantiates.
+// The kernels there are, and what a Config makes of each: the C++20 expression that NVRTC instantiates, and
+// the shape of its thread blocks.
 #pragma once
 
-#include <cstddef>
 #include <string>
+#include <variant>
 
 #include "gpu/compiler.hpp"
 #include "kernels/config/backward.hpp"
@@ -13,26 +14,48 @@
 
 namespace tandem::gpu {
 
+enum class Kernel : int {
+  pack,
+  dequantize,
+  mean_of_keys,
+  largest_of_groups,
+  quantize,
+  arrange_codes,
+  forward,
+  eight_bit_forward,
+  backward_preprocess,
+  backward,
+  backward_convert,
+  backward_sink
+};
+
+/// The Config of any kernel.
+using KernelConfig = std::variant<ForwardConfig, EightBitConfig, BackwardConfig, QuantizeConfig, PackConfig>;
+
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
-std::string expression_of(const ForwardConfig& config);
-std::string expression_of(const EightBitConfig& config);
-std::string expression_of(const BackwardConfig& config);
-std::string expression_of(const PackConfig& config);
-std::string expression_of(const QuantizeConfig& config);
+std::string expression_of(const KernelConfig& config);
 
-/// The kernels of one backward call, in this order.
-enum class BackwardKernel : int { preprocess, main, convert, sink };
+/// The kernel as `config`, one of its kind, specialises it.
+KernelName kernel_name(Kernel kernel, const KernelConfig& config);
 
-/// The quantiser's kernels, in this order.
-enum class QuantizeKernel : int { mean, largest, codes, arrange, dequantize };
-constexpr std::size_t quantize_kernels_count = 5;
+/// The same for the Configs of one kernel.
+inline KernelName kernel_name(const ForwardConfig& config) {
+  return kernel_name(Kernel::forward, config);
+}
+inline KernelName kernel_name(const EightBitConfig& config) {
+  return kernel_name(Kernel::eight_bit_forward, config);
+}
+inline KernelName kernel_name(const PackConfig& config) {
+  return kernel_name(Kernel::pack, config);
+}
 
-/// The kernel that a Config specialises.
-KernelName kernel_name(const ForwardConfig& config);
-KernelName kernel_name(const EightBitConfig& config);
-KernelName kernel_name(const BackwardConfig& config, BackwardKernel which);
-KernelName kernel_name(const PackConfig& config);
-KernelName kernel_name(const QuantizeConfig& config, QuantizeKernel which);
+/// Its thread blocks.
+struct BlockShape {
+  int threads = 128;
+  int shared_bytes = 0;  ///< dynamic shared memory
+  int cluster = 1;       ///< blocks of a cluster
+};
+BlockShape block_shape(Kernel kernel, const KernelConfig& config);
 
 }  // namespace tandem::gpu

@@ -1,6 +1,36 @@
 #include "gpu/launch.hpp"
 
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "gpu/kernels.hpp"
+#include "kernels/config/fields.hpp"
+
 namespace tandem::gpu {
+namespace {
+
+struct Key {
+  KernelConfig config;
+  Kernel kernel;
+  int device;
+  bool operator==(const Key&) const = default;
+};
+
+struct Hash {
+  std::size_t operator()(const Key& key) const {
+    auto h = static_cast<std::uint64_t>(key.device) << 8 | static_cast<std::uint64_t>(key.kernel);
+    std::visit(
+        [&h](const auto& config) {
+          for_each_field(config, [&h](const char* /*name*/, auto value) {
+            h = (h ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15U;
+            h ^= h >> 32;
+          });
+        },
+        key.config);
+    return h;
+  }
+};
 
 LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   const FoundKernel found = find_kernel(name);
@@ -20,6 +50,23 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
           "cuFuncSetAttribute");
   }
   return loaded;
+}
+
+}  // namespace
+
+LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config) {
+  static std::shared_mutex mutex;
+  static std::unordered_map<Key, LoadedKernel, Hash> kernels;
+  const Key key{.config = config, .kernel = kernel, .device = device};
+  {
+    const std::shared_lock lock(mutex);
+    if (const auto at = kernels.find(key); at != kernels.end()) return at->second;
+  }
+  // Outside the lock: it may run twice for one key in a race, harmlessly.
+  const LoadedKernel loaded =
+      load_kernel(device, kernel_name(kernel, config), block_shape(kernel, config).shared_bytes);
+  const std::unique_lock lock(mutex);
+  return kernels.emplace(key, loaded).first->second;
 }
 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params) {

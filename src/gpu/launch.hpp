@@ -1,14 +1,8 @@
 // Kernels loaded into a device's context, and their launch.
 #pragma once
 
-#include <functional>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
-
 #include "gpu/device.hpp"
-#include "gpu/kernels.hpp"
-#include "kernels/config/fields.hpp"
+#include "gpu/kernel_name.hpp"
 
 namespace tandem::gpu {
 
@@ -19,9 +13,10 @@ struct LoadedKernel {
   int shared_bytes = 0;
 };
 
-/// Finds, loads and configures a kernel. Slow (milliseconds, seconds if it must be compiled): see
-/// KernelTable.
-LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes);
+/// The kernel of `config` on a device: found, loaded and configured at the first call (milliseconds, seconds
+/// if it must be compiled), from a table from then on, which costs a hash of the Config's fields and a shared
+/// lock.
+LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config);
 
 struct LaunchShape {
   unsigned int grid = 1;
@@ -34,43 +29,5 @@ struct LaunchShape {
 
 /// Launches on the current context. `params` is the kernel's one parameter.
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params);
-
-/// Loaded kernels by (device, Config). A hit costs a hash of the Config's fields and a shared lock.
-template <typename Config>
-class KernelTable {
- public:
-  /// `load(device, config)` makes what is not there yet; it may run twice for one key in a race, harmlessly.
-  template <typename Load>
-  LoadedKernel get(int device, const Config& config, Load&& load) {
-    const Key key{config, device};
-    {
-      const std::shared_lock lock(mutex_);
-      if (const auto at = kernels_.find(key); at != kernels_.end()) return at->second;
-    }
-    const LoadedKernel kernel = load(device, config);
-    const std::unique_lock lock(mutex_);
-    return kernels_.emplace(key, kernel).first->second;
-  }
-
- private:
-  struct Key {
-    Config config;
-    int device;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      std::uint64_t h = static_cast<std::uint64_t>(key.device);
-      for_each_field(key.config, [&](const char*, auto value) {
-        h = (h ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15U;
-        h ^= h >> 32;
-      });
-      return h;
-    }
-  };
-
-  std::shared_mutex mutex_;
-  std::unordered_map<Key, LoadedKernel, Hash> kernels_;
-};
 
 }  // namespace tandem::gpu

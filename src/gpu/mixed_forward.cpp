@@ -9,16 +9,6 @@
 #include "problem/effective.hpp"
 
 namespace tandem::gpu {
-namespace {
-
-LoadedKernel dequantize_kernel(int device, const QuantizeConfig& config) {
-  static KernelTable<QuantizeConfig> table;
-  return table.get(device, config, [](int d, const QuantizeConfig& c) {
-    return load_kernel(d, kernel_name(c, QuantizeKernel::dequantize), 0);
-  });
-}
-
-}  // namespace
 
 std::size_t mixed_forward_workspace_bytes(const Problem& problem, const ForwardConfig& config) {
   return mixed_space(problem).bytes +
@@ -30,7 +20,7 @@ void mixed_forward(const Problem& problem, const QuantizeConfig& dequantize, con
   if (forward_tile_count(heads_as_rows(dequantized(problem, nullptr)), config.tiling()) == 0) return;
   const int device = problem.device.index;
   const auto stream = static_cast<abi::Stream>(stream_handle);
-  const LoadedKernel kernel = dequantize_kernel(device, dequantize);
+  const LoadedKernel kernel = loaded_kernel(device, Kernel::dequantize, dequantize);
   load_forward(device, config);
   const ContextGuard guard(device);
   const Scratch scratch(workspace, workspace != nullptr ? 0 : mixed_forward_workspace_bytes(problem, config),

@@ -7,15 +7,6 @@
 #include "gpu/param_fields.hpp"
 
 namespace tandem::gpu {
-namespace {
-
-LoadedKernel pack_kernel(int device, const PackConfig& config) {
-  static KernelTable<PackConfig> table;
-  return table.get(device, config,
-                   [](int d, const PackConfig& c) { return load_kernel(d, kernel_name(c), 0); });
-}
-
-}  // namespace
 
 Scratch::Scratch(void* given, std::size_t bytes, abi::Stream stream) : stream_(stream) {
   address_ = reinterpret_cast<abi::DevicePointer>(given);
@@ -44,7 +35,7 @@ void pack(const Packing& t, char* target, int device, abi::Stream stream) {
   // Eight blocks of 256 threads fill a multiprocessor.
   const std::int64_t grid = std::min<std::int64_t>((units + pack_threads - 1) / pack_threads,
                                                    std::int64_t{8} * properties(device).multiprocessors);
-  launch(pack_kernel(device, {.paired = paired}),
+  launch(loaded_kernel(device, Kernel::pack, PackConfig{.paired = paired}),
          {.grid = static_cast<unsigned int>(grid), .threads = pack_threads, .stream = stream}, &params);
   t.operand->data = target;
   t.operand->head_stride = t.pitch();

@@ -8,16 +8,6 @@
 namespace tandem::gpu {
 namespace {
 
-LoadedKernel quantize_kernel(int device, const QuantizeConfig& config, QuantizeKernel which) {
-  static std::array<KernelTable<QuantizeConfig>, quantize_kernels_count> tables;
-  return tables[static_cast<std::size_t>(which)].get(device, config, [which](int d, const QuantizeConfig& c) {
-    const int shared = which == QuantizeKernel::mean      ? mean_shared_bytes(c)
-                       : which == QuantizeKernel::arrange ? arrange_shared_bytes(c)
-                                                          : quantize_shared_bytes(c);
-    return load_kernel(d, kernel_name(c, which), shared);
-  });
-}
-
 std::int64_t units_of(const QuantizeParams& p) {
   return std::int64_t{p.units_q} + p.units_k + p.units_v;
 }
@@ -32,18 +22,18 @@ std::int64_t most_blocks(const QuantizeConfig& config, int device) {
 QuantizeKernels quantize_kernels(int device, const QuantizeConfig& config) {
   QuantizeKernels kernels;
   kernels.config = config;
-  if (config.smooth_k) kernels.mean = quantize_kernel(device, mean_config(config), QuantizeKernel::mean);
+  if (config.smooth_k) kernels.mean = loaded_kernel(device, Kernel::mean_of_keys, mean_config(config));
   if (exceeds_block(config.qk_scales)) {
-    kernels.largest = quantize_kernel(device, config, QuantizeKernel::largest);
+    kernels.largest = loaded_kernel(device, Kernel::largest_of_groups, config);
   }
-  kernels.codes = quantize_kernel(device, config, QuantizeKernel::codes);
+  kernels.codes = loaded_kernel(device, Kernel::quantize, config);
   return kernels;
 }
 
 QuantizeKernels arrange_kernels(int device, const QuantizeConfig& config) {
   QuantizeKernels kernels;
   kernels.config = config;
-  kernels.codes = quantize_kernel(device, config, QuantizeKernel::arrange);
+  kernels.codes = loaded_kernel(device, Kernel::arrange_codes, config);
   return kernels;
 }
 

@@ -108,15 +108,15 @@ fake::Driver& open_fake_driver() {
     for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     const BackwardConfig backward = backward_config_of_calls();
-    find_kernel(kernel_name(backward, BackwardKernel::main));
-    for (const BackwardKernel which :
-         {BackwardKernel::preprocess, BackwardKernel::convert, BackwardKernel::sink}) {
-      find_kernel(kernel_name(backward_rows_config(backward), which));
+    find_kernel(kernel_name(Kernel::backward, backward));
+    for (const Kernel kernel :
+         {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
+      find_kernel(kernel_name(kernel, backward_rows_config(backward)));
     }
     const Problem quantized = eight_bit_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);
-    find_kernel(kernel_name(mean_config(quantizer), QuantizeKernel::mean));
-    find_kernel(kernel_name(quantizer, QuantizeKernel::codes));
+    find_kernel(kernel_name(Kernel::mean_of_keys, mean_config(quantizer)));
+    find_kernel(kernel_name(Kernel::quantize, quantizer));
     find_kernel(kernel_name(choose_eight_bit_config(quantized, int8_recipe)));
     void* library = dlopen(TANDEM_FAKE_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());

@@ -22,16 +22,16 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   EXPECT_GT(shipped_kernels(), shipped_forward_configs().size() + shipped_backward_configs().size() + 2);
   for (const BackwardConfig& config : shipped_backward_configs()) {
     const BackwardConfig rows = backward_rows_config(config);
-    EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::preprocess)));
-    EXPECT_TRUE(find_shipped(kernel_name(rows, BackwardKernel::convert)));
-    EXPECT_TRUE(find_shipped(kernel_name(config, BackwardKernel::main))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_preprocess, rows)));
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_convert, rows)));
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward, config))) << expression_of(config);
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    EXPECT_TRUE(find_shipped(kernel_name(config, QuantizeKernel::codes))) << expression_of(config);
-    EXPECT_TRUE(find_shipped(kernel_name(mean_config(config), QuantizeKernel::mean)));
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::quantize, config))) << expression_of(config);
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::mean_of_keys, mean_config(config))));
   }
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
@@ -80,8 +80,8 @@ TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     SCOPED_TRACE(expression_of(config));
-    expect_fast(kernel_name(config, QuantizeKernel::codes), quantize_local_bytes_allowed(config));
-    expect_fast(kernel_name(mean_config(config), QuantizeKernel::mean));
+    expect_fast(kernel_name(Kernel::quantize, config), quantize_local_bytes_allowed(config));
+    expect_fast(kernel_name(Kernel::mean_of_keys, mean_config(config)));
   }
 }
 
@@ -139,10 +139,10 @@ TEST_P(ShippedBackwardSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap)
   for (std::size_t i = GetParam() * group; i < end; ++i) {
     SCOPED_TRACE(expression_of(configs[i]));
     ASSERT_EQ(backward_objection(configs[i]), "");
-    expect_fast(kernel_name(configs[i], BackwardKernel::main), backward_local_bytes_allowed(configs[i]));
+    expect_fast(kernel_name(Kernel::backward, configs[i]), backward_local_bytes_allowed(configs[i]));
     if (configs[i].causal) continue;  // the kernels around the main one know no mask
-    expect_fast(kernel_name(backward_rows_config(configs[i]), BackwardKernel::preprocess));
-    expect_fast(kernel_name(backward_rows_config(configs[i]), BackwardKernel::convert));
+    expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(configs[i])));
+    expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(configs[i])));
   }
 }
 
