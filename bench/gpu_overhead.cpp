@@ -14,11 +14,12 @@
 #include <functional>
 #include <limits>
 
+#include "api/make_problem.hpp"
 #include "gpu/device.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/forward_params.hpp"
+#include "gpu/run.hpp"
+#include "gpu/step_params.hpp"
 #include "gpu/tensor_map.hpp"
-#include "plan/forward_plan.hpp"
+#include "plan/plan_gpu.hpp"
 #include "tandem/attention.hpp"
 
 namespace {
@@ -59,29 +60,14 @@ int run(bool json) {
   gpu::synchronize(0, stream.get());
   const double whole = microseconds([&] { forward(args, execution); }, stream.get());
   const double planning = microseconds([&] { (void)workspace_bytes(args, execution); }, stream.get());
-  Problem problem;
-  problem.device = cuda;
-  problem.batch = problem.heads_q = problem.heads_kv = 1;
-  problem.head_dim_qk = problem.head_dim_v = dim;
-  problem.rows_q = problem.rows_k = rows;
-  const auto operand = [&](std::size_t i) {
-    return Operand{.data = at(i),
-                   .dtype = DType::bf16,
-                   .batch_stride = rows * dim,
-                   .row_stride = dim,
-                   .head_stride = dim};
-  };
-  problem.q = operand(0);
-  problem.k = operand(1);
-  problem.v = operand(2);
-  problem.out = operand(3);
   const gpu::ContextGuard guard(0);  // tensor maps are encoded in a context
-  const ForwardConfig config = choose_forward_config(problem);
-  const double backend =
-      microseconds([&] { gpu::forward(problem, config, stream.get(), nullptr); }, stream.get());
+  const Problem problem = make_problem(args, Memory::present);
+  const gpu::Steps steps = *plan_gpu(problem).gpu;
+  const double backend = microseconds([&] { gpu::run(steps, stream.get(), nullptr); }, stream.get());
   const double params = microseconds(
       [&] {
-        (void)gpu::make_forward_params(problem, config.tiling(), gpu::encode_tensor_map, 50 << 20, nullptr);
+        gpu::StepParams filled(steps, nullptr, gpu::encode_tensor_map);
+        for (const gpu::Step& step : steps.list) (void)filled.of(step);
       },
       stream.get());
   const std::string name = gpu::properties(0).name;

@@ -33,18 +33,15 @@
 #include <string>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "cpu/convert.hpp"
-#include "gpu/backward.hpp"
 #include "gpu/device.hpp"
-#include "gpu/eight_bit_forward.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/kernel_name.hpp"
+#include "gpu/run.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
-#include "plan/quantize_plan.hpp"
-#include "problem/recipe_of.hpp"
+#include "plan/plan_gpu.hpp"
 #include "tandem/error.hpp"
 
 namespace {
@@ -120,72 +117,64 @@ std::vector<std::int64_t> parse_lengths(const std::string& text) {
   return lengths;
 }
 
-/// A problem with its memory, ready to run.
+/// What the pass of that name times of an 8-bit call.
+bool is_timed(gpu::Kernel kernel, const std::string& pass) {
+  using enum gpu::Kernel;
+  if (pass == "quantize") return kernel != eight_bit_forward;
+  return pass != "quantized" ||
+         (kernel != mean_of_keys && kernel != gpu::Kernel::quantize && kernel != arrange_codes);
+}
+
+/// The steps that the pass times. One after a step that is left out does not start under it.
+gpu::StepList timed_steps(const gpu::StepList& steps, const std::string& pass) {
+  gpu::StepList timed;
+  bool follows = true;
+  for (gpu::Step step : steps) {
+    step.programmatic = step.programmatic && follows;
+    follows = is_timed(step.kernel, pass);
+    if (follows) timed.add(step);
+  }
+  return timed;
+}
+
+/// A call with its memory, ready to run: planned as a user's is, but for the fields of the Config that are
+/// given.
 class Bench {
  public:
   explicit Bench(Words words) {
-    p_.device = {.kind = Device::Kind::cuda, .index = 0};
-    p_.batch = take(words, "batch", 1);
-    p_.heads_q = take(words, "heads", 16);
-    p_.heads_kv = take(words, "heads_kv", p_.heads_q);
-    p_.rows_q = take(words, "seqlen", 8192);
-    p_.rows_k = take(words, "seqlen_k", p_.rows_q);
+    batch_ = take(words, "batch", 1);
+    heads_q_ = take(words, "heads", 16);
+    heads_kv_ = take(words, "heads_kv", heads_q_);
+    rows_q_ = take(words, "seqlen", 8192);
+    rows_k_ = take(words, "seqlen_k", rows_q_);
+    head_dim_qk_ = take(words, "head_dim", 128);
+    head_dim_v_ = take(words, "head_dim_v", head_dim_qk_);
     if (const auto at = words.find("lengths"); at != words.end()) {
       pack(parse_lengths(at->second));
       words.erase(at);
     }
-    p_.head_dim_qk = take(words, "head_dim", 128);
-    p_.head_dim_v = take(words, "head_dim_v", p_.head_dim_qk);
-    p_.window_right = take(words, "causal", 0) != 0 ? 0 : -1;
-    p_.window_left = take(words, "window_left", -1);
-    p_.softcap = static_cast<float>(take(words, "softcap", 0));
-    p_.scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
-    const bool f16 = words["dtype"] == "f16";
-    words.erase("dtype");
-    const std::string pass = words["pass"];
-    words.erase("pass");
-    backward_ = pass == "backward";
+    AttentionOptions& options = args_.options;
+    options.causal = take(words, "causal", 0) != 0;
+    options.window_left = take(words, "window_left", -1);
+    options.softcap = static_cast<float>(take(words, "softcap", 0));
+    options.strict = take(words, "strict", 0) != 0;
+    options.deterministic = take(words, "deterministic", 0) != 0;
     if (const auto at = words.find("precision"); at != words.end()) {
-      p_.precision = precision_of(at->second);
+      options.precision = precision_of(at->second);
       words.erase(at);
-      stages_ = {.quantize = pass != "quantized", .attend = pass != "quantize"};
     }
-    p_.strict = take(words, "strict", 0) != 0;
-    p_.deterministic = take(words, "deterministic", 0) != 0;
-    const DType sixteen = f16 ? DType::f16 : DType::bf16;
+    const DType sixteen = words["dtype"] == "f16" ? DType::f16 : DType::bf16;
+    words.erase("dtype");
+    pass_ = words["pass"];
+    words.erase("pass");
     DType in = sixteen;
     if (take(words, "codes", 0) != 0) {
-      if (p_.precision == Precision::exact) invalid("codes=1 needs a precision");
-      in = p_.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
+      if (options.precision == Precision::exact) invalid("codes=1 needs a precision");
+      in = options.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
     }
     allocate(in, sixteen);
-    if (p_.precision != Precision::exact) {
-      recipe_ = recipe_of(p_);
-      eight_bit_config_ = choose_eight_bit_config(p_, recipe_);
-      if (!stages_.attend) eight_bit_config_.transpose_v = false;  // else nothing is launched before
-      override_config(eight_bit_config_, words);
-      if (!words.empty()) invalid("no such key: " + words.begin()->first);
-      if (const std::string why = eight_bit_objection(eight_bit_config_); !why.empty()) invalid(why);
-      workspace_ =
-          gpu::DeviceBuffer(0, gpu::eight_bit_forward_workspace_bytes(p_, recipe_, eight_bit_config_));
-      if (!stages_.quantize)
-        gpu::eight_bit_forward(p_, recipe_, choose_quantize_config(p_, recipe_), eight_bit_config_,
-                               stream_.get(), workspace_.data());
-      return;
-    }
-    forward_config_ = choose_forward_config(p_);
-    if (backward_) {
-      backward_config_ = choose_backward_config(p_);
-      override_config(backward_config_, words);
-    } else {
-      override_config(forward_config_, words);
-    }
+    plan(words);
     if (!words.empty()) invalid("no such key: " + words.begin()->first);
-    const std::string objection =
-        backward_ ? backward_objection(backward_config_) : forward_objection(forward_config_);
-    if (!objection.empty()) invalid(objection);
-    workspace_ = gpu::DeviceBuffer(0, gpu::forward_workspace_bytes(p_, forward_config_));
-    if (backward_) make_gradients_due();
   }
 
   std::string first_call() {
@@ -196,10 +185,7 @@ class Bench {
     const bool exact = p_.precision == Precision::exact;
     return fmt::format(R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}}})",
                        flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
-                       !exact      ? gpu::expression_of(eight_bit_config_)
-                       : backward_ ? gpu::expression_of(backward_config_)
-                                   : gpu::expression_of(forward_config_),
-                       spent.count(), free_before_ - free_bytes());
+                       gpu::expression_of(steps_.config), spent.count(), free_before_ - free_bytes());
   }
 
   std::string round(double milliseconds) {
@@ -210,6 +196,8 @@ class Bench {
   }
 
  private:
+  [[nodiscard]] bool is_backward() const { return pass_ == "backward"; }
+
   /// Makes it a call of packed sequences.
   void pack(const std::vector<std::int64_t>& lengths) {
     lengths_ = lengths;
@@ -218,72 +206,75 @@ class Bench {
     offsets_ = gpu::DeviceBuffer(0, offsets.size() * sizeof(offsets[0]));
     offsets_.copy_from_host(offsets.data(), offsets_.bytes());
     gpu::synchronize(0);
-    p_.packed_q = p_.packed_k = true;
-    p_.batch = static_cast<std::int64_t>(lengths.size());
-    p_.rows_q = p_.rows_k = offsets.back();
-    p_.cu_seqlens_q = p_.cu_seqlens_k = {.data = offsets_.data(), .wide = true, .stride = 1};
+    batch_ = 1;
+    rows_q_ = rows_k_ = offsets.back();
+    args_.cu_seqlens_q = args_.cu_seqlens_k =
+        ConstTensor(offsets_.data(), DType::i64, {static_cast<std::int64_t>(offsets.size())}, cuda);
   }
-
-  /// Batch entries that the tensors have.
-  [[nodiscard]] std::int64_t entries() const { return p_.packed_q ? 1 : p_.batch; }
 
   /// `in`: of q, k and v.
   void allocate(DType in, DType sixteen) {
-    const auto operand = [&](gpu::DeviceBuffer& buffer, std::int64_t rows, std::int64_t heads,
-                             std::int64_t dim, unsigned seed) {
-      const auto elements = static_cast<std::size_t>(entries() * rows * heads * dim);
-      const DType dtype = seed <= 3 ? in : sixteen;
-      buffer = random_tensor(elements, dtype, seed);
-      return Operand{.data = buffer.data(),
-                     .dtype = dtype,
-                     .batch_stride = rows * heads * dim,
-                     .row_stride = heads * dim,
-                     .head_stride = dim};
+    const auto tensor = [&](DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+      const auto seed = static_cast<unsigned>(tensors_.size() + 1);
+      tensors_.push_back(random_tensor(static_cast<std::size_t>(batch_ * rows * heads * dim), dtype, seed));
+      void* const data = tensors_.back().data();
+      return lengths_.empty() ? Tensor(data, dtype, {batch_, rows, heads, dim}, cuda)
+                              : Tensor(data, dtype, {rows, heads, dim}, cuda);
     };
-    p_.q = operand(q_, p_.rows_q, p_.heads_q, p_.head_dim_qk, 1);
-    p_.k = operand(k_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 2);
-    p_.v = operand(v_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 3);
-    p_.out = operand(out_, p_.rows_q, p_.heads_q, p_.head_dim_v, 4);
-    if (backward_) {
-      p_.dout = operand(dout_, p_.rows_q, p_.heads_q, p_.head_dim_v, 5);
-      p_.dq = operand(dq_, p_.rows_q, p_.heads_q, p_.head_dim_qk, 6);
-      p_.dk = operand(dk_, p_.rows_k, p_.heads_kv, p_.head_dim_qk, 7);
-      p_.dv = operand(dv_, p_.rows_k, p_.heads_kv, p_.head_dim_v, 8);
+    args_.q = tensor(in, rows_q_, heads_q_, head_dim_qk_);
+    args_.k = tensor(in, rows_k_, heads_kv_, head_dim_qk_);
+    args_.v = tensor(in, rows_k_, heads_kv_, head_dim_v_);
+    args_.out = tensor(sixteen, rows_q_, heads_q_, head_dim_v_);
+    if (is_backward()) {
+      gradients_.dout = tensor(sixteen, rows_q_, heads_q_, head_dim_v_);
+      gradients_.dq = tensor(sixteen, rows_q_, heads_q_, head_dim_qk_);
+      gradients_.dk = tensor(sixteen, rows_k_, heads_kv_, head_dim_qk_);
+      gradients_.dv = tensor(sixteen, rows_k_, heads_kv_, head_dim_v_);
     }
-    lse_ = gpu::DeviceBuffer(0, static_cast<std::size_t>(entries() * p_.heads_q * p_.rows_q) * 4);
-    p_.lse = {.data = lse_.data(),
-              .dtype = DType::f32,
-              .batch_stride = p_.heads_q * p_.rows_q,
-              .row_stride = 1,
-              .head_stride = p_.rows_q};
+    tensors_.emplace_back(0, static_cast<std::size_t>(batch_ * heads_q_ * rows_q_) * sizeof(float));
+    void* const lse = tensors_.back().data();
+    args_.lse = lengths_.empty() ? Tensor(lse, DType::f32, {batch_, heads_q_, rows_q_}, cuda)
+                                 : Tensor(lse, DType::f32, {heads_q_, rows_q_}, cuda);
   }
 
-  /// Runs forward once, for the out and LSE that backward reads.
-  void make_gradients_due() {
-    gpu::forward(p_, forward_config_, stream_.get(), workspace_.data());
-    stream_.synchronize();
-    p_.pass = Pass::backward;
-    workspace_ = gpu::DeviceBuffer(0, gpu::backward_workspace_bytes(p_, backward_config_));
+  /// Plans the call with the fields of the Config that `words` has, which it takes out.
+  void plan(Words& words) {
+    if (is_backward()) {
+      forward(args_, {.stream = stream_.get()});  // out and LSE
+      stream_.synchronize();
+      static_cast<AttentionInputs&>(gradients_) = args_;
+      gradients_.options = args_.options;
+      gradients_.out = args_.out;
+      gradients_.lse = args_.lse;
+    }
+    p_ = is_backward() ? make_problem(gradients_, Memory::present) : make_problem(args_, Memory::present);
+    gpu::KernelConfig config = plan_gpu(p_).gpu->config;
+    if (auto* c = std::get_if<EightBitConfig>(&config); c != nullptr && pass_ == "quantize") {
+      c->transpose_v = false;  // else nothing is launched before
+    }
+    std::visit([&](auto& c) { override_config(c, words); }, config);
+    if (const std::string why = objection(config); !why.empty()) invalid(why);
+    steps_ = *plan_gpu(p_, &config).gpu;
+    workspace_ = gpu::DeviceBuffer(0, steps_.workspace.bytes());
+    if (pass_ == "quantized") gpu::run(steps_, stream_.get(), workspace_.data());
+    steps_.list = timed_steps(steps_.list, pass_);
+  }
+
+  static std::string objection(const gpu::KernelConfig& config) {
+    if (const auto* c = std::get_if<ForwardConfig>(&config)) return forward_objection(*c);
+    if (const auto* c = std::get_if<BackwardConfig>(&config)) return backward_objection(*c);
+    return eight_bit_objection(std::get<EightBitConfig>(config));
   }
 
   template <typename Config>
-  void override_config(Config& config, Words& words) {
+  static void override_config(Config& config, Words& words) {
     for_each_field(config, [&](const char* name, auto& field) {
       using Field = std::remove_reference_t<decltype(field)>;
       field = static_cast<Field>(take(words, name, static_cast<std::int64_t>(field)));
     });
   }
 
-  void call() {
-    if (p_.precision != Precision::exact) {
-      gpu::eight_bit_forward(p_, recipe_, choose_quantize_config(p_, recipe_), eight_bit_config_,
-                             stream_.get(), workspace_.data(), stages_);
-    } else if (backward_) {
-      gpu::backward(p_, backward_config_, stream_.get(), workspace_.data());
-    } else {
-      gpu::forward(p_, forward_config_, stream_.get(), workspace_.data());
-    }
-  }
+  void call() { gpu::run(steps_, stream_.get(), workspace_.data()); }
 
   /// Milliseconds of `calls` calls in a row.
   double time(int calls) {
@@ -295,30 +286,37 @@ class Bench {
 
   /// What the quantiser has to read and write once: 16 bits or codes in, 8 bits out.
   [[nodiscard]] double quantized_bytes() const {
-    const std::int64_t q = p_.heads_q * p_.rows_q * p_.head_dim_qk;
-    const std::int64_t k = p_.heads_kv * p_.rows_k * p_.head_dim_qk;
-    const std::int64_t v = p_.heads_kv * p_.rows_k * p_.head_dim_v;
+    const std::int64_t q = heads_q_ * rows_q_ * head_dim_qk_;
+    const std::int64_t k = heads_kv_ * rows_k_ * head_dim_qk_;
+    const std::int64_t v = heads_kv_ * rows_k_ * head_dim_v_;
     return (p_.of_codes() ? 2.0 : 3.0) *
-           static_cast<double>(entries() * (q + k + (recipe_.pv == Codes::input ? 0 : v)));
+           static_cast<double>(batch_ * (q + k + (steps_.recipe.pv == Codes::input ? 0 : v)));
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;
     for (const std::int64_t length : lengths_) of_a_head += counted_pairs(p_, length, length);
     if (!p_.packed_q) of_a_head = counted_pairs(p_, p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
-    return (backward_ ? 5.0 : 2.0) * of_a_head *
+    return (is_backward() ? 5.0 : 2.0) * of_a_head *
            static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }
 
+  static constexpr Device cuda{.kind = Device::Kind::cuda, .index = 0};
   std::size_t free_before_ = free_bytes();
-  Problem p_;
-  bool backward_ = false;
-  gpu::EightBitStages stages_;
-  Recipe recipe_;
-  EightBitConfig eight_bit_config_;
-  ForwardConfig forward_config_;
-  BackwardConfig backward_config_;
+  std::string pass_;
+  std::int64_t batch_ = 0;  ///< entries that the tensors have
+  std::int64_t heads_q_ = 0;
+  std::int64_t heads_kv_ = 0;
+  std::int64_t rows_q_ = 0;
+  std::int64_t rows_k_ = 0;
+  std::int64_t head_dim_qk_ = 0;
+  std::int64_t head_dim_v_ = 0;
   std::vector<std::int64_t> lengths_;  ///< of packed sequences
-  gpu::DeviceBuffer q_, k_, v_, out_, lse_, dout_, dq_, dk_, dv_, offsets_, workspace_;
+  ForwardArgs args_;
+  BackwardArgs gradients_;
+  Problem p_;
+  gpu::Steps steps_;
+  std::vector<gpu::DeviceBuffer> tensors_;
+  gpu::DeviceBuffer offsets_, workspace_;
   gpu::Stream stream_{0};
   gpu::Event start_{0};
   gpu::Event end_{0};

@@ -1,12 +1,10 @@
 // The backward pass in `tandem tune`.
 #include <memory>
 
-#include "call.hpp"
-#include "gpu/backward.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/kernel_name.hpp"
+#include "api/make_problem.hpp"
+#include "gpu/run.hpp"
 #include "plan/backward_plan.hpp"
-#include "plan/forward_plan.hpp"
+#include "plan/plan_gpu.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {
@@ -18,9 +16,8 @@ constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim
 
 /// What the launches of a course stand on.
 struct Memory {
-  Problem problem;
-  std::vector<BackwardConfig> configs;
   gpu::DeviceBuffer q, k, v, out, lse, dout, workspace;
+  std::vector<gpu::Steps> steps;  ///< by Config
 };
 
 }  // namespace
@@ -28,16 +25,14 @@ struct Memory {
 template <>
 Candidates<BackwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
                                          std::size_t most) {
-  return legal_candidates(choose_backward_config(tune_problem(shape)), backward_objection, fixed_fields,
+  const Plan plan = plan_gpu(make_problem(backward_args(shape, described_device), tandem::Memory::described));
+  return legal_candidates(std::get<BackwardConfig>(plan.gpu->config), backward_objection, fixed_fields,
                           fields, most);
 }
 
 RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& configs) {
   require_hopper();
   auto memory = std::make_shared<Memory>();
-  Problem& p = memory->problem;
-  p = tune_problem(s);
-  memory->configs = configs;
   const std::int64_t rows_q = s.batch * s.seqlen * s.heads;
   const std::int64_t rows_k = s.batch * s.seqlen * s.heads_kv;
   memory->q = random_tensor(s.dtype, rows_q * s.head_dim, 1);
@@ -46,34 +41,33 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
   memory->dout = random_tensor(s.dtype, rows_q * s.head_dim_v, 4);
   memory->out = random_tensor(s.dtype, rows_q * s.head_dim_v, 5);
   memory->lse = random_tensor(DType::f32, rows_q, 6);
-  p.q.data = memory->q.data();
-  p.k.data = memory->k.data();
-  p.v.data = memory->v.data();
-  p.out.data = memory->out.data();
-  p.lse.data = memory->lse.data();
-  gpu::forward(p, choose_forward_config(p), nullptr, nullptr);
-  p.dout = p.out;
-  p.dout.data = memory->dout.data();
 
   RaceCourse course;
   course.outputs.push_back(race_output("dq", s.dtype, rows_q * s.head_dim));
   course.outputs.push_back(race_output("dk", s.dtype, rows_k * s.head_dim));
   course.outputs.push_back(race_output("dv", s.dtype, rows_k * s.head_dim_v));
-  p.dq = p.q;
-  p.dk = p.k;
-  p.dv = p.v;
-  p.dq.data = course.outputs[0].buffer.data();
-  p.dk.data = course.outputs[1].buffer.data();
-  p.dv.data = course.outputs[2].buffer.data();
+  ForwardArgs forward = forward_args(s, tuned_device);
+  BackwardArgs args = backward_args(s, tuned_device);
+  args.q.data = forward.q.data = memory->q.data();
+  args.k.data = forward.k.data = memory->k.data();
+  args.v.data = forward.v.data = memory->v.data();
+  args.out.data = forward.out.data = memory->out.data();
+  args.lse.data = forward.lse.data = memory->lse.data();
+  args.dout.data = memory->dout.data();
+  args.dq.data = course.outputs[0].buffer.data();
+  args.dk.data = course.outputs[1].buffer.data();
+  args.dv.data = course.outputs[2].buffer.data();
+  tandem::forward(forward);
+  const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
   for (const BackwardConfig& config : configs) {
     course.kernels.push_back(gpu::kernel_name(gpu::Kernel::backward, config));
-    workspace = std::max(workspace, gpu::backward_workspace_bytes(p, config));
+    const gpu::KernelConfig wanted = config;
+    memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
+    workspace = std::max(workspace, memory->steps.back().workspace.bytes());
   }
-  memory->workspace = gpu::DeviceBuffer(tuned_device, std::max<std::size_t>(workspace, 1));
-  course.launch = [memory](std::size_t i) {
-    gpu::backward(memory->problem, memory->configs[i], nullptr, memory->workspace.data());
-  };
+  memory->workspace = gpu::DeviceBuffer(tuned_device.index, std::max<std::size_t>(workspace, 1));
+  course.launch = [memory](std::size_t i) { gpu::run(memory->steps[i], nullptr, memory->workspace.data()); };
   course.flops = 5.0 * counted_pairs(p, s.seqlen, s.seqlen) *
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;

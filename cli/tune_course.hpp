@@ -10,8 +10,8 @@
 #include "gpu/device.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/forward.hpp"
-#include "problem/problem.hpp"
 #include "race.hpp"
+#include "tandem/attention.hpp"
 
 namespace tandem::cli {
 
@@ -53,10 +53,14 @@ RaceCourse course_of(const TuneShape& shape, const std::vector<BackwardConfig>& 
 
 // What both passes share.
 
-constexpr int tuned_device = 0;
+constexpr Device tuned_device{.kind = Device::Kind::cuda, .index = 0};
+/// A GPU that plans can be made for without a driver, which a process that forks must not open.
+constexpr Device described_device{.kind = Device::Kind::cuda, .index = gpu::first_described};
 
-/// The shape's tensors without memory: contiguous, on the tuned device.
-Problem tune_problem(const TuneShape& shape);
+/// A call of the shape on contiguous tensors without memory.
+ForwardArgs forward_args(const TuneShape& shape, Device device);
+/// Its backward, with all gradients.
+BackwardArgs backward_args(const TuneShape& shape, Device device);
 
 /// A tensor of `shape` in GPU memory: normal numbers, four million drawn, then repeated.
 gpu::DeviceBuffer random_tensor(DType dtype, std::int64_t elements, std::uint64_t seed);

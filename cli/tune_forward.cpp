@@ -1,10 +1,10 @@
 // The forward pass in `tandem tune`.
 #include <memory>
 
-#include "call.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/kernel_name.hpp"
+#include "api/make_problem.hpp"
+#include "gpu/run.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/plan_gpu.hpp"
 #include "tune_course.hpp"
 
 namespace tandem::cli {
@@ -16,9 +16,8 @@ constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim
 
 /// What the launches of a course stand on.
 struct Memory {
-  Problem problem;
-  std::vector<ForwardConfig> configs;
   gpu::DeviceBuffer q, k, v, workspace;
+  std::vector<gpu::Steps> steps;  ///< by Config
 };
 
 }  // namespace
@@ -26,38 +25,38 @@ struct Memory {
 template <>
 Candidates<ForwardConfig> candidates_of(const TuneShape& shape, const std::vector<FieldValues>& fields,
                                         std::size_t most) {
-  return legal_candidates(choose_forward_config(tune_problem(shape)), forward_objection, fixed_fields, fields,
+  const Plan plan = plan_gpu(make_problem(forward_args(shape, described_device), tandem::Memory::described));
+  return legal_candidates(std::get<ForwardConfig>(plan.gpu->config), forward_objection, fixed_fields, fields,
                           most);
 }
 
 RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& configs) {
   require_hopper();
   auto memory = std::make_shared<Memory>();
-  Problem& p = memory->problem;
-  p = tune_problem(s);
-  memory->configs = configs;
   memory->q = random_tensor(s.dtype, s.batch * s.seqlen * s.heads * s.head_dim, 1);
   memory->k = random_tensor(s.dtype, s.batch * s.seqlen * s.heads_kv * s.head_dim, 2);
   memory->v = random_tensor(s.dtype, s.batch * s.seqlen * s.heads_kv * s.head_dim_v, 3);
-  p.q.data = memory->q.data();
-  p.k.data = memory->k.data();
-  p.v.data = memory->v.data();
 
   RaceCourse course;
   const std::int64_t rows = s.batch * s.seqlen * s.heads;
   course.outputs.push_back(race_output("out", s.dtype, rows * s.head_dim_v));
   course.outputs.push_back(race_output("lse", DType::f32, rows));
-  p.out.data = course.outputs[0].buffer.data();
-  p.lse.data = course.outputs[1].buffer.data();
+  ForwardArgs args = forward_args(s, tuned_device);
+  args.q.data = memory->q.data();
+  args.k.data = memory->k.data();
+  args.v.data = memory->v.data();
+  args.out.data = course.outputs[0].buffer.data();
+  args.lse.data = course.outputs[1].buffer.data();
+  const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
   for (const ForwardConfig& config : configs) {
     course.kernels.push_back(gpu::kernel_name(config));
-    workspace = std::max(workspace, gpu::forward_workspace_bytes(p, config));
+    const gpu::KernelConfig wanted = config;
+    memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
+    workspace = std::max(workspace, memory->steps.back().workspace.bytes());
   }
-  memory->workspace = gpu::DeviceBuffer(tuned_device, std::max<std::size_t>(workspace, 1));
-  course.launch = [memory](std::size_t i) {
-    gpu::forward(memory->problem, memory->configs[i], nullptr, memory->workspace.data());
-  };
+  memory->workspace = gpu::DeviceBuffer(tuned_device.index, std::max<std::size_t>(workspace, 1));
+  course.launch = [memory](std::size_t i) { gpu::run(memory->steps[i], nullptr, memory->workspace.data()); };
   course.flops = 2.0 * counted_pairs(p, s.seqlen, s.seqlen) *
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;

@@ -150,7 +150,7 @@ void run_interruptible(const Call& call, Execution execution) {
 // until the launch: what comes later on the stream may have the memory. The work itself runs without the GIL.
 template <typename Args>
 void run(nb::handle q, const Args& args, Execution execution) {
-  const Call call = prepare(args, execution, Memory::present);
+  const Call call(args, execution, Memory::present);
   nb::object scratch;
   if (call.plan.backend == Device::Kind::cuda) {
     scratch = scratch_beside(q, call.plan.workspace_bytes);

@@ -12,12 +12,8 @@
 #include "api/explain.hpp"
 #include "api/trace.hpp"
 #include "cpu/cpu.hpp"
-#include "gpu/backward.hpp"
-#include "gpu/eight_bit_forward.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/mixed_forward.hpp"
+#include "gpu/run.hpp"
 #include "plan/plan.hpp"
-#include "problem/effective.hpp"
 
 namespace tandem {
 namespace {
@@ -67,49 +63,30 @@ class Workspace {
   std::span<std::byte> memory_;
 };
 
-template <typename Args>
-Call prepared(const Args& args, const Execution& execution, Memory memory) {
-  Call call;
-  call.problem = make_problem(args, memory);
+/// What is left to check once there is a problem, and the plan.
+Plan checked_plan(const Problem& problem, const Execution& execution) {
   check::threads(execution.threads);
   if (execution.workspace == nullptr && execution.workspace_bytes > 0) {
     check::invalid("workspace is NULL but workspace_bytes is {}; pass the memory too, or 0 bytes",
                    execution.workspace_bytes);
   }
-  call.plan = make_plan(call.problem, execution);
-  return call;
-}
-
-void run_on_gpu(const Problem& problem, const Plan& plan, const Execution& execution) {
-  if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
-  if (problem.pass == Pass::backward) {
-    gpu::backward(problem, plan.backward, execution.stream, execution.workspace);
-  } else if (problem.mixed()) {
-    gpu::mixed_forward(problem, plan.quantize, plan.forward, execution.stream, execution.workspace);
-  } else if (problem.precision == Precision::exact) {
-    gpu::forward(heads_as_rows(problem), plan.forward, execution.stream, execution.workspace);
-  } else {
-    gpu::eight_bit_forward(problem, plan.recipe, plan.quantize, plan.eight_bit, execution.stream,
-                           execution.workspace);
-  }
+  return make_plan(problem, execution);
 }
 
 }  // namespace
 
-Call prepare(const ForwardArgs& args, const Execution& execution, Memory memory) {
-  return prepared(args, execution, memory);
-}
+Call::Call(const ForwardArgs& args, const Execution& execution, Memory memory)
+    : problem(make_problem(args, memory)), plan(checked_plan(problem, execution)) {}
 
-Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory) {
-  return prepared(args, execution, memory);
-}
+Call::Call(const BackwardArgs& args, const Execution& execution, Memory memory)
+    : problem(make_problem(args, memory)), plan(checked_plan(problem, execution)) {}
 
 void run(const Call& call, const Execution& execution) {
   const auto& [problem, plan] = call;
   const Trace trace(problem);
   if (plan.backend == Device::Kind::cuda) {
-    run_on_gpu(problem, plan, execution);
-    return;
+    if (execution.workspace != nullptr) check_workspace(execution, plan.workspace_bytes);
+    return gpu::run(*plan.gpu, execution.stream, execution.workspace);
   }
   const Workspace workspace(execution, plan.workspace_bytes);
   cpu::Stop stop(execution.interrupted, execution.interrupted_context);
@@ -125,28 +102,28 @@ void run(const Call& call, const Execution& execution) {
 }
 
 void forward(const ForwardArgs& args, const Execution& execution) {
-  run(prepare(args, execution, Memory::present), execution);
+  run(Call(args, execution, Memory::present), execution);
 }
 
 void backward(const BackwardArgs& args, const Execution& execution) {
-  run(prepare(args, execution, Memory::present), execution);
+  run(Call(args, execution, Memory::present), execution);
 }
 
 std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution) {
-  return prepare(args, execution, Memory::described).plan.workspace_bytes;
+  return Call(args, execution, Memory::described).plan.workspace_bytes;
 }
 
 std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution) {
-  return prepare(args, execution, Memory::described).plan.workspace_bytes;
+  return Call(args, execution, Memory::described).plan.workspace_bytes;
 }
 
 std::string explain(const ForwardArgs& args, const Execution& execution) {
-  const Call call = prepare(args, execution, Memory::described);
+  const Call call(args, execution, Memory::described);
   return explain(call.problem, call.plan, execution);
 }
 
 std::string explain(const BackwardArgs& args, const Execution& execution) {
-  const Call call = prepare(args, execution, Memory::described);
+  const Call call(args, execution, Memory::described);
   return explain(call.problem, call.plan, execution);
 }
 

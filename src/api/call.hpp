@@ -11,14 +11,14 @@ namespace tandem {
 struct Call {
   Problem problem;
   Plan plan;
+
+  /// Checks the arguments and plans. Throws what forward and backward throw before they write. The workspace
+  /// of `execution` is not looked at: see run().
+  Call(const ForwardArgs& args, const Execution& execution, Memory memory);
+  Call(const BackwardArgs& args, const Execution& execution, Memory memory);
 };
 
-/// Checks the arguments and plans. Throws what forward and backward throw before they write. The workspace of
-/// `execution` is not looked at: see run().
-Call prepare(const ForwardArgs& args, const Execution& execution, Memory memory);
-Call prepare(const BackwardArgs& args, const Execution& execution, Memory memory);
-
-/// Runs a call prepared with Memory::present. Of `execution` the stream, the workspace and what
+/// Runs a call of Memory::present. Of `execution` the stream, the workspace and what
 /// interrupts count here.
 void run(const Call& call, const Execution& execution);
 

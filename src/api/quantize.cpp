@@ -7,7 +7,7 @@
 #include "api/check.hpp"
 #include "api/trace.hpp"
 #include "cpu/quantize.hpp"
-#include "gpu/quantize_tensor.hpp"
+#include "gpu/run.hpp"
 #include "plan/plan_gpu.hpp"
 
 namespace tandem {
@@ -162,9 +162,9 @@ void quantize(const QuantizeArgs& args, const Execution& execution) {
   const QuantizeJob job = make_job(args);
   check::threads(execution.threads);
   if (job.device.kind == Device::Kind::cuda) {
-    check_gpu(job.device.index);
+    const gpu::QuantizeSteps steps = plan_quantize(job);
     const Trace trace(job);
-    gpu::quantize_tensor(job, execution.stream);
+    gpu::run(steps, execution.stream);
     return;
   }
   const Trace trace(job);

@@ -3,78 +3,62 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr std::int64_t alignment = 256;
-
 /// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
 /// rows past the last are one more.
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
   return p.packed_q ? p.rows_q / c.block_m + p.batch + 2 : p.batch * blocks_of(p.rows_q, c.block_m);
 }
 
-/// Byte offsets in the workspace.
-struct ScratchLayout {
-  std::int64_t lse_log2, delta, dq_sum, turns, tiles_added, dk, dv, bytes;
-
-  ScratchLayout(const Problem& p, const BackwardConfig& c) {
-    const std::int64_t blocks = p.heads_q * query_blocks(p, c);
-    const auto aligned = [](std::int64_t n) { return (n + alignment - 1) / alignment * alignment; };
-    lse_log2 = 0;
-    delta = lse_log2 + aligned(blocks * c.block_m * 4);
-    dq_sum = delta + aligned(blocks * c.block_m * 4);
-    turns = dq_sum + aligned(blocks * c.block_m * c.head_dim_qk * 4);
-    tiles_added = turns + aligned(blocks * c.dq_pieces() * 4);
-    dk = tiles_added + aligned((p.batch + 2) * p.heads_kv * 4);
-    dv = dk + (p.dk.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_qk) * 2));
-    bytes = dv + (p.dv.given() ? 0 : aligned(p.rows_k * unwanted_row(p.head_dim_v) * 2));
-  }
-
-  /// Elements of a row that no one reads: whole vectors.
-  static std::int64_t unwanted_row(std::int64_t head_dim) { return (head_dim + 7) / 8 * 8; }
-};
+/// Elements of a row that no one reads: whole vectors.
+std::int64_t unwanted_row(std::int64_t head_dim) {
+  return (head_dim + 7) / 8 * 8;
+}
 
 /// The kernel writes dk and dv. One that the caller does not want goes to the rows of one head in the
 /// workspace, where every head overwrites what the one before it left.
-Operand kept_or_discarded(const Operand& wanted, char* scratch, std::int64_t head_dim) {
+Operand kept_or_discarded(const Operand& wanted, char* discarded, std::int64_t head_dim) {
   if (wanted.given()) return wanted;
-  return {.data = scratch, .row_stride = ScratchLayout::unwanted_row(head_dim)};
+  return {.data = discarded, .row_stride = unwanted_row(head_dim)};
 }
 
 }  // namespace
 
-LoadedTensor backward_tensor(const Problem& p, BackwardLoaded which) {
-  const bool keys = which == BackwardLoaded::k || which == BackwardLoaded::v;
-  const bool values = which == BackwardLoaded::v || which == BackwardLoaded::dout;
-  const Operand& operand = which == BackwardLoaded::q   ? p.q
-                           : which == BackwardLoaded::k ? p.k
-                           : which == BackwardLoaded::v ? p.v
-                                                        : p.dout;
-  return {.operand = operand,
-          .head_dim = values ? p.head_dim_v : p.head_dim_qk,
-          .rows = keys ? p.rows_k : p.rows_q,
-          .heads = keys ? p.heads_kv : p.heads_q,
-          .batch = (keys ? p.packed_k : p.packed_q) ? 1 : p.batch};
-}
-
-TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, BackwardLoaded which) {
-  const bool keys = which == BackwardLoaded::k || which == BackwardLoaded::v;
-  const bool values = which == BackwardLoaded::v || which == BackwardLoaded::dout;
-  return rows_tensor_map(backward_tensor(p, which), c.element, values ? c.strip_v() : c.strip_qk(),
+TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loaded which) {
+  const bool keys = which == Loaded::k || which == Loaded::v;
+  const bool values = which == Loaded::v || which == Loaded::dout;
+  return rows_tensor_map(loaded_tensor(p, which), c.element, values ? c.strip_v() : c.strip_qk(),
                          keys ? c.block_n : c.block_m, p.out.data);
 }
 
-std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config) {
-  return static_cast<std::size_t>(ScratchLayout(problem, config).bytes);
+LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
+  LoadedMaps maps;
+  for (const Loaded which : backward_loaded_tensors) {
+    maps[index_of(which)].spec = backward_tensor_map(p, c, which);
+  }
+  return maps;
 }
 
-BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, EncodeTensorMap encode,
-                                    char* scratch) {
-  const ScratchLayout layout(p, c);
-  const Operand dk = kept_or_discarded(p.dk, scratch + layout.dk, p.head_dim_qk);
-  const Operand dv = kept_or_discarded(p.dv, scratch + layout.dv, p.head_dim_v);
-  return {.q = encode(backward_tensor_map(p, c, BackwardLoaded::q)),
-          .k = encode(backward_tensor_map(p, c, BackwardLoaded::k)),
-          .v = encode(backward_tensor_map(p, c, BackwardLoaded::v)),
-          .dout_map = encode(backward_tensor_map(p, c, BackwardLoaded::dout)),
+Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
+  const std::int64_t blocks = p.heads_q * query_blocks(p, c);
+  Workspace w;
+  w.take(Region::lse_log2, blocks * c.block_m * 4);
+  w.take(Region::delta, blocks * c.block_m * 4);
+  w.take(Region::dq_sum, blocks * c.block_m * c.head_dim_qk * 4);
+  w.take(Region::turns, blocks * c.dq_pieces() * 4);
+  w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
+  w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * 2);
+  w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * 2);
+  return w;
+}
+
+BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, const LoadedMaps& maps,
+                                    EncodeTensorMap encode, const Workspace& w, char* memory) {
+  const Operand dk = kept_or_discarded(p.dk, w.at(Region::dk, memory), p.head_dim_qk);
+  const Operand dv = kept_or_discarded(p.dv, w.at(Region::dv, memory), p.head_dim_v);
+  return {.q = encode(maps[index_of(Loaded::q)].spec),
+          .k = encode(maps[index_of(Loaded::k)].spec),
+          .v = encode(maps[index_of(Loaded::v)].spec),
+          .dout_map = encode(maps[index_of(Loaded::dout)].spec),
           .out = p.out.data,
           .dout = p.dout.data,
           .dq = p.dq.data,
@@ -97,11 +81,11 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, E
           .cu_seqlens_k = lengths_of(p.cu_seqlens_k),
           .seqused_q = lengths_of(p.seqused_q),
           .seqused_k = lengths_of(p.seqused_k),
-          .lse_log2 = reinterpret_cast<float*>(scratch + layout.lse_log2),
-          .delta = reinterpret_cast<float*>(scratch + layout.delta),
-          .dq_sum = reinterpret_cast<float*>(scratch + layout.dq_sum),
-          .turns = reinterpret_cast<unsigned int*>(scratch + layout.turns),
-          .tiles_added = reinterpret_cast<unsigned int*>(scratch + layout.tiles_added),
+          .lse_log2 = w.at<float>(Region::lse_log2, memory),
+          .delta = w.at<float>(Region::delta, memory),
+          .dq_sum = w.at<float>(Region::dq_sum, memory),
+          .turns = w.at<unsigned int>(Region::turns, memory),
+          .tiles_added = w.at<unsigned int>(Region::tiles_added, memory),
           .batch = as_int(p.batch),
           .heads_q = as_int(p.heads_q),
           .heads_kv = as_int(p.heads_kv),

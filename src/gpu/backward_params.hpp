@@ -13,24 +13,23 @@
 namespace tandem::gpu {
 
 /// The tensors that TMA reads.
-enum class BackwardLoaded : int { q, k, v, dout };
-constexpr std::array<BackwardLoaded, 4> backward_loaded_tensors = {BackwardLoaded::q, BackwardLoaded::k,
-                                                                   BackwardLoaded::v, BackwardLoaded::dout};
-
-/// The operand of `problem`, and its extents.
-LoadedTensor backward_tensor(const Problem& problem, BackwardLoaded which);
+constexpr std::array<Loaded, 4> backward_loaded_tensors = {Loaded::q, Loaded::k, Loaded::v, Loaded::dout};
 
 /// How the kernel of `config` reads a tensor. Whether TMA can is for tma_can_read to say.
-TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, BackwardLoaded which);
+TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& config, Loaded which);
 
-/// Scratch bytes that the kernels of `config` work in, linear in the number of queries: LSE and delta, f32
-/// sums of dQ, whose turn it is there. Nothing needs to be set beforehand.
-std::size_t backward_scratch_bytes(const Problem& problem, const BackwardConfig& config);
+/// Those of all four, as they are.
+LoadedMaps backward_maps(const Problem& problem, const BackwardConfig& config);
 
-/// What all kernels of the call are launched with. `scratch` is 256-byte aligned memory of
-/// backward_scratch_bytes. Every tensor must be one that TMA can read.
+/// What the kernels of `config` work in, linear in the number of queries: LSE and delta, f32 sums of dQ,
+/// whose turn it is there. Nothing needs to be set beforehand.
+Workspace backward_workspace(const Problem& problem, const BackwardConfig& config);
+
+/// What all kernels of the call are launched with. `memory` is that of `workspace`, which begins with
+/// backward_workspace.
 BackwardParams make_backward_params(const Problem& problem, const BackwardConfig& config,
-                                    EncodeTensorMap encode, char* scratch);
+                                    const LoadedMaps& maps, EncodeTensorMap encode,
+                                    const Workspace& workspace, char* memory);
 
 /// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
 /// known on the device only.

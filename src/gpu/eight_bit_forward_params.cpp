@@ -1,7 +1,6 @@
 #include "gpu/eight_bit_forward_params.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "gpu/code_axes.hpp"
@@ -10,17 +9,19 @@
 namespace tandem::gpu {
 namespace {
 
-/// A map of bytes whose innermost dimension has rows of `pitch` bytes; `lines` of them a head, of which
-/// `lines_read` are read. An empty tensor's map describes `nearby`.
-TensorMapSpec codes_map(const void* data, const CodeAxes& axes, std::int64_t columns, std::int64_t pitch,
-                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
-                        const void* nearby) {
-  const bool empty = data == nullptr || axes.entries * axes.heads * columns * lines == 0;
+constexpr std::byte nowhere{};
+
+/// A map of bytes in a region of the workspace, whose innermost dimension has rows of `pitch` bytes; `lines`
+/// of them a head, of which `lines_read` are read. An empty tensor's map describes `nearby`.
+LoadedMap codes_map(Region region, const CodeAxes& axes, std::int64_t columns, std::int64_t pitch,
+                    std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                    const void* nearby) {
+  const bool empty = axes.entries * axes.heads * columns * lines == 0;
   const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
   const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
   TensorMapSpec spec;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
-  spec.base = empty ? reinterpret_cast<const void*>(near) : data;
+  spec.base = empty ? reinterpret_cast<const void*>(near) : &nowhere;
   spec.rank = 4;
   spec.element_bytes = 1;
   spec.dims = {at_least(columns, 1), at_least(lines_read, 1), at_least(axes.heads, 1),
@@ -28,7 +29,7 @@ TensorMapSpec codes_map(const void* data, const CodeAxes& axes, std::int64_t col
   spec.strides = {at_least(pitch, 16), at_least(pitch * lines, 16), at_least(pitch * lines * axes.heads, 16)};
   spec.box = {strip, box_lines, 1, 1};
   spec.swizzle = strip == 128 ? Swizzle::b128 : Swizzle::b64;
-  return spec;
+  return {.spec = spec, .region = empty ? Region::none : region};
 }
 
 ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
@@ -37,16 +38,9 @@ ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
 
 /// The caller's codes, in boxes of a strip of columns by 64 rows (q) or a block of keys.
 TensorMapSpec brought_map(const Problem& p, const EightBitConfig& config, Loaded which) {
-  const bool is_q = which == Loaded::q;
-  const bool is_v = which == Loaded::v;
-  const Operand& o = is_q ? p.q : is_v ? p.v : p.k;
-  return rows_tensor_map({.operand = o,
-                          .head_dim = is_v ? p.head_dim_v : p.head_dim_qk,
-                          .rows = is_q ? p.rows_q : p.rows_k,
-                          .heads = is_q ? p.heads_q : p.heads_kv,
-                          .batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch},
-                         config.element, byte_strip_columns(is_v ? config.head_dim_v : config.head_dim_qk),
-                         is_q ? 64 : quant_block, p.out.data);
+  const int padded = which == Loaded::v ? config.head_dim_v : config.head_dim_qk;
+  return rows_tensor_map(loaded_tensor(p, which), config.element, byte_strip_columns(padded),
+                         which == Loaded::q ? 64 : quant_block, p.out.data);
 }
 
 ScaleArray array_of(const Scales& s) {
@@ -54,68 +48,78 @@ ScaleArray array_of(const Scales& s) {
           .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride}};
 }
 
-}  // namespace
-
-bool can_read_codes(const Problem& problem, const EightBitConfig& config) {
-  return std::ranges::all_of(std::array{Loaded::q, Loaded::k, Loaded::v},
-                             [&](Loaded which) { return tma_can_read(brought_map(problem, config, which)); });
-}
-
-EightBitParams make_brought_params(const Problem& problem, const EightBitConfig& config,
-                                   EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
-  Problem p = problem;
-  p.q = p.k = p.v = {};  // their maps are of codes, below
-  EightBitParams params{.forward = make_forward_params(p, config.tiling(), encode, processors, tile_counter),
-                        .q_scales = array_of(problem.q_scale),
-                        .k_scales = array_of(problem.k_scale),
-                        .v_scales = array_of(problem.v_scale),
-                        .shift = {},
-                        .q_scale_heads = as_int(problem.q_scale.heads)};
-  params.forward.q = encode(brought_map(problem, config, Loaded::q));
-  params.forward.k = encode(brought_map(problem, config, Loaded::k));
-  params.forward.v = encode(brought_map(problem, config, Loaded::v));
+/// What both share. 16-bit q and k are none of the kernel's.
+ForwardParams params_of_codes(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                              EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+  ForwardParams params = make_forward_params(p, config.tiling(), maps, encode, processors, tile_counter);
+  params.q_data = params.k_data = nullptr;
+  params.q_stride = params.k_stride = {};
   return params;
 }
 
-QuantizedOperands operands_of(const QuantizeParams& params) {
-  return {.q = params.q.codes,
-          .k = params.k.codes,
-          .v = params.v.codes,
-          .q_scales = params.q.scales,
-          .k_scales = params.k.scales,
-          .v_scales = params.v.scales,
-          .shift = params.shift};
+}  // namespace
+
+QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory) {
+  return {.q = workspace.at<float>(Region::q_scales, memory),
+          .k = workspace.at<float>(Region::k_scales, memory),
+          .v = recipe.pv != Codes::input ? workspace.at<float>(Region::v_scales, memory) : nullptr,
+          .shift = recipe.smooth_k ? workspace.at<float>(Region::shift, memory) : nullptr};
 }
 
-EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,
-                                     const QuantizedOperands& operands, EncodeTensorMap encode,
-                                     int processors, unsigned int* tile_counter) {
-  Problem p = problem;
-  p.q = p.k = {};  // their maps are of codes, below
-  if (config.pv != Codes::input) p.v = {};
-  p.scale = std::abs(p.scale);
+bool can_read_codes(const Problem& problem, const EightBitConfig& config) {
+  return std::ranges::all_of(forward_loaded_tensors,
+                             [&](Loaded which) { return tma_can_read(brought_map(problem, config, which)); });
+}
+
+LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
+  LoadedMaps maps;
+  if (config.transpose_v) {
+    for (const Loaded which : forward_loaded_tensors) {
+      maps[index_of(which)].spec = brought_map(p, config, which);
+    }
+    return maps;
+  }
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
   const std::int64_t padded_keys = k.blocks * quant_block;
   const std::int64_t pitch = code_pitch(p.head_dim_qk);
   const int strip = byte_strip_columns(config.head_dim_qk);
-
-  EightBitParams params{// Codes take half the room that 16 bits do.
-                        .forward = make_forward_params(p, config.tiling(), encode, processors, tile_counter),
-                        .q_scales = array_of(operands.q_scales, q, config.row_scales),
-                        .k_scales = array_of(operands.k_scales, k, config.row_scales),
-                        .v_scales = array_of(operands.v_scales, k, config.v_row_scales),
-                        .shift = array_of(operands.shift, q, true),
-                        .q_scale_heads = 1};
-  params.forward.q =
-      encode(codes_map(operands.q, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data));
-  params.forward.k =
-      encode(codes_map(operands.k, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data));
-  if (config.pv != Codes::input) {
-    params.forward.v =
-        encode(codes_map(operands.v, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),
-                         quant_block, config.head_dim_v, p.out.data));
+  maps[index_of(Loaded::q)] =
+      codes_map(Region::q_codes, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
+  maps[index_of(Loaded::k)] =
+      codes_map(Region::k_codes, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data);
+  if (config.pv == Codes::input) {
+    maps[index_of(Loaded::v)].spec = forward_tensor_map(p, config.tiling(), Loaded::v);
+  } else {
+    maps[index_of(Loaded::v)] =
+        codes_map(Region::v_codes, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),
+                  quant_block, config.head_dim_v, p.out.data);
   }
+  return maps;
+}
+
+EightBitParams make_brought_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                                   EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+  return {.forward = params_of_codes(p, config, maps, encode, processors, tile_counter),
+          .q_scales = array_of(p.q_scale),
+          .k_scales = array_of(p.k_scale),
+          .v_scales = array_of(p.v_scale),
+          .shift = {},
+          .q_scale_heads = as_int(p.q_scale.heads)};
+}
+
+EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& config,
+                                     const QuantizedScales& scales, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+  const CodeAxes q = query_axes(p);
+  const CodeAxes k = key_axes(p);
+  EightBitParams params{.forward = params_of_codes(p, config, maps, encode, processors, tile_counter),
+                        .q_scales = array_of(scales.q, q, config.row_scales),
+                        .k_scales = array_of(scales.k, k, config.row_scales),
+                        .v_scales = array_of(scales.v, k, config.v_row_scales),
+                        .shift = array_of(scales.shift, q, true),
+                        .q_scale_heads = 1};
+  params.forward.scale = std::abs(p.scale);  // the sign is q's
   return params;
 }
 

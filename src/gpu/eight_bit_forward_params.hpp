@@ -8,31 +8,33 @@
 
 namespace tandem::gpu {
 
-/// Codes and scales as quantized_layout.hpp has them; v and v_scales are null where V stays in 16 bits, shift
-/// where no mean was removed.
-struct QuantizedOperands {
-  const void* q = nullptr;
-  const void* k = nullptr;
-  const void* v = nullptr;
-  const float* q_scales = nullptr;
-  const float* k_scales = nullptr;
-  const float* v_scales = nullptr;
+/// Scales as quantized_layout.hpp has them; those of v are null where V stays in 16 bits, shift where no mean
+/// was removed.
+struct QuantizedScales {
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* v = nullptr;
   const float* shift = nullptr;
 };
+
+/// Those that the quantiser writes to the workspace of quantized_workspace.
+QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory);
 
 /// Whether TMA can read q, k and v, codes of the caller's, where they are.
 bool can_read_codes(const Problem& problem, const EightBitConfig& config);
 
+/// The maps of codes: those that the quantiser writes to the workspace, the caller's where the kernel
+/// transposes V. Where V stays in 16 bits, of V as it is.
+LoadedMaps eight_bit_maps(const Problem& problem, const EightBitConfig& config);
+
 /// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.
 EightBitParams make_brought_params(const Problem& problem, const EightBitConfig& config,
-                                   EncodeTensorMap encode, int processors, unsigned int* tile_counter);
-
-/// Those that the quantiser writes.
-QuantizedOperands operands_of(const QuantizeParams& params);
+                                   const LoadedMaps& maps, EncodeTensorMap encode, int processors,
+                                   unsigned int* tile_counter);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,
-                                     const QuantizedOperands& operands, EncodeTensorMap encode,
-                                     int processors, unsigned int* tile_counter);
+                                     const QuantizedScales& scales, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int processors, unsigned int* tile_counter);
 
 }  // namespace tandem::gpu

@@ -19,23 +19,24 @@ int heads_in_turn(const Problem& p, std::int64_t m_blocks, int processors) {
 }  // namespace
 
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
-  const bool is_q = which == Loaded::q;
-  const Operand& o = is_q ? p.q : which == Loaded::k ? p.k : p.v;
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
-  const std::int64_t head_dim = which == Loaded::v ? p.head_dim_v : p.head_dim_qk;
-  const std::int64_t rows = is_q ? p.rows_q : p.rows_k;
-  const std::int64_t heads = is_q ? p.heads_q : p.heads_kv;
-  const std::int64_t batch = (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch;
-  const int strip = strip_columns(padded);
-  return rows_tensor_map({.operand = o, .head_dim = head_dim, .rows = rows, .heads = heads, .batch = batch},
-                         tiling.element, strip, is_q ? 64 : tiling.block_n, p.out.data);
+  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded),
+                         which == Loaded::q ? 64 : tiling.block_n, p.out.data);
 }
 
-ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, EncodeTensorMap encode,
-                                  int processors, unsigned int* tile_counter) {
-  return {.q = encode(forward_tensor_map(p, tiling, Loaded::q)),
-          .k = encode(forward_tensor_map(p, tiling, Loaded::k)),
-          .v = encode(forward_tensor_map(p, tiling, Loaded::v)),
+LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
+  LoadedMaps maps;
+  for (const Loaded which : forward_loaded_tensors) {
+    maps[index_of(which)].spec = forward_tensor_map(p, tiling, which);
+  }
+  return maps;
+}
+
+ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
+                                  EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+  return {.q = encode(maps[index_of(Loaded::q)].spec),
+          .k = encode(maps[index_of(Loaded::k)].spec),
+          .v = encode(maps[index_of(Loaded::v)].spec),
           .q_data = p.q.data,
           .k_data = p.k.data,
           .out = p.out.data,

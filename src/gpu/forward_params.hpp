@@ -2,27 +2,27 @@
 // emulator's tests use it too.
 #pragma once
 
-#include <array>
-
+#include "gpu/param_fields.hpp"
 #include "kernels/config/forward.hpp"
-#include "kernels/config/tensor_map_spec.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {
 
 /// The tensors that TMA reads.
-enum class Loaded : int { q, k, v };
-constexpr std::array<Loaded, 3> loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
+constexpr std::array<Loaded, 3> forward_loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
 
 /// How a kernel with this `tiling` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one
 /// strip of columns by 64 rows (q) or block_n rows (k, v). Whether TMA can is for
 /// tma_can_read to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
+/// Those of all three, as they are.
+LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
+
 /// What the kernel is launched with. `encode` makes the tensor maps; `processors`, the device's, set how many
-/// heads' causal tiles are interleaved. Every tensor must be one that TMA can read.
-ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, EncodeTensorMap encode,
-                                  int processors, unsigned int* tile_counter);
+/// heads' causal tiles are interleaved.
+ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
+                                  EncodeTensorMap encode, int processors, unsigned int* tile_counter);
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

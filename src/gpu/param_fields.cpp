@@ -2,10 +2,20 @@
 
 namespace tandem::gpu {
 
+LoadedTensor loaded_tensor(const Problem& p, Loaded which) {
+  const bool keys = which == Loaded::k || which == Loaded::v;
+  const bool values = which == Loaded::v || which == Loaded::dout;
+  return {.operand = operand_of(p, which),
+          .head_dim = values ? p.head_dim_v : p.head_dim_qk,
+          .rows = keys ? p.rows_k : p.rows_q,
+          .heads = keys ? p.heads_kv : p.heads_q,
+          .batch = (keys ? p.packed_k : p.packed_q) ? 1 : p.batch};
+}
+
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
                               const void* nearby) {
   const Operand& o = tensor.operand;
-  const bool empty = tensor.rows == 0 || tensor.heads == 0 || tensor.batch == 0 || !o.given();
+  const bool empty = tensor.empty();
   const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
   TensorMapSpec spec;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): rounding an address down takes the way through an integer
@@ -26,6 +36,13 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
                                                      : strides[i] * spec.element_bytes;
   }
   return spec;
+}
+
+LoadedMaps placed(LoadedMaps maps, const Workspace& workspace, char* memory) {
+  for (LoadedMap& map : maps) {
+    if (map.region != Region::none) map.spec.base = workspace.at(map.region, memory);
+  }
+  return maps;
 }
 
 }  // namespace tandem::gpu

@@ -1,4 +1,4 @@
-// Fields of kernel Params that forward and backward fill in alike.
+// Fields of kernel Params that forward and backward fill in alike, and the tensors that both load.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "gpu/workspace.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
 #include "kernels/config/types.hpp"
 #include "problem/problem.hpp"
@@ -52,16 +53,52 @@ inline bool allows_code_vectors(const Operand& codes, std::int64_t head_dim) {
          (codes.row_stride | codes.head_stride | codes.batch_stride) % 8 == 0;
 }
 
+/// The tensors that TMA reads; dout in backward alone.
+enum class Loaded : int { q, k, v, dout };
+constexpr std::size_t loaded_count = 4;
+constexpr std::size_t index_of(Loaded which) {
+  return static_cast<std::size_t>(which);
+}
+
+inline const Operand& operand_of(const Problem& p, Loaded which) {
+  constexpr Operand Problem::*operands[] = {&Problem::q, &Problem::k, &Problem::v, &Problem::dout};
+  return p.*operands[index_of(which)];
+}
+inline Operand& operand_of(Problem& p, Loaded which) {
+  return const_cast<Operand&>(operand_of(static_cast<const Problem&>(p), which));
+}
+
 /// A tensor that TMA reads, and its extents.
 struct LoadedTensor {
   const Operand& operand;
   std::int64_t head_dim, rows, heads, batch;
+
+  [[nodiscard]] bool empty() const { return rows == 0 || heads == 0 || batch == 0 || !operand.given(); }
 };
+LoadedTensor loaded_tensor(const Problem& problem, Loaded which);
 
 /// 16 bits an element, or 8 of codes. Dimensions (head_dim, rows, heads, batch), boxes of one strip of
 /// columns by `box_rows` rows. An empty tensor is never read, but its map must be valid: it then describes
 /// memory about `nearby`.
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
                               const void* nearby);
+
+/// The map of a tensor that a kernel loads. Where it lies in the workspace, in `region`, the base is any
+/// address until placed().
+struct LoadedMap {
+  TensorMapSpec spec;
+  Region region = Region::none;
+};
+/// By Loaded; those that the kernel does not load have rank 0.
+using LoadedMaps = std::array<LoadedMap, loaded_count>;
+
+/// The region of a tensor's copy.
+constexpr Region copy_of(Loaded which) {
+  return static_cast<Region>(static_cast<int>(Region::q) + static_cast<int>(which));
+}
+static_assert(copy_of(Loaded::q) == Region::q && copy_of(Loaded::dout) == Region::dout);
+
+/// `maps` with the addresses that regions have in `memory`.
+LoadedMaps placed(LoadedMaps maps, const Workspace& workspace, char* memory);
 
 }  // namespace tandem::gpu

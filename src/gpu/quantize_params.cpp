@@ -1,7 +1,6 @@
 #include "gpu/quantize_params.hpp"
 
 #include "gpu/code_axes.hpp"
-#include "gpu/packing.hpp"
 #include "gpu/param_fields.hpp"
 
 namespace tandem::gpu {
@@ -33,9 +32,7 @@ int heads_together(std::int64_t rows, std::int64_t batch, bool packed) {
 }
 
 /// Params with lengths, extents and units, without tensors.
-QuantizeParams extents_of(const Problem& p) {
-  const CodeAxes q = query_axes(p);
-  const CodeAxes k = key_axes(p);
+QuantizeParams extents_of(const Problem& p, const QuantizeUnits& units) {
   QuantizeParams params{};
   params.cu_seqlens_q = lengths_of(p.cu_seqlens_q);
   params.cu_seqlens_k = lengths_of(p.cu_seqlens_k);
@@ -49,11 +46,12 @@ QuantizeParams extents_of(const Problem& p) {
   params.rows_k = as_int(p.rows_k);
   params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
   params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
-  params.axis_blocks_k = as_int(k.blocks);
-  params.together_q = params.together_k = 1;
-  params.units_q = as_int(units_of(q));
-  params.units_k = as_int(units_of(k));
-  params.units_v = params.units_k;
+  params.axis_blocks_k = as_int(key_axes(p).blocks);
+  params.together_q = units.together_q;
+  params.together_k = units.together_k;
+  params.units_q = units.q;
+  params.units_k = units.k;
+  params.units_v = units.v;
   params.scale = p.scale;
   params.packed_q = p.packed_q;
   params.packed_k = p.packed_k;
@@ -69,65 +67,67 @@ BroughtScales brought(const Scales& s) {
 
 }  // namespace
 
-QuantizedSpace quantized_space(const Problem& p, const Recipe& r) {
-  QuantizedSpace s;
-  const auto take = [&s](std::int64_t bytes) {
-    const std::size_t at = s.bytes;
-    s.bytes +=
-        (static_cast<std::size_t>(bytes) + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
-    return at;
-  };
+Workspace quantized_workspace(const Problem& p, const Recipe& r) {
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
-  s.q_codes = take(q.entries * row_codes(q, p.head_dim_qk).batch);
-  s.k_codes = take(k.entries * row_codes(k, p.head_dim_qk).batch);
-  s.q_scales = take(4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
-  s.k_scales = take(4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
+  Workspace w;
+  w.take(Region::q_codes, q.entries * row_codes(q, p.head_dim_qk).batch);
+  w.take(Region::k_codes, k.entries * row_codes(k, p.head_dim_qk).batch);
+  w.take(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
+  w.take(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
   if (r.pv != Codes::input) {
-    s.v_codes = take(k.entries * channel_codes(k, p.head_dim_v).batch);
-    s.v_scales = take(4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
+    w.take(Region::v_codes, k.entries * channel_codes(k, p.head_dim_v).batch);
+    w.take(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   }
-  s.counter_bytes = sizeof(unsigned int);
-  if (r.smooth_k) s.counter_bytes += static_cast<std::size_t>(4 * p.batch * k.heads);
-  s.counters = take(static_cast<std::int64_t>(s.counter_bytes));
-  s.arrived = s.counters + sizeof(unsigned int);
+  // The attention kernel's counter of tiles, then those of K's sums.
+  w.take_counters(4 + (r.smooth_k ? 4 * p.batch * k.heads : 0));
   if (r.smooth_k) {
-    s.shift = take(4 * q.entries * q.heads * scales_of_head(q, true));
-    s.mean = take(4 * p.batch * k.heads * channels);
-    s.sums = take(4 * k.entries * k.heads * k.blocks * channels);
+    w.take(Region::shift, 4 * q.entries * q.heads * scales_of_head(q, true));
+    w.take(Region::mean, 4 * p.batch * k.heads * channels);
+    w.take(Region::sums, 4 * k.entries * k.heads * k.blocks * channels);
   }
-  return s;
+  return w;
 }
 
-QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scratch) {
-  const QuantizedSpace s = quantized_space(p, r);
+QuantizeUnits quantize_units(const Problem& p, const Recipe& r) {
+  QuantizeUnits units;
+  if (!p.of_codes()) {
+    units.together_q = heads_together(p.rows_q, p.batch, p.packed_q);
+    units.together_k = heads_together(p.rows_k, p.batch, p.packed_k);
+  }
+  units.q = as_int(units_of(query_axes(p), units.together_q));
+  units.k = as_int(units_of(key_axes(p), units.together_k));
+  units.v = r.pv == Codes::input ? 0 : units.k;
+  return units;
+}
+
+QuantizeUnits dequantize_units(const Problem& p) {
+  const int units = as_int(units_of(key_axes(p)));
+  return {.k = units, .v = units};
+}
+
+QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Workspace& w, char* memory) {
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
-  const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
-  const auto codes = [scratch](std::size_t at) { return reinterpret_cast<unsigned char*>(scratch + at); };
-  QuantizeParams params = extents_of(p);
-  if (!p.of_codes()) {
-    params.together_q = heads_together(p.rows_q, p.batch, p.packed_q);
-    params.together_k = heads_together(p.rows_k, p.batch, p.packed_k);
-    params.units_q = as_int(units_of(q, params.together_q));
-    params.units_k = params.units_v = as_int(units_of(k, params.together_k));
-  }
+  const auto floats = [&](Region region) { return w.at<float>(region, memory); };
+  const auto codes = [&](Region region) { return w.at<unsigned char>(region, memory); };
+  QuantizeParams params = extents_of(p, quantize_units(p, r));
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
-              .codes = codes(s.q_codes),
+              .codes = codes(Region::q_codes),
               .code_stride = row_codes(q, p.head_dim_qk),
-              .scales = floats(s.q_scales),
+              .scales = floats(Region::q_scales),
               .scale_stride = scale_strides(q, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true,
               .marks_rows = true};
   params.k = {.source = p.k.data,
               .stride = strides_of(p.k),
-              .codes = codes(s.k_codes),
+              .codes = codes(Region::k_codes),
               .code_stride = row_codes(k, p.head_dim_qk),
-              .scales = floats(s.k_scales),
+              .scales = floats(Region::k_scales),
               .scale_stride = scale_strides(k, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true,
@@ -135,24 +135,23 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, char* scr
   if (r.pv != Codes::input) {
     params.v = {.source = p.v.data,
                 .stride = strides_of(p.v),
-                .codes = codes(s.v_codes),
+                .codes = codes(Region::v_codes),
                 .code_stride = channel_codes(k, p.head_dim_v),
-                .scales = floats(s.v_scales),
+                .scales = floats(Region::v_scales),
                 .scale_stride = scale_strides(k, by_row(r.v_scales)),
                 .code_columns = 0,
                 .padded_rows = true,
                 .marks_rows = false};
   }
   if (r.smooth_k) {
-    params.shift = floats(s.shift);
+    params.shift = floats(Region::shift);
     params.shift_stride = scale_strides(q, true);
-    params.mean = floats(s.mean);
+    params.mean = floats(Region::mean);
     params.mean_stride = {.batch = k.heads * channels, .head = channels, .group = 1};
-    params.sums = floats(s.sums);
+    params.sums = floats(Region::sums);
     params.mean_all_keys = mean_all_keys;
-    params.arrived = reinterpret_cast<unsigned int*>(scratch + s.arrived);
+    params.arrived = w.at<unsigned int>(Region::counters, memory) + 1;
   }
-  if (r.pv == Codes::input) params.units_v = 0;
   return params;
 }
 
@@ -172,8 +171,7 @@ ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantize
     t.code_stride = strides_of(to);
     return t;
   };
-  QuantizeParams params = extents_of(p);
-  params.units_q = 0;
+  QuantizeParams params = extents_of(p, dequantize_units(p));
   params.k = tensor(p.k, dequantized.k);
   params.v = tensor(p.v, dequantized.v);
   return {.quantize = params, .q_scale = {}, .k_scale = brought(p.k_scale), .v_scale = brought(p.v_scale)};

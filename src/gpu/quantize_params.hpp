@@ -1,35 +1,37 @@
-// From a Problem and a Recipe to what the quantiser is launched with, and to where its codes and scales lie.
+// From a Problem and a Recipe to what the quantiser is launched with, and to where its codes and scales
+// lie.
 // Pure: needs no driver, so that the emulator's tests use it too.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 
+#include "gpu/workspace.hpp"
 #include "kernels/config/quantize.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {
 
-/// Scratch memory of a quantised call, as offsets in bytes, each a multiple of 256. What a recipe does
-/// without takes no room.
-struct QuantizedSpace {
-  std::size_t q_codes = 0;
-  std::size_t k_codes = 0;
-  std::size_t v_codes = 0;
-  std::size_t q_scales = 0;
-  std::size_t k_scales = 0;
-  std::size_t v_scales = 0;
-  std::size_t shift = 0;
-  std::size_t mean = 0;
-  std::size_t sums = 0;
-  std::size_t counters = 0;  ///< to be 0 before the launches: that of the attention kernel's tiles, then
-  std::size_t arrived = 0;   ///< those of K's sums
-  std::size_t counter_bytes = 0;
-  std::size_t bytes = 0;
-};
-QuantizedSpace quantized_space(const Problem& problem, const Recipe& recipe);
+/// What the quantiser's kernels write and work in. What a recipe does without takes no room.
+Workspace quantized_workspace(const Problem& problem, const Recipe& recipe);
 
-/// `scratch` is 256-byte aligned memory of quantized_space.
-QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, char* scratch);
+/// Blocks of a tensor's axis times heads, `together` of them as one: what a kernel does at a time.
+struct QuantizeUnits {
+  int q = 0;
+  int k = 0;
+  int v = 0;
+  int together_q = 1;
+  int together_k = 1;
+
+  [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
+};
+/// Of the kernels that quantise, or arrange codes of the caller's.
+QuantizeUnits quantize_units(const Problem& problem, const Recipe& recipe);
+/// Of the kernel that dequantises k and v.
+QuantizeUnits dequantize_units(const Problem& problem);
+
+/// `memory` is that of `workspace`, which begins with quantized_workspace.
+QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,
+                                    char* memory);
 
 /// Those of a problem of codes, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);

@@ -170,7 +170,7 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTileLine& tile =
       forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
-  std::vector<std::string> lines = {
+  return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),
                   problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
@@ -182,10 +182,6 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };
-  if (const Problem folded = heads_as_rows(problem); folded.rows_q != problem.rows_q) {
-    lines.push_back(fmt::format("one query: the {} heads that share keys are rows of a tile", folded.rows_q));
-  }
-  return lines;
 }
 
 }  // namespace tandem

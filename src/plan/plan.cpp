@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <variant>
 
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
@@ -31,11 +32,17 @@ Plan make_plan(const Problem& problem, const Execution& execution) {
 
 namespace {
 
-std::vector<std::string> cuda_reasons(const Problem& problem, const Plan& plan) {
-  if (problem.pass == Pass::backward) return explain_backward(problem, plan.backward);
-  if (problem.mixed()) return explain_forward(dequantized(problem, nullptr), plan.forward);
-  if (problem.precision == Precision::exact) return explain_forward(problem, plan.forward);
-  return explain_eight_bit(problem, plan.recipe, plan.eight_bit);
+std::vector<std::string> cuda_reasons(const Problem& problem, const gpu::Steps& steps) {
+  const Problem& p = steps.problem;
+  if (const auto* c = std::get_if<BackwardConfig>(&steps.config)) return explain_backward(p, *c);
+  if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {
+    return explain_eight_bit(p, steps.recipe, *c);
+  }
+  std::vector<std::string> lines = explain_forward(p, std::get<ForwardConfig>(steps.config));
+  if (p.rows_q != problem.rows_q) {
+    lines.push_back(fmt::format("one query: the {} heads that share keys are rows of a tile", p.rows_q));
+  }
+  return lines;
 }
 
 std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {
@@ -58,15 +65,16 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
 
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   const bool cuda = plan.backend == Device::Kind::cuda;
-  std::vector<std::string> lines = cuda ? cuda_reasons(problem, plan) : cpu_reasons(plan, execution);
+  std::vector<std::string> lines = cuda ? cuda_reasons(problem, *plan.gpu) : cpu_reasons(plan, execution);
   if (problem.mixed()) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
                                 name_of(problem.k.dtype), name_of(problem.q.dtype),
                                 mixed_space(problem).bytes));
   }
   if (problem.precision == Precision::exact) return lines;
-  const std::string what = problem.pass == Pass::backward ? "the backward of an 8-bit forward is 16-bit"
-                                                          : describe(cuda ? plan.recipe : plan.cpu.recipe);
+  const std::string what = problem.pass == Pass::backward
+                               ? "the backward of an 8-bit forward is 16-bit"
+                               : describe(cuda ? plan.gpu->recipe : plan.cpu.recipe);
   lines.push_back(fmt::format("precision {}{}{}: {}", name_of(problem.precision),
                               problem.strict ? ", strict" : "",
                               problem.of_codes() ? ", of the caller's codes and scales" : "", what));

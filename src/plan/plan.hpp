@@ -1,27 +1,23 @@
-// Problem + device -> Plan: which backend, which kernel, which Config, how much workspace, and why.
+// Problem + device -> Plan: which backend, which kernels and Configs, on what grids, how much workspace, and
+// why.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cpu/cpu.hpp"
-#include "kernels/config/backward.hpp"
-#include "kernels/config/eight_bit.hpp"
-#include "kernels/config/forward.hpp"
-#include "kernels/config/quantize.hpp"
+#include "gpu/steps.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem {
 
+/// A call, decided. Nothing below looks at the problem to choose again.
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Config cpu;           ///< read if backend is cpu
-  ForwardConfig forward;     ///< read if backend is cuda, of a forward problem
-  EightBitConfig eight_bit;  ///< in its place where the problem has a precision, and the recipe
-  QuantizeConfig quantize;   ///< what makes its codes, or the 16-bit k and v of a mixed problem
-  Recipe recipe;
-  BackwardConfig backward;  ///< and of a backward one
+  cpu::Config cpu;                ///< read if backend is cpu
+  std::optional<gpu::Steps> gpu;  ///< given if it is cuda
   std::size_t workspace_bytes = 0;
 };
 

@@ -4,16 +4,15 @@
 
 #include <climits>
 
-#include "gpu/backward.hpp"
 #include "gpu/device.hpp"
-#include "gpu/eight_bit_forward.hpp"
-#include "gpu/forward.hpp"
-#include "gpu/mixed_forward.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/steps.hpp"
+#include "problem/effective.hpp"
+#include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
 
 namespace tandem {
@@ -60,29 +59,52 @@ void check_gpu(int index) {
   }
 }
 
-Plan plan_gpu(const Problem& problem) {
+namespace {
+
+/// `wanted`, or where there is none what `choose` gives.
+template <typename Config, typename Choose>
+Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
+  return wanted != nullptr ? std::get<Config>(*wanted) : choose();
+}
+
+void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
+  Problem& p = steps.problem;
+  if (problem.pass == Pass::backward) {
+    p = problem;
+    return add_backward(steps, wanted_or<BackwardConfig>(wanted, [&] { return choose_backward_config(p); }));
+  }
+  if (problem.precision != Precision::exact) {
+    p = problem;
+    steps.recipe = recipe_of(p);
+    const auto config =
+        wanted_or<EightBitConfig>(wanted, [&] { return choose_eight_bit_config(p, steps.recipe); });
+    return add_eight_bit(steps, config, choose_quantize_config(p, steps.recipe));
+  }
+  p = heads_as_rows(problem.mixed() ? dequantized(problem, nullptr) : problem);
+  if (problem.mixed()) add_dequantize(steps, problem, choose_dequantize_config(problem));
+  add_forward(steps, wanted_or<ForwardConfig>(wanted, [&] { return choose_forward_config(p); }));
+}
+
+}  // namespace
+
+Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   check_problem(problem);
   check_gpu(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;
-  if (problem.pass == Pass::forward && problem.precision != Precision::exact) {
-    plan.recipe = recipe_of(problem);
-    plan.eight_bit = choose_eight_bit_config(problem, plan.recipe);
-    plan.quantize = choose_quantize_config(problem, plan.recipe);
-    plan.workspace_bytes = gpu::eight_bit_forward_workspace_bytes(problem, plan.recipe, plan.eight_bit);
-  } else if (problem.mixed()) {
-    plan.forward = choose_forward_config(heads_as_rows(dequantized(problem, nullptr)));
-    plan.quantize = choose_dequantize_config(problem);
-    plan.workspace_bytes = gpu::mixed_forward_workspace_bytes(problem, plan.forward);
-  } else if (problem.pass == Pass::forward) {
-    const Problem folded = heads_as_rows(problem);
-    plan.forward = choose_forward_config(folded);
-    plan.workspace_bytes = gpu::forward_workspace_bytes(folded, plan.forward);
-  } else {
-    plan.backward = choose_backward_config(problem);
-    plan.workspace_bytes = gpu::backward_workspace_bytes(problem, plan.backward);
-  }
+  gpu::Steps& steps = plan.gpu.emplace();
+  steps.multiprocessors = gpu::properties(problem.device.index).multiprocessors;
+  plan_steps(steps, problem, wanted);
+  plan.workspace_bytes = steps.workspace.bytes();
   return plan;
+}
+
+gpu::QuantizeSteps plan_quantize(const QuantizeJob& job) {
+  check_gpu(job.device.index);
+  if (job.x.dtype == DType::f32) {
+    unsupported("quantize has no GPU kernel for f32; convert x to f16 or bf16, or copy it to the CPU");
+  }
+  return quantize_steps(job, choose_tensor_config(job), gpu::properties(job.device.index).multiprocessors);
 }
 
 }  // namespace tandem

@@ -6,8 +6,12 @@
 namespace tandem {
 
 /// Throws Error (unsupported) for what the GPU backend cannot run: no driver, no Hopper, another dtype or
-/// pass.
-Plan plan_gpu(const Problem& problem);
+/// pass. `wanted` takes the place of the main kernel's Config, for those that compare Configs; of the kind
+/// that the problem has.
+Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr);
+
+/// The same of a call to quantize, on the GPU of its tensors.
+gpu::QuantizeSteps plan_quantize(const QuantizeJob& job);
 
 /// Throws Error (unsupported) where the kernels cannot run on that device, or there is no driver.
 void check_gpu(int index);

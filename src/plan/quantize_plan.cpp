@@ -41,6 +41,22 @@ QuantizeConfig choose_dequantize_config(const Problem& p) {
   return c;
 }
 
+QuantizeConfig choose_tensor_config(const QuantizeJob& job) {
+  QuantizeConfig c;
+  c.element = job.x.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = gpu::as_int(job.head_dim);
+  c.head_dim_v = c.head_dim_qk;
+  c.qk = job.codes.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
+  c.pv = Codes::input;
+  c.qk_scales = job.group;
+  c.rotate_qk = job.rotate;
+  c.smooth_k = job.mean.given();
+  c.rotary = job.cos.given();
+  c.interleaved = c.rotary && job.interleaved;
+  c.vectors = gpu::allows_vectors(job.x, job.head_dim) && gpu::allows_code_vectors(job.codes, job.head_dim);
+  return c;
+}
+
 int quantize_local_bytes_allowed(const QuantizeConfig& c) {
   return c.ragged && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 32 : 0;
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/config/quantize.hpp"
 #include "problem/problem.hpp"
+#include "problem/quantize_job.hpp"
 
 namespace tandem {
 
@@ -26,6 +27,9 @@ QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& reci
 
 /// The same for a mixed problem, whose kernel is dequantize.
 QuantizeConfig choose_dequantize_config(const Problem& problem);
+
+/// The same for a call to quantize, whose tensor takes k's place.
+QuantizeConfig choose_tensor_config(const QuantizeJob& job);
 
 /// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
 /// registers short at head dimension 128, where two blocks of threads have 64 each, once a job of 32 KB.

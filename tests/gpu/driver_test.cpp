@@ -11,7 +11,6 @@
 #include "gpu/compiler.hpp"
 #include "gpu/describe.hpp"
 #include "gpu/device.hpp"
-#include "gpu/forward.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "plan/backward_plan.hpp"

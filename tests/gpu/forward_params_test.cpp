@@ -5,8 +5,8 @@
 
 #include <climits>
 
-#include "gpu/forward.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/steps.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -37,10 +37,23 @@ Problem contiguous() {
   return p;
 }
 
+/// The workspace of a call on a GPU of 132 multiprocessors.
+std::size_t workspace_bytes(const Problem& p, const ForwardConfig& c) {
+  Steps steps;
+  steps.problem = p;
+  steps.multiprocessors = 132;
+  add_forward(steps, c);
+  return steps.workspace.bytes();
+}
+
 TensorMap count_bytes(const TensorMapSpec& spec) {
   TensorMap map{};
   map.opaque[0] = static_cast<unsigned long long>(spec.box[0] * spec.box[1]);
   return map;
+}
+
+ForwardParams params_of(const Problem& p, const Tiling& tiling, int processors = 132) {
+  return make_forward_params(p, tiling, forward_maps(p, tiling), count_bytes, processors, nullptr);
 }
 
 TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
@@ -56,7 +69,7 @@ TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
   const TensorMapSpec v = forward_tensor_map(p, c.tiling(), Loaded::v);
   EXPECT_EQ(v.dims, (std::array<std::int64_t, 5>{64, 300, 2, 2, 0}));
   for (const TensorMapSpec& spec : {q, k, v}) EXPECT_TRUE(tma_can_read(spec));
-  EXPECT_EQ(forward_workspace_bytes(p, c), 0U);
+  EXPECT_EQ(workspace_bytes(p, c), 0U);
 }
 
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
@@ -90,9 +103,9 @@ TEST(ForwardWorkspace, HoldsCopiesOfWhatTmaCannotRead) {
   Problem p = contiguous();
   const ForwardConfig c = choose_forward_config(p);
   p.k.row_stride += 1;
-  EXPECT_EQ(forward_workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2);
+  EXPECT_EQ(workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2);
   p.v.data = memory + 1;
-  EXPECT_EQ(forward_workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2 + 2U * 300 * 2 * 64 * 2);
+  EXPECT_EQ(workspace_bytes(p, c), 2U * 300 * 2 * 128 * 2 + 2U * 300 * 2 * 64 * 2);
 }
 
 TEST(ForwardParameters, FollowTheProblem) {
@@ -100,8 +113,7 @@ TEST(ForwardParameters, FollowTheProblem) {
   p.scale = 0.5F;
   p.window_left = 7;
   p.packed_k = true;
-  const ForwardParams params =
-      make_forward_params(p, choose_forward_config(p).tiling(), count_bytes, 132, nullptr);
+  const ForwardParams params = params_of(p, choose_forward_config(p).tiling());
   EXPECT_EQ(params.q.opaque[0], 64U * 64);
   EXPECT_EQ(params.out, memory);
   EXPECT_EQ(params.out_stride.row, 8 * 64);
@@ -118,7 +130,7 @@ TEST(ForwardParameters, OutputsThatAreNotAlignedAreStoredByElement) {
   const auto vectors = [](auto change) {
     Problem p = contiguous();
     change(p);
-    return make_forward_params(p, choose_forward_config(p).tiling(), count_bytes, 132, nullptr).out_vectors;
+    return params_of(p, choose_forward_config(p).tiling()).out_vectors;
   };
   EXPECT_FALSE(vectors([](Problem& p) { p.out.data = memory + 1; }));
   EXPECT_FALSE(vectors([](Problem& p) { p.out.row_stride += 4; }));
@@ -133,9 +145,7 @@ TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
   p.rows_q = 7 * 128;
   ForwardConfig c = choose_forward_config(p);
   c.block_m = 128;
-  const auto in_turn = [&](int processors) {
-    return make_forward_params(p, c.tiling(), count_bytes, processors, nullptr).heads_in_turn;
-  };
+  const auto in_turn = [&](int processors) { return params_of(p, c.tiling(), processors).heads_in_turn; };
   EXPECT_EQ(in_turn(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 processors";
   EXPECT_EQ(in_turn(4), 4 * 64 - 2);
   EXPECT_EQ(in_turn(4096), 0) << "never less than none";

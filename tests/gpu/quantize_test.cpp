@@ -1,7 +1,11 @@
 // The quantiser on a GPU, against the CPU's: every bit of codes and scales. What the emulator cannot tell is
 // how the hardware rounds to e4m3 and divides.
-#include "gpu/quantize.hpp"
+#include "gpu/quantize_params.hpp"
+
+#include "gpu/device.hpp"
+#include "gpu/run.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/steps.hpp"
 
 #include "gpu_cases.hpp"
 #include "harness/call.hpp"
@@ -45,18 +49,20 @@ class OnDevice {
 void check_on_gpu(const Call& call, const Recipe& recipe) {
   OnDevice device;
   const Problem p = device.problem(call);
-  const QuantizedSpace space = quantized_space(p, recipe);
-  DeviceBuffer scratch(0, space.bytes);
+  Steps steps;
+  steps.problem = p;
+  steps.recipe = recipe;
+  steps.multiprocessors = properties(0).multiprocessors;
+  steps.workspace = quantized_workspace(p, recipe);
+  add_quantizer(steps, choose_quantize_config(p, recipe));
+  DeviceBuffer scratch(0, steps.workspace.bytes());
   scratch.fill(0xff);  // NaN
-  const QuantizeConfig config = choose_quantize_config(p, recipe);
-  const QuantizeKernels kernels = p.of_codes() ? arrange_kernels(0, config) : quantize_kernels(0, config);
-  const ContextGuard guard(0);
-  clear_counters(space, reinterpret_cast<abi::DevicePointer>(scratch.data()), nullptr);
-  quantize(p, kernels, make_quantize_params(p, recipe, static_cast<char*>(scratch.data())), nullptr);
-  std::vector<char> result(space.bytes);
-  scratch.copy_to_host(result.data(), space.bytes);
+  run(steps, nullptr, scratch.data());
+  std::vector<char> result(steps.workspace.bytes());
+  scratch.copy_to_host(result.data(), result.size());
   synchronize(0);
-  kernel_tests::check_codes(call, recipe, make_quantize_params(call.problem(), recipe, result.data()));
+  kernel_tests::check_codes(call, recipe,
+                            make_quantize_params(call.problem(), recipe, steps.workspace, result.data()));
 }
 
 class Quantiser : public GpuTest, public testing::WithParamInterface<Precision> {

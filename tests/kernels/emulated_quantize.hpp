@@ -19,9 +19,9 @@ struct QuantizedScratch {
   std::vector<char> memory;
   char* data;
 
-  explicit QuantizedScratch(const gpu::QuantizedSpace& space) : memory(space.bytes + 256, '\xff') {
+  explicit QuantizedScratch(const gpu::Workspace& space) : memory(space.bytes() + 256, '\xff') {
     data = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
-    std::fill_n(data + space.counters, space.counter_bytes, '\0');
+    std::fill_n(space.at(gpu::Region::counters, data), space.counter_bytes(), '\0');
   }
   QuantizedScratch(QuantizedScratch&&) = default;
 };

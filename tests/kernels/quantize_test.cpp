@@ -6,7 +6,7 @@
 #include "cpu/quantize.hpp"
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
-#include "gpu/quantize_tensor.hpp"
+#include "gpu/quantize_tensor_params.hpp"
 #include "harness/codes.hpp"
 #include "harness/element.hpp"
 #include "plan/quantize_plan.hpp"
@@ -43,13 +43,13 @@ template <QuantizeConfig C>
 Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
   const Problem p = call.problem();
   EXPECT_EQ(choose_quantize_config(p, recipe), C);
-  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   Result r{.scratch = QuantizedScratch(space), .params = {}};
-  r.params = gpu::make_quantize_params(p, recipe, r.scratch.data);
+  r.params = gpu::make_quantize_params(p, recipe, space, r.scratch.data);
   emulator::Options options;
   options.seed = seed;
   add_buffers(options, call.inputs(), false);
-  options.buffers.push_back({r.scratch.data, space.bytes, true});
+  options.buffers.push_back({r.scratch.data, space.bytes(), true});
   run_quantizer<C>(r.params, options);
   return r;
 }
@@ -152,13 +152,13 @@ void check_arranged(const Case& c, Granularity granularity) {
   const Problem p = make_problem(codes.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
   ASSERT_EQ(choose_quantize_config(p, recipe), C);
-  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
   const ArrangeParams params =
-      gpu::make_arrange_params(p, gpu::make_quantize_params(p, recipe, scratch.data));
+      gpu::make_arrange_params(p, gpu::make_quantize_params(p, recipe, space, scratch.data));
   emulator::Options options;
   add_buffers(options, codes.inputs(), false);
-  options.buffers.push_back({scratch.data, space.bytes, true});
+  options.buffers.push_back({scratch.data, space.bytes(), true});
   const QuantizeParams& q = params.quantize;
   emulator::launch(arrange_codes<C>, params,
                    {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
@@ -329,9 +329,11 @@ void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
   UserTensor want = tensor();
   cpu::quantize(want.job, cpu::Target::portable, 1);
   UserTensor got = tensor();
-  ASSERT_EQ(gpu::tensor_config(got.job), C);
-  std::vector<ptx::Vec4> scratch(gpu::tensor_scratch_bytes(got.job) / 16 + 1);
-  const QuantizeParams params = gpu::make_tensor_params(got.job, reinterpret_cast<char*>(scratch.data()));
+  ASSERT_EQ(choose_tensor_config(got.job), C);
+  const gpu::Workspace workspace = gpu::tensor_workspace(got.job);
+  std::vector<ptx::Vec4> scratch(workspace.bytes() / 16 + 1);
+  const QuantizeParams params =
+      gpu::make_tensor_params(got.job, workspace, reinterpret_cast<char*>(scratch.data()));
   emulator::Options options;
   options.buffers = {emulator::readable(got.x),      emulator::writable(got.codes),
                      emulator::writable(got.scales), emulator::writable(got.mean),

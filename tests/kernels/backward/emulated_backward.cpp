@@ -53,14 +53,13 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   read.push_back(&call.lse);
   add_buffers(options, read, false);
   add_buffers(options, call.outputs(Pass::backward), true);
-  const std::array<Operand*, 4> operands = {&p.q, &p.k, &p.v, &p.dout};
   std::array<std::vector<std::uint16_t>, 4> packed;
-  for (const gpu::BackwardLoaded which : gpu::backward_loaded_tensors) {
+  for (const gpu::Loaded which : gpu::backward_loaded_tensors) {
     if (tma_can_read(gpu::backward_tensor_map(p, config, which))) continue;
-    const auto at = static_cast<std::size_t>(which);
-    const gpu::LoadedTensor tensor = gpu::backward_tensor(p, which);
-    pack_in_emulator(*operands[at], packed[at], tensor.batch, tensor.rows, tensor.heads, tensor.head_dim,
-                     options);
+    const std::size_t at = gpu::index_of(which);
+    const gpu::LoadedTensor tensor = gpu::loaded_tensor(p, which);
+    pack_in_emulator(gpu::operand_of(p, which), packed[at], tensor.batch, tensor.rows, tensor.heads,
+                     tensor.head_dim, options);
     options.buffers.push_back(emulator::readable(packed[at]));
   }
   // Whole 256 bytes, as the workspace is aligned; NaN, since nobody clears it.
@@ -69,10 +68,12 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   };
   Unit nan{};
   nan.words.fill(std::numeric_limits<std::uint32_t>::max());
-  std::vector<Unit> scratch(gpu::backward_scratch_bytes(p, config) / sizeof(Unit), nan);
+  const gpu::Workspace workspace = gpu::backward_workspace(p, config);
+  std::vector<Unit> scratch(workspace.bytes() / sizeof(Unit), nan);
   options.buffers.push_back(emulator::writable(scratch));
   const BackwardParams params =
-      gpu::make_backward_params(p, config, &emulator::encode, reinterpret_cast<char*>(scratch.data()));
+      gpu::make_backward_params(p, config, gpu::backward_maps(p, config), &emulator::encode, workspace,
+                                reinterpret_cast<char*>(scratch.data()));
   const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
   const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config));
   const auto grid = static_cast<unsigned>(gpu::backward_grid(p, config, static_cast<int>(run.blocks)));

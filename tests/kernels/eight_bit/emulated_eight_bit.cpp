@@ -219,15 +219,18 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   options.buffers.push_back(emulator::readable(shift));
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const EightBitParams params = gpu::make_eight_bit_params(p, config,
-                                                           {.q = q.codes.data(),
-                                                            .k = k.codes.data(),
-                                                            .v = keeps_v ? nullptr : v.codes.data(),
-                                                            .q_scales = q.scales.data(),
-                                                            .k_scales = k.scales.data(),
-                                                            .v_scales = keeps_v ? nullptr : v.scales.data(),
-                                                            .shift = shift.data()},
-                                                           &emulator::encode, 64 * 1024, tile_counter.data());
+  gpu::LoadedMaps maps = gpu::eight_bit_maps(p, config);
+  const std::array<const void*, 3> codes = {q.codes.data(), k.codes.data(), v.codes.data()};
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    if (maps[i].region != gpu::Region::none) maps[i].spec.base = codes[i];
+  }
+  const EightBitParams params =
+      gpu::make_eight_bit_params(p, config,
+                                 {.q = q.scales.data(),
+                                  .k = k.scales.data(),
+                                  .v = keeps_v ? nullptr : v.scales.data(),
+                                  .shift = shift.data()},
+                                 maps, &emulator::encode, 64 * 1024, tile_counter.data());
   emulator::launch(kernel.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, 2)),
                     .threads = static_cast<unsigned>(config.threads()),

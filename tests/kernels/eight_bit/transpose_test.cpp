@@ -66,27 +66,29 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   options.seed = 3;
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
-  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
-  options.buffers.push_back({scratch.data, space.bytes, true});
+  options.buffers.push_back({scratch.data, space.bytes(), true});
   std::vector<unsigned int> counter(1, 0);
   options.buffers.push_back(emulator::writable(counter));
-  const QuantizeParams q = gpu::make_quantize_params(p, recipe, scratch.data);
+  const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
   emulator::launch(arrange_codes<arrange>, gpu::make_arrange_params(p, q),
                    {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
                    options);
   attend(kernel->kernel, config,
-         gpu::make_eight_bit_params(p, config, gpu::operands_of(q), &emulator::encode, 64 * 1024,
-                                    counter.data()),
+         gpu::make_eight_bit_params(p, config, gpu::quantized_scales(recipe, space, scratch.data),
+                                    gpu::placed(gpu::eight_bit_maps(p, config), space, scratch.data),
+                                    &emulator::encode, 64 * 1024, counter.data()),
          options);
   const std::vector<double> out = call.out.values();
   const std::vector<double> lse = call.lse.values();
   call.prepare(Pass::forward);
   counter[0] = 0;
   attend(&eight_bit_forward<transposing(config)>, transposing(config),
-         gpu::make_brought_params(p, transposing(config), &emulator::encode, 64 * 1024, counter.data()),
+         gpu::make_brought_params(p, transposing(config), gpu::eight_bit_maps(p, transposing(config)),
+                                  &emulator::encode, 64 * 1024, counter.data()),
          options);
   expect_same(call.out.values(), out);
   expect_same(call.lse.values(), lse);

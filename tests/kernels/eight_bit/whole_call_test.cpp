@@ -27,19 +27,21 @@ template <QuantizeConfig C>
 void run_whole(const EmulatedEightBit& kernel, Call& call, const Recipe& recipe) {
   const Problem p = make_problem(call.forward_args());
   ASSERT_EQ(choose_quantize_config(p, recipe), C);
-  const gpu::QuantizedSpace space = gpu::quantized_space(p, recipe);
+  const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
   const QuantizedScratch scratch(space);
   emulator::Options options;
   options.seed = 5;
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
-  options.buffers.push_back({scratch.data, space.bytes, true});
+  options.buffers.push_back({scratch.data, space.bytes(), true});
   std::vector<unsigned int> counter(1, 0);
   options.buffers.push_back(emulator::writable(counter));
-  const QuantizeParams q = gpu::make_quantize_params(p, recipe, scratch.data);
+  const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
   run_quantizer<C>(q, options);
-  const EightBitParams params = gpu::make_eight_bit_params(p, kernel.config, gpu::operands_of(q),
-                                                           &emulator::encode, 64 * 1024, counter.data());
+  const EightBitParams params =
+      gpu::make_eight_bit_params(p, kernel.config, gpu::quantized_scales(recipe, space, scratch.data),
+                                 gpu::placed(gpu::eight_bit_maps(p, kernel.config), space, scratch.data),
+                                 &emulator::encode, 64 * 1024, counter.data());
   emulator::launch(kernel.kernel, params,
                    {.blocks = 2,
                     .threads = static_cast<unsigned>(kernel.config.threads()),

@@ -81,21 +81,19 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
-  for (const gpu::Loaded which : gpu::loaded_tensors) {
+  for (const gpu::Loaded which : gpu::forward_loaded_tensors) {
     if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling(), which))) continue;
-    const bool is_q = which == gpu::Loaded::q;
-    Operand& o = is_q ? p.q : which == gpu::Loaded::k ? p.k : p.v;
-    auto& target = packed[static_cast<std::size_t>(which)];
-    pack_in_emulator(o, target, (is_q ? p.packed_q : p.packed_k) ? 1 : p.batch, is_q ? p.rows_q : p.rows_k,
-                     is_q ? p.heads_q : p.heads_kv, which == gpu::Loaded::v ? p.head_dim_v : p.head_dim_qk,
-                     options);
+    auto& target = packed[gpu::index_of(which)];
+    const gpu::LoadedTensor tensor = gpu::loaded_tensor(p, which);
+    pack_in_emulator(gpu::operand_of(p, which), target, tensor.batch, tensor.rows, tensor.heads,
+                     tensor.head_dim, options);
     options.buffers.push_back(emulator::readable(target));
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
   const ForwardParams params =
-      gpu::make_forward_params(p, kernel_.config.tiling(), &emulator::encode, processors,
-                               tiles > blocks ? tile_counter.data() : nullptr);
+      gpu::make_forward_params(p, kernel_.config.tiling(), gpu::forward_maps(p, kernel_.config.tiling()),
+                               &emulator::encode, processors, tiles > blocks ? tile_counter.data() : nullptr);
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),

@@ -1,0 +1,53 @@
+#include "gpu/pack_params.hpp"
+
+#include <algorithm>
+
+namespace tandem::gpu {
+namespace {
+
+std::int64_t pitch_of(const LoadedTensor& t) {
+  return (t.head_dim + 7) / 8 * 8;
+}
+
+std::int64_t elements_of(const LoadedTensor& t) {
+  return t.batch * t.rows * t.heads * pitch_of(t);
+}
+
+}  // namespace
+
+Operand packed_operand(const LoadedTensor& t) {
+  Operand o = t.operand;
+  o.head_stride = pitch_of(t);
+  o.row_stride = pitch_of(t) * t.heads;
+  o.batch_stride = pitch_of(t) * t.heads * t.rows;
+  return o;
+}
+
+std::int64_t packed_bytes(const LoadedTensor& t) {
+  return 2 * elements_of(t);
+}
+
+std::int64_t pack_grid(const LoadedTensor& t, int multiprocessors) {
+  const std::int64_t units = elements_of(t) / 8;
+  // Eight blocks of 256 threads fill a multiprocessor.
+  return std::min<std::int64_t>((units + pack_threads - 1) / pack_threads, std::int64_t{8} * multiprocessors);
+}
+
+PackConfig pack_config(const LoadedTensor& t) {
+  const Operand& o = t.operand;
+  return {.paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && t.head_dim % 2 == 0 &&
+                    o.row_stride % 2 == 0 && o.head_stride % 2 == 0 && o.batch_stride % 2 == 0};
+}
+
+PackParams make_pack_params(const LoadedTensor& t, void* target) {
+  return {.source = t.operand.data,
+          .stride = strides_of(t.operand),
+          .target = target,
+          .batch = as_int(t.batch),
+          .rows = as_int(t.rows),
+          .heads = as_int(t.heads),
+          .head_dim = as_int(t.head_dim),
+          .pitch = as_int(pitch_of(t))};
+}
+
+}  // namespace tandem::gpu

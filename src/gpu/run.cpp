@@ -1,0 +1,95 @@
+#include "gpu/run.hpp"
+
+#include "gpu/launch.hpp"
+#include "gpu/quantize_tensor_params.hpp"
+#include "gpu/step_params.hpp"
+#include "gpu/tensor_map.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// The workspace of a call: the caller's, or memory in stream order.
+class Scratch {
+ public:
+  /// `bytes` are allocated only if `given` is null.
+  Scratch(void* given, std::size_t bytes, abi::Stream stream)
+      : address_(reinterpret_cast<abi::DevicePointer>(given)), stream_(stream) {
+    if (given != nullptr || bytes == 0) return;
+    check(driver().memory_alloc_async(&address_, bytes, stream), "cuMemAllocAsync");
+    owned_ = true;
+  }
+  ~Scratch() {
+    if (owned_) driver().memory_free_async(address_, stream_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  [[nodiscard]] char* data() const { return reinterpret_cast<char*>(address_); }
+
+ private:
+  abi::DevicePointer address_ = 0;
+  abi::Stream stream_;
+  bool owned_ = false;
+};
+
+void set_zero(void* data, std::size_t bytes, abi::Stream stream) {
+  if (bytes == 0) return;
+  check(driver().memset_d8_async(reinterpret_cast<abi::DevicePointer>(data), 0, bytes, stream),
+        "cuMemsetD8Async");
+}
+
+/// `fill` takes the memory and gives what has `of(step)`, the parameter of a step.
+template <typename Fill>
+void launch_all(const StepList& list, const Workspace& workspace, int device, abi::Stream stream, void* given,
+                Fill&& fill) {
+  std::array<LoadedKernel, most_steps> kernels;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    kernels[i] = loaded_kernel(device, list.all()[i].kernel, list.all()[i].config);
+  }
+  const ContextGuard guard(device);
+  const Scratch scratch(given, workspace.bytes(), stream);
+  set_zero(workspace.at(Region::counters, scratch.data()), workspace.counter_bytes(), stream);
+  auto params = fill(scratch.data());
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Step& step = list.all()[i];
+    const BlockShape shape = block_shape(step.kernel, step.config);
+    launch(kernels[i],
+           {.grid = step.grid,
+            .threads = static_cast<unsigned int>(shape.threads),
+            .stream = stream,
+            .cluster = static_cast<unsigned int>(shape.cluster),
+            .programmatic = step.programmatic,
+            .resident = step.resident},
+           params.of(step));
+  }
+}
+
+/// Those of a call to quantize: one for all of its kernels.
+struct QuantizeStepParams {
+  QuantizeParams params;
+  const void* of(const Step& /*step*/) const { return &params; }
+};
+
+}  // namespace
+
+void run(const Steps& steps, void* stream, void* workspace) {
+  if (steps.list.empty()) return;
+  launch_all(steps.list, steps.workspace, steps.problem.device.index, static_cast<abi::Stream>(stream),
+             workspace, [&](char* memory) { return StepParams(steps, memory, encode_tensor_map); });
+}
+
+void run(const QuantizeSteps& steps, void* stream_handle) {
+  const QuantizeJob& job = steps.job;
+  const auto stream = static_cast<abi::Stream>(stream_handle);
+  if (job.batch * job.heads == 0) {
+    const ContextGuard guard(job.device.index);
+    if (job.group == ScaleGroup::tensor) set_zero(job.scales.data, sizeof(float), stream);
+    return;
+  }
+  launch_all(steps.list, steps.workspace, job.device.index, stream, nullptr, [&](char* memory) {
+    return QuantizeStepParams{make_tensor_params(job, steps.workspace, memory)};
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,75 @@
+// A call on a GPU as src/plan decides it: the problem that its kernels see, the workspace, and the launches
+// in their order. gpu::run walks them; explain, tune and the benches read them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "gpu/kernel_name.hpp"
+#include "gpu/param_fields.hpp"
+#include "gpu/workspace.hpp"
+#include "problem/quantize_job.hpp"
+
+namespace tandem::gpu {
+
+/// One launch.
+struct Step {
+  Kernel kernel;
+  KernelConfig config;
+  unsigned int grid = 1;
+  bool programmatic = false;  ///< may start while the step before it ends (griddepcontrol)
+  bool resident = false;      ///< starts when there is room for all of its blocks, which wait for each other
+  Loaded tensor = Loaded::q;  ///< that Kernel::pack copies
+};
+
+/// The most launches that a call has: packed q, k, v and dout, and four kernels of backward.
+constexpr std::size_t most_steps = 8;
+
+/// Up to most_steps, in place: planning a call allocates nothing, and costs nothing for those that it has
+/// not.
+class StepList {
+ public:
+  StepList() {}  // NOLINT(modernize-use-equals-default): the union's is deleted
+
+  void add(const Step& step) { std::construct_at(&slots_.steps[count_++], step); }
+  void clear() { count_ = 0; }
+
+  [[nodiscard]] std::span<const Step> all() const { return {slots_.steps, count_}; }
+  [[nodiscard]] const Step* begin() const { return slots_.steps; }
+  [[nodiscard]] const Step* end() const { return slots_.steps + count_; }
+  [[nodiscard]] std::size_t size() const { return count_; }
+  [[nodiscard]] bool empty() const { return count_ == 0; }
+
+ private:
+  union Slots {
+    Slots() {}  // NOLINT(modernize-use-equals-default)
+    Step steps[most_steps];
+  };
+  Slots slots_;
+  std::size_t count_ = 0;
+};
+
+struct Steps {
+  /// Heads folded into rows, codes of a mixed call dequantised, tensors packed. Operands in the workspace
+  /// have their strides and any address.
+  Problem problem;
+  /// By Loaded: those of the caller that steps copy to the workspace; not given where none does.
+  std::array<Operand, loaded_count> sources{};
+  LoadedMaps maps{};
+  Recipe recipe;        ///< read where the problem has a precision
+  KernelConfig config;  ///< the main kernel's, which an empty problem does not launch
+  int multiprocessors = 0;
+  Workspace workspace;
+  StepList list;
+};
+
+/// The same of tandem::quantize.
+struct QuantizeSteps {
+  QuantizeJob job;
+  Workspace workspace;
+  StepList list;
+};
+
+}  // namespace tandem::gpu

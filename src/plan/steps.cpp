@@ -1,0 +1,183 @@
+#include "plan/steps.hpp"
+
+#include <algorithm>
+
+#include "gpu/backward_params.hpp"
+#include "gpu/eight_bit_forward_params.hpp"
+#include "gpu/forward_params.hpp"
+#include "gpu/pack_params.hpp"
+#include "gpu/quantize_params.hpp"
+#include "gpu/quantize_tensor_params.hpp"
+#include "problem/mixed.hpp"
+
+namespace tandem {
+namespace {
+
+using gpu::index_of;
+using gpu::Kernel;
+using gpu::Loaded;
+using gpu::Region;
+using gpu::Steps;
+
+unsigned int grid_of(std::int64_t blocks) {
+  return static_cast<unsigned int>(blocks);
+}
+
+/// One CTA an SM, or one a tile where there are fewer.
+unsigned int persistent_grid(std::int64_t tiles, const Steps& steps) {
+  return grid_of(std::min<std::int64_t>(tiles, steps.multiprocessors));
+}
+
+/// The map of a tensor, `map_of(problem)` if it is not there yet. Packs the tensor first where TMA cannot read
+/// it.
+template <typename MapOf>
+void load(Steps& steps, Loaded which, MapOf&& map_of) {
+  gpu::LoadedMap& map = steps.maps[index_of(which)];
+  if (map.spec.rank == 0) map.spec = map_of(steps.problem);
+  Operand& source = steps.sources[index_of(which)];
+  const gpu::LoadedTensor tensor = gpu::loaded_tensor(steps.problem, which);
+  if (source.given()) {  // it is dequantised to the workspace
+    if (!tensor.empty()) map.region = gpu::copy_of(which);
+    return;
+  }
+  if (tma_can_read(map.spec)) return;
+  source = tensor.operand;
+  steps.list.add({.kernel = Kernel::pack,
+                  .config = gpu::pack_config(tensor),
+                  .grid = grid_of(gpu::pack_grid(tensor, steps.multiprocessors)),
+                  .tensor = which});
+  steps.workspace.take(gpu::copy_of(which), gpu::packed_bytes(tensor));
+  gpu::operand_of(steps.problem, which) = gpu::packed_operand(tensor);
+  map = {.spec = map_of(steps.problem), .region = gpu::copy_of(which)};
+}
+
+/// The quantiser's launches on k, and on q and v where `units` has them, in one order for every caller.
+/// Whether there is one.
+bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, std::int64_t units_k,
+                           std::int64_t units, int multiprocessors) {
+  bool before = false;  // a launch that the next one may overlap the end of
+  if (config.smooth_k && units_k > 0) {
+    list.add({.kernel = Kernel::mean_of_keys, .config = mean_config(config), .grid = grid_of(units_k)});
+    before = true;
+  }
+  if (exceeds_block(config.qk_scales) && units_k > 0) {
+    list.add({.kernel = Kernel::largest_of_groups, .config = config, .grid = grid_of(units_k)});
+    before = false;  // the codes' kernel does not wait for it
+  }
+  if (units == 0) return false;
+  // Blocks of threads stay, each with its next job on the way: as many as the device holds.
+  const std::int64_t most = std::int64_t{multiprocessors} * config.blocks_per_sm();
+  list.add({.kernel = Kernel::quantize,
+            .config = config,
+            .grid = grid_of(std::min(units, most)),
+            .programmatic = before});
+  return true;
+}
+
+}  // namespace
+
+void add_forward(Steps& steps, const ForwardConfig& config) {
+  steps.config = config;
+  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling());
+  if (tiles == 0) {
+    steps.list.clear();
+    steps.workspace = {};
+    return;
+  }
+  // CTAs take tiles from a counter, which must be cleared first: 2 us of the host's time, and scratch memory.
+  // A grid with a CTA for every tile needs none.
+  if (config.dynamic && tiles > steps.multiprocessors) steps.workspace.take_counters(sizeof(unsigned int));
+  for (const Loaded which : gpu::forward_loaded_tensors) {
+    load(steps, which, [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), which); });
+  }
+  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
+}
+
+void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& config) {
+  const MixedSpace space = mixed_space(problem);
+  steps.workspace.take(Region::k, static_cast<std::int64_t>(space.v));
+  steps.workspace.take(Region::v, static_cast<std::int64_t>(space.bytes - space.v));
+  steps.sources[index_of(Loaded::k)] = problem.k;
+  steps.sources[index_of(Loaded::v)] = problem.v;
+  steps.problem.k_scale = problem.k_scale;
+  steps.problem.v_scale = problem.v_scale;
+  const std::int64_t units = gpu::dequantize_units(problem).total();
+  if (units > 0) steps.list.add({.kernel = Kernel::dequantize, .config = config, .grid = grid_of(units)});
+}
+
+bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
+  const gpu::QuantizeUnits units = gpu::quantize_units(steps.problem, steps.recipe);
+  if (!steps.problem.of_codes()) {
+    return add_quantize_launches(steps.list, config, units.k, units.total(), steps.multiprocessors);
+  }
+  if (units.total() == 0) return false;
+  steps.list.add({.kernel = Kernel::arrange_codes, .config = config, .grid = grid_of(units.total())});
+  return true;
+}
+
+void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeConfig& quantizer) {
+  steps.config = config;
+  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling());
+  if (tiles == 0) return;
+  if (config.transpose_v) {
+    steps.workspace.take_counters(sizeof(unsigned int));
+  } else {
+    steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe);
+  }
+  steps.maps = gpu::eight_bit_maps(steps.problem, config);
+  if (config.pv == Codes::input) {
+    load(steps, Loaded::v,
+         [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), Loaded::v); });
+  }
+  const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
+  steps.list.add({.kernel = Kernel::eight_bit_forward,
+                  .config = config,
+                  .grid = persistent_grid(tiles, steps),
+                  .programmatic = quantized});
+}
+
+void add_backward(Steps& steps, const BackwardConfig& config) {
+  steps.config = config;
+  const Problem& p = steps.problem;
+  const std::int64_t rows = gpu::backward_rows_count(p, config);
+  const bool wants_dq = p.dq.given();
+  const bool wants_main = wants_dq || p.dk.given() || p.dv.given();
+  const std::int64_t tiles = wants_main ? gpu::backward_tile_count(p, config) : 0;
+  const bool sinks = p.dsink != nullptr && p.heads_q > 0;
+  if (rows == 0 && tiles == 0 && !sinks) return;
+  steps.workspace = gpu::backward_workspace(p, config);
+  for (const Loaded which : gpu::backward_loaded_tensors) {
+    load(steps, which, [&](const Problem& q) { return gpu::backward_tensor_map(q, config, which); });
+  }
+  const BackwardConfig rows_config = gpu::backward_rows_config(config);
+  if (rows > 0)
+    steps.list.add({.kernel = Kernel::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
+  if (tiles > 0) {
+    steps.list.add({.kernel = Kernel::backward,
+                    .config = config,
+                    .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
+                    // In a fixed order blocks wait for others'. Beside another such grid, half of each being
+                    // resident, none would end. Such a launch cannot be programmatic, too.
+                    .programmatic = rows > 0 && !config.deterministic,
+                    .resident = config.deterministic});
+  }
+  if (rows > 0 && wants_dq) {
+    steps.list.add({.kernel = Kernel::backward_convert,
+                    .config = rows_config,
+                    .grid = grid_of(rows),
+                    .programmatic = true});
+  }
+  if (sinks)
+    steps.list.add({.kernel = Kernel::backward_sink, .config = rows_config, .grid = grid_of(p.heads_q)});
+}
+
+gpu::QuantizeSteps quantize_steps(const QuantizeJob& job, const QuantizeConfig& config, int multiprocessors) {
+  gpu::QuantizeSteps steps;
+  steps.job = job;
+  steps.workspace = gpu::tensor_workspace(job);
+  const std::int64_t units = gpu::tensor_units(job);
+  add_quantize_launches(steps.list, config, units, units, multiprocessors);
+  return steps;
+}
+
+}  // namespace tandem

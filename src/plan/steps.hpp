@@ -1,0 +1,30 @@
+// From a problem and the Configs chosen for it to the steps of a call: which kernels are launched, on what
+// grid, after what, and where in the workspace they work. Pure: needs no driver.
+#pragma once
+
+#include "gpu/steps.hpp"
+
+namespace tandem {
+
+// Each takes `steps` with the problem that the kernels see, recipe and multiprocessors, and adds the rest. A
+// problem without anything to do has no steps and no workspace.
+
+void add_forward(gpu::Steps& steps, const ForwardConfig& config);
+
+/// The copies of k and v that dequantize writes come first in the workspace. `problem` has their codes, and
+/// steps.problem is what dequantized() makes of it.
+void add_dequantize(gpu::Steps& steps, const Problem& problem, const QuantizeConfig& config);
+
+/// `quantizer` makes the codes, by `add_quantizer`.
+void add_eight_bit(gpu::Steps& steps, const EightBitConfig& config, const QuantizeConfig& quantizer);
+
+void add_backward(gpu::Steps& steps, const BackwardConfig& config);
+
+/// Codes and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged where the
+/// caller has them. Whether the step after it may start while the last one ends.
+bool add_quantizer(gpu::Steps& steps, const QuantizeConfig& config);
+
+/// The steps of a call to tandem::quantize.
+gpu::QuantizeSteps quantize_steps(const QuantizeJob& job, const QuantizeConfig& config, int multiprocessors);
+
+}  // namespace tandem
