@@ -1,0 +1,182 @@
+// What a call on a GPU consists of, without a driver.
+#include "plan/steps.hpp"
+
+#include <gtest/gtest.h>
+
+#include "api/make_problem.hpp"
+#include "gpu/device.hpp"
+#include "gpu/step_params.hpp"
+#include "plan/plan_gpu.hpp"
+
+namespace tandem {
+namespace {
+
+using gpu::Kernel;
+using gpu::Region;
+
+constexpr Device cuda{.kind = Device::Kind::cuda, .index = gpu::first_described};
+alignas(256) std::byte memory[512];
+
+/// (batch 2, heads 8 over 2, head_dim 128) in bf16, without memory: TMA can read it.
+ForwardArgs forward_args(std::int64_t seqlen_q = 300, std::int64_t seqlen_k = 300) {
+  ForwardArgs a;
+  a.q = ConstTensor(nullptr, DType::bf16, {2, seqlen_q, 8, 128}, cuda);
+  a.k = ConstTensor(nullptr, DType::bf16, {2, seqlen_k, 2, 128}, cuda);
+  a.v = ConstTensor(nullptr, DType::bf16, {2, seqlen_k, 2, 128}, cuda);
+  a.out = Tensor(nullptr, DType::bf16, {2, seqlen_q, 8, 128}, cuda);
+  return a;
+}
+
+BackwardArgs backward_args() {
+  const ForwardArgs f = forward_args();
+  BackwardArgs a;
+  static_cast<AttentionInputs&>(a) = f;
+  a.out = a.dout = f.out;
+  a.lse = Tensor(nullptr, DType::f32, {2, 8, 300}, cuda);
+  a.dq = Tensor(nullptr, DType::bf16, {2, 300, 8, 128}, cuda);
+  a.dk = a.dv = Tensor(nullptr, DType::bf16, {2, 300, 2, 128}, cuda);
+  return a;
+}
+
+template <typename Args>
+gpu::Steps steps_of(const Args& args) {
+  return *plan_gpu(make_problem(args, Memory::described)).gpu;
+}
+
+std::vector<Kernel> kernels_of(const gpu::Steps& steps) {
+  std::vector<Kernel> kernels;
+  for (const gpu::Step& step : steps.list) kernels.push_back(step.kernel);
+  return kernels;
+}
+using Kernels = std::vector<Kernel>;
+
+int encoded = 0;
+TensorMap count(const TensorMapSpec& spec) {
+  EXPECT_EQ(tma_objection(spec), nullptr);
+  ++encoded;
+  TensorMap map{};
+  map.opaque[0] = reinterpret_cast<std::uintptr_t>(spec.base);
+  return map;
+}
+
+TEST(Steps, AForwardCallIsOneLaunchWithoutAWorkspace) {
+  const gpu::Steps steps = steps_of(forward_args());
+  EXPECT_EQ(kernels_of(steps), Kernels{Kernel::forward});
+  EXPECT_EQ(steps.workspace.bytes(), 0U);
+  EXPECT_EQ(steps.list.begin()->grid, 2U * 8 * 3);
+}
+
+TEST(Steps, WhatTmaCannotReadIsPackedFirst) {
+  ForwardArgs args = forward_args();
+  args.k.data = memory + 2;
+  const gpu::Steps steps = steps_of(args);
+  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::forward}));
+  EXPECT_EQ(steps.list.begin()->tensor, gpu::Loaded::k);
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 300 * 2 * 128 * 2);
+  char* const workspace = reinterpret_cast<char*>(memory) + 256;
+  gpu::StepParams params(steps, workspace, count);
+  const auto* pack = static_cast<const PackParams*>(params.of(steps.list.all()[0]));
+  EXPECT_EQ(pack->source, memory + 2);
+  EXPECT_EQ(pack->target, workspace);
+  const auto* forward = static_cast<const ForwardParams*>(params.of(steps.list.all()[1]));
+  EXPECT_EQ(forward->k.opaque[0], reinterpret_cast<std::uintptr_t>(workspace));
+  EXPECT_EQ(forward->k_data, workspace);
+}
+
+TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
+  ForwardArgs args = forward_args(1, 1000);
+  args.k.dtype = args.v.dtype = DType::e4m3;
+  const gpu::Steps steps = steps_of(args);
+  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::forward}));
+  EXPECT_EQ(steps.problem.rows_q, 4);
+  EXPECT_EQ(steps.problem.heads_q, 2);
+  EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
+  EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)].dtype, DType::e4m3);
+  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)].region, Region::v);
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2);
+}
+
+TEST(Steps, EightBitsAreMadeAndThenAttended) {
+  ForwardArgs args = forward_args();
+  args.options.precision = Precision::fp8;
+  const gpu::Steps steps = steps_of(args);
+  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::mean_of_keys, Kernel::quantize, Kernel::eight_bit_forward}));
+  EXPECT_FALSE(steps.list.all()[0].programmatic);
+  EXPECT_TRUE(steps.list.all()[1].programmatic);
+  EXPECT_TRUE(steps.list.all()[2].programmatic);
+  EXPECT_EQ(steps.workspace.counter_bytes(), 4U + 4 * 2 * 2);  // tiles, then sums by (batch, KV head)
+  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
+  args.k.stride[1] += 8;  // TMA cannot read it
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::arrange_codes, Kernel::eight_bit_forward}));
+}
+
+TEST(Steps, BackwardLaunchesWhatIsWanted) {
+  BackwardArgs args = backward_args();
+  EXPECT_EQ(kernels_of(steps_of(args)),
+            (Kernels{Kernel::backward_preprocess, Kernel::backward, Kernel::backward_convert}));
+  args.dq = {};
+  args.dout.data = memory + 2;
+  args.options.deterministic = true;
+  const gpu::Steps steps = steps_of(args);
+  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::backward_preprocess, Kernel::backward}));
+  EXPECT_TRUE(steps.list.all()[2].resident);
+  EXPECT_FALSE(steps.list.all()[2].programmatic);
+}
+
+TEST(Steps, MapsAreEncodedOnceACall) {
+  const auto count_of = [](const gpu::Steps& steps) {
+    std::vector<char> workspace(steps.workspace.bytes() + 256);
+    gpu::StepParams params(
+        steps, workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256), count);
+    encoded = 0;
+    for (const gpu::Step& step : steps.list) EXPECT_NE(params.of(step), nullptr);
+    return encoded;
+  };
+  ForwardArgs args = forward_args();
+  EXPECT_EQ(count_of(steps_of(args)), 3);
+  args.options.precision = Precision::int8;
+  EXPECT_EQ(count_of(steps_of(args)), 3);
+  EXPECT_EQ(count_of(steps_of(backward_args())), 4);
+}
+
+TEST(Steps, AnEmptyCallHasNone) {
+  ForwardArgs args = forward_args(0);
+  args.k.data = memory + 2;
+  EXPECT_TRUE(steps_of(args).list.empty());
+  args.options.precision = Precision::fp8;
+  EXPECT_TRUE(steps_of(args).list.empty());
+  EXPECT_EQ(steps_of(args).workspace.bytes(), 0U);
+}
+
+TEST(Steps, TakeAConfigThatIsWanted) {
+  const Problem p = make_problem(forward_args(), Memory::described);
+  gpu::KernelConfig wanted = plan_gpu(p).gpu->config;
+  std::get<ForwardConfig>(wanted).block_m = 64;
+  const Plan plan = plan_gpu(p, &wanted);
+  EXPECT_EQ(plan.gpu->config, wanted);
+  ASSERT_EQ(plan.gpu->list.size(), 1U);
+  EXPECT_EQ(plan.gpu->list.begin()->config, wanted);
+  EXPECT_EQ(plan.gpu->list.begin()->grid, 2U * 8 * 5);
+}
+
+TEST(Steps, QuantizeFindsTheLargestOfHeadsFirst) {
+  QuantizeJob job;
+  job.device = cuda;
+  job.batch = 2;
+  job.rows = 300;
+  job.heads = 3;
+  job.head_dim = 64;
+  job.x = {.data = memory, .dtype = DType::bf16};
+  job.codes = {.data = memory, .dtype = DType::e4m3};
+  job.group = ScaleGroup::head;
+  const gpu::QuantizeSteps steps = plan_quantize(job);
+  ASSERT_EQ(steps.list.size(), 2U);
+  EXPECT_EQ(steps.list.all()[0].kernel, Kernel::largest_of_groups);
+  EXPECT_EQ(steps.list.all()[1].kernel, Kernel::quantize);
+  EXPECT_FALSE(steps.list.all()[1].programmatic);
+  EXPECT_EQ(steps.list.all()[1].grid, 2U * 3 * 3);
+  EXPECT_EQ(steps.workspace.counter_bytes(), 2U * 3 * 8);
+}
+
+}  // namespace
+}  // namespace tandem
