@@ -1,0 +1,81 @@
+// Scale, softcap, windows and precision.
+#include "api/problem_builder.hpp"
+
+#include <cmath>
+
+namespace tandem {
+
+using check::invalid;
+
+void ProblemBuilder::options() {
+  if (options_.scale && !std::isfinite(*options_.scale))
+    invalid("scale is {}; it must be finite", *options_.scale);
+  p_.scale = options_.scale.value_or(1.0F / std::sqrt(static_cast<float>(p_.head_dim_qk)));
+  if (!(options_.softcap >= 0.0F) || !std::isfinite(options_.softcap)) {
+    invalid("softcap is {}; it must be finite and at least 0 (0: off)", options_.softcap);
+  }
+  // 32-bit products of a larger one with log2(e), and quotients by it, leave the range of f32.
+  constexpr float max_softcap = 1e30F;
+  if (options_.softcap > max_softcap) {
+    invalid("softcap is {}; it must be at most 1e30, beyond any logit: leave it out (0: off)",
+            options_.softcap);
+  }
+  p_.softcap = options_.softcap;
+  window("window_left", options_.window_left);
+  window("window_right", options_.window_right);
+  // Query i's diagonal lies from i - seqlen_q + 1 below the last key to the last key itself, so a window
+  // this wide hides nothing. Folding it to "unbounded" spares the backends the masking and the overflow of
+  // diagonal + window.
+  p_.window_left = options_.window_left >= p_.rows_k - 1 ? -1 : options_.window_left;
+  const std::int64_t right = options_.causal ? 0 : options_.window_right;
+  p_.window_right = right >= p_.rows_q - 1 ? -1 : right;
+  p_.deterministic = options_.deterministic;
+  precision();
+}
+
+void ProblemBuilder::window(const char* name, std::int64_t value) {
+  if (value >= -1) return;
+  invalid(
+      "{} is {}; it must be at least 0, or -1 for unbounded: FlashAttention takes any negative bound for "
+      "unbounded, pass -1",
+      name, value);
+}
+
+void ProblemBuilder::precision() {
+  const Precision precision = options_.precision;
+  if (precision < Precision::exact || precision > Precision::int8_accurate) {
+    invalid("precision is {}; it must be exact (0), fp8 (1), int8 (2) or int8_accurate (3)",
+            static_cast<int>(precision));
+  }
+  p_.precision = precision;
+  p_.strict = options_.strict;
+  const DType dtype = q_.tensor.dtype;
+  if (of_codes()) return precision_of_codes(precision, dtype);
+  if (p_.pass == Pass::forward && mixed() && precision != Precision::exact) {
+    invalid(
+        "precision {} rounds q, k and v to 8 bits, but k is {} already; leave the precision exact, whose "
+        "products are then in q's dtype, or pass q in {} too",
+        name_of(precision), name_of(k_.tensor.dtype), name_of(k_.tensor.dtype));
+  }
+  if (precision == Precision::exact || dtype == DType::f16 || dtype == DType::bf16) return;
+  invalid(
+      "precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; convert q, k and v first, or leave "
+      "the precision exact",
+      name_of(precision), name_of(dtype));
+}
+
+void ProblemBuilder::precision_of_codes(Precision precision, DType dtype) const {
+  const Precision own = dtype == DType::s8 ? Precision::int8 : Precision::fp8;
+  if (precision == Precision::exact && dtype == DType::s8) {
+    invalid("q is s8, which has no exact products; pass precision int8");
+  }
+  if (precision != Precision::exact && precision != own) {
+    invalid("precision {} does not take q in {}; pass precision {}, or 16-bit tensors", name_of(precision),
+            name_of(dtype), name_of(own));
+  }
+  if (options_.strict) {
+    invalid("strict says how q, k and v are rounded, but they are {} already; leave it out", name_of(dtype));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,88 @@
+// Batch, rows, heads and head dimensions, and the shapes of q, k and v.
+#include "api/problem_builder.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr std::int64_t max_head_dim = 256;
+constexpr std::int64_t head_dim_multiple = 8;
+
+}  // namespace
+
+using check::invalid;
+
+void ProblemBuilder::sizes() {
+  check::given(q_, "(batch, seqlen_q, heads_q, head_dim)");
+  check::given(k_, "(batch, seqlen_k, heads_kv, head_dim)");
+  check::given(v_, "(batch, seqlen_k, heads_kv, head_dim_v)");
+  for (const Argument& a : {cu_seqlens_q_, cu_seqlens_k_}) check::consistent(a);
+  p_.packed_q = cu_seqlens_q_.given();
+  p_.packed_k = cu_seqlens_k_.given();
+  if (p_.packed_q) {
+    check::rank(q_, 3, "(total_q, heads_q, head_dim), since cu_seqlens_q is given");
+  } else {
+    check::rank(q_, 4,
+                "(batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q");
+  }
+  if (p_.packed_k) {
+    check::rank(k_, 3, "(total_k, heads_kv, head_dim), since cu_seqlens_k is given");
+  } else {
+    check::rank(k_, 4,
+                "(batch, seqlen_k, heads_kv, head_dim), or (total_k, heads_kv, head_dim) with cu_seqlens_k");
+  }
+  check::rank(v_, k_.tensor.rank,
+              p_.packed_k ? "(total_k, heads_kv, head_dim_v)" : "(batch, seqlen_k, heads_kv, head_dim_v)");
+  for (const Argument& a : {q_, k_, v_}) check::extent(a);
+
+  const int dim_q = p_.packed_q ? 0 : 1;  // where the rows are
+  const int dim_k = p_.packed_k ? 0 : 1;
+  p_.batch = p_.packed_q ? sequences(cu_seqlens_q_) : q_.size(0);
+  p_.rows_q = q_.size(dim_q);
+  p_.heads_q = q_.size(dim_q + 1);
+  p_.head_dim_qk = q_.size(dim_q + 2);
+  p_.rows_k = k_.size(dim_k);
+  p_.heads_kv = k_.size(dim_k + 1);
+  p_.head_dim_v = v_.last_size();
+  if (p_.packed_k) {
+    check::shape(k_, {p_.rows_k, p_.heads_kv, p_.head_dim_qk}, "(total_k, heads_kv, head_dim of q)");
+    check::shape(v_, {p_.rows_k, p_.heads_kv, p_.head_dim_v}, "(total_k of k, heads_kv of k, head_dim_v)");
+  } else {
+    check::shape(k_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_qk},
+                 "(batch of q, seqlen_k, heads_kv, head_dim of q)");
+    check::shape(v_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_v},
+                 "(batch of q, seqlen_k of k, heads_kv of k, head_dim_v)");
+  }
+  heads();
+  head_dim("head_dim", p_.head_dim_qk, "q and k");
+  head_dim("head_dim_v", p_.head_dim_v, "v");
+}
+
+std::int64_t ProblemBuilder::sequences(const Argument& cu_seqlens) {
+  check::rank(cu_seqlens, 1, "(batch + 1)");
+  if (cu_seqlens.size(0) < 1) {
+    invalid("{} has shape {}; it needs batch + 1 elements, one at least", cu_seqlens.name,
+            check::shape_of(cu_seqlens.tensor));
+  }
+  return cu_seqlens.size(0) - 1;
+}
+
+void ProblemBuilder::heads() const {
+  if (p_.heads_q < 1) invalid("q has {} heads; at least one is needed", p_.heads_q);
+  if (p_.heads_kv < 1) invalid("k has {} heads; at least one is needed", p_.heads_kv);
+  if (p_.heads_q % p_.heads_kv != 0) {
+    invalid("heads_q {} is not a multiple of heads_kv {}; each kv head serves the same number of query heads",
+            p_.heads_q, p_.heads_kv);
+  }
+}
+
+void ProblemBuilder::head_dim(const char* name, std::int64_t d, const char* tensors) const {
+  if (d < 1) invalid("{} is {}; it must be from 1 to {}", name, d, max_head_dim);
+  if (d > max_head_dim) invalid("{} {} is above {}; split it over more heads", name, d, max_head_dim);
+  if (d % head_dim_multiple != 0 && !options_.pad) {
+    const std::int64_t padded = (d / head_dim_multiple + 1) * head_dim_multiple;
+    invalid("{} {} is not a multiple of {}; pad {} to {}, or set the option pad", name, d, head_dim_multiple,
+            tensors, padded);
+  }
+}
+
+}  // namespace tandem

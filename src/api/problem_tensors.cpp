@@ -1,0 +1,166 @@
+// Tensors as operands: dtypes, devices, strides, memory.
+#include "api/problem_builder.hpp"
+
+#include <iterator>
+
+#include "api/lengths.hpp"
+
+namespace tandem {
+namespace {
+
+/// "(batch, seqlen_q, heads_q, head_dim)": a shape as the documentation calls it. The text lives inside the
+/// object, since a call with a workspace does not allocate.
+class Symbols {
+ public:
+  Symbols(std::string_view rows, std::string_view heads, std::string_view dim) {
+    fmt::format_to(std::back_inserter(text_), "({}, {}, {})", rows, heads, dim);
+  }
+  [[nodiscard]] std::string_view view() const { return {text_.data(), text_.size()}; }
+
+ private:
+  fmt::memory_buffer text_;
+};
+
+}  // namespace
+
+using check::invalid;
+
+void ProblemBuilder::inputs() {
+  if (p_.pass == Pass::backward) {
+    if (of_codes()) {
+      invalid("q is {}; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32",
+              name_of(q_.tensor.dtype));
+    }
+    check::dtype(q_, {DType::f32, DType::f16, DType::bf16});
+    for (const Argument* a : {&k_, &v_}) no_codes(*a);
+  } else {
+    check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
+  }
+  if (p_.pass == Pass::forward && mixed()) {
+    check::same_dtype(v_, k_);
+  } else {
+    check::same_dtype(k_, q_);
+    check::same_dtype(v_, q_);
+  }
+  device();
+  p_.q = operand(q_, p_.packed_q);
+  p_.k = operand(k_, p_.packed_k);
+  p_.v = operand(v_, p_.packed_k);
+  p_.cu_seqlens_q = lengths(cu_seqlens_q_, p_.batch + 1, "(batch + 1)");
+  p_.cu_seqlens_k = lengths(cu_seqlens_k_, p_.batch + 1, "(batch + 1)");
+  p_.seqused_q = lengths(inputs_[5], p_.batch, "(batch)");
+  p_.seqused_k = lengths(inputs_[6], p_.batch, "(batch)");
+  by_head(inputs_[7]);
+  p_.sink = static_cast<const float*>(address_of(in_.sink));
+  p_.sink_stride = stride_of(in_.sink, 0);
+  p_.q_scale = scales(inputs_[8], q_, p_.packed_q, p_.heads_q, p_.rows_q);
+  p_.k_scale = scales(inputs_[9], k_, p_.packed_k, p_.heads_kv, p_.rows_k);
+  p_.v_scale = scales(inputs_[10], v_, p_.packed_k, p_.heads_kv, p_.rows_k);
+}
+
+void ProblemBuilder::no_codes(const Argument& a) const {
+  if (!is_code(a.tensor.dtype)) return;
+  invalid("{} is {}; 8-bit k and v have no backward: pass those they were made from, in {}", a.name,
+          name_of(a.tensor.dtype), name_of(q_.tensor.dtype));
+}
+
+void ProblemBuilder::device() {
+  const Device d = q_.tensor.device;
+  if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
+    invalid("q is on a device of kind {}; use cpu (0) or cuda (1)", static_cast<int>(d.kind));
+  }
+  if (d.kind == Device::Kind::cuda && d.index < 0)
+    invalid("q is on cuda device {}; devices count from 0", d.index);
+  p_.device = d;
+}
+
+void ProblemBuilder::common(const Argument& a) {
+  check::same_device(a, q_);
+  check::extent(a);
+  if (memory_ == Memory::present) check::memory(a);
+}
+
+Operand ProblemBuilder::operand(const Argument& a, bool packed) {
+  common(a);
+  check::last_dimension_contiguous(a);
+  const std::size_t row = packed ? 0 : 1;
+  return {.data = address_of(a.tensor),
+          .dtype = a.tensor.dtype,
+          .batch_stride = packed ? 0 : stride_of(a.tensor, 0),
+          .row_stride = stride_of(a.tensor, row),
+          .head_stride = stride_of(a.tensor, row + 1)};
+}
+
+Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads,
+                             std::int64_t head_dim, std::string_view symbols) {
+  check::given(a, symbols);
+  if (packed) {
+    check::shape(a, {rows, heads, head_dim}, symbols);
+  } else {
+    check::shape(a, {p_.batch, rows, heads, head_dim}, symbols);
+  }
+  if (of_codes()) {
+    check::dtype(a, {DType::f32, DType::f16, DType::bf16});
+  } else {
+    check::same_dtype(a, q_);
+  }
+  return operand(a, packed);
+}
+
+Operand ProblemBuilder::like_q(const Argument& a, std::int64_t head_dim, const char* dim_name) {
+  const Symbols symbols(p_.packed_q ? "total_q" : "batch, seqlen_q", "heads_q", dim_name);
+  return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols.view());
+}
+
+Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const char* dim_name) {
+  const Symbols symbols(p_.packed_k ? "total_k" : "batch, seqlen_k", "heads_kv", dim_name);
+  return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols.view());
+}
+
+Operand ProblemBuilder::row_statistics(const Argument& a) {
+  check::consistent(a);
+  if (!a.given()) return {};
+  if (p_.packed_q) {
+    check::shape(a, {p_.heads_q, p_.rows_q}, "(heads_q, total_q)");
+  } else {
+    check::shape(a, {p_.batch, p_.heads_q, p_.rows_q}, "(batch, heads_q, seqlen_q)");
+  }
+  check::dtype(a, {DType::f32});
+  common(a);
+  const std::size_t head = p_.packed_q ? 0 : 1;
+  return {.data = address_of(a.tensor),
+          .dtype = DType::f32,
+          .batch_stride = p_.packed_q ? 0 : stride_of(a.tensor, 0),
+          .row_stride = stride_of(a.tensor, head + 1),
+          .head_stride = stride_of(a.tensor, head)};
+}
+
+void ProblemBuilder::by_head(const Argument& a) {
+  check::consistent(a);
+  if (!a.given()) return;
+  check::shape(a, {p_.heads_q}, "(heads_q)");
+  check::dtype(a, {DType::f32});
+  common(a);
+}
+
+Lengths ProblemBuilder::lengths(const Argument& a, std::int64_t count, std::string_view symbols) {
+  check::consistent(a);
+  if (!a.given()) return {};
+  check::shape(a, {count}, symbols);
+  check::dtype(a, {DType::i32, DType::i64});
+  common(a);
+  return {
+      .data = address_of(a.tensor), .wide = a.tensor.dtype == DType::i64, .stride = stride_of(a.tensor, 0)};
+}
+
+void ProblemBuilder::outputs(std::initializer_list<Argument> outputs,
+                             std::initializer_list<Argument> more_inputs) const {
+  for (const Argument& a : outputs) check::no_self_overlap(a);
+  check::separate(outputs, more_inputs, inputs_);
+}
+
+void ProblemBuilder::contents() const {
+  if (options_.check && memory_ == Memory::present) check::lengths_contents(p_);
+}
+
+}  // namespace tandem
