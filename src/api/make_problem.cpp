@@ -12,7 +12,7 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
   Problem& p = builder.problem();
   const check::Argument out{"out", args.out};
   const check::Argument lse{"lse", args.lse};
-  p.out = builder.like_q(out, p.head_dim_v, "head_dim_v");
+  p.out = builder.like_q(out, p.head_dim_v, like_out);
   p.lse = builder.row_statistics(lse);
   builder.outputs({out, lse}, {});
   builder.contents();
@@ -33,18 +33,18 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   const check::Argument dk{"dk", args.dk};
   const check::Argument dv{"dv", args.dv};
   const check::Argument dsink{"dsink", args.dsink};
-  p.out = builder.like_q(out, p.head_dim_v, "head_dim_v");
+  p.out = builder.like_q(out, p.head_dim_v, like_out);
   check::given(lse, "(batch, heads_q, seqlen_q), or (heads_q, total_q) with cu_seqlens_q");
   p.lse = builder.row_statistics(lse);
-  p.dout = builder.like_q(dout, p.head_dim_v, "head_dim_v");
+  p.dout = builder.like_q(dout, p.head_dim_v, like_out);
   p.dlse = builder.row_statistics(dlse);
   if (!dq.given() && !dk.given() && !dv.given() && !dsink.given()) {
     check::invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
   }
   for (const check::Argument& a : {dq, dk, dv}) check::consistent(a);
-  if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, "head_dim");
-  if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, "head_dim");
-  if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, "head_dim_v");
+  if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query);
+  if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key);
+  if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value);
   builder.by_head(dsink);
   if (dsink.given() && !args.sink.given())
     check::invalid("dsink is given without sink; pass both, or neither");

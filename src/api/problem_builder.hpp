@@ -27,6 +27,16 @@ inline std::int64_t stride_of(const ConstTensor& t, std::size_t dim) {
   return t.shape[dim] > 1 ? t.stride[dim] : 0;
 }
 
+/// A tensor's shape as the documentation calls it, with cu_seqlens and without.
+struct Symbols {
+  const char* packed;
+  const char* batched;
+};
+constexpr Symbols like_out{"(total_q, heads_q, head_dim_v)", "(batch, seqlen_q, heads_q, head_dim_v)"};
+constexpr Symbols like_query{"(total_q, heads_q, head_dim)", "(batch, seqlen_q, heads_q, head_dim)"};
+constexpr Symbols like_key{"(total_k, heads_kv, head_dim)", "(batch, seqlen_k, heads_kv, head_dim)"};
+constexpr Symbols like_value{"(total_k, heads_kv, head_dim_v)", "(batch, seqlen_k, heads_kv, head_dim_v)"};
+
 /// The methods throw Error (invalid_argument) for what they name; sizes() comes first, inputs() and options()
 /// before the rest.
 class ProblemBuilder {
@@ -44,9 +54,9 @@ class ProblemBuilder {
   void inputs();
   void options();
   /// A tensor with the rows and heads of q.
-  Operand like_q(const Argument& a, std::int64_t head_dim, const char* dim_name);
+  Operand like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols);
   /// A tensor with the rows and heads of k.
-  Operand like_k(const Argument& a, std::int64_t head_dim, const char* dim_name);
+  Operand like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols);
   /// lse or its gradient.
   Operand row_statistics(const Argument& a);
   /// (heads_q) f32, optional.
@@ -71,7 +81,7 @@ class ProblemBuilder {
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);
   Operand rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
-               std::string_view symbols);
+               const Symbols& symbols);
   Operand operand(const Argument& a, bool packed);
   Lengths lengths(const Argument& a, std::int64_t count, std::string_view symbols);
   /// Scales of a tensor of codes with these heads and rows.

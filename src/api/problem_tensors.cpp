@@ -1,28 +1,9 @@
 // Tensors as operands: dtypes, devices, strides, memory.
 #include "api/problem_builder.hpp"
 
-#include <iterator>
-
 #include "api/lengths.hpp"
 
 namespace tandem {
-namespace {
-
-/// "(batch, seqlen_q, heads_q, head_dim)": a shape as the documentation calls it. The text lives inside the
-/// object, since a call with a workspace does not allocate.
-class Symbols {
- public:
-  Symbols(std::string_view rows, std::string_view heads, std::string_view dim) {
-    fmt::format_to(std::back_inserter(text_), "({}, {}, {})", rows, heads, dim);
-  }
-  [[nodiscard]] std::string_view view() const { return {text_.data(), text_.size()}; }
-
- private:
-  fmt::memory_buffer text_;
-};
-
-}  // namespace
-
 using check::invalid;
 
 void ProblemBuilder::inputs() {
@@ -92,12 +73,13 @@ Operand ProblemBuilder::operand(const Argument& a, bool packed) {
 }
 
 Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads,
-                             std::int64_t head_dim, std::string_view symbols) {
-  check::given(a, symbols);
+                             std::int64_t head_dim, const Symbols& symbols) {
+  const char* const shape = packed ? symbols.packed : symbols.batched;
+  check::given(a, shape);
   if (packed) {
-    check::shape(a, {rows, heads, head_dim}, symbols);
+    check::shape(a, {rows, heads, head_dim}, shape);
   } else {
-    check::shape(a, {p_.batch, rows, heads, head_dim}, symbols);
+    check::shape(a, {p_.batch, rows, heads, head_dim}, shape);
   }
   if (of_codes()) {
     check::dtype(a, {DType::f32, DType::f16, DType::bf16});
@@ -107,14 +89,12 @@ Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, 
   return operand(a, packed);
 }
 
-Operand ProblemBuilder::like_q(const Argument& a, std::int64_t head_dim, const char* dim_name) {
-  const Symbols symbols(p_.packed_q ? "total_q" : "batch, seqlen_q", "heads_q", dim_name);
-  return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols.view());
+Operand ProblemBuilder::like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols) {
+  return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols);
 }
 
-Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const char* dim_name) {
-  const Symbols symbols(p_.packed_k ? "total_k" : "batch, seqlen_k", "heads_kv", dim_name);
-  return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols.view());
+Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols) {
+  return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols);
 }
 
 Operand ProblemBuilder::row_statistics(const Argument& a) {

@@ -33,7 +33,7 @@ TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loa
 LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
   LoadedMaps maps;
   for (const Loaded which : backward_loaded_tensors) {
-    maps[index_of(which)].spec = backward_tensor_map(p, c, which);
+    maps[index_of(which)] = {.spec = backward_tensor_map(p, c, which)};
   }
   return maps;
 }
@@ -55,10 +55,10 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
                                     EncodeTensorMap encode, const Workspace& w, char* memory) {
   const Operand dk = kept_or_discarded(p.dk, w.at(Region::dk, memory), p.head_dim_qk);
   const Operand dv = kept_or_discarded(p.dv, w.at(Region::dv, memory), p.head_dim_v);
-  return {.q = encode(maps[index_of(Loaded::q)].spec),
-          .k = encode(maps[index_of(Loaded::k)].spec),
-          .v = encode(maps[index_of(Loaded::v)].spec),
-          .dout_map = encode(maps[index_of(Loaded::dout)].spec),
+  return {.q = encode(maps[index_of(Loaded::q)]->spec),
+          .k = encode(maps[index_of(Loaded::k)]->spec),
+          .v = encode(maps[index_of(Loaded::v)]->spec),
+          .dout_map = encode(maps[index_of(Loaded::dout)]->spec),
           .out = p.out.data,
           .dout = p.dout.data,
           .dq = p.dq.data,

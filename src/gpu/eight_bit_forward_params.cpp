@@ -75,7 +75,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   LoadedMaps maps;
   if (config.transpose_v) {
     for (const Loaded which : forward_loaded_tensors) {
-      maps[index_of(which)].spec = brought_map(p, config, which);
+      maps[index_of(which)] = {.spec = brought_map(p, config, which)};
     }
     return maps;
   }
@@ -89,7 +89,7 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   maps[index_of(Loaded::k)] =
       codes_map(Region::k_codes, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data);
   if (config.pv == Codes::input) {
-    maps[index_of(Loaded::v)].spec = forward_tensor_map(p, config.tiling(), Loaded::v);
+    maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling(), Loaded::v)};
   } else {
     maps[index_of(Loaded::v)] =
         codes_map(Region::v_codes, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),

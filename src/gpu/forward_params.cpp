@@ -27,16 +27,16 @@ TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded 
 LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
   LoadedMaps maps;
   for (const Loaded which : forward_loaded_tensors) {
-    maps[index_of(which)].spec = forward_tensor_map(p, tiling, which);
+    maps[index_of(which)] = {.spec = forward_tensor_map(p, tiling, which)};
   }
   return maps;
 }
 
 ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
-  return {.q = encode(maps[index_of(Loaded::q)].spec),
-          .k = encode(maps[index_of(Loaded::k)].spec),
-          .v = encode(maps[index_of(Loaded::v)].spec),
+  return {.q = encode(maps[index_of(Loaded::q)]->spec),
+          .k = encode(maps[index_of(Loaded::k)]->spec),
+          .v = encode(maps[index_of(Loaded::v)]->spec),
           .q_data = p.q.data,
           .k_data = p.k.data,
           .out = p.out.data,

@@ -38,11 +38,10 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
   return spec;
 }
 
-LoadedMaps placed(LoadedMaps maps, const Workspace& workspace, char* memory) {
-  for (LoadedMap& map : maps) {
-    if (map.region != Region::none) map.spec.base = workspace.at(map.region, memory);
+void place(LoadedMaps& maps, const Workspace& workspace, char* memory) {
+  for (auto& map : maps) {
+    if (map && map->region != Region::none) map->spec.base = workspace.at(map->region, memory);
   }
-  return maps;
 }
 
 }  // namespace tandem::gpu

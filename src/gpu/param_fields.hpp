@@ -5,6 +5,7 @@
 #include <array>
 #include <climits>
 #include <cstdint>
+#include <optional>
 
 #include "gpu/workspace.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
@@ -84,13 +85,13 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
                               const void* nearby);
 
 /// The map of a tensor that a kernel loads. Where it lies in the workspace, in `region`, the base is any
-/// address until placed().
+/// address until place().
 struct LoadedMap {
   TensorMapSpec spec;
   Region region = Region::none;
 };
-/// By Loaded; those that the kernel does not load have rank 0.
-using LoadedMaps = std::array<LoadedMap, loaded_count>;
+/// By Loaded, of the tensors that the kernel loads.
+using LoadedMaps = std::array<std::optional<LoadedMap>, loaded_count>;
 
 /// The region of a tensor's copy.
 constexpr Region copy_of(Loaded which) {
@@ -98,7 +99,7 @@ constexpr Region copy_of(Loaded which) {
 }
 static_assert(copy_of(Loaded::q) == Region::q && copy_of(Loaded::dout) == Region::dout);
 
-/// `maps` with the addresses that regions have in `memory`.
-LoadedMaps placed(LoadedMaps maps, const Workspace& workspace, char* memory);
+/// Gives `maps` the addresses that regions have in `memory`.
+void place(LoadedMaps& maps, const Workspace& workspace, char* memory);
 
 }  // namespace tandem::gpu

@@ -1,5 +1,7 @@
 #include "gpu/step_params.hpp"
 
+#include <algorithm>
+
 #include "gpu/backward_params.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "gpu/forward_params.hpp"
@@ -8,12 +10,35 @@
 
 namespace tandem::gpu {
 
+namespace {
+
+/// What `make` gives, made where a variant keeps it.
+template <typename Make>
+struct InPlace {
+  const Make& make;
+  operator auto() const { return make(); }  // NOLINT(google-explicit-constructor)
+};
+
+}  // namespace
+
 StepParams::StepParams(const Steps& steps, char* memory, EncodeTensorMap encode)
-    : steps_(steps), memory_(memory), encode_(encode), problem_(steps.problem) {
+    : steps_(steps), memory_(memory), encode_(encode) {
+  if (memory == nullptr) return;
   for (const Loaded which : backward_loaded_tensors) {
-    if (!steps.sources[index_of(which)].given() || memory == nullptr) continue;
-    operand_of(problem_, which).data = steps.workspace.at(copy_of(which), memory);
+    if (!steps.sources[index_of(which)]) continue;
+    if (!placed_problem_) placed_problem_ = steps.problem;
+    operand_of(*placed_problem_, which).data = steps.workspace.at(copy_of(which), memory);
   }
+  const auto in_workspace = [](const auto& map) { return map && map->region != Region::none; };
+  if (std::ranges::any_of(steps.maps, in_workspace)) {
+    placed_maps_ = steps.maps;
+    place(*placed_maps_, steps.workspace, memory);
+  }
+}
+
+template <typename Params, typename Make>
+const void* StepParams::fill(Make&& make) {
+  return &filled_.emplace<Params>(InPlace<Make>{make});
 }
 
 /// 0 before the launches; null where every tile has a thread block.
@@ -23,8 +48,8 @@ unsigned int* StepParams::tile_counter() const {
 }
 
 PackParams StepParams::pack(Loaded tensor) const {
-  LoadedTensor t = loaded_tensor(problem_, tensor);
-  return make_pack_params({.operand = steps_.sources[index_of(tensor)],
+  LoadedTensor t = loaded_tensor(problem(), tensor);
+  return make_pack_params({.operand = *steps_.sources[index_of(tensor)],
                            .head_dim = t.head_dim,
                            .rows = t.rows,
                            .heads = t.heads,
@@ -33,51 +58,51 @@ PackParams StepParams::pack(Loaded tensor) const {
 }
 
 ArrangeParams StepParams::dequantize() const {
-  Problem codes = problem_;
-  codes.k = steps_.sources[index_of(Loaded::k)];
-  codes.v = steps_.sources[index_of(Loaded::v)];
-  return make_dequantize_params(codes, problem_);
+  Problem codes = problem();
+  codes.k = *steps_.sources[index_of(Loaded::k)];
+  codes.v = *steps_.sources[index_of(Loaded::v)];
+  return make_dequantize_params(codes, problem());
+}
+
+QuantizeParams StepParams::quantize() const {
+  return make_quantize_params(problem(), steps_.recipe, steps_.workspace, memory_);
 }
 
 EightBitParams StepParams::eight_bit(const EightBitConfig& config) const {
-  const LoadedMaps maps = placed(steps_.maps, steps_.workspace, memory_);
   if (config.transpose_v) {
-    return make_brought_params(problem_, config, maps, encode_, steps_.multiprocessors, tile_counter());
+    return make_brought_params(problem(), config, maps(), encode_, steps_.multiprocessors, tile_counter());
   }
-  return make_eight_bit_params(problem_, config, quantized_scales(steps_.recipe, steps_.workspace, memory_),
-                               maps, encode_, steps_.multiprocessors, tile_counter());
+  return make_eight_bit_params(problem(), config, quantized_scales(steps_.recipe, steps_.workspace, memory_),
+                               maps(), encode_, steps_.multiprocessors, tile_counter());
 }
 
 const void* StepParams::of(const Step& step) {
   switch (step.kernel) {
-    case Kernel::pack: return &filled_.emplace<PackParams>(pack(step.tensor));
-    case Kernel::dequantize: return &filled_.emplace<ArrangeParams>(dequantize());
+    case Kernel::pack: return fill<PackParams>([&] { return pack(step.tensor); });
+    case Kernel::dequantize: return fill<ArrangeParams>([&] { return dequantize(); });
     case Kernel::mean_of_keys:
     case Kernel::largest_of_groups:
     case Kernel::quantize:
-      if (!std::holds_alternative<QuantizeParams>(filled_)) {
-        filled_ = make_quantize_params(problem_, steps_.recipe, steps_.workspace, memory_);
-      }
-      return &std::get<QuantizeParams>(filled_);
+      if (const auto* filled = std::get_if<QuantizeParams>(&filled_)) return filled;
+      return fill<QuantizeParams>([&] { return quantize(); });
     case Kernel::arrange_codes:
-      return &filled_.emplace<ArrangeParams>(make_arrange_params(
-          problem_, make_quantize_params(problem_, steps_.recipe, steps_.workspace, memory_)));
+      return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
-      return &filled_.emplace<ForwardParams>(make_forward_params(
-          problem_, std::get<ForwardConfig>(step.config).tiling(),
-          placed(steps_.maps, steps_.workspace, memory_), encode_, steps_.multiprocessors, tile_counter()));
+      return fill<ForwardParams>([&] {
+        return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling(), maps(), encode_,
+                                   steps_.multiprocessors, tile_counter());
+      });
     case Kernel::eight_bit_forward:
-      return &filled_.emplace<EightBitParams>(eight_bit(std::get<EightBitConfig>(step.config)));
+      return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:
     case Kernel::backward:
     case Kernel::backward_convert:
     case Kernel::backward_sink:
-      if (!std::holds_alternative<BackwardParams>(filled_)) {
-        filled_ = make_backward_params(problem_, std::get<BackwardConfig>(steps_.config),
-                                       placed(steps_.maps, steps_.workspace, memory_), encode_,
-                                       steps_.workspace, memory_);
-      }
-      return &std::get<BackwardParams>(filled_);
+      if (const auto* filled = std::get_if<BackwardParams>(&filled_)) return filled;
+      return fill<BackwardParams>([&] {
+        return make_backward_params(problem(), std::get<BackwardConfig>(steps_.config), maps(), encode_,
+                                    steps_.workspace, memory_);
+      });
   }
   return nullptr;
 }

@@ -1,6 +1,7 @@
 // What each step of a call is launched with. Pure: needs no driver.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "gpu/steps.hpp"
@@ -17,15 +18,22 @@ class StepParams {
   const void* of(const Step& step);
 
  private:
+  const Problem& problem() const { return placed_problem_ ? *placed_problem_ : steps_.problem; }
+  const LoadedMaps& maps() const { return placed_maps_ ? *placed_maps_ : steps_.maps; }
   PackParams pack(Loaded tensor) const;
   ArrangeParams dequantize() const;
+  QuantizeParams quantize() const;
   EightBitParams eight_bit(const EightBitConfig& config) const;
   unsigned int* tile_counter() const;
+  template <typename Params, typename Make>
+  const void* fill(Make&& make);
 
   const Steps& steps_;
   char* memory_;
   EncodeTensorMap encode_;
-  Problem problem_;  ///< with the addresses of operands in the workspace
+  /// Where any of them is in the workspace: the problem and the maps with their addresses there.
+  std::optional<Problem> placed_problem_;
+  std::optional<LoadedMaps> placed_maps_;
   std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, EightBitParams,
                BackwardParams>
       filled_;

@@ -52,12 +52,15 @@ class StepList {
 };
 
 struct Steps {
+  Steps() = default;
+  explicit Steps(const Problem& asked) : problem(asked) {}
+
   /// Heads folded into rows, codes of a mixed call dequantised, tensors packed. Operands in the workspace
   /// have their strides and any address.
   Problem problem;
-  /// By Loaded: those of the caller that steps copy to the workspace; not given where none does.
-  std::array<Operand, loaded_count> sources{};
-  LoadedMaps maps{};
+  /// By Loaded: the caller's, of those that steps copy to the workspace.
+  std::array<std::optional<Operand>, loaded_count> sources;
+  LoadedMaps maps;
   Recipe recipe;        ///< read where the problem has a precision
   KernelConfig config;  ///< the main kernel's, which an empty problem does not launch
   int multiprocessors = 0;

@@ -67,21 +67,23 @@ Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
   return wanted != nullptr ? std::get<Config>(*wanted) : choose();
 }
 
+/// `steps` have the problem as it was asked for.
 void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
   Problem& p = steps.problem;
   if (problem.pass == Pass::backward) {
-    p = problem;
     return add_backward(steps, wanted_or<BackwardConfig>(wanted, [&] { return choose_backward_config(p); }));
   }
   if (problem.precision != Precision::exact) {
-    p = problem;
     steps.recipe = recipe_of(p);
     const auto config =
         wanted_or<EightBitConfig>(wanted, [&] { return choose_eight_bit_config(p, steps.recipe); });
     return add_eight_bit(steps, config, choose_quantize_config(p, steps.recipe));
   }
-  p = heads_as_rows(problem.mixed() ? dequantized(problem, nullptr) : problem);
-  if (problem.mixed()) add_dequantize(steps, problem, choose_dequantize_config(problem));
+  if (problem.mixed()) {
+    p = dequantized(problem, nullptr);
+    add_dequantize(steps, problem, choose_dequantize_config(problem));
+  }
+  fold_heads_into_rows(p);
   add_forward(steps, wanted_or<ForwardConfig>(wanted, [&] { return choose_forward_config(p); }));
 }
 
@@ -92,7 +94,7 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   check_gpu(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;
-  gpu::Steps& steps = plan.gpu.emplace();
+  gpu::Steps& steps = plan.gpu.emplace(problem);
   steps.multiprocessors = gpu::properties(problem.device.index).multiprocessors;
   plan_steps(steps, problem, wanted);
   plan.workspace_bytes = steps.workspace.bytes();

@@ -28,19 +28,19 @@ unsigned int persistent_grid(std::int64_t tiles, const Steps& steps) {
   return grid_of(std::min<std::int64_t>(tiles, steps.multiprocessors));
 }
 
-/// The map of a tensor, `map_of(problem)` if it is not there yet. Packs the tensor first where TMA cannot read
-/// it.
+/// The map of a tensor, `map_of(problem)` if it is not there yet. Packs the tensor first where TMA cannot
+/// read it.
 template <typename MapOf>
 void load(Steps& steps, Loaded which, MapOf&& map_of) {
-  gpu::LoadedMap& map = steps.maps[index_of(which)];
-  if (map.spec.rank == 0) map.spec = map_of(steps.problem);
-  Operand& source = steps.sources[index_of(which)];
+  std::optional<gpu::LoadedMap>& map = steps.maps[index_of(which)];
+  if (!map) map = {.spec = map_of(steps.problem)};
+  std::optional<Operand>& source = steps.sources[index_of(which)];
   const gpu::LoadedTensor tensor = gpu::loaded_tensor(steps.problem, which);
-  if (source.given()) {  // it is dequantised to the workspace
-    if (!tensor.empty()) map.region = gpu::copy_of(which);
+  if (source) {  // it is dequantised to the workspace
+    if (!tensor.empty()) map->region = gpu::copy_of(which);
     return;
   }
-  if (tma_can_read(map.spec)) return;
+  if (tma_can_read(map->spec)) return;
   source = tensor.operand;
   steps.list.add({.kernel = Kernel::pack,
                   .config = gpu::pack_config(tensor),

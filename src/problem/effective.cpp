@@ -16,8 +16,13 @@ bool has_lengths(const Problem& p) {
 
 Problem heads_as_rows(const Problem& problem) {
   Problem p = problem;
+  fold_heads_into_rows(p);
+  return p;
+}
+
+void fold_heads_into_rows(Problem& p) {
   const bool alone = p.rows_q == 1 && !p.packed_q && !p.seqused_q.given() && !needs_left_mask(p);
-  if (!alone || p.group() == 1 || p.sink != nullptr) return p;
+  if (!alone || p.group() == 1 || p.sink != nullptr) return;
   p.rows_q = p.group();
   p.heads_q = p.heads_kv;
   for (Operand* o : {&p.q, &p.out, &p.lse}) {
@@ -25,7 +30,6 @@ Problem heads_as_rows(const Problem& problem) {
     o->head_stride *= p.rows_q;
   }
   p.window_right = -1;  // the one query sees every key
-  return p;
 }
 
 }  // namespace tandem

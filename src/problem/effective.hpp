@@ -15,5 +15,6 @@ bool has_lengths(const Problem& problem);
 /// heads from rows: a step of generation then reads the keys that heads share once, not once a head. The
 /// problem itself elsewhere.
 Problem heads_as_rows(const Problem& problem);
+void fold_heads_into_rows(Problem& problem);  ///< in place
 
 }  // namespace tandem

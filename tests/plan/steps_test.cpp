@@ -91,8 +91,8 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   EXPECT_EQ(steps.problem.rows_q, 4);
   EXPECT_EQ(steps.problem.heads_q, 2);
   EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
-  EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)].dtype, DType::e4m3);
-  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)].region, Region::v);
+  EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)]->dtype, DType::e4m3);
+  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
   EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2);
 }
 

@@ -222,7 +222,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   gpu::LoadedMaps maps = gpu::eight_bit_maps(p, config);
   const std::array<const void*, 3> codes = {q.codes.data(), k.codes.data(), v.codes.data()};
   for (std::size_t i = 0; i < codes.size(); ++i) {
-    if (maps[i].region != gpu::Region::none) maps[i].spec.base = codes[i];
+    if (maps[i]->region != gpu::Region::none) maps[i]->spec.base = codes[i];
   }
   const EightBitParams params =
       gpu::make_eight_bit_params(p, config,

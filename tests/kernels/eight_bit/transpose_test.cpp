@@ -77,9 +77,10 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
                    options);
+  gpu::LoadedMaps maps = gpu::eight_bit_maps(p, config);
+  gpu::place(maps, space, scratch.data);
   attend(kernel->kernel, config,
-         gpu::make_eight_bit_params(p, config, gpu::quantized_scales(recipe, space, scratch.data),
-                                    gpu::placed(gpu::eight_bit_maps(p, config), space, scratch.data),
+         gpu::make_eight_bit_params(p, config, gpu::quantized_scales(recipe, space, scratch.data), maps,
                                     &emulator::encode, 64 * 1024, counter.data()),
          options);
   const std::vector<double> out = call.out.values();

@@ -38,9 +38,10 @@ void run_whole(const EmulatedEightBit& kernel, Call& call, const Recipe& recipe)
   options.buffers.push_back(emulator::writable(counter));
   const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
   run_quantizer<C>(q, options);
+  gpu::LoadedMaps maps = gpu::eight_bit_maps(p, kernel.config);
+  gpu::place(maps, space, scratch.data);
   const EightBitParams params =
-      gpu::make_eight_bit_params(p, kernel.config, gpu::quantized_scales(recipe, space, scratch.data),
-                                 gpu::placed(gpu::eight_bit_maps(p, kernel.config), space, scratch.data),
+      gpu::make_eight_bit_params(p, kernel.config, gpu::quantized_scales(recipe, space, scratch.data), maps,
                                  &emulator::encode, 64 * 1024, counter.data());
   emulator::launch(kernel.kernel, params,
                    {.blocks = 2,
