@@ -11,6 +11,7 @@
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
 #include "problem/quantize_job.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::gpu {
 
@@ -33,7 +34,10 @@ class StepList {
  public:
   StepList() {}  // NOLINT(modernize-use-equals-default): the union's is deleted
 
-  void add(const Step& step) { std::construct_at(&slots_.steps[count_++], step); }
+  void add(const Step& step) {
+    if (count_ == most_steps) throw Error(Status::internal, "a call has more steps than a list holds");
+    std::construct_at(&slots_.steps[count_++], step);
+  }
   void clear() { count_ = 0; }
 
   [[nodiscard]] std::span<const Step> all() const { return {slots_.steps, count_}; }

@@ -28,12 +28,10 @@ unsigned int persistent_grid(std::int64_t tiles, const Steps& steps) {
   return grid_of(std::min<std::int64_t>(tiles, steps.multiprocessors));
 }
 
-/// The map of a tensor, `map_of(problem)` if it is not there yet. Packs the tensor first where TMA cannot
-/// read it.
+/// Packs a tensor that TMA cannot read by its map in steps.maps, and gives it the copy's, `map_of(problem)`.
 template <typename MapOf>
-void load(Steps& steps, Loaded which, MapOf&& map_of) {
+void make_loadable(Steps& steps, Loaded which, MapOf&& map_of) {
   std::optional<gpu::LoadedMap>& map = steps.maps[index_of(which)];
-  if (!map) map = {.spec = map_of(steps.problem)};
   std::optional<Operand>& source = steps.sources[index_of(which)];
   const gpu::LoadedTensor tensor = gpu::loaded_tensor(steps.problem, which);
   if (source) {  // it is dequantised to the workspace
@@ -87,8 +85,10 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
   // CTAs take tiles from a counter, which must be cleared first: 2 us of the host's time, and scratch memory.
   // A grid with a CTA for every tile needs none.
   if (config.dynamic && tiles > steps.multiprocessors) steps.workspace.take_counters(sizeof(unsigned int));
+  steps.maps = gpu::forward_maps(steps.problem, config.tiling());
   for (const Loaded which : gpu::forward_loaded_tensors) {
-    load(steps, which, [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), which); });
+    make_loadable(steps, which,
+                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), which); });
   }
   steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
 }
@@ -126,8 +126,8 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
   if (config.pv == Codes::input) {
-    load(steps, Loaded::v,
-         [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), Loaded::v); });
+    make_loadable(steps, Loaded::v,
+                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), Loaded::v); });
   }
   const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
   steps.list.add({.kernel = Kernel::eight_bit_forward,
@@ -146,8 +146,9 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   const bool sinks = p.dsink != nullptr && p.heads_q > 0;
   if (rows == 0 && tiles == 0 && !sinks) return;
   steps.workspace = gpu::backward_workspace(p, config);
+  steps.maps = gpu::backward_maps(p, config);
   for (const Loaded which : gpu::backward_loaded_tensors) {
-    load(steps, which, [&](const Problem& q) { return gpu::backward_tensor_map(q, config, which); });
+    make_loadable(steps, which, [&](const Problem& q) { return gpu::backward_tensor_map(q, config, which); });
   }
   const BackwardConfig rows_config = gpu::backward_rows_config(config);
   if (rows > 0)

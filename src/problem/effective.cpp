@@ -14,12 +14,6 @@ bool has_lengths(const Problem& p) {
   return p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
 }
 
-Problem heads_as_rows(const Problem& problem) {
-  Problem p = problem;
-  fold_heads_into_rows(p);
-  return p;
-}
-
 void fold_heads_into_rows(Problem& p) {
   const bool alone = p.rows_q == 1 && !p.packed_q && !p.seqused_q.given() && !needs_left_mask(p);
   if (!alone || p.group() == 1 || p.sink != nullptr) return;

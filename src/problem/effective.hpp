@@ -11,10 +11,9 @@ bool needs_right_mask(const Problem& problem);
 bool needs_left_mask(const Problem& problem);
 bool has_lengths(const Problem& problem);
 
-/// The same problem with query heads as rows, where there is one query a sequence and no mask or sink tells
-/// heads from rows: a step of generation then reads the keys that heads share once, not once a head. The
-/// problem itself elsewhere.
-Problem heads_as_rows(const Problem& problem);
-void fold_heads_into_rows(Problem& problem);  ///< in place
+/// Makes query heads rows, where there is one query a sequence and no mask or sink tells heads from rows: a
+/// step of generation then reads the keys that heads share once, not once a head. Leaves other problems as
+/// they are.
+void fold_heads_into_rows(Problem& problem);
 
 }  // namespace tandem

@@ -73,7 +73,8 @@ std::string EmulatorRunner::refuses(const Case& c) const {
 }
 
 void EmulatorRunner::forward(Call& call) {
-  Problem p = heads_as_rows(make_problem(call.forward_args()));
+  Problem p = make_problem(call.forward_args());
+  fold_heads_into_rows(p);
   const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling());
   if (tiles == 0) return;
   emulator::Options options;

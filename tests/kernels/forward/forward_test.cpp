@@ -75,8 +75,8 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   spec.q = spec.k = spec.v = spec.out = {};
   SCOPED_TRACE(runner.name() + ": " + spec.describe());
   harness::Call call(spec);
-  const Problem whole = make_problem(call.forward_args());
-  const Problem folded = heads_as_rows(whole);
+  Problem folded = make_problem(call.forward_args());
+  fold_heads_into_rows(folded);
   ASSERT_EQ(folded.rows_q, 3);
   ASSERT_EQ(folded.heads_q, 2);
   const harness::Expected expected = harness::expect(call, Pass::forward);
