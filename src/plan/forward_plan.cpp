@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
 #include "tandem/error.hpp"
@@ -14,37 +16,41 @@ constexpr const char* widest = "the widest key block that two stages of shared m
 constexpr const char* widest_late = "the widest key block with registers to wait late for the output";
 constexpr const char* three_blocks = "three key blocks in flight, and registers to wait late for the output";
 constexpr const char* diagonal = "square tiles waste least along the diagonal";
+constexpr const char* short_tiles = "few key blocks a tile: ping-pong, and a short first softmax";
 constexpr const char* output_bound = "the output accumulator leaves registers for no wider key block";
 
-// Measured on an H100: docs/kernels/forward.md has the alternatives and their numbers.
+// Measured on an H100 and an H200: docs/kernels/forward.md has the alternatives and their numbers.
 constexpr ForwardTileLine tiles[] = {
-    // head_dim_qk, head_dim_v, masked, from_keys,
+    // head_dim_qk, head_dim_v, masked, from_keys, varlen_from,
     //     block_m, block_n, stages, q_stages, dynamic, pingpong, output_late, why
-    {64, 64, false, 0, 192, 128, 4, 2, false, true, false, exp_bound},
-    {64, 64, true, 1536, 192, 128, 4, 2, true, true, false, exp_bound},
-    {64, 64, true, 0, 128, 128, 4, 2, true, true, false, diagonal},
-    {128, 128, false, 6144, 128, 160, 2, 1, false, false, true, widest_late},
-    {128, 128, false, 1536, 128, 128, 3, 1, false, false, true, three_blocks},
-    {128, 128, false, 0, 128, 128, 3, 1, false, true, true, three_blocks},
-    {128, 128, true, 12288, 128, 160, 2, 1, true, false, true, widest_late},
-    {128, 128, true, 0, 128, 128, 3, 1, true, true, true, diagonal},
-    {192, 128, false, 0, 128, 128, 2, 1, false, false, true, widest_late},
-    {192, 128, true, 0, 128, 128, 2, 1, true, false, true, widest_late},
-    {160, 160, false, 0, 128, 128, 2, 1, false, false, true, widest_late},
-    {160, 160, true, 0, 128, 128, 2, 1, true, false, true, widest_late},
-    {192, 192, false, 0, 128, 112, 2, 1, false, false, false, widest},
-    {192, 192, true, 0, 128, 112, 2, 1, true, false, false, widest},
-    {256, 128, false, 0, 128, 96, 2, 1, false, false, true, widest_late},
-    {256, 128, true, 0, 128, 96, 2, 1, true, false, true, widest_late},
-    {256, 256, false, 0, 128, 80, 2, 1, false, false, false, output_bound},
-    {256, 256, true, 3072, 128, 80, 2, 1, true, false, false, output_bound},
-    {256, 256, true, 0, 128, 64, 2, 1, true, false, false, diagonal},
+    {64, 64, false, 0, 0, 192, 128, 4, 2, false, true, false, exp_bound},
+    {64, 64, true, 1536, 1536, 192, 128, 4, 2, true, true, false, exp_bound},
+    {64, 64, true, 0, 0, 128, 128, 4, 2, true, true, false, diagonal},
+    {128, 128, false, 6144, never, 128, 160, 2, 1, false, false, true, widest_late},
+    {128, 128, false, 1536, never, 128, 128, 3, 1, false, false, true, three_blocks},
+    {128, 128, false, 0, 0, 128, 128, 3, 1, false, true, true, three_blocks},
+    {128, 128, true, 12288, never, 128, 160, 2, 1, true, false, true, widest_late},
+    {128, 128, true, 0, 0, 128, 128, 3, 1, true, true, true, diagonal},
+    {192, 128, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {192, 128, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
+    {160, 160, false, 0, 0, 128, 128, 2, 1, false, false, true, widest_late},
+    {160, 160, true, 0, 0, 128, 128, 2, 1, true, false, true, widest_late},
+    {192, 192, false, 0, 0, 128, 112, 2, 1, false, false, false, widest},
+    {192, 192, true, 0, 0, 128, 112, 2, 1, true, false, false, widest},
+    {256, 128, false, 0, 0, 128, 96, 2, 1, false, false, true, widest_late},
+    {256, 128, true, 0, 0, 128, 96, 2, 1, true, false, true, widest_late},
+    {256, 256, false, 3072, 0, 128, 80, 2, 1, false, false, false, output_bound},
+    {256, 256, false, 768, never, 128, 80, 2, 1, false, true, false, output_bound},
+    {256, 256, false, 0, never, 128, 64, 2, 1, false, true, false, short_tiles},
+    {256, 256, true, 3072, never, 128, 80, 2, 1, true, false, false, output_bound},
+    {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
 
-/// The length that chooses the line. Ragged sequences are mostly short, and only the device knows: the lines
-/// for short ones serve them.
+/// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
+/// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
-  return c.ragged ? 0 : p.rows_k;
+  if (!c.ragged) return p.rows_k;
+  return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
 int padded(std::int64_t head_dim) {
@@ -104,10 +110,11 @@ std::span<const ForwardTileLine> forward_tiles() {
   return tiles;
 }
 
-const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys) {
+const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
+                                    bool varlen) {
   for (const ForwardTileLine& tile : tiles) {
     if (head_dim_qk <= tile.head_dim_qk && head_dim_v <= tile.head_dim_v && masked == tile.masked &&
-        keys >= tile.from_keys) {
+        keys >= (varlen ? tile.varlen_from : tile.from_keys)) {
       return tile;
     }
   }
@@ -126,7 +133,8 @@ ForwardConfig choose_forward_config(const Problem& p) {
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
   c.ragged = has_lengths(p);
-  return with_tile(c, forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c)));
+  return with_tile(c,
+                   forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c), c.ragged));
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {
@@ -146,15 +154,19 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     c.causal = tile.masked;
     configs.push_back(with_tile(c, tile));
     c.local = true;
-    if (head.usual && tile.masked && tile.from_keys == 0) configs.push_back(with_tile(c, tile));
+    if (head.usual && tile.masked && (ragged ? tile.varlen_from : tile.from_keys) == 0)
+      configs.push_back(with_tile(c, tile));
   };
   for (const Head& head : heads) {
     for (const ForwardTileLine& tile : tiles) {
-      if (&tile != &forward_tile(head.qk, head.v, tile.masked, tile.from_keys)) continue;
+      const auto chosen = [&](bool varlen) {
+        const int from = varlen ? tile.varlen_from : tile.from_keys;
+        return from != never && &tile == &forward_tile(head.qk, head.v, tile.masked, from, varlen);
+      };
       for (const Element element : {Element::bf16, Element::f16}) {
         if (element == Element::f16 && !head.usual) continue;
-        add(head, tile, element, false);
-        if (tile.from_keys == 0) add(head, tile, element, true);
+        if (chosen(false)) add(head, tile, element, false);
+        if (chosen(true)) add(head, tile, element, true);
       }
     }
   }
@@ -169,7 +181,7 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTileLine& tile =
-      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c));
+      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c), c.ragged);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,12 +34,16 @@ int forward_register_limit(const ForwardConfig& config);
 /// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
 std::string forward_objection(const ForwardConfig& config);
 
+/// Of ForwardTileLine::varlen_from.
+constexpr int never = std::numeric_limits<int>::max();
+
 /// One line of the heuristics: the tile for head dimensions up to these.
 struct ForwardTileLine {
   int head_dim_qk;
   int head_dim_v;
-  bool masked;    ///< causal or window; the other line serves full attention
-  int from_keys;  ///< the fewest keys a sequence has, on average
+  bool masked;      ///< causal or window; the other line serves full attention
+  int from_keys;    ///< the fewest keys a sequence has
+  int varlen_from;  ///< the same where lengths differ, on average; `never` where another line is faster
   int block_m;
   int block_n;
   int stages;
@@ -52,8 +57,9 @@ struct ForwardTileLine {
 /// The heuristics, narrowest head dimensions and most keys first. A problem takes the first line it fits.
 std::span<const ForwardTileLine> forward_tiles();
 
-/// The line that serves these (padded) head dimensions and sequences of `keys` keys.
-const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys);
+/// The line that serves these (padded) head dimensions and sequences of `keys` keys, on average if `varlen`.
+const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
+                                    bool varlen);
 
 /// The Config for a 16-bit forward problem with head dimensions up to 256.
 ForwardConfig choose_forward_config(const Problem& problem);

@@ -109,6 +109,31 @@ TEST(ForwardPlan, LengthsOnTheDeviceMakeItRagged) {
   }
 }
 
+TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
+  const std::int32_t lengths[2] = {};
+  const auto block_m = [&](std::int64_t batch, bool packed) {
+    Problem p = problem(64, 64, 16384, 16384);
+    p.window_right = 0;
+    p.batch = batch;
+    p.packed_q = p.packed_k = packed;
+    (packed ? p.cu_seqlens_k : p.seqused_k).data = lengths;
+    return choose_forward_config(p).block_m;
+  };
+  EXPECT_EQ(block_m(1, true), 192);
+  EXPECT_EQ(block_m(10, true), 192);  // 1638 keys each
+  EXPECT_EQ(block_m(11, true), 128);  // 1489
+  EXPECT_EQ(block_m(1, false), 128);  // as many as 16384, or none
+  EXPECT_EQ(block_m(0, true), 192);   // no sequences: anything, without a division by 0
+}
+
+TEST(ForwardPlan, WideHeadsTakeFewerKeysABlockWhereSequencesAreShort) {
+  const auto config = [](std::int64_t keys) { return choose_forward_config(problem(256, 256, keys, keys)); };
+  EXPECT_EQ(config(512).block_n, 64);
+  EXPECT_EQ(config(1024).block_n, 80);
+  EXPECT_TRUE(config(512).pingpong && config(2048).pingpong);
+  EXPECT_FALSE(config(4096).pingpong);
+}
+
 TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
   const auto objection = [](auto change) {
     ForwardConfig c;

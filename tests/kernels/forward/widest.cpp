@@ -10,6 +10,7 @@ std::span<const EmulatedForward> widest_forwards() {
       ForwardConfig{
           .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 112, .pingpong = false},
       ForwardConfig{.head_dim_qk = 256, .head_dim_v = 256, .block_n = 80, .pingpong = false},
+      ForwardConfig{.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64},
       ForwardConfig{.element = Element::f16,
                     .head_dim_qk = 256,
                     .head_dim_v = 256,
