@@ -1,0 +1,55 @@
+// The contract's tests with the GPU as the only backend: every case that is of 16 bits, each by the kernels
+// that users get for it. Without a GPU every test is skipped, with the reason.
+#include <gtest/gtest.h>
+
+#include "gpu/gpu_runner.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Refuses every case where there is no GPU.
+class CountingRunner : public GpuRunner {
+ public:
+  [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
+    return why_not.empty() ? GpuRunner::refuses(spec) : why_not;
+  }
+  void forward(harness::Call& call) override {
+    ++calls;
+    GpuRunner::forward(call);
+  }
+  const std::string why_not = why_no_gpu();
+  int calls = 0;  ///< of the test
+};
+
+/// A test that ran nothing would pass without having tried anything: skipped without a GPU, failed with one.
+class EveryTestRuns : public testing::EmptyTestEventListener {
+ public:
+  explicit EveryTestRuns(CountingRunner& runner) : runner_(runner) {}
+  void OnTestStart(const testing::TestInfo&) override { runner_.calls = 0; }
+  void OnTestEnd(const testing::TestInfo& info) override {
+    if (!runner_.why_not.empty()) GTEST_SKIP() << runner_.why_not;
+    if (runner_.calls == 0 && !info.result()->Skipped()) ADD_FAILURE() << "nothing ran on the GPU";
+  }
+
+ private:
+  CountingRunner& runner_;
+};
+
+/// What has nothing for this runner: errors before a launch, f32 alone, 8-bit inputs, calls past the runner.
+constexpr const char* filter =
+    "-Contract01_EveryElementWritten.EightBitInputs:Contract04_Masks.BelowMinusOneIsAnError:"
+    "Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:Contract09_Sizes.BatchBeyond65535:"
+    "Contract09_Sizes.SequencesBeyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
+    "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride";
+
+}  // namespace
+}  // namespace tandem::gpu
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = tandem::gpu::filter;
+  tandem::gpu::CountingRunner gpu;
+  tandem::harness::use_only(gpu);
+  testing::UnitTest::GetInstance()->listeners().Append(new tandem::gpu::EveryTestRuns(gpu));
+  return RUN_ALL_TESTS();
+}
