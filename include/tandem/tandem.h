@@ -34,7 +34,7 @@ typedef enum tandem_status {
   tandem_out_of_memory = 3,    /* host or device memory is exhausted */
   tandem_runtime = 4,          /* the driver, the compiler or the operating system failed */
   tandem_internal = 5,         /* a bug in Tandem */
-  tandem_interrupted = 6       /* the C++ interface's Execution::interrupted ended the call */
+  tandem_interrupted = 6       /* execution->interrupted ended the call; its outputs hold anything */
 } tandem_status;
 
 typedef enum tandem_dtype {
@@ -117,6 +117,11 @@ typedef struct tandem_execution {
   void* stream;    /* GPU: a CUstream; NULL is the default stream */
   void* workspace; /* 256-byte aligned; NULL: the call allocates for itself */
   size_t workspace_bytes;
+  /* CPU: asked some 20 times a second, by the thread that called, whether the call is to end before it is
+   * done. Once it returns other than 0 the call fails with tandem_interrupted, and its outputs hold anything.
+   * NULL: nothing is asked. A GPU call is queued and not asked about. */
+  int (*interrupted)(void* context);
+  void* interrupted_context;
 } tandem_execution;
 
 /* Writes args->out, and args->lse where given. Outputs have memory of their own, here and below: no element
@@ -203,7 +208,7 @@ static inline tandem_quantize_args tandem_quantize_args_default(void) {
 }
 
 static inline tandem_execution tandem_execution_default(void) {
-  tandem_execution execution = {sizeof(tandem_execution), 0, 0, NULL, NULL, 0};
+  tandem_execution execution = {sizeof(tandem_execution), 0, 0, NULL, NULL, 0, NULL, NULL};
   return execution;
 }
 

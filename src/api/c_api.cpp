@@ -19,7 +19,7 @@ namespace {
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// since, tandem_quantize_args by the rotary embedding.
+/// since, tandem_quantize_args by the rotary embedding, tandem_execution by the interruption.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -29,7 +29,7 @@ static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
 static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
-static_assert(sizeof(tandem_execution) == execution_size_0_1);
+static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
 
 /// The message of this thread's last failure. `text` is `storage`, or a literal where there was no memory for
@@ -127,10 +127,19 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
 tandem::Execution execution_of(const tandem_execution* given) {
   if (given == nullptr) return {};
   const tandem_execution e = adopt("execution", *given, tandem_execution_default(), execution_size_0_1);
-  return {.threads = e.threads,
-          .stream = e.stream,
-          .workspace = e.workspace,
-          .workspace_bytes = e.workspace_bytes};
+  tandem::Execution execution{.threads = e.threads,
+                              .stream = e.stream,
+                              .workspace = e.workspace,
+                              .workspace_bytes = e.workspace_bytes};
+  if (e.interrupted != nullptr) {
+    // The caller's struct lives as long as the call.
+    execution.interrupted_context = const_cast<tandem_execution*>(given);
+    execution.interrupted = [](void* context) {
+      const auto* callers = static_cast<const tandem_execution*>(context);
+      return callers->interrupted(callers->interrupted_context) != 0;
+    };
+  }
+  return execution;
 }
 
 template <typename CArgs>

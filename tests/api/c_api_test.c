@@ -302,6 +302,37 @@ static void test_struct_versions(void) {
   CHECK(strstr(tandem_last_error(), "execution uses fields that tandem ") == tandem_last_error());
 }
 
+static int stop_at_once(void* times_asked) {
+  ++*(int*)times_asked;
+  return 1;
+}
+
+static void test_a_call_can_be_interrupted(void) {
+  const int64_t shape[4] = {1, 16384, 4, 64}; /* some hundred milliseconds */
+  const size_t size = (size_t)(shape[1] * shape[2] * shape[3]);
+  float* memory = calloc(4 * size, sizeof(float));
+  CHECK(memory != NULL);
+  tandem_forward_args args = tandem_forward_args_default();
+  args.q = tandem_contiguous(memory, tandem_f32, 4, shape);
+  args.k = tandem_contiguous(memory + size, tandem_f32, 4, shape);
+  args.v = tandem_contiguous(memory + 2 * size, tandem_f32, 4, shape);
+  args.out = tandem_contiguous(memory + 3 * size, tandem_f32, 4, shape);
+  int times_asked = 0;
+  tandem_execution execution = tandem_execution_default();
+  execution.threads = 1;
+  execution.interrupted = stop_at_once;
+  execution.interrupted_context = &times_asked;
+  CHECK_FAILS(tandem_forward(&args, &execution), tandem_interrupted,
+              "the call was interrupted; its outputs are incomplete: compute them again");
+  CHECK(times_asked == 1);
+
+  /* A caller of the first version, whose struct ends before `interrupted`: it is not read. */
+  execution.struct_size = 40;
+  args.q.shape[1] = args.out.shape[1] = 2;
+  CHECK(tandem_forward(&args, &execution) == tandem_ok && times_asked == 1);
+  free(memory);
+}
+
 static void* other_thread(void* unused) {
   CHECK(strcmp(tandem_last_error(), "") == 0);
   CHECK(tandem_backward(NULL, NULL) == tandem_invalid_argument);
@@ -372,6 +403,7 @@ int main(void) {
   test_outputs_have_memory_of_their_own();
   test_struct_versions();
   test_messages_are_per_thread();
+  test_a_call_can_be_interrupted();
 #ifdef TANDEM_TEST_BAD_ALLOC
   test_bad_alloc();
 #endif
