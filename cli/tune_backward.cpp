@@ -12,7 +12,7 @@ namespace {
 
 /// What the shape decides, or the problem's features. A fixed order may be had or not.
 constexpr std::string_view fixed_fields[] = {"element", "head_dim_qk", "head_dim_v", "causal",
-                                             "local",   "softcap",     "ragged"};
+                                             "local",   "softcap",     "varlen"};
 
 /// What the launches of a course stand on.
 struct Memory {

@@ -119,7 +119,7 @@ std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
 std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
   const std::int64_t tiles = backward_tile_count(p, c);
   std::int64_t blocks = std::max(multiprocessors / c.cluster, 1);  // clusters, from here on
-  if (c.causal && c.deterministic && !c.ragged && tiles > 0) {
+  if (c.causal && c.deterministic && !c.varlen && tiles > 0) {
     // Dealt forwards and backwards, tiles of descending work even out if the blocks are whole heads, or whole
     // parts of one.
     const std::int64_t head = blocks_of(p.rows_k, c.tile_keys());

@@ -50,7 +50,7 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
     c.block_m = 64;
     c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
   }
-  const bool full = !c.causal && !c.local && !c.ragged;
+  const bool full = !c.causal && !c.local && !c.varlen;
   const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
   c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
   // Causal at 512 takes 1 to 2 % longer in turns, full 3 to 4 % less.
@@ -115,9 +115,9 @@ std::string backward_objection(const BackwardConfig& c) {
         "{} keys, {} parts, {} and {}",
         c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
-  if (c.rotated && (c.causal || c.local || c.ragged)) {
-    return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, ragged {}",
-                       c.causal, c.local, c.ragged);
+  if (c.rotated && (c.causal || c.local || c.varlen)) {
+    return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, varlen {}",
+                       c.causal, c.local, c.varlen);
   }
   if (c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
@@ -144,7 +144,7 @@ BackwardConfig choose_backward_config(const Problem& p) {
   c.causal = needs_right_mask(p);
   c.local = needs_left_mask(p);
   c.softcap = p.softcap > 0.0F;
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   c.deterministic = p.deterministic;
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows);
@@ -169,12 +169,12 @@ std::vector<BackwardConfig> shipped_backward_configs() {
       }
     };
     for (const Element element : {Element::bf16, Element::f16}) {
-      for (const bool ragged : {false, true}) {
-        if (element == Element::f16 && (!head.usual || ragged)) continue;
+      for (const bool varlen : {false, true}) {
+        if (element == Element::f16 && (!head.usual || varlen)) continue;
         for (const bool causal : {false, true}) {
-          BackwardConfig c{.element = element, .causal = causal, .ragged = ragged};
+          BackwardConfig c{.element = element, .causal = causal, .varlen = varlen};
           ship(c);
-          if (!head.usual || element == Element::f16 || ragged) continue;
+          if (!head.usual || element == Element::f16 || varlen) continue;
           c.deterministic = true;
           ship(c);
           c.deterministic = false;
@@ -189,8 +189,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/history/backward.md has the bytes.
-  if (c.cluster > 1) return c.ragged && !c.causal ? 176 : 48;
-  return c.pingpong && c.block_m == 128 && (c.causal || c.ragged) ? 100 : 0;
+  if (c.cluster > 1) return c.varlen && !c.causal ? 176 : 48;
+  return c.pingpong && c.block_m == 128 && (c.causal || c.varlen) ? 100 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {

@@ -58,7 +58,7 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
   // Turns cost s8 with scales by block 5 %: its sums are settled late without them.
   c.pingpong = !(c.causal || c.local) && (c.lagging() || c.v_row_scales);
   // Tiles of equal work take the static scheduler: the dynamic one spills 20 bytes at 128.
-  c.dynamic = c.causal || c.local || c.ragged || c.head_dim_v <= 64;
+  c.dynamic = c.causal || c.local || c.varlen || c.head_dim_v <= 64;
   return c;
 }
 
@@ -70,7 +70,7 @@ EightBitConfig with_narrow_parts(EightBitConfig c, bool joins, bool masked) {
     case 160: c.parts = 2; break;
     case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
     case 224: c.parts = 7; break;
-    default: c.parts = s8 && (joins || c.ragged || c.local) ? 8 : 4;
+    default: c.parts = s8 && (joins || c.varlen || c.local) ? 8 : 4;
   }
   c.pingpong = c.head_dim_v <= 192 || (s8 && (joins || masked));
   return c;
@@ -83,18 +83,18 @@ EightBitConfig with_tile(EightBitConfig c) {
   c.q_stages = tile.q_stages;
   c.overlap = tile.overlap;
   c.pingpong = tile.pingpong;
-  c.dynamic = tile.dynamic || c.ragged;  // the static scheduler costs varlen tiles 25 moves in the loop
+  c.dynamic = tile.dynamic || c.varlen;  // the static scheduler costs varlen tiles 25 moves in the loop
   c.parts = c.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
   // warpgroups in place of three, or narrower parts.
   const bool joins = c.pv != Codes::input && c.v_row_scales;
-  const bool masked = c.ragged || c.causal || c.local;
+  const bool masked = c.varlen || c.causal || c.local;
   if (c.head_dim_v > 64 && c.head_dim_v <= 128 && c.block_m == 192 &&
-      (!c.lagging() || c.local || (c.ragged && c.causal))) {
+      (!c.lagging() || c.local || (c.varlen && c.causal))) {
     c = with_two_warpgroups(c);
   }
   if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
-  if (c.block_m == 192 && !c.lagging() && c.ragged && (c.causal || c.local)) c = with_two_warpgroups(c);
+  if (c.block_m == 192 && !c.lagging() && c.varlen && (c.causal || c.local)) c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.pv == Codes::input) {  // P V adds to the output itself
     if (c.block_m == 192) c = with_two_warpgroups(c);
@@ -112,7 +112,7 @@ EightBitConfig with_tile(EightBitConfig c) {
 /// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, what they wait for at a tile's
 /// ends outweighs the overlap; where they see many, turns pay for what they cost at its ends.
 EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
-  if (!c.causal || c.local || c.ragged || c.head_dim_v > 64 || c.block_m != 192) return c;
+  if (!c.causal || c.local || c.varlen || c.head_dim_v > 64 || c.block_m != 192) return c;
   if (rows_k <= 512) {
     c.overlap = false;
     c.parts = 1;
@@ -160,7 +160,7 @@ EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
   c.head_dim_v = padded(p.head_dim_v);
   c.causal = needs_right_mask(p);
   c.local = needs_left_mask(p);
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   c.softcap = p.softcap > 0.0F;
   c = with_keys(with_tile(c), p.rows_k);
   c.transpose_v = may_transpose(p, c);
@@ -189,18 +189,18 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   if (c.pv == Codes::input) return 0;
   if (c.head_dim_v > 128) return 288;
-  return c.block_m == 192 ? 16 : c.head_dim_v > 64 && c.ragged && c.causal ? 8 : 0;
+  return c.block_m == 192 ? 16 : c.head_dim_v > 64 && c.varlen && c.causal ? 8 : 0;
 }
 
 std::vector<EightBitConfig> shipped_eight_bit_configs() {
   std::vector<EightBitConfig> configs;
   for (const int head_dim : {64, 128, 256}) {
     for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
-      for (const bool ragged : {false, true}) {
+      for (const bool varlen : {false, true}) {
         for (const bool causal : {false, true}) {
           EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
           c.head_dim_qk = c.head_dim_v = head_dim;
-          c.ragged = ragged;
+          c.varlen = varlen;
           c.causal = causal;
           const EightBitConfig tile = with_tile(c);
           for (const std::int64_t keys : {1, 1024, 8192}) {  // of each kind

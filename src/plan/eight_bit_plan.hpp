@@ -25,7 +25,7 @@ EightBitConfig choose_eight_bit_config(const Problem& problem, const Recipe& rec
 std::string eight_bit_objection(const EightBitConfig& config);
 
 /// Bytes of local memory that the kernel of a Config may take. In narrower parts head dimension 256 takes
-/// none, and is a tenth slower; neither does head dimension 64 without ping-pong, which is 3 % slower. Ragged
+/// none, and is a tenth slower; neither does head dimension 64 without ping-pong, which is 3 % slower. Varlen
 /// causal heads of 128 keep two words of a tile there.
 int eight_bit_local_bytes_allowed(const EightBitConfig& config);
 

@@ -49,7 +49,7 @@ constexpr ForwardTileLine tiles[] = {
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
 /// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
-  if (!c.ragged) return p.rows_k;
+  if (!c.varlen) return p.rows_k;
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
@@ -132,9 +132,9 @@ ForwardConfig choose_forward_config(const Problem& p) {
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   return with_tile(c,
-                   forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c), c.ragged));
+                   forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c), c.varlen));
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {
@@ -145,16 +145,16 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   constexpr Head heads[] = {{64, 64, true},    {96, 96, false},   {128, 128, true},
                             {192, 128, false}, {192, 192, false}, {256, 256, true}};
   std::vector<ForwardConfig> configs;
-  auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool ragged) {
+  auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool varlen) {
     ForwardConfig c;
     c.element = element;
     c.head_dim_qk = head.qk;
     c.head_dim_v = head.v;
-    c.ragged = ragged;
+    c.varlen = varlen;
     c.causal = tile.masked;
     configs.push_back(with_tile(c, tile));
     c.local = true;
-    if (head.usual && tile.masked && (ragged ? tile.varlen_from : tile.from_keys) == 0)
+    if (head.usual && tile.masked && (varlen ? tile.varlen_from : tile.from_keys) == 0)
       configs.push_back(with_tile(c, tile));
   };
   for (const Head& head : heads) {
@@ -181,7 +181,7 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTileLine& tile =
-      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c), c.ragged);
+      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c), c.varlen);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),

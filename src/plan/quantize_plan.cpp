@@ -10,7 +10,7 @@ QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
   QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   c.vectors = gpu::allows_code_vectors(p.q, p.head_dim_qk) && gpu::allows_code_vectors(p.k, p.head_dim_qk) &&
               gpu::allows_code_vectors(p.v, p.head_dim_v);
   return c;
@@ -24,7 +24,7 @@ QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
               (r.pv == Codes::input || gpu::allows_vectors(p.v, p.head_dim_v));
   return c;
@@ -36,7 +36,7 @@ QuantizeConfig choose_dequantize_config(const Problem& p) {
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
   c.qk = c.pv = p.k.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
-  c.ragged = has_lengths(p);
+  c.varlen = has_lengths(p);
   c.vectors = gpu::allows_code_vectors(p.k, p.head_dim_qk) && gpu::allows_code_vectors(p.v, p.head_dim_v);
   return c;
 }
@@ -58,17 +58,17 @@ QuantizeConfig choose_tensor_config(const QuantizeJob& job) {
 }
 
 int quantize_local_bytes_allowed(const QuantizeConfig& c) {
-  return c.ragged && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 32 : 0;
+  return c.varlen && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 32 : 0;
 }
 
 std::vector<QuantizeConfig> shipped_quantize_configs() {
   std::vector<QuantizeConfig> configs;
   for (const int head_dim : {64, 128, 256}) {
     for (const Recipe& recipe : {fp8_recipe, int8_recipe, int8_accurate_recipe}) {
-      for (const bool ragged : {false, true}) {
+      for (const bool varlen : {false, true}) {
         QuantizeConfig c = with_recipe(QuantizeConfig{}, recipe);
         c.head_dim_qk = c.head_dim_v = head_dim;
-        c.ragged = ragged;
+        c.varlen = varlen;
         configs.push_back(c);
       }
     }

@@ -80,12 +80,12 @@ TEST_F(GpuBackward, LongSequencesMatchTheOracle) {
     Case window = c;
     window.options.window_left = 200;
     window.options.window_right = 0;
-    Case ragged = causal;
-    ragged.used_k = {901};
+    Case varlen = causal;
+    varlen.used_k = {901};
     Case full = c;
     full.heads_q = 1;
     full.seqlen_q = full.seqlen_k = 2050;
-    for (Case spec : {causal, window, ragged, full}) {
+    for (Case spec : {causal, window, varlen, full}) {
       for (const bool deterministic : {false, true}) {
         spec.options.deterministic = deterministic;
         check_backward(spec);

@@ -83,7 +83,7 @@ TEST_P(Quantiser, GivesTheCpusBits) {
 
 TEST_P(Quantiser, TakesSequencesOfAnyLengths) {
   Case c = kernel_tests::quantize_case(DType::bf16, 128, 64);
-  kernel_tests::make_ragged(c);
+  kernel_tests::make_varlen(c);
   check(c);
   c.used_k.clear();
   c.packed_q = c.packed_k = false;

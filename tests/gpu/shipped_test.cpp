@@ -85,12 +85,12 @@ TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
   }
 }
 
-/// Of the 8-bit set one a head dimension and recipe, masked and ragged in turn.
+/// Of the 8-bit set one a head dimension and recipe, masked and varlen in turn.
 std::vector<EightBitConfig> eight_bit_samples() {
   std::vector<EightBitConfig> samples;
   int next = 0;
   for (const EightBitConfig& c : shipped_eight_bit_configs()) {
-    if (c.ragged != c.causal) continue;
+    if (c.varlen != c.causal) continue;
     if (next++ % 4 % 3 == 0) samples.push_back(c);
   }
   return samples;

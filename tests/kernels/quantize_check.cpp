@@ -193,7 +193,7 @@ Case quantize_case(DType dtype, std::int64_t head_dim_qk, std::int64_t head_dim_
   return c;
 }
 
-void make_ragged(Case& c) {
+void make_varlen(Case& c) {
   c.batch = 5;
   c.packed_q = c.packed_k = true;
   c.lengths_q = {40, 128, 0, 3, 150};

@@ -10,7 +10,7 @@ namespace tandem::kernel_tests {
 /// Two batch entries of two KV heads, rows that fill no block.
 harness::Case quantize_case(DType dtype, std::int64_t head_dim_qk, std::int64_t head_dim_v);
 /// Packed sequences of all kinds: empty ones, ones that fill a block, and rows that belong to none.
-void make_ragged(harness::Case& c);
+void make_varlen(harness::Case& c);
 /// Packed sequences of 16 to 17 rows in the mean, so that several heads share a unit, whose number is no
 /// multiple of the heads that it has room for; some longer ones among them.
 void make_short(harness::Case& c);

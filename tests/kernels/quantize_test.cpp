@@ -24,11 +24,11 @@ using harness::Call;
 using harness::Case;
 
 constexpr QuantizeConfig config_of(Element element, int head_dim_qk, int head_dim_v, const Recipe& r,
-                                   bool ragged, bool vectors) {
+                                   bool varlen, bool vectors) {
   return with_recipe(QuantizeConfig{.element = element,
                                     .head_dim_qk = head_dim_qk,
                                     .head_dim_v = head_dim_v,
-                                    .ragged = ragged,
+                                    .varlen = varlen,
                                     .vectors = vectors},
                      r);
 }
@@ -57,21 +57,21 @@ Result run(Call& call, const Recipe& recipe, std::uint64_t seed) {
 template <Element element, int head_dim_qk, int head_dim_v>
 struct Shape {};
 
-template <const Recipe& recipe, bool ragged, bool vectors, Element element, int head_dim_qk, int head_dim_v>
+template <const Recipe& recipe, bool varlen, bool vectors, Element element, int head_dim_qk, int head_dim_v>
 void check_shape(Shape<element, head_dim_qk, head_dim_v> /*shape*/) {
   Case c = quantize_case(element == Element::f16 ? DType::f16 : DType::bf16, head_dim_qk, head_dim_v);
-  if (ragged) make_ragged(c);
+  if (varlen) make_varlen(c);
   if (!vectors) make_unaligned(c);
   Call call(c);
-  constexpr QuantizeConfig config = config_of(element, head_dim_qk, head_dim_v, recipe, ragged, vectors);
+  constexpr QuantizeConfig config = config_of(element, head_dim_qk, head_dim_v, recipe, varlen, vectors);
   SCOPED_TRACE(describe(config));
-  check_codes(call, recipe, run<config>(call, recipe, ragged ? 3 : 0).params);
+  check_codes(call, recipe, run<config>(call, recipe, varlen ? 3 : 0).params);
 }
 
 /// Sequences long enough for a mean of a sample, one of them past the end of one sum.
 TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
   constexpr QuantizeConfig dense = config_of(Element::bf16, 64, 32, fp8_recipe, false, true);
-  constexpr QuantizeConfig ragged = config_of(Element::bf16, 64, 32, fp8_recipe, true, true);
+  constexpr QuantizeConfig varlen = config_of(Element::bf16, 64, 32, fp8_recipe, true, true);
   Case c = quantize_case(DType::bf16, 64, 32);
   c.heads_q = c.heads_kv = 1;
   c.seqlen_q = 3;
@@ -82,7 +82,7 @@ TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
   c.lengths_q = {3, 4};
   c.lengths_k = {512, 1150};
   Call packed(c);
-  check_codes(packed, fp8_recipe, run<ragged>(packed, fp8_recipe, 2).params);
+  check_codes(packed, fp8_recipe, run<varlen>(packed, fp8_recipe, 2).params);
 }
 
 constexpr Recipe strict_fp8 = strict(fp8_recipe);
@@ -168,7 +168,7 @@ void check_arranged(const Case& c, Granularity granularity) {
   check_codes(call, recipe, q);
 }
 
-constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk, int head_dim_v, bool ragged,
+constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk, int head_dim_v, bool varlen,
                                   bool vectors) {
   return {.head_dim_qk = head_dim_qk,
           .head_dim_v = head_dim_v,
@@ -178,7 +178,7 @@ constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk
           .v_scales = group,
           .rotate_qk = false,
           .smooth_k = false,
-          .ragged = ragged,
+          .varlen = varlen,
           .vectors = vectors};
 }
 
@@ -186,7 +186,7 @@ TEST(ArrangeCodes, PutsThemWhereTheQuantiserDoes) {
   Case c = quantize_case(DType::bf16, 128, 64);
   check_arranged<arranged(Codes::e4m3, ScaleGroup::block, 128, 64, false, true)>(c, Granularity::block);
   c = quantize_case(DType::f16, 96, 40);
-  make_ragged(c);
+  make_varlen(c);
   make_unaligned(c);
   check_arranged<arranged(Codes::s8, ScaleGroup::row, 96, 40, true, false)>(c, Granularity::row);
 }
@@ -235,14 +235,14 @@ void check_dequantized(const Case& c, DType codes, Granularity granularity) {
   EXPECT_GT(checked, 0);
 }
 
-constexpr QuantizeConfig mixed(Element element, Codes codes, int head_dim_qk, int head_dim_v, bool ragged,
+constexpr QuantizeConfig mixed(Element element, Codes codes, int head_dim_qk, int head_dim_v, bool varlen,
                                bool vectors) {
   return {.element = element,
           .head_dim_qk = head_dim_qk,
           .head_dim_v = head_dim_v,
           .qk = codes,
           .pv = codes,
-          .ragged = ragged,
+          .varlen = varlen,
           .vectors = vectors};
 }
 
@@ -251,7 +251,7 @@ TEST(Dequantize, GivesTheCpusValues) {
   check_dequantized<mixed(Element::bf16, Codes::e4m3, 128, 64, false, true)>(c, DType::e4m3,
                                                                              Granularity::block);
   c = quantize_case(DType::f16, 96, 40);
-  make_ragged(c);
+  make_varlen(c);
   check_dequantized<mixed(Element::f16, Codes::s8, 96, 40, true, true)>(c, DType::s8, Granularity::row);
   make_unaligned(c);
   check_dequantized<mixed(Element::f16, Codes::e4m3, 96, 40, true, false)>(c, DType::e4m3, Granularity::row);

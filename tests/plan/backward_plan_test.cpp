@@ -35,7 +35,7 @@ TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 TEST(BackwardPlan, TakesTheProblemsFeatures) {
   Problem p = problem(128, 96);
   const BackwardConfig plain = choose_backward_config(p);
-  EXPECT_FALSE(plain.causal || plain.local || plain.softcap || plain.ragged || plain.deterministic);
+  EXPECT_FALSE(plain.causal || plain.local || plain.softcap || plain.varlen || plain.deterministic);
   EXPECT_EQ(plain.element, Element::bf16);
   p.q.dtype = DType::f16;
   p.window_right = 0;
@@ -45,7 +45,7 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
   const BackwardConfig c = choose_backward_config(p);
-  EXPECT_TRUE(c.causal && c.local && c.softcap && c.ragged && c.deterministic);
+  EXPECT_TRUE(c.causal && c.local && c.softcap && c.varlen && c.deterministic);
   EXPECT_EQ(c.element, Element::f16);
   p.window_right = 999;  // not even the first query feels it
   p.window_left = 999;

@@ -98,14 +98,14 @@ TEST(ForwardPlan, ScoresAreTransformedAsScaleAndSoftcapAsk) {
   EXPECT_EQ(choose_forward_config(p).transform, ScoreTransform::softcap);
 }
 
-TEST(ForwardPlan, LengthsOnTheDeviceMakeItRagged) {
+TEST(ForwardPlan, LengthsOnTheDeviceMakeItVarlen) {
   const std::int32_t lengths[2] = {};
   for (Lengths Problem::*member :
        {&Problem::cu_seqlens_q, &Problem::cu_seqlens_k, &Problem::seqused_q, &Problem::seqused_k}) {
     Problem p = problem(64, 64);
-    EXPECT_FALSE(choose_forward_config(p).ragged);
+    EXPECT_FALSE(choose_forward_config(p).varlen);
     (p.*member).data = lengths;
-    EXPECT_TRUE(choose_forward_config(p).ragged);
+    EXPECT_TRUE(choose_forward_config(p).varlen);
   }
 }
 

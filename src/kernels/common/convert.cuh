@@ -15,7 +15,7 @@ namespace tandem {
 template <BackwardConfig C>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
   int tiles = p.n_blocks;
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     const tile::SequenceRows keys =
         tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch);
     tiles = ceil_div(keys.end - keys.begin, C.tile_keys());

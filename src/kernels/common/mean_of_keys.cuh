@@ -43,8 +43,8 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
 #pragma unroll
   for (int i = 0; i < quant_block * vectors / threads; ++i) {
     const int at = i * threads + thread;
-    const int slot = C.ragged ? at / vectors >> shift : 0;
-    const int row = C.ragged ? at / vectors & ((1 << shift) - 1) : at / vectors;
+    const int slot = C.varlen ? at / vectors >> shift : 0;
+    const int row = C.varlen ? at / vectors & ((1 << shift) - 1) : at / vectors;
     const int col = at % vectors * 8;
     const u16* const from =
         first + slot * p.k.stride.head + (sampled ? sampled_key(row) : row) * p.k.stride.row;
@@ -130,14 +130,14 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
 /// head in f32, key by key; the last one of a head adds up what all have found, in double. All of the block's
 /// loads are in flight at once.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(mean_threads(C), (C.ragged ? 768 : 1536) / mean_threads(C))
+TANDEM_KERNEL __launch_bounds__(mean_threads(C), (C.varlen ? 768 : 1536) / mean_threads(C))
     mean_of_keys(const __grid_constant__ QuantizeParams p) {
   ptx::launch_next_grid();
   const quantizer::Side side = quantizer::key_side(p);
   quantizer::Unit u;
   const bool some = quantizer::locate<C>(side, static_cast<int>(ptx::block_index()), u);
   if (!some && u.first != 0) return;
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     const int end = min(u.head + side.together, p.heads_kv);
     const int shift = quantizer::slot_shift(u.blocks > 1 ? quant_block : u.used);
     const int slots = quant_block >> shift;

@@ -38,7 +38,7 @@ TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int co
 template <BackwardConfig C>
 TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const BackwardRows& t) {
   int seqlen_k = p.rows_k;
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     seqlen_k =
         tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch)
             .used;

@@ -51,14 +51,14 @@ struct Place {
 
   /// `row_of_job`: of all heads' slots.
   TANDEM_DEVICE Place(const Job* j, int row_of_job) : job(j), row(of_slot(row_of_job)), slot(0) {
-    if constexpr (C.ragged) slot = row_of_job >> ptx::load_shared(&job->shift_of_slot);
+    if constexpr (C.varlen) slot = row_of_job >> ptx::load_shared(&job->shift_of_slot);
     used = slot < heads() && row < ptx::load_shared(&job->rows);
   }
   TANDEM_DEVICE int slot_rows() const {
-    return C.ragged ? 1 << ptx::load_shared(&job->shift_of_slot) : quant_block;
+    return C.varlen ? 1 << ptx::load_shared(&job->shift_of_slot) : quant_block;
   }
   TANDEM_DEVICE int of_slot(int row_of_job) const { return row_of_job & (slot_rows() - 1); }
-  TANDEM_DEVICE int heads() const { return C.ragged ? ptx::load_shared(&job->heads) : 1; }
+  TANDEM_DEVICE int heads() const { return C.varlen ? ptx::load_shared(&job->heads) : 1; }
   TANDEM_DEVICE int batch() const { return ptx::load_shared(&job->batch); }
   TANDEM_DEVICE int head() const { return ptx::load_shared(&job->head) + slot; }
   TANDEM_DEVICE int first() const { return ptx::load_shared(&job->first); }
@@ -76,7 +76,7 @@ struct Place {
   }
 
  private:
-  TANDEM_DEVICE i64 of_head(i64 stride) const { return C.ragged ? slot * stride : 0; }
+  TANDEM_DEVICE i64 of_head(i64 stride) const { return C.varlen ? slot * stride : 0; }
 };
 
 /// The scale of the row's group. Stored by one thread of those that share it.
@@ -106,7 +106,7 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
     float* const scale = at.scales(x.scale_stride);
     if constexpr (group == ScaleGroup::row) {
       ptx::store_global(scale + at.row * x.scale_stride.group, s.stored);
-      if (C.ragged && x.padded_rows) {
+      if (C.varlen && x.padded_rows) {
         for (int row = at.row + at.slot_rows(); row < quant_block; row += at.slot_rows()) {
           ptx::store_global(scale + row * x.scale_stride.group, 0.0F);
         }
@@ -170,7 +170,7 @@ TANDEM_DEVICE void fetch(const QuantizeParams& p, const Tables& table, int turn)
     if (!has_mean(job)) return;
     ptx::wait_for_previous_grid();
     const float* const means = ptx::load_shared(&job->mean);
-    if constexpr (C.ragged) {
+    if constexpr (C.varlen) {
       for (int i = thread; i < ptx::load_shared(&job->heads) * table.channels; i += quantize_threads) {
         const int head = ptx::load_shared(&job->head) + i / table.channels;
         const int mean_head = which == Which::q ? head / p.group : head;
@@ -192,7 +192,7 @@ TANDEM_DEVICE void prepare_row(const QuantizeParams& p, const Tables& table, int
   if constexpr (C.rotary) {
     if (at.used) embed<C>(values, p.rotary, at.source(tensor<which>(p).stride), at.first() + at.row, t);
   }
-  const float* const mean = table.mean(turn) + (C.ragged ? min(at.slot, at.heads() - 1) * table.channels : 0);
+  const float* const mean = table.mean(turn) + (C.varlen ? min(at.slot, at.heads() - 1) * table.channels : 0);
   if constexpr (C.smooth_k && which == Which::k) {
     if (has_mean(table.job(turn)) && at.used) subtract(values, mean, t);  // the others' values stay 0
   }
@@ -299,7 +299,7 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   }
   ptx::sync_block();
   u8* const codes = ptx::load_shared(&table.job(turn)->codes);
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     const Place<C> at = own_place<C, Which::v>(table, turn);
     const int own = at.slot_rows() / 16;
     for (int head = 0; head < at.heads(); ++head) {

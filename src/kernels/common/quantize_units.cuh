@@ -21,7 +21,7 @@ struct Unit {
 };
 
 struct Side {
-  tile::RaggedSide rows;
+  tile::VarlenSide rows;
   int blocks;    ///< of 128 rows (equal lengths)
   int together;  ///< heads of a unit
 };
@@ -33,7 +33,7 @@ TANDEM_DEVICE Side key_side(const QuantizeParams& p) {
 }
 
 /// The last of packed sequences whose first block is not past `block`.
-TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
+TANDEM_DEVICE int sequence_of_block(const tile::VarlenSide& side, int block) {
   const int lane = static_cast<int>(ptx::thread_index_anew()) % warp_size;
   return tile::last_not_past(lane, side.batch, block, [&](int b) {
     return first_block(tile::sequence_rows(side.cu, {nullptr, 0, false}, side.rows, b).begin, b, true);
@@ -44,23 +44,23 @@ TANDEM_DEVICE int sequence_of_block(const tile::RaggedSide& side, int block) {
 /// tensor and in number. All lanes of a warp call.
 template <QuantizeConfig C>
 TANDEM_DEVICE bool locate(const Side& side, int number, Unit& u) {
-  const int of_block = C.ragged ? ceil_div(side.rows.heads, side.together) : side.rows.heads;
+  const int of_block = C.varlen ? ceil_div(side.rows.heads, side.together) : side.rows.heads;
   const int block = number / of_block;
-  u.head = (number - block * of_block) * (C.ragged ? side.together : 1);
+  u.head = (number - block * of_block) * (C.varlen ? side.together : 1);
   u.begin = 0;
   u.used = side.rows.rows;
-  if (C.ragged && side.rows.packed) {
+  if (C.varlen && side.rows.packed) {
     u.batch = sequence_of_block(side.rows, block);
   } else {
     u.batch = block / side.blocks;
   }
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     const tile::SequenceRows rows =
         tile::sequence_rows(side.rows.cu, side.rows.used, side.rows.rows, u.batch);
     u.begin = rows.begin;
     u.used = rows.used;
   }
-  const bool packed = C.ragged && side.rows.packed;
+  const bool packed = C.varlen && side.rows.packed;
   u.entry = packed ? 0 : u.batch;
   u.block = packed ? block : block - u.batch * side.blocks;
   u.first = (u.block - first_block(u.begin, u.batch, packed)) * quant_block;
@@ -102,7 +102,7 @@ struct alignas(16) Job {
   u8* codes;          ///< of the first row; of V's first channel and key
   float* scales;      ///< of the group, or of the first row
   float* shift;       ///< of the first row (Q)
-  const float* mean;  ///< of the head, or (ragged) of the sequence's first; null where none is removed
+  const float* mean;  ///< of the head, or (varlen) of the sequence's first; null where none is removed
   int number;         ///< of the unit
   int rows;           ///< in use of each head; less than 0 where there is nothing to do
   int first;          ///< row of the sequence
@@ -131,7 +131,7 @@ TANDEM_DEVICE void find_job(const QuantizeParams& p, int number, int done, Job& 
   job.heads_left = 1;
   job.heads = 1;
   job.shift_of_slot = slot_shift(quant_block);
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     job.shift_of_slot = slot_shift(job.rows);
     job.heads_left = min(side.together, side.rows.heads - u.head) - done;
     job.heads = some ? min(job.heads_left, quant_block >> job.shift_of_slot) : job.heads_left;
@@ -152,9 +152,9 @@ TANDEM_DEVICE void find_job(const QuantizeParams& p, int number, int done, Job& 
     if constexpr (which == Which::q) job.shift = p.shift + offset_of(p.shift_stride, u, row);
     int keys = u.used;  // a sequence without keys has no mean
     if constexpr (which == Which::q) {
-      keys = C.ragged ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
+      keys = C.varlen ? tile::other_side(key_side(p).rows, u.batch).used : p.rows_k;
     }
-    const int head = C.ragged ? 0 : which == Which::q ? u.head / p.group : u.head;
+    const int head = C.varlen ? 0 : which == Which::q ? u.head / p.group : u.head;
     if (keys > 0) job.mean = p.mean + u.batch * p.mean_stride.batch + head * p.mean_stride.head;
   }
 }
@@ -187,7 +187,7 @@ template <QuantizeConfig C>
 TANDEM_DEVICE void prepare_job_after(const QuantizeParams& p, const Job* before, Job* to) {
   int number = ptx::load_shared(&before->number);
   int done = 0;
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     const int heads = ptx::load_shared(&before->heads);
     if (heads < ptx::load_shared(&before->heads_left)) done = ptx::load_shared(&before->done) + heads;
   }

@@ -23,7 +23,7 @@ struct BackwardConfig {
   bool causal = false;    ///< window_right is bounded
   bool local = false;     ///< window_left is bounded
   bool softcap = false;
-  bool ragged = false;         ///< lengths differ by sequence; rows past the end may hold anything
+  bool varlen = false;         ///< lengths differ by sequence; rows past the end may hold anything
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
   static constexpr int consumers = 2;  ///< warpgroups
@@ -92,7 +92,7 @@ struct BackwardParams {
   float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
   unsigned int* turns;  ///< workspace: who has added to dQ, a warpgroup's part of a block each
   /// Workspace: by (sequence, KV head), how often an adder has done a tile of it. Rows that belong to no
-  /// sequence are two more, as RaggedBlocks numbers them.
+  /// sequence are two more, as VarlenBlocks numbers them.
   unsigned int* tiles_added;
   int batch;
   int heads_q;

@@ -20,7 +20,7 @@ struct EightBitConfig {
   int q_stages = 1;           ///< 2: the next tile's Q comes in while this tile's is still read
   bool causal = false;        ///< window_right is bounded: right edge needs a mask
   bool local = false;         ///< window_left is bounded: left edge needs a mask
-  bool ragged = false;        ///< lengths differ by sequence (cu_seqlens or seqused)
+  bool varlen = false;        ///< lengths differ by sequence (cu_seqlens or seqused)
   bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
   bool v_row_scales = false;  ///< of V: one a row, which joins P
   bool rotated_v = false;     ///< V's rotation is undone on the rows of O

@@ -68,7 +68,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
-         ragged, output_late, dynamic, specialised, overlap, pingpong] = config;
+         varlen, output_late, dynamic, specialised, overlap, pingpong] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -79,7 +79,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("causal", causal);
   f("local", local);
   f("transform", transform);
-  f("ragged", ragged);
+  f("varlen", varlen);
   f("output_late", output_late);
   f("dynamic", dynamic);
   f("specialised", specialised);
@@ -91,7 +91,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster, q_stages, dout_stages, dq_parts,
-         pingpong, rotated, causal, local, softcap, ragged, deterministic] = config;
+         pingpong, rotated, causal, local, softcap, varlen, deterministic] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -106,7 +106,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("causal", causal);
   f("local", local);
   f("softcap", softcap);
-  f("ragged", ragged);
+  f("varlen", varlen);
   f("deterministic", deterministic);
 }
 
@@ -121,7 +121,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, QuantizeConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, rotary,
-         interleaved, ragged, vectors] = config;
+         interleaved, varlen, vectors] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -134,14 +134,14 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("smooth_k", smooth_k);
   f("rotary", rotary);
   f("interleaved", interleaved);
-  f("ragged", ragged);
+  f("varlen", varlen);
   f("vectors", vectors);
 }
 
 template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, EightBitConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, ragged,
+  auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, varlen,
          row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, linear_exp2, transpose_v,
          softcap] = config;
   f("element", element);
@@ -154,7 +154,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("q_stages", q_stages);
   f("causal", causal);
   f("local", local);
-  f("ragged", ragged);
+  f("varlen", varlen);
   f("row_scales", row_scales);
   f("v_row_scales", v_row_scales);
   f("rotated_v", rotated_v);

@@ -19,7 +19,7 @@ struct ForwardConfig {
   bool local = false;     ///< window_left is bounded: left edge needs a mask
   ScoreTransform transform = ScoreTransform::raw;
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
-  bool ragged = false;
+  bool varlen = false;
   bool output_late = false;  ///< blocks without a mask wait for O behind their exponentials, not before them
   bool dynamic = false;      ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
   // The paper's ablation: each is one idea of FlashAttention-3.

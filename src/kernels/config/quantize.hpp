@@ -18,9 +18,9 @@ struct QuantizeConfig {
   bool rotate_qk = true;
   bool rotate_v = false;
   bool smooth_k = true;
-  bool rotary = false;       ///< a rotary embedding first (of k, `ragged` false)
+  bool rotary = false;       ///< a rotary embedding first (of k, `varlen` false)
   bool interleaved = false;  ///< its pairs are neighbours
-  bool ragged = false;       ///< lengths differ by sequence
+  bool varlen = false;       ///< lengths differ by sequence
   /// Rows allow 16-byte loads and rows of codes 8-byte stores, and there are whole ones.
   bool vectors = true;
 
@@ -38,7 +38,7 @@ constexpr QuantizeConfig mean_config(const QuantizeConfig& config) {
           .head_dim_qk = config.head_dim_qk,
           .rotary = config.rotary,
           .interleaved = config.interleaved,
-          .ragged = config.ragged,
+          .varlen = config.varlen,
           .vectors = config.vectors};
 }
 
@@ -68,7 +68,7 @@ constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
 /// K's means that a job needs: of as many heads as have a slot of 16 rows.
 constexpr int quantize_mean_bytes(const QuantizeConfig& c) {
   const int dim = c.head_dim_qk > c.head_dim_v ? c.head_dim_qk : c.head_dim_v;
-  return 4 * quantize_channels(dim) * (c.ragged ? quant_block / 16 : 1);
+  return 4 * quantize_channels(dim) * (c.varlen ? quant_block / 16 : 1);
 }
 constexpr int quantize_jobs = 4;  ///< places of quantizer::Job (three are in use)
 constexpr int quantize_job_bytes = 128;

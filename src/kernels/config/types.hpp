@@ -58,7 +58,7 @@ struct TileWalk {
   int block_n;   ///< keys of a block
   bool causal;   ///< window_right is bounded: the right edge needs a mask
   bool local;    ///< window_left is bounded: the left edge needs a mask
-  bool ragged;   ///< lengths differ by sequence
+  bool varlen;   ///< lengths differ by sequence
   bool dynamic;  ///< dynamic persistent scheduler; else static
 };
 
@@ -84,7 +84,7 @@ constexpr TileWalk walk_of(const Config& c, int block_n) {
           .block_n = block_n,
           .causal = c.causal,
           .local = c.local,
-          .ragged = c.ragged,
+          .varlen = c.varlen,
           .dynamic = c.dynamic};
 }
 template <typename Config>

@@ -198,7 +198,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::begin_tile(const BackwardTile& t) {
   shared.k_ring.wait(k_at);
   if constexpr (hides) clear_poisoned_keys();
   shared.v_ring.wait(v_at);
-  if constexpr (C.ragged) {
+  if constexpr (C.varlen) {
     if ((t.n + 1) * C.tile_keys() > t.visible.seqlen_k) clear_key_tail(t);
   }
 }

@@ -336,9 +336,9 @@ struct BackwardConsumer {
   TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m,
                                             typename tile::Ring<C.q_stages>::Position q_to,
                                             typename tile::Ring<C.dout_stages>::Position dout_to) {
-    if constexpr (C.causal || C.ragged) {
+    if constexpr (C.causal || C.varlen) {
       const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-      const int end = C.ragged ? t.visible.seqlen_q - m * C.block_m : C.block_m;
+      const int end = C.varlen ? t.visible.seqlen_q - m * C.block_m : C.block_m;
       if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
         clear_queries(q_to, dout_to, first, max(first, min(end, C.block_m)));
       }

@@ -380,7 +380,7 @@ struct EightBitRows {
   TANDEM_DEVICE void run() {
     c.load_scales(t);
     c.shared.q_ring[c.warpgroup].wait(c.q_at);
-    if constexpr ((C.causal || !C.ragged) && !keeps_input && C.block_m % quant_block != 0) {
+    if constexpr ((C.causal || !C.varlen) && !keeps_input && C.block_m % quant_block != 0) {
       const auto own = own_blocks();
       skip_blocks(own.first < own.end ? own.end : t.blocks.first);
       if (block < t.blocks.first) return store();
@@ -406,7 +406,7 @@ struct EightBitRows {
       if constexpr (Consumer::may_be_marked) take_marked_queries();
     });
     if constexpr (!C.lagging()) softmax.start(c.v_scale, probabilities, o);
-    if constexpr (keeps_input && C.ragged) {
+    if constexpr (keeps_input && C.varlen) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
       if (valid_rows < quant_block) c.clear_v_tail(valid_rows);
     }

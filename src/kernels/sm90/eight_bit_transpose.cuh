@@ -57,7 +57,7 @@ struct ValueTransposer {
 #pragma unroll
     for (int n = 0; n < pieces; ++n) {
       u32(&x)[4] = pairs[n];
-      if constexpr (C.ragged) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
+      if constexpr (C.varlen) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
       ptx::stmatrix_x4(
           columns.data + (target ^ static_cast<u32>(32 * n)), ptx::permute_bytes(x[0], x[1], first) ^ sign,
           ptx::permute_bytes(x[0], x[1], second) ^ sign, ptx::permute_bytes(x[2], x[3], first) ^ sign,

@@ -205,7 +205,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   load_ahead();
   wait_next_k();
   tile::convert<C.element>(probabilities, s);
-  if (C.ragged && (block + 1) * C.block_n > t.index.seqlen_k)
+  if (C.varlen && (block + 1) * C.block_n > t.index.seqlen_k)
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
   bool accumulate = false;
@@ -297,7 +297,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
-  // Finding the next tile (divisions, and a search where sequences are ragged) runs under the product, where
+  // Finding the next tile (divisions, and a search where sequences are varlen) runs under the product, where
   // O leaves the registers for it.
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;

@@ -9,7 +9,7 @@
 namespace tandem {
 
 /// The first query block of a sequence in the workspace (see BackwardParams). `batch` may be one of the two
-/// sequences of rows that belong to none, as RaggedBlocks numbers them.
+/// sequences of rows that belong to none, as VarlenBlocks numbers them.
 template <BackwardConfig C>
 TANDEM_DEVICE int first_query_block(const BackwardParams& p, int batch, int begin_q) {
   if (!p.packed_q) return batch * p.m_blocks;
@@ -70,14 +70,14 @@ template <BackwardConfig C>
 struct BackwardTiles {
   static constexpr bool paired = (C.causal || C.local) && !C.deterministic;
   /// As measured: head dimension 64 loses by it 1 %, and so do heads of fewer tiles.
-  static constexpr bool sorted_end = paired && C.causal && !C.local && !C.ragged && C.head_dim_qk >= 128;
+  static constexpr bool sorted_end = paired && C.causal && !C.local && !C.varlen && C.head_dim_qk >= 128;
   static constexpr int sorted_from_tiles = 32;
   static constexpr bool latest_first = C.causal && C.deterministic;
-  static_assert(!C.rotated || !(C.causal || C.local || C.ragged));
+  static_assert(!C.rotated || !(C.causal || C.local || C.varlen));
 
   const BackwardParams& p;
   int round = 0;
-  tile::RaggedBlocks<C.tile_keys()> ragged;
+  tile::VarlenBlocks<C.tile_keys()> varlen;
 
   TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params) : p(params) {}
 
@@ -89,10 +89,10 @@ struct BackwardTiles {
         number_of(round++, static_cast<int>(ptx::block_index()) / C.cluster, clusters(), p.n_blocks, all));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
-    if constexpr (C.ragged) {
-      tile::RaggedBlock b;
-      const tile::RaggedSide keys{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k};
-      if (!ragged.locate(keys, number, b)) return false;
+    if constexpr (C.varlen) {
+      tile::VarlenBlock b;
+      const tile::VarlenSide keys{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k};
+      if (!varlen.locate(keys, number, b)) return false;
       t.n = place(b.block, b.blocks);
       t.head_kv = b.head;
       t.batch = b.batch;
@@ -135,7 +135,7 @@ struct BackwardTiles {
   static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.cluster; }
 
   /// All lanes have the same values, but ptxas does not see it: with loop bounds that it takes for
-  /// divergent it serialises the products (C7520) of every ragged causal Config.
+  /// divergent it serialises the products (C7520) of every varlen causal Config.
   template <typename... Ints>
   static TANDEM_DEVICE void uniform(Ints&... values) {
     ((values = ptx::warp_uniform(values)), ...);
@@ -152,7 +152,7 @@ struct BackwardTiles {
     return tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
   }
   static TANDEM_DEVICE bool dealt_backwards(int round) {
-    return ((latest_first && !C.ragged) || sorted_end) && round % 2 == 1;
+    return ((latest_first && !C.varlen) || sorted_end) && round % 2 == 1;
   }
   /// Which of its head's tiles the i-th is.
   static TANDEM_DEVICE int place(int i, int tiles) {
@@ -251,7 +251,7 @@ struct BackwardRows {
 template <BackwardConfig C>
 TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows& t) {
   int m = 0;
-  if (C.ragged && p.packed_q) {
+  if (C.varlen && p.packed_q) {
     const auto begin = [&](int b) { return tile::clamp_to(tile::length_at(p.cu_seqlens_q, b), 0, p.rows_q); };
     const auto first = [&](int b) { return p.heads_q * first_query_block<C>(p, b, begin(b)); };
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
@@ -283,7 +283,7 @@ TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
     t.seqlen_q = t.end_q = p.rows_q;
-    if constexpr (C.ragged)
+    if constexpr (C.varlen)
       t.seqlen_q = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch).used;
   }
   t.first = m * C.block_m;

@@ -150,7 +150,7 @@ struct DenseTiles {
 };
 
 /// One side (queries or keys) of a batch of sequences whose lengths only the device knows.
-struct RaggedSide {
+struct VarlenSide {
   const LengthArray& cu;
   const LengthArray& used;
   int rows;
@@ -160,7 +160,7 @@ struct RaggedSide {
 };
 
 /// A block of one sequence's rows, and its head.
-struct RaggedBlock {
+struct VarlenBlock {
   int block;
   int blocks;  ///< that the sequence has
   int head;
@@ -172,11 +172,11 @@ struct RaggedBlock {
 /// the sequences 32 at a time with a prefix sum; since a block's tiles ascend, it goes on where it stopped.
 /// All 32 lanes call.
 template <int size>
-struct RaggedBlocks {
+struct VarlenBlocks {
   int first = 0;   ///< sequence of lane 0
   int before = 0;  ///< tiles of the sequences before `first`
 
-  TANDEM_DEVICE bool locate(const RaggedSide& side, int tile, RaggedBlock& t) {
+  TANDEM_DEVICE bool locate(const VarlenSide& side, int tile, VarlenBlock& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     // Rows before the first packed sequence and past the last are two more, of which nothing is in use.
     const int sequences = side.batch + (side.packed ? 2 : 0);
@@ -232,7 +232,7 @@ struct RaggedBlocks {
 };
 
 /// Rows in use on the other side of sequence `b`, none past the last sequence; the same on all lanes.
-TANDEM_DEVICE SequenceRows other_side(const RaggedSide& side, int b) {
+TANDEM_DEVICE SequenceRows other_side(const VarlenSide& side, int b) {
   const SequenceRows r =
       b < side.batch ? sequence_rows(side.cu, side.used, side.rows, b) : SequenceRows{0, 0, 0};
   return {ptx::warp_uniform(r.begin), ptx::warp_uniform(r.used), ptx::warp_uniform(r.end)};
@@ -240,11 +240,11 @@ TANDEM_DEVICE SequenceRows other_side(const RaggedSide& side, int b) {
 
 /// Tiles of sequences whose lengths only the device knows, each sequence's longest first.
 template <int block_m>
-struct RaggedTiles {
-  RaggedBlocks<block_m> blocks;
+struct VarlenTiles {
+  VarlenBlocks<block_m> blocks;
 
   TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
-    RaggedBlock b;
+    VarlenBlock b;
     if (!blocks.locate({p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q}, tile, b)) {
       return false;
     }

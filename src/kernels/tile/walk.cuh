@@ -19,9 +19,9 @@ struct QueryTile {
 template <TileWalk W>
 struct QueryTiles {
   const ForwardParams& p;
-  StaticScheduler<W.causal && !W.ragged> static_tiles;
+  StaticScheduler<W.causal && !W.varlen> static_tiles;
   DynamicScheduler dynamic_tiles;
-  typename Select<W.ragged, RaggedTiles<W.block_m>, DenseTiles<W.causal>>::type tiles;
+  typename Select<W.varlen, VarlenTiles<W.block_m>, DenseTiles<W.causal>>::type tiles;
 
   TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : p(params), dynamic_tiles(shared, params.tile_counter) {}
@@ -37,7 +37,7 @@ struct QueryTiles {
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
     // Nor does it see that the lanes leave the search for a sequence together. Those of the dynamic scheduler
     // have met already; meeting twice undoes the effect.
-    if constexpr (W.ragged && !W.dynamic) ptx::sync_warp();
+    if constexpr (W.varlen && !W.dynamic) ptx::sync_warp();
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, W.local ? p.window_left : Visibility::unbounded,
                  W.causal ? p.window_right : Visibility::unbounded};
     t.blocks = BlockRange::of<W.block_n>(t.visible, t.index.m * W.block_m, (t.index.m + 1) * W.block_m);

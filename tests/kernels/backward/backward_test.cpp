@@ -239,10 +239,10 @@ TEST(BackwardTiles, RotatedTurnsComeToAllWithoutWaiting) {
   }
 }
 
-class EmulatedRaggedBackwardTest : public EmulatedBackwardTest {};
+class EmulatedVarlenBackwardTest : public EmulatedBackwardTest {};
 
 // More than a warp tries at a time, some of no rows, and rows that belong to none.
-TEST_P(EmulatedRaggedBackwardTest, ManySequencesMatchTheOracle) {
+TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
   const BackwardConfig& config = GetParam().config;
   harness::Case spec = random_backward_case(1, config);
   spec.batch = 70;
@@ -265,8 +265,8 @@ TEST_P(EmulatedRaggedBackwardTest, ManySequencesMatchTheOracle) {
   expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, EmulatedRaggedBackwardTest,
-                         ::testing::ValuesIn(backwards_with(&BackwardConfig::ragged)), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedVarlenBackwardTest,
+                         ::testing::ValuesIn(backwards_with(&BackwardConfig::varlen)), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalBackwardTest,
                          ::testing::ValuesIn(backwards_with(&BackwardConfig::causal)), name_of);

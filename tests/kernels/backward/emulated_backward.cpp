@@ -26,7 +26,7 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
       .causal = config.causal,
       .local = config.local,
       .transform = config.softcap ? ScoreTransform::softcap : ScoreTransform::raw,
-      .ragged = config.ragged,
+      .varlen = config.varlen,
   };
   Case c = random_forward_case(seed, forward);
   Random random(seed + 2000);

@@ -10,7 +10,7 @@ std::span<const EmulatedBackward> general_backwards() {
                                   .block_n = 128,
                                   .causal = true,
                                   .local = true,
-                                  .ragged = true};
+                                  .varlen = true};
   static constexpr auto kernels = emulate<[](BackwardConfig c) {
     c.q_stages = 3;
     c.pingpong = true;
@@ -30,7 +30,7 @@ std::span<const EmulatedBackward> general_backwards() {
                                             return c;
                                           }(narrow),
                                           [](BackwardConfig c) {
-                                            c.causal = c.local = c.ragged = true;
+                                            c.causal = c.local = c.varlen = true;
                                             return c;
                                           }(cluster_of_two)>();
   return kernels;

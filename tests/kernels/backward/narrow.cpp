@@ -13,7 +13,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.element = Element::f16;
-                                            c.causal = c.local = c.softcap = c.ragged = true;
+                                            c.causal = c.local = c.softcap = c.varlen = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {

@@ -8,7 +8,7 @@ std::span<const EmulatedBackward> wide_backwards() {
   static constexpr auto kernels = emulate<full,
                                           [](BackwardConfig c) {
                                             c.element = Element::f16;
-                                            c.causal = c.ragged = true;
+                                            c.causal = c.varlen = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
@@ -22,7 +22,7 @@ std::span<const EmulatedBackward> wide_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.q_stages = c.dout_stages = 3;
-                                            c.causal = c.ragged = c.deterministic = c.pingpong = true;
+                                            c.causal = c.varlen = c.deterministic = c.pingpong = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {

@@ -7,7 +7,7 @@ std::span<const EmulatedBackward> widest_backwards() {
   static constexpr auto kernels = emulate<
       BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true},
       BackwardConfig{
-          .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 64, .ragged = true},
+          .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 64, .varlen = true},
       [](BackwardConfig c) {
         c.rotated = true;
         return c;
@@ -16,10 +16,10 @@ std::span<const EmulatedBackward> widest_backwards() {
         c.causal = c.deterministic = true;
         return c;
       }(cluster_of_two),
-      BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true, .ragged = true},
+      BackwardConfig{.head_dim_qk = 192, .head_dim_v = 128, .block_n = 64, .causal = true, .varlen = true},
       [](BackwardConfig c) {
         c.element = Element::f16;
-        c.causal = c.local = c.softcap = c.ragged = c.deterministic = true;
+        c.causal = c.local = c.softcap = c.varlen = c.deterministic = true;
         return c;
       }(cluster_of_two)>();
   return kernels;

@@ -164,7 +164,7 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
   c.seqlen_q = random.between(1, 200);
   c.seqlen_k = random.between(0, 400);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.ragged) {
+  if (!config.varlen) {
     c.packed_q = c.packed_k = false;
     c.used_q.clear();
     c.used_k.clear();

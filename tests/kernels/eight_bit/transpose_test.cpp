@@ -96,12 +96,12 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   for (const Box* box : call.outputs(Pass::forward)) EXPECT_TRUE(box->changed_outside().empty());
 }
 
-constexpr QuantizeConfig arranged(int head_dim_qk, int head_dim_v, bool ragged) {
+constexpr QuantizeConfig arranged(int head_dim_qk, int head_dim_v, bool varlen) {
   return {.head_dim_qk = head_dim_qk,
           .head_dim_v = head_dim_v,
           .rotate_qk = false,
           .smooth_k = false,
-          .ragged = ragged};
+          .varlen = varlen};
 }
 
 Case case_of(const EightBitConfig& config, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
@@ -149,7 +149,7 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
                                   .q_stages = 2,
                                   .causal = true,
                                   .local = true,
-                                  .ragged = true,
+                                  .varlen = true,
                                   .dynamic = true,
                                   .parts = 1,
                                   .linear_exp2 = true};
@@ -182,7 +182,7 @@ TEST(TransposedValues, ScoresThatAreCapped) {
   constexpr EightBitConfig config{.head_dim_qk = 64,
                                   .head_dim_v = 64,
                                   .causal = true,
-                                  .ragged = true,
+                                  .varlen = true,
                                   .dynamic = true,
                                   .linear_exp2 = true,
                                   .softcap = true};

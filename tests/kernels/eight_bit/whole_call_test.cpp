@@ -20,7 +20,7 @@ using harness::Case;
 
 constexpr QuantizeConfig quantizer_of(const EightBitConfig& c, const Recipe& r) {
   return with_recipe(
-      QuantizeConfig{.element = c.element, .head_dim_qk = 128, .head_dim_v = 128, .ragged = c.ragged}, r);
+      QuantizeConfig{.element = c.element, .head_dim_qk = 128, .head_dim_v = 128, .varlen = c.varlen}, r);
 }
 
 template <QuantizeConfig C>
@@ -66,7 +66,7 @@ Case case_of(const EightBitConfig& config) {
   c.head_dim_qk = c.head_dim_v = 128;
   c.seqlen_q = 140;
   c.seqlen_k = 270;
-  if (config.ragged) {
+  if (config.varlen) {
     c.batch = 3;
     c.packed_q = c.packed_k = true;
     c.lengths_q = {90, 1, 140};
@@ -121,7 +121,7 @@ TEST(WholeQuantizedCall, Int8Accurate) {
                              .qk = Codes::s8,
                              .pv = Codes::input,
                              .causal = true,
-                             .ragged = true,
+                             .varlen = true,
                              .row_scales = true,
                              .dynamic = true,
                              .parts = 1},

@@ -7,7 +7,7 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
   constexpr EightBitConfig int8{.qk = Codes::s8, .pv = Codes::s8, .rotated_v = true, .pingpong = false};
   static constexpr auto kernels = emulate_eight_bit<
       EightBitConfig{.parts = 1}, EightBitConfig{.causal = true, .dynamic = true, .linear_exp2 = true},
-      EightBitConfig{.block_m = 192, .ragged = true, .dynamic = true, .overlap = false, .parts = 1},
+      EightBitConfig{.block_m = 192, .varlen = true, .dynamic = true, .overlap = false, .parts = 1},
       EightBitConfig{.element = Element::f16,
                      .block_m = 192,
                      .causal = true,
@@ -22,7 +22,7 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
         return c;
       }(int8),
       [](EightBitConfig c) {
-        c.causal = c.ragged = c.dynamic = c.row_scales = c.v_row_scales = true;
+        c.causal = c.varlen = c.dynamic = c.row_scales = c.v_row_scales = true;
         c.element = Element::f16;
         return c;
       }(int8),
@@ -30,7 +30,7 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
                      .qk = Codes::s8,
                      .pv = Codes::input,
                      .causal = true,
-                     .ragged = true,
+                     .varlen = true,
                      .row_scales = true,
                      .dynamic = true,
                      .parts = 1}>();

@@ -25,7 +25,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   c.head_dim_v = config.head_dim_v - 8 * random.between(0, 3);
   c.seqlen_q = std::max<std::int64_t>(c.seqlen_q, 1);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.ragged) {
+  if (!config.varlen) {
     c.packed_q = c.packed_k = false;
     c.used_q.clear();
     c.used_k.clear();
@@ -67,8 +67,8 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                 : scale > 0.0F           ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
-  const bool ragged = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
-  if (ragged && !config.ragged) return "lengths differ";
+  const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
+  if (varlen && !config.varlen) return "lengths differ";
   return {};
 }
 

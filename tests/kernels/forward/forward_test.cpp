@@ -65,7 +65,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   harness::Case spec = random_forward_case(1, GetParam().config);
   spec.packed_q = spec.packed_k = false;
   spec.used_q.clear();
-  spec.used_k = GetParam().config.ragged ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
+  spec.used_k = GetParam().config.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;

@@ -1,4 +1,4 @@
-// Kernels that run any problem up to a head dimension: every mask and ragged lengths.
+// Kernels that run any problem up to a head dimension: every mask and varlen lengths.
 #include "forward/families.hpp"
 
 namespace tandem::kernel_tests {
@@ -12,7 +12,7 @@ constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform tr
           .causal = true,
           .local = true,
           .transform = transform,
-          .ragged = true,
+          .varlen = true,
           .pingpong = head_dim != 256};
 }
 

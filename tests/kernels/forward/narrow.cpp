@@ -14,7 +14,7 @@ std::span<const EmulatedForward> narrow_forwards() {
               }(full),
               [](ForwardConfig c) {
                 c.element = Element::f16;
-                c.causal = c.local = c.ragged = c.dynamic = true;
+                c.causal = c.local = c.varlen = c.dynamic = true;
                 c.transform = ScoreTransform::softcap;
                 return c;
               }(full),
@@ -39,7 +39,7 @@ std::span<const EmulatedForward> narrow_forwards() {
                             .block_n = 64,
                             .stages = 3,
                             .causal = true,
-                            .ragged = true,
+                            .varlen = true,
                             .pingpong = false}>();
   return kernels;
 }

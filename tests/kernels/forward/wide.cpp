@@ -8,13 +8,13 @@ std::span<const EmulatedForward> wide_forwards() {
   static constexpr auto kernels =
       emulate<ForwardConfig{.block_n = 160, .output_late = true, .pingpong = false}, causal,
               [](ForwardConfig c) {
-                c.local = c.ragged = true;
+                c.local = c.varlen = true;
                 return c;
               }(causal),
               [](ForwardConfig c) {
                 c.element = Element::f16;
                 c.causal = false;
-                c.ragged = c.dynamic = true;
+                c.varlen = c.dynamic = true;
                 return c;
               }(causal),
               [](ForwardConfig c) {

@@ -18,7 +18,7 @@ std::span<const EmulatedForward> widest_forwards() {
                     .causal = true,
                     .local = true,
                     .transform = ScoreTransform::softcap,
-                    .ragged = true,
+                    .varlen = true,
                     .pingpong = false}>();
   return kernels;
 }
