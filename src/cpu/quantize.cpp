@@ -83,7 +83,7 @@ struct Head {
                              .out = element<std::uint8_t>(job.codes, b, first, head),
                              .out_stride = job.codes.row_stride,
                              .scales = scales,
-                             .marks_rows = job.marks_rows && job.group == ScaleGroup::block});
+                             .nan_markers = job.nan_markers && job.group == ScaleGroup::block});
       if (job.group == ScaleGroup::row) {
         for (int i = 0; i < from.rows; ++i) *scale(first + i) = scales[i];
       } else if (job.group == ScaleGroup::block) {

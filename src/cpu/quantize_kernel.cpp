@@ -170,7 +170,7 @@ void mark_row_group(const QuantizeRows& r, const QuantizeTo& to, float largest) 
     std::uint8_t* out = to.out + i * to.out_stride;
     for (int c = 0; c < r.dim; ++c) out[c] = code_of<Codes::s8>(x[c], s.inverse);
     const bool marked = !all_finite(x, r.dim);
-    if (marked) out[0] = marked_row;
+    if (marked) out[0] = nan_marker;
     to.scales[i] = marked ? -s.scale : s.scale;
   }
 }
@@ -217,7 +217,7 @@ void quantize_as(const QuantizeRows& r, const QuantizeTo& to) {
 void quantize(const QuantizeRows& r, const QuantizeTo& to) {
   prepare(r);
   const bool shared = to.group != ScaleGroup::row && to.group != ScaleGroup::channel;
-  if (to.codes == Codes::s8 && to.marks_rows && shared) {
+  if (to.codes == Codes::s8 && to.nan_markers && shared) {
     const bool by_block = to.group == ScaleGroup::block;
     mark_row_group(r, to,
                    by_block ? largest_of(r.scratch, static_cast<std::int64_t>(r.rows) * r.dim) : to.largest);

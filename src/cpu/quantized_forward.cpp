@@ -177,12 +177,12 @@ float largest_of(const Run& run, const float* largest, ScaleGroup group, std::in
 }
 
 /// Scales that the caller brings, of rows from `first` on in a sequence.
-struct BroughtScales {
+struct CallerScales {
   static constexpr float one = 1.0F;
   const float* data = &one;
   std::int64_t stride = 0;  ///< from row to row; a block's rows share one
 
-  BroughtScales(const Scales& s, std::int64_t b, std::int64_t head, const Rows& rows, std::int64_t first) {
+  CallerScales(const Scales& s, std::int64_t b, std::int64_t head, const Rows& rows, std::int64_t first) {
     if (s.data == nullptr) return;
     const bool by_row = s.group == ScaleGroup::row;
     const std::int64_t group = by_row ? rows.begin + first : first / quant_block;
@@ -195,11 +195,11 @@ struct BroughtScales {
 void take_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
                 std::uint8_t* codes, float* stored) {
   const std::int64_t first = block * quant_block;
-  const BroughtScales brought(scales, h.b, h.kv_head, h.keys(), first);
+  const CallerScales given(scales, h.b, h.kv_head, h.keys(), first);
   const std::int64_t end = std::min(first + quant_block, h.keys().used);
   for (std::int64_t i = first; i < end; ++i) {
     take_codes(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
-               brought.data[(i - first) * brought.stride], codes + i * dim, stored[i]);
+               given.data[(i - first) * given.stride], codes + i * dim, stored[i]);
   }
 }
 
@@ -223,7 +223,7 @@ void quantize_block(const Head& h, std::int64_t block) {
                           .out = h.at<std::uint8_t>(run.layout.k_codes) + first * p.head_dim_qk,
                           .out_stride = p.head_dim_qk,
                           .scales = h.at<float>(run.layout.k_scales) + first,
-                          .marks_rows = true});
+                          .nan_markers = true});
   if (r.pv == Codes::input) return;
   const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
   run.quantizer.quantize(v_rows(h, block),
@@ -271,10 +271,10 @@ void run_tile(const Head& h, std::int64_t unit) {
   t.scratch = run.scratch();
   if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};
   job.recipe = run.recipe;
-  const BroughtScales brought(p.q_scale, h.b, head, q_rows, t.first);
+  const CallerScales given(p.q_scale, h.b, head, q_rows, t.first);
   if (p.of_codes()) {
-    job.q_scales = brought.data;
-    job.q_scale_stride = brought.stride;
+    job.q_scales = given.data;
+    job.q_scale_stride = given.stride;
   }
   job.q_largest = largest_of(run, run.q_largest, run.recipe.qk_scales, p.heads_q, h.b, head);
   job.mean = h.mean();

@@ -42,7 +42,7 @@ struct Work {
   bool truncates;  ///< products are e4m3's
   /// P's unit is a maximum that follows the running one when it is too far above; else its largest in the
   /// tile.
-  bool p_lags;
+  bool lazy_rescaling;
   bool p_linear;  ///< half of its exponentials are
 };
 
@@ -114,8 +114,8 @@ TANDEM_INLINE Vec round_p(const Work& w, Vec x) {
 
 /// 2^x, linear within an octave where P in its range is.
 TANDEM_INLINE Vec linear_p(Vec x) {
-  return hn::Mul(linear_exp2(hn::Add(x, broadcast(e4m3_lagging_p_range_log2))),
-                 broadcast(1.0F / e4m3_lagging_p_range));
+  return hn::Mul(linear_exp2(hn::Add(x, broadcast(e4m3_lazy_p_range_log2))),
+                 broadcast(1.0F / e4m3_lazy_p_range));
 }
 
 /// A row's scale, which makes all its logits NaN if it is marked.
@@ -168,15 +168,15 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   const int row = stripe.index * stripe_lanes + lane;
   const Vec in_tile = finish_logits(w, stripe, b, lane, masked);
   const Vec old = load(w.s.maximum + row);
-  const auto above = hn::Gt(in_tile, hn::Add(old, broadcast(w.p_lags ? maximum_lag : 0.0F)));
+  const auto above = hn::Gt(in_tile, hn::Add(old, broadcast(w.lazy_rescaling ? lazy_headroom_log2 : 0.0F)));
   const Vec maximum = hn::IfThenElse(above, in_tile, old);
   const Vec safe = zero_if_infinite(maximum);
   const Vec growth = exp2(hn::Sub(old, safe));
-  const Vec base = w.p_lags ? safe : zero_if_infinite(in_tile);
-  const Vec weight = w.p_lags ? broadcast(1.0F) : exp2(hn::Sub(in_tile, safe));
+  const Vec base = w.lazy_rescaling ? safe : zero_if_infinite(in_tile);
+  const Vec weight = w.lazy_rescaling ? broadcast(1.0F) : exp2(hn::Sub(in_tile, safe));
 
   const bool by_row = w.job.recipe.v_scales == ScaleGroup::row && w.job.recipe.pv != Codes::input;
-  const float range = w.job.recipe.pv == Codes::e4m3 ? (w.p_lags ? e4m3_lagging_p_range : e4m3_p_range)
+  const float range = w.job.recipe.pv == Codes::e4m3 ? (w.lazy_rescaling ? e4m3_lazy_p_range : e4m3_p_range)
                                                      : (w.job.recipe.pv == Codes::s8 ? u8_p_range : 1.0F);
   Vec sum = zero();
   Vec largest = zero();
@@ -340,7 +340,7 @@ void quantize_queries(const Work& w) {
                                   .out = w.s.codes,
                                   .out_stride = dim,
                                   .scales = w.s.q_scale,
-                                  .marks_rows = true});
+                                  .nan_markers = true});
 }
 
 /// Q's codes into lanes, and its scales times the softmax's.
@@ -454,7 +454,7 @@ void run(const QuantizedTile& job) {
                .t = job.tile,
                .s = take_apart(job.tile),
                .truncates = r.qk == Codes::e4m3,
-               .p_lags = r.pv == Codes::input || lags_in_e4m3,
+               .lazy_rescaling = r.pv == Codes::input || lags_in_e4m3,
                .p_linear = r.linear_exp2 && lags_in_e4m3};
   stage_queries(w);
   find_shifts(w);

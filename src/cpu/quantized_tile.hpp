@@ -39,9 +39,9 @@ struct QuantizeTo {
   std::uint8_t* out = nullptr;
   std::int64_t out_stride = 0;
   float* scales = nullptr;  ///< channel: one a channel; else one a row, equal where rows share it
-  /// s8, groups larger than a row: rows that hold a NaN or an infinity are marked (marked_row), and their
+  /// s8, groups larger than a row: rows that hold a NaN or an infinity are marked (nan_marker), and their
   /// scale is negative; else NaN is the scale of all of the group.
-  bool marks_rows = false;
+  bool nan_markers = false;
 };
 
 /// The quantiser for one instruction set. NaN and infinity count for no scale and no mean.

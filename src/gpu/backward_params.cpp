@@ -44,7 +44,7 @@ Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
   w.take(Region::lse_log2, blocks * c.block_m * 4);
   w.take(Region::delta, blocks * c.block_m * 4);
   w.take(Region::dq_sum, blocks * c.block_m * c.head_dim_qk * 4);
-  w.take(Region::turns, blocks * c.dq_pieces() * 4);
+  w.take(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
   w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
   w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * 2);
   w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * 2);
@@ -84,7 +84,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .lse_log2 = w.at<float>(Region::lse_log2, memory),
           .delta = w.at<float>(Region::delta, memory),
           .dq_sum = w.at<float>(Region::dq_sum, memory),
-          .turns = w.at<unsigned int>(Region::turns, memory),
+          .dq_semaphores = w.at<unsigned int>(Region::dq_semaphores, memory),
           .tiles_added = w.at<unsigned int>(Region::tiles_added, memory),
           .batch = as_int(p.batch),
           .heads_q = as_int(p.heads_q),
@@ -137,7 +137,7 @@ BackwardConfig backward_rows_config(const BackwardConfig& config) {
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
   c.dq_parts = defaults.dq_parts;
-  c.pingpong = c.rotated = false;
+  c.pingpong = c.staggered = false;
   return c;
 }
 

@@ -36,7 +36,7 @@ BackwardParams make_backward_params(const Problem& problem, const BackwardConfig
 std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
 std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
 
-/// Thread blocks of the main kernel's launch on a device of so many processors.
+/// Thread blocks of the main kernel's launch on a device of so many SMs.
 std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
 
 /// The Config of the kernels around the main one: what they do not read at its default, so that one compiled

@@ -37,7 +37,7 @@ ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
 }
 
 /// The caller's codes, in boxes of a strip of columns by 64 rows (q) or a block of keys.
-TensorMapSpec brought_map(const Problem& p, const EightBitConfig& config, Loaded which) {
+TensorMapSpec caller_map(const Problem& p, const EightBitConfig& config, Loaded which) {
   const int padded = which == Loaded::v ? config.head_dim_v : config.head_dim_qk;
   return rows_tensor_map(loaded_tensor(p, which), config.element, byte_strip_columns(padded),
                          which == Loaded::q ? 64 : quant_block, p.out.data);
@@ -50,8 +50,8 @@ ScaleArray array_of(const Scales& s) {
 
 /// What both share. 16-bit q and k are none of the kernel's.
 ForwardParams params_of_codes(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
-                              EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
-  ForwardParams params = make_forward_params(p, config.tiling(), maps, encode, processors, tile_counter);
+                              EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+  ForwardParams params = make_forward_params(p, config.tiling(), maps, encode, sms, tile_counter);
   params.q_data = params.k_data = nullptr;
   params.q_stride = params.k_stride = {};
   return params;
@@ -68,14 +68,14 @@ QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspac
 
 bool can_read_codes(const Problem& problem, const EightBitConfig& config) {
   return std::ranges::all_of(forward_loaded_tensors,
-                             [&](Loaded which) { return tma_can_read(brought_map(problem, config, which)); });
+                             [&](Loaded which) { return tma_can_read(caller_map(problem, config, which)); });
 }
 
 LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   LoadedMaps maps;
   if (config.transpose_v) {
     for (const Loaded which : forward_loaded_tensors) {
-      maps[index_of(which)] = {.spec = brought_map(p, config, which)};
+      maps[index_of(which)] = {.spec = caller_map(p, config, which)};
     }
     return maps;
   }
@@ -98,9 +98,9 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   return maps;
 }
 
-EightBitParams make_brought_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
-                                   EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
-  return {.forward = params_of_codes(p, config, maps, encode, processors, tile_counter),
+EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+  return {.forward = params_of_codes(p, config, maps, encode, sms, tile_counter),
           .q_scales = array_of(p.q_scale),
           .k_scales = array_of(p.k_scale),
           .v_scales = array_of(p.v_scale),
@@ -110,10 +110,10 @@ EightBitParams make_brought_params(const Problem& p, const EightBitConfig& confi
 
 EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& config,
                                      const QuantizedScales& scales, const LoadedMaps& maps,
-                                     EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
   const CodeAxes q = query_axes(p);
   const CodeAxes k = key_axes(p);
-  EightBitParams params{.forward = params_of_codes(p, config, maps, encode, processors, tile_counter),
+  EightBitParams params{.forward = params_of_codes(p, config, maps, encode, sms, tile_counter),
                         .q_scales = array_of(scales.q, q, config.row_scales),
                         .k_scales = array_of(scales.k, k, config.row_scales),
                         .v_scales = array_of(scales.v, k, config.v_row_scales),

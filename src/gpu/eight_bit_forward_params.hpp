@@ -28,13 +28,13 @@ bool can_read_codes(const Problem& problem, const EightBitConfig& config);
 LoadedMaps eight_bit_maps(const Problem& problem, const EightBitConfig& config);
 
 /// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.
-EightBitParams make_brought_params(const Problem& problem, const EightBitConfig& config,
-                                   const LoadedMaps& maps, EncodeTensorMap encode, int processors,
+EightBitParams make_caller_params(const Problem& problem, const EightBitConfig& config,
+                                   const LoadedMaps& maps, EncodeTensorMap encode, int sms,
                                    unsigned int* tile_counter);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,
                                      const QuantizedScales& scales, const LoadedMaps& maps,
-                                     EncodeTensorMap encode, int processors, unsigned int* tile_counter);
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter);
 
 }  // namespace tandem::gpu

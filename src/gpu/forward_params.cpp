@@ -7,12 +7,12 @@
 namespace tandem::gpu {
 namespace {
 
-/// The (batch, query head) pairs whose causal tiles come one head after another; those of the others are
-/// interleaved. On `processors` of equal speed, the tiles that begin behind the last of a sequence's longest
-/// should take as long as it does: m_blocks of its work, where a head has m_blocks (m_blocks + 1) / 2. Twice
-/// as many heads, since processors are not free all at once.
-int heads_in_turn(const Problem& p, std::int64_t m_blocks, int processors) {
-  const std::int64_t interleaved = std::int64_t{2} * processors / (m_blocks + 1) + 1;
+/// The (batch, query head) pairs whose causal tiles come head by head; those of the others are interleaved.
+/// On `sms` SMs of equal speed, the tiles that begin after the last of a sequence's longest should take as
+/// long as it does: m_blocks of its work, where a head has m_blocks (m_blocks + 1) / 2. It is twice as many
+/// heads, since SMs do not become free all at once.
+int heads_in_order(const Problem& p, std::int64_t m_blocks, int sms) {
+  const std::int64_t interleaved = std::int64_t{2} * sms / (m_blocks + 1) + 1;
   return as_int(std::max<std::int64_t>(0, p.heads_q * p.batch - interleaved));
 }
 
@@ -33,7 +33,7 @@ LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
 }
 
 ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
-                                  EncodeTensorMap encode, int processors, unsigned int* tile_counter) {
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
   return {.q = encode(maps[index_of(Loaded::q)]->spec),
           .k = encode(maps[index_of(Loaded::k)]->spec),
           .v = encode(maps[index_of(Loaded::v)]->spec),
@@ -60,7 +60,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
           .m_blocks = as_int(blocks_of(p.rows_q, tiling.block_m)),
-          .heads_in_turn = heads_in_turn(p, blocks_of(p.rows_q, tiling.block_m), processors),
+          .heads_in_order = heads_in_order(p, blocks_of(p.rows_q, tiling.block_m), sms),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,

@@ -19,10 +19,10 @@ TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, L
 /// Those of all three, as they are.
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
-/// What the kernel is launched with. `encode` makes the tensor maps; `processors`, the device's, set how many
+/// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how many
 /// heads' causal tiles are interleaved.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
-                                  EncodeTensorMap encode, int processors, unsigned int* tile_counter);
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter);
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

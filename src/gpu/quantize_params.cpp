@@ -19,20 +19,20 @@ Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
   const std::int64_t head = code_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-std::int64_t units_of(const CodeAxes& e, std::int64_t together = 1) {
-  return e.entries * e.blocks * ((e.heads + together - 1) / together);
+std::int64_t items_of(const CodeAxes& e, std::int64_t heads_per_item = 1) {
+  return e.entries * e.blocks * ((e.heads + heads_per_item - 1) / heads_per_item);
 }
-/// Heads of a unit: as many as rows of packed sequences of the mean length fill 128 with, in slots of 16 at
-/// least (1024 sequences of 16 rows, 16 heads: 6912 units, of 55,296 with a head each).
-int heads_together(std::int64_t rows, std::int64_t batch, bool packed) {
+/// Heads of a work item: as many as fill 128 rows with packed sequences of the mean length, in segments of at
+/// least 16 rows (1024 sequences of 16 rows, 16 heads: 6912 work items, instead of 55,296 with a head each).
+int heads_per_item(std::int64_t rows, std::int64_t batch, bool packed) {
   if (!packed || batch == 0) return 1;
-  int slot = 16;
-  while (slot < quant_block && slot * batch < rows) slot *= 2;
-  return quant_block / slot;
+  int segment = 16;
+  while (segment < quant_block && segment * batch < rows) segment *= 2;
+  return quant_block / segment;
 }
 
-/// Params with lengths, extents and units, without tensors.
-QuantizeParams extents_of(const Problem& p, const QuantizeUnits& units) {
+/// Params with lengths, extents and work items, without tensors.
+QuantizeParams extents_of(const Problem& p, const QuantizeItems& items) {
   QuantizeParams params{};
   params.cu_seqlens_q = lengths_of(p.cu_seqlens_q);
   params.cu_seqlens_k = lengths_of(p.cu_seqlens_k);
@@ -47,18 +47,18 @@ QuantizeParams extents_of(const Problem& p, const QuantizeUnits& units) {
   params.blocks_q = as_int(blocks_of(p.rows_q, quant_block));
   params.blocks_k = as_int(blocks_of(p.rows_k, quant_block));
   params.axis_blocks_k = as_int(key_axes(p).blocks);
-  params.together_q = units.together_q;
-  params.together_k = units.together_k;
-  params.units_q = units.q;
-  params.units_k = units.k;
-  params.units_v = units.v;
+  params.heads_per_item_q = items.heads_per_item_q;
+  params.heads_per_item_k = items.heads_per_item_k;
+  params.items_q = items.q;
+  params.items_k = items.k;
+  params.items_v = items.v;
   params.scale = p.scale;
   params.packed_q = p.packed_q;
   params.packed_k = p.packed_k;
   return params;
 }
 
-BroughtScales brought(const Scales& s) {
+CallerScales caller_scales(const Scales& s) {
   return {.data = s.data,
           .stride = {.batch = s.batch_stride, .head = s.head_stride, .group = s.group_stride},
           .heads = as_int(s.heads),
@@ -90,21 +90,21 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r) {
   return w;
 }
 
-QuantizeUnits quantize_units(const Problem& p, const Recipe& r) {
-  QuantizeUnits units;
+QuantizeItems quantize_items(const Problem& p, const Recipe& r) {
+  QuantizeItems items;
   if (!p.of_codes()) {
-    units.together_q = heads_together(p.rows_q, p.batch, p.packed_q);
-    units.together_k = heads_together(p.rows_k, p.batch, p.packed_k);
+    items.heads_per_item_q = heads_per_item(p.rows_q, p.batch, p.packed_q);
+    items.heads_per_item_k = heads_per_item(p.rows_k, p.batch, p.packed_k);
   }
-  units.q = as_int(units_of(query_axes(p), units.together_q));
-  units.k = as_int(units_of(key_axes(p), units.together_k));
-  units.v = r.pv == Codes::input ? 0 : units.k;
-  return units;
+  items.q = as_int(items_of(query_axes(p), items.heads_per_item_q));
+  items.k = as_int(items_of(key_axes(p), items.heads_per_item_k));
+  items.v = r.pv == Codes::input ? 0 : items.k;
+  return items;
 }
 
-QuantizeUnits dequantize_units(const Problem& p) {
-  const int units = as_int(units_of(key_axes(p)));
-  return {.k = units, .v = units};
+QuantizeItems dequantize_items(const Problem& p) {
+  const int items = as_int(items_of(key_axes(p)));
+  return {.k = items, .v = items};
 }
 
 QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Workspace& w, char* memory) {
@@ -113,7 +113,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [&](Region region) { return w.at<float>(region, memory); };
   const auto codes = [&](Region region) { return w.at<unsigned char>(region, memory); };
-  QuantizeParams params = extents_of(p, quantize_units(p, r));
+  QuantizeParams params = extents_of(p, quantize_items(p, r));
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
               .codes = codes(Region::q_codes),
@@ -122,7 +122,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
               .scale_stride = scale_strides(q, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true,
-              .marks_rows = true};
+              .nan_markers = true};
   params.k = {.source = p.k.data,
               .stride = strides_of(p.k),
               .codes = codes(Region::k_codes),
@@ -131,7 +131,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
               .scale_stride = scale_strides(k, by_row(r.qk_scales)),
               .code_columns = as_int(code_pitch(p.head_dim_qk)),
               .padded_rows = true,
-              .marks_rows = true};
+              .nan_markers = true};
   if (r.pv != Codes::input) {
     params.v = {.source = p.v.data,
                 .stride = strides_of(p.v),
@@ -141,7 +141,7 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
                 .scale_stride = scale_strides(k, by_row(r.v_scales)),
                 .code_columns = 0,
                 .padded_rows = true,
-                .marks_rows = false};
+                .nan_markers = false};
   }
   if (r.smooth_k) {
     params.shift = floats(Region::shift);
@@ -157,9 +157,9 @@ QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Wor
 
 ArrangeParams make_arrange_params(const Problem& p, const QuantizeParams& params) {
   return {.quantize = params,
-          .q_scale = brought(p.q_scale),
-          .k_scale = brought(p.k_scale),
-          .v_scale = brought(p.v_scale)};
+          .q_scale = caller_scales(p.q_scale),
+          .k_scale = caller_scales(p.k_scale),
+          .v_scale = caller_scales(p.v_scale)};
 }
 
 ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantized) {
@@ -171,10 +171,13 @@ ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantize
     t.code_stride = strides_of(to);
     return t;
   };
-  QuantizeParams params = extents_of(p, dequantize_units(p));
+  QuantizeParams params = extents_of(p, dequantize_items(p));
   params.k = tensor(p.k, dequantized.k);
   params.v = tensor(p.v, dequantized.v);
-  return {.quantize = params, .q_scale = {}, .k_scale = brought(p.k_scale), .v_scale = brought(p.v_scale)};
+  return {.quantize = params,
+          .q_scale = {},
+          .k_scale = caller_scales(p.k_scale),
+          .v_scale = caller_scales(p.v_scale)};
 }
 
 }  // namespace tandem::gpu

@@ -14,20 +14,20 @@ namespace tandem::gpu {
 /// What the quantiser's kernels write and work in. What a recipe does without takes no room.
 Workspace quantized_workspace(const Problem& problem, const Recipe& recipe);
 
-/// Blocks of a tensor's axis times heads, `together` of them as one: what a kernel does at a time.
-struct QuantizeUnits {
+/// Blocks of a tensor's axis times heads, `heads_per_item` of them as one: what a kernel does at a time.
+struct QuantizeItems {
   int q = 0;
   int k = 0;
   int v = 0;
-  int together_q = 1;
-  int together_k = 1;
+  int heads_per_item_q = 1;
+  int heads_per_item_k = 1;
 
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
 /// Of the kernels that quantise, or arrange codes of the caller's.
-QuantizeUnits quantize_units(const Problem& problem, const Recipe& recipe);
+QuantizeItems quantize_items(const Problem& problem, const Recipe& recipe);
 /// Of the kernel that dequantises k and v.
-QuantizeUnits dequantize_units(const Problem& problem);
+QuantizeItems dequantize_items(const Problem& problem);
 
 /// `memory` is that of `workspace`, which begins with quantized_workspace.
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,

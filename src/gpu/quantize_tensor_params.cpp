@@ -34,7 +34,7 @@ Workspace tensor_workspace(const QuantizeJob& job) {
   return w;
 }
 
-std::int64_t tensor_units(const QuantizeJob& job) {
+std::int64_t tensor_items(const QuantizeJob& job) {
   return job.batch * job.heads * blocks_of_head(job);
 }
 
@@ -48,7 +48,7 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, const Workspace& works
               .scale_stride = scale_strides_of(job.scales),
               .code_columns = as_int(job.head_dim),
               .padded_rows = false,
-              .marks_rows = job.marks_rows};
+              .nan_markers = job.nan_markers};
   if (job.cos.given()) {
     params.rotary = {.cos = static_cast<const float*>(job.cos.data),
                      .sin = static_cast<const float*>(job.sin.data),
@@ -61,8 +61,8 @@ QuantizeParams make_tensor_params(const QuantizeJob& job, const Workspace& works
   params.group = 1;
   params.rows_k = as_int(job.rows);
   params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(job));
-  params.together_q = params.together_k = 1;
-  params.units_k = as_int(tensor_units(job));
+  params.heads_per_item_q = params.heads_per_item_k = 1;
+  params.items_k = as_int(tensor_items(job));
   params.mean_all_keys = INT_MAX;
   params.largest = workspace.at<GroupLargest>(Region::counters, memory);
   if (job.mean.given()) {

@@ -12,7 +12,7 @@ namespace tandem::gpu {
 Workspace tensor_workspace(const QuantizeJob& job);
 
 /// Blocks of rows of all heads. A head without rows has a scale and a mean too: one unit finds them.
-std::int64_t tensor_units(const QuantizeJob& job);
+std::int64_t tensor_items(const QuantizeJob& job);
 
 /// x takes k's place. `memory` is 16-byte aligned memory of `workspace`, tensor_workspace's, with counters of
 /// 0.

@@ -70,7 +70,7 @@ QuantizeParams StepParams::quantize() const {
 
 EightBitParams StepParams::eight_bit(const EightBitConfig& config) const {
   if (config.transpose_v) {
-    return make_brought_params(problem(), config, maps(), encode_, steps_.multiprocessors, tile_counter());
+    return make_caller_params(problem(), config, maps(), encode_, steps_.multiprocessors, tile_counter());
   }
   return make_eight_bit_params(problem(), config, quantized_scales(steps_.recipe, steps_.workspace, memory_),
                                maps(), encode_, steps_.multiprocessors, tile_counter());

@@ -31,7 +31,7 @@ enum class Region : int {
   lse_log2,  ///< what the backward kernels work in (BackwardParams)
   delta,
   dq_sum,
-  turns,
+  dq_semaphores,
   tiles_added,
   dk,  ///< one head's, where the caller wants none
   dv

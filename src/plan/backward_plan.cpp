@@ -51,9 +51,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
     c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
   }
   const bool full = !c.causal && !c.local && !c.varlen;
-  const bool in_turn = line.in_turn_from > 0 && rows >= line.in_turn_from;
-  c.rotated = full && (c.deterministic ? !in_turn : !c.softcap && rows >= line.rotated_from);
-  // Causal at 512 takes 1 to 2 % longer in turns, full 3 to 4 % less.
+  const bool in_order = line.in_order_from > 0 && rows >= line.in_order_from;
+  c.staggered = full && (c.deterministic ? !in_order : !c.softcap && rows >= line.staggered_from);
+  // Ping-pong makes causal attention at 512 take 1 to 2 % longer, full 3 to 4 % less.
   c.pingpong = !c.softcap && line.pingpong_from > 0 && rows >= (c.causal ? 2 : 1) * line.pingpong_from;
   if (c.pingpong) {
     c.q_stages = 3;
@@ -115,8 +115,8 @@ std::string backward_objection(const BackwardConfig& c) {
         "{} keys, {} parts, {} and {}",
         c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
-  if (c.rotated && (c.causal || c.local || c.varlen)) {
-    return fmt::format("rotated is for full attention of equal lengths; causal is {}, local {}, varlen {}",
+  if (c.staggered && (c.causal || c.local || c.varlen)) {
+    return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
                        c.causal, c.local, c.varlen);
   }
   if (c.q_stages < 1 || c.dout_stages < 1) {
@@ -162,7 +162,7 @@ std::vector<BackwardConfig> shipped_backward_configs() {
     const BackwardTileLine& line = line_for(std::max(head.qk, head.v));
     const auto ship = [&](const BackwardConfig& c) {
       for (const int rows :
-           {1, line.pingpong_from, 2 * line.pingpong_from, line.rotated_from, line.in_turn_from}) {
+           {1, line.pingpong_from, 2 * line.pingpong_from, line.staggered_from, line.in_order_from}) {
         const BackwardConfig of_rows = with_tile(c, line, head.qk, head.v, rows);
         if (rows > 0 && std::find(configs.begin(), configs.end(), of_rows) == configs.end())
           configs.push_back(of_rows);
@@ -205,8 +205,8 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       c.pingpong      ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
       : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
                       : "the next scores are issued once dq is there",
-      c.rotated ? "each tile begins with a block of queries of its own"
-                : "each tile begins with the first queries that see it",
+      c.staggered ? "each tile begins with a block of queries of its own"
+                  : "each tile begins with the first queries that see it",
       c.deterministic ? "dq is added up in a fixed order: deterministic is set"
                       : "dq is added up in any order; deterministic fixes it",
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),

@@ -15,7 +15,7 @@ namespace tandem {
 constexpr int backward_other_registers = 28;
 
 /// Registers that a consumer thread holds at the widest points of the loop: dK, dV and S with dP, or dQ with
-/// packed dS (and P, in turns); and the rest.
+/// packed dS (and P, with ping-pong); and the rest.
 int backward_registers(const BackwardConfig& config);
 
 /// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
@@ -35,8 +35,9 @@ struct BackwardTileLine {
   int dq_parts;
   int pingpong_from;         ///< queries a sequence from which it pays, twice as many if causal; 0: from none
   int pingpong_dout_stages;  ///< with it; of q there are three
-  int rotated_from;          ///< queries from which rotated pays in full attention, in any order of additions
-  int in_turn_from;  ///< queries from which a fixed order is that of the tiles; 0: from none, it is rotated
+  int staggered_from;        ///< queries from which a staggered start pays in full attention, in any order of
+                             ///< additions
+  int in_order_from;  ///< queries from which a fixed order is that of the tiles, not staggered; 0: from none
   const char* why;
 };
 

@@ -45,7 +45,7 @@ EightBitConfig with_recipe(EightBitConfig c, const Recipe& r) {
   c.row_scales = r.qk_scales == ScaleGroup::row;
   c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
-  c.linear_exp2 = r.linear_exp2 && c.lagging() && c.pv == Codes::e4m3;
+  c.linear_exp2 = r.linear_exp2 && c.lazy_rescaling() && c.pv == Codes::e4m3;
   return c;
 }
 
@@ -55,8 +55,9 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
   c.q_stages = 2;
   c.parts = 1;
   c.overlap = true;
-  // Turns cost s8 with scales by block 5 %: its sums are settled late without them.
-  c.pingpong = !(c.causal || c.local) && (c.lagging() || c.v_row_scales);
+  // Ping-pong costs s8 with scales by block 5 %: without it sums are added under the next products
+  // (adds_late).
+  c.pingpong = !(c.causal || c.local) && (c.lazy_rescaling() || c.v_row_scales);
   // Tiles of equal work take the static scheduler: the dynamic one spills 20 bytes at 128.
   c.dynamic = c.causal || c.local || c.varlen || c.head_dim_v <= 64;
   return c;
@@ -90,17 +91,18 @@ EightBitConfig with_tile(EightBitConfig c) {
   const bool joins = c.pv != Codes::input && c.v_row_scales;
   const bool masked = c.varlen || c.causal || c.local;
   if (c.head_dim_v > 64 && c.head_dim_v <= 128 && c.block_m == 192 &&
-      (!c.lagging() || c.local || (c.varlen && c.causal))) {
+      (!c.lazy_rescaling() || c.local || (c.varlen && c.causal))) {
     c = with_two_warpgroups(c);
   }
   if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
-  if (c.block_m == 192 && !c.lagging() && c.varlen && (c.causal || c.local)) c = with_two_warpgroups(c);
+  if (c.block_m == 192 && !c.lazy_rescaling() && c.varlen && (c.causal || c.local))
+    c = with_two_warpgroups(c);
   if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.pv == Codes::input) {  // P V adds to the output itself
     if (c.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
   }
-  if (c.head_dim_v > 128 && !c.lagging()) c = with_narrow_parts(c, joins, masked);
+  if (c.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_parts(c, joins, masked);
   const int group = c.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
   while (c.head_dim_v % (group * c.parts) != 0) --c.parts;
   // V in 16 bits takes twice the room.
@@ -109,15 +111,15 @@ EightBitConfig with_tile(EightBitConfig c) {
   return c;
 }
 
-/// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, what they wait for at a tile's
-/// ends outweighs the overlap; where they see many, turns pay for what they cost at its ends.
+/// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, the waits at a tile's ends
+/// outweigh the overlap; where they see many, ping-pong is worth what it costs at a tile's ends.
 EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
   if (!c.causal || c.local || c.varlen || c.head_dim_v > 64 || c.block_m != 192) return c;
   if (rows_k <= 512) {
     c.overlap = false;
     c.parts = 1;
     c.pingpong = c.pv == Codes::s8;
-  } else if (rows_k >= 6144 && c.lagging()) {
+  } else if (rows_k >= 6144 && c.lazy_rescaling()) {
     c.pingpong = true;
   }
   return c;
@@ -180,7 +182,7 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
   }
   if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
-  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lagging())) {
+  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
   return {};

@@ -49,25 +49,25 @@ void make_loadable(Steps& steps, Loaded which, MapOf&& map_of) {
   map = {.spec = map_of(steps.problem), .region = gpu::copy_of(which)};
 }
 
-/// The quantiser's launches on k, and on q and v where `units` has them, in one order for every caller.
+/// The quantiser's launches on k, and on q and v where `items` has them, in one order for every caller.
 /// Whether there is one.
-bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, std::int64_t units_k,
-                           std::int64_t units, int multiprocessors) {
+bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, std::int64_t items_k,
+                           std::int64_t items, int multiprocessors) {
   bool before = false;  // a launch that the next one may overlap the end of
-  if (config.smooth_k && units_k > 0) {
-    list.add({.kernel = Kernel::mean_of_keys, .config = mean_config(config), .grid = grid_of(units_k)});
+  if (config.smooth_k && items_k > 0) {
+    list.add({.kernel = Kernel::mean_of_keys, .config = mean_config(config), .grid = grid_of(items_k)});
     before = true;
   }
-  if (exceeds_block(config.qk_scales) && units_k > 0) {
-    list.add({.kernel = Kernel::largest_of_groups, .config = config, .grid = grid_of(units_k)});
+  if (exceeds_block(config.qk_scales) && items_k > 0) {
+    list.add({.kernel = Kernel::largest_of_groups, .config = config, .grid = grid_of(items_k)});
     before = false;  // the codes' kernel does not wait for it
   }
-  if (units == 0) return false;
+  if (items == 0) return false;
   // Blocks of threads stay, each with its next job on the way: as many as the device holds.
   const std::int64_t most = std::int64_t{multiprocessors} * config.blocks_per_sm();
   list.add({.kernel = Kernel::quantize,
             .config = config,
-            .grid = grid_of(std::min(units, most)),
+            .grid = grid_of(std::min(items, most)),
             .programmatic = before});
   return true;
 }
@@ -101,17 +101,17 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
   steps.sources[index_of(Loaded::v)] = problem.v;
   steps.problem.k_scale = problem.k_scale;
   steps.problem.v_scale = problem.v_scale;
-  const std::int64_t units = gpu::dequantize_units(problem).total();
-  if (units > 0) steps.list.add({.kernel = Kernel::dequantize, .config = config, .grid = grid_of(units)});
+  const std::int64_t items = gpu::dequantize_items(problem).total();
+  if (items > 0) steps.list.add({.kernel = Kernel::dequantize, .config = config, .grid = grid_of(items)});
 }
 
 bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
-  const gpu::QuantizeUnits units = gpu::quantize_units(steps.problem, steps.recipe);
+  const gpu::QuantizeItems items = gpu::quantize_items(steps.problem, steps.recipe);
   if (!steps.problem.of_codes()) {
-    return add_quantize_launches(steps.list, config, units.k, units.total(), steps.multiprocessors);
+    return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
-  if (units.total() == 0) return false;
-  steps.list.add({.kernel = Kernel::arrange_codes, .config = config, .grid = grid_of(units.total())});
+  if (items.total() == 0) return false;
+  steps.list.add({.kernel = Kernel::arrange_codes, .config = config, .grid = grid_of(items.total())});
   return true;
 }
 
@@ -176,8 +176,8 @@ gpu::QuantizeSteps quantize_steps(const QuantizeJob& job, const QuantizeConfig& 
   gpu::QuantizeSteps steps;
   steps.job = job;
   steps.workspace = gpu::tensor_workspace(job);
-  const std::int64_t units = gpu::tensor_units(job);
-  add_quantize_launches(steps.list, config, units, units, multiprocessors);
+  const std::int64_t items = gpu::tensor_items(job);
+  add_quantize_launches(steps.list, config, items, items, multiprocessors);
   return steps;
 }
 

@@ -21,9 +21,9 @@ struct QuantizeJob {
   Operand cos, sin;  ///< of the rotary embedding, by row; not given if there is none
   std::int64_t rotary_dim = 0;
   bool interleaved = false;
-  /// s8, scales by block: rows with a NaN or an infinity are marked, as attention has it (marked_row). Else
+  /// s8, scales by block: rows with a NaN or an infinity get a nan_marker, as attention expects. Otherwise
   /// the scale of their group is NaN.
-  bool marks_rows = false;
+  bool nan_markers = false;
 };
 
 }  // namespace tandem

@@ -11,11 +11,11 @@
 //   v        codes [batch][kv head][code_pitch(head_dim_v)][padded keys]; packed: [1][kv head]... Keys are
 //            contiguous and stand, within each 16, in the order of v_key_of. Up to the end of a sequence's
 //            last block all keys past its rows in use have code 0. Rows from head_dim_v on are not read.
-//            Where raises_v says so the codes are 128 higher (0 is 128).
+//            Where takes_zero_point says so they are stored as u8 with zero point 128.
 //   scales   f32, value = code * scale. By block: [batch][head][blocks]; by row: [batch][head][padded rows];
 //            packed: [1][head]... A group that is larger than a block has stride 0 along it. Scales by row of
 //            V are 0 for keys past a sequence's rows in use, up to the end of its last block. A negative
-//            scale by block is that of its magnitude; some row of the block is marked then (marked_row).
+//            scale by block stands for its magnitude, and says that a row of the block has a nan_marker.
 //            The attention kernel is given the magnitude of the softmax's scale: where the user's is
 //            negative, q's codes have the other sign.
 //   shift    f32 [batch][query head][padded rows]: what the removal of K's mean took off a row's logits,
@@ -53,14 +53,15 @@ constexpr int v_position_of(int key) {
 }
 static_assert(v_key_of(4) == 2 && v_key_of(6) == 10 && v_position_of(10) == 6 && v_position_of(9) == 3);
 
-/// V's s8 codes with scales by block are stored 128 higher, as u8, where rows are wide: products with P's,
-/// which are u8 too, then are not negative, and their sums need no conversion to f32
-/// (tile/tile_softmax.cuh). Up to 128 columns that costs more than it saves.
-constexpr bool raises_v(Codes pv, bool row_scales, long long head_dim_v) {
+/// Whether V's s8 values, with scales by block, are stored as u8 with zero point 128. Their products with P,
+/// which is u8 too, are then not negative, and the sums need no conversion to f32 (tile/tile_softmax.cuh). Up
+/// to 128 columns that costs more than it saves.
+constexpr bool takes_zero_point(Codes pv, bool row_scales, long long head_dim_v) {
   return pv == Codes::s8 && !row_scales && head_dim_v > 128;
 }
-/// What that does to four codes: also to those that stand for no key.
-constexpr unsigned raised_codes = 0x80808080U;
+/// Four s8 values combined with this (exclusive or) are the u8 values with zero point 128. It applies to
+/// values that stand for no key too.
+constexpr unsigned four_zero_points = 0x80808080U;
 
 /// Elements from one batch entry, head, and group (block or row) to the next.
 struct ScaleStrides {

@@ -19,20 +19,20 @@ constexpr int quant_block = 128;
 /// The largest magnitudes that codes hold.
 constexpr float largest_e4m3 = 448.0F;
 constexpr float largest_s8 = 127.0F;
-/// s8 has no NaN. Where a row of Q or K shares its scale with others and holds a NaN or an infinity, the code
-/// of its first channel is this one, which no value has; the scale of its group is negative then, so that
-/// nobody looks for marks where there are none.
-constexpr unsigned char marked_row = 0x80;
+/// s8 has no NaN. If a row of Q or K shares its scale with others and holds a NaN or an infinity, its first
+/// channel holds this marker, which no value is rounded to. The scale of its group is then negative, so that
+/// kernels look for markers only where there are some.
+constexpr unsigned char nan_marker = 0x80;
 /// What P, at most 1, is multiplied by before it is rounded: a power of two for e4m3, all of u8's range for
 /// s8.
 constexpr float e4m3_p_range = 256.0F;
-/// The same where P's unit is a maximum that may lag behind by as much as is left of the range. The maximum's
-/// own P is to be an e4m3 number, so that rows which one key dominates lose nothing: 28 = 1.75 * 2^4 is one
-/// that linear_exp2 has, too.
-constexpr float e4m3_lagging_p_range = 28.0F;
-constexpr float e4m3_lagging_p_range_log2 = 4.807354922F;
-/// By how many powers of two a maximum may exceed the one that lags: 448 / 28.
-constexpr float maximum_lag = 4.0F;
+/// The same with lazy rescaling, where the running maximum may exceed the reference by what is left of e4m3's
+/// range. P of the maximum itself must be an e4m3 number, so that rows dominated by one key lose nothing: 28
+/// = 1.75 * 2^4 is one, and linear_exp2 has it too.
+constexpr float e4m3_lazy_p_range = 28.0F;
+constexpr float e4m3_lazy_p_range_log2 = 4.807354922F;
+/// log2 of the factor by which P may exceed that range before its reference must move: 448 / 28 = 2^4.
+constexpr float lazy_headroom_log2 = 4.0F;
 constexpr float u8_p_range = 255.0F;
 
 /// `linear_exp2`: the exponentials of half of the keys are linear within an octave, 2^(n + f) is (1 + f) *

@@ -104,17 +104,12 @@ TEST_P(Simd, linear_exp2_is_linear_within_an_octave) {
 }
 
 TEST_P(Simd, linear_exp2_of_special_values) {
-  const std::vector<float> x{e4m3_lagging_p_range_log2,
-                             e4m3_lagging_p_range_log2 - 9.0F,
-                             -infinity,
-                             not_a_number,
-                             -1e30F,
-                             -130.0F,
-                             1e30F};
+  const std::vector<float> x{
+      e4m3_lazy_p_range_log2, e4m3_lazy_p_range_log2 - 9.0F, -infinity, not_a_number, -1e30F, -130.0F, 1e30F};
   std::vector<float> y(x.size());
   probe().linear_exp2(x.data(), y.data(), static_cast<int>(x.size()));
-  EXPECT_EQ(y[0], e4m3_lagging_p_range);
-  EXPECT_EQ(y[1], e4m3_lagging_p_range / 512.0F);
+  EXPECT_EQ(y[0], e4m3_lazy_p_range);
+  EXPECT_EQ(y[1], e4m3_lazy_p_range / 512.0F);
   EXPECT_EQ(y[2], 0.0F);
   EXPECT_TRUE(std::isnan(y[3]));
   EXPECT_EQ(y[4], 0.0F);

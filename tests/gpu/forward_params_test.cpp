@@ -52,8 +52,8 @@ TensorMap count_bytes(const TensorMapSpec& spec) {
   return map;
 }
 
-ForwardParams params_of(const Problem& p, const Tiling& tiling, int processors = 132) {
-  return make_forward_params(p, tiling, forward_maps(p, tiling), count_bytes, processors, nullptr);
+ForwardParams params_of(const Problem& p, const Tiling& tiling, int sms = 132) {
+  return make_forward_params(p, tiling, forward_maps(p, tiling), count_bytes, sms, nullptr);
 }
 
 TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
@@ -145,10 +145,10 @@ TEST(ForwardParameters, TheLastHeadsAreInterleaved) {
   p.rows_q = 7 * 128;
   ForwardConfig c = choose_forward_config(p);
   c.block_m = 128;
-  const auto in_turn = [&](int processors) { return params_of(p, c.tiling(), processors).heads_in_turn; };
-  EXPECT_EQ(in_turn(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 processors";
-  EXPECT_EQ(in_turn(4), 4 * 64 - 2);
-  EXPECT_EQ(in_turn(4096), 0) << "never less than none";
+  const auto in_order = [&](int sms) { return params_of(p, c.tiling(), sms).heads_in_order; };
+  EXPECT_EQ(in_order(132), 4 * 64 - 34) << "33 heads of 28 blocks are two of the longest on 132 SMs";
+  EXPECT_EQ(in_order(4), 4 * 64 - 2);
+  EXPECT_EQ(in_order(4096), 0) << "never less than none";
 }
 
 TEST(ForwardTiles, CountsBlocksOfQueries) {

@@ -29,7 +29,7 @@ struct QuantizedScratch {
 template <QuantizeConfig C>
 void launch_mean(const QuantizeParams& params, const emulator::Options& options) {
   emulator::launch(mean_of_keys<C>, params,
-                   {.blocks = static_cast<unsigned>(params.units_k),
+                   {.blocks = static_cast<unsigned>(params.items_k),
                     .threads = static_cast<unsigned>(mean_threads(C)),
                     .shared_bytes = static_cast<std::size_t>(mean_shared_bytes(C))},
                    options);
@@ -37,10 +37,10 @@ void launch_mean(const QuantizeParams& params, const emulator::Options& options)
 
 template <QuantizeConfig C>
 void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
-  if (C.smooth_k && params.units_k > 0) launch_mean<C>(params, options);
+  if (C.smooth_k && params.items_k > 0) launch_mean<C>(params, options);
   emulator::launch(
       quantize<C>, params,
-      {.blocks = static_cast<unsigned>(std::min(params.units_q + params.units_k + params.units_v, 5)),
+      {.blocks = static_cast<unsigned>(std::min(params.items_q + params.items_k + params.items_v, 5)),
        .threads = quantize_threads,
        .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))},
       options);

@@ -105,7 +105,7 @@ struct Truth {
   TANDEM_DEVICE Truth(const TruthParams& params, TruthShared& shared, TruthSection section)
       : p(params), s(shared), out(params.out + truth_begin(section)) {}
 
-  /// One word a thread; NaNs, whose payloads differ between processors, as one NaN.
+  /// One word a thread; NaNs, whose payloads differ between GPU and CPU, as one NaN.
   TANDEM_DEVICE void record(float x) {
     union {
       float f;

@@ -58,7 +58,7 @@ struct Expected {
           .data = mean.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 0, .head_stride = dim};
     job.group = group;
     job.rotate = rotate;
-    job.marks_rows = marks;
+    job.nan_markers = marks;
     job.sampled_mean = true;
     cpu::quantize(job, cpu::Target::portable, 1);
   }
@@ -113,7 +113,7 @@ void check_rows(const QuantizedTensor& x, const Place& at, ScaleGroup group, con
 
 void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, Codes pv,
                   const Expected& want) {
-  const int raised = raises_v(pv, group == ScaleGroup::row, want.dim) ? 0x80 : 0;
+  const int raised = takes_zero_point(pv, group == ScaleGroup::row, want.dim) ? 0x80 : 0;
   const std::int64_t blocks = (want.rows + quant_block - 1) / quant_block;
   const std::int64_t all_groups = group == ScaleGroup::row ? blocks * quant_block : blocks;
   for (std::int64_t head = 0; head < want.heads; ++head) {

@@ -96,8 +96,8 @@ void check_short() {
   constexpr QuantizeConfig config = config_of(Element::bf16, head_dim, head_dim, recipe, true, true);
   SCOPED_TRACE(describe(config));
   const Result r = run<config>(call, recipe, 1);
-  EXPECT_GE(r.params.together_q, 4);
-  EXPECT_EQ(r.params.together_k, 4);
+  EXPECT_GE(r.params.heads_per_item_q, 4);
+  EXPECT_EQ(r.params.heads_per_item_k, 4);
   check_codes(call, recipe, r.params);
 }
 
@@ -161,7 +161,7 @@ void check_arranged(const Case& c, Granularity granularity) {
   options.buffers.push_back({scratch.data, space.bytes(), true});
   const QuantizeParams& q = params.quantize;
   emulator::launch(arrange_codes<C>, params,
-                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
+                   {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(C))},
                    options);
@@ -211,7 +211,7 @@ void check_dequantized(const Case& c, DType codes, Granularity granularity) {
   add_buffers(options, call.inputs(), false);
   options.buffers.push_back({aligned(got), mixed_space(p).bytes, true});
   emulator::launch(dequantize<C>, params,
-                   {.blocks = static_cast<unsigned>(params.quantize.units_k + params.quantize.units_v),
+                   {.blocks = static_cast<unsigned>(params.quantize.items_k + params.quantize.items_v),
                     .threads = quantize_threads},
                    options);
   const Problem d = dequantized(p, aligned(got));
@@ -339,7 +339,7 @@ void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
                      emulator::writable(got.scales), emulator::writable(got.mean),
                      emulator::readable(got.cos),    emulator::readable(got.sin),
                      emulator::writable(scratch)};
-  emulator::Grid grid{.blocks = static_cast<unsigned>(params.units_k),
+  emulator::Grid grid{.blocks = static_cast<unsigned>(params.items_k),
                       .threads = quantize_threads,
                       .shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(C))};
   if (C.smooth_k) launch_mean<C>(params, options);

@@ -81,26 +81,26 @@ TEST(BackwardPlan, TakesTurnsWhereItPays) {
 TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
   Problem p = problem(64, 64);
   p.deterministic = true;
-  EXPECT_TRUE(choose_backward_config(p).rotated);
+  EXPECT_TRUE(choose_backward_config(p).staggered);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).rotated);
+  EXPECT_FALSE(choose_backward_config(p).staggered);
   p.window_right = -1;
   p.window_left = 10;
-  EXPECT_FALSE(choose_backward_config(p).rotated);
+  EXPECT_FALSE(choose_backward_config(p).staggered);
   p.window_left = -1;
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
-  EXPECT_FALSE(choose_backward_config(p).rotated);
+  EXPECT_FALSE(choose_backward_config(p).staggered);
   p = problem(128, 128);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_FALSE(choose_backward_config(p).rotated);
+  EXPECT_FALSE(choose_backward_config(p).staggered);
   p.rows_q = p.rows_k = 2048;
-  EXPECT_TRUE(choose_backward_config(p).rotated);
+  EXPECT_TRUE(choose_backward_config(p).staggered);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
-  EXPECT_TRUE(choose_backward_config(p).rotated);
+  EXPECT_TRUE(choose_backward_config(p).staggered);
   p.deterministic = true;  // 128 tiles in step wait for the slowest of them
-  EXPECT_FALSE(choose_backward_config(p).rotated);
+  EXPECT_FALSE(choose_backward_config(p).staggered);
 }
 
 TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
@@ -141,7 +141,7 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
            .dq_parts = 2,
            .pingpong = true},
           "64 keys");
-  refused({.rotated = true, .causal = true}, "rotated");
+  refused({.staggered = true, .causal = true}, "staggered");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

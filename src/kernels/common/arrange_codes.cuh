@@ -1,8 +1,9 @@
-// 8-bit Q, K and V with scales, as a caller brings them, into the layout that the 8-bit attention kernel
-// reads (quantized_layout.hpp): rows of codes side by side, V with keys contiguous, one scale a block or a
-// row. Bound by memory: a read and a write of the codes.
+// Copies caller-supplied 8-bit Q, K and V with their scales into the layout that the 8-bit attention kernel
+// reads (quantized_layout.hpp): contiguous rows, V with keys contiguous, one scale for each block or row.
+// Bound by memory: each value is read and written once.
 //
-// Units, threads and the way of V's codes are the quantiser's. Scales come out without a sign: codes take it.
+// Work items, threads and the transposition of V are those of the quantiser. Scales are written without their
+// signs: the values take them.
 #pragma once
 
 #include "kernels/common/quantize.cuh"
@@ -11,28 +12,28 @@ namespace tandem {
 
 namespace quantizer {
 
-/// Of row `row` of the unit, which is in use.
-TANDEM_DEVICE float brought_scale(const BroughtScales& s, const Unit& u, int row) {
+/// The caller's scale of row `row` of the item, which is in use.
+TANDEM_DEVICE float caller_scale(const CallerScales& s, const WorkItem& item, int row) {
   if (s.data == nullptr) return 1.0F;
-  const i64 group = s.by_row ? u.begin + static_cast<i64>(u.first + row) : u.block;
-  return ptx::load_global(s.data + u.batch * s.stride.batch + u.head / s.heads * s.stride.head +
+  const i64 group = s.by_row ? item.begin + static_cast<i64>(item.first + row) : item.block;
+  return ptx::load_global(s.data + item.batch * s.stride.batch + item.head / s.heads * s.stride.head +
                           group * s.stride.group);
 }
 
-/// The scale of the row, and for one thread of those that share it the place where it is kept.
+/// Returns the scale of the row. One of the threads that share it stores its magnitude.
 template <ScaleGroup group>
-TANDEM_DEVICE float take_scale(const QuantizedTensor& x, const BroughtScales& s, const Unit& u, int row,
+TANDEM_DEVICE float take_scale(const QuantizedTensor& x, const CallerScales& s, const WorkItem& item, int row,
                                int thread) {
   constexpr bool by_row = group == ScaleGroup::row;
-  const float scale = u.first + row < u.used ? brought_scale(s, u, row) : 0.0F;
+  const float scale = item.first + row < item.used ? caller_scale(s, item, row) : 0.0F;
   if (by_row ? thread % row_threads == 0 : thread == 0) {
-    const i64 at = by_row ? static_cast<i64>(u.block) * quant_block + row : u.block;
-    ptx::store_global(x.scales + offset_of(x.scale_stride, u, at), ptx::max_magnitude(0.0F, scale));
+    const i64 at = by_row ? static_cast<i64>(item.block) * quant_block + row : item.block;
+    ptx::store_global(x.scales + offset_of(x.scale_stride, item, at), ptx::max_magnitude(0.0F, scale));
   }
   return scale;
 }
 
-/// Four codes with the other sign. -128, which s8 has no other sign of, becomes 127.
+/// Four values negated. -128, whose negative s8 does not have, becomes 127.
 template <Codes codes>
 TANDEM_DEVICE u32 negate(u32 word) {
   if constexpr (codes == Codes::e4m3) return word ^ 0x80808080U;
@@ -45,7 +46,7 @@ TANDEM_DEVICE u32 negate(u32 word) {
   return result;
 }
 
-/// Eight codes of a row from `col` on. Those past its end, and of rows that are not in use, are 0.
+/// Eight values of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
 template <Codes codes, bool vectors>
 TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used, bool negative) {
   u32 words[2] = {0, 0};
@@ -66,21 +67,22 @@ TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used,
   return {words[0], words[1]};
 }
 
-/// A negative softmax scale goes into Q's codes too: the attention kernel knows positive ones only.
+/// A negative softmax scale negates Q's values: the attention kernel takes only positive scales.
 template <QuantizeConfig C, Which which>
 TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
   const QuantizedTensor& x = which == Which::q ? p.quantize.q : p.quantize.k;
-  Unit u;
-  if (!locate<C>(which == Which::q ? query_side(p.quantize) : key_side(p.quantize), number, u)) return;
+  WorkItem item;
+  if (!locate<C>(which == Which::q ? query_side(p.quantize) : key_side(p.quantize), number, item)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int row = thread / row_threads;
-  const float scale = take_scale<C.qk_scales>(x, which == Which::q ? p.q_scale : p.k_scale, u, row, thread);
-  if (u.first + row >= u.used) return;
+  const float scale =
+      take_scale<C.qk_scales>(x, which == Which::q ? p.q_scale : p.k_scale, item, row, thread);
+  if (item.first + row >= item.used) return;
   const bool negative = (scale < 0.0F) != (which == Which::q && p.quantize.scale < 0.0F);
-  const i64 at = u.begin + static_cast<i64>(u.first + row);
-  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, u, at);
-  u8* const to = x.codes + offset_of(x.code_stride, u, at);
+  const i64 at = item.begin + static_cast<i64>(item.first + row);
+  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
+  u8* const to = x.codes + offset_of(x.code_stride, item, at);
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
     const int col = (4 * j + t) * 8;
@@ -91,39 +93,39 @@ TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
 template <QuantizeConfig C>
 TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   const QuantizedTensor& x = p.quantize.v;
-  Unit u;
-  if (!locate<C>(key_side(p.quantize), number, u)) return;
+  WorkItem item;
+  if (!locate<C>(key_side(p.quantize), number, item)) return;
   const int thread = static_cast<int>(ptx::thread_index());
   const int t = thread % row_threads;
   const int key = key_of_thread(thread);
-  const float scale = take_scale<C.v_scales>(x, p.v_scale, u, key, thread);
-  const i64 at = u.begin + static_cast<i64>(u.first + key);
-  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, u, at);
+  const float scale = take_scale<C.v_scales>(x, p.v_scale, item, key, thread);
+  const i64 at = item.begin + static_cast<i64>(item.first + key);
+  const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
   const Tables table = tables<C>();
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
     put_value_codes<C>(table, thread, j,
                        load_codes<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
-                                                   u.first + key < u.used, scale < 0.0F));
+                                                   item.first + key < item.used, scale < 0.0F));
   }
   ptx::sync_block();
-  u8* const codes = x.codes + offset_of(x.code_stride, u, 0) + static_cast<i64>(u.block) * quant_block;
+  u8* const codes = x.codes + offset_of(x.code_stride, item, 0) + static_cast<i64>(item.block) * quant_block;
   store_value_codes<C>(codes, x.code_stride.row, table, thread);
 }
 
 }  // namespace quantizer
 
-/// Units of K, then of V and of Q.
+/// Work items of K, then of V and of Q.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(quantize_threads) arrange_codes(const __grid_constant__ ArrangeParams p) {
   ptx::launch_next_grid();
-  int unit = static_cast<int>(ptx::block_index());
-  if (unit < p.quantize.units_k) {
-    quantizer::arrange_rows<C, quantizer::Which::k>(p, unit);
-  } else if (unit -= p.quantize.units_k; unit < p.quantize.units_v) {
-    quantizer::arrange_values<C>(p, unit);
+  int item = static_cast<int>(ptx::block_index());
+  if (item < p.quantize.items_k) {
+    quantizer::arrange_rows<C, quantizer::Which::k>(p, item);
+  } else if (item -= p.quantize.items_k; item < p.quantize.items_v) {
+    quantizer::arrange_values<C>(p, item);
   } else {
-    quantizer::arrange_rows<C, quantizer::Which::q>(p, unit - p.quantize.units_v);
+    quantizer::arrange_rows<C, quantizer::Which::q>(p, item - p.quantize.items_v);
   }
 }
 

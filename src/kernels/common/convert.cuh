@@ -1,4 +1,5 @@
-// Beside the end of the main backward kernel the f32 sums of dQ become dq; after it dsink is summed.
+// The kernels after the main backward kernel: one converts the f32 sums of dQ to dq, while the main kernel
+// computes its last tiles, and one sums dsink.
 #pragma once
 
 #include "kernels/config/backward.hpp"
@@ -9,9 +10,10 @@
 
 namespace tandem {
 
-/// Waits until all key tiles of a query block's head have been added up; false if it has none. This grid
-/// begins beside the main one's last tiles, which leave processors free, and not before every block of the
-/// main grid has waited for the one that clears the counters: the last call's numbers are gone.
+/// Waits until all key tiles of a query block's head have added to dQ; false if the head has none. This grid
+/// starts during the main kernel's last tiles, which leave SMs free. It does not start before every CTA of
+/// the main grid has waited for the preprocess kernel, so the counters of the previous call have been
+/// cleared.
 template <BackwardConfig C>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
   int tiles = p.n_blocks;
@@ -23,32 +25,32 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t)
   if (tiles == 0) return false;
   if (ptx::thread_index() == 0) {
     const int head_kv = t.head / (p.heads_q / p.heads_kv);
-    ptx::wait_long(tiles_added(p, t.batch, head_kv), static_cast<u32>(tiles * C.dq_pieces()));
+    ptx::semaphore_wait_long(tiles_added(p, t.batch, head_kv), static_cast<u32>(tiles * C.dq_pieces()));
   }
   ptx::sync_block();
   return true;
 }
 
-/// One block of threads a query block and head; each reads what the same thread of the main kernel's
-/// consumers wrote, so that it holds an accumulator of 64 rows again. Of the Config, what concerns masks is
-/// not read.
+/// One CTA for each query block and head. Each thread reads what the same thread of the main kernel's
+/// consumers wrote, so that a warpgroup holds the accumulators of 64 rows again. The fields of the Config
+/// that concern masks are not read, so that one kernel serves several Configs of the main one.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_convert(const __grid_constant__ BackwardParams p) {
   constexpr int registers = C.dq_columns() / 2;
-  // All lanes locate, so the warpgroup is taken for uniform too.
+  // All lanes of a warp search in locate_rows, so the warpgroup's number must be uniform too.
   const int warpgroup = static_cast<int>(ptx::shuffle(ptx::thread_index() / warpgroup_size, 0));
   const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
   BackwardRows t;
-  // So that whoever waits for this grid waits for the main one's dK and dV, too.
+  // One CTA waits for the main grid to end, so that what waits for this grid also waits for dK and dV.
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
   if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
   const auto* sums = reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk)) +
                      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
-  // No key has been seen, and nothing stored, where nobody has had a turn.
-  const bool any = added && ptx::load_written(p.turns + t.block * C.dq_pieces() + warpgroup) != 0;
+  // If the semaphore is 0, no tile has stored anything: the queries see no key.
+  const bool any = added && ptx::load_written(p.dq_semaphores + t.block * C.dq_pieces() + warpgroup) != 0;
 #pragma unroll
   for (int u = 0; u < registers / 4; ++u) {
     const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};
@@ -64,9 +66,10 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                               warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q, thread);
 }
 
-/// dsink = - sum of exp(sink - LSE) * delta over all queries of a head: one block of threads a head, in an
-/// order that only the lengths decide. Queries that see no key have LSE = sink and delta = -dLSE, of which
-/// the workspace has nothing: the main kernel is to take nothing from them.
+/// dsink = - sum of exp(sink - LSE) * delta over all queries of a head. One CTA sums a head, in an order that
+/// depends on nothing but the lengths. Queries that see no key have LSE = sink and delta = -dLSE; the
+/// workspace says +inf and 0 instead, so that the main kernel takes nothing from them, and so they are
+/// treated apart.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
     backward_sink(const __grid_constant__ BackwardParams p) {

@@ -1,4 +1,4 @@
-// K's mean, which smoothing removes.
+// Computes K's mean by channel, which smoothing removes from K.
 #pragma once
 
 #include "kernels/common/quantize_rows.cuh"
@@ -7,7 +7,8 @@ namespace tandem {
 
 namespace quantizer {
 
-/// Channel `c` of row `row` of a tile of keys, which is at `position`, embedded as `embed` does it.
+/// Channel `c` of row `row` of a tile of keys with the rotary embedding of `position`, computed as `embed`
+/// does.
 template <QuantizeConfig C>
 TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, int c, i64 position) {
   const u16* const keys = tile + row * quantize_channels(C.head_dim_qk);
@@ -24,31 +25,31 @@ TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, 
          (first ? -turned : turned);
 }
 
-/// The mean of `heads` heads from u.head on, each in a slot of the 128 rows that the block of threads sums.
-/// More than one only where a sequence is one block.
+/// Sums `heads` heads from item.head on, each in a segment of the 128 rows that the CTA sums. There is more
+/// than one only if a sequence is a single block.
 template <QuantizeConfig C>
-TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads, int shift) {
+TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int heads, int shift) {
   constexpr int threads = mean_threads(C);
   constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
   constexpr int pitch = quantize_channels(C.head_dim_qk);
-  const bool sampled = u.used > p.mean_all_keys;
+  const bool sampled = item.used > p.mean_all_keys;
   const int step = sampled ? mean_step : 1;
-  if (u.first % (step * quant_block) != 0) return;
+  if (item.first % (step * quant_block) != 0) return;
   const int thread = static_cast<int>(ptx::thread_index());
-  const int left = max(0, u.used - u.first);
+  const int left = max(0, item.used - item.first);
   const int rows = min(quant_block, sampled ? sampled_keys(left) : left);
-  const u16* const first =
-      static_cast<const u16*>(p.k.source) + offset_of(p.k.stride, u, u.begin + static_cast<i64>(u.first));
+  const u16* const first = static_cast<const u16*>(p.k.source) +
+                           offset_of(p.k.stride, item, item.begin + static_cast<i64>(item.first));
   auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
 #pragma unroll
   for (int i = 0; i < quant_block * vectors / threads; ++i) {
     const int at = i * threads + thread;
-    const int slot = C.varlen ? at / vectors >> shift : 0;
+    const int segment = C.varlen ? at / vectors >> shift : 0;
     const int row = C.varlen ? at / vectors & ((1 << shift) - 1) : at / vectors;
     const int col = at % vectors * 8;
     const u16* const from =
-        first + slot * p.k.stride.head + (sampled ? sampled_key(row) : row) * p.k.stride.row;
-    const bool used = row < rows && slot < heads;
+        first + segment * p.k.stride.head + (sampled ? sampled_key(row) : row) * p.k.stride.row;
+    const bool used = row < rows && segment < heads;
     if (C.vectors && used && col < C.head_dim_qk) {
       ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
     } else {
@@ -60,20 +61,21 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
 
   const int c = 2 * thread;
   const bool sums_channels = c < pitch;
-  const double used = max(sampled ? sampled_keys(u.used) : u.used, 1);
-  float* const mean = p.mean + u.batch * p.mean_stride.batch + u.head * p.mean_stride.head + c;
-  const auto store_mean = [&](int slot, double low, double high) {
-    float* const to = mean + slot * p.mean_stride.head;
+  const double used = max(sampled ? sampled_keys(item.used) : item.used, 1);
+  float* const mean = p.mean + item.batch * p.mean_stride.batch + item.head * p.mean_stride.head + c;
+  const auto store_mean = [&](int segment, double low, double high) {
+    float* const to = mean + segment * p.mean_stride.head;
     if (c < C.head_dim_qk) ptx::store_global(to, static_cast<float>(low / used));
     if (c + 1 < C.head_dim_qk) ptx::store_global(to + 1, static_cast<float>(high / used));
   };
-  const int blocks = max(ceil_div(u.blocks, step), 1);  // that a head has
+  const int blocks = max(ceil_div(item.blocks, step), 1);  // that a head has
   float* const sums =
-      p.sums + ((static_cast<i64>(u.entry) * p.heads_kv + u.head) * p.axis_blocks_k + u.block) * pitch + c;
-  for (int slot = 0; slot < heads && sums_channels; ++slot) {
+      p.sums +
+      ((static_cast<i64>(item.entry) * p.heads_kv + item.head) * p.axis_blocks_k + item.block) * pitch + c;
+  for (int segment = 0; segment < heads && sums_channels; ++segment) {
     float low = 0.0F;
     float high = 0.0F;
-    const int begin = slot << shift;
+    const int begin = segment << shift;
 #pragma unroll 8
     for (int row = 0; row < rows; ++row) {
       const int at = begin + row;
@@ -81,14 +83,14 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
       float a = ptx::unpack<C.element>(static_cast<u16>(pair));
       float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
       if constexpr (C.rotary) {
-        a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, u.first + row);
-        b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, u.first + row);
+        a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, item.first + row);
+        b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, item.first + row);
       }
       low += ptx::max_magnitude(0.0F, a) <= largest_float ? a : 0.0F;
       high += ptx::max_magnitude(0.0F, b) <= largest_float ? b : 0.0F;
     }
     if (blocks == 1) {
-      store_mean(slot, static_cast<double>(low), static_cast<double>(high));
+      store_mean(segment, static_cast<double>(low), static_cast<double>(high));
     } else {
       ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
     }
@@ -98,21 +100,21 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
   auto* const before = reinterpret_cast<u32*>(ptx::dynamic_shared());
   ptx::sync_block();
   if (thread == 0) {
-    ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + u.batch * p.heads_kv + u.head, 1U));
+    ptx::store_shared(before, ptx::atomic_add_ordered(p.arrived + item.batch * p.heads_kv + item.head, 1U));
   }
   ptx::sync_block();
   if (ptx::load_shared(before) + 1 != static_cast<u32>(blocks) || !sums_channels) return;
   double low_sum = 0.0;
   double high_sum = 0.0;
-  const float* const all = sums - static_cast<i64>(u.first / quant_block) * pitch;
+  const float* const all = sums - static_cast<i64>(item.first / quant_block) * pitch;
   constexpr int batch = 16;  // loads in flight
-  for (int block = 0; block < u.blocks; block += batch * step) {
+  for (int block = 0; block < item.blocks; block += batch * step) {
     ptx::Float2 pairs[batch];
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       pairs[i] = {0.0F, 0.0F};
       const int at = block + i * step;
-      if (at >= u.blocks) continue;
+      if (at >= item.blocks) continue;
       pairs[i] = ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(at) * pitch));
     }
 #pragma unroll
@@ -126,27 +128,27 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const Unit& u, int heads,
 
 }  // namespace quantizer
 
-/// K's mean over the keys in use, or over their sample, by channel: a block of threads sums 128 keys of a
-/// head in f32, key by key; the last one of a head adds up what all have found, in double. All of the block's
-/// loads are in flight at once.
+/// K's mean over the keys in use, or over their sample, by channel. A CTA sums 128 keys of a head in f32, key
+/// by key. The last CTA of a head to finish adds up what all have found, in double. All loads of a CTA are in
+/// flight at the same time.
 template <QuantizeConfig C>
 TANDEM_KERNEL __launch_bounds__(mean_threads(C), (C.varlen ? 768 : 1536) / mean_threads(C))
     mean_of_keys(const __grid_constant__ QuantizeParams p) {
   ptx::launch_next_grid();
   const quantizer::Side side = quantizer::key_side(p);
-  quantizer::Unit u;
-  const bool some = quantizer::locate<C>(side, static_cast<int>(ptx::block_index()), u);
-  if (!some && u.first != 0) return;
+  quantizer::WorkItem item;
+  const bool some = quantizer::locate<C>(side, static_cast<int>(ptx::block_index()), item);
+  if (!some && item.first != 0) return;
   if constexpr (C.varlen) {
-    const int end = min(u.head + side.together, p.heads_kv);
-    const int shift = quantizer::slot_shift(u.blocks > 1 ? quant_block : u.used);
-    const int slots = quant_block >> shift;
-    for (; u.head < end; u.head += slots) {
-      quantizer::find_means<C>(p, u, min(slots, end - u.head), shift);
+    const int end = min(item.head + side.heads_per_item, p.heads_kv);
+    const int shift = quantizer::log2_segment(item.blocks > 1 ? quant_block : item.used);
+    const int segments = quant_block >> shift;
+    for (; item.head < end; item.head += segments) {
+      quantizer::find_means<C>(p, item, min(segments, end - item.head), shift);
       ptx::sync_block();
     }
   } else {
-    quantizer::find_means<C>(p, u, 1, quantizer::slot_shift(quant_block));
+    quantizer::find_means<C>(p, item, 1, quantizer::log2_segment(quant_block));
   }
 }
 

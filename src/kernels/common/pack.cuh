@@ -1,5 +1,5 @@
-// Copies a tensor of 16-bit elements whose layout TMA cannot read into one that it can: rows of
-// heads of `pitch` elements, without gaps. Bound by memory: one read and one write of the tensor.
+// Copies a tensor of 16-bit elements whose layout TMA cannot read into one that TMA can read: rows of heads
+// of `pitch` elements, without gaps. Bound by memory: one read and one write of the tensor.
 #pragma once
 
 #include "kernels/config/pack.hpp"

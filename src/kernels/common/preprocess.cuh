@@ -1,5 +1,5 @@
-// Before the main backward kernel: LSE and delta of every query in the form it reads them, nobody's turn yet
-// at the sums of dQ, and no tile added to them. Bound by memory: O and dO are read once.
+// Before the main backward kernel: computes LSE and delta of every query in the form in which it reads them,
+// and clears the dQ semaphores and the counts of finished tiles. Bound by memory: O and dO are read once.
 #pragma once
 
 #include "kernels/config/backward.hpp"
@@ -46,7 +46,7 @@ TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const Backwar
   return {t.seqlen_q, seqlen_k, p.window_left, p.window_right};
 }
 
-/// One block of threads a query block and head. Of the Config, what concerns masks is not read.
+/// One CTA for each query block and head. The fields of the Config that concern masks are not read.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_preprocess(const __grid_constant__ BackwardParams p) {
@@ -54,10 +54,10 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
   static_assert(C.block_m % (threads / lanes) == 0);
   const int thread = static_cast<int>(ptx::thread_index());
-  // There is a block for every one of the workspace, and for every counter that is waited for.
+  // The grid has a CTA for each query block of the workspace, and at least one for each counter.
   const int block = static_cast<int>(ptx::block_index());
   if (thread < C.dq_pieces()) {
-    ptx::store_global(p.turns + static_cast<i64>(block) * C.dq_pieces() + thread, 0U);
+    ptx::store_global(p.dq_semaphores + static_cast<i64>(block) * C.dq_pieces() + thread, 0U);
   }
   if (thread == 0 && block < (p.batch + 2) * p.heads_kv) ptx::store_global(p.tiles_added + block, 0U);
   BackwardRows t;
@@ -91,9 +91,9 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                                   query * p.dlse_stride.row);
         }
       }
-      // A row that has seen no key gives nothing, whatever dO and dLSE hold there; with a sink its LSE does
-      // not tell. One that has seen a NaN gives NaN by its LSE to the keys that it sees; a delta of NaN would
-      // reach, times 0, those that it does not.
+      // A row that sees no key contributes nothing, whatever dO and dLSE hold there. (With a sink its LSE
+      // does not show it.) A row that has seen a NaN passes NaN to the keys that it sees through its LSE. Its
+      // delta must not be NaN: multiplied by 0, it would also reach the keys that it does not see.
       const int seen = visible.end_key(t.first + row) - visible.first_key(t.first + row);
       const bool dead = lse == -ptx::infinity() || seen <= 0;
       const bool number = lse < ptx::infinity();

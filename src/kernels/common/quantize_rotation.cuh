@@ -1,16 +1,16 @@
-// The rotation of rows that four threads have each: signs, then a Hadamard matrix.
+// The rotation of rows, each of which four threads share: signs, then a Hadamard matrix.
 //
-// The matrix's first three levels are between a thread's own values, two between threads, the others between
-// a thread's own again: 2 shuffles a value whatever the head dimension. The levels come in the CPU's order,
-// so that every bit is the CPU's.
+// The first three levels of the matrix are between values of one thread, two are between threads, and the
+// others again between values of one thread: 2 shuffles a value whatever the head dimension. The levels come
+// in the CPU's order, so that results equal the CPU's bit by bit.
 #pragma once
 
 #include "kernels/common/quantize_rows.cuh"
 
 namespace tandem::quantizer {
 
-/// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size) with sqrt
-/// rounded.
+/// The rotation's factor for a block of `size` channels, as the CPU computes it: 1 / sqrt(size), where sqrt
+/// is rounded.
 constexpr float rotation_factor(int size) {
   float factor = 1.0F;
   for (; size >= 4; size /= 4) factor *= 0.5F;
@@ -23,7 +23,7 @@ TANDEM_DEVICE void butterfly(float& a, float& b) {
   a = sum;
 }
 
-/// A level between threads: the lower one keeps the sum. `side` is 1 on it, -1 on the upper one.
+/// A level between threads. The lower thread keeps the sum and passes side = 1, the upper one -1.
 TANDEM_DEVICE float butterfly_across(float x, int distance, float side) {
   return ptx::fma(x, side, ptx::shuffle_xor(x, distance));
 }
@@ -35,7 +35,7 @@ constexpr bool in_one_block(int c, int other, int head_dim) {
   return other < begin + rotation_block(begin, head_dim);
 }
 
-/// The last vectors of a row whose head dimension is no multiple of 32: blocks of at most 16 channels.
+/// The last vectors of a row whose head dimension is not a multiple of 32: blocks of at most 16 channels.
 template <int head_dim>
 TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
   constexpr int rest = head_dim % 32;
@@ -71,8 +71,8 @@ TANDEM_DEVICE void rotate_rest(float (&x)[8], int t) {
   }
 }
 
-/// The levels between groups of 32 channels, and the factor: the rotation's blocks are powers of two of them,
-/// the largest first, as the bits of their number.
+/// The levels between groups of 32 channels, and the factor. A block of the rotation has a power of two of
+/// such groups, the largest block first: the bits of the number of groups.
 template <int head_dim, int groups = 8>
 TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
   constexpr int whole = Row<head_dim>::whole;
@@ -97,7 +97,8 @@ TANDEM_DEVICE void rotate_groups(Row<head_dim>& row) {
   if constexpr (groups > 1) rotate_groups<head_dim, groups / 2>(row);
 }
 
-/// Which channels of a thread's the rotation negates: bit k of word w is of its value k of vectors 4 w on.
+/// Which of a thread's channels the rotation negates: bit k of word w is for value k of its vectors from 4 w
+/// on.
 template <int head_dim>
 struct SignBits {
   u32 words[(head_dim + 127) / 128][row_threads];
@@ -111,8 +112,8 @@ struct SignBits {
   }
 };
 
-/// Signs, which are constants that three selections find, then Hadamard blocks over the square roots of their
-/// sizes.
+/// Signs (constants, of which three selections find the thread's), then Hadamard blocks, divided by the
+/// square roots of their sizes.
 template <int head_dim>
 TANDEM_DEVICE void rotate(Row<head_dim>& row, int t) {
   constexpr int whole = Row<head_dim>::whole;

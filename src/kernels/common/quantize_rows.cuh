@@ -1,9 +1,10 @@
-// Rows of a head on their way to 8-bit codes: four threads a row, loads, scales, codes.
+// Quantises rows of a head: loads, scales, and rounding to 8 bits.
 //
-// Thread t of four has vectors t, t + 4, t + 8, ... of a row's vectors of 8 channels.
+// Four threads share a row. Thread t of the four has vectors t, t + 4, t + 8, ... of the row's vectors of 8
+// channels.
 #pragma once
 
-#include "kernels/common/quantize_units.cuh"
+#include "kernels/common/quantize_items.cuh"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/codes.cuh"
 #include "kernels/ptx/math.cuh"
@@ -14,63 +15,63 @@ namespace tandem::quantizer {
 
 constexpr int row_threads = 4;
 constexpr float largest_float = 3.4028235e38F;
-/// Below, a group is taken for zeros: the inverse of its scale might overflow.
+/// A group whose largest magnitude is smaller counts as zeros: the inverse of its scale might overflow.
 constexpr float smallest_largest = 0x1p-100F;
 
-/// In shared memory. What one job reads while another may already write has two places, taken in turn.
+/// The CTA's arrays in shared memory. What one pass reads while the next may already write has two buffers.
 struct Tables {
-  ptx::Vec4* rows;  ///< [2] jobs: vector j of thread i at j * quantize_threads + i
-  int unit_vectors;
-  float* means;  ///< [2][heads of a job][channels]
+  ptx::Vec4* rows;  ///< [2] passes: vector j of thread i at j * quantize_threads + i
+  int pass_vectors;
+  float* means;  ///< [2][heads of a pass][channels]
   int mean_size;
   int channels;
   float* warp_largest;  ///< [2][warps]
   u32* warp_bad;
   u32* tile;
-  char* jobs;  ///< this one, the next, the one after that
+  char* passes;  ///< the current one, the next, and the one after that
 
-  /// A turn is the offset of its job, so that no address is kept beside it.
-  TANDEM_DEVICE Job* job(int turn) const { return reinterpret_cast<Job*>(jobs + turn); }
-  TANDEM_DEVICE float* mean(int turn) const { return means + place_of(turn) * mean_size; }
-  static TANDEM_DEVICE int place_of(int turn) {
-    return static_cast<int>(static_cast<u32>(turn) / quantize_job_bytes % 2);
+  /// `pass_at` is the offset of a pass in `passes`. It also selects the buffers, so that no address is kept.
+  TANDEM_DEVICE Pass* pass(int pass_at) const { return reinterpret_cast<Pass*>(passes + pass_at); }
+  TANDEM_DEVICE float* mean(int pass_at) const { return means + buffer_of(pass_at) * mean_size; }
+  static TANDEM_DEVICE int buffer_of(int pass_at) {
+    return static_cast<int>(static_cast<u32>(pass_at) / quantize_pass_bytes % 2);
   }
-  static TANDEM_DEVICE int after(int turn) {
-    return static_cast<int>(static_cast<u32>(turn + quantize_job_bytes) %
-                            (quantize_jobs * quantize_job_bytes));
+  static TANDEM_DEVICE int after(int pass_at) {
+    return static_cast<int>(static_cast<u32>(pass_at + quantize_pass_bytes) %
+                            (quantize_passes * quantize_pass_bytes));
   }
 };
 
 template <QuantizeConfig C>
 TANDEM_DEVICE Tables tables() {
-  static_assert(sizeof(Job) <= quantize_job_bytes);
+  static_assert(sizeof(Pass) <= quantize_pass_bytes);
   constexpr int channels = quantize_channels(C.head_dim_qk > C.head_dim_v ? C.head_dim_qk : C.head_dim_v);
   constexpr int warps = quantize_threads / warp_size;
   auto* const base = reinterpret_cast<float*>(ptx::dynamic_shared());
   auto* const maxima = base;
   auto* const rows = reinterpret_cast<ptx::Vec4*>(base) + arrange_shared_bytes(C) / 16;
-  auto* const jobs = reinterpret_cast<char*>(rows + 2 * quantize_rows_bytes(C) / 16);
+  auto* const passes = reinterpret_cast<char*>(rows + 2 * quantize_rows_bytes(C) / 16);
   return {.rows = rows,
-          .unit_vectors = quantize_rows_bytes(C) / 16,
-          .means = reinterpret_cast<float*>(jobs + quantize_jobs * quantize_job_bytes),
+          .pass_vectors = quantize_rows_bytes(C) / 16,
+          .means = reinterpret_cast<float*>(passes + quantize_passes * quantize_pass_bytes),
           .mean_size = quantize_mean_bytes(C) / 4,
           .channels = channels,
           .warp_largest = maxima,
           .warp_bad = reinterpret_cast<u32*>(maxima + 2 * warps),
           .tile = reinterpret_cast<u32*>(maxima + 4 * warps),
-          .jobs = jobs};
+          .passes = passes};
 }
 
-/// Every thread's values of one row.
+/// A thread's values of one row.
 template <int head_dim>
 struct Row {
   static constexpr int vectors = (head_dim + 31) / 32;
-  /// Vectors of all four threads that the row fills.
+  /// Vectors that are complete for all four threads.
   static constexpr int whole = head_dim / 32;
   float x[vectors][8];
 };
 
-/// Eight elements of a row from `col` on. Those past its end, and of rows that are not in use, are 0.
+/// Eight elements of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
 template <bool vectors>
 TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool used) {
   ptx::Vec4 v{0, 0, 0, 0};
@@ -86,20 +87,20 @@ TANDEM_DEVICE ptx::Vec4 load_vector(const u16* row, int col, int head_dim, bool 
   return v;
 }
 
-/// Vectors of 8 channels of a row, as shared memory has them.
+/// Vectors of 8 channels of a row in shared memory.
 template <int head_dim>
 constexpr int row_vectors = row_threads* Row<head_dim>::vectors;
 
-/// Where vector `vector` of a row is: moved by four in every second row, so that the eight lanes that read at
-/// one time, of two rows, meet in no bank.
+/// The address of vector `vector` of a row. In every second row vectors are shifted by four, so that the
+/// eight lanes that read at the same time, which have two rows, use different banks.
 template <int head_dim>
-TANDEM_DEVICE ptx::Vec4* place_of_vector(const Tables& tables, int row, int vector, int turn) {
+TANDEM_DEVICE ptx::Vec4* vector_at(const Tables& tables, int row, int vector, int pass_at) {
   constexpr int all = row_vectors<head_dim>;
   const int moved = all % 8 == 0 ? vector ^ (row & 1) << 2 : vector;
-  return tables.rows + Tables::place_of(turn) * tables.unit_vectors + row * all + moved;
+  return tables.rows + Tables::buffer_of(pass_at) * tables.pass_vectors + row * all + moved;
 }
 
-/// Starts copying a vector of a row into its place in shared memory.
+/// Starts copying a vector of a row to shared memory.
 template <bool vectors, int head_dim>
 TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool used) {
   if (vectors && used && col < head_dim) {
@@ -109,12 +110,12 @@ TANDEM_DEVICE void fetch_vector(ptx::Vec4* to, const u16* row, int col, bool use
   }
 }
 
-/// A thread's part of a row that has come.
+/// Reads a thread's part of a row from shared memory.
 template <Element element, int head_dim>
-TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of_job, int t, int turn) {
+TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of_pass, int t, int pass_at) {
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    const ptx::Vec4 v = ptx::load_shared(place_of_vector<head_dim>(tables, row_of_job, 4 * j + t, turn));
+    const ptx::Vec4 v = ptx::load_shared(vector_at<head_dim>(tables, row_of_pass, 4 * j + t, pass_at));
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -123,8 +124,9 @@ TANDEM_DEVICE void take_row(Row<head_dim>& row, const Tables& tables, int row_of
   }
 }
 
-/// The rotary embedding of a row: `source` is the row, whose other halves of pairs are read again, `position`
-/// its row in the tables. Products are rounded before they are added, as on the CPU.
+/// Applies the rotary embedding to a row. `source` is the row in global memory, from which the other halves
+/// of pairs are read; `position` is its row in the tables. Products are rounded before they are added, as on
+/// the CPU.
 template <QuantizeConfig C>
 TANDEM_DEVICE void embed(Row<C.head_dim_qk>& row, const RotaryTables& tables, const u16* source, int position,
                          int t) {
@@ -163,7 +165,7 @@ TANDEM_DEVICE void embed(Row<C.head_dim_qk>& row, const RotaryTables& tables, co
   }
 }
 
-/// Eight channels of a table.
+/// Loads eight channels of a table.
 TANDEM_DEVICE void load_table(float (&values)[8], const float* table, int col) {
   const auto* at = reinterpret_cast<const ptx::Float4*>(table + col);
   const ptx::Float4 low = ptx::load_shared(at);
@@ -189,7 +191,7 @@ TANDEM_DEVICE void subtract(Row<head_dim>& row, const float* mean, int t) {
   }
 }
 
-/// The row's dot product with a table, on all four threads.
+/// The row's dot product with a table; all four threads get it.
 template <int head_dim>
 TANDEM_DEVICE float dot(const Row<head_dim>& row, const float* table, int t) {
   float sum = 0.0F;
@@ -235,12 +237,12 @@ TANDEM_DEVICE Magnitude magnitude_of(const Row<head_dim>& row) {
   return {largest, true};
 }
 
-/// Whether one of the four threads has a bad value.
+/// Whether one of the row's four threads has a value that is not finite.
 TANDEM_DEVICE bool row_is_bad(bool bad, int lane) {
   return (ptx::ballot(bad) >> (lane / row_threads * row_threads) & 0xFU) != 0;
 }
 
-/// Of all four threads' values.
+/// The magnitude of the whole row, from those of its four threads.
 TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
   m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 1));
   m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, 2));
@@ -248,23 +250,23 @@ TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
   return m;
 }
 
-/// Of the `together` neighbouring warps, a power of two, that have a head's rows.
+/// The magnitude of a head's rows, which `warps_of_head` neighbouring warps (a power of two) have.
 template <Codes codes>
-TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int together,
-                                 int turn) {
+TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int warps_of_head,
+                                 int pass_at) {
   constexpr int warps = quantize_threads / warp_size;
-  const int place = Tables::place_of(turn) * warps;
+  const int buffer = Tables::buffer_of(pass_at) * warps;
 #pragma unroll
   for (int distance = 1; distance < warp_size; distance *= 2) {
     m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
   const u32 bad = ptx::ballot(m.bad);
   if (lane == 0) {
-    ptx::store_shared(tables.warp_largest + place + warp, m.largest);
-    ptx::store_shared(tables.warp_bad + place + warp, bad);
+    ptx::store_shared(tables.warp_largest + buffer + warp, m.largest);
+    ptx::store_shared(tables.warp_bad + buffer + warp, bad);
   }
   ptx::sync_block();
-  const int other = place + (warp & -together) + (lane & (together - 1));
+  const int other = buffer + (warp & -warps_of_head) + (lane & (warps_of_head - 1));
   m.largest = ptx::load_shared(tables.warp_largest + other);
 #pragma unroll
   for (int distance = 1; distance < warps; distance *= 2) {
@@ -282,15 +284,15 @@ struct Scale {
   float inverse;
 };
 
-/// a / b to nearest, from r = 1 / b as good as f32 has it: what is left of a, twice. Nothing here may be near
-/// the ends of f32's range.
+/// a / b rounded to nearest. r is 1 / b rounded; two steps of refinement add what is left of a. No operand
+/// may be near the limits of f32's range.
 TANDEM_DEVICE float divide(float a, float b, float r) {
   float q = ptx::multiply(a, r);
   q = ptx::fma(ptx::fma(-b, q, a), r, q);
   return ptx::fma(ptx::fma(-b, q, a), r, q);
 }
 
-/// limit / largest for any largest from 2^-100 on, whose reciprocal may be too small for f32.
+/// limit / largest, for any largest from 2^-100 on. Its reciprocal may be too small for f32, so it is scaled.
 TANDEM_DEVICE float inverse_of(float limit, float largest) {
   const float power = largest > 1.0F ? 0x1p-64F : 0x1p64F;
   const float b = largest * power;
@@ -306,12 +308,12 @@ TANDEM_DEVICE Scale scale_for(const Magnitude& m) {
   if (m.largest >= smallest_largest) {
     s = {divide(m.largest, limit, 1.0F / limit), inverse_of(limit, m.largest)};
   }
-  // s8 has no NaN: the scale says it for all of its group.
+  // s8 has no NaN: a NaN as scale stands for the whole group.
   if (codes == Codes::s8 && m.bad) s.stored = ptx::quiet_nan();
   return s;
 }
 
-/// Codes of eight values, the first in the lowest byte.
+/// Eight quantized values, the first in the lowest byte.
 struct Codes8 {
   u32 low, high;
 };
@@ -326,8 +328,8 @@ TANDEM_DEVICE u32 encode(const float (&y)[4]) {
   }
 }
 
-/// `bad`: one of the thread's values may not be finite; the code is then that of NaN, or 0 where there is
-/// none.
+/// Quantises eight values. `bad`: one of the thread's values may not be finite; it becomes NaN, or 0 in s8,
+/// which has no NaN.
 template <Codes codes>
 TANDEM_DEVICE Codes8 encode(const float (&x)[8], float inverse, bool bad) {
   u32 words[2];

@@ -5,25 +5,26 @@
 
 namespace tandem {
 
-/// Everything that specialises the backward kernels. A tile is block_n keys; its query blocks of block_m rows
-/// pass by. With block_n of 64 keys a warpgroup, each owns the dK and dV of its keys. Where head dimensions
-/// leave no registers for that, block_n is 64 and one of two warpgroups makes P and dV, the other dS and dK.
+/// Everything that specialises the backward kernels. A tile is block_n keys; the kernel loops over the blocks
+/// of block_m queries that see them. If block_n is 64 keys a warpgroup, each warpgroup owns the dK and dV of
+/// its keys. Wide heads leave no registers for that: block_n is 64 then, one of the two warpgroups computes P
+/// and dV, and the other dS and dK.
 struct BackwardConfig {
   Element element = Element::bf16;
   int head_dim_qk = 128;  ///< padded to what backward_plan.hpp allows
   int head_dim_v = 128;
   int block_m = 64;
   int block_n = 128;
-  int cluster = 1;        ///< blocks that exchange dS: each makes its columns of dQ over the keys of all
-  int q_stages = 2;       ///< blocks of Q in flight
-  int dout_stages = 2;    ///< blocks of dO in flight
-  int dq_parts = 1;       ///< a block of dQ leaves through shared memory in so many turns
-  bool pingpong = false;  ///< warpgroups take turns: one's arithmetic under the other's products
-  bool rotated = false;   ///< full attention: key tiles begin with query blocks of their own
-  bool causal = false;    ///< window_right is bounded
-  bool local = false;     ///< window_left is bounded
+  int cluster = 1;         ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
+  int q_stages = 2;        ///< blocks of Q in flight
+  int dout_stages = 2;     ///< blocks of dO in flight
+  int dq_parts = 1;        ///< a block of dQ passes through shared memory in so many parts
+  bool pingpong = false;   ///< one warpgroup's arithmetic runs under the other's products
+  bool staggered = false;  ///< full attention: each key tile starts at another query block
+  bool causal = false;     ///< window_right is bounded
+  bool local = false;      ///< window_left is bounded
   bool softcap = false;
-  bool varlen = false;         ///< lengths differ by sequence; rows past the end may hold anything
+  bool varlen = false;         ///< lengths differ by sequence; rows past a sequence's end may hold anything
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
 
   static constexpr int consumers = 2;  ///< warpgroups
@@ -31,26 +32,27 @@ struct BackwardConfig {
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
-  /// Every warpgroup makes dK and dV of 64 keys; else one makes dV and the other dK of the same 64.
+  /// Every warpgroup computes dK and dV of 64 keys; otherwise one computes dV and the other dK of the
+  /// same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
-  /// Keys of a tile: of all blocks of a cluster.
+  /// Keys of a tile: those of all CTAs of a cluster.
   [[nodiscard]] constexpr int tile_keys() const { return block_n * cluster; }
-  /// dQ: the warpgroups, of all blocks of a cluster, divide its rows by 64, and then its columns.
+  /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64, then its columns.
   [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
   [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
   [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (dq_pieces() / dq_row_groups()); }
-  /// Strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
+  /// Widths of the strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
     return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
   }
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
-  /// f32 values of dQ that one warpgroup has, and that it hands to TMA at a time.
+  /// f32 values of dQ that one warpgroup has, and those that it hands to TMA at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
 };
 
-/// Threads of a block of the kernels around the main one: a warpgroup for each piece of dQ, so that the
-/// conversion reads what one warpgroup wrote.
+/// Threads of a CTA of the preprocess and convert kernels: a warpgroup for each piece of dQ, so that a
+/// warpgroup of the conversion reads what one warpgroup wrote.
 constexpr int backward_rows_threads(const BackwardConfig& c) {
   return 128 * c.dq_pieces();
 }
@@ -59,8 +61,8 @@ constexpr int backward_rows_threads(const BackwardConfig& c) {
 constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 
-/// Dynamic shared memory of the main backward kernel: K and V, the rings of Q and dO with LSE and delta, dS
-/// twice (or dS and P), dQ, the keys' scales and a word a warp, the pairs of 8-byte barriers.
+/// Dynamic shared memory of the main backward kernel: K and V; the rings of Q and dO with LSE and delta; dS
+/// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
   const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
@@ -73,9 +75,9 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
 
-/// What the kernels of one backward call are launched with. The workspace is addressed by query blocks: those
-/// of sequence b begin at number begin_q / block_m + b + 1 of a packed q (rows before the first sequence come
-/// first), b * ceil(rows_q / block_m) of another; each head has `q_blocks` of them.
+/// What the kernels of one backward call are launched with. The workspace is addressed by query blocks, of
+/// which each head has `q_blocks`. If q is packed, those of sequence b begin at number begin_q / block_m + b
+/// + 1 (rows before the first sequence come first); otherwise at b * ceil(rows_q / block_m).
 struct BackwardParams {
   TensorMap q, k, v, dout_map;  ///< as ForwardParams has them
   const void *out, *dout;
@@ -87,12 +89,14 @@ struct BackwardParams {
   Strides out_stride, dout_stride, dq_stride, dk_stride, dv_stride, lse_stride, dlse_stride;
   long long sink_stride, dsink_stride;
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  float* lse_log2;      ///< workspace: LSE * log2(e); +inf for rows that see no key
-  float* delta;         ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
-  float* dq_sum;        ///< workspace: block_m * head_dim_qk values a query block, by dq_part
-  unsigned int* turns;  ///< workspace: who has added to dQ, a warpgroup's part of a block each
-  /// Workspace: by (sequence, KV head), how often an adder has done a tile of it. Rows that belong to no
-  /// sequence are two more, as VarlenBlocks numbers them.
+  float* lse_log2;  ///< workspace: LSE * log2(e); +inf for rows that see no key
+  float* delta;     ///< workspace: row sums of dO * O, minus dLSE; 0 for rows that see no key or a NaN
+  float* dq_sum;    ///< workspace: block_m * head_dim_qk values a query block, by dq_part
+  /// Workspace: a semaphore for each warpgroup's piece of each query block of dQ. It counts key tiles that
+  /// have added to the piece, or says whether one has stored it (backward_producer.cuh).
+  unsigned int* dq_semaphores;
+  /// Workspace: by (sequence, KV head), how many tiles dQ writer warps have finished. Rows that belong to no
+  /// sequence count as two more sequences, as VarlenBlocks numbers them.
   unsigned int* tiles_added;
   int batch;
   int heads_q;

@@ -1,5 +1,5 @@
-// What host and device share of the 8-bit forward kernel: its Config and Params. Plain aggregates: the same
-// file is compiled by the host compiler and by NVRTC.
+// What host and device share of the forward kernel on quantized values (8 bits): its Config and Params. Plain
+// aggregates: the same file is compiled by the host compiler and by NVRTC.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -22,18 +22,18 @@ struct EightBitConfig {
   bool local = false;         ///< window_left is bounded: left edge needs a mask
   bool varlen = false;        ///< lengths differ by sequence (cu_seqlens or seqused)
   bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
-  bool v_row_scales = false;  ///< of V: one a row, which joins P
-  bool rotated_v = false;     ///< V's rotation is undone on the rows of O
+  bool v_row_scales = false;  ///< of V: one a row, which multiplies P
+  bool rotated_v = false;     ///< V is rotated (Hadamard), which is undone on the rows of O
   bool dynamic = false;       ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
   bool overlap = true;        ///< softmax of one block runs under the products of the next, in one warpgroup
-  bool pingpong = true;       ///< warpgroups take turns: one's softmax under the other's products
+  bool pingpong = true;       ///< one warpgroup's softmax runs under the products of the others
   int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other
 
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
 
-  /// Codes and scales are the caller's, read where they are: rows of Q and K as they come, V's transposed on
-  /// their way (e4m3, scales by block).
+  /// Quantized values and scales are caller-supplied and read where they are. Rows of Q and K are used as
+  /// they come; V is transposed in shared memory (e4m3, scales by block).
   bool transpose_v = false;
 
   bool softcap = false;  ///< scores are capped before the mask
@@ -42,14 +42,16 @@ struct EightBitConfig {
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
-  /// P is rounded to a float that has room above it, so that its unit may lag behind the maximum. Integers
-  /// have none, and scales of V's rows differ by more.
-  [[nodiscard]] constexpr bool lagging() const { return pv != Codes::s8 && !v_row_scales; }
-  [[nodiscard]] constexpr bool raised_v() const { return raises_v(pv, v_row_scales, head_dim_v); }
-  /// A tile's sums and weight are found under its own products: where warpgroups take turns, or products and
-  /// softmax follow each other, that was slower.
-  [[nodiscard]] constexpr bool settles_late() const {
-    return !lagging() && !v_row_scales && overlap && !pingpong;
+  /// Lazy rescaling: the exponent's reference moves only when P grows too large. It needs a P in floating
+  /// point, which has room above 1; integers have none, and scales by row of V differ by more.
+  [[nodiscard]] constexpr bool lazy_rescaling() const { return pv != Codes::s8 && !v_row_scales; }
+  [[nodiscard]] constexpr bool v_has_zero_point() const {
+    return takes_zero_point(pv, v_row_scales, head_dim_v);
+  }
+  /// A tile's sums and weight are found under its own products. With ping-pong, or where products and softmax
+  /// follow each other, that was slower.
+  [[nodiscard]] constexpr bool adds_late() const {
+    return !lazy_rescaling() && !v_row_scales && overlap && !pingpong;
   }
   /// Columns of V in a part of P V.
   [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
@@ -58,7 +60,7 @@ struct EightBitConfig {
   [[nodiscard]] constexpr OutputTile output() const { return output_of(*this); }
 };
 
-/// Columns of a strip of a tile of codes: 128 where that wastes less than a strip of 64 costs.
+/// Columns of a strip of a tile of 8-bit values: 128 where that wastes less than a strip of 64 costs.
 constexpr int byte_strip_columns(int cols) {
   return cols % 128 == 0 || cols == 96 ? 128 : 64;
 }
@@ -67,7 +69,7 @@ constexpr int byte_tile_columns(int cols) {
   return (cols + byte_strip_columns(cols) - 1) / byte_strip_columns(cols) * byte_strip_columns(cols);
 }
 
-/// Blocks of V's rows in flight where V is transposed: one comes in while the other is read.
+/// Row-major blocks of V in flight where V is transposed: one comes in while the other is read.
 constexpr int rows_of_v_stages = 2;
 
 /// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
@@ -84,11 +86,11 @@ constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;
 }
 
-/// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of codes: q and k with
-/// dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or as for 16
-/// bits where pv is `input`; scale is not negative. Where V is transposed all three are as the caller has
-/// them, (head_dim, rows, heads, batch), and so are scales: null data is 1, any may be negative, the
-/// softmax's too.
+/// What the 8-bit forward kernel is launched with. In `forward`, q, k and v are maps of quantized values: q
+/// and k with dimensions (head_dim, rows, heads, batch), v with (padded keys, head_dim_v, heads, batch), or
+/// as for 16 bits where pv is `input`; scale is not negative. With transpose_v all three are as the caller
+/// has them, (head_dim, rows, heads, batch), and so are the scales: null data stands for 1, and any of them
+/// may be negative, the softmax's too.
 struct EightBitParams {
   ForwardParams forward;
   ScaleArray q_scales;

@@ -91,7 +91,7 @@ template <typename Config, typename F>
 requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
 constexpr void for_each_field(Config& config, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster, q_stages, dout_stages, dq_parts,
-         pingpong, rotated, causal, local, softcap, varlen, deterministic] = config;
+         pingpong, staggered, causal, local, softcap, varlen, deterministic] = config;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -102,7 +102,7 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("dout_stages", dout_stages);
   f("dq_parts", dq_parts);
   f("pingpong", pingpong);
-  f("rotated", rotated);
+  f("staggered", staggered);
   f("causal", causal);
   f("local", local);
   f("softcap", softcap);

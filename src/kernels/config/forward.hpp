@@ -18,14 +18,14 @@ struct ForwardConfig {
   bool causal = false;    ///< window_right is bounded: right edge needs a mask
   bool local = false;     ///< window_left is bounded: left edge needs a mask
   ScoreTransform transform = ScoreTransform::raw;
-  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past the end may hold anything.
+  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past a sequence's end may hold anything.
   bool varlen = false;
-  bool output_late = false;  ///< blocks without a mask wait for O behind their exponentials, not before them
+  bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
   bool dynamic = false;      ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
   // The paper's ablation: each is one idea of FlashAttention-3.
   bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
   bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
-  bool pingpong = true;     ///< warpgroups take turns: one's softmax under the other's products
+  bool pingpong = true;     ///< one warpgroup's softmax runs under the products of the others
 
   constexpr bool operator==(const ForwardConfig&) const = default;
   [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
@@ -68,15 +68,15 @@ struct ForwardParams {
   int heads_kv;
   int rows_q;  ///< rows of q in a batch entry, or in all when packed
   int rows_k;
-  int head_dim_qk;    ///< the true one
-  int head_dim_v;     ///< the true one, as out has it
-  int m_blocks;       ///< tiles of block_m queries in rows_q (dense schedule)
-  int heads_in_turn;  ///< (batch, head) pairs whose tiles come one head after another (causal)
-  int window_left;    ///< INT_MAX: unbounded
-  int window_right;   ///< INT_MAX: unbounded
-  float scale;        ///< multiplies Q K^T
-  float softcap;      ///< read if the Config says so
-  bool packed_q;      ///< q and out have no batch dimension
+  int head_dim_qk;     ///< the true one
+  int head_dim_v;      ///< the true one, as out has it
+  int m_blocks;        ///< tiles of block_m queries in rows_q (dense schedule)
+  int heads_in_order;  ///< (batch, head) pairs whose tiles come head by head; the others interleave (causal)
+  int window_left;     ///< INT_MAX: unbounded
+  int window_right;    ///< INT_MAX: unbounded
+  float scale;         ///< multiplies Q K^T
+  float softcap;       ///< read if the Config says so
+  bool packed_q;       ///< q and out have no batch dimension
   bool packed_k;
   bool out_vectors;  ///< rows of out allow 16-byte stores
 };

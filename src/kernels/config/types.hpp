@@ -12,8 +12,8 @@ enum class Element : int { f16, bf16 };
 /// u8_u8.
 enum class Bytes : int { e4m3, s8, u8, u8_u8 };
 
-/// Shared-memory swizzle: 16-byte units are exchanged within rows of this many bytes, so that eight rows of a
-/// column fall into different banks.
+/// Shared-memory swizzle: 16-byte chunks are exchanged within rows of this many bytes, so that eight rows of
+/// a column fall into different banks.
 enum class Swizzle : int { b32, b64, b128 };
 
 /// What scores go through before the mask. `raw` leaves a positive scale to the exponent's multiply-add;
@@ -25,9 +25,9 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-/// Registers a thread of each role has once setmaxnreg has moved them. A block starts with the largest
-/// multiple of 8 that gives every thread the same; what the producer's 128 threads release must cover what
-/// the consumers claim, or the claim waits for ever.
+/// Registers that a thread of each role has after setmaxnreg has moved them. A CTA starts with the largest
+/// multiple of 8 that gives every thread the same. The registers that the producer's 128 threads release must
+/// cover what the consumers claim: otherwise the claim waits for ever.
 struct RegisterSplit {
   int producer;
   int consumer;

@@ -31,9 +31,9 @@ TANDEM_DEVICE void named_barrier_arrive(int id, int threads) {
 #endif
 }
 
-/// Ordinary shared-memory accesses that come before this, of this thread or of others that it has met at a
-/// barrier, come before later ones of the tensor cores and TMA. It takes long where products of
-/// the warp are in flight.
+/// Orders ordinary shared-memory accesses before later ones of the tensor cores and TMA: those of this
+/// thread, and those of threads that it has met at a barrier. The fence takes long while products of the warp
+/// are in flight.
 TANDEM_DEVICE void fence_async_shared() {
 #if TANDEM_ON_DEVICE
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -42,7 +42,7 @@ TANDEM_DEVICE void fence_async_shared() {
 #endif
 }
 
-/// All threads of the blocks of the cluster; what they wrote before is then visible to all.
+/// All threads of the cluster wait for each other. What they wrote before is then visible to all of them.
 TANDEM_DEVICE void sync_cluster() {
 #if TANDEM_ON_DEVICE
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

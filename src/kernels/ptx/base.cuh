@@ -54,8 +54,8 @@ TANDEM_DEVICE u32 thread_index() {
   return emulator::thread_index();
 #endif
 }
-/// The same, read where it stands: what follows from it is not kept in registers around a loop. (The mask
-/// tells the compiler that it is not negative as an int.)
+/// The same, read again at each call, so that ptxas does not keep what is computed from it in registers
+/// around a loop. (The mask tells the compiler that the index is not negative as an int.)
 TANDEM_DEVICE u32 thread_index_anew() {
 #if TANDEM_ON_DEVICE
   u32 x;
@@ -66,7 +66,7 @@ TANDEM_DEVICE u32 thread_index_anew() {
 #endif
 }
 
-/// Index of this thread in its warp, read where it stands.
+/// Index of this thread in its warp, read again at each call.
 TANDEM_DEVICE u32 lane_index_anew() {
 #if TANDEM_ON_DEVICE
   u32 x;
@@ -93,7 +93,7 @@ TANDEM_DEVICE u32 grid_size() {
 #endif
 }
 
-/// Where `p`, in this block's shared memory, lies in that of the other block of a cluster of two.
+/// The address in the other CTA's shared memory (of a cluster of two) that corresponds to `p` in this one's.
 TANDEM_DEVICE u32 other_shared_address(const void* p) {
 #if TANDEM_ON_DEVICE
   u32 address;

@@ -1,5 +1,5 @@
-// Rounding f32 to 8-bit codes. A product is rounded before it is added to,
-// whatever the compiler would fuse: codes are to equal the CPU's.
+// Rounding f32 to 8-bit values. `multiply` rounds a product before anything is added to it, so that the
+// compiler does not fuse the two: the quantized values are to equal the CPU's.
 #pragma once
 
 #include "kernels/ptx/base.cuh"
@@ -44,10 +44,10 @@ TANDEM_DEVICE float max_magnitude(float largest, float x) {
 #endif
 }
 
-/// The whole number nearest to |x| <= 127, ties to even, as two's complement in bits 0 to 7; others hold
-/// anything.
+/// The integer nearest to x, ties to even, as two's complement in bits 0 to 7. The other bits are undefined;
+/// |x| is at most 127.
 TANDEM_DEVICE u32 round_s8(float x) {
-  return bits_of(x + 0x1.8p23F);  // whose last bit is 1
+  return bits_of(x + 0x1.8p23F);  // the last bit of such a float is worth 1
 }
 
 /// sum + 128 times the sum of the four u8 of `codes`.

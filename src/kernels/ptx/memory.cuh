@@ -36,8 +36,8 @@ TANDEM_DEVICE Vec4 load_global(const Vec4* p) {
   return emulator::load_global(p);
 #endif
 }
-/// Not through the read-only cache: what the grid before this one may still have written after this one
-/// began.
+/// This load does not go through the read-only cache: the previous grid may still write what it reads, after
+/// this grid began.
 TANDEM_DEVICE Float4 load_global(const Float4* p) {
 #if TANDEM_ON_DEVICE
   Float4 v;
@@ -104,7 +104,7 @@ TANDEM_DEVICE void atomic_max(u32* p, u32 value) {
 #endif
 }
 
-/// atomic_add, after what this block wrote before, and before what it reads then.
+/// atomic_add with acquire and release order at device scope.
 TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   u32 before;
@@ -118,50 +118,50 @@ TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #endif
 }
 
-/// The number at p, which other blocks raise by raise_turn; what they wrote before is then visible.
-TANDEM_DEVICE u32 read_turn(const u32* p) {
+/// Reads a semaphore: a word of global memory that thread blocks raise by semaphore_increment. What a block
+/// wrote before it raised the semaphore is then visible.
+TANDEM_DEVICE u32 semaphore_read(const u32* p) {
 #if TANDEM_ON_DEVICE
   u32 now;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(p) : "memory");
   return now;
 #else
-  return emulator::read_turn(p);
+  return emulator::semaphore_read(p);
 #endif
 }
-/// Waits until the number at p, which other blocks raise by raise_turn, is `value`; what they wrote before is
-/// then visible.
-TANDEM_DEVICE void wait_turn(const u32* p, u32 value) {
+/// Waits until the semaphore is `value`, and then sees what other blocks wrote before they raised it.
+TANDEM_DEVICE void semaphore_wait(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
-  while (read_turn(p) != value) {
+  while (semaphore_read(p) != value) {
   }
 #else
-  emulator::wait_turn(p, value);
+  emulator::semaphore_wait(p, value);
 #endif
 }
-/// As wait_turn, where it may take long.
-TANDEM_DEVICE void wait_long(const u32* p, u32 value) {
+/// As semaphore_wait, for waits that may be long: it sleeps between reads.
+TANDEM_DEVICE void semaphore_wait_long(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
-  while (read_turn(p) != value) __nanosleep(500);
+  while (semaphore_read(p) != value) __nanosleep(500);
 #else
-  emulator::wait_long(p, value);
+  emulator::semaphore_wait_long(p, value);
 #endif
 }
-/// The number at p, as read_turn; a 0 becomes 1, for one block alone.
-TANDEM_DEVICE u32 claim_turn(u32* p) {
+/// As semaphore_read, but if the semaphore is 0 it becomes 1: exactly one block gets the 0.
+TANDEM_DEVICE u32 semaphore_claim(u32* p) {
 #if TANDEM_ON_DEVICE
   u32 before;
   asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(p) : "memory");
   return before;
 #else
-  return emulator::claim_turn(p);
+  return emulator::semaphore_claim(p);
 #endif
 }
-/// Adds 1, after what this thread wrote before.
-TANDEM_DEVICE void raise_turn(u32* p) {
+/// Adds 1 to the semaphore. What this thread wrote before is visible to those who see the sum.
+TANDEM_DEVICE void semaphore_increment(u32* p) {
 #if TANDEM_ON_DEVICE
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 #else
-  emulator::raise_turn(p);
+  emulator::semaphore_increment(p);
 #endif
 }
 
@@ -183,7 +183,8 @@ TANDEM_DEVICE void store_shared(T* p, T value) {
 #endif
 }
 
-/// Copies 16 bytes without passing through registers; they are there for this thread after wait_for_copies.
+/// Starts copying 16 (or 4) bytes without passing through registers. This thread sees them after
+/// wait_for_copies.
 TANDEM_DEVICE void copy_async(Vec4* shared, const Vec4* global) {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)

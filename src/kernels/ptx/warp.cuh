@@ -38,7 +38,7 @@ TANDEM_DEVICE float shuffle(float value, int lane) {
 #endif
 }
 
-/// A value that is the same on all lanes, so that the compiler knows it.
+/// A value that is the same on all lanes. The shuffle lets ptxas know that it is.
 TANDEM_DEVICE int warp_uniform(int value) {
   return static_cast<int>(shuffle(static_cast<u32>(value), 0));
 }
@@ -61,7 +61,7 @@ TANDEM_DEVICE u32 reduce_or(u32 value) {
 #endif
 }
 
-/// Whether it is so on any lane: without a mask of lanes, whose test ptxas puts behind a vote.
+/// Whether `value` is true on any lane. A ballot's mask would have to be tested after the vote.
 TANDEM_DEVICE bool any_lane(bool value) {
 #if TANDEM_ON_DEVICE
   return __any_sync(0xffffffffU, value);
@@ -88,7 +88,7 @@ TANDEM_DEVICE int highest_bit(u32 bits) {
 #endif
 }
 
-/// One bit a lane.
+/// The predicates of all lanes, one bit each.
 TANDEM_DEVICE u32 ballot(bool predicate) {
 #if TANDEM_ON_DEVICE
   return __ballot_sync(0xffffffffU, predicate);

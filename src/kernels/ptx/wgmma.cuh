@@ -31,8 +31,8 @@ TANDEM_DEVICE MatrixDescriptor matrix_descriptor(const void* shared, u32 leading
   return {(shared_address(shared) & 0x3ffff) >> 4 | leading >> 4 << 16, stride >> 4 | mode << 30};
 }
 
-/// The compiler forgets what it knows of the address: sums with it that several places need are made at each
-/// instead of being kept in registers, where there are too few.
+/// Hides from the compiler where the address comes from. It then computes sums with the address at each use
+/// instead of keeping them in registers, of which there are too few.
 TANDEM_DEVICE void forget_address(MatrixDescriptor& d) {
 #if TANDEM_ON_DEVICE
   asm volatile("" : "+r"(d.low));

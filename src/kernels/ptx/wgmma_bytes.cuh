@@ -84,10 +84,10 @@ TANDEM_DEVICE void pin_registers(i32 (&d)[n]) {
 // clang-format on
 #endif
 
-/// What a product does with D. `replace` and `fresh` are the same to the tensor cores: fresh registers have
-/// not been in use, and the compiler takes any; replaced ones are the same as before, and what still reads
-/// them goes first. With the wrong one, accumulators of d = 256 seem to live all round the loop and are
-/// spilled.
+/// What a product does with D. To the tensor cores `replace` and `fresh` are the same: D's old value does not
+/// count. To the compiler they differ. With `fresh` it may choose any registers, since D has no value before;
+/// with `replace` it keeps D's registers, and what still reads them comes first. With the wrong choice ptxas
+/// takes the accumulators of head dimension 256 to be live through the whole loop, and spills them.
 enum class Start : int { add, replace, fresh };
 
 /// D = A B + (start is add ? D : 0), A and B in shared memory; e4m3 or s8.

@@ -72,11 +72,11 @@ TANDEM_DEVICE void BackwardConsumer<C>::step(const BackwardTile& t, int m, float
 /// the other the one after: so the first warpgroup's dQ is of two blocks ago, the second's of one.
 template <BackwardConfig C>
 template <bool masked, bool first>
-TANDEM_DEVICE void BackwardConsumer<C>::step_in_turn(const BackwardTile& t, int m,
-                                                     u32 (&p_packed)[scores / 2],
-                                                     u32 (&ds_packed)[scores / 2],
-                                                     float (&dk)[C.head_dim_qk / 2],
-                                                     float (&dv)[C.head_dim_v / 2]) {
+TANDEM_DEVICE void BackwardConsumer<C>::step_pingpong(const BackwardTile& t, int m,
+                                                      u32 (&p_packed)[scores / 2],
+                                                      u32 (&ds_packed)[scores / 2],
+                                                      float (&dk)[C.head_dim_qk / 2],
+                                                      float (&dv)[C.head_dim_v / 2]) {
   float s[scores];
   float dp[scores];
   auto q_to = q_at;
@@ -87,7 +87,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_in_turn(const BackwardTile& t, int 
   }
   shared.q_ring.wait(q_to);
   clear_unseeing_queries(t, m, q_to, dout_to);
-  take_turn();
+  pingpong_wait();
   ptx::wgmma_fence();
   if constexpr (!first) {
     float dq[C.dq_columns() / 2];
@@ -109,7 +109,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_in_turn(const BackwardTile& t, int 
   issue_scores<C.head_dim_qk>(s, k(), shared.q[q_to.stage]);
   shared.dout_ring.wait(dout_to);
   issue_scores<C.head_dim_v>(dp, v(), shared.dout[dout_to.stage]);
-  pass_turn();
+  pingpong_pass();
   if constexpr (!first) {
     hand_over_dq();
     release_dout();
@@ -129,12 +129,12 @@ TANDEM_DEVICE void BackwardConsumer<C>::step_in_turn(const BackwardTile& t, int 
 
 /// The last block's dV and dK, and the dQ that is left: two turns.
 template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::finish_in_turn(const u32 (&p_packed)[scores / 2],
-                                                       const u32 (&ds_packed)[scores / 2],
-                                                       float (&dk)[C.head_dim_qk / 2],
-                                                       float (&dv)[C.head_dim_v / 2]) {
+TANDEM_DEVICE void BackwardConsumer<C>::finish_pingpong(const u32 (&p_packed)[scores / 2],
+                                                        const u32 (&ds_packed)[scores / 2],
+                                                        float (&dk)[C.head_dim_qk / 2],
+                                                        float (&dv)[C.head_dim_v / 2]) {
   float dq[C.dq_columns() / 2];
-  take_turn();
+  pingpong_wait();
   ptx::wgmma_fence();
   issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
   issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
@@ -143,13 +143,13 @@ TANDEM_DEVICE void BackwardConsumer<C>::finish_in_turn(const u32 (&p_packed)[sco
   ptx::pin_registers(dk);
   ptx::wgmma_fence();
   issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
-  pass_turn();
+  pingpong_pass();
   ptx::wgmma_wait<0>();
   ptx::pin_registers(dq);
   release_dout();
   release_q();
   store_dq(dq);
-  take_turn();
+  pingpong_wait();
   if (warpgroup == 0) {
     ptx::wgmma_fence();
     issue_dq(dq, shared.scores[score_at.stage ^ 1]);
@@ -157,7 +157,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::finish_in_turn(const u32 (&p_packed)[sco
     ptx::pin_registers(dq);
     store_dq(dq);
   }
-  pass_turn();
+  pingpong_pass();
 }
 
 /// All query blocks of all heads of the group. Blocks on the mask's edges, and all blocks of a tile that the
@@ -168,17 +168,17 @@ TANDEM_DEVICE void BackwardConsumer<C>::blocks(const BackwardTile& t, float (&dk
   if constexpr (C.pingpong) {
     u32 p_packed[scores / 2];
     u32 ds_packed[scores / 2];
-    step_in_turn<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
+    step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
     for (int g = 0; g < group; ++g) {
       for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
         if (needs_mask(t, m)) {
-          step_in_turn<true, false>(t, m, p_packed, ds_packed, dk, dv);
+          step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
         } else {
-          step_in_turn<false, false>(t, m, p_packed, ds_packed, dk, dv);
+          step_pingpong<false, false>(t, m, p_packed, ds_packed, dk, dv);
         }
       }
     }
-    finish_in_turn(p_packed, ds_packed, dk, dv);
+    finish_pingpong(p_packed, ds_packed, dk, dv);
   } else {
     for (int g = 0; g < group; ++g) {
       for (int m = t.blocks.first; m < t.blocks.end; ++m) {
@@ -249,7 +249,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::run() {
       // The first warpgroup's first dQ is of no block, and dropped; still it is made from written memory.
       shared.scores[1].zero_rows(0, warpgroup * warpgroup_size + thread, threads);
       join();
-      if (warpgroup == 1) pass_turn();
+      if (warpgroup == 1) pingpong_pass();
     }
     while (tiles.next(t)) {
       float dk[C.head_dim_qk / 2];
@@ -322,7 +322,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     if (warp == 0) {
       BackwardLoader<C>(p, shared).run();
     } else if (warp <= C.consumers) {
-      BackwardAdder<C>{p, shared, warp - 1}.run();
+      DqWriter<C>{p, shared, warp - 1}.run();
     }
   } else {
     ptx::claim_registers<C.registers().consumer>();

@@ -235,10 +235,10 @@ struct BackwardConsumer {
   }
 
   /// The warpgroups' turns on the tensor cores (ping-pong).
-  TANDEM_DEVICE void take_turn() {
+  TANDEM_DEVICE void pingpong_wait() {
     ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads);
   }
-  TANDEM_DEVICE void pass_turn() {
+  TANDEM_DEVICE void pingpong_pass() {
     ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
   }
 
@@ -369,11 +369,11 @@ struct BackwardConsumer {
   TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
                           float (&dv)[C.head_dim_v / 2]);
   template <bool masked, bool first>
-  TANDEM_DEVICE void step_in_turn(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
-                                  u32 (&ds_packed)[scores / 2], float (&dk)[C.head_dim_qk / 2],
-                                  float (&dv)[C.head_dim_v / 2]);
-  TANDEM_DEVICE void finish_in_turn(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
-                                    float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void step_pingpong(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
+                                   u32 (&ds_packed)[scores / 2], float (&dk)[C.head_dim_qk / 2],
+                                   float (&dv)[C.head_dim_v / 2]);
+  TANDEM_DEVICE void finish_pingpong(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
+                                     float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
   TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
                             float (&dv)[C.head_dim_v / 2]);
   template <int n>

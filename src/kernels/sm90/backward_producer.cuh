@@ -161,7 +161,7 @@ struct BackwardLoader {
 /// Adds one warpgroup's dQ to the sums in global memory. The first to come stores instead, so that nobody has
 /// to clear them. All lanes of one warp.
 template <BackwardConfig C>
-struct BackwardAdder {
+struct DqWriter {
   static constexpr u32 stored = 2;  ///< turns in any order: 0, 1 while the first stores, then this
 
   const BackwardParams& p;
@@ -172,13 +172,13 @@ struct BackwardAdder {
   /// Waits until this tile may write to query block m; says whether it stores.
   TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* turn) {
     if constexpr (C.deterministic) {
-      const u32 mine = BackwardTiles<C>::turn_of(t, m);
-      ptx::wait_turn(turn, mine);
+      const u32 mine = BackwardTiles<C>::additions_before(t, m);
+      ptx::semaphore_wait(turn, mine);
       return mine == 0;
     }
     if (ready) return false;
-    const u32 before = ptx::claim_turn(turn);
-    if (before == 1) ptx::wait_turn(turn, stored);
+    const u32 before = ptx::semaphore_claim(turn);
+    if (before == 1) ptx::semaphore_wait(turn, stored);
     return before == 0;
   }
 
@@ -187,7 +187,7 @@ struct BackwardAdder {
     const int m = BackwardTiles<C>::passing(t, i);
     const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
-    u32* turn = p.turns + block * C.dq_pieces() + piece;
+    u32* turn = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
     const float* source = shared.dq + warpgroup * C.dq_part();
     bool storing = false;
@@ -206,7 +206,7 @@ struct BackwardAdder {
         // The next block's, while this one is on its way.
         const int next = BackwardTiles<C>::passing(t, i + 1) - m;
         if (!C.deterministic && part == C.dq_parts - 1)
-          ready = i + 1 < t.blocks.end && ptx::read_turn(turn + next * C.dq_pieces()) == stored;
+          ready = i + 1 < t.blocks.end && ptx::semaphore_read(turn + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -214,7 +214,7 @@ struct BackwardAdder {
     }
     if (leader && (C.deterministic || storing)) {
       ptx::tma_store_wait_written<0>();
-      ptx::raise_turn(turn);
+      ptx::semaphore_increment(turn);
     }
   }
 
@@ -239,7 +239,7 @@ struct BackwardAdder {
       // Under the tile's epilogue.
       if (leader) {
         ptx::tma_store_wait_written<0>();
-        ptx::raise_turn(tiles_added(p, t.batch, t.head_kv));
+        ptx::semaphore_increment(tiles_added(p, t.batch, t.head_kv));
       }
     }
   }

@@ -76,7 +76,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_c
     ptx::claim_registers<C.registers().consumer>();
     EightBitConsumer<C> consumer(p, shared, warp / 4 - 1,
                                  static_cast<int>(ptx::thread_index()) % warpgroup_size);
-    if (warp / 4 == C.consumers()) consumer.pass_turn();
+    if (warp / 4 == C.consumers()) consumer.pingpong_pass();
     consumer.run();
   }
 }

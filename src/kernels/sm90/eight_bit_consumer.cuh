@@ -5,7 +5,7 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/codes.cuh"
 #include "kernels/sm90/eight_bit_producer.cuh"
-#include "kernels/tile/lagging_softmax.cuh"
+#include "kernels/tile/lazy_softmax.cuh"
 #include "kernels/tile/output.cuh"
 #include "kernels/tile/pingpong.cuh"
 #include "kernels/tile/tile_softmax.cuh"
@@ -31,11 +31,11 @@ struct EightBitConsumer {
   static constexpr int part_outputs = C.part_columns() / 2;
   static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
-  static constexpr Bytes output_bytes = C.pv == Codes::e4m3 ? Bytes::e4m3
-                                        : C.raised_v()      ? Bytes::u8_u8
-                                                            : Bytes::u8;
+  static constexpr Bytes output_bytes = C.pv == Codes::e4m3    ? Bytes::e4m3
+                                        : C.v_has_zero_point() ? Bytes::u8_u8
+                                                               : Bytes::u8;
   using Softmax =
-      typename Select<C.lagging(), tile::LaggingSoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
+      typename Select<C.lazy_rescaling(), tile::LazySoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
   using OutputSum = typename ptx::ByteSum<output_bytes>::type;
   static_assert(C.part_columns() % 16 == 0 && (!keeps_input || C.parts == 1));
@@ -58,9 +58,9 @@ struct EightBitConsumer {
   float cap_unit[units];
   float cap_shift[2];
   /// Of Q's block, and of K's whose scores came last: whether rows of it are marked.
-  static constexpr bool may_be_marked = C.qk == Codes::s8 && !C.row_scales;
-  bool q_marked = false;
-  bool k_marked = false;
+  static constexpr bool has_nan_markers = C.qk == Codes::s8 && !C.row_scales;
+  bool q_has_nan = false;
+  bool k_has_nan = false;
 
   TANDEM_DEVICE EightBitConsumer(const EightBitParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -73,8 +73,8 @@ struct EightBitConsumer {
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
-  TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
-  TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }
+  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.pingpong, C.consumers()>(warpgroup); }
 
   TANDEM_DEVICE void issue_scores(ScoreSum (&s)[scores]) {
     const ptx::MatrixDescriptor q = shared.q[warpgroup][q_at.stage].operand();
@@ -191,7 +191,7 @@ struct EightBitConsumer {
   }
   TANDEM_DEVICE void take_scales() {
 #pragma unroll
-    for (float& unit : q_unit) unit = magnitude(unit, q_marked) * p.forward.scale * tile::log2_e;
+    for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.scale * tile::log2_e;
   }
   /// What the removal of K's mean took off the scores of a thread's row, in units of the logarithm to base 2.
   TANDEM_DEVICE float shift_of_row(const tile::QueryTile& t, int h) const {
@@ -200,9 +200,9 @@ struct EightBitConsumer {
     return ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
   }
   /// A scale by block without the sign that says that rows are marked.
-  static TANDEM_DEVICE float magnitude(float scale, bool& marked) {
-    if constexpr (may_be_marked) {
-      marked = ptx::bits_of(scale) >> 31 != 0;
+  static TANDEM_DEVICE float magnitude(float scale, bool& has_nan) {
+    if constexpr (has_nan_markers) {
+      has_nan = ptx::bits_of(scale) >> 31 != 0;
       return ptx::float_of(ptx::bits_of(scale) & 0x7fffffffU);
     } else {
       return scale;
@@ -261,7 +261,7 @@ struct EightBitConsumer {
     for (int h = 0; h < units; ++h) {
       float unit = q_unit[h];
       if constexpr (!C.row_scales) {
-        unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_marked);
+        unit *= magnitude(ptx::load_shared(&shared.block_scales[k_at.stage].k), k_has_nan);
       }
       const float size = C.transpose_v ? ptx::max_magnitude(0.0F, unit) : unit;
       score_unit[h] = size < tiny ? tiny : unit;
@@ -281,7 +281,7 @@ struct EightBitConsumer {
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
                                    C.consumers() * warpgroup_size);
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
+    ptx::named_barrier_sync(tile::barrier_consumers, C.consumers() * warpgroup_size);
   }
 
   TANDEM_DEVICE void run() {

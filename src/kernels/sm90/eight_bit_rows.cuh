@@ -20,12 +20,12 @@ struct EightBitRows {
   static constexpr bool keeps_input = Consumer::keeps_input;
   /// Maxima of scores that are not masked are those of the sums.
   static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales && !C.softcap;
-  static_assert(!C.lagging() || !C.overlap || C.parts <= 2);
+  static_assert(!C.lazy_rescaling() || !C.overlap || C.parts <= 2);
   /// A block is done before the next begins, and O begins as P V of the first. (Made zeros for it to add to,
   /// O of 256 columns took 250 moves a tile, and wide parts of P V beside it up to 250 bytes of local
   /// memory.)
   static constexpr bool in_order =
-      (C.causal || C.part_columns() > 64) && C.lagging() && !C.overlap && !C.pingpong && !keeps_input;
+      (C.causal || C.part_columns() > 64) && C.lazy_rescaling() && !C.overlap && !C.pingpong && !keeps_input;
   /// The first block by the code of all others, where tiles are short: 512 keys at 64, +10 %; more is slower.
   static constexpr bool one_loop = in_order && C.head_dim_v <= 64;
 
@@ -82,26 +82,26 @@ struct EightBitRows {
 
   // ---- Rows that are marked ----
 
-  static TANDEM_DEVICE bool is_marked(u32 first_codes) {
-    return (first_codes & 0xFFU) == marked_row;
+  static TANDEM_DEVICE bool is_nan_row(u32 first_codes) {
+    return (first_codes & 0xFFU) == nan_marker;
   }
   /// A query that holds a NaN: its row's sum starts as one.
-  TANDEM_DEVICE void take_marked_queries() {
-    if (!c.q_marked) return;
+  TANDEM_DEVICE void take_nan_queries() {
+    if (!c.q_has_nan) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (is_marked(c.shared.q[c.warpgroup][c.q_at.stage].word(c.position.row(h), 0))) {
+      if (is_nan_row(c.shared.q[c.warpgroup][c.q_at.stage].word(c.position.row(h), 0))) {
         softmax.sum[h] = ptx::quiet_nan();
       }
     }
   }
   /// Keys that hold one make the sums of the rows that see them NaN, and with them out and LSE. The lanes of
   /// a quad share the keys.
-  TANDEM_DEVICE void take_marked_keys() {
-    if (!c.k_marked) return;
+  TANDEM_DEVICE void take_nan_keys() {
+    if (!c.k_has_nan) return;
 #pragma unroll 1
     for (int key = c.position.first_col / 2; key < quant_block; key += 4) {
-      if (!is_marked(c.shared.k[c.k_at.stage].word(key, 0))) continue;
+      if (!is_nan_row(c.shared.k[c.k_at.stage].word(key, 0))) continue;
       const int at = block * quant_block + key;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -120,7 +120,7 @@ struct EightBitRows {
   TANDEM_DEVICE void find_probabilities(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked,
                                         Beside beside) {
     c.find_units();
-    if constexpr (Consumer::may_be_marked) take_marked_keys();
+    if constexpr (Consumer::has_nan_markers) take_nan_keys();
     c.convert_scores(s, sums);
     c.scale_scores(s);
     if (masked) {
@@ -132,7 +132,7 @@ struct EightBitRows {
   }
   /// `converted`: quarters of P that have been converted beside the exponentials.
   template <bool first, int converted>
-  TANDEM_DEVICE void settle_lagging(float (&s)[scores], bool masked) {
+  TANDEM_DEVICE void add_lazily(float (&s)[scores], bool masked) {
     if constexpr (converted > 0) convert_quarter(s, 3);
     const auto again = [&](float(&lost)[scores]) {
       if (masked) {  // its references are where they should be
@@ -151,7 +151,7 @@ struct EightBitRows {
     const auto take = [&](const float(&p)[scores], bool moved) {
       if (moved || converted == 0) c.template convert<Consumer::words>(probabilities, p, 0);
     };
-    softmax.template settle<apart>(c.v_scale, s, scale_o<first>(), again, take);
+    softmax.template add_tile<apart>(c.v_scale, s, scale_o<first>(), again, take);
     release_scores();
     wait_next_k();
   }
@@ -160,7 +160,7 @@ struct EightBitRows {
 
   TANDEM_DEVICE void find_maximum(float (&s)[scores], const ScoreSum (&sums)[scores], bool masked) {
     c.find_units();
-    if constexpr (Consumer::may_be_marked) take_marked_keys();
+    if constexpr (Consumer::has_nan_markers) take_nan_keys();
     if constexpr (integer_maxima) {
       if (!masked) {
         softmax.find_maximum(sums, c.score_unit);
@@ -201,9 +201,9 @@ struct EightBitRows {
   }
   /// Of the tile whose P is in registers: called where its products are under way, and where they are not.
   template <bool late>
-  TANDEM_DEVICE void settle_tile() {
-    if constexpr (!C.lagging() && late == C.settles_late()) {
-      softmax.settle(c.v_scale, probabilities, block % 64 == 0, o);
+  TANDEM_DEVICE void add_tile() {
+    if constexpr (!C.lazy_rescaling() && late == C.adds_late()) {
+      softmax.add_tile(c.v_scale, probabilities, block % 64 == 0, o);
     }
   }
 
@@ -220,9 +220,9 @@ struct EightBitRows {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(sums);
     meanwhile();
-    if constexpr (C.lagging()) {
+    if constexpr (C.lazy_rescaling()) {
       find_probabilities<first>(s, sums, masked, [&](int) {});
-      settle_lagging<first, 0>(s, masked);
+      add_lazily<first, 0>(s, masked);
     } else {
       find_maximum(s, sums, masked);
       find_exponentials(s, sums, masked, [](int) {});
@@ -267,7 +267,7 @@ struct EightBitRows {
   TANDEM_DEVICE void finish_output() {
     OutputSum held[part_outputs];
     issue_output(held);
-    settle_tile<true>();
+    add_tile<true>();
     if constexpr (!keeps_input) {
 #pragma unroll
       for (int part = 1; part < C.parts; ++part) next_part<first>(held, part);
@@ -283,15 +283,15 @@ struct EightBitRows {
     float converted[C.qk == Codes::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
     OutputSum held[part_outputs];
-    c.take_turn();
+    c.pingpong_wait();
     c.issue_scores(sums);
     c.shared.v_ring.wait(c.v_at);
     issue_output(held);
-    if constexpr (C.lagging() || C.parts == 1) c.pass_turn();
-    settle_tile<true>();
+    if constexpr (C.lazy_rescaling() || C.parts == 1) c.pingpong_pass();
+    add_tile<true>();
     ptx::wgmma_wait<1>();
     ptx::pin_registers(sums);
-    if constexpr (C.lagging()) {
+    if constexpr (C.lazy_rescaling()) {
       if (keeps_input && masked) wait_output(held);  // before a reference moves, and O with it
       find_probabilities<false>(s, sums, masked, [&](int quarter) {
         constexpr int half = part_outputs / 2;
@@ -309,13 +309,13 @@ struct EightBitRows {
         }
         if (quarter > 0) convert_quarter(s, quarter - 1);
       });
-      settle_lagging<false, 3>(s, masked);
+      add_lazily<false, 3>(s, masked);
     } else {
       find_maximum(s, sums, masked);
       if constexpr (C.parts > 1) {
 #pragma unroll
         for (int part = 1; part < C.parts; ++part) next_part(held, part);
-        c.pass_turn();
+        c.pingpong_pass();
       }
       wait_next_k();
       wait_output(held);
@@ -327,16 +327,16 @@ struct EightBitRows {
         c.template promote<size>(o, held, C.parts - 1, softmax.weight, quarter * size);
       });
       find_tile(s);
-      settle_tile<false>();
+      add_tile<false>();
     }
   }
   /// One after the other: other warpgroups fill the tensor cores meanwhile.
   TANDEM_DEVICE void serial(bool masked) {
     c.shared.v_ring.wait(c.v_at);
-    c.take_turn();
+    c.pingpong_wait();
     finish_output();
-    only_scores(masked, [&] { c.pass_turn(); });
-    settle_tile<false>();
+    only_scores(masked, [&] { c.pingpong_pass(); });
+    add_tile<false>();
   }
 
   /// A block's scores, its softmax and its P V.
@@ -352,8 +352,8 @@ struct EightBitRows {
     for (; block >= first; --block) {
       c.shared.k_ring.wait(c.k_at);
       if (block > t.blocks.first) {
-        c.take_turn();
-        c.pass_turn();
+        c.pingpong_wait();
+        c.pingpong_pass();
       }
       release_scores();
       c.shared.v_ring.wait(c.v_at);
@@ -388,7 +388,7 @@ struct EightBitRows {
     c.shared.k_ring.wait(c.k_at);
     if constexpr (one_loop) {
       c.take_scales();
-      if constexpr (Consumer::may_be_marked) take_marked_queries();
+      if constexpr (Consumer::has_nan_markers) take_nan_queries();
       const auto own = own_blocks();
       bool masked = true;  // the first block's maxima are what P is relative to
 #pragma unroll 1
@@ -403,9 +403,9 @@ struct EightBitRows {
     }
     only_scores<true>(true, [&] {
       c.take_scales();
-      if constexpr (Consumer::may_be_marked) take_marked_queries();
+      if constexpr (Consumer::has_nan_markers) take_nan_queries();
     });
-    if constexpr (!C.lagging()) softmax.start(c.v_scale, probabilities, o);
+    if constexpr (!C.lazy_rescaling()) softmax.start(c.v_scale, probabilities, o);
     if constexpr (keeps_input && C.varlen) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
       if (valid_rows < quant_block) c.clear_v_tail(valid_rows);
@@ -432,7 +432,7 @@ struct EightBitRows {
       c.shared.v_ring.wait(c.v_at);
       finish_output();
     }
-    if constexpr (C.raised_v()) softmax.finish(o);
+    if constexpr (C.v_has_zero_point()) softmax.finish(o);
     c.store(t, o, softmax, shift);
   }
 };

@@ -61,8 +61,8 @@ struct ForwardConsumer {
     }
   }
 
-  TANDEM_DEVICE void take_turn() { take_turn_of<C.pingpong>(warpgroup); }
-  TANDEM_DEVICE void pass_turn() { pass_turn_of<C.pingpong, C.consumers()>(warpgroup); }
+  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.pingpong, C.consumers()>(warpgroup); }
 
   /// The operands of the next products.
   TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
@@ -114,7 +114,7 @@ struct ForwardConsumer {
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
                                    C.block_m / 64 * warpgroup_size);
     ptx::fence_async_shared();
-    ptx::named_barrier_sync(barrier_consumers, C.consumers() * warpgroup_size);
+    ptx::named_barrier_sync(tile::barrier_consumers, C.consumers() * warpgroup_size);
   }
 
   TANDEM_DEVICE void run() {
@@ -213,11 +213,11 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // a mask are relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
   auto iteration = [&](auto masked) {
     constexpr bool lazy = !decltype(masked)::value;
-    take_turn();
+    pingpong_wait();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
     issue_output(o, probabilities, v_operand(), accumulate);
-    pass_turn();
+    pingpong_pass();
     ptx::wgmma_wait<1>();
     take_scores(masked.value);
     if constexpr (!lazy) softmax.update(s, rescale, scale_log2);
@@ -265,14 +265,14 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // The same, one after the other (the paper's ablation).
   auto serial_iteration = [&](bool masked) {
     shared.v_ring.wait(v_at);
-    take_turn();
+    pingpong_wait();
     issue_output(o, probabilities, v_operand(), accumulate);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release_v();
     issue_scores(s, q_operand(), k_operand());
     ptx::wgmma_wait<0>();
-    pass_turn();
+    pingpong_pass();
     take_scores(masked);
     release_scores();
     exponentials(s);
@@ -330,7 +330,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
 
   auto consume = [&](int warpgroup) {
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);
-    if (warpgroup == C.consumers() - 1) consumer.pass_turn();
+    if (warpgroup == C.consumers() - 1) consumer.pingpong_pass();
     consumer.run();
   };
   if constexpr (C.specialised) {

@@ -1,4 +1,4 @@
-// Matrices of 8-bit elements in shared memory, as TMA writes them and WGMMA reads them.
+// Matrices of 8-bit values in shared memory, as TMA writes them and WGMMA reads them.
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
@@ -8,8 +8,8 @@
 
 namespace tandem::tile {
 
-/// `rows` x `cols` K-major, cut into strips of 128 (or 64) columns, swizzled; a strip is one box of the copy
-/// engine. Columns up to a whole strip are loaded as zeros and not used (96).
+/// `rows` x `cols`, K-major, cut into swizzled strips of 128 (or 64) columns. One strip is one TMA box. If
+/// the last strip has more columns than are left (96), TMA fills them with zeros and nothing reads them.
 template <int rows, int cols>
 struct ByteTile {
   static constexpr int strip_cols = byte_strip_columns(cols);
@@ -31,13 +31,13 @@ struct ByteTile {
     }
   }
 
-  /// Where the code of (row, col) is; the 16 of a multiple of 16 on lie together.
+  /// Offset of element (row, col). The 16 elements from a column that is a multiple of 16 on are contiguous.
   static TANDEM_DEVICE u32 place(int row, int col) {
     const u32 at = static_cast<u32>(col / strip_cols) * strip_bytes +
                    static_cast<u32>(row * strip_cols + col % strip_cols);
     return at ^ (at >> 7 & (strip_cols / 16 - 1)) << 4;
   }
-  /// Four codes of `row` from `col` (a multiple of 4) on.
+  /// Four elements of `row` from `col` (a multiple of 4) on.
   TANDEM_DEVICE u32 word(int row, int col) const {
     return ptx::load_shared(reinterpret_cast<const u32*>(data + place(row, col)));
   }

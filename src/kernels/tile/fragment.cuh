@@ -20,12 +20,12 @@ struct FragmentPosition {
   TANDEM_DEVICE int col(int j) const { return first_col + 8 * j; }
 };
 
-/// Over the four lanes that hold a row; a NaN loses against a number.
+/// The maximum over the four lanes that hold a row; a NaN loses against a number.
 TANDEM_DEVICE float largest_of_quad(float x) {
   x = ptx::fmax(x, ptx::shuffle_xor(x, 1));
   return ptx::fmax(x, ptx::shuffle_xor(x, 2));
 }
-/// The same where a NaN stays.
+/// The same, but NaN if one of the values is.
 TANDEM_DEVICE float largest_of_quad_nan(float x) {
   x = ptx::fmax_nan(x, ptx::shuffle_xor(x, 1));
   return ptx::fmax_nan(x, ptx::shuffle_xor(x, 2));

@@ -1,9 +1,9 @@
-// Which rows of K and V a block of keys is.
+// Where the keys of a tile's sequence lie in k and v: the coordinates of their tensor maps. The loaders of
+// all forward kernels ask here and nowhere else, so that another layout of keys (pages of a cache) has one
+// place. In a dense batch and in a varlen one alike, consecutive keys are consecutive rows.
 //
-// Where the keys of a tile's sequence lie in k and v, as coordinates of their tensor maps: the rows that
-// follow are the keys that follow, in a dense batch and in a varlen one alike. Three functions, and not a
-// struct of three numbers: ptxas schedules the producer's loop differently where the numbers are found
-// together.
+// These are three functions, not one that returns three numbers: ptxas schedules the producer's loop
+// differently if the numbers are found at one place.
 #pragma once
 
 #include "kernels/config/forward.hpp"

@@ -10,7 +10,8 @@
 
 namespace tandem::tile {
 
-/// Scores before the mask: scaled or capped where the exponent's multiply-add cannot do it.
+/// Scales or caps the scores before the mask, where the exponent's multiply-add cannot do it. A function of
+/// the user's on scores belongs here.
 template <ScoreTransform transform, int n>
 TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
   if constexpr (transform == ScoreTransform::scaled) {
@@ -26,9 +27,9 @@ TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
   }
 }
 
-/// A thread's scores of an unmasked block, element by element from global memory: for the rare block whose
-/// exponentials have overflowed, when its K has long been released. `query` and `key` are the sequence
-/// positions of the warpgroup's tile origin.
+/// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block
+/// whose exponentials have overflowed, after its K in shared memory has been released. `query` and `key` are
+/// the sequence positions of the warpgroup's tile origin.
 template <Element element, int n>
 TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
                                const FragmentPosition& position) {
@@ -39,12 +40,12 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
   const u16* q[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    // Rows past the sequence's end are computed and not stored: any row will do.
+    // Rows past the sequence's end are computed and not stored, so any row will do.
     const i64 row = t.begin_q + min(query + position.row(h), t.seqlen_q - 1);
     q[h] = static_cast<const u16*>(p.q_data) + (p.packed_q ? 0 : t.batch) * p.q_stride.batch +
            t.head * p.q_stride.head + row * p.q_stride.row;
   }
-  // Registers have no index: each turn of the loop appends four scores behind those of the turns before.
+  // Registers cannot be indexed: each iteration shifts the scores by four and appends four.
 #pragma unroll 1
   for (int j = 0; j < n / 4; ++j) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Which keys a query sees, tile by tile: whole tiles are skipped, interior tiles need no mask, edges are
-// compared.
+// Which keys a query sees, block by block: blocks that no query sees are skipped, blocks that all queries see
+// whole need no mask, and on the blocks between each score's key is compared with its query's bounds.
 #pragma once
 
 #include "kernels/config/types.hpp"
@@ -20,7 +20,7 @@ struct Visibility {
   TANDEM_DEVICE int end_key(int query) const {
     return right == unbounded ? seqlen_k : min(seqlen_k, query + seqlen_k - seqlen_q + right + 1);
   }
-  /// Queries [first_query, end_query) see `key`, of those that are in use and if the key is.
+  /// Queries [first_query, end_query) see `key`, provided that query and key are in use.
   TANDEM_DEVICE int first_query(int key) const {
     return right == unbounded ? 0 : max(0, key - seqlen_k + seqlen_q - right);
   }
@@ -52,9 +52,10 @@ struct BlockRange {
   }
 };
 
-/// Calls step(masked) for each key block from `block` down to the first of `all`, the tile's range; `own` is
-/// that of the caller's queries: blocks right of its inner ones are masked, and with a left window those left
-/// of them. All by reference: copies have cost 256-wide kernels 4 to 16 bytes of local memory.
+/// Calls step(masked) for each key block from `block` down to the first of `all`, the tile's range. `own` is
+/// the range of the caller's queries: blocks right of its inner ones are masked, and with a left window also
+/// those left of them. All arguments are references: copies cost kernels of 256 columns 4 to 16 bytes of
+/// local memory.
 template <bool causal, bool local, typename Step>
 TANDEM_DEVICE void walk_blocks(int& block, const BlockRange& all, const BlockRange& own, Step& step) {
   if constexpr (causal) {
@@ -67,8 +68,8 @@ TANDEM_DEVICE void walk_blocks(int& block, const BlockRange& all, const BlockRan
 }
 
 /// Query blocks [first, end) that see any key of [first_key, end_key), and [inner_first, inner_end) of them
-/// that see them all, so that no mask is needed. BlockRange's other view: a key block is in a query block's
-/// range if and only if the query block is in the key block's.
+/// that see them all, so that no mask is needed. The counterpart of BlockRange: a key block is in a query
+/// block's range if and only if the query block is in the key block's.
 struct QueryBlockRange {
   int first;
   int end;
@@ -96,8 +97,8 @@ TANDEM_DEVICE int columns_below(int end) {
 }
 
 /// Sets scores of invisible keys to -inf. `query` and `key` are the sequence positions of the warpgroup's
-/// tile origin. Columns are bits of a word, of which ptxas sets seven predicates at a time (R2P);
-/// otherwise it compares each column with both edges.
+/// tile origin. Columns are bits of a word, from which ptxas sets seven predicates at a time (R2P); written
+/// as comparisons, each column would be compared with both edges.
 template <int n>
 TANDEM_DEVICE void apply_mask(float (&s)[n], const Visibility& v, int query, int key,
                               const FragmentPosition& position) {

@@ -34,7 +34,7 @@ TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
          row * p.out_stride.row;
 }
 
-/// `value` is -inf for a query that sees no key: with a sink, nothing but that is in its LSE's sum.
+/// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
 template <OutputTile T>
 TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float value) {
   if (p.lse == nullptr) return;
@@ -81,14 +81,14 @@ TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], con
     }
     if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
   }
-  // Where there is no result there may be NaNs. A choice at each word would cost as much as the packing.
+  // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
   if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
 #pragma unroll
     for (int i = 0; i < outputs; ++i) {
       if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
     }
   }
-  if (p.out_vectors) {  // asked once: with a branch a store, shuffles and stores would not overlap
+  if (p.out_vectors) {  // tested once: with a branch at each store, shuffles and stores would not overlap
     store_words(t, o, factor, true);
   } else {
     store_words(t, o, factor, false);
@@ -126,7 +126,7 @@ TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
   constexpr int units = T.head_dim_v / 8;
-  // By a thread a row of its own: beside the columns below, it has cost kernels of 256 columns 150 bytes of
+  // One thread writes each row's LSE. Inside the loop below it cost kernels of 256 columns 150 bytes of
   // stack.
   if (thread < rows) store_lse(t, first + thread, -ptx::infinity());
   for (int i = thread; i < rows * units; i += warpgroup_size) {

@@ -1,26 +1,28 @@
-// Ping-pong: the consumer warpgroups take turns on the tensor cores, so that one's softmax runs under the
-// other's products.
+// Ping-pong: named barriers give the tensor cores to one consumer warpgroup after another, so that the
+// softmax of one warpgroup runs under the products of the others.
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
 
-namespace tandem {
+namespace tandem::tile {
 
-/// Named barriers: 1 to 3 hand the turn to a consumer warpgroup; 4 joins all consumers.
-constexpr int barrier_turn = 1;
+/// Named barriers of the forward kernels. Barriers 1 to 3 each admit one consumer warpgroup to the tensor
+/// cores; barrier 4 joins all consumers.
+constexpr int barrier_pingpong_first = 1;
 constexpr int barrier_consumers = 4;
 
-/// The consumer warpgroups' turns on the tensor cores (ping-pong).
+/// Waits until the warpgroup before this one has issued its products.
 template <bool pingpong>
-TANDEM_DEVICE void take_turn_of(int warpgroup) {
-  if constexpr (pingpong) ptx::named_barrier_sync(barrier_turn + warpgroup, 2 * warpgroup_size);
+TANDEM_DEVICE void pingpong_wait(int warpgroup) {
+  if constexpr (pingpong) ptx::named_barrier_sync(barrier_pingpong_first + warpgroup, 2 * warpgroup_size);
 }
+/// Lets the warpgroup after this one issue its products.
 template <bool pingpong, int consumers>
-TANDEM_DEVICE void pass_turn_of(int warpgroup) {
+TANDEM_DEVICE void pingpong_pass(int warpgroup) {
   if constexpr (pingpong) {
     const int next = warpgroup + 1 == consumers ? 0 : warpgroup + 1;
-    ptx::named_barrier_arrive(barrier_turn + next, 2 * warpgroup_size);
+    ptx::named_barrier_arrive(barrier_pingpong_first + next, 2 * warpgroup_size);
   }
 }
 
-}  // namespace tandem
+}  // namespace tandem::tile

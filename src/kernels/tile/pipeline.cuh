@@ -27,8 +27,8 @@ struct Ring {
   ptx::Mbarrier empty[stages];
   using Position = RingPosition<stages>;
 
-  /// One thread. `consumer_arrivals` releases free a buffer, `producer_arrivals` and the bytes that they
-  /// announce fill it.
+  /// One thread calls. A buffer is free after `consumer_arrivals` releases. It is full after
+  /// `producer_arrivals` arrivals and the bytes that they announce.
   TANDEM_DEVICE void init(u32 consumer_arrivals, u32 producer_arrivals = 1) {
 #pragma unroll
     for (int s = 0; s < stages; ++s) {
@@ -42,7 +42,7 @@ struct Ring {
     wait_free(at);
     return announce(at, bytes);
   }
-  /// The two halves of it. What the thread itself writes into the buffer comes between.
+  /// The two halves of `acquire`. The thread may write into the buffer between them.
   TANDEM_DEVICE void wait_free(Position at) {
     ptx::mbarrier_wait(empty[at.stage], at.phase ^ 1);
   }
@@ -50,7 +50,7 @@ struct Ring {
     ptx::mbarrier_arrive_expect(full[at.stage], bytes);
     return full[at.stage];
   }
-  /// Producer: what it has itself written is there.
+  /// Producer: what its own stores have written is there.
   TANDEM_DEVICE void hand_over(Position at) {
     ptx::mbarrier_arrive(full[at.stage]);
   }

@@ -1,5 +1,5 @@
-// Scores of codes by ordinary arithmetic, for the rare tile whose products are gone when they turn out to be
-// needed again: the tensor cores would need all warps of the warpgroup.
+// Scores of quantized values by ordinary arithmetic. They serve the rare tile whose scores are needed again
+// after exponentials have overwritten them: the tensor cores would need all warps of the warpgroup for it.
 #pragma once
 
 #include "kernels/ptx/codes.cuh"
@@ -8,7 +8,7 @@
 
 namespace tandem::tile {
 
-/// The four codes of a word as f32.
+/// The four 8-bit values of a word as f32.
 template <Bytes bytes>
 TANDEM_DEVICE void decode(u32 word, float (&x)[4]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Undoing a rotation of V's channels on the rows of O, in registers.
+// Undoes the rotation (signs and a Hadamard matrix) of V's channels on the rows of O, in registers.
 #pragma once
 
 #include "kernels/tile/fragment.cuh"
@@ -22,16 +22,16 @@ TANDEM_DEVICE constexpr u32 quad_signs(int j, int e) {
   return bits;
 }
 
-/// The exponent of the power of two of columns that column c is in, if there are `head_dim`: of the binary
-/// digits, the highest in which the two differ. Columns past the end stay alone. Head dimensions are
-/// multiples of 8, and so are the blocks.
+/// log2 of the size of the Hadamard block that column c is in. Head dimensions are cut into powers of two,
+/// the largest first, so it is the highest bit in which c and head_dim differ. Columns past the end count as
+/// blocks of one. Head dimensions are multiples of 8, and so are the blocks.
 TANDEM_DEVICE int rotation_exponent(int c, int head_dim) {
   return c < head_dim ? ptx::highest_bit(static_cast<u32>(c ^ head_dim)) : 0;
 }
 
-/// rotate_back for rows of h. Column 8 * j + 2 * lane + e: the lowest bit and those from the third on are a
-/// register's, the two between are the quad's lanes. `whole`: head_dim is dim, and all of this is known to
-/// the compiler.
+/// rotate_back for the rows of h. In column 8 * j + 2 * lane + e, the lowest bit (e) and those from the third
+/// on (j) select a register; the two between select the quad's lane. `whole`: head_dim is dim, so that all
+/// sizes are constants.
 template <int dim, bool whole>
 TANDEM_DEVICE void rotate_rows_back(float (&o)[dim / 2], const FragmentPosition& position, int head_dim,
                                     int h) {
@@ -81,8 +81,9 @@ TANDEM_DEVICE void rotate_rows_back(float (&o)[dim / 2], const FragmentPosition&
   }
 }
 
-/// Multiplies rows of a warpgroup's 64 x dim accumulators, of which `head_dim` columns count, by the Hadamard
-/// matrices of recipe.hpp over the square root of their sizes, and by its signs: the inverse of signs first.
+/// Multiplies the rows of a warpgroup's 64 x dim accumulators, of which `head_dim` columns count, by the
+/// Hadamard matrices of recipe.hpp, divided by the square roots of their sizes, and then by its signs. That
+/// is the inverse of the rotation, which applies the signs first.
 template <int dim>
 TANDEM_DEVICE void rotate_back(float (&o)[dim / 2], const FragmentPosition& position, int head_dim) {
   static_assert(dim % 32 == 0);

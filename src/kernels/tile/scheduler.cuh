@@ -1,4 +1,4 @@
-// Which tiles a persistent block computes, and in which order.
+// Which tiles a persistent CTA computes, and in which order.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -17,10 +17,10 @@ struct TileIndex {
   int begin_k = 0;
   int seqlen_q = 0;  ///< rows in use
   int seqlen_k = 0;
-  int end_q = 0;  ///< rows of q including those past their use; they are written too
+  int end_q = 0;  ///< rows of q, with those that are not in use: they are written too
 };
 
-/// A row count or offset, clamped so that no content can lead outside the tensors.
+/// Clamps a row count or offset, so that no content of the user's arrays leads outside the tensors.
 TANDEM_DEVICE int clamp_to(int value, int low, int high) {
   return max(low, min(value, high));
 }
@@ -66,8 +66,8 @@ TANDEM_DEVICE int last_not_past(int lane, int count, int at, First first) {
   return from;
 }
 
-/// Static persistent scheduler: tile numbers in turn, without communication. `alternate`: every second round
-/// goes backwards, so that sums of descending work even out.
+/// Static persistent scheduler: CTA i takes tiles i, i + grid size, and so on. `alternate`: every second
+/// round runs backwards, so that CTAs get the same amount of work where it descends with the tile number.
 template <bool alternate>
 struct StaticScheduler {
   int round = 0;
@@ -75,8 +75,8 @@ struct StaticScheduler {
   TANDEM_DEVICE int next() {
     const int blocks = static_cast<int>(ptx::grid_size());
     const int block = static_cast<int>(ptx::block_index());
-    const int turn = alternate && (round & 1) ? blocks - 1 - block : block;
-    return round++ * blocks + turn;
+    const int rank = alternate && (round & 1) ? blocks - 1 - block : block;
+    return round++ * blocks + rank;
   }
 };
 
@@ -122,21 +122,21 @@ struct DynamicScheduler {
   }
 };
 
-/// Tiles of equal sequences, head after head, so that the blocks that run at one time share K and V in the
-/// L2. Where tiles differ in work a head's longest comes first, and the last heads are interleaved: their
-/// longest tiles first, so that what is begun last is short.
+/// Tiles of sequences of one length, head by head, so that CTAs that run at the same time share K and V in
+/// the L2. Where tiles differ in work, a head's longest tiles come first, and the last heads are interleaved:
+/// the longest tiles of all of them first, so that the tiles that start last are short.
 template <bool longest_first>
 struct DenseTiles {
   TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     const int heads = p.heads_q * p.batch;
     if (tile >= heads * p.m_blocks) return false;
-    const int late = tile - p.heads_in_turn * p.m_blocks;
+    const int late = tile - p.heads_in_order * p.m_blocks;
     const bool interleaved = longest_first && late >= 0;
-    const int heads_before = interleaved ? p.heads_in_turn : tile / p.m_blocks;
-    const int together = interleaved ? heads - p.heads_in_turn : 1;
+    const int heads_before = interleaved ? p.heads_in_order : tile / p.m_blocks;
+    const int interleaved_heads = interleaved ? heads - p.heads_in_order : 1;
     const int within = tile - heads_before * p.m_blocks;
-    const int head = within % together;
-    t.m = longest_first ? p.m_blocks - 1 - within / together : within;
+    const int head = within % interleaved_heads;
+    t.m = longest_first ? p.m_blocks - 1 - within / interleaved_heads : within;
     const int batch_head = heads_before + head;
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
@@ -149,7 +149,7 @@ struct DenseTiles {
   }
 };
 
-/// One side (queries or keys) of a batch of sequences whose lengths only the device knows.
+/// One side (queries or keys) of a varlen batch, whose lengths only the device knows.
 struct VarlenSide {
   const LengthArray& cu;
   const LengthArray& used;
@@ -168,9 +168,9 @@ struct VarlenBlock {
   SequenceRows rows;
 };
 
-/// Blocks of `size` rows of such sequences, numbered sequence by sequence and head by head. Each warp walks
-/// the sequences 32 at a time with a prefix sum; since a block's tiles ascend, it goes on where it stopped.
-/// All 32 lanes call.
+/// Blocks of `size` rows of such sequences, numbered sequence by sequence and in each head by head. Each warp
+/// walks the sequences 32 at a time with a prefix sum. A CTA's tile numbers ascend, so it continues where it
+/// stopped. All 32 lanes call.
 template <int size>
 struct VarlenBlocks {
   int first = 0;   ///< sequence of lane 0
@@ -178,7 +178,8 @@ struct VarlenBlocks {
 
   TANDEM_DEVICE bool locate(const VarlenSide& side, int tile, VarlenBlock& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    // Rows before the first packed sequence and past the last are two more, of which nothing is in use.
+    // In packed tensors, rows past the last sequence and rows before the first count as two more sequences,
+    // of which no row is in use.
     const int sequences = side.batch + (side.packed ? 2 : 0);
     SequenceRows r{0, 0, 0};
     int owner = 0;  ///< the lane whose sequence has the tile
@@ -209,9 +210,9 @@ struct VarlenBlocks {
       }
       before += pick(through, warp_size - 1);
     }
-    // ptxas does not see that all lanes leave the loop with the same values. Without a shuffle each,
-    // WGMMA descriptors are computed in ordinary registers, and up to 45 moves to uniform ones stand between
-    // a block's products.
+    // ptxas does not see that all lanes leave the loop with the same values. Without a shuffle of each value
+    // it computes WGMMA descriptors in ordinary registers, with up to 45 moves to uniform registers between
+    // the products of a block.
     if (ptx::warp_uniform(found ? 1 : 0) == 0) return false;
     owner = ptx::warp_uniform(owner);
     in_sequence = ptx::warp_uniform(in_sequence);
@@ -231,14 +232,15 @@ struct VarlenBlocks {
   }
 };
 
-/// Rows in use on the other side of sequence `b`, none past the last sequence; the same on all lanes.
+/// Rows of sequence `b` on the other side (keys for queries): none past the last sequence. All lanes get the
+/// same values.
 TANDEM_DEVICE SequenceRows other_side(const VarlenSide& side, int b) {
   const SequenceRows r =
       b < side.batch ? sequence_rows(side.cu, side.used, side.rows, b) : SequenceRows{0, 0, 0};
   return {ptx::warp_uniform(r.begin), ptx::warp_uniform(r.used), ptx::warp_uniform(r.end)};
 }
 
-/// Tiles of sequences whose lengths only the device knows, each sequence's longest first.
+/// Tiles of a varlen batch, each sequence's longest first.
 template <int block_m>
 struct VarlenTiles {
   VarlenBlocks<block_m> blocks;

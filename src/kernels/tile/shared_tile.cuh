@@ -51,15 +51,15 @@ struct SharedTile {
     return static_cast<u32>(step) * 16 * row_bytes;
   }
 
-  /// Where 8 elements from a column that is a multiple of 8 lie.
+  /// The address of 8 elements from `col`, a multiple of 8, on.
   TANDEM_DEVICE char* address(int row, int col) {
     constexpr int units = row_bytes / 16;
     const int unit = col % strip_cols / 8 ^ (row * units / 8 & (units - 1));
     return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
   }
 
-  /// Whether this thread finds a NaN or an infinity among its units of rows [first, end); `threads` threads
-  /// share them.
+  /// Whether this thread finds a NaN or an infinity in its share of rows [first, end), which `threads`
+  /// threads divide.
   template <Element element>
   TANDEM_DEVICE bool any_nonfinite(int first, int end, int thread, int threads) const {
     constexpr int units = row_bytes / 16;

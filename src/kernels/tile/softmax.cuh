@@ -8,8 +8,8 @@ namespace tandem::tile {
 constexpr float log2_e = 1.4426950408889634F;
 constexpr float ln_2 = 0.6931471805599453F;
 
-/// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference): the reference is the
-/// row's maximum, or was when it was last looked for.
+/// Two rows a thread (h = 0, 1). Exponentials are 2^(score * scale_log2 - reference). With lazy rescaling the
+/// reference is the running maximum of an earlier block, otherwise of this one.
 struct OnlineSoftmax {
   float reference[2];  ///< -inf: no key has been seen
   float sum[2];        ///< of this thread's columns; the quad's sums meet in finish
@@ -27,11 +27,11 @@ struct OnlineSoftmax {
     return reference == -ptx::infinity() ? 0.0F : reference;
   }
 
-  /// Takes the scores' maxima into the references. `rescale[h]` is what earlier sums and outputs of the row
-  /// are worth now.
+  /// Raises the references to the scores' maxima. `rescale[h]` is the factor by which the row's earlier sums
+  /// and outputs must be multiplied.
   template <int n>
   TANDEM_DEVICE void update(const float (&s)[n], float (&rescale)[2], float scale_log2) {
-    // Four chains a row: a link takes eight cycles, an instruction two.
+    // Four chains a row: a dependent instruction waits eight cycles, an independent one two.
     float a[2][4];
 #pragma unroll
     for (int j = 0; j < n / 4; ++j) {
@@ -57,9 +57,9 @@ struct OnlineSoftmax {
   /// Turns the scores into exponentials in place, a quarter at a time; `total` are their sums. `beside(i)` is
   /// called behind quarter i, for what may run among the exponentials of the next.
   ///
-  /// The exponential unit takes a warp's instruction every eight cycles; what else a block needs fits
-  /// between: arguments of the next quarter, sums of the one before, and `beside`. ptxas mixes them
-  /// so, if it is given them in this order; written one after the other, they stay one after the other.
+  /// The special function unit takes an exponential of a warp every eight cycles. Other instructions fit
+  /// between: the arguments of the next quarter, the sums of the one before, and `beside`. ptxas interleaves
+  /// them if the source has them in this order; written one loop after the other, they stay in sequence.
   template <int n, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], float scale_log2, Beside beside) const {
     static_assert(n % 8 == 0);
@@ -85,7 +85,7 @@ struct OnlineSoftmax {
     total[1] = chain[1] + chain[3];
   }
 
-  /// Takes a block's sums in.
+  /// Adds a block's sums.
   TANDEM_DEVICE void add(const float (&total)[2], const float (&rescale)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = ptx::fma(sum[h], rescale[h], total[h]);
@@ -96,19 +96,19 @@ struct OnlineSoftmax {
     for (int h = 0; h < 2; ++h) sum[h] += total[h];
   }
 
-  /// Whether a block's exponentials, relative to the maxima of the blocks before it, are too large to be
-  /// kept: then its sums are, too. Up to the limit f16 stays finite, and a key that is worth no more than
-  /// this times all others has company whose rounding is of the size of its own. NaN counts as too large: an
-  /// infinity among the exponentials may make one of the sums.
+  /// Lazy rescaling: whether a block's exponentials, relative to the reference of the blocks before it, are
+  /// too large to be kept. Their sums tell, since all of them are positive. Up to the limit P is finite in
+  /// f16, and the rounding of earlier, relatively small exponentials is of the size of this block's own. A
+  /// NaN counts as too large, since a sum of infinities may be NaN.
   TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
     constexpr float limit = 64.0F;
     return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
            reference[1] == -ptx::infinity();
   }
 
-  /// Moves the references up to the largest of such exponentials, and makes these and their sums relative to
-  /// them; `rescale` as update has it. False if they have overflowed or vanished; nothing is changed then.
-  /// All lanes of a warp call.
+  /// Moves the references up to the largest of such exponentials, and makes the exponentials and their sums
+  /// relative to them; `rescale` is as in `update`. False if exponentials have overflowed or vanished: then
+  /// nothing is changed. All lanes of a warp call.
   template <int n>
   TANDEM_DEVICE bool move(float (&s)[n], float (&total)[2], float (&rescale)[2]) {
     constexpr float largest_kept = 0x1p100F;
@@ -138,8 +138,8 @@ struct OnlineSoftmax {
     return true;
   }
 
-  /// The row's LSE (natural logarithm), and in `factor` what the output must be multiplied with. A sink (in
-  /// units of the logarithm to base 2) joins the sum; a row that has seen no key gets 0 and -inf.
+  /// Returns the row's LSE (natural logarithm), and in `factor` the number by which the output must be
+  /// multiplied. A sink (logarithm to base 2) joins the sum. A row that has seen no key gets -inf and 0.
   TANDEM_DEVICE float finish(int h, bool has_sink, float sink_log2, float& factor) const {
     float total = sum[h];
     total += ptx::shuffle_xor(total, 1);

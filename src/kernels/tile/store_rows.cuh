@@ -56,8 +56,8 @@ TANDEM_DEVICE void store_rows_as(const RowTarget& target, const float (&d)[n], f
 
 /// Writes a warpgroup's 64 x 2n tile, times `factor`, to rows [row, row + 64) from column `first_col` on, as
 /// far as they are before `end`; rows from `used` on get zeros whatever the registers hold. The four lanes of
-/// a quad exchange words so that each stores 16 bytes of a row and the quad 64 in a run. How rows may be
-/// written is asked once: with a branch a store, shuffles and stores would not overlap.
+/// a quad exchange words so that each stores 16 contiguous bytes of a row and the quad 64. How rows may be
+/// written is tested once: with a branch at each store, shuffles and stores would not overlap.
 template <Element element, int n>
 TANDEM_DEVICE void store_rows(const RowTarget& target, const float (&d)[n], float factor, int row,
                               int first_col, int used, int end, int thread) {

@@ -1,32 +1,32 @@
-// Online softmax where P is rounded in units of its largest in the row and tile.
+// Online softmax by tile: P is rounded in units of its largest value in the row and tile.
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
 #include "kernels/ptx/codes.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/tile/lagging_softmax.cuh"
+#include "kernels/tile/lazy_softmax.cuh"
 
 namespace tandem::tile {
 
-/// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O and the sums are kept in
-/// units of 2^reference, which stays where it is until a maximum is so far above that f32 might overflow: a
-/// new maximum then costs one multiplication a row instead of one an output.
+/// Two rows a thread (h = 0, 1); all logarithms are to base 2. O and the sums are kept in units of
+/// 2^reference. The reference stays until a maximum exceeds it so far that f32 might overflow. A new maximum
+/// then usually costs one multiplication a row (the tile's weight) instead of one for each output.
 ///
-/// `raised`: V's codes are 128 too high, so that sums of P V lie in [0, 2^23). The bits of such an integer,
-/// read as f32, are the number times 2^-149, a subnormal one, exactly: the multiply-add that promotes it
-/// needs no conversion. O is in units of 2^-45 times a power of two near V's largest scale (`v_unit`), so
-/// that the weights are far from f32's ends, and has 128 * (sum of P's codes) * weight too much in each of a
-/// row's outputs, which is taken off now and then.
+/// `zero_point`: V is stored as u8 with zero point 128, so that sums of P V lie in [0, 2^23). The bits of
+/// such an integer, read as f32, are exactly the integer times 2^-149, a subnormal number: the multiply-add
+/// that promotes a sum needs no conversion. O is in units of 2^-45 times `v_unit`, a power of two near V's
+/// largest scale, so that the weights are far from f32's limits. Each output of a row exceeds its value by
+/// 128 * (sum of the row's quantized P) * weight; this excess is subtracted from time to time.
 template <EightBitConfig C>
 struct TileSoftmax {
-  static constexpr bool raised = C.raised_v();
-  /// By how much a maximum may exceed the reference.
-  static constexpr float headroom = raised ? 16.0F : 40.0F;
-  static constexpr float raised_weight = 0x1p104F;
-  static constexpr float from_raised = 0x1p45F;  ///< 149 - 104
-  /// By how much a scale of V may exceed v_unit.
+  static constexpr bool zero_point = C.v_has_zero_point();
+  /// The amount by which a maximum may exceed the reference.
+  static constexpr float headroom = zero_point ? 16.0F : 40.0F;
+  static constexpr float subnormal_weight = 0x1p104F;
+  static constexpr float from_subnormal = 0x1p45F;  ///< 149 - 104
+  /// The factor by which a scale of V may exceed v_unit.
   static constexpr float growth = 0x1p10F;
-  static constexpr bool joins = C.v_row_scales;  ///< V's scales are in P
+  static constexpr bool joins = C.v_row_scales;  ///< V's scales multiply P
   static constexpr float range = C.pv == Codes::e4m3 ? e4m3_p_range : u8_p_range;
   /// P's range as a summand of the exponent.
   static constexpr float offset = joins ? 0.0F : 7.994353437F;
@@ -37,8 +37,8 @@ struct TileSoftmax {
   float sum[2];  ///< of this thread's columns
   float tile_sum[2];
   float tile_unit[2];  ///< joins: the largest P in the tile
-  float weight[2];     ///< what the products of the tile whose P is in registers are worth
-  // raised:
+  float weight[2];     ///< multiplies the products of the tile whose P is in registers
+  // zero_point:
   float per_v_unit;  ///< 1 / v_unit
   float excess[2];   ///< of O, and of the products that are still to come: this thread's columns' part
 
@@ -58,9 +58,9 @@ struct TileSoftmax {
 
   template <int n, int units>
   TANDEM_DEVICE void find_maximum(const float (&s)[n], const float (&unit)[units]) {
-    LaggingSoftmax<false>::find_maximum(maximum, s, unit);
+    LazySoftmax<false>::find_maximum(maximum, s, unit);
   }
-  /// The same of sums that are integers; an instruction takes two of them in.
+  /// The same of integer scores: one instruction compares two of them.
   template <int n, int units>
   TANDEM_DEVICE void find_maximum(const i32 (&s)[n], const float (&unit)[units]) {
     i32 m[2];
@@ -85,7 +85,7 @@ struct TileSoftmax {
   }
 
   /// Turns the scores, which `raw` has, into exponentials, a quarter at a time, and sums them; `beside(i)` is
-  /// called behind quarter i. As in LaggingSoftmax, what else a tile needs goes between exponentials.
+  /// called behind quarter i. As in LazySoftmax, what else a tile needs goes between exponentials.
   template <int n, int units, typename Raw, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Raw raw, Beside beside) {
     constexpr int size = n / 4;
@@ -113,8 +113,8 @@ struct TileSoftmax {
     tile_sum[1] = total[1] + total[3];
   }
 
-  /// Multiplies P by V's scales, and brings the largest to P's range; for u8 the codes are then in the lowest
-  /// bytes.
+  /// Multiplies P by V's scales, and scales each row so that its largest value fills P's range. For u8 the
+  /// rounded values are then in the lowest bytes of the floats.
   template <int n>
   TANDEM_DEVICE void join_scales(float (&s)[n], const float* v_scales) {
     float largest[2] = {0.0F, 0.0F};
@@ -143,16 +143,16 @@ struct TileSoftmax {
     }
   }
 
-  /// Takes the tile's sum in and finds its weight; `o`, in which all earlier tiles are, changes its units if
-  /// it has to. `due`: excess is taken off.
+  /// Adds the tile's sum and finds its weight. If necessary it changes the units of `o`, which holds all
+  /// earlier tiles. `due`: the excess is subtracted now.
   template <int n, int words>
-  TANDEM_DEVICE void settle(float v_scale, const u32 (&codes)[words], bool due, float (&o)[n]) {
+  TANDEM_DEVICE void add_tile(float v_scale, const u32 (&codes)[words], bool due, float (&o)[n]) {
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
-    bool changes = C.settles_late() || raised ? ptx::any_lane(above[0] || above[1])
-                                              : ptx::ballot(above[0] || above[1]) != 0;
-    if constexpr (raised) changes = changes || due || v_scale * per_v_unit > growth;
+    bool changes = C.adds_late() || zero_point ? ptx::any_lane(above[0] || above[1])
+                                               : ptx::ballot(above[0] || above[1]) != 0;
+    if constexpr (zero_point) changes = changes || due || v_scale * per_v_unit > growth;
     if (changes) {
-      const float change = raised ? follow(v_scale) : 1.0F;
+      const float change = zero_point ? follow(v_scale) : 1.0F;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float factor = above[h] ? ptx::exp2(reference[h] - maximum[h]) : 1.0F;
@@ -163,35 +163,35 @@ struct TileSoftmax {
     }
     weigh(v_scale, codes);
   }
-  /// The first tile of a row: its maximum is the reference. settle follows where it is late. (Where codes are
-  /// raised a whole settle at once is what ptxas finds registers for: with the weights alone d = 256
-  /// has 132 bytes spilled, causal 300, with this none and 16.)
+  /// The first tile of a row: its maximum becomes the reference. If C.adds_late(), add_tile is called later.
+  /// (With a zero point start calls the whole of add_tile, for which ptxas finds registers: with weigh alone
+  /// head dimension 256 spills 132 bytes, 300 if causal; with add_tile none, and 16.)
   template <int n, int words>
   TANDEM_DEVICE void start(float v_scale, const u32 (&codes)[words], float (&o)[n]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) reference[h] = maximum[h];
-    if constexpr (raised) {
+    if constexpr (zero_point) {
       per_v_unit = inverse_power(v_scale);
       excess[0] = excess[1] = 0.0F;
-      settle(v_scale, codes, false, o);
-    } else if constexpr (!C.settles_late()) {
+      add_tile(v_scale, codes, false, o);
+    } else if constexpr (!C.adds_late()) {
       weigh(v_scale, codes);
     }
   }
-  /// raised: brings O, in which all tiles are, into the units of the sums, and these and the reference into
-  /// those of v_unit.
+  /// Zero point: brings O, which holds all tiles, into the units of the sums, and O, the sums and the
+  /// reference into those of v_unit.
   template <int n>
   TANDEM_DEVICE void finish(float (&o)[n]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      scale_row(h, from_raised, o);
+      scale_row(h, from_subnormal, o);
       sum[h] *= per_v_unit;
       reference[h] -= ptx::log2(per_v_unit);
     }
   }
 
  private:
-  /// Of a power of two from 2^-126 to 2^126.
+  /// 1 / x for a power of two from 2^-126 to 2^126.
   static TANDEM_DEVICE float reciprocal_of_power(float x) {
     return ptx::float_of(0x7F000000U - ptx::bits_of(x));
   }
@@ -202,18 +202,19 @@ struct TileSoftmax {
     const float bounded = scale > tiny ? (scale < huge ? scale : huge) : tiny;
     return reciprocal_of_power(ptx::float_of(ptx::bits_of(bounded) & 0x7F800000U));
   }
-  /// Where V's scale has outgrown v_unit that follows; by what O changes.
+  /// If V's scale exceeds v_unit too far, v_unit moves to it. Returns the factor by which O must be
+  /// multiplied.
   TANDEM_DEVICE float follow(float v_scale) {
     if (!(v_scale * per_v_unit > growth)) return 1.0F;
     const float before = reciprocal_of_power(per_v_unit);
     per_v_unit = inverse_power(v_scale);
     return per_v_unit * before;
   }
-  /// Row h of O in other units, without its excess.
+  /// Multiplies row h of O by `factor`, and subtracts its excess.
   template <int n>
   TANDEM_DEVICE void scale_row(int h, float factor, float (&o)[n]) {
     float surplus = 0.0F;
-    if constexpr (raised) {
+    if constexpr (zero_point) {
       surplus = sum_of_quad(excess[h]) * factor;
       excess[h] = 0.0F;
     }
@@ -222,7 +223,7 @@ struct TileSoftmax {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = o[4 * j + 2 * h + e];
-        x = raised ? ptx::fma(x, factor, -surplus) : x * factor;
+        x = zero_point ? ptx::fma(x, factor, -surplus) : x * factor;
       }
     }
   }
@@ -230,16 +231,16 @@ struct TileSoftmax {
   TANDEM_DEVICE void weigh(float v_scale, const u32 (&codes)[words]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // A tile of which the row sees nothing has no maximum.
+      // A row that sees no key of the tile has no maximum.
       const float worth =
           maximum[h] == -ptx::infinity() ? 0.0F : ptx::exp2(maximum[h] - finite(reference[h]));
       sum[h] = ptx::fma(tile_sum[h], joins ? worth : worth * (1.0F / range), sum[h]);
-      if constexpr (raised) {
-        weight[h] = worth * (raised_weight / range) * (v_scale * per_v_unit);
-        u32 raised_by = 0;
+      if constexpr (zero_point) {
+        weight[h] = worth * (subnormal_weight / range) * (v_scale * per_v_unit);
+        u32 zero_point_sum = 0;
 #pragma unroll
-        for (int i = h; i < words; i += 2) raised_by = ptx::add_128_times(raised_by, codes[i]);
-        excess[h] = ptx::fma(ptx::float_of(raised_by), weight[h], excess[h]);
+        for (int i = h; i < words; i += 2) zero_point_sum = ptx::add_128_times(zero_point_sum, codes[i]);
+        excess[h] = ptx::fma(ptx::float_of(zero_point_sum), weight[h], excess[h]);
       } else {
         weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);
       }

@@ -7,15 +7,15 @@
 
 namespace tandem::tile {
 
-/// A tile with what follows from its place: which keys its queries see, and the key blocks it walks. Every
-/// warpgroup walks all of them, so that turns and buffers stay in step.
+/// A tile, the keys that its queries see, and the range of key blocks to walk. Every warpgroup walks all of
+/// them, so that the ping-pong barriers and the ring buffers stay in step.
 struct QueryTile {
   TileIndex index;
   Visibility visible;
   BlockRange blocks;
 };
 
-/// The tiles of this block, one after another; producer and consumers walk the same ones.
+/// The tiles of this CTA, one after another. Producer and consumers walk the same ones.
 template <TileWalk W>
 struct QueryTiles {
   const ForwardParams& p;
@@ -32,11 +32,12 @@ struct QueryTiles {
     const int number = !W.dynamic ? static_tiles.next()
                        : producer ? dynamic_tiles.take(leader)
                                   : dynamic_tiles.receive(leader);
-    // Uniform already; the shuffle lets ptxas know, which then keeps loop counts and descriptors in
-    // uniform registers. Without it each WGMMA waits for four moves.
+    // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
+    // descriptors in uniform registers; without it each WGMMA waits for four moves.
     if (!tiles.locate(p, ptx::warp_uniform(number), t.index)) return false;
-    // Nor does it see that the lanes leave the search for a sequence together. Those of the dynamic scheduler
-    // have met already; meeting twice undoes the effect.
+    // ptxas does not see either that the lanes leave the search for a sequence together. The dynamic
+    // scheduler has synchronised the warp already, and a second synchronisation would undo the effect of the
+    // first.
     if constexpr (W.varlen && !W.dynamic) ptx::sync_warp();
     t.visible = {t.index.seqlen_q, t.index.seqlen_k, W.local ? p.window_left : Visibility::unbounded,
                  W.causal ? p.window_right : Visibility::unbounded};

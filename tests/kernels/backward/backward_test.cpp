@@ -58,12 +58,12 @@ TEST_P(EmulatedBackwardTest, RandomProblemsMatchTheOracle) {
     const harness::Case spec = random_backward_case(seed, config);
     SCOPED_TRACE(describe(config) + ": " + spec.describe());
     harness::Call call(spec);
-    // Blocks that wait for each other's turns must run at once.
+    // CTAs that wait for each other's semaphores must run at the same time.
     expect_the_oracles_gradients(GetParam(), call, {.seed = seed, .host_threads = 2});
   }
 }
 
-// On a GPU the conversion takes processors that the main kernel's last tiles leave free.
+// On a GPU the conversion takes SMs that the main kernel's last tiles leave free.
 TEST_P(EmulatedBackwardTest, TheConversionWaitsForTheTilesOfItsHead) {
   const BackwardConfig& config = GetParam().config;
   const harness::Case spec = random_backward_case(cases_a_family, config);
@@ -99,12 +99,12 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
 
 /// The most query blocks that a block of the grid meets, over what each would if all were even.
 template <BackwardConfig C>
-double unevenness(int tiles, int heads, int processors) {
+double unevenness(int tiles, int heads, int sms) {
   Problem p;
   p.batch = 1;
   p.heads_q = p.heads_kv = heads;
   p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
-  const int blocks = static_cast<int>(gpu::backward_grid(p, C, processors));
+  const int blocks = static_cast<int>(gpu::backward_grid(p, C, sms));
   double most = 0.0;
   double all = 0.0;
   for (int block = 0; block < blocks; ++block) {
@@ -112,15 +112,15 @@ double unevenness(int tiles, int heads, int processors) {
     for (int round = 0;; ++round) {
       const int number = BackwardTiles<C>::number_of(round, block, blocks, tiles, tiles * heads);
       if (number >= tiles * heads) break;
-      mine += tiles - BackwardTiles<C>::place_of(number, tiles, tiles * heads, blocks).n;
+      mine += tiles - BackwardTiles<C>::head_tile(number, tiles, tiles * heads, blocks).n;
     }
     most = std::max(most, mine);
     all += mine;
   }
-  return most / (all / processors);
+  return most / (all / sms);
 }
 
-// 132 processors, 16 times as many tiles: the last round is not full.
+// 132 SMs, 16 times as many tiles: the last round is not full.
 TEST(BackwardTiles, CausalWorkEvensOut) {
   constexpr BackwardConfig causal{.causal = true};
   constexpr BackwardConfig fixed{.causal = true, .deterministic = true};
@@ -133,39 +133,39 @@ TEST(BackwardTiles, CausalWorkEvensOut) {
 }
 
 // However heads and rounds cut each other.
-TEST(BackwardTiles, EachTileIsDealtOnce) {
+TEST(BackwardTiles, EachTileIsAssignedOnce) {
   constexpr BackwardConfig causal{.causal = true};
   using Tiles = BackwardTiles<causal>;
   for (const int blocks : {1, 2, 5, 132}) {
     for (const int tiles : {1, 2, 3, 7, 16, 61, 1000}) {
       for (const int heads : {1, 2, 3, 40}) {
         const int all = tiles * heads;
-        std::vector<int> dealt(static_cast<std::size_t>(all));
+        std::vector<int> assigned(static_cast<std::size_t>(all));
         for (int block = 0; block < blocks; ++block) {
           for (int round = 0;; ++round) {
             const int number = Tiles::number_of(round, block, blocks, tiles, all);
             if (number >= all) break;
-            const auto [head, n] = Tiles::place_of(number, tiles, all, blocks);
+            const auto [head, n] = Tiles::head_tile(number, tiles, all, blocks);
             ASSERT_TRUE(head >= 0 && head < heads && n >= 0 && n < tiles) << head << ' ' << n;
-            ++dealt[static_cast<std::size_t>(head * tiles + n)];
+            ++assigned[static_cast<std::size_t>(head * tiles + n)];
           }
         }
-        EXPECT_EQ(std::count(dealt.begin(), dealt.end(), 1), all)
+        EXPECT_EQ(std::count(assigned.begin(), assigned.end(), 1), all)
             << tiles << " tiles, " << heads << " heads, " << blocks << " blocks";
       }
     }
   }
 }
 
-/// Blocks of the grid that each add a query block in a step, where it is the tile's turn. Gives the steps
-/// until all is added.
+/// Simulates CTAs that each add to one query block of dQ in a step, if its semaphore lets the tile. Returns the
+/// steps until all has been added, or -1 if all wait for each other.
 template <BackwardConfig C>
-int steps_to_add_all(int tiles, int heads, int processors) {
+int steps_to_add_all(int tiles, int heads, int sms) {
   Problem p;
   p.batch = 1;
   p.heads_q = p.heads_kv = heads;
   p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
-  const int blocks = static_cast<int>(gpu::backward_grid(p, C, processors));
+  const int blocks = static_cast<int>(gpu::backward_grid(p, C, sms));
   constexpr int query_blocks_a_tile = C.block_n / C.block_m;
   struct At {
     int round = 0;
@@ -175,7 +175,7 @@ int steps_to_add_all(int tiles, int heads, int processors) {
   };
   std::vector<At> at(static_cast<std::size_t>(blocks));
   const int query_blocks = tiles * query_blocks_a_tile;
-  std::vector<unsigned> turns(static_cast<std::size_t>(heads * query_blocks));
+  std::vector<unsigned> semaphores(static_cast<std::size_t>(heads * query_blocks));
   for (int steps = 0;; ++steps) {
     bool any = false;
     bool left = false;
@@ -185,33 +185,33 @@ int steps_to_add_all(int tiles, int heads, int processors) {
       if (a.i < 0 || a.i == query_blocks) {
         const int number = BackwardTiles<C>::number_of(a.round, block, blocks, tiles, tiles * heads);
         if (number >= tiles * heads) continue;
-        const auto place = BackwardTiles<C>::place_of(number, tiles, tiles * heads, blocks);
+        const auto place = BackwardTiles<C>::head_tile(number, tiles, tiles * heads, blocks);
         a.head = place.head;
         a.t.n = place.n;
         a.t.visible = {tiles * C.block_n, tiles * C.block_n, tile::Visibility::unbounded,
                        C.causal ? 0 : tile::Visibility::unbounded};
         BackwardTiles<C>::set_round(a.t, a.head, tiles, a.round, blocks);
         a.t.blocks.end = query_blocks;
-        if constexpr (C.rotated) a.t.start = BackwardTiles<C>::start_of(a.t);
+        if constexpr (C.staggered) a.t.start = BackwardTiles<C>::start_of(a.t);
         a.i = C.causal ? a.t.n * query_blocks_a_tile : 0;
         ++a.round;
       }
       left = true;
       const int m = BackwardTiles<C>::passing(a.t, a.i);
-      unsigned& turn = turns[static_cast<std::size_t>(a.head * query_blocks + m)];
-      if (turn != BackwardTiles<C>::turn_of(a.t, m)) continue;
-      added.push_back(&turn);
+      unsigned& semaphore = semaphores[static_cast<std::size_t>(a.head * query_blocks + m)];
+      if (semaphore != BackwardTiles<C>::additions_before(a.t, m)) continue;
+      added.push_back(&semaphore);
       ++a.i;
       any = true;
     }
-    for (unsigned* turn : added) ++*turn;
+    for (unsigned* semaphore : added) ++*semaphore;
     if (!left) return steps;
     if (!any) return -1;
   }
 }
 
-// A step is what a turn takes to be passed on. Where a query block needs as long, nobody waits.
-TEST(BackwardTiles, TurnsComeToAllAndOnTime) {
+// A step is the time that a semaphore takes to be raised and read. If a query block takes as long, nobody waits.
+TEST(BackwardTiles, AdditionsInAFixedOrderEndOnTime) {
   constexpr BackwardConfig fixed{.block_m = 128, .causal = true, .deterministic = true};
   constexpr BackwardConfig half{.block_m = 64, .causal = true, .deterministic = true};
   for (const int tiles : {1, 3, 16, 50, 64, 128, 200, 256}) {
@@ -227,10 +227,10 @@ TEST(BackwardTiles, TurnsComeToAllAndOnTime) {
   }
 }
 
-// Rotated, nobody waits at all where there are as many query blocks as tiles, however rounds cut the heads.
-TEST(BackwardTiles, RotatedTurnsComeToAllWithoutWaiting) {
-  constexpr BackwardConfig even{.block_m = 128, .rotated = true, .deterministic = true};
-  constexpr BackwardConfig twice{.block_m = 64, .rotated = true, .deterministic = true};
+// Staggered, nobody waits at all where there are as many query blocks as tiles, however rounds cut the heads.
+TEST(BackwardTiles, StaggeredAdditionsInAFixedOrderDoNotWait) {
+  constexpr BackwardConfig even{.block_m = 128, .staggered = true, .deterministic = true};
+  constexpr BackwardConfig twice{.block_m = 64, .staggered = true, .deterministic = true};
   for (const int tiles : {1, 3, 4, 16, 50, 64, 128, 200, 256}) {
     const int heads = 1024 / tiles;
     const int rounds = (tiles * heads + 131) / 132;

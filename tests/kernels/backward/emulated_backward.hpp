@@ -35,7 +35,7 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
 /// How a call is emulated.
 struct EmulatedRun {
   std::uint64_t seed = 0;       ///< of the interleaving
-  unsigned blocks = 2;          ///< processors of the GPU: a block has several tiles
+  unsigned blocks = 2;          ///< SMs of the GPU: a CTA has several tiles
   unsigned host_threads = 1;    ///< blocks that run at once; those that wait for each other must
   bool convert_beside = false;  ///< the conversion begins before the main kernel, on a thread of its own
 };

@@ -29,7 +29,7 @@ std::span<const EmulatedBackward> narrow_backwards() {
                                           [](BackwardConfig c) {
                                             c.q_stages = 3;
                                             c.dout_stages = 2;
-                                            c.pingpong = c.rotated = c.deterministic = true;
+                                            c.pingpong = c.staggered = c.deterministic = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {

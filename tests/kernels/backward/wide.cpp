@@ -27,7 +27,7 @@ std::span<const EmulatedBackward> wide_backwards() {
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.q_stages = c.dout_stages = 3;
-                                            c.pingpong = c.rotated = true;
+                                            c.pingpong = c.staggered = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {

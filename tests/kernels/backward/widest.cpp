@@ -9,7 +9,7 @@ std::span<const EmulatedBackward> widest_backwards() {
       BackwardConfig{
           .element = Element::f16, .head_dim_qk = 192, .head_dim_v = 192, .block_n = 64, .varlen = true},
       [](BackwardConfig c) {
-        c.rotated = true;
+        c.staggered = true;
         return c;
       }(cluster_of_two),
       [](BackwardConfig c) {

@@ -13,7 +13,7 @@
 #include "launch.hpp"
 
 // After it: the device language has names at file scope that it declares inside others.
-#include "kernels/tile/lagging_softmax.cuh"
+#include "kernels/tile/lazy_softmax.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -93,7 +93,7 @@ TEST(LinearExp2, HasTheBitsOfItsFormulaAndIsInfiniteWhereItHasNone) {
     const float x = static_cast<float>(i + linear_exp2_offset) / one;
     EXPECT_EQ(of(x), static_cast<float>(std::ldexp(1.0 + fraction, whole))) << x;
   }
-  EXPECT_EQ(of(e4m3_lagging_p_range_log2), e4m3_lagging_p_range);
+  EXPECT_EQ(of(e4m3_lazy_p_range_log2), e4m3_lazy_p_range);
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const float x : {-128.0F, -1536.0F, -4000.0F, -3e38F, -infinity}) EXPECT_EQ(of(x), 0.0F) << x;
   for (const float x :

@@ -93,7 +93,7 @@ Quantized quantize_side(const Problem& p, const Side& side, bool v) {
       }
       job.group = side.row_scales ? ScaleGroup::row : ScaleGroup::block;
       job.rotate = side.rotate;
-      job.marks_rows = !v;
+      job.nan_markers = !v;
       cpu::quantize(job, cpu::Target::portable, 1);
     }
     const std::int64_t first = first_block(static_cast<int>(rows.begin), static_cast<int>(b), side.packed);
@@ -109,7 +109,7 @@ Quantized quantize_side(const Problem& p, const Side& side, bool v) {
         const std::int64_t key = first * quant_block + i / 16 * 16 + v_position_of(static_cast<int>(i % 16));
         const std::int64_t at = v ? head_begin(side, b, h, pitch * keys) + c * keys + key
                                   : head_begin(side, b, h, side.rows * pitch) + (rows.begin + i) * pitch + c;
-        const unsigned raised = v && raises_v(side.codes, side.row_scales, side.head_dim) ? 0x80 : 0;
+        const unsigned raised = v && takes_zero_point(side.codes, side.row_scales, side.head_dim) ? 0x80 : 0;
         q.codes[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(code ^ raised);
       }
     }

@@ -73,7 +73,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   options.buffers.push_back(emulator::writable(counter));
   const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
   emulator::launch(arrange_codes<arrange>, gpu::make_arrange_params(p, q),
-                   {.blocks = static_cast<unsigned>(q.units_q + q.units_k + q.units_v),
+                   {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
                    options);
@@ -88,7 +88,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   call.prepare(Pass::forward);
   counter[0] = 0;
   attend(&eight_bit_forward<transposing(config)>, transposing(config),
-         gpu::make_brought_params(p, transposing(config), gpu::eight_bit_maps(p, transposing(config)),
+         gpu::make_caller_params(p, transposing(config), gpu::eight_bit_maps(p, transposing(config)),
                                   &emulator::encode, 64 * 1024, counter.data()),
          options);
   expect_same(call.out.values(), out);

@@ -144,12 +144,12 @@ inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
 
 /// Throws where the number stays another for long: blocks that run one after the other cannot wait for later
 /// ones.
-std::uint32_t read_turn(const std::uint32_t* p);
-std::uint32_t claim_turn(std::uint32_t* p);
-void wait_turn(const std::uint32_t* p, std::uint32_t value);
+std::uint32_t semaphore_read(const std::uint32_t* p);
+std::uint32_t semaphore_claim(std::uint32_t* p);
+void semaphore_wait(const std::uint32_t* p, std::uint32_t value);
 /// For kernels that another launch, on another thread of the host, goes on beside: throws after ten minutes.
-void wait_long(const std::uint32_t* p, std::uint32_t value);
-void raise_turn(std::uint32_t* p);
+void semaphore_wait_long(const std::uint32_t* p, std::uint32_t value);
+void semaphore_increment(std::uint32_t* p);
 
 template <typename T>
 T load_shared(const T* p) {

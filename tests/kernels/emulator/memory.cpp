@@ -181,39 +181,40 @@ void check_global(const void* p, std::size_t bytes, bool write) {
   block.check_range(p, bytes, write, what);
 }
 
-std::uint32_t read_turn(const std::uint32_t* p) {
+std::uint32_t semaphore_read(const std::uint32_t* p) {
   check_global(p, sizeof(*p), false);
   return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
 }
 
-std::uint32_t claim_turn(std::uint32_t* p) {
+std::uint32_t semaphore_claim(std::uint32_t* p) {
   check_global(p, sizeof(*p), true);
   std::uint32_t before = 0;
   std::atomic_ref(*p).compare_exchange_strong(before, 1, std::memory_order_acq_rel);
   return before;
 }
 
-void wait_turn(const std::uint32_t* p, std::uint32_t value) {
+void semaphore_wait(const std::uint32_t* p, std::uint32_t value) {
   constexpr int patience = 1 << 20;
-  for (int i = 0; read_turn(p) != value; ++i) {
+  for (int i = 0; semaphore_read(p) != value; ++i) {
     if (i == patience)
-      Block::current().fail(fmt::format("deadlock: waits for turn {}, it is {}", value, read_turn(p)));
+      Block::current().fail(
+          fmt::format("deadlock: waits for semaphore value {}, it is {}", value, semaphore_read(p)));
     std::this_thread::yield();
     Block::current().yield();
   }
 }
 
-void wait_long(const std::uint32_t* p, std::uint32_t value) {
+void semaphore_wait_long(const std::uint32_t* p, std::uint32_t value) {
   const auto last = std::chrono::steady_clock::now() + std::chrono::minutes(10);
-  while (read_turn(p) != value) {
+  while (semaphore_read(p) != value) {
     if (std::chrono::steady_clock::now() > last)
-      Block::current().fail(fmt::format("deadlock: waits for {}, it is {}", value, read_turn(p)));
+      Block::current().fail(fmt::format("deadlock: waits for {}, it is {}", value, semaphore_read(p)));
     std::this_thread::yield();
     Block::current().yield();
   }
 }
 
-void raise_turn(std::uint32_t* p) {
+void semaphore_increment(std::uint32_t* p) {
   check_global(p, sizeof(*p), true);
   std::atomic_ref(*p).fetch_add(1, std::memory_order_release);
 }

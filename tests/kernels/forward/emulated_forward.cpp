@@ -94,7 +94,7 @@ void EmulatorRunner::forward(Call& call) {
   options.buffers.push_back(emulator::writable(tile_counter));
   const ForwardParams params =
       gpu::make_forward_params(p, kernel_.config.tiling(), gpu::forward_maps(p, kernel_.config.tiling()),
-                               &emulator::encode, processors, tiles > blocks ? tile_counter.data() : nullptr);
+                               &emulator::encode, sms, tiles > blocks ? tile_counter.data() : nullptr);
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),

@@ -43,7 +43,7 @@ class EmulatorRunner : public harness::Runner {
 
   std::uint64_t seed = 0;  ///< of the interleaving
   unsigned blocks = 2;     ///< of the grid: a block has many tiles, as on a GPU
-  int processors = 2;      ///< of the plan of tiles: few, so that some heads are taken in turn
+  int sms = 2;             ///< for the order of tiles: few, so that some heads come in order
 
  private:
   EmulatedForward kernel_;

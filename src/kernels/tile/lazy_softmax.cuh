@@ -1,5 +1,5 @@
-// Online softmax without maxima: P is in units of 2^reference, and the reference is moved only when P grows
-// too large, which sums tell that are needed anyway.
+// Online softmax with lazy rescaling and without maxima: P is in units of 2^reference, and the reference
+// moves only when P grows too large, which the sums tell that are needed anyway.
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
@@ -8,9 +8,10 @@
 
 namespace tandem::tile {
 
-/// 1536 + x, in which an f32 has linear_exp2_bits of x behind the point, to 2^x that is linear within an
-/// octave: those bits are its exponent and mantissa. 0 below 2^-127; infinite where no f32 is as large, and
-/// where x is NaN or beyond -1536 by less than as much again (the sum of integers may wrap around).
+/// The approximation of 2^x that is linear within an octave, from 1536 + x. That sum has linear_exp2_bits of
+/// x behind the point, and its last bits become exponent and mantissa of the result. The result is 0 below
+/// 2^-127, and infinite where 2^x exceeds f32 or x is NaN. It is also infinite for x from -3072 to -1536,
+/// where the integer sum may wrap around.
 constexpr float linear_exp2_start = 1536.0F;
 TANDEM_DEVICE float linear_exp2(float shifted) {
   constexpr i32 start_bits = 0x44C00000;
@@ -22,27 +23,28 @@ TANDEM_DEVICE float linear_exp2(float shifted) {
                        << (23 - linear_exp2_bits));
 }
 
-/// Two rows a thread (h = 0, 1); everything in units of the logarithm to base 2. O, the sums and P are in
-/// units of 2^reference. All P are positive, so a sum bounds each of its terms: eight that come to no more
-/// than e4m3's largest number are all in its range. A tile then takes one vote in place of maxima, shuffles
-/// and weights (a fifth of its instructions, and the longest of its chains).
+/// Two rows a thread (h = 0, 1); all logarithms are to base 2. O, the sums and P are in units of 2^reference.
+/// All P are positive, so a sum bounds each of its terms: if eight of them come to no more than e4m3's
+/// largest number, all are in its range. A tile then takes one vote instead of maxima, shuffles and weights,
+/// which are a fifth of its instructions and its longest dependency chain.
 ///
-/// Whether a row's reference moves depends on that row alone, and so does its P, but where a row of its warp
-/// is lost: then all of them are found anew, exactly.
+/// Whether a row's reference moves depends on that row alone, and so does its P. The exception is a warp of
+/// which a row's P has overflowed: P of all its rows is computed again, without linear exponentials.
 ///
-/// `linear`: half of the exponentials are (takes_linear_exp2). What the exponential unit takes eight cycles
-/// for, they take two instructions of the others.
+/// `linear`: half of the exponentials are linear within an octave (takes_linear_exp2). They take two
+/// instructions instead of eight cycles of the special function unit.
 template <bool linear>
-struct LaggingSoftmax {
-  /// A reference is put so far below its row's maximum that P is at most 28: eight such come to 224.
-  static constexpr float below = e4m3_lagging_p_range_log2;
+struct LazySoftmax {
+  /// A reference that moves is put so far below its row's maximum that P is at most 28: eight such sum to
+  /// 224.
+  static constexpr float below = e4m3_lazy_p_range_log2;
   static constexpr float largest_sum = 448.0F;
-  /// Beyond it P is found again: 1 / P would be no normal number, or P is infinite.
+  /// Beyond this P is computed again: 1 / P would be no normal number, or P is infinite.
   static constexpr float largest_kept = 0x1p120F;
-  /// Where the maximum is known, what it may be above the reference: P is then at most 448.
-  static constexpr float headroom = below + maximum_lag;
+  /// By how much a known maximum may exceed the reference: P is then at most 448.
+  static constexpr float headroom = below + lazy_headroom_log2;
 
-  /// The reference of a row before its first key; -inf less itself would be NaN.
+  /// The reference of a row before its first key. It is not -inf, since -inf - -inf is NaN.
   static constexpr float nothing_seen = -3e38F;
 
   float reference[2];
@@ -63,13 +65,13 @@ struct LaggingSoftmax {
     return reference[h] == nothing_seen;
   }
 
-  /// Of the scores times their unit; the quad's rows agree. A NaN stays.
+  /// The maximum of the scores times their unit, on all lanes of the quad; NaN if a score is.
   template <int n, int units>
   static TANDEM_DEVICE void find_maximum(float (&maximum)[2], const float (&s)[n],
                                          const float (&unit)[units]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // Four chains each: a link takes eight cycles, an instruction two.
+      // Four chains a row: a dependent instruction waits eight cycles, an independent one two.
       float a[4] = {s[2 * h], s[2 * h + 1], s[4 + 2 * h], s[4 + 2 * h + 1]};
 #pragma unroll
       for (int j = 2; j < n / 4; ++j) {
@@ -84,17 +86,17 @@ struct LaggingSoftmax {
     }
   }
 
-  /// Where the scores are masked: moves the references by the tile's maxima, before P is computed.
+  /// For masked scores: moves the references by the tile's maxima, before P is computed.
   template <int n, int units, typename Scale>
   TANDEM_DEVICE void move_to_maximum(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
     find_maximum(maximum, s, unit);
-    // A NaN among the scores makes the reference one, and with it the row.
+    // A NaN among the scores makes the reference NaN, and with it the row.
     const bool above[2] = {!(maximum[0] - reference[0] <= headroom),
                            !(maximum[1] - reference[1] <= headroom)};
     if (ptx::ballot(above[0] || above[1]) != 0) move_rows(above, maximum, scale);
   }
-  /// Where P was lost: moves the references of those rows by the tile's maxima.
+  /// Moves the references of rows whose P has overflowed by the tile's maxima.
   template <int n, int units, typename Scale>
   TANDEM_DEVICE void move_lost(const float (&s)[n], const float (&unit)[units], Scale scale) {
     float maximum[2];
@@ -106,16 +108,16 @@ struct LaggingSoftmax {
   /// Turns the scores into P in place, a quarter at a time, and sums it; `beside(i)` is called behind
   /// quarter i.
   ///
-  /// The exponential unit takes a warp's instruction every eight cycles; what else a tile needs fits between:
-  /// arguments of the next quarter, sums of the one before, and `beside`. ptxas mixes them so, if it
-  /// is given them in this order.
+  /// The special function unit takes an exponential of a warp every eight cycles. Other instructions fit
+  /// between: the arguments of the next quarter, the sums of the one before, and `beside`. ptxas interleaves
+  /// them if the source has them in this order.
   ///
-  /// `anew`: no exponential is linear.
+  /// `anew`: P is computed again, and no exponential is linear.
   template <bool anew = false, int n, int units, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], const float (&unit)[units], Beside beside) {
     constexpr int size = n / 4;
     const auto is_linear = [](int i) { return linear && !anew && takes_linear_exp2(i / 4 * 8); };
-    // P of a row that has seen nothing yet is infinite where there is a score, and then computed anew.
+    // P of a row that has seen no key yet is infinite where a key is visible, and is then computed again.
     const float subtract[2] = {reference[0], reference[1]};
     const float start[2] = {linear_exp2_start - subtract[0], linear_exp2_start - subtract[1]};
     const auto argument = [&](int i) {
@@ -138,8 +140,8 @@ struct LaggingSoftmax {
     }
     add_quarter(s, 3);
   }
-  /// Where scores are masked, P is infinite only where the linear exponential should be 0, or in rows that
-  /// are NaN.
+  /// Sets infinite P to 0. For masked scores P is infinite only where a linear exponential should be 0, or in
+  /// rows that are NaN.
   template <int n>
   TANDEM_DEVICE void drop_infinite(float (&s)[n]) {
 #pragma unroll
@@ -148,20 +150,20 @@ struct LaggingSoftmax {
     for (int quarter = 0; quarter < 4; ++quarter) add_quarter(s, quarter);
   }
 
-  /// Takes the tile's sums in, and gives `take` its P. Where P is too large the row's reference moves first,
-  /// and P, O and the sums with it (`take(P, true)`); where it is infinite, `again` finds the tile's P anew.
+  /// Adds the tile's sums, and passes its P to `take`. If P of a row is too large, the row's reference moves
+  /// first, and P, O and the sums are rescaled (`take(P, true)`). If P is infinite, `again` computes the
+  /// tile's P anew.
   ///
-  /// `apart`: both ways end in a call of `take`, and P that moves is another array. ptxas packs four
-  /// e4m3 into a word by two instructions in place of three only where what it packs was written at one
-  /// place.
+  /// `apart`: each of the two cases calls `take` itself, and rescaled P is another array. ptxas packs four
+  /// e4m3 into a word with two instructions instead of three only if what it packs was written at one place.
   template <bool apart, int n, typename Scale, typename Again, typename Take>
-  TANDEM_DEVICE void settle(float v_scale, float (&s)[n], Scale scale, Again again, Take take) {
+  TANDEM_DEVICE void add_tile(float v_scale, float (&s)[n], Scale scale, Again again, Take take) {
     const bool too_large = largest[0] > largest_sum || largest[1] > largest_sum;
     if constexpr (apart) {
       if (!ptx::any_lane(too_large)) {
         take(s, false);
       } else {
-        float moved[n];  // P is not negative: the same numbers
+        float moved[n];  // a copy: P is not negative
 #pragma unroll
         for (int i = 0; i < n; ++i) moved[i] = ptx::fmax_nan(s[i], 0.0F);
         scale_down(moved, scale, again);
@@ -177,7 +179,7 @@ struct LaggingSoftmax {
   }
 
  private:
-  /// P of 16 scores to the tile's sums.
+  /// Adds P of 16 scores to the tile's sums.
   template <int n>
   TANDEM_DEVICE void add_quarter(const float (&s)[n], int quarter) {
 #pragma unroll
@@ -189,7 +191,7 @@ struct LaggingSoftmax {
       largest[h] = quarter == 0 ? eight : ptx::fmax(largest[h], eight);
     }
   }
-  /// Brings P of the rows that are too large to e4m3_lagging_p_range.
+  /// Rescales rows whose P is too large, so that their largest P is e4m3_lazy_p_range.
   template <int n, typename Scale, typename Again>
   TANDEM_DEVICE void scale_down(float (&s)[n], Scale scale, Again again) {
     agree_on_largest();
@@ -204,10 +206,10 @@ struct LaggingSoftmax {
       for (int j = 0; j < n / 4; ++j)
         most = ptx::fmax(most, ptx::fmax(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
       most = largest_of_quad(most);
-      // Others stay bit for bit: 28 times its approximate reciprocal need not be 1.
+      // Other rows keep their bits: the factor computed for them need not be exactly 1.
       const bool moves = largest[h] > largest_sum;
       const float up = ptx::log2(most) - below;
-      const float down = e4m3_lagging_p_range * ptx::reciprocal(most);
+      const float down = e4m3_lazy_p_range * ptx::reciprocal(most);
       const float factor = moves ? down : 1.0F;
       reference[h] += moves ? up : 0.0F;
       tile_sum[h] *= factor;
@@ -235,7 +237,7 @@ struct LaggingSoftmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (which[h]) {
-        // Not down, where the linear exponential alone was infinite.
+        // The reference never moves down, which it would if only a linear exponential was infinite.
         const float moved = ptx::fmax_nan(maximum[h] - below, reference[h]);
         scale_row(h, ptx::exp2(reference[h] - moved), scale);
         reference[h] = moved;
