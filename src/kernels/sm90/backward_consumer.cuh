@@ -1,5 +1,6 @@
-// A consumer warpgroup of the main backward kernel: what one query block takes, piece by piece. The order of
-// the pieces is in backward.cuh.
+// What the consumer warpgroups of the main backward kernel do with one query block, piece by piece: products,
+// arithmetic, and the transport of dQ. backward.cuh has the order of the pieces, and backward_wide.cuh that
+// of wide heads.
 #pragma once
 
 #include "kernels/config/backward.hpp"
@@ -7,16 +8,19 @@
 #include "kernels/sm90/backward_producer.cuh"
 #include "kernels/tile/backward_tiles.cuh"
 #include "kernels/tile/softmax.cuh"
+#include "kernels/tile/store_rows.cuh"
 
 namespace tandem {
 
 template <BackwardConfig C>
 struct BackwardConsumer {
   using Shared = BackwardShared<C>;
+  using QPosition = typename tile::Ring<C.q_stages>::Position;
+  using DoutPosition = typename tile::Ring<C.dout_stages>::Position;
   static constexpr int scores = C.block_m / 2;
   static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
-  static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside the sequence
+  static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside a sequence
 
   const BackwardParams& p;
   Shared& shared;
@@ -27,10 +31,10 @@ struct BackwardConsumer {
   const int group;  ///< query heads of a KV head
   tile::Ring<kv_stages>::Position k_at;
   tile::Ring<kv_stages>::Position v_at;
-  typename tile::Ring<C.q_stages>::Position q_at;
-  typename tile::Ring<C.dout_stages>::Position dout_at;
-  tile::RingPosition<2> score_at;  ///< owning keys: which of the two tiles dS goes to
-  u32 exchange = 0;                ///< parity of the query block, in a cluster
+  QPosition q_at;
+  DoutPosition dout_at;
+  tile::RingPosition<2> score_at;  ///< narrow heads: which of the two tiles dS is written to
+  u32 exchange = 0;                ///< wide heads, in a cluster: parity of the query block
 
   TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -48,21 +52,21 @@ struct BackwardConsumer {
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
-  /// K has all columns in shared memory; of the other block's keys there are those that this block makes of
-  /// dQ.
+  /// This warpgroup's first column of dQ, as a column of K. (Of the other CTA's keys, shared memory has only
+  /// the columns that this CTA computes of dQ.)
   TANDEM_DEVICE int own_k_column_at() const {
     return BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster) + dq_column_at();
   }
 
-  /// Where products stand in three places, 100 shared addresses would spill, and 60 to 90 R2UR a step move
-  /// them.
+  /// Where products are issued at three places in the code, ptxas would keep 100 shared-memory addresses for
+  /// them, spill some, and move them with 60 to 90 R2UR a step.
   static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
     if constexpr (C.owns_keys() && !C.pingpong) return;
     ptx::forget_address(a);
     ptx::forget_address(b);
   }
 
-  /// What is written between the steps of a product in program order: nothing.
+  /// Stands for nothing between the steps of a product.
   struct Nothing {
     TANDEM_DEVICE void operator()(int) const {}
   };
@@ -81,7 +85,7 @@ struct BackwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues dV += P^T dO or dK += dS^T Q; `beside(i)` comes after step i.
+  /// Issues dV += P^T dO or dK += dS^T Q; `beside(i)` is called after step i is issued.
   template <int columns, typename Rows, typename Beside = Nothing>
   TANDEM_DEVICE void issue_gradient(float (&d)[columns / 2], const u32 (&operand)[scores / 2],
                                     const Rows& rows, Beside beside = {}) {
@@ -95,11 +99,13 @@ struct BackwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues dQ = dS K, or dQ += dS K, of keys whose columns from `column` on are this warpgroup's.
+  /// Issues dQ = dS K, or dQ += dS K, for this warpgroup's columns of dQ, which begin at `column` of the
+  /// keys.
   template <bool add, typename Keys>
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds,
                               const Keys& keys, int column) {
-    // Queries are the columns of the transposed tile: a strip of 64 is an operand with M contiguous.
+    // The score tile is transposed, so its columns are queries: a strip of 64 is an operand with M
+    // contiguous.
     ptx::MatrixDescriptor a =
         ds.mn_major() + static_cast<u32>(dq_row_group()) * Shared::ScoreTile::strip_bytes;
     ptx::MatrixDescriptor b =
@@ -113,22 +119,22 @@ struct BackwardConsumer {
     }
     ptx::wgmma_commit();
   }
-  /// Issues dQ = dS K of this block's keys.
+  /// Issues dQ = dS K for this CTA's keys.
   TANDEM_DEVICE void issue_dq(float (&dq)[C.dq_columns() / 2], const typename Shared::ScoreTile& ds) {
     issue_dq<false>(dq, ds, k(), own_k_column_at());
   }
 
-  /// Turns S^T of query block m into P^T, packed as dV wants it; with a softcap `sloped` is P^T times its
-  /// slope. The scores are done with here: dS is made from packed values, since registers for S, dP, dK and
-  /// dV and for P in both forms are more than there are. What the mask hides becomes 0 after the exponential,
-  /// so that neither NaN nor scale 0 matters.
+  /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap `sloped`
+  /// is P^T times the cap's slope. dS is later computed from packed values: there are not enough registers
+  /// for S, dP, dK, dV and an unpacked P. What the mask hides is set to 0 after the exponential, so that
+  /// neither a NaN nor scale 0 matters.
   template <bool masked>
   TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
     const float* lse = shared.lse_log2[q_at.stage] + position.first_col;
     const int query = m * C.block_m + position.first_col;
     float scale[2];
-    int first[2];  // the queries that see this thread's two keys; those past the end have an LSE of +inf
+    int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf
     int end[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -169,7 +175,7 @@ struct BackwardConsumer {
     return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
   }
 
-  /// dS^T = P^T (dP^T - delta), packed for dK and dQ; `packed_p` is P^T, or P^T times the softcap's slope.
+  /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const float (&dp)[scores]) const {
     const float* delta = shared.delta[dout_at.stage] + position.first_col;
@@ -184,7 +190,7 @@ struct BackwardConsumer {
       }
     }
   }
-  /// The same where there may be a softcap.
+  /// The same, if there may be a softcap.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
     if constexpr (C.softcap) {
@@ -206,8 +212,8 @@ struct BackwardConsumer {
     }
   }
 
-  /// Hands dQ to the warp that adds it to the sums. Threads store their registers as they have them, 16 bytes
-  /// in a run a warp: only the conversion must know the order.
+  /// Hands dQ to the warp that adds it to the sums. Each thread stores its registers in their order, 16 bytes
+  /// at a time, contiguous over the warp: only the conversion must know which elements they are.
   TANDEM_DEVICE void store_dq(const float (&dq)[C.dq_columns() / 2]) {
 #pragma unroll
     for (int part = 0; part < C.dq_parts; ++part) store_dq(dq, part);
@@ -229,21 +235,15 @@ struct BackwardConsumer {
       ptx::store_shared(target + u * warpgroup_size, ptx::Float4{d[0], d[1], d[2], d[3]});
     }
   }
-  /// The adder fences, not the 128 threads: a fence here waits for products in flight, 480 cycles.
+  /// The dQ writer's warp fences, not these 128 threads: here a fence waits 480 cycles for products in
+  /// flight.
   TANDEM_DEVICE void hand_over_dq() {
     ptx::named_barrier_arrive(barrier_dq_full + warpgroup, dq_threads);
   }
 
-  /// The warpgroups' turns on the tensor cores (ping-pong).
-  TANDEM_DEVICE void pingpong_wait() {
-    ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads);
-  }
-  TANDEM_DEVICE void pingpong_pass() {
-    ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
-  }
-
-  /// All consumers. Roles come here at two instructions each, and synccheck reports threads that wait at two
-  /// instructions for each other: one role arrives where the other waits, and the other way round.
+  /// All consumers wait for each other. With wide heads the two warpgroups run different code, and
+  /// compute-sanitizer's synccheck reports threads that wait for each other at two different instructions:
+  /// therefore one arrives at a barrier at which the other waits, and the other way round.
   TANDEM_DEVICE void meet() {
     if constexpr (C.owns_keys()) {
       ptx::named_barrier_sync(barrier_joined, threads);
@@ -260,90 +260,13 @@ struct BackwardConsumer {
     meet();
   }
 
-  /// Rows of keys past the sequence's end may hold anything, and 0 * NaN is NaN.
-  TANDEM_DEVICE void clear_key_tail(const BackwardTile& t) {
-    const int among = warpgroup * warpgroup_size + thread;
-    const auto valid = [&](int first_key) { return min(max(t.visible.seqlen_k - first_key, 0), C.block_n); };
-    k().zero_rows(valid(t.first_key), among, threads);
-    v().zero_rows(valid(t.first_key), among, threads);
-    if constexpr (C.cluster > 1) {
-      const int other = t.first_key + BackwardTiles<C>::other_keys();
-      other_k().zero_rows(valid(other), among, threads);
-    }
-    join();
-  }
-  /// One thread a key.
-  TANDEM_DEVICE void set_scale(int h, float value) {
-    if (thread % 4 == 0 && (C.owns_keys() || warpgroup == 0))
-      ptx::store_shared(shared.key_scale_log2 + key_at() + position.row(h), value);
-  }
-  /// dQ = dS K multiplies a key by 0 for the queries that it is hidden from, and 0 * NaN is NaN: a row of K
-  /// that is not finite becomes 0, and the scale of its scores NaN, which reaches the queries that see it.
-  /// Looking costs a read of the tile, under the loads of V and Q.
-  TANDEM_DEVICE void clear_poisoned_keys() {
-    const int among = warpgroup * warpgroup_size + thread;
-    bool found = k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
-    if constexpr (C.cluster > 1)
-      found |= other_k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
-    // A word a warp. What reduce_or gives is uniform for ptxas too, which else serialises the
-    // products (C7520).
-    const int lane = thread % warp_size;
-    const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
-    if (lane == 0)
-      ptx::store_shared(shared.poisoned + (warpgroup * warpgroup_size + thread) / warp_size, found_in_warp);
-    meet();
-    if (ptx::reduce_or(lane < threads / warp_size ? ptx::load_shared(shared.poisoned + lane) : 0U) == 0)
-      return;
-    bool poisoned[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = key_at() + position.row(h);
-      poisoned[h] = k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
-      if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
-      // dS of these is the other block's, which knows; this one's columns of such a key are not to be read.
-      if constexpr (C.cluster > 1) {
-        if (warpgroup == 1) poisoned[h] = other_k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
-      }
-    }
-    join();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = key_at() + position.row(h);
-      if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
-        k().zero_rows(row, row + 1, thread % 4, 4);
-      } else if constexpr (C.cluster > 1) {
-        if (poisoned[h]) other_k().zero_rows(row, row + 1, thread % 4, 4);
-      }
-    }
-    join();
-  }
-  /// The same for rows of Q and dO before `first` and from `end` on.
-  TANDEM_DEVICE void clear_queries(typename tile::Ring<C.q_stages>::Position q_to,
-                                   typename tile::Ring<C.dout_stages>::Position dout_to, int first, int end) {
-    const int among = warpgroup * warpgroup_size + thread;
-    shared.q_ring.wait(q_to);
-    shared.dout_ring.wait(dout_to);
-    shared.q[q_to.stage].zero_rows(0, first, among, threads);
-    shared.q[q_to.stage].zero_rows(end, C.block_m, among, threads);
-    shared.dout[dout_to.stage].zero_rows(0, first, among, threads);
-    shared.dout[dout_to.stage].zero_rows(end, C.block_m, among, threads);
-    join();
-  }
-
-  /// Query block m's rows that see no key or are past the end. All consumers call it.
-  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m,
-                                            typename tile::Ring<C.q_stages>::Position q_to,
-                                            typename tile::Ring<C.dout_stages>::Position dout_to) {
-    if constexpr (C.causal || C.varlen) {
-      const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-      const int end = C.varlen ? t.visible.seqlen_q - m * C.block_m : C.block_m;
-      if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
-        clear_queries(q_to, dout_to, first, max(first, min(end, C.block_m)));
-      }
-    }
-  }
+  // Rows of the tiles in shared memory that must not be multiplied: backward_clear.cuh
+  TANDEM_DEVICE void clear_key_tail(const BackwardTile& t);
+  TANDEM_DEVICE void set_scale(int h, float value);
+  TANDEM_DEVICE void clear_poisoned_keys();
+  TANDEM_DEVICE void clear_queries(QPosition q_to, DoutPosition dout_to, int first, int end);
+  TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
+                                            DoutPosition dout_to);
 
   TANDEM_DEVICE void release_q() {
     if (thread % warp_size == 0) shared.q_ring.release(q_at);
@@ -358,53 +281,59 @@ struct BackwardConsumer {
     return m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end);
   }
 
-  /// Waits for query block m's Q, and issues S.
-  TANDEM_DEVICE void begin(const BackwardTile& t, int m, float (&s)[scores]) {
+  /// Waits for Q of query block m, and issues S^T.
+  TANDEM_DEVICE void begin_scores(const BackwardTile& t, int m, float (&s)[scores]) {
     shared.q_ring.wait(q_at);
     clear_unseeing_queries(t, m, q_at, dout_at);
     ptx::wgmma_fence();
     issue_scores<C.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
-  template <bool masked>
-  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
-                          float (&dv)[C.head_dim_v / 2]);
-  template <bool masked, bool first>
-  TANDEM_DEVICE void step_pingpong(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
-                                   u32 (&ds_packed)[scores / 2], float (&dk)[C.head_dim_qk / 2],
-                                   float (&dv)[C.head_dim_v / 2]);
-  TANDEM_DEVICE void finish_pingpong(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
-                                     float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]);
-  TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
-                            float (&dv)[C.head_dim_v / 2]);
-  template <int n>
-  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n]);
-  template <int n>
-  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n]);
-  TANDEM_DEVICE void begin_tile(const BackwardTile& t);
-  TANDEM_DEVICE void end_tile();
-  TANDEM_DEVICE void run();
-
-  // Not owning keys: see backward_roles.cuh
-  /// The query block after m of head g of the group; past the end after the last.
-  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int m) const {
-    if (m + 1 < t.blocks.end) return m + 1;
-    return g + 1 < group ? t.blocks.first : t.blocks.end;
+  /// Waits for a tile's K and V, and clears what must not be multiplied.
+  TANDEM_DEVICE void begin_tile(const BackwardTile& t) {
+    shared.k_ring.wait(k_at);
+    if constexpr (hides) clear_poisoned_keys();
+    shared.v_ring.wait(v_at);
+    if constexpr (C.varlen) {
+      if ((t.n + 1) * C.tile_keys() > t.visible.seqlen_k) clear_key_tail(t);
+    }
   }
-  TANDEM_DEVICE void hand_over(const u32 (&packed)[scores / 2]);
-  TANDEM_DEVICE void take_over(u32 (&packed)[scores / 2]);
-  template <bool masked>
-  TANDEM_DEVICE void probabilities_step(const BackwardTile& t, int m, int next, float (&s)[scores],
-                                        float (&dv)[C.head_dim_v / 2]);
-  TANDEM_DEVICE void begin_gradients(const BackwardTile& t, int m, float (&dp)[scores]);
-  template <typename Begin>
-  TANDEM_DEVICE void make_dq(float (&x)[scores], Begin begin);
-  TANDEM_DEVICE void gradients_step(const BackwardTile& t, int next, float (&dp)[scores],
-                                    float (&dk)[C.head_dim_qk / 2]);
-  template <bool keys, int n>
-  TANDEM_DEVICE void role_blocks(const BackwardTile& t, float (&d)[n]);
-  template <bool keys>
-  TANDEM_DEVICE void run_role();
-  TANDEM_DEVICE void send_ds();
+  TANDEM_DEVICE void end_tile() {
+    if (thread % warp_size == 0) {
+      shared.k_ring.release(k_at);
+      shared.v_ring.release(v_at);
+    }
+    k_at.advance();
+    v_at.advance();
+  }
+
+  /// Writes dK of the tile's keys that this warpgroup has.
+  template <int n>
+  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n]) {
+    const int batch = p.packed_k ? 0 : t.batch;
+    const tile::RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch +
+                                   t.head_kv * p.dk_stride.head +
+                                   static_cast<i64>(t.begin_k) * p.dk_stride.row,
+                               p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+    tile::store_rows<C.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                                thread);
+  }
+  /// Writes dV of the tile's keys that this warpgroup has.
+  template <int n>
+  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n]) {
+    const int batch = p.packed_k ? 0 : t.batch;
+    const tile::RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch +
+                                   t.head_kv * p.dv_stride.head +
+                                   static_cast<i64>(t.begin_k) * p.dv_stride.row,
+                               p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+    tile::store_rows<C.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                                thread);
+  }
 };
+
+template <int n>
+TANDEM_DEVICE void set_zero(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) x = 0.0F;
+}
 
 }  // namespace tandem

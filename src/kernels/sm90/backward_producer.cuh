@@ -1,5 +1,5 @@
-// The main backward kernel's shared storage, and the warps around its consumers: one that feeds Q and dO, one
-// for each warpgroup that adds its dQ to the sums in global memory.
+// The main backward kernel's shared storage, and the warps of its producer warpgroup: one loads, and one for
+// each consumer warpgroup adds its dQ to the sums in global memory.
 #pragma once
 
 #include "kernels/config/backward.hpp"
@@ -12,11 +12,12 @@ namespace tandem {
 
 // ---- Shared storage ----
 
-/// A tile keeps its K and V to its end: the next tile's have nowhere to go before.
+/// A tile's K and V stay until it ends: there is no room for the next tile's before.
 constexpr int kv_stages = 1;
 
-/// In a cluster, a block's columns of dQ of the other block's keys. Else nothing: as a member it would take
-/// 16 bytes, behind which dQ leaves slowly (3 to 18 % of the time; it lies at a multiple of 128 now).
+/// In a cluster: the other CTA's keys, of which this CTA needs the columns that it computes of dQ. Otherwise
+/// an empty base class. (As a member it would take 16 bytes and shift dQ, whose copies to global memory are
+/// slow if it does not begin at a multiple of 128 bytes: 3 to 18 % of the time.)
 template <BackwardConfig C, bool clustered = (C.cluster > 1)>
 struct OtherKeys {
   using OtherKTile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
@@ -42,24 +43,24 @@ struct BackwardShared : OtherKeys<C> {
   VTile v[kv_stages];
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
-  /// Of warpgroups that own keys, dS twice: what a warpgroup writes, both have read before, so that one
-  /// meeting or turn a query block is enough. Of others, dS and P, and in a cluster dS of the other block.
+  /// If warpgroups own keys: dS twice. The buffer that a warpgroup writes has been read by both, so that one
+  /// barrier for each query block is enough. Otherwise dS and P, and in a cluster dS of the other CTA.
   ScoreTile scores[C.cluster + 1];
   alignas(128) float dq[C.consumers * C.dq_part()];
   float lse_log2[C.q_stages][C.block_m];
   float delta[C.dout_stages][C.block_m];
-  float key_scale_log2[C.block_n];  ///< of the keys' scores; NaN where a key is not finite
-  u32 poisoned[C.consumers * 4];    ///< by warp: has it found one that is not
+  float key_scale_log2[C.block_n];  ///< scale of each key's scores; NaN if the key is not finite
+  u32 poisoned[C.consumers * 4];    ///< by warp: whether it has found a key that is not finite
   tile::Ring<kv_stages> k_ring;
   tile::Ring<kv_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
-  ptx::Mbarrier ds_full;   ///< dS of the other block is there
-  ptx::Mbarrier ds_empty;  ///< the other block has read this block's dS
+  ptx::Mbarrier ds_full;   ///< dS of the other CTA has come
+  ptx::Mbarrier ds_empty;  ///< the other CTA has read this CTA's dS
 };
 
-/// Named barriers: one joins the consumers; two for each warpgroup's dQ on its way out; then those of roles,
-/// and the turns.
+/// Named barriers. `joined` joins the consumers, `dq_full` and `dq_empty` guard each warpgroup's buffer of
+/// dQ, the next five order the two warpgroups of wide heads, and the last two are those of ping-pong.
 constexpr int barrier_joined = 1;
 constexpr int barrier_dq_full = 2;
 constexpr int barrier_dq_empty = 5;
@@ -128,12 +129,12 @@ struct BackwardLoader {
       if (leader) {
         load_k(t);
         load_v(t);
-        // K and V are the caller's; LSE and delta are the kernel's before this one. (To ask at every tile
-        // costs no register, which 256 columns with lengths and a mask have not left.)
+        // K and V are the caller's; LSE and delta come from the previous kernel. (To wait at every tile takes
+        // no register; a flag would, and kernels of 256 columns with lengths and a mask have none left.)
         ptx::wait_for_previous_grid();
-        // The conversion waits for each head by itself, and begins where blocks have ended: blocks of two
-        // tiles and more fill the device. Where they have one each, it would take processors that others
-        // could use.
+        // The convert kernel waits for each head by itself, and may start where CTAs have ended. It is
+        // announced with the second tile: if there is only one tile for each CTA, it would take SMs that
+        // other kernels could use.
         if (tiles.round > 1) ptx::launch_next_grid();
 #pragma unroll 1
         for (int g = 0; g < group; ++g) {
@@ -144,7 +145,7 @@ struct BackwardLoader {
             load_dout(t, t.head_kv * group + g, block);
           }
         }
-        // Roles compute scores of one block more than there are, and do not use them.
+        // Wide heads compute the scores of one block too many, and do not use them.
         if constexpr (!C.owns_keys()) {
           load_q(t, t.head_kv * group, t.blocks.first);
           load_dout(t, t.head_kv * group, t.blocks.first);
@@ -158,36 +159,38 @@ struct BackwardLoader {
   }
 };
 
-/// Adds one warpgroup's dQ to the sums in global memory. The first to come stores instead, so that nobody has
-/// to clear them. All lanes of one warp.
+/// The dQ writer: one warp, which adds the dQ of one consumer warpgroup to the sums in global memory. The
+/// first tile to come stores instead, so that the sums need not be cleared. Each piece of dQ has a semaphore.
+/// In a fixed order it counts the tiles that have added, and a tile waits for its number. In any order it is
+/// 0, 1 while the first tile stores, and then `stored`. All lanes of the warp call.
 template <BackwardConfig C>
 struct DqWriter {
-  static constexpr u32 stored = 2;  ///< turns in any order: 0, 1 while the first stores, then this
+  static constexpr u32 stored = 2;
 
   const BackwardParams& p;
   BackwardShared<C>& shared;
   const int warpgroup;
-  bool ready = false;  ///< the next sums are known to be stored
+  bool ready = false;  ///< the next piece is known to be stored
 
-  /// Waits until this tile may write to query block m; says whether it stores.
-  TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* turn) {
+  /// Waits until this tile may write to query block m; true if it must store.
+  TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* semaphore) {
     if constexpr (C.deterministic) {
-      const u32 mine = BackwardTiles<C>::additions_before(t, m);
-      ptx::semaphore_wait(turn, mine);
-      return mine == 0;
+      const u32 before = BackwardTiles<C>::additions_before(t, m);
+      ptx::semaphore_wait(semaphore, before);
+      return before == 0;
     }
     if (ready) return false;
-    const u32 before = ptx::semaphore_claim(turn);
-    if (before == 1) ptx::semaphore_wait(turn, stored);
+    const u32 before = ptx::semaphore_claim(semaphore);
+    if (before == 1) ptx::semaphore_wait(semaphore, stored);
     return before == 0;
   }
 
-  /// The query block that passes by as number i, of a head.
+  /// Writes dQ of step i of the loop over a head's query blocks.
   TANDEM_DEVICE void add(const BackwardTile& t, int head, int i, bool leader) {
     const int m = BackwardTiles<C>::passing(t, i);
     const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
-    u32* turn = p.dq_semaphores + block * C.dq_pieces() + piece;
+    u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
     float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
     const float* source = shared.dq + warpgroup * C.dq_part();
     bool storing = false;
@@ -196,17 +199,17 @@ struct DqWriter {
       ptx::named_barrier_sync(barrier_dq_full + warpgroup, dq_threads);
       if (leader) {
         ptx::fence_async_shared();
-        if (part == 0) storing = stores(t, m, turn);
+        if (part == 0) storing = stores(t, m, semaphore);
         if (storing) {
           ptx::bulk_store(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
         } else {
           ptx::bulk_reduce_add(target + part * C.dq_part(), source, C.dq_part() * sizeof(float));
         }
         ptx::tma_store_commit();
-        // The next block's, while this one is on its way.
+        // Reads the next block's semaphore while this block is on its way.
         const int next = BackwardTiles<C>::passing(t, i + 1) - m;
         if (!C.deterministic && part == C.dq_parts - 1)
-          ready = i + 1 < t.blocks.end && ptx::semaphore_read(turn + next * C.dq_pieces()) == stored;
+          ready = i + 1 < t.blocks.end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -214,7 +217,7 @@ struct DqWriter {
     }
     if (leader && (C.deterministic || storing)) {
       ptx::tma_store_wait_written<0>();
-      ptx::semaphore_increment(turn);
+      ptx::semaphore_increment(semaphore);
     }
   }
 
@@ -226,7 +229,7 @@ struct DqWriter {
     ptx::wait_for_previous_grid();
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     while (tiles.next(t)) {
-      // In turns, the first warpgroup's first dQ of a tile is of no block.
+      // With ping-pong, the first dQ of a tile from the first warpgroup belongs to no block.
       if (C.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
         ptx::named_barrier_sync(barrier_dq_full, dq_threads);
         ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
@@ -236,7 +239,7 @@ struct DqWriter {
 #pragma unroll 1
         for (int i = t.blocks.first; i < t.blocks.end; ++i) add(t, t.head_kv * group + g, i, leader);
       }
-      // Under the tile's epilogue.
+      // The consumers run the tile's epilogue meanwhile.
       if (leader) {
         ptx::tma_store_wait_written<0>();
         ptx::semaphore_increment(tiles_added(p, t.batch, t.head_kv));
