@@ -1,14 +1,17 @@
-// The forward pass in 8 bits: as forward.cuh, with e4m3 or s8 operands, scales, and P V promoted to f32 tile
-// by tile.
+// The forward pass on quantized values: as forward.cuh, with 8-bit operands (e4m3 or s8) and scales, and with
+// P V promoted to f32 tile by tile.
 //
-// V is stored transposed (K-major, which 8-bit WGMMA wants) with its keys in an order (quantized_layout.hpp)
-// in which the scores that a thread has are the P that it has to bring: nothing is shuffled. Method:
-// FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), section 3.3; docs/kernels/low-precision.md has the
-// arithmetic.
+// V is stored transposed (K-major, as 8-bit WGMMA requires). Its keys are in an order (quantized_layout.hpp)
+// in which the scores that a thread holds are the elements of P that it must pass to P V, so that nothing is
+// shuffled. Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), section 3.3.
+// docs/kernels/low-precision.md has the arithmetic.
+//
+// There are two orders of steps, by how P is rounded: eight_bit_lazy.cuh and eight_bit_by_tile.cuh.
 #pragma once
 
 #include "kernels/ptx/registers.cuh"
-#include "kernels/sm90/eight_bit_rows.cuh"
+#include "kernels/sm90/eight_bit_by_tile.cuh"
+#include "kernels/sm90/eight_bit_lazy.cuh"
 #include "kernels/sm90/eight_bit_transpose.cuh"
 #include "kernels/tile/rotate.cuh"
 
@@ -18,11 +21,11 @@ namespace tandem {
 
 template <EightBitConfig C>
 TANDEM_DEVICE void EightBitConsumer<C>::compute(const tile::QueryTile& t) {
-  EightBitRows<C> rows(*this, t);
+  typename Select<C.lazy_rescaling(), EightBitLazyRows<C>, EightBitByTileRows<C>>::type rows(*this, t);
   rows.run();
 }
 
-/// Undoes V's rotation, and hands over to the 16-bit kernel's epilogue.
+/// Undoes V's rotation, and runs the 16-bit kernel's epilogue.
 template <EightBitConfig C>
 TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                               const Softmax& softmax, const float (&shift)[2]) {
@@ -32,7 +35,7 @@ TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&
   for (int h = 0; h < 2; ++h) {
     finished.reference[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.reference[h] + shift[h];
     finished.sum[h] = softmax.sum[h];
-    // A query that holds a NaN, whose mark or scale is all that s8 has of it, may see no key.
+    // In s8 a query's NaN is known from its marker or scale, even if the query sees no key: then out is 0.
     const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);
     if (C.qk == Codes::s8 && t.visible.first_key(query) >= t.visible.end_key(query)) {
       finished.reference[h] = -ptx::infinity();
@@ -50,7 +53,7 @@ template <EightBitConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) eight_bit_forward(const __grid_constant__ EightBitParams p) {
   static_assert(sizeof(EightBitShared<C>) == eight_bit_shared_bytes(C));
   auto& shared = *reinterpret_cast<EightBitShared<C>*>(ptx::dynamic_shared());
-  // Uniform over the warp, and the compiler is to know it.
+  // The shuffle lets ptxas know that the number is uniform over the warp.
   const int warp = ptx::warp_uniform(static_cast<int>(ptx::thread_index() / warp_size));
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers() * 4);
