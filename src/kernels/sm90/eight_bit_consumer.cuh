@@ -1,5 +1,5 @@
-// The 8-bit forward pass's consumer: what a warpgroup does with tiles of codes, step by step.
-// eight_bit_rows.cuh has the order of the steps.
+// A consumer warpgroup of the 8-bit forward kernel: its products, conversions and scales, piece by piece.
+// eight_bit_lazy.cuh and eight_bit_by_tile.cuh have the order of the pieces.
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
@@ -29,7 +29,7 @@ struct EightBitConsumer {
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
-  static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of P
+  static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of packed P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
   static constexpr Bytes output_bytes = C.pv == Codes::e4m3    ? Bytes::e4m3
                                         : C.v_has_zero_point() ? Bytes::u8_u8
@@ -50,14 +50,14 @@ struct EightBitConsumer {
   tile::Output<C.output()> output;
   tile::QueryTiles<C.walk()> tiles;
   // Of the tile that is being computed:
-  static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's rows have one each, or one together
-  float q_unit[units];                                ///< scales of rows times the softmax's
-  float score_unit[units];                            ///< times that of K's block
+  static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
+  float q_unit[units];                                ///< scales of Q times the softmax's scale
+  float score_unit[units];                            ///< the same times the scale of K's block
   float v_scale = 1.0F;                               ///< of the block whose scores came last
-  /// softcap: what scores and what the removal of K's mean took off a row's are in the exponent of the tanh.
+  /// softcap: the factor of scores in the exponent of tanh, and the summand that stands for K's removed mean.
   float cap_unit[units];
   float cap_shift[2];
-  /// Of Q's block, and of K's whose scores came last: whether rows of it are marked.
+  /// Whether rows of Q's block, and of the K block whose scores came last, have NaN markers.
   static constexpr bool has_nan_markers = C.qk == Codes::s8 && !C.row_scales;
   bool q_has_nan = false;
   bool k_has_nan = false;
@@ -89,7 +89,7 @@ struct EightBitConsumer {
     ptx::wgmma_commit();
   }
 
-  /// Issues P V for the columns of `part`.
+  /// Issues P V for the columns of part `part`.
   template <ptx::Start start>
   TANDEM_DEVICE void issue_part(OutputSum (&d)[part_outputs], const u32 (&probabilities)[words], int part) {
     const ptx::MatrixDescriptor v = shared.v[v_at.stage].operand();
@@ -117,8 +117,8 @@ struct EightBitConsumer {
     ptx::wgmma_commit();
   }
 
-  /// O += weight * what the tensor cores have of `part`: `count` registers from `first` on. Counts are
-  /// constants, or the loop is not unrolled before the one around it, and the registers are indexed.
+  /// O += weight * the sums of part `part`: `count` registers from `first` on. `count` is a template
+  /// parameter because the loop must be unrolled before the one around it: otherwise registers are indexed.
   template <int count = part_outputs>
   TANDEM_DEVICE void promote(float (&o)[outputs], const OutputSum (&d)[part_outputs], int part,
                              const float (&weight)[2], int first = 0) {
@@ -136,8 +136,8 @@ struct EightBitConsumer {
     }
   }
 
-  /// P to the A operands of P V: in 8 bits a step's four words have two neighbouring keys of each of two
-  /// groups of 8.
+  /// Rounds P to the A operands of P V. In 8 bits, a word has two neighbouring keys of each of two groups
+  /// of 8.
   template <int count>
   TANDEM_DEVICE void convert(u32 (&probabilities)[words], const float (&s)[scores], int first) {
 #pragma unroll
@@ -157,7 +157,7 @@ struct EightBitConsumer {
     }
   }
 
-  /// Scales are read by ordinary loads, which all lanes must have done.
+  /// All lanes must have loaded the scales, which come with K.
   TANDEM_DEVICE void release_k() {
     ptx::sync_warp();
     if (warp_leader()) shared.k_ring.release(k_at);
@@ -173,8 +173,8 @@ struct EightBitConsumer {
     q_at.advance();
   }
 
-  /// Loads the tile's scales: nothing waits for them before take_scales. Rows past the sequence's end, whose
-  /// results are dropped, take those of its last.
+  /// Loads the tile's scales; nothing waits for them before take_scales. Rows past the sequence's end, whose
+  /// results are dropped, take the scale of its last row.
   TANDEM_DEVICE void load_scales(const tile::QueryTile& t) {
     const int batch = p.forward.packed_q && !C.transpose_v ? 0 : t.index.batch;
     const int head = C.transpose_v ? t.index.head / p.q_scale_heads : t.index.head;
@@ -193,13 +193,13 @@ struct EightBitConsumer {
 #pragma unroll
     for (float& unit : q_unit) unit = magnitude(unit, q_has_nan) * p.forward.scale * tile::log2_e;
   }
-  /// What the removal of K's mean took off the scores of a thread's row, in units of the logarithm to base 2.
+  /// What the removal of K's mean subtracted from the scores of a thread's row (logarithm to base 2).
   TANDEM_DEVICE float shift_of_row(const tile::QueryTile& t, int h) const {
     if (p.shift.data == nullptr) return 0.0F;
     const float* of_q = scales_of(p.shift, p.forward.packed_q ? 0 : t.index.batch, t.index.head);
     return ptx::load_global(of_q + padded_row(t, h) * p.shift.stride.group) * tile::log2_e;
   }
-  /// A scale by block without the sign that says that rows are marked.
+  /// The magnitude of a scale by block, whose sign says whether rows have NaN markers.
   static TANDEM_DEVICE float magnitude(float scale, bool& has_nan) {
     if constexpr (has_nan_markers) {
       has_nan = ptx::bits_of(scale) >> 31 != 0;
@@ -219,7 +219,8 @@ struct EightBitConsumer {
       for (int i = 0; i < scores; ++i) s[i] = ptx::to_float(sums[i]);
     }
   }
-  /// Takes scores into K's units where those differ by row, and caps them.
+  /// Multiplies scores by K's scales if those are by row, and applies the softcap. (The 16-bit kernel's
+  /// counterpart is transform_scores.)
   TANDEM_DEVICE void scale_scores(float (&s)[scores]) {
     if constexpr (C.row_scales) {
       const float* scales = shared.k_scales.data[k_at.stage] + position.first_col;
@@ -233,7 +234,7 @@ struct EightBitConsumer {
         }
       }
     }
-    if constexpr (C.softcap) {  // as transform_scores
+    if constexpr (C.softcap) {
       const float cap = p.forward.softcap * tile::log2_e;
 #pragma unroll
       for (int i = 0; i < scores; ++i) {
@@ -243,8 +244,8 @@ struct EightBitConsumer {
       }
     }
   }
-  /// A caller's scale may be negative, which the exponent's multiply-add takes as it comes, but no maximum:
-  /// then the scores take the sign.
+  /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
+  /// the scores take the sign.
   TANDEM_DEVICE void take_sign(float (&s)[scores]) {
     if constexpr (C.transpose_v) {
       if (!(score_unit[0] < 0.0F)) return;
@@ -253,9 +254,10 @@ struct EightBitConsumer {
       score_unit[0] = -score_unit[0];
     }
   }
-  /// Of the block whose scores have come.
+  /// Finds the units of the block whose scores have come.
   TANDEM_DEVICE void find_units() {
-    // 0, of a block of zeros or from the user, would make -inf NaN. It makes nothing else: all codes are 0.
+    // Scale 0 (a block of zeros, or the user's) would turn masked scores, -inf, into NaN. Any small unit is
+    // right.
     constexpr float tiny = 0x1p-100F;
 #pragma unroll
     for (int h = 0; h < units; ++h) {
@@ -275,7 +277,7 @@ struct EightBitConsumer {
     }
   }
 
-  /// As in ForwardConsumer; V in 16 bits only, since codes past a sequence's end are 0.
+  /// As in ForwardConsumer, for V in 16 bits: quantized values past a sequence's end are 0.
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,

@@ -1,4 +1,4 @@
-// The 8-bit forward pass's shared memory, and the producer warp that fills it with codes and scales.
+// The 8-bit forward kernel's shared storage, and the producer warp that fills it with values and scales.
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
@@ -15,7 +15,7 @@ namespace tandem {
 
 // ---- Shared storage ----
 
-/// Scales by row of the tiles in flight; nothing where scales are by block.
+/// Scales by row of the tiles in flight; empty if scales are by block.
 template <int stages, bool used>
 struct RowScales {
   static constexpr u32 bytes = 4 * quant_block;
@@ -30,7 +30,7 @@ struct RowScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
-/// Blocks of V's rows as the caller has them, before they are transposed.
+/// Row-major blocks of V, as the caller has them, before they are transposed.
 template <EightBitConfig C, bool used = C.transpose_v>
 struct RowsOfV {
   tile::ByteTile<quant_block, C.head_dim_v> tile[rows_of_v_stages];
@@ -43,10 +43,10 @@ struct RowsOfVRing {
 };
 template <>
 struct RowsOfVRing<false> {};
-/// Warps of the producer's warpgroup that transpose: those beside the loader's.
+/// Warps of the producer's warpgroup that transpose V: all but the loader's.
 constexpr int transposing_warps = 3;
 
-/// Scales by block of the K tiles in flight, and of the V tiles that belong to them.
+/// Scales by block of a K tile in flight and of the V tile of the same keys.
 struct BlockScales {
   float k;
   float v;
@@ -65,7 +65,7 @@ struct EightBitShared {
   [[no_unique_address]] RowsOfV<C> rows_of_v;
   [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
   [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
-  BlockScales block_scales[C.stages];  ///< with K's buffers
+  BlockScales block_scales[C.stages];  ///< by buffer of K
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
@@ -73,11 +73,11 @@ struct EightBitShared {
   tile::DynamicScheduler::Shared tiles;
 };
 
-/// Scales of one head of one sequence.
+/// The scales of one head of one sequence.
 TANDEM_DEVICE const float* scales_of(const ScaleArray& scales, int batch, int head) {
   return scales.data + batch * scales.stride.batch + head * scales.stride.head;
 }
-/// Scale number `group` of a head, which a caller may have left out.
+/// Scale number `group` of a head; 1 if the caller has left the scales out.
 template <EightBitConfig C>
 TANDEM_DEVICE float load_scale(const ScaleArray& scales, int batch, int head, i64 group) {
   if (C.transpose_v && scales.data == nullptr) return 1.0F;
@@ -103,24 +103,22 @@ struct EightBitLoader {
   TANDEM_DEVICE EightBitLoader(const EightBitParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params.forward, s.tiles) {}
 
-  TANDEM_DEVICE int row_of(int b) const { return tile::key_row(t.index, b * quant_block); }
-  TANDEM_DEVICE int head_kv() const { return tile::key_head(p.forward, t.index); }
-  TANDEM_DEVICE int batch_k() const { return tile::key_batch(p.forward, t.index); }
   /// The number of block b on the axis of K's and V's blocks.
   TANDEM_DEVICE int block_at(int b) const {
     return first_block(t.index.begin_k, t.index.batch, p.forward.packed_k) + b;
   }
   TANDEM_DEVICE const float* row_scales(const ScaleArray& scales, int b) const {
-    return scales_of(scales, batch_k(), head_kv()) + static_cast<i64>(block_at(b)) * quant_block;
+    return scales_of(scales, tile::key_batch(p.forward, t.index), tile::key_head(p.forward, t.index)) +
+           static_cast<i64>(block_at(b)) * quant_block;
   }
 
-  /// Of block b, where scales are by block; else 1.
+  /// The scales of block b; 1 where scales are by row.
   TANDEM_DEVICE BlockScales block_scales(int b) const {
     BlockScales scales{1.0F, 1.0F};
-    // A caller counts blocks, of equal lengths alone, from each sequence's begin.
+    // Caller-supplied scales count blocks from each sequence's beginning (all sequences have one length).
     const auto load = [&](const ScaleArray& from) {
-      return load_scale<C>(from, C.transpose_v ? t.index.batch : batch_k(), head_kv(),
-                           C.transpose_v ? b : block_at(b));
+      const int batch = C.transpose_v ? t.index.batch : tile::key_batch(p.forward, t.index);
+      return load_scale<C>(from, batch, tile::key_head(p.forward, t.index), C.transpose_v ? b : block_at(b));
     };
     if constexpr (!C.row_scales) scales.k = load(p.k_scales);
     if constexpr (C.pv != Codes::input && !C.v_row_scales) scales.v = load(p.v_scales);
@@ -128,40 +126,41 @@ struct EightBitLoader {
   }
   TANDEM_DEVICE void load_k(int b) {
     BlockScales scales = block_scales(b);
-    if constexpr (C.transpose_v) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the codes have its sign
+    if constexpr (C.transpose_v) scales.v = ptx::max_magnitude(0.0F, scales.v);  // the values take its sign
     shared.k_ring.wait_free(k_at);
     ptx::store_shared(&shared.block_scales[k_at.stage].k, scales.k);
     ptx::store_shared(&shared.block_scales[k_at.stage].v, scales.v);
     ptx::Mbarrier& full =
         shared.k_ring.announce(k_at, Shared::KTile::bytes + decltype(shared.k_scales)::bytes);
-    shared.k[k_at.stage].load(p.forward.k, full, 0, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    tile::load_keys(shared.k[k_at.stage], p.forward.k, full, p.forward, t.index, b * quant_block);
     if constexpr (C.row_scales) shared.k_scales.load(k_at.stage, row_scales(p.k_scales, b), full);
     k_at.advance();
   }
   TANDEM_DEVICE void load_rows_of_v(int b) {
-    auto& tile = shared.rows_of_v.tile[rows_of_v_at.stage];
-    ptx::Mbarrier& full = shared.rows_of_v_ring.ring.acquire(rows_of_v_at, tile.bytes);
-    tile.load(p.forward.v, full, 0, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    auto& rows = shared.rows_of_v.tile[rows_of_v_at.stage];
+    ptx::Mbarrier& full = shared.rows_of_v_ring.ring.acquire(rows_of_v_at, rows.bytes);
+    tile::load_keys(rows, p.forward.v, full, p.forward, t.index, b * quant_block);
     rows_of_v_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full =
         shared.v_ring.acquire(v_at, Shared::VTile::bytes + decltype(shared.v_scales)::bytes);
     if constexpr (C.pv == Codes::input) {
-      shared.v[v_at.stage].load(p.forward.v, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+      tile::load_keys(shared.v[v_at.stage], p.forward.v, full, p.forward, t.index, b * quant_block);
     } else {
-      shared.v[v_at.stage].load(p.forward.v, full, block_at(b) * quant_block, 0, head_kv(), batch_k(),
-                                ptx::CacheHint::last);
+      const int key = block_at(b) * quant_block;  // keys are columns
+      shared.v[v_at.stage].load(p.forward.v, full, 0, tile::key_head(p.forward, t.index),
+                                tile::key_batch(p.forward, t.index), ptx::CacheHint::last, key);
     }
     if constexpr (C.v_row_scales) shared.v_scales.load(v_at.stage, row_scales(p.v_scales, b), full);
     v_at.advance();
   }
-  /// Q, with the first K after its first rows.
+  /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
     const int row = t.index.begin_q + t.index.m * C.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
       ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
-      shared.q[w][q_at.stage].load(p.forward.q, full, 0, row + w * 64, t.index.head,
+      shared.q[w][q_at.stage].load(p.forward.q, full, row + w * 64, t.index.head,
                                    p.forward.packed_q ? 0 : t.index.batch, ptx::CacheHint::first);
       if (w == 0) load_k(t.blocks.end - 1);
     }

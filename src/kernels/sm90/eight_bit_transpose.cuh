@@ -1,6 +1,6 @@
-// Rows of V's codes, as a caller has them, into the tile that P V reads: keys contiguous, in the order of
-// quantized_layout.hpp. Three warps beside the loader's do it, up to two blocks of keys behind the copy
-// engine and all of V's buffers ahead of the consumers.
+// Transposes caller-supplied, row-major V into the tile that P V reads: keys contiguous, in the order of
+// quantized_layout.hpp. Three warps of the producer's warpgroup do it, up to two blocks of keys behind TMA
+// and as many blocks ahead of the consumers as V has buffers.
 #pragma once
 
 #include "kernels/ptx/codes.cuh"
@@ -14,7 +14,7 @@ struct ValueTransposer {
 
   const EightBitParams& p;
   Shared& shared;
-  const int warp;  ///< of those that transpose
+  const int warp;  ///< number among those that transpose
   const int lane;
   tile::Ring<rows_of_v_stages>::Position from;
   typename tile::Ring<C.stages>::Position to;
@@ -28,15 +28,15 @@ struct ValueTransposer {
         lane(static_cast<int>(ptx::thread_index()) % warp_size),
         tiles(params.forward, s.tiles) {}
 
-  /// The sign of a block's scale, as it changes four codes.
+  /// What negates four values if the block's scale is negative.
   TANDEM_DEVICE u32 sign_of(int b) const {
     const int head = t.index.head / (p.forward.heads_q / p.forward.heads_kv);
     return load_scale<C>(p.v_scales, t.index.batch, head, b) < 0.0F ? 0x80808080U : 0U;
   }
 
-  /// All keys of 16 channels. Of 32 keys a lane has pairs of channels of two neighbouring keys in each of
-  /// four groups of 8. Two groups make the words that its quad of the consumers wants of two channels: stored
-  /// position 4 q + i of 16 holds key 2 q + i % 2 + 8 (i / 2).
+  /// Transposes all keys of 16 channels. Of 32 keys a lane has, in each of four groups of 8, two channels of
+  /// two neighbouring keys. Two such groups form the words of two channels that a quad of the consumers
+  /// reads: stored position 4 q + i of 16 holds key 2 q + i % 2 + 8 (i / 2).
   TANDEM_DEVICE void transpose(int channel, int b, u32 sign) {
     constexpr int pieces = quant_block / 32;
     const auto& rows = shared.rows_of_v.tile[from.stage];
@@ -47,8 +47,8 @@ struct ValueTransposer {
     for (int n = 0; n < pieces; ++n) {
       ptx::ldmatrix_x4_transposed(source + n * 32 * rows.strip_cols, pairs[n]);
     }
-    // Lanes of the lower half store even channels first, the others odd ones: the eight rows of a matrix are
-    // then in eight different groups of banks.
+    // The lower 16 lanes store even channels first, the upper ones odd channels: the eight rows of a matrix
+    // are then in eight different groups of banks.
     const bool odd = lane >= 16;
     const u32 first = odd ? 0x7531U : 0x6420U;
     const u32 second = odd ? 0x6420U : 0x7531U;
@@ -64,7 +64,7 @@ struct ValueTransposer {
           ptx::permute_bytes(x[2], x[3], second) ^ sign);
     }
   }
-  /// Of 32 keys those from `end` on become code 0: what is past a sequence's end may be no number.
+  /// Sets keys from `end` on, of 32, to 0: rows past a sequence's end may hold NaN.
   TANDEM_DEVICE void clear_from(int end, u32 (&x)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

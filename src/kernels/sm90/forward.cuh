@@ -1,10 +1,11 @@
-// The forward pass: O = softmax(scale Q K^T) V, one persistent block an SM.
+// The forward pass: O = softmax(scale Q K^T) V. A persistent kernel with one CTA an SM.
 //
-// A producer warp feeds shared memory through TMA; each consumer warpgroup owns 64 queries. In
-// one warpgroup the products of block i + 1 and block i run while its softmax waits for neither (two-stage
-// pipelining); between warpgroups, named barriers hand the tensor cores round, so that one's exponentials run
-// under the other's products (ping-pong). Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608),
-// algorithm 2. docs/kernels/forward.md has the arithmetic.
+// A producer warp fills shared memory through TMA; each consumer warpgroup owns 64 queries. Within a
+// warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
+// starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
+// one after the other, so that the exponentials of one run under the products of the others (ping-pong).
+// Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the
+// arithmetic.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -37,7 +38,7 @@ struct ForwardConsumer {
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.output()> output;
   tile::QueryTiles<C.walk()> tiles;
-  /// Without a producer warp, warp 0 loads as it goes.
+  /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
   TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
@@ -53,7 +54,8 @@ struct ForwardConsumer {
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
-  /// Once a block, after its K and the V before it have been released: the buffers it waits for are these.
+  /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
+  /// have been released, whose buffers it fills.
   TANDEM_DEVICE void load_ahead() {
     if constexpr (!C.specialised) {
       if (warpgroup == 0 && thread < warp_size) loader.step();
@@ -64,7 +66,7 @@ struct ForwardConsumer {
   TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.pingpong>(warpgroup); }
   TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.pingpong, C.consumers()>(warpgroup); }
 
-  /// The operands of the next products.
+  // The operands of the next products.
   TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
   TANDEM_DEVICE ptx::MatrixDescriptor k_operand() const { return shared.k[k_at.stage].k_major(); }
   TANDEM_DEVICE ptx::MatrixDescriptor v_operand() const { return shared.v[v_at.stage].mn_major(); }
@@ -106,9 +108,9 @@ struct ForwardConsumer {
     q_at.advance();
   }
 
-  /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN: the consumers zero them in
-  /// shared memory before their first product. Only the rightmost block has such rows, and only where the
-  /// TMA cannot know the end.
+  /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN: the consumers clear them in
+  /// shared memory before the first product. Only the rightmost block has such rows, and only with varlen:
+  /// otherwise TMA fills them with zeros.
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
@@ -136,7 +138,7 @@ struct ForwardConsumer {
   TANDEM_DEVICE bool compute(tile::QueryTile& t);
 };
 
-/// Computes tile `t` and puts the next one there; false if there is none.
+/// Computes tile `t` and replaces it by the next one; false if there is none.
 template <ForwardConfig C>
 TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   const int first_query = t.index.m * C.block_m + warpgroup * 64;
@@ -149,14 +151,15 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   float total[2];
   int block = t.blocks.end - 1;
   const auto nothing = [](int) {};
-  // Q's release may wait until the last block's softmax is done, out of its way; but not where this warp
-  // loads, and at head dimension 256 Q's descriptors would then be in ordinary registers.
+  // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
+  // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
+  // registers.
   constexpr bool release_q_late = C.specialised && outputs <= 96;
   auto release_scores = [&] {
     release_k();
     if (!release_q_late && block == t.blocks.first) release_q();
   };
-  // What comes between a block's scores and their exponentials.
+  // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
     tile::transform_scores<C.transform>(s, p);
@@ -175,12 +178,13 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     if (block > t.blocks.first) shared.k_ring.wait(k_at);
   };
 
-  // The first block has no product to run under.
+  // The first block: its softmax has no product to run under.
   shared.q_ring[warpgroup].wait(q_at);
   shared.k_ring.wait(k_at);
   issue_scores(s, q_operand(), k_operand());
   ptx::wgmma_wait<0>();
-  // On the diagonal the upper rows see the block's left half only: the exponentials of the other half are 0.
+  // On the diagonal, a warp's rows may see only the left half of the block. Then the exponentials of the
+  // right half are 0 and not computed.
   constexpr bool halves = C.causal && C.block_n % 32 == 0;
   if constexpr (halves) {
     ptx::pin_registers(s);
@@ -209,8 +213,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     clear_v_tail(t.index.seqlen_k - block * C.block_n);
 
   bool accumulate = false;
-  // S of this block and O += P V of the block before, in flight together. The exponentials of a block without
-  // a mask are relative to the maxima of the blocks before it: nothing is compared, and O is not rescaled.
+  // S of this block and O += P V of the previous one, in flight together. A block without a mask is rescaled
+  // lazily: its exponentials are relative to the reference of earlier blocks, no maximum is found, and O is
+  // rescaled only if the exponentials are too large.
   auto iteration = [&](auto masked) {
     constexpr bool lazy = !decltype(masked)::value;
     pingpong_wait();
@@ -251,7 +256,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         if constexpr (!late) rescale_output(0, outputs);
       }
       if constexpr (late) {
-        // Not in the branch: a warpgroup's warps wait for products together.
+        // Outside the branch, since all warps of a warpgroup must wait for products.
         take_output();
         release_v();
         if (moved) rescale_output(0, outputs);
@@ -262,7 +267,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     wait_next_k();
     accumulate = true;
   };
-  // The same, one after the other (the paper's ablation).
+  // The same in sequence (the paper's ablation).
   auto serial_iteration = [&](bool masked) {
     shared.v_ring.wait(v_at);
     pingpong_wait();
@@ -297,8 +302,8 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
 
   shared.v_ring.wait(v_at);
   issue_output(o, probabilities, v_operand(), accumulate);
-  // Finding the next tile (divisions, and a search where sequences are varlen) runs under the product, where
-  // O leaves the registers for it.
+  // The next tile is found under the last product (divisions, and a search with varlen), if O leaves
+  // registers for it.
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
   bool more = false;
@@ -317,7 +322,7 @@ template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
-  // Uniform over the warp, and the compiler is to know it.
+  // The shuffle lets ptxas know that the number is uniform over the warp.
   const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
   if (ptx::thread_index() == 0) {
     shared.k_ring.init(C.consumers() * 4);

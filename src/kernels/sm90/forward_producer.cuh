@@ -1,4 +1,4 @@
-// The forward pass's shared memory, its tiles, and the producer warp that fills the one for the other.
+// The forward kernel's shared storage, and the producer warp that fills it.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -29,8 +29,8 @@ struct ForwardShared {
 
 // ---- Producer ----
 
-/// Starts the copies, in the order in which the consumers need them: blocks go right to left, K one block
-/// ahead of V. All lanes of one warp; the leader copies.
+/// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
+/// ahead of V. All lanes of one warp call; the leader starts copies.
 template <ForwardConfig C>
 struct ForwardLoader {
   using Shared = ForwardShared<C>;
@@ -42,28 +42,24 @@ struct ForwardLoader {
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::QueryTiles<C.walk()> tiles;
   tile::QueryTile t;
-  int block = -1;  ///< whose V comes next
+  int block = -1;  ///< whose V is loaded next
 
   TANDEM_DEVICE ForwardLoader(const ForwardParams& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
     t.blocks = {0, 0, 0, 0};
   }
 
-  TANDEM_DEVICE int row_of(int b) const { return tile::key_row(t.index, b * C.block_n); }
-  TANDEM_DEVICE int head_kv() const { return tile::key_head(p, t.index); }
-  TANDEM_DEVICE int batch_k() const { return tile::key_batch(p, t.index); }
-
   TANDEM_DEVICE void load_k(int b) {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-    shared.k[k_at.stage].load(p.k, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    tile::load_keys(shared.k[k_at.stage], p.k, full, p, t.index, b * C.block_n);
     k_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    shared.v[v_at.stage].load(p.v, full, row_of(b), head_kv(), batch_k(), ptx::CacheHint::last);
+    tile::load_keys(shared.v[v_at.stage], p.v, full, p, t.index, b * C.block_n);
     v_at.advance();
   }
-  /// Q, with the first K after its first rows.
+  /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
     const int row = t.index.begin_q + t.index.m * C.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
@@ -75,8 +71,8 @@ struct ForwardLoader {
     q_at.advance();
   }
 
-  /// What the consumers need to go one block further: the K after it, its V, and at a tile's start Q and the
-  /// first K. False if there is nothing left.
+  /// Loads what the consumers need for one more block: its V, K of the block after it, and at the beginning
+  /// of a tile also Q and the first K. False if nothing is left.
   TANDEM_DEVICE bool step() {
     if (block < t.blocks.first) {
       do {
@@ -94,7 +90,7 @@ struct ForwardLoader {
   }
 };
 
-/// Stands in for the loader where a producer warp has it.
+/// Replaces the loader of a consumer if there is a producer warp.
 template <ForwardConfig C>
 struct ForwardNoLoader {
   TANDEM_DEVICE ForwardNoLoader(const ForwardParams&, ForwardShared<C>&) {}

@@ -21,10 +21,10 @@ struct ByteTile {
 
   alignas(1024) char data[bytes];
 
-  /// Starts loading columns from `col` and rows from `row` on, of (head, batch); its `bytes` are credited to
-  /// `bar`.
-  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 col, i32 row, i32 head, i32 batch,
-                          ptx::CacheHint hint) {
+  /// Starts loading rows [row, row + rows), columns from `col` on, of (head, batch); its `bytes` are credited
+  /// to `bar`.
+  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
+                          ptx::CacheHint hint, i32 col = 0) {
 #pragma unroll
     for (int s = 0; s < strips; ++s) {
       ptx::tma_load(data + s * strip_bytes, map, bar, col + s * strip_cols, row, head, batch, hint);
