@@ -73,6 +73,47 @@ void named_barrier(int id, int threads, bool waits, const char* what) {
 
 }  // namespace
 
+Barrier& Block::create_barrier(void* p, std::uint32_t arrivals) {
+  const std::uint32_t offset = shared_offset(p, 8, "mbarrier_init");
+  if (offset % 8 != 0) fail(fmt::format("mbarrier_init at +{}: not aligned to 8 bytes", offset));
+  for (const Barrier& b : barriers_) {
+    if (b.offset == offset) fail(fmt::format("mbarrier_init at +{}: it is already initialised", offset));
+  }
+  if (barriers_.size() == max_barriers) fail(fmt::format("more than {} mbarriers", max_barriers));
+  if (arrivals == 0 || arrivals >= 1U << 20)
+    fail(fmt::format("mbarrier_init at +{}: {} arrivals", offset, arrivals));
+  Barrier& b = barriers_.emplace_back();
+  b.offset = offset;
+  b.arrivals = b.pending = arrivals;
+  b.init = Event(self().index, self().clock[self().index]);
+  b.arriving.resize(components_.count());
+  b.completed.resize(components_.count());
+  if (cluster_ != nullptr) {
+    b.other_arriving.resize(components_.count());
+    b.other_completed.resize(components_.count());
+  }
+  for (Thread& t : threads_) t.phases_seen.push_back(0);
+  shadow_.reserve_barrier(offset);
+  return b;
+}
+
+Barrier& Block::barrier(void* p, const char* what) {
+  const std::uint32_t offset = shared_offset(p, 8, what);
+  for (Barrier& b : barriers_) {
+    if (b.offset != offset) continue;
+    if (b.init.component() != self().index && !b.init.known_to(self().clock)) {
+      fail(fmt::format("{}: mbarrier +{} was initialised by thread {} with no barrier in between", what,
+                       offset, b.init.component()));
+    }
+    return b;
+  }
+  fail(fmt::format("{}: no mbarrier was initialised at +{}", what, offset));
+}
+
+void Block::initialised_barriers_fenced() {
+  for (Barrier& b : barriers_) b.init_fenced = b.init_fenced || b.init.component() == self().index;
+}
+
 void Block::complete_phase_if_due(Barrier& b) {
   if (b.pending != 0 || b.bytes != 0) return;
   const std::uint32_t index = barrier_index(b);
