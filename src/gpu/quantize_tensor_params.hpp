@@ -11,7 +11,7 @@ namespace tandem::gpu {
 /// What the mean and the scales of a head or a tensor take on the way: linear in rows / 128.
 Workspace tensor_workspace(const QuantizeJob& job);
 
-/// Blocks of rows of all heads. A head without rows has a scale and a mean too: one unit finds them.
+/// Blocks of rows of all heads. A head without rows has a scale and a mean too: one work item finds them.
 std::int64_t tensor_items(const QuantizeJob& job);
 
 /// x takes k's place. `memory` is 16-byte aligned memory of `workspace`, tensor_workspace's, with counters of
