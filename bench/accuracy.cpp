@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "cpu/convert.hpp"
-#include "cpu/quantized_forward.hpp"
+#include "cpu/eight_bit_forward.hpp"
 #include "cpu/reference.hpp"
 #include "problem/recipe_of.hpp"
 

@@ -1,6 +1,6 @@
 // The forward pass in 8 bits: K and V of a KV head are quantised block by block, then tiles of queries attend
 // to them.
-#include "cpu/quantized_forward.hpp"
+#include "cpu/eight_bit_forward.hpp"
 
 #include <omp.h>
 
@@ -63,7 +63,7 @@ std::size_t maxima_floats(const Problem& p, const Config& config) {
 }
 
 std::size_t tile_bytes(const Problem& p) {
-  return quantized_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
+  return eight_bit_scratch(p.head_dim_qk, p.head_dim_v).floats * sizeof(float);
 }
 
 std::size_t thread_bytes(const Problem& p, const Config& config) {
@@ -88,7 +88,7 @@ struct Run {
   }
   [[nodiscard]] std::byte* store() const { return shared != nullptr ? shared : scratch() + tile_bytes(p); }
   [[nodiscard]] float* rows_scratch() const {
-    return reinterpret_cast<float*>(scratch()) + quantized_scratch(p.head_dim_qk, p.head_dim_v).k;
+    return reinterpret_cast<float*>(scratch()) + eight_bit_scratch(p.head_dim_qk, p.head_dim_v).k;
   }
 };
 
@@ -246,7 +246,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   const std::int64_t head = h.kv_head * p.group() + unit % p.group();
   const Rows q_rows = query_rows(p, h.b);
   const Rows keys = h.keys();
-  QuantizedTile job;
+  EightBitTile job;
   ForwardTile& t = job.tile;
   t.dtype = p.q.dtype;
   t.out_dtype = p.out.dtype;
@@ -282,7 +282,7 @@ void run_tile(const Head& h, std::int64_t unit) {
   job.k_scales = h.at<const float>(run.layout.k_scales);
   job.v_codes = h.at<const std::uint8_t>(run.layout.v_codes);
   job.v_scales = h.at<const float>(run.layout.v_scales);
-  quantized_kernel(run.config.target).run(job);
+  eight_bit_kernel(run.config.target).run(job);
 }
 
 /// One KV head on the calling thread alone.
@@ -343,14 +343,14 @@ void find_maxima(const Head& h) {
 
 }  // namespace
 
-std::size_t quantized_workspace_bytes(const Problem& p, const Config& config) {
+std::size_t eight_bit_workspace_bytes(const Problem& p, const Config& config) {
   const std::size_t maxima = (maxima_floats(p, config) * sizeof(float) + scratch_alignment - 1) /
                              scratch_alignment * scratch_alignment;
   return static_cast<std::size_t>(config.threads) * thread_bytes(p, config) +
          (heads_go_round(p, config) ? 0 : store_layout(p).bytes) + maxima + scratch_alignment;
 }
 
-void quantized_forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
+void eight_bit_forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
   std::byte* const base = align_scratch(workspace.data());
   const bool round = heads_go_round(p, config);
   std::byte* const shared = base + static_cast<std::size_t>(config.threads) * thread_bytes(p, config);

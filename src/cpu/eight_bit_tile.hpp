@@ -1,5 +1,5 @@
 // What the 8-bit driver (eight_bit_forward.cpp) hands to its kernels (quantize_kernel.cpp,
-// quantized_kernel.cpp): plain numbers and pointers, as in forward_tile.hpp.
+// eight_bit_kernel.cpp): plain numbers and pointers, as in forward_tile.hpp.
 #pragma once
 
 #include "cpu/forward_tile.hpp"
@@ -54,9 +54,9 @@ struct QuantizeKernel {
 };
 
 /// Up to quant_block queries of one head against the keys they see.
-struct QuantizedTile {
+struct EightBitTile {
   ForwardTile
-      tile;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as quantized_scratch says
+      tile;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as eight_bit_scratch says
   Recipe recipe;
   float q_largest = 0.0F;                 ///< scale groups tensor and head: the largest |q|
   const float* q_scales = nullptr;        ///< where q is of codes: its first row's
@@ -81,7 +81,7 @@ struct QuantizedTile {
 }
 
 /// The pieces of a thread's scratch memory, as offsets in floats.
-struct QuantizedScratch {
+struct EightBitScratch {
   std::size_t q = 0;         ///< [stripe][head_dim_qk][lanes]
   std::size_t out = 0;       ///< [stripe][head_dim_v][lanes], f32 sums
   std::size_t held = 0;      ///< likewise, sums not promoted yet
@@ -95,9 +95,9 @@ struct QuantizedScratch {
   std::size_t floats = 0;
 };
 
-[[gnu::always_inline]] inline QuantizedScratch quantized_scratch(std::int64_t head_dim_qk,
-                                                                 std::int64_t head_dim_v) {
-  QuantizedScratch s;
+[[gnu::always_inline]] inline EightBitScratch eight_bit_scratch(std::int64_t head_dim_qk,
+                                                                std::int64_t head_dim_v) {
+  EightBitScratch s;
   const auto take = [&s](std::int64_t count) {
     const std::size_t at = s.floats;
     s.floats += static_cast<std::size_t>((count + 15) / 16 * 16);
@@ -118,8 +118,8 @@ struct QuantizedScratch {
 }
 
 /// The attention kernel for one instruction set.
-struct QuantizedKernel {
-  void (*run)(const QuantizedTile& tile) = nullptr;
+struct EightBitKernel {
+  void (*run)(const EightBitTile& tile) = nullptr;
 };
 
 }  // namespace tandem::cpu

@@ -3,9 +3,9 @@
 
 #include "cpu/cpu.hpp"
 #include "cpu/dequantize.hpp"
+#include "cpu/eight_bit_forward.hpp"
 #include "cpu/forward_kernels.hpp"
 #include "cpu/operand.hpp"
-#include "cpu/quantized_forward.hpp"
 #include "cpu/workspace.hpp"
 
 namespace tandem::cpu {
@@ -176,7 +176,7 @@ std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
     return mixed_space(p).bytes + forward_workspace_bytes(dequantized(p, nullptr), config) +
            scratch_alignment;
   }
-  if (p.precision != Precision::exact) return quantized_workspace_bytes(p, config);
+  if (p.precision != Precision::exact) return eight_bit_workspace_bytes(p, config);
   return static_cast<std::size_t>(config.threads) * scratch_bytes(p, config) +
          shared_partial_numbers(p, config) * sizeof(double) + scratch_alignment;
 }
@@ -188,7 +188,7 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
     dequantize(p, d, config.threads);
     return forward(d, config, {memory + mixed_space(p).bytes, workspace.data() + workspace.size()}, stop);
   }
-  if (p.precision != Precision::exact) return quantized_forward(p, config, workspace, stop);
+  if (p.precision != Precision::exact) return eight_bit_forward(p, config, workspace, stop);
   std::byte* const scratch = align_scratch(workspace.data());
   Run run{.problem = p,
           .config = config,

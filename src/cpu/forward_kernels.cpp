@@ -6,31 +6,31 @@ namespace portable {
 extern const ForwardKernel forward_kernel;
 extern const ShortKernel short_kernel;
 extern const QuantizeKernel quantize_kernel;
-extern const QuantizedKernel quantized_kernel;
+extern const EightBitKernel eight_bit_kernel;
 }  // namespace portable
 namespace avx2 {
 extern const ForwardKernel forward_kernel;
 extern const ShortKernel short_kernel;
 extern const QuantizeKernel quantize_kernel;
-extern const QuantizedKernel quantized_kernel;
+extern const EightBitKernel eight_bit_kernel;
 }  // namespace avx2
 namespace avx512 {
 extern const ForwardKernel forward_kernel;
 extern const ShortKernel short_kernel;
 extern const QuantizeKernel quantize_kernel;
-extern const QuantizedKernel quantized_kernel;
+extern const EightBitKernel eight_bit_kernel;
 }  // namespace avx512
 namespace avx512_bf16 {
 extern const ForwardKernel forward_kernel;
 extern const ShortKernel short_kernel;
 extern const QuantizeKernel quantize_kernel;
-extern const QuantizedKernel quantized_kernel;
+extern const EightBitKernel eight_bit_kernel;
 }  // namespace avx512_bf16
 namespace neon {
 extern const ForwardKernel forward_kernel;
 extern const ShortKernel short_kernel;
 extern const QuantizeKernel quantize_kernel;
-extern const QuantizedKernel quantized_kernel;
+extern const EightBitKernel eight_bit_kernel;
 }  // namespace neon
 
 namespace {
@@ -39,27 +39,27 @@ struct Kernels {
   const ForwardKernel& forward;
   const ShortKernel& brief;
   const QuantizeKernel& quantize;
-  const QuantizedKernel& quantized;
+  const EightBitKernel& eight_bit;
 };
 
 Kernels kernels(Target target) {
   switch (target) {
 #if defined(__x86_64__)
     case Target::avx2:
-      return {avx2::forward_kernel, avx2::short_kernel, avx2::quantize_kernel, avx2::quantized_kernel};
+      return {avx2::forward_kernel, avx2::short_kernel, avx2::quantize_kernel, avx2::eight_bit_kernel};
     case Target::avx512:
       return {avx512::forward_kernel, avx512::short_kernel, avx512::quantize_kernel,
-              avx512::quantized_kernel};
+              avx512::eight_bit_kernel};
     case Target::avx512_bf16:
       return {avx512_bf16::forward_kernel, avx512_bf16::short_kernel, avx512_bf16::quantize_kernel,
-              avx512_bf16::quantized_kernel};
+              avx512_bf16::eight_bit_kernel};
 #elif defined(__aarch64__)
     case Target::neon:
-      return {neon::forward_kernel, neon::short_kernel, neon::quantize_kernel, neon::quantized_kernel};
+      return {neon::forward_kernel, neon::short_kernel, neon::quantize_kernel, neon::eight_bit_kernel};
 #endif
     default:
       return {portable::forward_kernel, portable::short_kernel, portable::quantize_kernel,
-              portable::quantized_kernel};
+              portable::eight_bit_kernel};
   }
 }
 
@@ -74,8 +74,8 @@ const ShortKernel& short_kernel(Target target) {
 const QuantizeKernel& quantize_kernel(Target target) {
   return kernels(target).quantize;
 }
-const QuantizedKernel& quantized_kernel(Target target) {
-  return kernels(target).quantized;
+const EightBitKernel& eight_bit_kernel(Target target) {
+  return kernels(target).eight_bit;
 }
 
 }  // namespace tandem::cpu

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cpu/cpu.hpp"
+#include "cpu/eight_bit_tile.hpp"
 #include "cpu/forward_tile.hpp"
-#include "cpu/quantized_tile.hpp"
 
 namespace tandem::cpu {
 
@@ -11,6 +11,6 @@ namespace tandem::cpu {
 const ForwardKernel& forward_kernel(Target target);
 const ShortKernel& short_kernel(Target target);
 const QuantizeKernel& quantize_kernel(Target target);
-const QuantizedKernel& quantized_kernel(Target target);
+const EightBitKernel& eight_bit_kernel(Target target);
 
 }  // namespace tandem::cpu

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/quantized_tile.hpp"
+#include "cpu/eight_bit_tile.hpp"
 
 namespace tandem::cpu {
 

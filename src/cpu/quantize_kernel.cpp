@@ -1,6 +1,6 @@
 // Rows of one head to 8-bit codes and scales: mean removed, rotated, scaled, rounded. Compiled once for each
 // instruction set (targets.cmake); the loops are plain, and the compiler's to vectorise.
-#include "cpu/quantized_tile.hpp"
+#include "cpu/eight_bit_tile.hpp"
 #include "cpu/simd/rotate.hpp"
 #include "cpu/simd/stage.hpp"
 
