@@ -6,7 +6,8 @@ namespace {
 /// Query blocks of a head in the workspace. Packed sequences may each begin inside a block of q's, and the
 /// rows past the last are one more.
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return p.packed_q ? p.rows_q / c.block_m + p.batch + 2 : p.batch * blocks_of(p.rows_q, c.block_m);
+  return p.packed_q ? p.rows_q / c.tiling.block_m + p.batch + 2
+                    : p.batch * blocks_of(p.rows_q, c.tiling.block_m);
 }
 
 /// Elements of a row that no one reads: whole vectors.
@@ -26,8 +27,8 @@ Operand kept_or_discarded(const Operand& wanted, char* discarded, std::int64_t h
 TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loaded which) {
   const bool keys = which == Loaded::k || which == Loaded::v;
   const bool values = which == Loaded::v || which == Loaded::dout;
-  return rows_tensor_map(loaded_tensor(p, which), c.element, values ? c.strip_v() : c.strip_qk(),
-                         keys ? c.block_n : c.block_m, p.out.data);
+  return rows_tensor_map(loaded_tensor(p, which), c.tiling.element, values ? c.strip_v() : c.strip_qk(),
+                         keys ? c.tiling.block_n : c.tiling.block_m, p.out.data);
 }
 
 LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
@@ -41,9 +42,9 @@ LoadedMaps backward_maps(const Problem& p, const BackwardConfig& c) {
 Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
   const std::int64_t blocks = p.heads_q * query_blocks(p, c);
   Workspace w;
-  w.take(Region::lse_log2, blocks * c.block_m * 4);
-  w.take(Region::delta, blocks * c.block_m * 4);
-  w.take(Region::dq_sum, blocks * c.block_m * c.head_dim_qk * 4);
+  w.take(Region::lse_log2, blocks * c.tiling.block_m * 4);
+  w.take(Region::delta, blocks * c.tiling.block_m * 4);
+  w.take(Region::dq_sum, blocks * c.tiling.block_m * c.tiling.head_dim_qk * 4);
   w.take(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
   w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
   w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * 2);
@@ -93,7 +94,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .rows_k = as_int(p.rows_k),
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
-          .m_blocks = as_int(blocks_of(p.rows_q, c.block_m)),
+          .m_blocks = as_int(blocks_of(p.rows_q, c.tiling.block_m)),
           .n_blocks = as_int(blocks_of(p.rows_k, c.tile_keys())),
           .q_blocks = as_int(query_blocks(p, c)),
           .window_left = window_of(p.window_left),
@@ -118,8 +119,8 @@ std::int64_t backward_rows_count(const Problem& p, const BackwardConfig& c) {
 
 std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multiprocessors) {
   const std::int64_t tiles = backward_tile_count(p, c);
-  std::int64_t blocks = std::max(multiprocessors / c.cluster, 1);  // clusters, from here on
-  if (c.causal && c.deterministic && !c.varlen && tiles > 0) {
+  std::int64_t blocks = std::max(multiprocessors / c.tiling.cluster, 1);  // clusters, from here on
+  if (c.mask.causal && c.schedule.deterministic && !c.mask.varlen && tiles > 0) {
     // Dealt forwards and backwards, tiles of descending work even out if the blocks are whole heads, or whole
     // parts of one.
     const std::int64_t head = blocks_of(p.rows_k, c.tile_keys());
@@ -127,17 +128,17 @@ std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multip
     const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;
     if (even > blocks * 9 / 10) blocks = even;
   }
-  return std::min(tiles, blocks) * c.cluster;
+  return std::min(tiles, blocks) * c.tiling.cluster;
 }
 
 BackwardConfig backward_rows_config(const BackwardConfig& config) {
   BackwardConfig c = config;
-  c.causal = c.local = c.softcap = false;
+  c.mask.causal = c.mask.local = c.softcap = false;
   const BackwardConfig defaults;
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;
   c.dq_parts = defaults.dq_parts;
-  c.pingpong = c.staggered = false;
+  c.schedule.pingpong = c.schedule.staggered = false;
   return c;
 }
 

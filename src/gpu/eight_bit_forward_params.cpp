@@ -38,8 +38,8 @@ ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
 
 /// The caller's codes, in boxes of a strip of columns by 64 rows (q) or a block of keys.
 TensorMapSpec caller_map(const Problem& p, const EightBitConfig& config, Loaded which) {
-  const int padded = which == Loaded::v ? config.head_dim_v : config.head_dim_qk;
-  return rows_tensor_map(loaded_tensor(p, which), config.element, byte_strip_columns(padded),
+  const int padded = which == Loaded::v ? config.tiling.head_dim_v : config.tiling.head_dim_qk;
+  return rows_tensor_map(loaded_tensor(p, which), config.tiling.element, byte_strip_columns(padded),
                          which == Loaded::q ? 64 : quant_block, p.out.data);
 }
 
@@ -51,7 +51,7 @@ ScaleArray array_of(const Scales& s) {
 /// What both share. 16-bit q and k are none of the kernel's.
 ForwardParams params_of_codes(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
                               EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
-  ForwardParams params = make_forward_params(p, config.tiling(), maps, encode, sms, tile_counter);
+  ForwardParams params = make_forward_params(p, config.tiling, maps, encode, sms, tile_counter);
   params.q_data = params.k_data = nullptr;
   params.q_stride = params.k_stride = {};
   return params;
@@ -83,23 +83,23 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
   const CodeAxes k = key_axes(p);
   const std::int64_t padded_keys = k.blocks * quant_block;
   const std::int64_t pitch = code_pitch(p.head_dim_qk);
-  const int strip = byte_strip_columns(config.head_dim_qk);
+  const int strip = byte_strip_columns(config.tiling.head_dim_qk);
   maps[index_of(Loaded::q)] =
       codes_map(Region::q_codes, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
   maps[index_of(Loaded::k)] =
       codes_map(Region::k_codes, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data);
   if (config.pv == Codes::input) {
-    maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling(), Loaded::v)};
+    maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling, Loaded::v)};
   } else {
     maps[index_of(Loaded::v)] =
         codes_map(Region::v_codes, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),
-                  quant_block, config.head_dim_v, p.out.data);
+                  quant_block, config.tiling.head_dim_v, p.out.data);
   }
   return maps;
 }
 
 EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
-                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
   return {.forward = params_of_codes(p, config, maps, encode, sms, tile_counter),
           .q_scales = array_of(p.q_scale),
           .k_scales = array_of(p.k_scale),

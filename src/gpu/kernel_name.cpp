@@ -34,12 +34,24 @@ constexpr const char* config_name(const PackConfig& /*config*/) {
   return "PackConfig";
 }
 
+template <typename Part>
+requires is_part<Part>
+constexpr const char* config_name(const Part& /*part*/) {
+  return part_name<Part>();
+}
+
 template <typename Config>
 std::string aggregate(const Config& config) {
   std::string text = fmt::format("tandem::{}{{", config_name(config));
   const char* separator = "";
-  for_each_field(config, [&](const char* name, auto value) {
-    text += fmt::format("{}.{} = {}", separator, name, value_of(value));
+  for_each_member(config, [&](const char* name, const auto& member) {
+    using Member = std::remove_cvref_t<decltype(member)>;
+    text += fmt::format("{}.{} = ", separator, name);
+    if constexpr (is_part<Member>) {
+      text += aggregate(member);
+    } else {
+      text += value_of(member);
+    }
     separator = ", ";
   });
   return text + "}";
@@ -102,7 +114,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::backward:
       return {.threads = backward().threads(),
               .shared_bytes = backward_shared_bytes(backward()),
-              .cluster = backward().cluster};
+              .cluster = backward().tiling.cluster};
     case Kernel::backward_sink:
       return {.threads = backward_sink_threads, .shared_bytes = backward_sink_shared_bytes};
   }

@@ -89,7 +89,7 @@ const void* StepParams::of(const Step& step) {
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
       return fill<ForwardParams>([&] {
-        return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling(), maps(), encode_,
+        return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(), encode_,
                                    steps_.multiprocessors, tile_counter());
       });
     case Kernel::eight_bit_forward:

@@ -37,25 +37,29 @@ int padded(std::int64_t head_dim, int unit) {
 
 BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,
                          std::int64_t head_dim_v, std::int64_t rows) {
-  c.head_dim_qk = padded(head_dim_qk, line.unit_qk);
-  c.head_dim_v = padded(head_dim_v, line.unit_v);
-  c.block_m = line.block_m;
-  c.block_n = line.block_n;
-  c.cluster = c.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
+  c.tiling.head_dim_qk = padded(head_dim_qk, line.unit_qk);
+  c.tiling.head_dim_v = padded(head_dim_v, line.unit_v);
+  c.tiling.block_m = line.block_m;
+  c.tiling.block_n = line.block_n;
+  c.tiling.cluster =
+      c.tiling.head_dim_qk % 256 == 0 ? line.cluster : 1;  // a quarter of dQ's columns is a strip
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
   // The slope of a softcap beside P: 128 queries spill 150 to 300 bytes a thread.
   if (c.softcap) {
-    c.block_m = 64;
-    c.head_dim_qk = padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
+    c.tiling.block_m = 64;
+    c.tiling.head_dim_qk =
+        padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
   }
-  const bool full = !c.causal && !c.local && !c.varlen;
+  const bool full = !c.mask.causal && !c.mask.local && !c.mask.varlen;
   const bool in_order = line.in_order_from > 0 && rows >= line.in_order_from;
-  c.staggered = full && (c.deterministic ? !in_order : !c.softcap && rows >= line.staggered_from);
+  c.schedule.staggered =
+      full && (c.schedule.deterministic ? !in_order : !c.softcap && rows >= line.staggered_from);
   // Ping-pong makes causal attention at 512 take 1 to 2 % longer, full 3 to 4 % less.
-  c.pingpong = !c.softcap && line.pingpong_from > 0 && rows >= (c.causal ? 2 : 1) * line.pingpong_from;
-  if (c.pingpong) {
+  c.schedule.pingpong =
+      !c.softcap && line.pingpong_from > 0 && rows >= (c.mask.causal ? 2 : 1) * line.pingpong_from;
+  if (c.schedule.pingpong) {
     c.q_stages = 3;
     c.dout_stages = line.pingpong_dout_stages;
   }
@@ -64,22 +68,24 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
 
 /// What is wrong with how the warpgroups divide the work; empty if nothing.
 std::string division_objection(const BackwardConfig& c) {
-  const bool shares_keys = c.block_n == 64 && c.block_m == 64 && c.q_stages >= 2;
+  const bool shares_keys = c.tiling.block_n == 64 && c.tiling.block_m == 64 && c.q_stages >= 2;
   if (!c.owns_keys() && !shares_keys) {
     return fmt::format(
         "block_n {} is neither 64 keys for each of the two warpgroups nor 64 in all, which take block_m 64 "
         "and "
         "two q_stages; there are {} and {}",
-        c.block_n, c.block_m, c.q_stages);
+        c.tiling.block_n, c.tiling.block_m, c.q_stages);
   }
-  if (c.block_m < 64 || c.block_m % 64 != 0 || BackwardConfig::consumers % c.dq_row_groups() != 0) {
-    return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ", c.block_m,
-                       BackwardConfig::consumers);
+  if (c.tiling.block_m < 64 || c.tiling.block_m % 64 != 0 ||
+      BackwardConfig::consumers % c.dq_row_groups() != 0) {
+    return fmt::format("block_m {} is not a multiple of 64 that {} warpgroups can divide for dQ",
+                       c.tiling.block_m, BackwardConfig::consumers);
   }
-  if (c.cluster < 1 || c.cluster > 2 || (c.cluster == 2 && (c.owns_keys() || c.head_dim_qk != 256))) {
+  if (c.tiling.cluster < 1 || c.tiling.cluster > 2 ||
+      (c.tiling.cluster == 2 && (c.owns_keys() || c.tiling.head_dim_qk != 256))) {
     return fmt::format(
         "cluster {} is not 1, or 2 with 64 keys in all and head_dim 256; there are {} keys and head_dim {}",
-        c.cluster, c.block_n, c.head_dim_qk);
+        c.tiling.cluster, c.tiling.block_n, c.tiling.head_dim_qk);
   }
   if (c.dq_columns() % c.strip_qk() != 0) {
     return fmt::format("a warpgroup's {} columns of dQ begin inside a strip of 32", c.dq_columns());
@@ -95,29 +101,31 @@ std::string division_objection(const BackwardConfig& c) {
 int backward_registers(const BackwardConfig& c) {
   const int dq = c.dq_columns() / 2;
   if (!c.owns_keys()) {  // dK or dV; dQ, or what of it has not been handed over beside S or dP
-    const int gradient = std::max(c.head_dim_qk, c.head_dim_v) / 2;
-    return gradient + std::max(dq, dq / c.dq_parts + c.block_m / 2) + backward_other_registers;
+    const int gradient = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v) / 2;
+    return gradient + std::max(dq, dq / c.dq_parts + c.tiling.block_m / 2) + backward_other_registers;
   }
-  const int scores = c.block_m;                                   // S and dP, f32
-  const int packed = c.pingpong ? c.block_m / 2 : c.block_m / 4;  // dS that dK reads, and P that dV does
-  return (c.head_dim_qk + c.head_dim_v) / 2 + std::max(scores, dq + packed) + backward_other_registers;
+  const int scores = c.tiling.block_m;  // S and dP, f32
+  const int packed = c.schedule.pingpong ? c.tiling.block_m / 2
+                                         : c.tiling.block_m / 4;  // dS that dK reads, and P that dV does
+  return (c.tiling.head_dim_qk + c.tiling.head_dim_v) / 2 + std::max(scores, dq + packed) +
+         backward_other_registers;
 }
 
 std::string backward_objection(const BackwardConfig& c) {
-  for (const int head_dim : {c.head_dim_qk, c.head_dim_v}) {
+  for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
-  if (c.pingpong && (!c.owns_keys() || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
+  if (c.schedule.pingpong && (!c.owns_keys() || c.dq_parts != 1 || c.q_stages < 2 || c.dout_stages < 2)) {
     return fmt::format(
         "pingpong needs 64 keys a warpgroup, dq in one part, and two q_stages and dout_stages; there are "
         "{} keys, {} parts, {} and {}",
-        c.block_n, c.dq_parts, c.q_stages, c.dout_stages);
+        c.tiling.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
-  if (c.staggered && (c.causal || c.local || c.varlen)) {
+  if (c.schedule.staggered && (c.mask.causal || c.mask.local || c.mask.varlen)) {
     return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
-                       c.causal, c.local, c.varlen);
+                       c.mask.causal, c.mask.local, c.mask.varlen);
   }
   if (c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
@@ -140,12 +148,12 @@ std::span<const BackwardTileLine> backward_tiles() {
 
 BackwardConfig choose_backward_config(const Problem& p) {
   BackwardConfig c;
-  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.causal = needs_right_mask(p);
-  c.local = needs_left_mask(p);
+  c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.mask.causal = needs_right_mask(p);
+  c.mask.local = needs_left_mask(p);
   c.softcap = p.softcap > 0.0F;
-  c.varlen = has_lengths(p);
-  c.deterministic = p.deterministic;
+  c.mask.varlen = has_lengths(p);
+  c.schedule.deterministic = p.deterministic;
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows);
 }
@@ -172,13 +180,13 @@ std::vector<BackwardConfig> shipped_backward_configs() {
       for (const bool varlen : {false, true}) {
         if (element == Element::f16 && (!head.usual || varlen)) continue;
         for (const bool causal : {false, true}) {
-          BackwardConfig c{.element = element, .causal = causal, .varlen = varlen};
+          BackwardConfig c{.tiling = {.element = element}, .mask = {.causal = causal, .varlen = varlen}};
           ship(c);
           if (!head.usual || element == Element::f16 || varlen) continue;
-          c.deterministic = true;
+          c.schedule.deterministic = true;
           ship(c);
-          c.deterministic = false;
-          c.local = true;
+          c.schedule.deterministic = false;
+          c.mask.local = true;
           if (causal) ship(c);
         }
       }
@@ -189,8 +197,8 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/history/backward.md has the bytes.
-  if (c.cluster > 1) return c.varlen && !c.causal ? 176 : 48;
-  return c.pingpong && c.block_m == 128 && (c.causal || c.varlen) ? 100 : 0;
+  if (c.tiling.cluster > 1) return c.mask.varlen && !c.mask.causal ? 176 : 48;
+  return c.schedule.pingpong && c.tiling.block_m == 128 && (c.mask.causal || c.mask.varlen) ? 100 : 0;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
@@ -198,17 +206,19 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "
                   "head_dim_v {} to {}",
-                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
+                  name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+                  c.tiling.head_dim_v),
       fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
-                  c.tile_keys(), c.block_m, c.q_stages, c.dout_stages,
+                  c.tile_keys(), c.tiling.block_m, c.q_stages, c.dout_stages,
                   line_for(std::max(problem.head_dim_qk, problem.head_dim_v)).why),
-      c.pingpong      ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
-      : c.cluster > 1 ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
-                      : "the next scores are issued once dq is there",
-      c.staggered ? "each tile begins with a block of queries of its own"
-                  : "each tile begins with the first queries that see it",
-      c.deterministic ? "dq is added up in a fixed order: deterministic is set"
-                      : "dq is added up in any order; deterministic fixes it",
+      c.schedule.pingpong ? "ping-pong: the arithmetic of one warpgroup runs under the products of the other"
+      : c.tiling.cluster > 1
+          ? "two blocks exchange ds, and each makes half of dq's columns for the keys of both"
+          : "the next scores are issued once dq is there",
+      c.schedule.staggered ? "each tile begins with a block of queries of its own"
+                           : "each tile begins with the first queries that see it",
+      c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"
+                               : "dq is added up in any order; deterministic fixes it",
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -50,16 +50,16 @@ EightBitConfig with_recipe(EightBitConfig c, const Recipe& r) {
 }
 
 EightBitConfig with_two_warpgroups(EightBitConfig c) {
-  c.block_m = 128;
+  c.tiling.block_m = 128;
   c.stages = 3;
   c.q_stages = 2;
   c.parts = 1;
-  c.overlap = true;
+  c.schedule.overlap = true;
   // Ping-pong costs s8 with scales by block 5 %: without it sums are added under the next products
   // (adds_late).
-  c.pingpong = !(c.causal || c.local) && (c.lazy_rescaling() || c.v_row_scales);
+  c.schedule.pingpong = !(c.mask.causal || c.mask.local) && (c.lazy_rescaling() || c.v_row_scales);
   // Tiles of equal work take the static scheduler: the dynamic one spills 20 bytes at 128.
-  c.dynamic = c.causal || c.local || c.varlen || c.head_dim_v <= 64;
+  c.schedule.dynamic = c.mask.causal || c.mask.local || c.mask.varlen || c.tiling.head_dim_v <= 64;
   return c;
 }
 
@@ -67,44 +67,47 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
 /// `joins`: V's scales by row join P, and take more.
 EightBitConfig with_narrow_parts(EightBitConfig c, bool joins, bool masked) {
   const bool s8 = c.pv == Codes::s8;
-  switch (c.head_dim_v) {
+  switch (c.tiling.head_dim_v) {
     case 160: c.parts = 2; break;
     case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
     case 224: c.parts = 7; break;
-    default: c.parts = s8 && (joins || c.varlen || c.local) ? 8 : 4;
+    default: c.parts = s8 && (joins || c.mask.varlen || c.mask.local) ? 8 : 4;
   }
-  c.pingpong = c.head_dim_v <= 192 || (s8 && (joins || masked));
+  c.schedule.pingpong = c.tiling.head_dim_v <= 192 || (s8 && (joins || masked));
   return c;
 }
 
 EightBitConfig with_tile(EightBitConfig c) {
-  const EightBitTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
-  c.block_m = tile.block_m;
+  const EightBitTileLine& tile =
+      tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
+  c.tiling.block_m = tile.block_m;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.overlap = tile.overlap;
-  c.pingpong = tile.pingpong;
-  c.dynamic = tile.dynamic || c.varlen;  // the static scheduler costs varlen tiles 25 moves in the loop
-  c.parts = c.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
+  c.schedule.overlap = tile.overlap;
+  c.schedule.pingpong = tile.pingpong;
+  c.schedule.dynamic =
+      tile.dynamic || c.mask.varlen;  // the static scheduler costs varlen tiles 25 moves in the loop
+  c.parts = c.tiling.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
   // warpgroups in place of three, or narrower parts.
   const bool joins = c.pv != Codes::input && c.v_row_scales;
-  const bool masked = c.varlen || c.causal || c.local;
-  if (c.head_dim_v > 64 && c.head_dim_v <= 128 && c.block_m == 192 &&
-      (!c.lazy_rescaling() || c.local || (c.varlen && c.causal))) {
+  const bool masked = c.mask.varlen || c.mask.causal || c.mask.local;
+  if (c.tiling.head_dim_v > 64 && c.tiling.head_dim_v <= 128 && c.tiling.block_m == 192 &&
+      (!c.lazy_rescaling() || c.mask.local || (c.mask.varlen && c.mask.causal))) {
     c = with_two_warpgroups(c);
   }
-  if (c.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
-  if (c.block_m == 192 && !c.lazy_rescaling() && c.varlen && (c.causal || c.local))
+  if (c.tiling.block_m == 192 && joins && masked) c = with_two_warpgroups(c);
+  if (c.tiling.block_m == 192 && !c.lazy_rescaling() && c.mask.varlen && (c.mask.causal || c.mask.local))
     c = with_two_warpgroups(c);
-  if (c.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
+  if (c.tiling.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
   if (c.pv == Codes::input) {  // P V adds to the output itself
-    if (c.block_m == 192) c = with_two_warpgroups(c);
+    if (c.tiling.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
   }
-  if (c.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_parts(c, joins, masked);
-  const int group = c.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
-  while (c.head_dim_v % (group * c.parts) != 0) --c.parts;
+  if (c.tiling.head_dim_v > 128 && !c.lazy_rescaling()) c = with_narrow_parts(c, joins, masked);
+  const int group =
+      c.tiling.head_dim_v > 128 ? 16 : 32;  // columns that a part is a multiple of: 224 is 2 x 112
+  while (c.tiling.head_dim_v % (group * c.parts) != 0) --c.parts;
   // V in 16 bits takes twice the room.
   while (c.stages > 1 && eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes)
     --c.stages;
@@ -114,13 +117,14 @@ EightBitConfig with_tile(EightBitConfig c) {
 /// Causal heads of 64 by the keys of a sequence. Where rows see a few blocks, the waits at a tile's ends
 /// outweigh the overlap; where they see many, ping-pong is worth what it costs at a tile's ends.
 EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
-  if (!c.causal || c.local || c.varlen || c.head_dim_v > 64 || c.block_m != 192) return c;
+  if (!c.mask.causal || c.mask.local || c.mask.varlen || c.tiling.head_dim_v > 64 || c.tiling.block_m != 192)
+    return c;
   if (rows_k <= 512) {
-    c.overlap = false;
+    c.schedule.overlap = false;
     c.parts = 1;
-    c.pingpong = c.pv == Codes::s8;
+    c.schedule.pingpong = c.pv == Codes::s8;
   } else if (rows_k >= 6144 && c.lazy_rescaling()) {
-    c.pingpong = true;
+    c.schedule.pingpong = true;
   }
   return c;
 }
@@ -157,12 +161,12 @@ int padded(std::int64_t head_dim) {
 
 EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
   EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
-  c.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.head_dim_qk = padded(p.head_dim_qk);
-  c.head_dim_v = padded(p.head_dim_v);
-  c.causal = needs_right_mask(p);
-  c.local = needs_left_mask(p);
-  c.varlen = has_lengths(p);
+  c.tiling.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.tiling.head_dim_qk = padded(p.head_dim_qk);
+  c.tiling.head_dim_v = padded(p.head_dim_v);
+  c.mask.causal = needs_right_mask(p);
+  c.mask.local = needs_left_mask(p);
+  c.mask.varlen = has_lengths(p);
   c.softcap = p.softcap > 0.0F;
   c = with_keys(with_tile(c), p.rows_k);
   c.transpose_v = may_transpose(p, c);
@@ -170,10 +174,14 @@ EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
 }
 
 std::string eight_bit_objection(const EightBitConfig& c) {
-  if (c.parts < 1 || c.part_columns() % 16 != 0) {
-    return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts, c.head_dim_v);
+  if (c.tiling.block_n != quant_block) {
+    return fmt::format("block_n {} is not {}, the rows of a scale block", c.tiling.block_n, quant_block);
   }
-  if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
+  if (c.parts < 1 || c.part_columns() % 16 != 0) {
+    return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts,
+                       c.tiling.head_dim_v);
+  }
+  if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   if (eight_bit_shared_bytes(c) > hopper_shared_bytes_per_sm - reserved_shared_bytes) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
@@ -190,8 +198,8 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
   if (c.pv == Codes::input) return 0;
-  if (c.head_dim_v > 128) return 288;
-  return c.block_m == 192 ? 16 : c.head_dim_v > 64 && c.varlen && c.causal ? 8 : 0;
+  if (c.tiling.head_dim_v > 128) return 288;
+  return c.tiling.block_m == 192 ? 16 : c.tiling.head_dim_v > 64 && c.mask.varlen && c.mask.causal ? 8 : 0;
 }
 
 std::vector<EightBitConfig> shipped_eight_bit_configs() {
@@ -201,9 +209,9 @@ std::vector<EightBitConfig> shipped_eight_bit_configs() {
       for (const bool varlen : {false, true}) {
         for (const bool causal : {false, true}) {
           EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
-          c.head_dim_qk = c.head_dim_v = head_dim;
-          c.varlen = varlen;
-          c.causal = causal;
+          c.tiling.head_dim_qk = c.tiling.head_dim_v = head_dim;
+          c.mask.varlen = varlen;
+          c.mask.causal = causal;
           const EightBitConfig tile = with_tile(c);
           for (const std::int64_t keys : {1, 1024, 8192}) {  // of each kind
             const EightBitConfig with = with_keys(tile, keys);
@@ -218,7 +226,8 @@ std::vector<EightBitConfig> shipped_eight_bit_configs() {
 
 std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe& recipe,
                                            const EightBitConfig& c) {
-  const EightBitTileLine& tile = tile_for(c.head_dim_qk, c.head_dim_v, c.causal || c.local);
+  const EightBitTileLine& tile =
+      tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
   const char* before = c.transpose_v        ? ""
                        : problem.of_codes() ? "arrange_codes and "
                        : recipe.smooth_k    ? "mean_of_keys, quantize and "
@@ -229,11 +238,13 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels {}eight_bit_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
-                  name_of(c.element), problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
+                  name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+                  c.tiling.head_dim_v),
       fmt::format("codes {}", codes),
-      fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}", c.block_m,
-                  quant_block, c.stages, c.parts, c.pingpong ? "on" : "off", tile.why),
-      fmt::format("{} persistent scheduler", c.dynamic ? "dynamic" : "static"),
+      fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}",
+                  c.tiling.block_m, quant_block, c.stages, c.parts, c.schedule.pingpong ? "on" : "off",
+                  tile.why),
+      fmt::format("{} persistent scheduler", c.schedule.dynamic ? "dynamic" : "static"),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", eight_bit_shared_bytes(c),
                   c.registers().consumer),
   };

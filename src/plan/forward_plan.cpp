@@ -49,7 +49,7 @@ constexpr ForwardTileLine tiles[] = {
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
 /// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
-  if (!c.varlen) return p.rows_k;
+  if (!c.mask.varlen) return p.rows_k;
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
@@ -58,20 +58,20 @@ int padded(std::int64_t head_dim) {
 }
 
 ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
-  c.block_m = tile.block_m;
-  c.block_n = tile.block_n;
+  c.tiling.block_m = tile.block_m;
+  c.tiling.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.dynamic = tile.dynamic;
-  c.pingpong = tile.pingpong;
-  c.output_late = tile.output_late;
+  c.schedule.dynamic = tile.dynamic;
+  c.schedule.pingpong = tile.pingpong;
+  c.schedule.output_late = tile.output_late;
   return c;
 }
 
 }  // namespace
 
 int forward_registers(const ForwardConfig& c) {
-  return c.head_dim_v / 2 + c.block_n / 2 + c.block_n / 4 + forward_other_registers;
+  return c.tiling.head_dim_v / 2 + c.tiling.block_n / 2 + c.tiling.block_n / 4 + forward_other_registers;
 }
 
 int forward_register_limit(const ForwardConfig& c) {
@@ -79,22 +79,23 @@ int forward_register_limit(const ForwardConfig& c) {
 }
 
 std::string forward_objection(const ForwardConfig& c) {
-  for (const int head_dim : {c.head_dim_qk, c.head_dim_v}) {
+  for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
-  if (c.block_m < 64 || c.block_m > 192 || c.block_m % 64 != 0) {
-    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows", c.block_m);
+  if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
+    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
+                       c.tiling.block_m);
   }
-  if (c.block_n < 16 || c.block_n > 256 || c.block_n % 16 != 0) {
-    return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.block_n);
+  if (c.tiling.block_n < 16 || c.tiling.block_n > 256 || c.tiling.block_n % 16 != 0) {
+    return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.tiling.block_n);
   }
   if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
-  if (c.dynamic && !c.specialised)
+  if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
-  if (c.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
+  if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
     return fmt::format("needs {} bytes of shared memory, a CTA has {}", forward_shared_bytes(c), room);
@@ -124,17 +125,17 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
 
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
-  c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.head_dim_qk = padded(p.head_dim_qk);
-  c.head_dim_v = padded(p.head_dim_v);
-  c.causal = needs_right_mask(p);
-  c.local = needs_left_mask(p);
+  c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.tiling.head_dim_qk = padded(p.head_dim_qk);
+  c.tiling.head_dim_v = padded(p.head_dim_v);
+  c.mask.causal = needs_right_mask(p);
+  c.mask.local = needs_left_mask(p);
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
-  c.varlen = has_lengths(p);
-  return with_tile(c,
-                   forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(p, c), c.varlen));
+  c.mask.varlen = has_lengths(p);
+  return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+                                   keys_of(p, c), c.mask.varlen));
 }
 
 std::vector<ForwardConfig> shipped_forward_configs() {
@@ -147,13 +148,13 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   std::vector<ForwardConfig> configs;
   auto add = [&](const Head& head, const ForwardTileLine& tile, Element element, bool varlen) {
     ForwardConfig c;
-    c.element = element;
-    c.head_dim_qk = head.qk;
-    c.head_dim_v = head.v;
-    c.varlen = varlen;
-    c.causal = tile.masked;
+    c.tiling.element = element;
+    c.tiling.head_dim_qk = head.qk;
+    c.tiling.head_dim_v = head.v;
+    c.mask.varlen = varlen;
+    c.mask.causal = tile.masked;
     configs.push_back(with_tile(c, tile));
-    c.local = true;
+    c.mask.local = true;
     if (head.usual && tile.masked && (varlen ? tile.varlen_from : tile.from_keys) == 0)
       configs.push_back(with_tile(c, tile));
   };
@@ -176,21 +177,23 @@ std::vector<ForwardConfig> shipped_forward_configs() {
 int forward_local_bytes_allowed(const ForwardConfig& c) {
   // Words of a tile, stored once and read up to 14 times a tile with two masks, three times without: none in
   // the loops over unmasked blocks, at most one in a loop over masked ones.
-  return c.head_dim_v <= 192 ? 0 : c.causal && c.local ? 56 : 12;
+  return c.tiling.head_dim_v <= 192 ? 0 : c.mask.causal && c.mask.local ? 56 : 12;
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const ForwardTileLine& tile =
-      forward_tile(c.head_dim_qk, c.head_dim_v, c.causal || c.local, keys_of(problem, c), c.varlen);
+      forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+                   keys_of(problem, c), c.mask.varlen);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", name_of(c.element),
-                  problem.head_dim_qk, c.head_dim_qk, problem.head_dim_v, c.head_dim_v),
-      fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.block_m, c.block_n, c.stages,
-                  c.pingpong ? "on" : "off", tile.why),
+      fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
+                  name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+                  c.tiling.head_dim_v),
+      fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.tiling.block_m,
+                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", tile.why),
       fmt::format("{} persistent scheduler; unmasked blocks keep their rows' maxima, and are checked{}",
-                  c.dynamic ? "dynamic" : "static",
-                  c.output_late ? "; the output is waited for behind the exponentials" : ""),
+                  c.schedule.dynamic ? "dynamic" : "static",
+                  c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };

@@ -76,7 +76,7 @@ bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, st
 
 void add_forward(Steps& steps, const ForwardConfig& config) {
   steps.config = config;
-  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling());
+  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) {
     steps.list.clear();
     steps.workspace = {};
@@ -84,11 +84,12 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
   }
   // CTAs take tiles from a counter, which must be cleared first: 2 us of the host's time, and scratch memory.
   // A grid with a CTA for every tile needs none.
-  if (config.dynamic && tiles > steps.multiprocessors) steps.workspace.take_counters(sizeof(unsigned int));
-  steps.maps = gpu::forward_maps(steps.problem, config.tiling());
+  if (config.schedule.dynamic && tiles > steps.multiprocessors)
+    steps.workspace.take_counters(sizeof(unsigned int));
+  steps.maps = gpu::forward_maps(steps.problem, config.tiling);
   for (const Loaded which : gpu::forward_loaded_tensors) {
     make_loadable(steps, which,
-                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), which); });
+                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, which); });
   }
   steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
 }
@@ -117,7 +118,7 @@ bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
 
 void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeConfig& quantizer) {
   steps.config = config;
-  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling());
+  const std::int64_t tiles = gpu::forward_tile_count(steps.problem, config.tiling);
   if (tiles == 0) return;
   if (config.transpose_v) {
     steps.workspace.take_counters(sizeof(unsigned int));
@@ -127,7 +128,7 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
   if (config.pv == Codes::input) {
     make_loadable(steps, Loaded::v,
-                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling(), Loaded::v); });
+                  [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, Loaded::v); });
   }
   const bool quantized = !config.transpose_v && add_quantizer(steps, quantizer);
   steps.list.add({.kernel = Kernel::eight_bit_forward,
@@ -159,8 +160,8 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
                     // In a fixed order blocks wait for others'. Beside another such grid, half of each being
                     // resident, none would end. Such a launch cannot be programmatic, too.
-                    .programmatic = rows > 0 && !config.deterministic,
-                    .resident = config.deterministic});
+                    .programmatic = rows > 0 && !config.schedule.deterministic,
+                    .resident = config.schedule.deterministic});
   }
   if (rows > 0 && wants_dq) {
     steps.list.add({.kernel = Kernel::backward_convert,

@@ -220,10 +220,10 @@ class FindKernel : public Cache {
     if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
     Cache::SetUp();
     setenv("TANDEM_CACHE_DIR", directory.c_str(), 1);
-    config.head_dim_qk = config.head_dim_v = 32;
-    config.block_m = 64;
-    config.block_n = 16;
-    config.pingpong = false;
+    config.tiling.head_dim_qk = config.tiling.head_dim_v = 32;
+    config.tiling.block_m = 64;
+    config.tiling.block_n = 16;
+    config.schedule.pingpong = false;
   }
   void TearDown() override {
     unsetenv("TANDEM_CACHE_DIR");

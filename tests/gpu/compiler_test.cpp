@@ -49,8 +49,8 @@ TEST_F(Compiler, HandsTheLogOnWhenItRefuses) {
 
 TEST_F(Compiler, CompilesTheForwardKernel) {
   ForwardConfig config;
-  config.head_dim_qk = config.head_dim_v = 64;
-  config.block_n = 64;
+  config.tiling.head_dim_qk = config.tiling.head_dim_v = 64;
+  config.tiling.block_n = 64;
   const CompiledKernel kernel = compile(kernel_name(config));
   EXPECT_NE(kernel.symbol.find("forward"), std::string::npos);
   EXPECT_GT(kernel.usage.registers, 0);
@@ -83,15 +83,18 @@ TEST(CompilerLog, TellsThatTensorCoreProductsAreSerialised) {
 
 TEST(KernelExpression, NamesEveryField) {
   ForwardConfig config;
-  config.element = Element::f16;
-  config.causal = true;
+  config.tiling.element = Element::f16;
+  config.mask.causal = true;
   config.transform = ScoreTransform::softcap;
   const std::string text = expression_of(config);
-  EXPECT_TRUE(
-      text.starts_with("tandem::ForwardConfig{.element = tandem::Element::f16, .head_dim_qk = 128, "));
-  EXPECT_NE(text.find(", .causal = true, .local = false, .transform = tandem::ScoreTransform::softcap, "),
-            std::string::npos);
-  EXPECT_TRUE(text.ends_with(", .pingpong = true}"));
+  EXPECT_TRUE(text.starts_with(
+      "tandem::ForwardConfig{.tiling = tandem::Tiling{.element = tandem::Element::f16, .head_dim_qk = 128, "))
+      << text;
+  EXPECT_NE(text.find(", .mask = tandem::Mask{.causal = true, .local = false, .varlen = false}, .transform = "
+                      "tandem::ScoreTransform::softcap, "),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(text.ends_with(", .pingpong = true, .output_late = false}}")) << text;
 }
 
 TEST(Sources, AreEmbedded) {

@@ -29,9 +29,9 @@ TEST_F(FakeDriver, ABackwardCallIsAFewLaunchesInAWorkspaceOfItsOwn) {
   }
   const BackwardConfig config = backward_config_of_calls();
   EXPECT_EQ(driver->launches[1].config.grid_x,
-            2U * 4U * static_cast<unsigned>((299 + config.block_m) / config.block_m));
+            2U * 4U * static_cast<unsigned>((299 + config.tiling.block_m) / config.tiling.block_m));
   EXPECT_EQ(driver->launches[2].config.grid_x,
-            2U * 4U * static_cast<unsigned>((299 + config.block_n) / config.block_n));
+            2U * 4U * static_cast<unsigned>((299 + config.tiling.block_n) / config.tiling.block_n));
   EXPECT_EQ(driver->launches[2].config.shared_bytes, static_cast<unsigned>(backward_shared_bytes(config)));
   EXPECT_EQ(count("cuMemAllocAsync") + count("cuMemAlloc"), 0);
   execution.workspace_bytes -= 1;

@@ -26,7 +26,7 @@ TEST_F(FakeDriver, ACallIsOneLaunchOnTheCallersStream) {
   EXPECT_EQ(launch.params.q.opaque[0], reinterpret_cast<std::uintptr_t>(m.q.data()));
   EXPECT_EQ(launch.params.heads_q, 4);
   const ForwardConfig config = config_of_calls();
-  const int tiles = 2 * 4 * ((300 + config.block_m - 1) / config.block_m);
+  const int tiles = 2 * 4 * ((300 + config.tiling.block_m - 1) / config.tiling.block_m);
   EXPECT_EQ(launch.config.grid_x, static_cast<unsigned>(std::min(tiles, 132)));
   EXPECT_EQ(launch.config.block_x, static_cast<unsigned>(config.threads()));
   EXPECT_EQ(launch.config.shared_bytes, static_cast<unsigned>(forward_shared_bytes(config)));

@@ -42,7 +42,7 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
 
 TEST(Shipped, LacksWhatIsNotOnTheList) {
   ForwardConfig config;
-  config.block_n = 16;
+  config.tiling.block_n = 16;
   EXPECT_FALSE(find_shipped(kernel_name(config)));
 }
 
@@ -90,7 +90,7 @@ std::vector<EightBitConfig> eight_bit_samples() {
   std::vector<EightBitConfig> samples;
   int next = 0;
   for (const EightBitConfig& c : shipped_eight_bit_configs()) {
-    if (c.varlen != c.causal) continue;
+    if (c.mask.varlen != c.mask.causal) continue;
     if (next++ % 4 % 3 == 0) samples.push_back(c);
   }
   return samples;
@@ -121,7 +121,8 @@ INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitSet,
 std::vector<BackwardConfig> backward_samples() {
   std::vector<BackwardConfig> samples;
   for (const BackwardConfig& c : shipped_backward_configs()) {
-    if (c.element == Element::bf16 && !c.local && !c.deterministic && c.head_dim_qk == c.head_dim_v)
+    if (c.tiling.element == Element::bf16 && !c.mask.local && !c.schedule.deterministic &&
+        c.tiling.head_dim_qk == c.tiling.head_dim_v)
       samples.push_back(c);
   }
   return samples;
@@ -140,7 +141,7 @@ TEST_P(ShippedBackwardSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap)
     SCOPED_TRACE(expression_of(configs[i]));
     ASSERT_EQ(backward_objection(configs[i]), "");
     expect_fast(kernel_name(Kernel::backward, configs[i]), backward_local_bytes_allowed(configs[i]));
-    if (configs[i].causal) continue;  // the kernels around the main one know no mask
+    if (configs[i].mask.causal) continue;  // the kernels around the main one know no mask
     expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(configs[i])));
     expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(configs[i])));
   }

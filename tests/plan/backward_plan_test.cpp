@@ -24,10 +24,10 @@ TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
     for (std::int64_t v = 1; v <= 256; v += 5) {
       const BackwardConfig c = choose_backward_config(problem(qk, v));
       ASSERT_EQ(backward_objection(c), "") << qk << " " << v;
-      ASSERT_GE(c.head_dim_qk, qk);
-      ASSERT_GE(c.head_dim_v, v);
-      ASSERT_LT(c.head_dim_qk, qk + 64);
-      ASSERT_LT(c.head_dim_v, v + 64);
+      ASSERT_GE(c.tiling.head_dim_qk, qk);
+      ASSERT_GE(c.tiling.head_dim_v, v);
+      ASSERT_LT(c.tiling.head_dim_qk, qk + 64);
+      ASSERT_LT(c.tiling.head_dim_v, v + 64);
     }
   }
 }
@@ -35,8 +35,9 @@ TEST(BackwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 TEST(BackwardPlan, TakesTheProblemsFeatures) {
   Problem p = problem(128, 96);
   const BackwardConfig plain = choose_backward_config(p);
-  EXPECT_FALSE(plain.causal || plain.local || plain.softcap || plain.varlen || plain.deterministic);
-  EXPECT_EQ(plain.element, Element::bf16);
+  EXPECT_FALSE(plain.mask.causal || plain.mask.local || plain.softcap || plain.mask.varlen ||
+               plain.schedule.deterministic);
+  EXPECT_EQ(plain.tiling.element, Element::bf16);
   p.q.dtype = DType::f16;
   p.window_right = 0;
   p.window_left = 10;
@@ -45,62 +46,62 @@ TEST(BackwardPlan, TakesTheProblemsFeatures) {
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
   const BackwardConfig c = choose_backward_config(p);
-  EXPECT_TRUE(c.causal && c.local && c.softcap && c.varlen && c.deterministic);
-  EXPECT_EQ(c.element, Element::f16);
+  EXPECT_TRUE(c.mask.causal && c.mask.local && c.softcap && c.mask.varlen && c.schedule.deterministic);
+  EXPECT_EQ(c.tiling.element, Element::f16);
   p.window_right = 999;  // not even the first query feels it
   p.window_left = 999;
-  EXPECT_FALSE(choose_backward_config(p).causal || choose_backward_config(p).local);
+  EXPECT_FALSE(choose_backward_config(p).mask.causal || choose_backward_config(p).mask.local);
 }
 
 TEST(BackwardPlan, TakesTurnsWhereItPays) {
   Problem p = problem(128, 128);
   p.rows_q = p.rows_k = 511;
-  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
   EXPECT_EQ(choose_backward_config(p).q_stages, 2);
   p.rows_q = p.rows_k = 512;
-  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
   EXPECT_EQ(choose_backward_config(p).dout_stages, 3);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
   p.packed_q = true;
   p.batch = 2;  // 512 rows each
-  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
   p = problem(64, 64);
   p.rows_q = p.rows_k = 512;
-  EXPECT_TRUE(choose_backward_config(p).pingpong);
+  EXPECT_TRUE(choose_backward_config(p).schedule.pingpong);
   EXPECT_EQ(choose_backward_config(p).dout_stages, 2);
   p.softcap = 2.0F;
-  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
-  EXPECT_FALSE(choose_backward_config(p).pingpong);
+  EXPECT_FALSE(choose_backward_config(p).schedule.pingpong);
 }
 
 TEST(BackwardPlan, RotatesFullAttentionInAFixedOrderAndWhereItPays) {
   Problem p = problem(64, 64);
   p.deterministic = true;
-  EXPECT_TRUE(choose_backward_config(p).staggered);
+  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
   p.window_right = 0;
-  EXPECT_FALSE(choose_backward_config(p).staggered);
+  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
   p.window_right = -1;
   p.window_left = 10;
-  EXPECT_FALSE(choose_backward_config(p).staggered);
+  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
   p.window_left = -1;
   const int lengths[] = {0, 1000};
   p.seqused_k.data = lengths;
-  EXPECT_FALSE(choose_backward_config(p).staggered);
+  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
   p = problem(128, 128);
   p.rows_q = p.rows_k = 1024;
-  EXPECT_FALSE(choose_backward_config(p).staggered);
+  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
   p.rows_q = p.rows_k = 2048;
-  EXPECT_TRUE(choose_backward_config(p).staggered);
+  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
   p = problem(256, 256);
   p.rows_q = p.rows_k = 8192;
-  EXPECT_TRUE(choose_backward_config(p).staggered);
+  EXPECT_TRUE(choose_backward_config(p).schedule.staggered);
   p.deterministic = true;  // 128 tiles in step wait for the slowest of them
-  EXPECT_FALSE(choose_backward_config(p).staggered);
+  EXPECT_FALSE(choose_backward_config(p).schedule.staggered);
 }
 
 TEST(BackwardPlan, EveryHeadDimensionHasALegalConfig) {
@@ -120,28 +121,25 @@ TEST(BackwardPlan, RefusesWhatHopperCannotHold) {
   const auto refused = [](BackwardConfig c, const char* why) {
     EXPECT_NE(backward_objection(c).find(why), std::string::npos) << backward_objection(c);
   };
-  refused({.head_dim_qk = 120}, "head_dim 120 is not a multiple of 32");
-  refused({.block_m = 96}, "block_m 96");
-  refused({.head_dim_qk = 96, .head_dim_v = 96, .block_m = 128, .q_stages = 1, .dout_stages = 1},
+  refused({.tiling = {.head_dim_qk = 120}}, "head_dim 120 is not a multiple of 32");
+  refused({.tiling = {.block_m = 96}}, "block_m 96");
+  refused({.tiling = {.head_dim_qk = 96, .head_dim_v = 96, .block_m = 128}, .q_stages = 1, .dout_stages = 1},
           "registers");
-  refused({.block_n = 96}, "block_n 96");
+  refused({.tiling = {.block_n = 96}}, "block_n 96");
   refused({.q_stages = 5}, "shared memory");
   refused({.q_stages = 0}, "less than 1");
-  refused({.head_dim_qk = 96}, "begin inside a strip");
-  refused({.head_dim_qk = 192, .head_dim_v = 192, .q_stages = 1, .dout_stages = 1}, "registers");
+  refused({.tiling = {.head_dim_qk = 96}}, "begin inside a strip");
+  refused({.tiling = {.head_dim_qk = 192, .head_dim_v = 192}, .q_stages = 1, .dout_stages = 1}, "registers");
   refused({.dq_parts = 3}, "dq_parts 3");
-  refused({.cluster = 2}, "cluster 2");
-  refused({.q_stages = 1, .pingpong = true}, "pingpong needs");
-  refused({.dout_stages = 1, .pingpong = true}, "pingpong needs");
-  refused({.head_dim_qk = 256,
-           .head_dim_v = 256,
-           .block_n = 64,
-           .cluster = 2,
+  refused({.tiling = {.cluster = 2}}, "cluster 2");
+  refused({.q_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
+  refused({.dout_stages = 1, .schedule = {.pingpong = true}}, "pingpong needs");
+  refused({.tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .cluster = 2},
            .dout_stages = 1,
            .dq_parts = 2,
-           .pingpong = true},
+           .schedule = {.pingpong = true}},
           "64 keys");
-  refused({.staggered = true, .causal = true}, "staggered");
+  refused({.mask = {.causal = true}, .schedule = {.staggered = true}}, "staggered");
 }
 
 TEST(BackwardPlan, ShippedConfigsAreLegalAndEachIsThereOnce) {

@@ -114,7 +114,7 @@ TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
 
 TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
   const auto takes_turns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
-    return choose_eight_bit_config(problem(head_dim, causal), recipe).pingpong;
+    return choose_eight_bit_config(problem(head_dim, causal), recipe).schedule.pingpong;
   };
   EXPECT_TRUE(takes_turns(64, false, fp8_recipe));
   EXPECT_TRUE(takes_turns(64, false, int8_recipe));
@@ -125,7 +125,7 @@ TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
   const auto takes_turns_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
     Problem p = problem(head_dim, true);
     p.rows_q = p.rows_k = keys;
-    return choose_eight_bit_config(p, recipe).pingpong;
+    return choose_eight_bit_config(p, recipe).schedule.pingpong;
   };
   EXPECT_TRUE(takes_turns_of_keys(64, 6144, fp8_recipe));
   EXPECT_FALSE(takes_turns_of_keys(64, 6143, fp8_recipe));
@@ -135,7 +135,7 @@ TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
 
 TEST(EightBitPlan, ObjectionsNameTheRule) {
   const auto objection = [](auto change) {
-    EightBitConfig c{.block_m = 192, .overlap = false, .parts = 1};
+    EightBitConfig c{.tiling = {.block_m = 192}, .parts = 1, .schedule = {.overlap = false}};
     change(c);
     return eight_bit_objection(c);
   };

@@ -28,10 +28,10 @@ TEST(ForwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
         if (causal) p.window_right = 0;
         const ForwardConfig c = choose_forward_config(p);
         ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
-        ASSERT_GE(c.head_dim_qk, qk);
-        ASSERT_GE(c.head_dim_v, v);
-        ASSERT_LT(c.head_dim_qk, qk + 32);
-        ASSERT_LT(c.head_dim_v, v + 32);
+        ASSERT_GE(c.tiling.head_dim_qk, qk);
+        ASSERT_GE(c.tiling.head_dim_v, v);
+        ASSERT_LT(c.tiling.head_dim_qk, qk + 32);
+        ASSERT_LT(c.tiling.head_dim_v, v + 32);
       }
     }
   }
@@ -40,14 +40,14 @@ TEST(ForwardPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
 TEST(ForwardPlan, EveryTileIsLegalAtItsWidest) {
   for (const ForwardTileLine& tile : forward_tiles()) {
     ForwardConfig c;
-    c.head_dim_qk = tile.head_dim_qk;
-    c.head_dim_v = tile.head_dim_v;
-    c.block_m = tile.block_m;
-    c.block_n = tile.block_n;
+    c.tiling.head_dim_qk = tile.head_dim_qk;
+    c.tiling.head_dim_v = tile.head_dim_v;
+    c.tiling.block_m = tile.block_m;
+    c.tiling.block_n = tile.block_n;
     c.stages = tile.stages;
     c.q_stages = tile.q_stages;
-    c.output_late = tile.output_late;
-    c.pingpong = tile.pingpong;
+    c.schedule.output_late = tile.output_late;
+    c.schedule.pingpong = tile.pingpong;
     EXPECT_EQ(forward_objection(c), "") << tile.head_dim_qk << " " << tile.head_dim_v;
   }
 }
@@ -75,16 +75,16 @@ TEST(ForwardPlan, UsualModelsAreShipped) {
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;
-  EXPECT_FALSE(choose_forward_config(p).causal) << "one query sees every key";
+  EXPECT_FALSE(choose_forward_config(p).mask.causal) << "one query sees every key";
   p = problem(128, 128, 100, 100);
   p.window_right = 98;
-  EXPECT_TRUE(choose_forward_config(p).causal) << "query 0 does not see key 99";
+  EXPECT_TRUE(choose_forward_config(p).mask.causal) << "query 0 does not see key 99";
   p.window_right = 99;
-  EXPECT_FALSE(choose_forward_config(p).causal);
+  EXPECT_FALSE(choose_forward_config(p).mask.causal);
   p.window_left = 98;
-  EXPECT_TRUE(choose_forward_config(p).local) << "query 99 does not see key 0";
+  EXPECT_TRUE(choose_forward_config(p).mask.local) << "query 99 does not see key 0";
   p.window_left = 99;
-  EXPECT_FALSE(choose_forward_config(p).local);
+  EXPECT_FALSE(choose_forward_config(p).mask.local);
 }
 
 TEST(ForwardPlan, ScoresAreTransformedAsScaleAndSoftcapAsk) {
@@ -103,9 +103,9 @@ TEST(ForwardPlan, LengthsOnTheDeviceMakeItVarlen) {
   for (Lengths Problem::*member :
        {&Problem::cu_seqlens_q, &Problem::cu_seqlens_k, &Problem::seqused_q, &Problem::seqused_k}) {
     Problem p = problem(64, 64);
-    EXPECT_FALSE(choose_forward_config(p).varlen);
+    EXPECT_FALSE(choose_forward_config(p).mask.varlen);
     (p.*member).data = lengths;
-    EXPECT_TRUE(choose_forward_config(p).varlen);
+    EXPECT_TRUE(choose_forward_config(p).mask.varlen);
   }
 }
 
@@ -117,7 +117,7 @@ TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
     p.batch = batch;
     p.packed_q = p.packed_k = packed;
     (packed ? p.cu_seqlens_k : p.seqused_k).data = lengths;
-    return choose_forward_config(p).block_m;
+    return choose_forward_config(p).tiling.block_m;
   };
   EXPECT_EQ(block_m(1, true), 192);
   EXPECT_EQ(block_m(10, true), 192);  // 1638 keys each
@@ -128,10 +128,10 @@ TEST(ForwardPlan, PackedSequencesGetTheTileOfTheirMeanLength) {
 
 TEST(ForwardPlan, WideHeadsTakeFewerKeysABlockWhereSequencesAreShort) {
   const auto config = [](std::int64_t keys) { return choose_forward_config(problem(256, 256, keys, keys)); };
-  EXPECT_EQ(config(512).block_n, 64);
-  EXPECT_EQ(config(1024).block_n, 80);
-  EXPECT_TRUE(config(512).pingpong && config(2048).pingpong);
-  EXPECT_FALSE(config(4096).pingpong);
+  EXPECT_EQ(config(512).tiling.block_n, 64);
+  EXPECT_EQ(config(1024).tiling.block_n, 80);
+  EXPECT_TRUE(config(512).schedule.pingpong && config(2048).schedule.pingpong);
+  EXPECT_FALSE(config(4096).schedule.pingpong);
 }
 
 TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
@@ -141,15 +141,17 @@ TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
     return forward_objection(c);
   };
   EXPECT_EQ(objection([](ForwardConfig&) {}), "");
-  EXPECT_NE(objection([](ForwardConfig& c) { c.head_dim_qk = 48; }).find("48"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.head_dim_v = 288; }).find("288"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 256; }).find("block_m 256"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.block_n = 24; }).find("block_n 24"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.block_n = 272; }).find("block_n 272"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.head_dim_qk = 48; }).find("48"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 288; }).find("288"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 256; }).find("block_m 256"),
+            std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_n = 24; }).find("block_n 24"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_n = 272; }).find("block_n 272"),
+            std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 0; }).find("stages 0"), std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 4; }).find("shared memory"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 192; }).find("registers"), std::string::npos);
-  EXPECT_NE(objection([](ForwardConfig& c) { c.block_m = 64; }).find("pingpong"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 192; }).find("registers"), std::string::npos);
+  EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 64; }).find("pingpong"), std::string::npos);
 }
 
 TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {

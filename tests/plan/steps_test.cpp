@@ -151,7 +151,7 @@ TEST(Steps, AnEmptyCallHasNone) {
 TEST(Steps, TakeAConfigThatIsWanted) {
   const Problem p = make_problem(forward_args(), Memory::described);
   gpu::KernelConfig wanted = plan_gpu(p).gpu->config;
-  std::get<ForwardConfig>(wanted).block_m = 64;
+  std::get<ForwardConfig>(wanted).tiling.block_m = 64;
   const Plan plan = plan_gpu(p, &wanted);
   EXPECT_EQ(plan.gpu->config, wanted);
   ASSERT_EQ(plan.gpu->list.size(), 1U);

@@ -17,7 +17,7 @@ namespace tandem {
 template <BackwardConfig C>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t) {
   int tiles = p.n_blocks;
-  if constexpr (C.varlen) {
+  if constexpr (C.mask.varlen) {
     const tile::SequenceRows keys =
         tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch);
     tiles = ceil_div(keys.end - keys.begin, C.tile_keys());
@@ -46,8 +46,9 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
   if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
-  const auto* sums = reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.block_m * C.head_dim_qk)) +
-                     warpgroup * warpgroup_size * (registers / 4) + thread;
+  const auto* sums =
+      reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk)) +
+      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
   // If the semaphore is 0, no tile has stored anything: the queries see no key.
   const bool any = added && ptx::load_written(p.dq_semaphores + t.block * C.dq_pieces() + warpgroup) != 0;
@@ -62,8 +63,9 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const tile::RowTarget rows{static_cast<u16*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
                                  t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,
                              p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
-  tile::store_rows<C.element>(rows, dq, p.scale, t.first + warpgroup % C.dq_row_groups() * 64,
-                              warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q, thread);
+  tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first + warpgroup % C.dq_row_groups() * 64,
+                                     warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q,
+                                     thread);
 }
 
 /// dsink = - sum of exp(sink - LSE) * delta over all queries of a head. One CTA sums a head, in an order that
@@ -79,7 +81,7 @@ TANDEM_KERNEL __launch_bounds__(backward_sink_threads)
   float sum = 0.0F;
   for (int b = 0; b < p.batch; ++b) {
     const tile::SequenceRows rows = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
-    const i64 first = workspace_block(p, head, first_query_block<C>(p, b, rows.begin)) * C.block_m;
+    const i64 first = workspace_block(p, head, first_query_block<C>(p, b, rows.begin)) * C.tiling.block_m;
     const i64 dlse_at = (p.packed_q ? 0 : b) * p.dlse_stride.batch + head * p.dlse_stride.head;
     for (int i = thread; i < rows.used; i += backward_sink_threads) {
       const float lse = ptx::load_global(p.lse_log2 + first + i);

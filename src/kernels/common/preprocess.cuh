@@ -38,7 +38,7 @@ TANDEM_DEVICE float dot_columns(const u16* out, const u16* dout, int col, int co
 template <BackwardConfig C>
 TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const BackwardRows& t) {
   int seqlen_k = p.rows_k;
-  if constexpr (C.varlen) {
+  if constexpr (C.mask.varlen) {
     seqlen_k =
         tile::other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, t.batch)
             .used;
@@ -51,8 +51,10 @@ template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_preprocess(const __grid_constant__ BackwardParams p) {
   constexpr int threads = backward_rows_threads(C);
-  constexpr int lanes = C.head_dim_v <= 64 ? 8 : C.head_dim_v <= 128 ? 16 : 32;  ///< of a row, 8 columns each
-  static_assert(C.block_m % (threads / lanes) == 0);
+  constexpr int lanes = C.tiling.head_dim_v <= 64    ? 8
+                        : C.tiling.head_dim_v <= 128 ? 16
+                                                     : 32;  ///< of a row, 8 columns each
+  static_assert(C.tiling.block_m % (threads / lanes) == 0);
   const int thread = static_cast<int>(ptx::thread_index());
   // The grid has a CTA for each query block of the workspace, and at least one for each counter.
   const int block = static_cast<int>(ptx::block_index());
@@ -66,7 +68,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     const int lane = thread % lanes;
     const tile::Visibility visible = visibility<C>(p, t);
 #pragma unroll
-    for (int i = 0; i < C.block_m; i += threads / lanes) {
+    for (int i = 0; i < C.tiling.block_m; i += threads / lanes) {
       const int row = i + thread / lanes;
       const i64 query = t.begin_q + static_cast<i64>(t.first + row);
       const bool used = t.first + row < t.seqlen_q;
@@ -76,7 +78,7 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
                          t.head * p.out_stride.head + query * p.out_stride.row;
         const u16* dout = static_cast<const u16*>(p.dout) + batch * p.dout_stride.batch +
                           t.head * p.dout_stride.head + query * p.dout_stride.row;
-        sum = dot_columns<C.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
+        sum = dot_columns<C.tiling.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
       }
 #pragma unroll
       for (int distance = 1; distance < lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
@@ -97,8 +99,9 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       const int seen = visible.end_key(t.first + row) - visible.first_key(t.first + row);
       const bool dead = lse == -ptx::infinity() || seen <= 0;
       const bool number = lse < ptx::infinity();
-      ptx::store_global(p.lse_log2 + t.block * C.block_m + row, dead ? ptx::infinity() : lse * tile::log2_e);
-      ptx::store_global(p.delta + t.block * C.block_m + row, dead || !number ? 0.0F : sum - dlse);
+      ptx::store_global(p.lse_log2 + t.block * C.tiling.block_m + row,
+                        dead ? ptx::infinity() : lse * tile::log2_e);
+      ptx::store_global(p.delta + t.block * C.tiling.block_m + row, dead || !number ? 0.0F : sum - dlse);
     }
   }
   ptx::launch_next_grid();

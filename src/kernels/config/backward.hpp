@@ -5,27 +5,40 @@
 
 namespace tandem {
 
-/// Everything that specialises the backward kernels. A tile is block_n keys; the kernel loops over the blocks
-/// of block_m queries that see them. If block_n is 64 keys a warpgroup, each warpgroup owns the dK and dV of
-/// its keys. Wide heads leave no registers for that: block_n is 64 then, one of the two warpgroups computes P
-/// and dV, and the other dS and dK.
-struct BackwardConfig {
+/// The tiles of the backward kernels. A tile is block_n keys of each CTA of its cluster; the kernel loops
+/// over the blocks of block_m queries that see them. Head dimensions are padded to what backward_plan.hpp
+/// allows.
+struct BackwardTiling {
   Element element = Element::bf16;
-  int head_dim_qk = 128;  ///< padded to what backward_plan.hpp allows
+  int head_dim_qk = 128;
   int head_dim_v = 128;
   int block_m = 64;
   int block_n = 128;
-  int cluster = 1;         ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
-  int q_stages = 2;        ///< blocks of Q in flight
-  int dout_stages = 2;     ///< blocks of dO in flight
-  int dq_parts = 1;        ///< a block of dQ passes through shared memory in so many parts
-  bool pingpong = false;   ///< one warpgroup's arithmetic runs under the other's products
-  bool staggered = false;  ///< full attention: each key tile starts at another query block
-  bool causal = false;     ///< window_right is bounded
-  bool local = false;      ///< window_left is bounded
-  bool softcap = false;
-  bool varlen = false;         ///< lengths differ by sequence; rows past a sequence's end may hold anything
+  int cluster = 1;  ///< CTAs that exchange dS: each computes its columns of dQ over the keys of all
+
+  constexpr bool operator==(const BackwardTiling&) const = default;
+};
+
+/// The order of work in the main backward kernel.
+struct BackwardSchedule {
+  bool pingpong = false;       ///< one warpgroup's arithmetic runs under the other's products
+  bool staggered = false;      ///< full attention: each key tile starts at another query block
   bool deterministic = false;  ///< key tiles add to dQ in a fixed order
+
+  constexpr bool operator==(const BackwardSchedule&) const = default;
+};
+
+/// Everything that specialises the backward kernels. If block_n is 64 keys a warpgroup, each warpgroup owns
+/// the dK and dV of its keys. Wide heads leave no registers for that: block_n is 64 then, one of the two
+/// warpgroups computes P and dV, and the other dS and dK.
+struct BackwardConfig {
+  BackwardTiling tiling{};
+  int q_stages = 2;     ///< blocks of Q in flight
+  int dout_stages = 2;  ///< blocks of dO in flight
+  int dq_parts = 1;     ///< a block of dQ passes through shared memory in so many parts
+  Mask mask{};
+  bool softcap = false;
+  BackwardSchedule schedule{};
 
   static constexpr int consumers = 2;  ///< warpgroups
 
@@ -34,18 +47,20 @@ struct BackwardConfig {
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
   /// Every warpgroup computes dK and dV of 64 keys; otherwise one computes dV and the other dK of the
   /// same 64.
-  [[nodiscard]] constexpr bool owns_keys() const { return block_n == 64 * consumers; }
+  [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }
   /// Keys of a tile: those of all CTAs of a cluster.
-  [[nodiscard]] constexpr int tile_keys() const { return block_n * cluster; }
+  [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * tiling.cluster; }
   /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64, then its columns.
-  [[nodiscard]] constexpr int dq_pieces() const { return consumers * cluster; }
-  [[nodiscard]] constexpr int dq_row_groups() const { return block_m / 64; }
-  [[nodiscard]] constexpr int dq_columns() const { return head_dim_qk / (dq_pieces() / dq_row_groups()); }
+  [[nodiscard]] constexpr int dq_pieces() const { return consumers * tiling.cluster; }
+  [[nodiscard]] constexpr int dq_row_groups() const { return tiling.block_m / 64; }
+  [[nodiscard]] constexpr int dq_columns() const {
+    return tiling.head_dim_qk / (dq_pieces() / dq_row_groups());
+  }
   /// Widths of the strips of the tiles of Q and K, and of V and dO: no warpgroup's columns begin inside one.
   [[nodiscard]] constexpr int strip_qk() const {
-    return strip_columns(head_dim_qk % 64 == 0 ? dq_columns() : head_dim_qk);
+    return strip_columns(tiling.head_dim_qk % 64 == 0 ? dq_columns() : tiling.head_dim_qk);
   }
-  [[nodiscard]] constexpr int strip_v() const { return strip_columns(head_dim_v); }
+  [[nodiscard]] constexpr int strip_v() const { return strip_columns(tiling.head_dim_v); }
   /// f32 values of dQ that one warpgroup has, and those that it hands to TMA at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
@@ -64,13 +79,15 @@ constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
 /// Dynamic shared memory of the main backward kernel: K and V; the rings of Q and dO with LSE and delta; dS
 /// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers.
 constexpr int backward_shared_bytes(const BackwardConfig& c) {
-  const int kv_tiles = c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
-  const int other_keys = (c.cluster - 1) * c.block_n * c.head_dim_qk / c.cluster * 2;
-  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
-  const int dout_tiles = c.dout_stages * c.block_m * c.head_dim_v * 2;
-  const int scores = (c.cluster + 1) * c.block_n * c.block_m * 2;
+  const int kv_tiles = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
+  const int other_keys =
+      (c.tiling.cluster - 1) * c.tiling.block_n * c.tiling.head_dim_qk / c.tiling.cluster * 2;
+  const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
+  const int dout_tiles = c.dout_stages * c.tiling.block_m * c.tiling.head_dim_v * 2;
+  const int scores = (c.tiling.cluster + 1) * c.tiling.block_n * c.tiling.block_m * 2;
   const int dq = 4 * BackwardConfig::consumers * c.dq_part();
-  const int rows = 4 * (c.block_m * (c.q_stages + c.dout_stages) + c.block_n + 4 * BackwardConfig::consumers);
+  const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
+                        4 * BackwardConfig::consumers);
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }

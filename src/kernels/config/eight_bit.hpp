@@ -7,27 +7,27 @@
 
 namespace tandem {
 
-/// Everything that specialises the 8-bit forward kernel. A tile is block_m queries by 128 keys (quant_block),
-/// so that K and V have one scale a tile where their scales are by block.
+/// The order of work in the 8-bit forward kernel.
+struct EightBitSchedule {
+  bool dynamic = false;  ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
+  bool overlap = true;   ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;  ///< one warpgroup's softmax runs under the products of the others
+
+  constexpr bool operator==(const EightBitSchedule&) const = default;
+};
+
+/// Everything that specialises the 8-bit forward kernel.
 struct EightBitConfig {
-  Element element = Element::bf16;  ///< of out; where pv is `input`, of P and V too
+  Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: quant_block, so that a block has one scale
   Codes qk = Codes::e4m3;
   Codes pv = Codes::e4m3;
-  int head_dim_qk = 128;      ///< padded to a multiple of 32
-  int head_dim_v = 128;       ///< padded to a multiple of 32
-  int block_m = 128;          ///< 64 x consumer warpgroups
-  int stages = 2;             ///< K tiles, and V tiles, in flight
-  int q_stages = 1;           ///< 2: the next tile's Q comes in while this tile's is still read
-  bool causal = false;        ///< window_right is bounded: right edge needs a mask
-  bool local = false;         ///< window_left is bounded: left edge needs a mask
-  bool varlen = false;        ///< lengths differ by sequence (cu_seqlens or seqused)
+  int stages = 2;    ///< K tiles, and V tiles, in flight
+  int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
+  Mask mask{};
   bool row_scales = false;    ///< of Q and K: one a row; else one a block (or a larger group)
   bool v_row_scales = false;  ///< of V: one a row, which multiplies P
   bool rotated_v = false;     ///< V is rotated (Hadamard), which is undone on the rows of O
-  bool dynamic = false;       ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
-  bool overlap = true;        ///< softmax of one block runs under the products of the next, in one warpgroup
-  bool pingpong = true;       ///< one warpgroup's softmax runs under the products of the others
-  int parts = 2;  ///< P V is computed and promoted by so many column ranges of V, one after the other
+  int parts = 2;              ///< P V is computed and promoted by so many column ranges of V, in sequence
 
   /// Half of P's exponentials are linear within an octave (takes_linear_exp2; e4m3, scales by block).
   bool linear_exp2 = false;
@@ -37,27 +37,25 @@ struct EightBitConfig {
   bool transpose_v = false;
 
   bool softcap = false;  ///< scores are capped before the mask
+  EightBitSchedule schedule{};
 
   constexpr bool operator==(const EightBitConfig&) const = default;
-  [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
+  [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
   /// Lazy rescaling: the exponent's reference moves only when P grows too large. It needs a P in floating
   /// point, which has room above 1; integers have none, and scales by row of V differ by more.
   [[nodiscard]] constexpr bool lazy_rescaling() const { return pv != Codes::s8 && !v_row_scales; }
   [[nodiscard]] constexpr bool v_has_zero_point() const {
-    return takes_zero_point(pv, v_row_scales, head_dim_v);
+    return takes_zero_point(pv, v_row_scales, tiling.head_dim_v);
   }
   /// A tile's sums and weight are found under its own products. With ping-pong, or where products and softmax
   /// follow each other, that was slower.
   [[nodiscard]] constexpr bool adds_late() const {
-    return !lazy_rescaling() && !v_row_scales && overlap && !pingpong;
+    return !lazy_rescaling() && !v_row_scales && schedule.overlap && !schedule.pingpong;
   }
   /// Columns of V in a part of P V.
-  [[nodiscard]] constexpr int part_columns() const { return head_dim_v / parts; }
-  [[nodiscard]] constexpr Tiling tiling() const { return tiling_of(*this, quant_block); }
-  [[nodiscard]] constexpr TileWalk walk() const { return walk_of(*this, quant_block); }
-  [[nodiscard]] constexpr OutputTile output() const { return output_of(*this); }
+  [[nodiscard]] constexpr int part_columns() const { return tiling.head_dim_v / parts; }
 };
 
 /// Columns of a strip of a tile of 8-bit values: 128 where that wastes less than a strip of 64 costs.
@@ -75,12 +73,13 @@ constexpr int rows_of_v_stages = 2;
 /// Dynamic shared memory of the 8-bit forward kernel: the tiles of Q, K and V, K's and V's scales by row, the
 /// pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
-  const int q_tiles = c.q_stages * c.block_m * byte_tile_columns(c.head_dim_qk);
-  const int v_row = c.pv == Codes::input ? 2 * c.head_dim_v : c.head_dim_v;
-  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.head_dim_qk) + v_row);
+  const int q_tiles = c.q_stages * c.tiling.block_m * byte_tile_columns(c.tiling.head_dim_qk);
+  const int v_row = c.pv == Codes::input ? 2 * c.tiling.head_dim_v : c.tiling.head_dim_v;
+  const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + v_row);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;
-  const int rows_of_v = c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.head_dim_v) : 0;
+  const int rows_of_v =
+      c.transpose_v ? rows_of_v_stages * quant_block * byte_tile_columns(c.tiling.head_dim_v) : 0;
   const int barriers =
       16 * (2 * c.stages + c.q_stages * c.consumers() + (c.transpose_v ? rows_of_v_stages : 0));
   return (q_tiles + kv_tiles + rows_of_v + scales + block_scales + barriers + 40 + 1023) / 1024 * 1024;

@@ -62,66 +62,147 @@ constexpr const char* type_name<ScaleGroup>() {
   return "ScaleGroup";
 }
 
-/// Calls f(name, field) for every field, in order. The structured binding stops the build when a field is
-/// missing here.
-template <typename Config, typename F>
-requires std::is_same_v<std::remove_const_t<Config>, ForwardConfig>
-constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, stages, q_stages, causal, local, transform,
-         varlen, output_late, dynamic, specialised, overlap, pingpong] = config;
+template <typename T, typename U>
+concept is = std::is_same_v<std::remove_const_t<T>, U>;
+
+/// A member that has members of its own.
+template <typename T>
+concept is_part = is<T, Tiling> || is<T, BackwardTiling> || is<T, Mask> || is<T, ForwardSchedule> ||
+    is<T, EightBitSchedule> || is<T, BackwardSchedule>;
+
+/// The type's name, as the kernels' sources have it.
+template <typename T>
+constexpr const char* part_name() {
+  if constexpr (is<T, Tiling>) return "Tiling";
+  if constexpr (is<T, BackwardTiling>) return "BackwardTiling";
+  if constexpr (is<T, Mask>) return "Mask";
+  if constexpr (is<T, ForwardSchedule>) return "ForwardSchedule";
+  if constexpr (is<T, EightBitSchedule>) return "EightBitSchedule";
+  if constexpr (is<T, BackwardSchedule>) return "BackwardSchedule";
+}
+
+// for_each_member calls f(name, member) for every member of a Config or of a part of one, in order. The
+// structured bindings stop the build when a member is missing here.
+
+template <typename T, typename F>
+requires is<T, Tiling>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("causal", causal);
-  f("local", local);
-  f("transform", transform);
-  f("varlen", varlen);
-  f("output_late", output_late);
-  f("dynamic", dynamic);
-  f("specialised", specialised);
-  f("overlap", overlap);
-  f("pingpong", pingpong);
 }
 
-template <typename Config, typename F>
-requires std::is_same_v<std::remove_const_t<Config>, BackwardConfig>
-constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster, q_stages, dout_stages, dq_parts,
-         pingpong, staggered, causal, local, softcap, varlen, deterministic] = config;
+template <typename T, typename F>
+requires is<T, BackwardTiling>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, cluster] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
   f("cluster", cluster);
-  f("q_stages", q_stages);
-  f("dout_stages", dout_stages);
-  f("dq_parts", dq_parts);
-  f("pingpong", pingpong);
-  f("staggered", staggered);
+}
+
+template <typename T, typename F>
+requires is<T, Mask>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [causal, local, varlen] = x;
   f("causal", causal);
   f("local", local);
-  f("softcap", softcap);
   f("varlen", varlen);
+}
+
+template <typename T, typename F>
+requires is<T, ForwardSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [dynamic, specialised, overlap, pingpong, output_late] = x;
+  f("dynamic", dynamic);
+  f("specialised", specialised);
+  f("overlap", overlap);
+  f("pingpong", pingpong);
+  f("output_late", output_late);
+}
+
+template <typename T, typename F>
+requires is<T, EightBitSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [dynamic, overlap, pingpong] = x;
+  f("dynamic", dynamic);
+  f("overlap", overlap);
+  f("pingpong", pingpong);
+}
+
+template <typename T, typename F>
+requires is<T, BackwardSchedule>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [pingpong, staggered, deterministic] = x;
+  f("pingpong", pingpong);
+  f("staggered", staggered);
   f("deterministic", deterministic);
 }
 
-template <typename Config, typename F>
-requires std::is_same_v<std::remove_const_t<Config>, PackConfig>
-constexpr void for_each_field(Config& config, F&& f) {
-  auto& [paired] = config;
+template <typename T, typename F>
+requires is<T, ForwardConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, stages, q_stages, mask, transform, schedule] = x;
+  f("tiling", tiling);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("mask", mask);
+  f("transform", transform);
+  f("schedule", schedule);
+}
+
+template <typename T, typename F>
+requires is<T, BackwardConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule] = x;
+  f("tiling", tiling);
+  f("q_stages", q_stages);
+  f("dout_stages", dout_stages);
+  f("dq_parts", dq_parts);
+  f("mask", mask);
+  f("softcap", softcap);
+  f("schedule", schedule);
+}
+
+template <typename T, typename F>
+requires is<T, EightBitConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [tiling, qk, pv, stages, q_stages, mask, row_scales, v_row_scales, rotated_v, parts, linear_exp2,
+         transpose_v, softcap, schedule] = x;
+  f("tiling", tiling);
+  f("qk", qk);
+  f("pv", pv);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("mask", mask);
+  f("row_scales", row_scales);
+  f("v_row_scales", v_row_scales);
+  f("rotated_v", rotated_v);
+  f("parts", parts);
+  f("linear_exp2", linear_exp2);
+  f("transpose_v", transpose_v);
+  f("softcap", softcap);
+  f("schedule", schedule);
+}
+
+template <typename T, typename F>
+requires is<T, PackConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [paired] = x;
   f("paired", paired);
 }
 
-template <typename Config, typename F>
-requires std::is_same_v<std::remove_const_t<Config>, QuantizeConfig>
-constexpr void for_each_field(Config& config, F&& f) {
+template <typename T, typename F>
+requires is<T, QuantizeConfig>
+constexpr void for_each_member(T& x, F&& f) {
   auto& [element, head_dim_qk, head_dim_v, qk, pv, qk_scales, v_scales, rotate_qk, rotate_v, smooth_k, rotary,
-         interleaved, varlen, vectors] = config;
+         interleaved, varlen, vectors] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
@@ -138,33 +219,17 @@ constexpr void for_each_field(Config& config, F&& f) {
   f("vectors", vectors);
 }
 
+/// Calls f(name, field) for every field of a Config, those of its parts included, in order. No two fields of
+/// a Config have the same name.
 template <typename Config, typename F>
-requires std::is_same_v<std::remove_const_t<Config>, EightBitConfig>
 constexpr void for_each_field(Config& config, F&& f) {
-  auto& [element, qk, pv, head_dim_qk, head_dim_v, block_m, stages, q_stages, causal, local, varlen,
-         row_scales, v_row_scales, rotated_v, dynamic, overlap, pingpong, parts, linear_exp2, transpose_v,
-         softcap] = config;
-  f("element", element);
-  f("qk", qk);
-  f("pv", pv);
-  f("head_dim_qk", head_dim_qk);
-  f("head_dim_v", head_dim_v);
-  f("block_m", block_m);
-  f("stages", stages);
-  f("q_stages", q_stages);
-  f("causal", causal);
-  f("local", local);
-  f("varlen", varlen);
-  f("row_scales", row_scales);
-  f("v_row_scales", v_row_scales);
-  f("rotated_v", rotated_v);
-  f("dynamic", dynamic);
-  f("overlap", overlap);
-  f("pingpong", pingpong);
-  f("parts", parts);
-  f("linear_exp2", linear_exp2);
-  f("transpose_v", transpose_v);
-  f("softcap", softcap);
+  for_each_member(config, [&](const char* name, auto& member) {
+    if constexpr (is_part<std::remove_reference_t<decltype(member)>>) {
+      for_each_field(member, f);
+    } else {
+      f(name, member);
+    }
+  });
 }
 
 }  // namespace tandem

@@ -6,45 +6,42 @@
 
 namespace tandem {
 
-/// Everything that specialises the forward kernel. A tile is block_m queries by block_n keys.
-struct ForwardConfig {
-  Element element = Element::bf16;
-  int head_dim_qk = 128;  ///< padded to a multiple of 32
-  int head_dim_v = 128;   ///< padded to a multiple of 32
-  int block_m = 128;      ///< 64 x consumer warpgroups
-  int block_n = 128;      ///< multiple of 16
-  int stages = 2;         ///< K tiles, and V tiles, in flight
-  int q_stages = 1;       ///< 2: the next tile's Q comes in while this tile's is still read
-  bool causal = false;    ///< window_right is bounded: right edge needs a mask
-  bool local = false;     ///< window_left is bounded: left edge needs a mask
-  ScoreTransform transform = ScoreTransform::raw;
-  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past a sequence's end may hold anything.
-  bool varlen = false;
-  bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+/// The order of work in the forward kernel. `specialised`, `overlap` and `pingpong` are the paper's ablation:
+/// each is one idea of FlashAttention-3.
+struct ForwardSchedule {
   bool dynamic = false;      ///< dynamic persistent scheduler: CTAs take tiles from a counter; else static
-  // The paper's ablation: each is one idea of FlashAttention-3.
-  bool specialised = true;  ///< a producer warpgroup loads; otherwise a consumer thread does
-  bool overlap = true;      ///< softmax of one block runs under the products of the next, in one warpgroup
-  bool pingpong = true;     ///< one warpgroup's softmax runs under the products of the others
+  bool specialised = true;   ///< a producer warpgroup loads; otherwise a consumer thread does
+  bool overlap = true;       ///< softmax of one block runs under the products of the next, in one warpgroup
+  bool pingpong = true;      ///< one warpgroup's softmax runs under the products of the others
+  bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+
+  constexpr bool operator==(const ForwardSchedule&) const = default;
+};
+
+/// Everything that specialises the forward kernel.
+struct ForwardConfig {
+  Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
+  int stages = 2;    ///< K tiles, and V tiles, in flight
+  int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
+  Mask mask{};
+  ScoreTransform transform = ScoreTransform::raw;
+  ForwardSchedule schedule{};
 
   constexpr bool operator==(const ForwardConfig&) const = default;
-  [[nodiscard]] constexpr int consumers() const { return block_m / 64; }
-  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (specialised ? 1 : 0)); }
+  [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (schedule.specialised ? 1 : 0)); }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (specialised) return split_registers(consumers());
+    if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
-  [[nodiscard]] constexpr Tiling tiling() const { return tiling_of(*this, block_n); }
-  [[nodiscard]] constexpr TileWalk walk() const { return walk_of(*this, block_n); }
-  [[nodiscard]] constexpr OutputTile output() const { return output_of(*this); }
 };
 
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and
 /// a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
-  const int q_tiles = c.q_stages * c.block_m * c.head_dim_qk * 2;
-  const int kv_tiles = c.stages * c.block_n * (c.head_dim_qk + c.head_dim_v) * 2;
+  const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
+  const int kv_tiles = c.stages * c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
   const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
   return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
 }

@@ -43,54 +43,29 @@ constexpr RegisterSplit split_registers(int consumers) {
 }
 static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
 
-/// The tiles of a forward kernel: what its tensor maps and its launch depend on.
+// ---- The parts of Configs: what a loader, a walk, a softmax or an epilogue is specialised by ----
+
+/// The tiles of a kernel. Head dimensions are padded to what the kernel takes.
 struct Tiling {
-  Element element;
-  int head_dim_qk;  ///< padded to what the kernel takes
-  int head_dim_v;
-  int block_m;  ///< queries of a tile
-  int block_n;  ///< keys of a block
+  Element element =
+      Element::bf16;  ///< of Q, K, V and O; on quantized values of O, and of V where it has 16 bits
+  int head_dim_qk = 128;
+  int head_dim_v = 128;
+  int block_m = 128;  ///< queries of a tile: 64 x consumer warpgroups
+  int block_n = 128;  ///< keys of a block
+
+  constexpr bool operator==(const Tiling&) const = default;
 };
 
-/// What a kernel's walk over tiles of queries and blocks of keys is specialised by (tile/walk.cuh).
-struct TileWalk {
-  int block_m;   ///< queries of a tile
-  int block_n;   ///< keys of a block
-  bool causal;   ///< window_right is bounded: the right edge needs a mask
-  bool local;    ///< window_left is bounded: the left edge needs a mask
-  bool varlen;   ///< lengths differ by sequence
-  bool dynamic;  ///< dynamic persistent scheduler; else static
-};
+/// Which keys a query sees, as far as kernels are specialised by it.
+struct Mask {
+  bool causal = false;  ///< window_right is bounded: the right edge needs a mask
+  bool local = false;   ///< window_left is bounded: the left edge needs a mask
+  /// Lengths differ by sequence (cu_seqlens or seqused), and rows past a sequence's end may hold anything.
+  bool varlen = false;
 
-/// What a kernel's epilogue is specialised by (tile/output.cuh).
-struct OutputTile {
-  Element element;
-  int head_dim_v;
-  int block_m;
+  constexpr bool operator==(const Mask&) const = default;
 };
-
-/// These parts of the Config of a forward kernel, whose blocks have `block_n` keys.
-template <typename Config>
-constexpr Tiling tiling_of(const Config& c, int block_n) {
-  return {.element = c.element,
-          .head_dim_qk = c.head_dim_qk,
-          .head_dim_v = c.head_dim_v,
-          .block_m = c.block_m,
-          .block_n = block_n};
-}
-template <typename Config>
-constexpr TileWalk walk_of(const Config& c, int block_n) {
-  return {.block_m = c.block_m,
-          .block_n = block_n,
-          .causal = c.causal,
-          .local = c.local,
-          .varlen = c.varlen,
-          .dynamic = c.dynamic};
-}
-template <typename Config>
-constexpr OutputTile output_of(const Config& c) {
-  return {.element = c.element, .head_dim_v = c.head_dim_v, .block_m = c.block_m};
-}
 
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {

@@ -53,8 +53,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
 
   /// Query block m: products and arithmetic in sequence.
   template <bool masked>
-  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.head_dim_qk / 2],
-                          float (&dv)[C.head_dim_v / 2]) {
+  TANDEM_DEVICE void step(const BackwardTile& t, int m, float (&dk)[C.tiling.head_dim_qk / 2],
+                          float (&dv)[C.tiling.head_dim_v / 2]) {
     float s[scores];
     float dp[scores];
     float dq[C.dq_columns() / 2];
@@ -65,18 +65,18 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
 
     this->begin_scores(t, m, s);
     shared.dout_ring.wait(dout_at);
-    this->template issue_scores<C.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
+    this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
     this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
     ptx::wgmma_fence();
-    this->template issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
     ptx::wgmma_wait<1>();
     ptx::pin_registers(dp);
     this->score_gradients(ds_packed, p_packed, p_sloped, dp);
     this->store_scores(ds_tile, ds_packed);
     ptx::wgmma_fence();
-    this->template issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
     this->join();
     ptx::wgmma_fence();
     this->issue_dq(dq, ds_tile);
@@ -99,8 +99,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   /// block before the previous one, the second that of the previous one.
   template <bool masked, bool first>
   TANDEM_DEVICE void step_pingpong(const BackwardTile& t, int m, u32 (&p_packed)[scores / 2],
-                                   u32 (&ds_packed)[scores / 2], float (&dk)[C.head_dim_qk / 2],
-                                   float (&dv)[C.head_dim_v / 2]) {
+                                   u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
+                                   float (&dv)[C.tiling.head_dim_v / 2]) {
     float s[scores];
     float dp[scores];
     auto q_to = q_at;
@@ -116,12 +116,12 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (!first) {
       float dq[C.dq_columns() / 2];
       this->issue_dq(dq, shared.scores[score_at.stage ^ warpgroup]);
-      this->template issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+      this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
       ptx::wgmma_wait<1>();
       ptx::pin_registers(dq);
       ptx::wgmma_fence();
-      this->template issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
-        constexpr int steps = C.block_m / 16;
+      this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage], [&](int i) {
+        constexpr int steps = C.tiling.block_m / 16;
         if (i == 0) this->await_dq_buffer();
         this->store_dq(dq, 0, i * Base::dq_units / steps, (i + 1) * Base::dq_units / steps);
       });
@@ -130,9 +130,9 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       ptx::pin_registers(dk);
       ptx::wgmma_fence();
     }
-    this->template issue_scores<C.head_dim_qk>(s, this->k(), shared.q[q_to.stage]);
+    this->template issue_scores<C.tiling.head_dim_qk>(s, this->k(), shared.q[q_to.stage]);
     shared.dout_ring.wait(dout_to);
-    this->template issue_scores<C.head_dim_v>(dp, this->v(), shared.dout[dout_to.stage]);
+    this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_to.stage]);
     pingpong_pass();
     if constexpr (!first) {
       this->hand_over_dq();
@@ -153,12 +153,13 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
 
   /// dV and dK of the last block, and the dQ that is left. Takes the tensor cores twice.
   TANDEM_DEVICE void finish_pingpong(const u32 (&p_packed)[scores / 2], const u32 (&ds_packed)[scores / 2],
-                                     float (&dk)[C.head_dim_qk / 2], float (&dv)[C.head_dim_v / 2]) {
+                                     float (&dk)[C.tiling.head_dim_qk / 2],
+                                     float (&dv)[C.tiling.head_dim_v / 2]) {
     float dq[C.dq_columns() / 2];
     pingpong_wait();
     ptx::wgmma_fence();
-    this->template issue_gradient<C.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
-    this->template issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dv);
     ptx::pin_registers(dk);
@@ -183,9 +184,9 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
 
   /// All query blocks of all heads of the group. Blocks on the mask's edges need a mask, and so do all blocks
   /// of a tile that the sequence's end cuts; the others go without.
-  TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.head_dim_qk / 2],
-                            float (&dv)[C.head_dim_v / 2]) {
-    if constexpr (C.pingpong) {
+  TANDEM_DEVICE void blocks(const BackwardTile& t, float (&dk)[C.tiling.head_dim_qk / 2],
+                            float (&dv)[C.tiling.head_dim_v / 2]) {
+    if constexpr (C.schedule.pingpong) {
       u32 p_packed[scores / 2];
       u32 ds_packed[scores / 2];
       step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
@@ -215,7 +216,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   TANDEM_DEVICE void run() {
     BackwardTiles<C> tiles(p);
     BackwardTile t;
-    if constexpr (C.pingpong) {
+    if constexpr (C.schedule.pingpong) {
       // The first dQ of the first warpgroup belongs to no block and is dropped. Its dS must still be
       // initialised.
       shared.scores[1].zero_rows(0, warpgroup * warpgroup_size + thread, threads);
@@ -223,8 +224,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       if (warpgroup == 1) pingpong_pass();
     }
     while (tiles.next(t)) {
-      float dk[C.head_dim_qk / 2];
-      float dv[C.head_dim_v / 2];
+      float dk[C.tiling.head_dim_qk / 2];
+      float dv[C.tiling.head_dim_v / 2];
       set_zero(dk);
       set_zero(dv);
       if (t.blocks.first < t.blocks.end) {
@@ -256,7 +257,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     ptx::mbarrier_init(shared.ds_empty, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }
-  if constexpr (C.cluster > 1) {
+  if constexpr (C.tiling.cluster > 1) {
     ptx::sync_cluster();
   } else {
     ptx::sync_block();
@@ -275,7 +276,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     Consumer(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size).run();
   }
   // The other CTA may still send dS or arrive at barriers. In a dQ writer's warp one lane comes later.
-  if constexpr (C.cluster > 1) {
+  if constexpr (C.tiling.cluster > 1) {
     ptx::sync_warp();
     ptx::sync_cluster();
   }

@@ -10,10 +10,12 @@ namespace tandem {
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_key_tail(const BackwardTile& t) {
   const int among = warpgroup * warpgroup_size + thread;
-  const auto valid = [&](int first_key) { return min(max(t.visible.seqlen_k - first_key, 0), C.block_n); };
+  const auto valid = [&](int first_key) {
+    return min(max(t.visible.seqlen_k - first_key, 0), C.tiling.block_n);
+  };
   k().zero_rows(valid(t.first_key), among, threads);
   v().zero_rows(valid(t.first_key), among, threads);
-  if constexpr (C.cluster > 1) {
+  if constexpr (C.tiling.cluster > 1) {
     const int other = t.first_key + BackwardTiles<C>::other_keys();
     other_k().zero_rows(valid(other), among, threads);
   }
@@ -31,9 +33,9 @@ TANDEM_DEVICE void BackwardConsumer<C>::set_scale(int h, float value) {
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_poisoned_keys() {
   const int among = warpgroup * warpgroup_size + thread;
-  bool found = k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
-  if constexpr (C.cluster > 1)
-    found |= other_k().template any_nonfinite<C.element>(0, C.block_n, among, threads);
+  bool found = k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, threads);
+  if constexpr (C.tiling.cluster > 1)
+    found |= other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, threads);
 #pragma unroll
   for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
   // Each warp stores a word. ptxas takes the result of reduce_or for uniform; otherwise it serialises the
@@ -48,12 +50,13 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_poisoned_keys() {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = key_at() + position.row(h);
-    poisoned[h] = k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
+    poisoned[h] = k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
     if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
     // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
     // cleared.
-    if constexpr (C.cluster > 1) {
-      if (warpgroup == 1) poisoned[h] = other_k().template any_nonfinite<C.element>(row, row + 1, 0, 1);
+    if constexpr (C.tiling.cluster > 1) {
+      if (warpgroup == 1)
+        poisoned[h] = other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
     }
   }
   join();
@@ -62,7 +65,7 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_poisoned_keys() {
     const int row = key_at() + position.row(h);
     if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
       k().zero_rows(row, row + 1, thread % 4, 4);
-    } else if constexpr (C.cluster > 1) {
+    } else if constexpr (C.tiling.cluster > 1) {
       if (poisoned[h]) other_k().zero_rows(row, row + 1, thread % 4, 4);
     }
   }
@@ -76,9 +79,9 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_queries(QPosition q_to, DoutPositi
   shared.q_ring.wait(q_to);
   shared.dout_ring.wait(dout_to);
   shared.q[q_to.stage].zero_rows(0, first, among, threads);
-  shared.q[q_to.stage].zero_rows(end, C.block_m, among, threads);
+  shared.q[q_to.stage].zero_rows(end, C.tiling.block_m, among, threads);
   shared.dout[dout_to.stage].zero_rows(0, first, among, threads);
-  shared.dout[dout_to.stage].zero_rows(end, C.block_m, among, threads);
+  shared.dout[dout_to.stage].zero_rows(end, C.tiling.block_m, among, threads);
   join();
 }
 
@@ -86,11 +89,11 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_queries(QPosition q_to, DoutPositi
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
                                                                DoutPosition dout_to) {
-  if constexpr (C.causal || C.varlen) {
-    const int first = C.causal ? t.visible.first_seeing() - m * C.block_m : 0;
-    const int end = C.varlen ? t.visible.seqlen_q - m * C.block_m : C.block_m;
-    if (m < t.blocks.end && (first > 0 || end < C.block_m)) {
-      clear_queries(q_to, dout_to, first, max(first, min(end, C.block_m)));
+  if constexpr (C.mask.causal || C.mask.varlen) {
+    const int first = C.mask.causal ? t.visible.first_seeing() - m * C.tiling.block_m : 0;
+    const int end = C.mask.varlen ? t.visible.seqlen_q - m * C.tiling.block_m : C.tiling.block_m;
+    if (m < t.blocks.end && (first > 0 || end < C.tiling.block_m)) {
+      clear_queries(q_to, dout_to, first, max(first, min(end, C.tiling.block_m)));
     }
   }
 }

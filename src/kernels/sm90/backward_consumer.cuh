@@ -17,10 +17,10 @@ struct BackwardConsumer {
   using Shared = BackwardShared<C>;
   using QPosition = typename tile::Ring<C.q_stages>::Position;
   using DoutPosition = typename tile::Ring<C.dout_stages>::Position;
-  static constexpr int scores = C.block_m / 2;
+  static constexpr int scores = C.tiling.block_m / 2;
   static constexpr int slopes = C.softcap ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
-  static constexpr bool hides = C.causal || C.local;  ///< a mask hides keys inside a sequence
+  static constexpr bool hides = C.mask.causal || C.mask.local;  ///< a mask hides keys inside a sequence
 
   const BackwardParams& p;
   Shared& shared;
@@ -55,13 +55,13 @@ struct BackwardConsumer {
   /// This warpgroup's first column of dQ, as a column of K. (Of the other CTA's keys, shared memory has only
   /// the columns that this CTA computes of dQ.)
   TANDEM_DEVICE int own_k_column_at() const {
-    return BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster) + dq_column_at();
+    return BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster) + dq_column_at();
   }
 
   /// Where products are issued at three places in the code, ptxas would keep 100 shared-memory addresses for
   /// them, spill some, and move them with 60 to 90 R2UR a step.
   static TANDEM_DEVICE void separate(ptx::MatrixDescriptor& a, ptx::MatrixDescriptor& b) {
-    if constexpr (C.owns_keys() && !C.pingpong) return;
+    if constexpr (C.owns_keys() && !C.schedule.pingpong) return;
     ptx::forget_address(a);
     ptx::forget_address(b);
   }
@@ -79,8 +79,8 @@ struct BackwardConsumer {
     separate(a, b);
 #pragma unroll
     for (int step = 0; step < head_dim / 16; ++step) {
-      ptx::wgmma_shared<C.block_m, C.element, false>(s, a + Keys::k_major_offset(step),
-                                                     b + Queries::k_major_offset(step), step != 0);
+      ptx::wgmma_shared<C.tiling.block_m, C.tiling.element, false>(
+          s, a + Keys::k_major_offset(step), b + Queries::k_major_offset(step), step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -91,9 +91,9 @@ struct BackwardConsumer {
                                     const Rows& rows, Beside beside = {}) {
     const ptx::MatrixDescriptor b = rows.mn_major();
 #pragma unroll
-    for (int step = 0; step < C.block_m / 16; ++step) {
-      ptx::wgmma_registers<columns, C.element, true>(d, operand + 4 * step, b + Rows::mn_major_offset(step),
-                                                     true);
+    for (int step = 0; step < C.tiling.block_m / 16; ++step) {
+      ptx::wgmma_registers<columns, C.tiling.element, true>(d, operand + 4 * step,
+                                                            b + Rows::mn_major_offset(step), true);
       beside(step);
     }
     ptx::wgmma_commit();
@@ -112,8 +112,8 @@ struct BackwardConsumer {
         keys.mn_major() + static_cast<u32>(column / Keys::strip_cols) * Keys::strip_bytes;
     separate(a, b);
 #pragma unroll
-    for (int step = 0; step < C.block_n / 16; ++step) {
-      ptx::wgmma_shared<C.dq_columns(), C.element, true, true>(
+    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+      ptx::wgmma_shared<C.dq_columns(), C.tiling.element, true, true>(
           dq, a + Shared::ScoreTile::mn_major_offset(step), b + Keys::mn_major_offset(step),
           add || step != 0);
     }
@@ -132,7 +132,7 @@ struct BackwardConsumer {
   TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
     const float* lse = shared.lse_log2[q_at.stage] + position.first_col;
-    const int query = m * C.block_m + position.first_col;
+    const int query = m * C.tiling.block_m + position.first_col;
     float scale[2];
     int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf
     int end[2];
@@ -141,11 +141,11 @@ struct BackwardConsumer {
       const int row = key_at() + position.row(h);
       scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + row) : scale_log2;
       const int key = t.first_key + row;
-      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.block_m;
-      end[h] = C.local ? t.visible.end_query(key) - query : C.block_m;
+      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.tiling.block_m;
+      end[h] = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
     }
 #pragma unroll
-    for (int j = 0; j < C.block_m / 8; ++j) {
+    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
       const float subtract[2] = {x, y};
 #pragma unroll
@@ -156,12 +156,12 @@ struct BackwardConsumer {
         for (int e = 0; e < 2; ++e) {
           p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
           if constexpr (masked) {
-            if (8 * j + e < first[h] || (C.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
+            if (8 * j + e < first[h] || (C.mask.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
           }
         }
-        packed[2 * j + h] = tile::pack<C.element>(p_each[0], p_each[1]);
+        packed[2 * j + h] = tile::pack<C.tiling.element>(p_each[0], p_each[1]);
         if constexpr (C.softcap) {
-          sloped[2 * j + h] = tile::pack<C.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
+          sloped[2 * j + h] = tile::pack<C.tiling.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
         }
       }
     }
@@ -180,13 +180,14 @@ struct BackwardConsumer {
                                      const float (&dp)[scores]) const {
     const float* delta = shared.delta[dout_at.stage] + position.first_col;
 #pragma unroll
-    for (int j = 0; j < C.block_m / 8; ++j) {
+    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = 2 * j + h;
-        packed[i] = tile::pack<C.element>(tile::unpack_low<C.element>(packed_p[i]) * (dp[2 * i] - x),
-                                          tile::unpack_high<C.element>(packed_p[i]) * (dp[2 * i + 1] - y));
+        packed[i] = tile::pack<C.tiling.element>(
+            tile::unpack_low<C.tiling.element>(packed_p[i]) * (dp[2 * i] - x),
+            tile::unpack_high<C.tiling.element>(packed_p[i]) * (dp[2 * i + 1] - y));
       }
     }
   }
@@ -206,7 +207,7 @@ struct BackwardConsumer {
     const int row = key_at() + thread / warp_size * 16 + lane % 16;
     const int col = lane / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < C.block_m / 16; ++j) {
+    for (int j = 0; j < C.tiling.block_m / 16; ++j) {
       ptx::stmatrix_x4(target.address(row, col + 16 * j), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
                        packed[4 * j + 3]);
     }
@@ -278,7 +279,7 @@ struct BackwardConsumer {
   }
 
   static TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) {
-    return m < t.blocks.inner_first || (C.local && m >= t.blocks.inner_end);
+    return m < t.blocks.inner_first || (C.mask.local && m >= t.blocks.inner_end);
   }
 
   /// Waits for Q of query block m, and issues S^T.
@@ -286,14 +287,14 @@ struct BackwardConsumer {
     shared.q_ring.wait(q_at);
     clear_unseeing_queries(t, m, q_at, dout_at);
     ptx::wgmma_fence();
-    issue_scores<C.head_dim_qk>(s, k(), shared.q[q_at.stage]);
+    issue_scores<C.tiling.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
   /// Waits for a tile's K and V, and clears what must not be multiplied.
   TANDEM_DEVICE void begin_tile(const BackwardTile& t) {
     shared.k_ring.wait(k_at);
     if constexpr (hides) clear_poisoned_keys();
     shared.v_ring.wait(v_at);
-    if constexpr (C.varlen) {
+    if constexpr (C.mask.varlen) {
       if ((t.n + 1) * C.tile_keys() > t.visible.seqlen_k) clear_key_tail(t);
     }
   }
@@ -314,8 +315,8 @@ struct BackwardConsumer {
                                    t.head_kv * p.dk_stride.head +
                                    static_cast<i64>(t.begin_k) * p.dk_stride.row,
                                p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
-    tile::store_rows<C.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
-                                thread);
+    tile::store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k,
+                                       t.end_k, thread);
   }
   /// Writes dV of the tile's keys that this warpgroup has.
   template <int n>
@@ -325,8 +326,8 @@ struct BackwardConsumer {
                                    t.head_kv * p.dv_stride.head +
                                    static_cast<i64>(t.begin_k) * p.dv_stride.row,
                                p.dv_stride.row, p.head_dim_v, p.dv_vectors};
-    tile::store_rows<C.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
-                                thread);
+    tile::store_rows<C.tiling.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                                       thread);
   }
 };
 

@@ -18,9 +18,10 @@ constexpr int kv_stages = 1;
 /// In a cluster: the other CTA's keys, of which this CTA needs the columns that it computes of dQ. Otherwise
 /// an empty base class. (As a member it would take 16 bytes and shift dQ, whose copies to global memory are
 /// slow if it does not begin at a multiple of 128 bytes: 3 to 18 % of the time.)
-template <BackwardConfig C, bool clustered = (C.cluster > 1)>
+template <BackwardConfig C, bool clustered = (C.tiling.cluster > 1)>
 struct OtherKeys {
-  using OtherKTile = tile::SharedTile<C.block_n, C.head_dim_qk / C.cluster, C.strip_qk()>;
+  using OtherKTile =
+      tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk / C.tiling.cluster, C.strip_qk()>;
   OtherKTile other_k[kv_stages];
 };
 template <BackwardConfig C>
@@ -32,12 +33,12 @@ struct OtherKeys<C, false> {
 
 template <BackwardConfig C>
 struct BackwardShared : OtherKeys<C> {
-  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk, C.strip_qk()>;
-  using VTile = tile::SharedTile<C.block_n, C.head_dim_v, C.strip_v()>;
-  using QTile = tile::SharedTile<C.block_m, C.head_dim_qk, C.strip_qk()>;
-  using DoutTile = tile::SharedTile<C.block_m, C.head_dim_v, C.strip_v()>;
-  using ScoreTile = tile::SharedTile<C.block_n, C.block_m>;  ///< transposed: rows are keys
-  static constexpr u32 row_bytes = C.block_m * sizeof(float);
+  using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk, C.strip_qk()>;
+  using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v, C.strip_v()>;
+  using QTile = tile::SharedTile<C.tiling.block_m, C.tiling.head_dim_qk, C.strip_qk()>;
+  using DoutTile = tile::SharedTile<C.tiling.block_m, C.tiling.head_dim_v, C.strip_v()>;
+  using ScoreTile = tile::SharedTile<C.tiling.block_n, C.tiling.block_m>;  ///< transposed: rows are keys
+  static constexpr u32 row_bytes = C.tiling.block_m * sizeof(float);
 
   KTile k[kv_stages];
   VTile v[kv_stages];
@@ -45,12 +46,12 @@ struct BackwardShared : OtherKeys<C> {
   DoutTile dout[C.dout_stages];
   /// If warpgroups own keys: dS twice. The buffer that a warpgroup writes has been read by both, so that one
   /// barrier for each query block is enough. Otherwise dS and P, and in a cluster dS of the other CTA.
-  ScoreTile scores[C.cluster + 1];
+  ScoreTile scores[C.tiling.cluster + 1];
   alignas(128) float dq[C.consumers * C.dq_part()];
-  float lse_log2[C.q_stages][C.block_m];
-  float delta[C.dout_stages][C.block_m];
-  float key_scale_log2[C.block_n];  ///< scale of each key's scores; NaN if the key is not finite
-  u32 poisoned[C.consumers * 4];    ///< by warp: whether it has found a key that is not finite
+  float lse_log2[C.q_stages][C.tiling.block_m];
+  float delta[C.dout_stages][C.tiling.block_m];
+  float key_scale_log2[C.tiling.block_n];  ///< scale of each key's scores; NaN if the key is not finite
+  u32 poisoned[C.consumers * 4];           ///< by warp: whether it has found a key that is not finite
   tile::Ring<kv_stages> k_ring;
   tile::Ring<kv_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
@@ -90,10 +91,10 @@ struct BackwardLoader {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
     const int batch = p.packed_k ? 0 : t.batch;
     shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
-    if constexpr (C.cluster > 1) {
+    if constexpr (C.tiling.cluster > 1) {
       shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
                                       t.head_kv, batch, ptx::CacheHint::first,
-                                      BackwardTiles<C>::rank() * (C.head_dim_qk / C.cluster));
+                                      BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster));
     }
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {
@@ -103,18 +104,20 @@ struct BackwardLoader {
   }
   TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
     ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
-    shared.q[q_at.stage].load(p.q, full, t.begin_q + m * C.block_m, head, p.packed_q ? 0 : t.batch,
+    shared.q[q_at.stage].load(p.q, full, t.begin_q + m * C.tiling.block_m, head, p.packed_q ? 0 : t.batch,
                               ptx::CacheHint::last);
     ptx::bulk_load(shared.lse_log2[q_at.stage],
-                   p.lse_log2 + workspace_block(p, head, t.q_block + m) * C.block_m, Shared::row_bytes, full);
+                   p.lse_log2 + workspace_block(p, head, t.q_block + m) * C.tiling.block_m, Shared::row_bytes,
+                   full);
     q_at.advance();
   }
   TANDEM_DEVICE void load_dout(const BackwardTile& t, int head, int m) {
     ptx::Mbarrier& full = shared.dout_ring.acquire(dout_at, Shared::DoutTile::bytes + Shared::row_bytes);
-    shared.dout[dout_at.stage].load(p.dout_map, full, t.begin_q + m * C.block_m, head,
+    shared.dout[dout_at.stage].load(p.dout_map, full, t.begin_q + m * C.tiling.block_m, head,
                                     p.packed_q ? 0 : t.batch, ptx::CacheHint::last);
-    ptx::bulk_load(shared.delta[dout_at.stage], p.delta + workspace_block(p, head, t.q_block + m) * C.block_m,
-                   Shared::row_bytes, full);
+    ptx::bulk_load(shared.delta[dout_at.stage],
+                   p.delta + workspace_block(p, head, t.q_block + m) * C.tiling.block_m, Shared::row_bytes,
+                   full);
     dout_at.advance();
   }
 
@@ -174,7 +177,7 @@ struct DqWriter {
 
   /// Waits until this tile may write to query block m; true if it must store.
   TANDEM_DEVICE bool stores(const BackwardTile& t, int m, u32* semaphore) {
-    if constexpr (C.deterministic) {
+    if constexpr (C.schedule.deterministic) {
       const u32 before = BackwardTiles<C>::additions_before(t, m);
       ptx::semaphore_wait(semaphore, before);
       return before == 0;
@@ -191,7 +194,7 @@ struct DqWriter {
     const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
-    float* target = p.dq_sum + block * (C.block_m * C.head_dim_qk) + piece * C.dq_values();
+    float* target = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + piece * C.dq_values();
     const float* source = shared.dq + warpgroup * C.dq_part();
     bool storing = false;
 #pragma unroll
@@ -208,14 +211,14 @@ struct DqWriter {
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
         const int next = BackwardTiles<C>::passing(t, i + 1) - m;
-        if (!C.deterministic && part == C.dq_parts - 1)
+        if (!C.schedule.deterministic && part == C.dq_parts - 1)
           ready = i + 1 < t.blocks.end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
       ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     }
-    if (leader && (C.deterministic || storing)) {
+    if (leader && (C.schedule.deterministic || storing)) {
       ptx::tma_store_wait_written<0>();
       ptx::semaphore_increment(semaphore);
     }
@@ -230,7 +233,7 @@ struct DqWriter {
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     while (tiles.next(t)) {
       // With ping-pong, the first dQ of a tile from the first warpgroup belongs to no block.
-      if (C.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
+      if (C.schedule.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
         ptx::named_barrier_sync(barrier_dq_full, dq_threads);
         ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
       }

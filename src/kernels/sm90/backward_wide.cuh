@@ -78,13 +78,13 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     float dq[C.dq_columns() / 2];
     ptx::wgmma_fence();
     this->issue_dq(dq, shared.scores[0]);
-    if constexpr (C.cluster > 1) {
+    if constexpr (C.tiling.cluster > 1) {
       ptx::mbarrier_wait_other(shared.ds_full, exchange);
       this->template issue_dq<true>(dq, shared.scores[2], this->other_k(), this->dq_column_at());
     }
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dq);
-    if constexpr (C.cluster > 1) {
+    if constexpr (C.tiling.cluster > 1) {
       if (thread % warp_size == 0) ptx::mbarrier_arrive_other(shared.ds_empty);
       exchange ^= 1;
     }
@@ -100,7 +100,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   /// free: this warpgroup has waited for dS of the previous block, which was computed from it.
   template <bool masked>
   TANDEM_DEVICE void probabilities_step(const BackwardTile& t, int m, int next, float (&s)[scores],
-                                        float (&dv)[C.head_dim_v / 2]) {
+                                        float (&dv)[C.tiling.head_dim_v / 2]) {
     u32 packed[scores / 2];
     {
       u32 sloped[slopes];
@@ -115,7 +115,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     this->release_q();
     shared.dout_ring.wait(dout_at);
     ptx::wgmma_fence();
-    this->template issue_gradient<C.head_dim_v>(dv, packed, shared.dout[dout_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_v>(dv, packed, shared.dout[dout_at.stage]);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dv);
     this->release_dout();
@@ -128,33 +128,33 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     shared.dout_ring.wait(dout_at);
     this->clear_unseeing_queries(t, m, q_at, dout_at);
     ptx::wgmma_fence();
-    this->template issue_scores<C.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
+    this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
   }
 
   /// Warpgroup 1's part of a query block, whose dP is in `dp`; dP of the next block replaces it. The buffer
   /// of dS is free: both warpgroups waited for dQ of the previous block before P was handed over.
   TANDEM_DEVICE void gradients_step(const BackwardTile& t, int next, float (&dp)[scores],
-                                    float (&dk)[C.head_dim_qk / 2]) {
+                                    float (&dk)[C.tiling.head_dim_qk / 2]) {
     u32 ds_packed[scores / 2];
     {
       u32 p_packed[scores / 2];
       take_over(p_packed);
       this->score_gradients(ds_packed, p_packed, dp);
     }
-    if constexpr (C.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
+    if constexpr (C.tiling.cluster > 1) ptx::mbarrier_wait_other(shared.ds_empty, exchange ^ 1);
     this->store_scores(shared.scores[0], ds_packed);
     ptx::fence_async_shared();
     ptx::named_barrier_arrive(barrier_ds_full, threads);
-    if constexpr (C.cluster > 1) send_ds();
+    if constexpr (C.tiling.cluster > 1) send_ds();
     ptx::sync_warp();  // all lanes have read delta
     this->release_dout();
     shared.q_ring.wait(q_at);
     ptx::wgmma_fence();
-    this->template issue_gradient<C.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+    this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(dk);
     this->release_q();
-    if constexpr (C.cluster == 1) ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
+    if constexpr (C.tiling.cluster == 1) ptx::named_barrier_sync(barrier_ds_own, warpgroup_size);
     make_dq(dp, [&] { begin_gradients(t, next, dp); });
   }
 
@@ -201,7 +201,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     BackwardTiles<C> tiles(p);
     BackwardTile t;
     while (tiles.next(t)) {
-      float d[(keys ? C.head_dim_qk : C.head_dim_v) / 2];
+      float d[(keys ? C.tiling.head_dim_qk : C.tiling.head_dim_v) / 2];
       set_zero(d);
       if (t.blocks.first < t.blocks.end) {
         this->begin_tile(t);

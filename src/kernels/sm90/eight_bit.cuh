@@ -29,14 +29,14 @@ TANDEM_DEVICE void EightBitConsumer<C>::compute(const tile::QueryTile& t) {
 template <EightBitConfig C>
 TANDEM_DEVICE void EightBitConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                               const Softmax& softmax, const float (&shift)[2]) {
-  if constexpr (C.rotated_v) tile::rotate_back<C.head_dim_v>(o, position, p.forward.head_dim_v);
+  if constexpr (C.rotated_v) tile::rotate_back<C.tiling.head_dim_v>(o, position, p.forward.head_dim_v);
   tile::OnlineSoftmax finished;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     finished.reference[h] = softmax.has_seen_none(h) ? -ptx::infinity() : softmax.reference[h] + shift[h];
     finished.sum[h] = softmax.sum[h];
     // In s8 a query's NaN is known from its marker or scale, even if the query sees no key: then out is 0.
-    const int query = t.index.m * C.block_m + warpgroup * 64 + position.row(h);
+    const int query = t.index.m * C.tiling.block_m + warpgroup * 64 + position.row(h);
     if (C.qk == Codes::s8 && t.visible.first_key(query) >= t.visible.end_key(query)) {
       finished.reference[h] = -ptx::infinity();
       finished.sum[h] = 0.0F;

@@ -163,7 +163,7 @@ struct EightBitByTileRows : EightBitRows<C> {
     });
     softmax.start(c.v_scale, probabilities, o);
     auto next_block = [&](bool masked) {
-      if constexpr (C.overlap) {
+      if constexpr (C.schedule.overlap) {
         overlapped(masked);
       } else {
         serial(masked);
@@ -171,7 +171,7 @@ struct EightBitByTileRows : EightBitRows<C> {
     };
     --block;
     const auto own = this->own_blocks();
-    tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+    tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
     float shift[2];
     this->load_shift(shift);
     c.shared.v_ring.wait(c.v_at);

@@ -27,7 +27,7 @@ struct EightBitConsumer {
   using Shared = EightBitShared<C>;
   static constexpr bool keeps_input = C.pv == Codes::input;
   static constexpr int scores = quant_block / 2;
-  static constexpr int outputs = C.head_dim_v / 2;
+  static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
   static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of packed P
   static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
@@ -47,8 +47,8 @@ struct EightBitConsumer {
   const tile::FragmentPosition position;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::Output<C.output()> output;
-  tile::QueryTiles<C.walk()> tiles;
+  tile::Output<C.tiling> output;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   // Of the tile that is being computed:
   static constexpr int units = C.row_scales ? 2 : 1;  ///< the thread's two rows have one each, or share one
   float q_unit[units];                                ///< scales of Q times the softmax's scale
@@ -73,8 +73,8 @@ struct EightBitConsumer {
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
-  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.pingpong>(warpgroup); }
-  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.pingpong, C.consumers()>(warpgroup); }
+  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.schedule.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.schedule.pingpong, C.consumers()>(warpgroup); }
 
   TANDEM_DEVICE void issue_scores(ScoreSum (&s)[scores]) {
     const ptx::MatrixDescriptor q = shared.q[warpgroup][q_at.stage].operand();
@@ -82,7 +82,7 @@ struct EightBitConsumer {
     ptx::wgmma_fence();
     ptx::wgmma_bytes_shared<quant_block, score_bytes, ptx::Start::fresh>(s, q, k);
 #pragma unroll
-    for (int step = 1; step < C.head_dim_qk / 32; ++step) {
+    for (int step = 1; step < C.tiling.head_dim_qk / 32; ++step) {
       ptx::wgmma_bytes_shared<quant_block, score_bytes, ptx::Start::add>(s, q + Shared::QTile::offset(step),
                                                                          k + Shared::KTile::offset(step));
     }
@@ -111,8 +111,8 @@ struct EightBitConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < quant_block / 16; ++step) {
-      ptx::wgmma_registers<C.head_dim_v, C.element, true>(o, probabilities + 4 * step,
-                                                          v + Shared::VTile::mn_major_offset(step), true);
+      ptx::wgmma_registers<C.tiling.head_dim_v, C.tiling.element, true>(
+          o, probabilities + 4 * step, v + Shared::VTile::mn_major_offset(step), true);
     }
     ptx::wgmma_commit();
   }
@@ -144,7 +144,7 @@ struct EightBitConsumer {
     for (int n = 0; n < count; ++n) {
       const int i = first + n;
       if constexpr (keeps_input) {
-        probabilities[i] = tile::pack<C.element>(s[2 * i], s[2 * i + 1]);
+        probabilities[i] = tile::pack<C.tiling.element>(s[2 * i], s[2 * i + 1]);
       } else {
         const int at = i / 2 * 8 + i % 2 * 2;
         if constexpr (output_bytes == Bytes::e4m3) {
@@ -209,7 +209,8 @@ struct EightBitConsumer {
     }
   }
   TANDEM_DEVICE i64 padded_row(const tile::QueryTile& t, int h) const {
-    const int query = min(t.index.m * C.block_m + warpgroup * 64 + position.row(h), t.index.seqlen_q - 1);
+    const int query =
+        min(t.index.m * C.tiling.block_m + warpgroup * 64 + position.row(h), t.index.seqlen_q - 1);
     return static_cast<i64>(first_block(t.index.begin_q, t.index.batch, p.forward.packed_q)) * quant_block +
            query;
   }

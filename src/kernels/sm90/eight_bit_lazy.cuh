@@ -24,16 +24,16 @@ struct EightBitLazyRows : EightBitRows<C> {
   using typename Base::Consumer;
   using typename Base::OutputSum;
   using typename Base::ScoreSum;
-  static_assert(C.lazy_rescaling() && (!C.overlap || C.parts <= 2));
+  static_assert(C.lazy_rescaling() && (!C.schedule.overlap || C.parts <= 2));
 
   /// A block is done before the next begins, and O begins as P V of the first. (If zeros were made for it to
   /// add to, O of 256 columns would take 250 moves a tile, and wide parts of P V beside it up to 250 bytes of
   /// local memory.)
   static constexpr bool in_order =
-      (C.causal || C.part_columns() > 64) && !C.overlap && !C.pingpong && !keeps_input;
+      (C.mask.causal || C.part_columns() > 64) && !C.schedule.overlap && !C.schedule.pingpong && !keeps_input;
   /// The first block runs through the code of all others, where tiles are short: at 512 keys and head
   /// dimension 64 that is 10 % faster; with more of either it is slower.
-  static constexpr bool one_loop = in_order && C.head_dim_v <= 64;
+  static constexpr bool one_loop = in_order && C.tiling.head_dim_v <= 64;
 
   TANDEM_DEVICE EightBitLazyRows(Consumer& consumer, const tile::QueryTile& tile) : Base(consumer, tile) {
     if constexpr (!in_order || one_loop) this->clear_output();
@@ -81,15 +81,15 @@ struct EightBitLazyRows : EightBitRows<C> {
         if constexpr (C.linear_exp2) softmax.drop_infinite(lost);
         return;
       }
-      tile::plain_scores<Consumer::score_bytes, C.head_dim_qk>(lost, c.shared.q[c.warpgroup][c.q_at.stage],
-                                                               c.shared.k[c.k_at.stage], c.position);
+      tile::plain_scores<Consumer::score_bytes, C.tiling.head_dim_qk>(
+          lost, c.shared.q[c.warpgroup][c.q_at.stage], c.shared.k[c.k_at.stage], c.position);
       c.scale_scores(lost);
       c.take_sign(lost);
       softmax.move_lost(lost, c.score_unit, scale_o<first>());
       softmax.template exponentials<true>(lost, c.score_unit, [](int) {});
     };
     // With more columns this makes nothing faster.
-    constexpr bool apart = C.head_dim_v <= 64;
+    constexpr bool apart = C.tiling.head_dim_v <= 64;
     const auto take = [&](const float(&p)[scores], bool moved) {
       if (moved || converted == 0) c.template convert<Consumer::words>(probabilities, p, 0);
     };
@@ -188,7 +188,8 @@ struct EightBitLazyRows : EightBitRows<C> {
     const auto own = this->own_blocks();
     bool masked = true;  // the first block's maxima are what P is relative to
 #pragma unroll 1
-    for (; block >= t.blocks.first; masked = block >= own.inner_end || (C.local && block < own.inner_first)) {
+    for (; block >= t.blocks.first;
+         masked = block >= own.inner_end || (C.mask.local && block < own.inner_first)) {
       in_order_block(masked);
       --block;
     }
@@ -201,7 +202,7 @@ struct EightBitLazyRows : EightBitRows<C> {
       c.take_scales();
       if constexpr (Consumer::has_nan_markers) this->take_nan_queries();
     });
-    if constexpr (keeps_input && C.varlen) {
+    if constexpr (keeps_input && C.mask.varlen) {
       const int valid_rows = t.index.seqlen_k - block * quant_block;
       if (valid_rows < quant_block) c.clear_v_tail(valid_rows);
     }
@@ -212,7 +213,7 @@ struct EightBitLazyRows : EightBitRows<C> {
     auto next_block = [&](bool masked) {
       if constexpr (in_order) {
         in_order_block(masked);
-      } else if constexpr (C.overlap) {
+      } else if constexpr (C.schedule.overlap) {
         overlapped(masked);
       } else {
         serial(masked);
@@ -220,7 +221,7 @@ struct EightBitLazyRows : EightBitRows<C> {
     };
     --block;
     const auto own = this->own_blocks();
-    tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+    tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
     float shift[2];
     this->load_shift(shift);
     if constexpr (!in_order) {

@@ -33,7 +33,7 @@ struct RowScales<stages, false> {
 /// Row-major blocks of V, as the caller has them, before they are transposed.
 template <EightBitConfig C, bool used = C.transpose_v>
 struct RowsOfV {
-  tile::ByteTile<quant_block, C.head_dim_v> tile[rows_of_v_stages];
+  tile::ByteTile<quant_block, C.tiling.head_dim_v> tile[rows_of_v_stages];
 };
 template <EightBitConfig C>
 struct RowsOfV<C, false> {};
@@ -54,10 +54,10 @@ struct BlockScales {
 
 template <EightBitConfig C>
 struct EightBitShared {
-  using QTile = tile::ByteTile<64, C.head_dim_qk>;
-  using KTile = tile::ByteTile<quant_block, C.head_dim_qk>;
-  using VTile = typename Select<C.pv == Codes::input, tile::SharedTile<quant_block, C.head_dim_v>,
-                                tile::ByteTile<C.head_dim_v, quant_block>>::type;
+  using QTile = tile::ByteTile<64, C.tiling.head_dim_qk>;
+  using KTile = tile::ByteTile<quant_block, C.tiling.head_dim_qk>;
+  using VTile = typename Select<C.pv == Codes::input, tile::SharedTile<quant_block, C.tiling.head_dim_v>,
+                                tile::ByteTile<C.tiling.head_dim_v, quant_block>>::type;
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
@@ -96,7 +96,7 @@ struct EightBitLoader {
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::QueryTiles<C.walk()> tiles;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   tile::QueryTile t;
   tile::Ring<rows_of_v_stages>::Position rows_of_v_at;
 
@@ -157,7 +157,7 @@ struct EightBitLoader {
   }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
-    const int row = t.index.begin_q + t.index.m * C.block_m;
+    const int row = t.index.begin_q + t.index.m * C.tiling.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
       ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
       shared.q[w][q_at.stage].load(p.forward.q, full, row + w * 64, t.index.head,

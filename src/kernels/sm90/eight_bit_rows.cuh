@@ -19,7 +19,8 @@ struct EightBitRows {
   static constexpr int quarter_words = Consumer::words / 4;
   static constexpr bool keeps_input = Consumer::keeps_input;
   /// Whether a warpgroup may skip key blocks that others of its tile need.
-  static constexpr bool skips = (C.causal || !C.varlen) && !keeps_input && C.block_m % quant_block != 0;
+  static constexpr bool skips =
+      (C.mask.causal || !C.mask.varlen) && !keeps_input && C.tiling.block_m % quant_block != 0;
 
   Consumer& c;
   const tile::QueryTile& t;
@@ -32,7 +33,7 @@ struct EightBitRows {
   TANDEM_DEVICE EightBitRows(Consumer& consumer, const tile::QueryTile& tile)
       : c(consumer),
         t(tile),
-        first_query(tile.index.m * C.block_m + consumer.warpgroup * 64),
+        first_query(tile.index.m * C.tiling.block_m + consumer.warpgroup * 64),
         block(tile.blocks.end - 1) {
     softmax.reset();
   }

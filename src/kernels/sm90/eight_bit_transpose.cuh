@@ -18,7 +18,7 @@ struct ValueTransposer {
   const int lane;
   tile::Ring<rows_of_v_stages>::Position from;
   typename tile::Ring<C.stages>::Position to;
-  tile::QueryTiles<C.walk()> tiles;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   tile::QueryTile t;
 
   TANDEM_DEVICE ValueTransposer(const EightBitParams& params, Shared& s, int warp_)
@@ -57,7 +57,7 @@ struct ValueTransposer {
 #pragma unroll
     for (int n = 0; n < pieces; ++n) {
       u32(&x)[4] = pairs[n];
-      if constexpr (C.varlen) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
+      if constexpr (C.mask.varlen) clear_from(t.index.seqlen_k - b * quant_block - 32 * n, x);
       ptx::stmatrix_x4(
           columns.data + (target ^ static_cast<u32>(32 * n)), ptx::permute_bytes(x[0], x[1], first) ^ sign,
           ptx::permute_bytes(x[0], x[1], second) ^ sign, ptx::permute_bytes(x[2], x[3], first) ^ sign,
@@ -78,7 +78,7 @@ struct ValueTransposer {
     shared.rows_of_v_ring.ring.wait(from);
     shared.v_ring.wait_free(to);
 #pragma unroll 1
-    for (int group = warp; group < C.head_dim_v / 16; group += transposing_warps) {
+    for (int group = warp; group < C.tiling.head_dim_v / 16; group += transposing_warps) {
       transpose(16 * group, b, sign);
     }
     ptx::fence_async_shared();

@@ -25,8 +25,8 @@ namespace tandem {
 template <ForwardConfig C>
 struct ForwardConsumer {
   using Shared = ForwardShared<C>;
-  static constexpr int scores = C.block_n / 2;
-  static constexpr int outputs = C.head_dim_v / 2;
+  static constexpr int scores = C.tiling.block_n / 2;
+  static constexpr int outputs = C.tiling.head_dim_v / 2;
 
   const ForwardParams& p;
   Shared& shared;
@@ -36,10 +36,10 @@ struct ForwardConsumer {
   const float scale_log2;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::Output<C.output()> output;
-  tile::QueryTiles<C.walk()> tiles;
+  tile::Output<C.tiling> output;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   /// Without a producer warp, warp 0 of the consumers loads.
-  typename Select<C.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
+  typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
   TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
@@ -57,14 +57,14 @@ struct ForwardConsumer {
   /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
   /// have been released, whose buffers it fills.
   TANDEM_DEVICE void load_ahead() {
-    if constexpr (!C.specialised) {
+    if constexpr (!C.schedule.specialised) {
       if (warpgroup == 0 && thread < warp_size) loader.step();
       ptx::sync_warp();
     }
   }
 
-  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.pingpong>(warpgroup); }
-  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.pingpong, C.consumers()>(warpgroup); }
+  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.schedule.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.schedule.pingpong, C.consumers()>(warpgroup); }
 
   // The operands of the next products.
   TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
@@ -75,9 +75,9 @@ struct ForwardConsumer {
   TANDEM_DEVICE void issue_scores(float (&s)[scores], ptx::MatrixDescriptor q, ptx::MatrixDescriptor k) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C.head_dim_qk / 16; ++step) {
-      ptx::wgmma_shared<C.block_n, C.element, false>(s, q + Shared::QTile::k_major_offset(step),
-                                                     k + Shared::KTile::k_major_offset(step), step != 0);
+    for (int step = 0; step < C.tiling.head_dim_qk / 16; ++step) {
+      ptx::wgmma_shared<C.tiling.block_n, C.tiling.element, false>(
+          s, q + Shared::QTile::k_major_offset(step), k + Shared::KTile::k_major_offset(step), step != 0);
     }
     ptx::wgmma_commit();
   }
@@ -87,8 +87,8 @@ struct ForwardConsumer {
                                   ptx::MatrixDescriptor v, bool accumulate) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C.block_n / 16; ++step) {
-      ptx::wgmma_registers<C.head_dim_v, C.element, true>(
+    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+      ptx::wgmma_registers<C.tiling.head_dim_v, C.tiling.element, true>(
           o, probabilities + 4 * step, v + Shared::VTile::mn_major_offset(step), step != 0 || accumulate);
     }
     ptx::wgmma_commit();
@@ -114,7 +114,7 @@ struct ForwardConsumer {
   TANDEM_DEVICE void clear_v_tail(int valid_rows) {
     shared.v_ring.wait(v_at);
     shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
-                                   C.block_m / 64 * warpgroup_size);
+                                   C.tiling.block_m / 64 * warpgroup_size);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(tile::barrier_consumers, C.consumers() * warpgroup_size);
   }
@@ -141,8 +141,9 @@ struct ForwardConsumer {
 /// Computes tile `t` and replaces it by the next one; false if there is none.
 template <ForwardConfig C>
 TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
-  const int first_query = t.index.m * C.block_m + warpgroup * 64;
-  const tile::BlockRange own = tile::BlockRange::of<C.block_n>(t.visible, first_query, first_query + 64);
+  const int first_query = t.index.m * C.tiling.block_m + warpgroup * 64;
+  const tile::BlockRange own =
+      tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + 64);
   float s[scores];
   float o[outputs];
   u32 probabilities[scores / 2];
@@ -154,7 +155,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
   // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
   // registers.
-  constexpr bool release_q_late = C.specialised && outputs <= 96;
+  constexpr bool release_q_late = C.schedule.specialised && outputs <= 96;
   auto release_scores = [&] {
     release_k();
     if (!release_q_late && block == t.blocks.first) release_q();
@@ -163,7 +164,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
     tile::transform_scores<C.transform>(s, p);
-    if (masked) tile::apply_mask(s, t.visible, first_query, block * C.block_n, position);
+    if (masked) tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n, position);
   };
   auto exponentials = [&](auto& seen) {
     softmax.update(seen, rescale, scale_log2);
@@ -185,16 +186,17 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   ptx::wgmma_wait<0>();
   // On the diagonal, a warp's rows may see only the left half of the block. Then the exponentials of the
   // right half are 0 and not computed.
-  constexpr bool halves = C.causal && C.block_n % 32 == 0;
+  constexpr bool halves = C.mask.causal && C.tiling.block_n % 32 == 0;
   if constexpr (halves) {
     ptx::pin_registers(s);
     release_scores();
     tile::transform_scores<C.transform>(s, p);
     auto masked_exponentials = [&](auto& seen) {
-      tile::apply_mask(seen, t.visible, first_query, block * C.block_n, position);
+      tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n, position);
       exponentials(seen);
     };
-    if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.block_n <= C.block_n / 2) != 0) {
+    if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.tiling.block_n <= C.tiling.block_n / 2) !=
+        0) {
       masked_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
 #pragma unroll
       for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
@@ -208,9 +210,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   }
   load_ahead();
   wait_next_k();
-  tile::convert<C.element>(probabilities, s);
-  if (C.varlen && (block + 1) * C.block_n > t.index.seqlen_k)
-    clear_v_tail(t.index.seqlen_k - block * C.block_n);
+  tile::convert<C.tiling.element>(probabilities, s);
+  if (C.mask.varlen && (block + 1) * C.tiling.block_n > t.index.seqlen_k)
+    clear_v_tail(t.index.seqlen_k - block * C.tiling.block_n);
 
   bool accumulate = false;
   // S of this block and O += P V of the previous one, in flight together. A block without a mask is rescaled
@@ -230,7 +232,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       ptx::wgmma_wait<0>();
       ptx::pin_registers(o);
     };
-    constexpr bool late = lazy && C.output_late;
+    constexpr bool late = lazy && C.schedule.output_late;
     if constexpr (!late) take_output();
     release_scores();
     if constexpr (!late) release_v();
@@ -238,9 +240,10 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       softmax.exponentials(s, total, scale_log2, [&](int quarter) {
         rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
         if (quarter == 0) return;
-        tile::convert<C.element>(probabilities, s, (quarter - 1) * (scores / 4), quarter * (scores / 4));
+        tile::convert<C.tiling.element>(probabilities, s, (quarter - 1) * (scores / 4),
+                                        quarter * (scores / 4));
       });
-      tile::convert<C.element>(probabilities, s, 3 * (scores / 4), scores);
+      tile::convert<C.tiling.element>(probabilities, s, 3 * (scores / 4), scores);
       softmax.add(total, rescale);
     } else {
       softmax.exponentials(s, total, scale_log2, nothing);
@@ -249,7 +252,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.element>(s, p, t.index, first_query, block * C.block_n, position);
+          tile::load_scores<C.tiling.element>(s, p, t.index, first_query, block * C.tiling.block_n, position);
           tile::transform_scores<C.transform>(s, p);
           exponentials(s);
         }
@@ -261,7 +264,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         release_v();
         if (moved) rescale_output(0, outputs);
       }
-      tile::convert<C.element>(probabilities, s);
+      tile::convert<C.tiling.element>(probabilities, s);
     }
     load_ahead();
     wait_next_k();
@@ -283,12 +286,12 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     exponentials(s);
     load_ahead();
     wait_next_k();
-    tile::convert<C.element>(probabilities, s);
+    tile::convert<C.tiling.element>(probabilities, s);
     rescale_output(0, outputs);
     accumulate = true;
   };
   auto next_block = [&](bool masked) {
-    if constexpr (!C.overlap) {
+    if constexpr (!C.schedule.overlap) {
       serial_iteration(masked);
     } else if (masked) {
       iteration(Truth<true>{});
@@ -297,7 +300,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     }
   };
   --block;
-  tile::walk_blocks<C.causal, C.local>(block, t.blocks, own, next_block);
+  tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
   if constexpr (release_q_late) release_q();
 
   shared.v_ring.wait(v_at);
@@ -338,7 +341,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     if (warpgroup == C.consumers() - 1) consumer.pingpong_pass();
     consumer.run();
   };
-  if constexpr (C.specialised) {
+  if constexpr (C.schedule.specialised) {
     if (warp < 4) {
       ptx::release_registers<C.registers().producer>();
       if (warp == 0) {

@@ -14,9 +14,9 @@ namespace tandem {
 
 template <ForwardConfig C>
 struct ForwardShared {
-  using QTile = tile::SharedTile<64, C.head_dim_qk>;
-  using KTile = tile::SharedTile<C.block_n, C.head_dim_qk>;
-  using VTile = tile::SharedTile<C.block_n, C.head_dim_v>;
+  using QTile = tile::SharedTile<64, C.tiling.head_dim_qk>;
+  using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
+  using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.stages];
@@ -40,7 +40,7 @@ struct ForwardLoader {
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::QueryTiles<C.walk()> tiles;
+  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
 
@@ -51,17 +51,17 @@ struct ForwardLoader {
 
   TANDEM_DEVICE void load_k(int b) {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-    tile::load_keys(shared.k[k_at.stage], p.k, full, p, t.index, b * C.block_n);
+    tile::load_keys(shared.k[k_at.stage], p.k, full, p, t.index, b * C.tiling.block_n);
     k_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    tile::load_keys(shared.v[v_at.stage], p.v, full, p, t.index, b * C.block_n);
+    tile::load_keys(shared.v[v_at.stage], p.v, full, p, t.index, b * C.tiling.block_n);
     v_at.advance();
   }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
-    const int row = t.index.begin_q + t.index.m * C.block_m;
+    const int row = t.index.begin_q + t.index.m * C.tiling.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
       ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
       shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,

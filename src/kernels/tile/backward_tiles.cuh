@@ -13,7 +13,7 @@ namespace tandem {
 template <BackwardConfig C>
 TANDEM_DEVICE int first_query_block(const BackwardParams& p, int batch, int begin_q) {
   if (!p.packed_q) return batch * p.m_blocks;
-  return begin_q / C.block_m + (batch == p.batch + 1 ? 0 : batch + 1);
+  return begin_q / C.tiling.block_m + (batch == p.batch + 1 ? 0 : batch + 1);
 }
 /// The number in the workspace of a head's query block.
 TANDEM_DEVICE i64 workspace_block(const BackwardParams& p, int head, int block) {
@@ -73,12 +73,13 @@ struct BackwardTile {
 /// for all query blocks. All CTAs are resident, so they cannot wait for each other in a circle.
 template <BackwardConfig C>
 struct BackwardTiles {
-  static constexpr bool paired = (C.causal || C.local) && !C.deterministic;
+  static constexpr bool paired = (C.mask.causal || C.mask.local) && !C.schedule.deterministic;
   /// As measured: head dimension 64 loses 1 % by it, and so do heads with fewer tiles.
-  static constexpr bool sorted_end = paired && C.causal && !C.local && !C.varlen && C.head_dim_qk >= 128;
+  static constexpr bool sorted_end =
+      paired && C.mask.causal && !C.mask.local && !C.mask.varlen && C.tiling.head_dim_qk >= 128;
   static constexpr int sorted_from_tiles = 32;
-  static constexpr bool latest_first = C.causal && C.deterministic;
-  static_assert(!C.staggered || !(C.causal || C.local || C.varlen));
+  static constexpr bool latest_first = C.mask.causal && C.schedule.deterministic;
+  static_assert(!C.schedule.staggered || !(C.mask.causal || C.mask.local || C.mask.varlen));
 
   const BackwardParams& p;
   int round = 0;
@@ -90,11 +91,11 @@ struct BackwardTiles {
   TANDEM_DEVICE bool next(BackwardTile& t) {
     // The shuffle lets ptxas know that the number is uniform (see forward.cuh).
     const int all = p.heads_kv * p.batch * p.n_blocks;  // where all sequences have one length
-    const int number = ptx::warp_uniform(
-        number_of(round++, static_cast<int>(ptx::block_index()) / C.cluster, clusters(), p.n_blocks, all));
+    const int number = ptx::warp_uniform(number_of(
+        round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster, clusters(), p.n_blocks, all));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
-    if constexpr (C.varlen) {
+    if constexpr (C.mask.varlen) {
       tile::VarlenBlock b;
       const tile::VarlenSide keys{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k};
       if (!varlen.locate(keys, number, b)) return false;
@@ -120,24 +121,24 @@ struct BackwardTiles {
     ptx::sync_warp();
     uniform(t.n, t.head_kv, t.batch, t.begin_q, t.begin_k, t.end_k, seqlen_q, seqlen_k);
     t.q_block = first_query_block<C>(p, t.batch, t.begin_q);
-    t.visible = {seqlen_q, seqlen_k, C.local ? p.window_left : tile::Visibility::unbounded,
-                 C.causal ? p.window_right : tile::Visibility::unbounded};
-    t.first_key = t.n * C.tile_keys() + rank() * C.block_n;
-    t.blocks =
-        tile::QueryBlockRange::of<C.block_m>(t.visible, t.n * C.tile_keys(), (t.n + 1) * C.tile_keys());
+    t.visible = {seqlen_q, seqlen_k, C.mask.local ? p.window_left : tile::Visibility::unbounded,
+                 C.mask.causal ? p.window_right : tile::Visibility::unbounded};
+    t.first_key = t.n * C.tile_keys() + rank() * C.tiling.block_n;
+    t.blocks = tile::QueryBlockRange::of<C.tiling.block_m>(t.visible, t.n * C.tile_keys(),
+                                                           (t.n + 1) * C.tile_keys());
     uniform(t.blocks.first, t.blocks.end, t.blocks.inner_first, t.blocks.inner_end);
-    if constexpr (C.staggered) t.start = start_of(t);
+    if constexpr (C.schedule.staggered) t.start = start_of(t);
     return true;
   }
 
   /// The CTA's rank in its cluster.
   static TANDEM_DEVICE int rank() {
-    if constexpr (C.cluster == 1) return 0;
-    return static_cast<int>(ptx::block_index()) % C.cluster;
+    if constexpr (C.tiling.cluster == 1) return 0;
+    return static_cast<int>(ptx::block_index()) % C.tiling.cluster;
   }
   /// The distance from this CTA's first key to the other CTA's.
-  static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.block_n : -C.block_n; }
-  static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.cluster; }
+  static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.tiling.block_n : -C.tiling.block_n; }
+  static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.tiling.cluster; }
 
   /// All lanes have the same values, but ptxas does not see it. With loop bounds that it takes for divergent,
   /// it serialises the products of every varlen causal Config (warning C7520).
@@ -157,7 +158,7 @@ struct BackwardTiles {
     return tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
   }
   static TANDEM_DEVICE bool runs_backwards(int round) {
-    return ((latest_first && !C.varlen) || sorted_end) && round % 2 == 1;
+    return ((latest_first && !C.mask.varlen) || sorted_end) && round % 2 == 1;
   }
   /// Which keys the i-th tile of a head has.
   static TANDEM_DEVICE int ith_tile(int i, int tiles) {
@@ -193,7 +194,7 @@ struct BackwardTiles {
 
   /// `head` counts those of all batch entries.
   static TANDEM_DEVICE void set_round(BackwardTile& t, int head, int tiles, int round, int blocks) {
-    if constexpr (C.staggered) {
+    if constexpr (C.schedule.staggered) {
       t.tiles = tiles;
       t.round_first = max(0, round * blocks - head * tiles);
       t.round_last = min(tiles, (round + 1) * blocks - head * tiles) - 1;
@@ -217,7 +218,7 @@ struct BackwardTiles {
   /// consumers simply count from the first to the last: staggered tiles have no mask, so consumers need not
   /// know which block they have.
   static TANDEM_DEVICE int passing(const BackwardTile& t, int m) {
-    if constexpr (!C.staggered) return m;
+    if constexpr (!C.schedule.staggered) return m;
     const int at = t.start + m;
     return at < t.blocks.end ? at : at - t.blocks.end;
   }
@@ -226,13 +227,14 @@ struct BackwardTiles {
   /// semaphore's value at which tile n adds. Staggered, tiles of earlier rounds come first, then those that
   /// begin at m or earlier, the latest first, then the others.
   static TANDEM_DEVICE u32 additions_before(const BackwardTile& t, int m) {
-    if constexpr (C.staggered) {
+    if constexpr (C.schedule.staggered) {
       const int in_round = t.round_last + 1 - t.round_first;
       const int begun = min(max(begun_at(t, m), t.round_first), t.round_last + 1) - t.round_first;
       const int ahead = begun - 1 - (t.n - t.round_first);
       return static_cast<u32>(t.round_first + (ahead < 0 ? ahead + in_round : ahead));
     }
-    const auto keys = tile::BlockRange::of<C.tile_keys()>(t.visible, m * C.block_m, (m + 1) * C.block_m);
+    const auto keys =
+        tile::BlockRange::of<C.tile_keys()>(t.visible, m * C.tiling.block_m, (m + 1) * C.tiling.block_m);
     if constexpr (!latest_first) return static_cast<u32>(t.n - keys.first);
     const int last = keys.end - 1;
     if (t.n > t.round_last) return static_cast<u32>(last - t.n);
@@ -258,7 +260,7 @@ struct BackwardRows {
 template <BackwardConfig C>
 TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows& t) {
   int m = 0;
-  if (C.varlen && p.packed_q) {
+  if (C.mask.varlen && p.packed_q) {
     const auto begin = [&](int b) { return tile::clamp_to(tile::length_at(p.cu_seqlens_q, b), 0, p.rows_q); };
     const auto first = [&](int b) { return p.heads_q * first_query_block<C>(p, b, begin(b)); };
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
@@ -290,10 +292,10 @@ TANDEM_DEVICE bool locate_rows(const BackwardParams& p, int number, BackwardRows
     t.batch = batch_head / p.heads_q;
     t.head = batch_head - t.batch * p.heads_q;
     t.seqlen_q = t.end_q = p.rows_q;
-    if constexpr (C.varlen)
+    if constexpr (C.mask.varlen)
       t.seqlen_q = tile::sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, t.batch).used;
   }
-  t.first = m * C.block_m;
+  t.first = m * C.tiling.block_m;
   t.block = workspace_block(p, t.head, first_query_block<C>(p, t.batch, t.begin_q) + m);
   return t.first < t.end_q;
 }

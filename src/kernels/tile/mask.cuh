@@ -56,13 +56,13 @@ struct BlockRange {
 /// the range of the caller's queries: blocks right of its inner ones are masked, and with a left window also
 /// those left of them. All arguments are references: copies cost kernels of 256 columns 4 to 16 bytes of
 /// local memory.
-template <bool causal, bool local, typename Step>
+template <Mask M, typename Step>
 TANDEM_DEVICE void walk_blocks(int& block, const BlockRange& all, const BlockRange& own, Step& step) {
-  if constexpr (causal) {
+  if constexpr (M.causal) {
     for (; block >= max(all.first, own.inner_end); --block) step(true);
   }
   for (; block >= max(all.first, own.inner_first); --block) step(false);
-  if constexpr (local) {
+  if constexpr (M.local) {
     for (; block >= all.first; --block) step(true);
   }
 }

@@ -9,7 +9,7 @@
 namespace tandem::tile {
 
 /// Writes the 64 rows of one consumer warpgroup.
-template <OutputTile T>
+template <Tiling T>
 struct Output {
   static constexpr int outputs = T.head_dim_v / 2;
 
@@ -26,7 +26,7 @@ struct Output {
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, float value);
 };
 
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
@@ -35,7 +35,7 @@ TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
 }
 
 /// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float value) {
   if (p.lse == nullptr) return;
   if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
@@ -49,7 +49,7 @@ TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float val
 
 /// Eight columns of a row, from `at` on, of which `left` exist. `vectors`: p.out_vectors, known to the
 /// compiler where code must not branch.
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors) {
   if (vectors) {
     if (left > 0) ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), words);
@@ -65,7 +65,7 @@ TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& 
 /// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax) {
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
@@ -95,7 +95,7 @@ TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], con
   }
 }
 
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[outputs],
                                           const float (&factor)[2], bool vectors) {
   const int quad_lane = thread % 4;
@@ -121,7 +121,7 @@ TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[o
 }
 
 /// Writes a tile whose queries see no key: out 0, LSE -inf, or the sink as store_lse has it.
-template <OutputTile T>
+template <Tiling T>
 TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);

@@ -16,12 +16,12 @@ struct QueryTile {
 };
 
 /// The tiles of this CTA, one after another. Producer and consumers walk the same ones.
-template <TileWalk W>
+template <Tiling T, Mask M, bool dynamic>
 struct QueryTiles {
   const ForwardParams& p;
-  StaticScheduler<W.causal && !W.varlen> static_tiles;
+  StaticScheduler<M.causal && !M.varlen> static_tiles;
   DynamicScheduler dynamic_tiles;
-  typename Select<W.varlen, VarlenTiles<W.block_m>, DenseTiles<W.causal>>::type tiles;
+  typename Select<M.varlen, VarlenTiles<T.block_m>, DenseTiles<M.causal>>::type tiles;
 
   TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : p(params), dynamic_tiles(shared, params.tile_counter) {}
@@ -29,7 +29,7 @@ struct QueryTiles {
   /// All lanes of a warp call; `leader` is true on one of them.
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
-    const int number = !W.dynamic ? static_tiles.next()
+    const int number = !dynamic   ? static_tiles.next()
                        : producer ? dynamic_tiles.take(leader)
                                   : dynamic_tiles.receive(leader);
     // The number is uniform already. The shuffle lets ptxas know, which then keeps loop counts and
@@ -38,10 +38,10 @@ struct QueryTiles {
     // ptxas does not see either that the lanes leave the search for a sequence together. The dynamic
     // scheduler has synchronised the warp already, and a second synchronisation would undo the effect of the
     // first.
-    if constexpr (W.varlen && !W.dynamic) ptx::sync_warp();
-    t.visible = {t.index.seqlen_q, t.index.seqlen_k, W.local ? p.window_left : Visibility::unbounded,
-                 W.causal ? p.window_right : Visibility::unbounded};
-    t.blocks = BlockRange::of<W.block_n>(t.visible, t.index.m * W.block_m, (t.index.m + 1) * W.block_m);
+    if constexpr (M.varlen && !dynamic) ptx::sync_warp();
+    t.visible = {t.index.seqlen_q, t.index.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
+                 M.causal ? p.window_right : Visibility::unbounded};
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
     return true;
   }
 };

@@ -22,9 +22,9 @@ std::vector<EmulatedBackward> all_backwards() {
   return all;
 }
 
-std::vector<EmulatedBackward> backwards_with(bool BackwardConfig::*field) {
+std::vector<EmulatedBackward> backwards_with(bool Mask::*field) {
   std::vector<EmulatedBackward> some = all_backwards();
-  std::erase_if(some, [&](const EmulatedBackward& kernels) { return !(kernels.config.*field); });
+  std::erase_if(some, [&](const EmulatedBackward& kernels) { return !(kernels.config.mask.*field); });
   return some;
 }
 
@@ -77,19 +77,19 @@ class EmulatedCausalBackwardTest : public EmulatedBackwardTest {};
 
 TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   const BackwardConfig& config = GetParam().config;
-  harness::Case spec = random_backward_case(1, {.element = config.element,
-                                                .head_dim_qk = config.head_dim_qk,
-                                                .head_dim_v = config.head_dim_v,
-                                                .causal = true});
+  harness::Case spec = random_backward_case(1, {.tiling = {.element = config.tiling.element,
+                                                           .head_dim_qk = config.tiling.head_dim_qk,
+                                                           .head_dim_v = config.tiling.head_dim_v},
+                                                .mask = {.causal = true}});
   spec.batch = 1;
   spec.heads_q = spec.heads_kv = 1;
   spec.seqlen_q = spec.seqlen_k = 150;
-  spec.head_dim_qk = config.head_dim_qk;
-  spec.options.window_left = config.local ? 40 : -1;
-  spec.options.window_right = config.local ? 5 : -1;
-  spec.options.causal = !config.local;
+  spec.head_dim_qk = config.tiling.head_dim_qk;
+  spec.options.window_left = config.mask.local ? 40 : -1;
+  spec.options.window_right = config.mask.local ? 5 : -1;
+  spec.options.causal = !config.mask.local;
   spec.options.softcap = config.softcap ? 2.0F : 0.0F;
-  spec.options.deterministic = config.deterministic;
+  spec.options.deterministic = config.schedule.deterministic;
   SCOPED_TRACE(spec.describe());
   harness::Call call(spec);
   for (const std::int64_t key : {20, 93})
@@ -103,7 +103,7 @@ double unevenness(int tiles, int heads, int sms) {
   Problem p;
   p.batch = 1;
   p.heads_q = p.heads_kv = heads;
-  p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
+  p.rows_q = p.rows_k = std::int64_t{tiles} * C.tiling.block_n;
   const int blocks = static_cast<int>(gpu::backward_grid(p, C, sms));
   double most = 0.0;
   double all = 0.0;
@@ -122,8 +122,8 @@ double unevenness(int tiles, int heads, int sms) {
 
 // 132 SMs, 16 times as many tiles: the last round is not full.
 TEST(BackwardTiles, CausalWorkEvensOut) {
-  constexpr BackwardConfig causal{.causal = true};
-  constexpr BackwardConfig fixed{.causal = true, .deterministic = true};
+  constexpr BackwardConfig causal{.mask = {.causal = true}};
+  constexpr BackwardConfig fixed{.mask = {.causal = true}, .schedule = {.deterministic = true}};
   for (const int tiles : {4, 8, 16, 32, 64, 128, 256}) {
     EXPECT_LT(unevenness<causal>(tiles, 2048 / tiles, 132), tiles < 32 ? 1.032 : 1.016)
         << tiles << " tiles a head";
@@ -134,7 +134,7 @@ TEST(BackwardTiles, CausalWorkEvensOut) {
 
 // However heads and rounds cut each other.
 TEST(BackwardTiles, EachTileIsAssignedOnce) {
-  constexpr BackwardConfig causal{.causal = true};
+  constexpr BackwardConfig causal{.mask = {.causal = true}};
   using Tiles = BackwardTiles<causal>;
   for (const int blocks : {1, 2, 5, 132}) {
     for (const int tiles : {1, 2, 3, 7, 16, 61, 1000}) {
@@ -157,16 +157,16 @@ TEST(BackwardTiles, EachTileIsAssignedOnce) {
   }
 }
 
-/// Simulates CTAs that each add to one query block of dQ in a step, if its semaphore lets the tile. Returns the
-/// steps until all has been added, or -1 if all wait for each other.
+/// Simulates CTAs that each add to one query block of dQ in a step, if its semaphore lets the tile. Returns
+/// the steps until all has been added, or -1 if all wait for each other.
 template <BackwardConfig C>
 int steps_to_add_all(int tiles, int heads, int sms) {
   Problem p;
   p.batch = 1;
   p.heads_q = p.heads_kv = heads;
-  p.rows_q = p.rows_k = std::int64_t{tiles} * C.block_n;
+  p.rows_q = p.rows_k = std::int64_t{tiles} * C.tiling.block_n;
   const int blocks = static_cast<int>(gpu::backward_grid(p, C, sms));
-  constexpr int query_blocks_a_tile = C.block_n / C.block_m;
+  constexpr int query_blocks_a_tile = C.tiling.block_n / C.tiling.block_m;
   struct At {
     int round = 0;
     int i = -1;  ///< number of the tile's next query block
@@ -188,12 +188,12 @@ int steps_to_add_all(int tiles, int heads, int sms) {
         const auto place = BackwardTiles<C>::head_tile(number, tiles, tiles * heads, blocks);
         a.head = place.head;
         a.t.n = place.n;
-        a.t.visible = {tiles * C.block_n, tiles * C.block_n, tile::Visibility::unbounded,
-                       C.causal ? 0 : tile::Visibility::unbounded};
+        a.t.visible = {tiles * C.tiling.block_n, tiles * C.tiling.block_n, tile::Visibility::unbounded,
+                       C.mask.causal ? 0 : tile::Visibility::unbounded};
         BackwardTiles<C>::set_round(a.t, a.head, tiles, a.round, blocks);
         a.t.blocks.end = query_blocks;
-        if constexpr (C.staggered) a.t.start = BackwardTiles<C>::start_of(a.t);
-        a.i = C.causal ? a.t.n * query_blocks_a_tile : 0;
+        if constexpr (C.schedule.staggered) a.t.start = BackwardTiles<C>::start_of(a.t);
+        a.i = C.mask.causal ? a.t.n * query_blocks_a_tile : 0;
         ++a.round;
       }
       left = true;
@@ -210,10 +210,13 @@ int steps_to_add_all(int tiles, int heads, int sms) {
   }
 }
 
-// A step is the time that a semaphore takes to be raised and read. If a query block takes as long, nobody waits.
+// A step is the time that a semaphore takes to be raised and read. If a query block takes as long, nobody
+// waits.
 TEST(BackwardTiles, AdditionsInAFixedOrderEndOnTime) {
-  constexpr BackwardConfig fixed{.block_m = 128, .causal = true, .deterministic = true};
-  constexpr BackwardConfig half{.block_m = 64, .causal = true, .deterministic = true};
+  constexpr BackwardConfig fixed{
+      .tiling = {.block_m = 128}, .mask = {.causal = true}, .schedule = {.deterministic = true}};
+  constexpr BackwardConfig half{
+      .tiling = {.block_m = 64}, .mask = {.causal = true}, .schedule = {.deterministic = true}};
   for (const int tiles : {1, 3, 16, 50, 64, 128, 200, 256}) {
     const int heads = 1024 / tiles;
     const int work = tiles * (tiles + 1) / 2 * heads / 128;
@@ -229,8 +232,10 @@ TEST(BackwardTiles, AdditionsInAFixedOrderEndOnTime) {
 
 // Staggered, nobody waits at all where there are as many query blocks as tiles, however rounds cut the heads.
 TEST(BackwardTiles, StaggeredAdditionsInAFixedOrderDoNotWait) {
-  constexpr BackwardConfig even{.block_m = 128, .staggered = true, .deterministic = true};
-  constexpr BackwardConfig twice{.block_m = 64, .staggered = true, .deterministic = true};
+  constexpr BackwardConfig even{.tiling = {.block_m = 128},
+                                .schedule = {.staggered = true, .deterministic = true}};
+  constexpr BackwardConfig twice{.tiling = {.block_m = 64},
+                                 .schedule = {.staggered = true, .deterministic = true}};
   for (const int tiles : {1, 3, 4, 16, 50, 64, 128, 200, 256}) {
     const int heads = 1024 / tiles;
     const int rounds = (tiles * heads + 131) / 132;
@@ -266,10 +271,10 @@ TEST_P(EmulatedVarlenBackwardTest, ManySequencesMatchTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedVarlenBackwardTest,
-                         ::testing::ValuesIn(backwards_with(&BackwardConfig::varlen)), name_of);
+                         ::testing::ValuesIn(backwards_with(&Mask::varlen)), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedBackwardTest, ::testing::ValuesIn(all_backwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalBackwardTest,
-                         ::testing::ValuesIn(backwards_with(&BackwardConfig::causal)), name_of);
+                         ::testing::ValuesIn(backwards_with(&Mask::causal)), name_of);
 
 }  // namespace
 }  // namespace tandem::kernel_tests

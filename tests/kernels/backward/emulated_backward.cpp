@@ -20,21 +20,18 @@ using harness::Random;
 
 harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config) {
   const ForwardConfig forward{
-      .element = config.element,
-      .head_dim_qk = config.head_dim_qk,
-      .head_dim_v = config.head_dim_v,
-      .causal = config.causal,
-      .local = config.local,
-      .transform = config.softcap ? ScoreTransform::softcap : ScoreTransform::raw,
-      .varlen = config.varlen,
-  };
+      .tiling = {.element = config.tiling.element,
+                 .head_dim_qk = config.tiling.head_dim_qk,
+                 .head_dim_v = config.tiling.head_dim_v},
+      .mask = {.causal = config.mask.causal, .local = config.mask.local, .varlen = config.mask.varlen},
+      .transform = config.softcap ? ScoreTransform::softcap : ScoreTransform::raw};
   Case c = random_forward_case(seed, forward);
   Random random(seed + 2000);
   const int rank_q = c.packed_q ? 3 : 4;
   const int rank_k = c.packed_k ? 3 : 4;
   c.lse = true;
   if (!config.softcap && random.chance(0.2)) c.options.scale = random.pick({0.0F, -0.125F});
-  c.options.deterministic = config.deterministic;
+  c.options.deterministic = config.schedule.deterministic;
   c.dout = harness::random_layout(random, rank_q, true);
   c.dq = harness::random_layout(random, rank_q, false);
   c.dk = harness::random_layout(random, rank_k, false);
@@ -93,7 +90,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                      {.blocks = grid,
                       .threads = static_cast<unsigned>(config.threads()),
                       .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
-                      .cluster = static_cast<unsigned>(config.cluster)},
+                      .cluster = static_cast<unsigned>(config.tiling.cluster)},
                      options);
   }
   if (beside.valid()) {

@@ -12,7 +12,9 @@ namespace tandem::kernel_tests {
 
 /// As head dimension 256 is planned.
 inline constexpr BackwardConfig cluster_of_two{
-    .head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .cluster = 2, .dout_stages = 1, .dq_parts = 2};
+    .tiling = {.head_dim_qk = 256, .head_dim_v = 256, .block_n = 64, .cluster = 2},
+    .dout_stages = 1,
+    .dq_parts = 2};
 
 template <BackwardConfig... configs>
 constexpr std::array<EmulatedBackward, sizeof...(configs)> emulate() {

@@ -5,37 +5,38 @@ namespace tandem::kernel_tests {
 
 std::span<const EmulatedBackward> narrow_backwards() {
   constexpr BackwardConfig full{
-      .head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128, .dout_stages = 1};
+      .tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128}, .dout_stages = 1};
   static constexpr auto kernels = emulate<full,
                                           [](BackwardConfig c) {
-                                            c.causal = true;
+                                            c.mask.causal = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.element = Element::f16;
-                                            c.causal = c.local = c.softcap = c.varlen = true;
+                                            c.tiling.element = Element::f16;
+                                            c.mask.causal = c.mask.local = c.softcap = c.mask.varlen = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.head_dim_qk = 32;
-                                            c.causal = c.deterministic = true;
+                                            c.tiling.head_dim_qk = 32;
+                                            c.mask.causal = c.schedule.deterministic = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.dout_stages = 2;
-                                            c.causal = c.local = c.pingpong = true;
+                                            c.mask.causal = c.mask.local = c.schedule.pingpong = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.q_stages = 3;
                                             c.dout_stages = 2;
-                                            c.pingpong = c.staggered = c.deterministic = true;
+                                            c.schedule.pingpong = c.schedule.staggered =
+                                                c.schedule.deterministic = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.q_stages = 3;
                                             c.dout_stages = 2;
-                                            c.causal = c.pingpong = true;
+                                            c.mask.causal = c.schedule.pingpong = true;
                                             return c;
                                           }(full)>();
   return kernels;

@@ -7,32 +7,33 @@ std::span<const EmulatedBackward> wide_backwards() {
   constexpr BackwardConfig full{};
   static constexpr auto kernels = emulate<full,
                                           [](BackwardConfig c) {
-                                            c.element = Element::f16;
-                                            c.causal = c.varlen = true;
+                                            c.tiling.element = Element::f16;
+                                            c.mask.causal = c.mask.varlen = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.local = c.softcap = c.deterministic = true;
+                                            c.mask.local = c.softcap = c.schedule.deterministic = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.head_dim_v = 96;
-                                            c.causal = true;
-                                            return c;
-                                          }(full),
-                                          [](BackwardConfig c) {
-                                            c.q_stages = c.dout_stages = 3;
-                                            c.causal = c.varlen = c.deterministic = c.pingpong = true;
+                                            c.tiling.head_dim_v = 96;
+                                            c.mask.causal = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
                                             c.q_stages = c.dout_stages = 3;
-                                            c.pingpong = c.staggered = true;
+                                            c.mask.causal = c.mask.varlen = c.schedule.deterministic =
+                                                c.schedule.pingpong = true;
                                             return c;
                                           }(full),
                                           [](BackwardConfig c) {
-                                            c.element = Element::f16;
-                                            c.causal = c.softcap = c.pingpong = true;
+                                            c.q_stages = c.dout_stages = 3;
+                                            c.schedule.pingpong = c.schedule.staggered = true;
+                                            return c;
+                                          }(full),
+                                          [](BackwardConfig c) {
+                                            c.tiling.element = Element::f16;
+                                            c.mask.causal = c.softcap = c.schedule.pingpong = true;
                                             return c;
                                           }(full)>();
   return kernels;

@@ -133,7 +133,7 @@ TEST_P(EmulatedEightBitTest, RandomProblemsMatchTheCpu) {
 TEST(EmulatedEightBitParts, ChangeNoBit) {
   std::vector<EmulatedEightBit> kernels;
   for (const EmulatedEightBit& kernel : widest_eight_bit()) {
-    if (kernel.config.head_dim_v == 224) kernels.push_back(kernel);
+    if (kernel.config.tiling.head_dim_v == 224) kernels.push_back(kernel);
   }
   ASSERT_EQ(kernels.size(), 2U);
   EXPECT_NE(kernels[0].config.parts, kernels[1].config.parts);
@@ -154,8 +154,8 @@ void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness:
                           std::int64_t keys = 200) {
   harness::Case spec;
   spec.dtype = spec.out_dtype = DType::f16;
-  spec.head_dim_qk = kernel.config.head_dim_qk;
-  spec.head_dim_v = kernel.config.head_dim_v;
+  spec.head_dim_qk = kernel.config.tiling.head_dim_qk;
+  spec.head_dim_v = kernel.config.tiling.head_dim_v;
   spec.seqlen_q = 200;
   spec.seqlen_k = keys;
   spec.options.causal = true;
@@ -188,7 +188,7 @@ void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness:
 std::vector<EmulatedEightBit> causal_f16_kernels() {
   std::vector<EmulatedEightBit> kernels;
   for (const EmulatedEightBit& kernel : all_eight_bit()) {
-    if (kernel.config.element == Element::f16 && kernel.config.causal) kernels.push_back(kernel);
+    if (kernel.config.tiling.element == Element::f16 && kernel.config.mask.causal) kernels.push_back(kernel);
   }
   return kernels;
 }

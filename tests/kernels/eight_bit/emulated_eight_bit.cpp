@@ -153,18 +153,18 @@ Recipe recipe_of(const EightBitConfig& config) {
 harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& config) {
   Random random(seed + 2000);
   Case c = harness::random_case(seed, 400);
-  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.scales = 0;
   c.amplitude = 1.0;
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = 1;
   c.heads_q = random.between(1, 2);
-  c.head_dim_qk = config.head_dim_qk - 8 * random.between(0, 3);
-  c.head_dim_v = config.head_dim_v - 8 * random.between(0, 3);
+  c.head_dim_qk = config.tiling.head_dim_qk - 8 * random.between(0, 3);
+  c.head_dim_v = config.tiling.head_dim_v - 8 * random.between(0, 3);
   c.seqlen_q = random.between(1, 200);
   c.seqlen_k = random.between(0, 400);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.varlen) {
+  if (!config.mask.varlen) {
     c.packed_q = c.packed_k = false;
     c.used_q.clear();
     c.used_k.clear();
@@ -179,9 +179,9 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
     c.used_k[b] = std::min(c.used_k[b], c.seqlen_k);
   for (std::size_t b = 0; b < c.used_q.size() && !c.packed_q; ++b)
     c.used_q[b] = std::min(c.used_q[b], c.seqlen_q);
-  c.options.causal = config.causal;
+  c.options.causal = config.mask.causal;
   c.options.window_right = -1;
-  c.options.window_left = config.local ? random.between(0, 200) : -1;
+  c.options.window_left = config.mask.local ? random.between(0, 200) : -1;
   c.options.softcap = config.softcap ? random.pick({0.5F, 4.0F, 30.0F}) : 0.0F;
   c.options.scale = random.pick({0.0F, 0.05F, 0.125F, 0.2F});
   c.lse = true;
@@ -194,7 +194,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   const Problem p = make_problem(call.forward_args());
   const EightBitConfig& config = kernel.config;
   const Recipe recipe = recipe_of(config);
-  const std::int64_t tiles = gpu::forward_tile_count(p, config.tiling());
+  const std::int64_t tiles = gpu::forward_tile_count(p, config.tiling);
   if (tiles == 0) return;
   const Side q_side{p.q,        p.heads_q, p.rows_q,          p.head_dim_qk,    p.packed_q,
                     query_rows, recipe.qk, config.row_scales, recipe.rotate_qk, false};

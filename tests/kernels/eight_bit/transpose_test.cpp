@@ -89,7 +89,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   counter[0] = 0;
   attend(&eight_bit_forward<transposing(config)>, transposing(config),
          gpu::make_caller_params(p, transposing(config), gpu::eight_bit_maps(p, transposing(config)),
-                                  &emulator::encode, 64 * 1024, counter.data()),
+                                 &emulator::encode, 64 * 1024, counter.data()),
          options);
   expect_same(call.out.values(), out);
   expect_same(call.lse.values(), lse);
@@ -106,7 +106,7 @@ constexpr QuantizeConfig arranged(int head_dim_qk, int head_dim_v, bool varlen) 
 
 Case case_of(const EightBitConfig& config, std::int64_t head_dim_qk, std::int64_t head_dim_v) {
   Case c;
-  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.batch = 2;
   c.heads_kv = 1;
   c.heads_q = 2;
@@ -114,7 +114,7 @@ Case case_of(const EightBitConfig& config, std::int64_t head_dim_qk, std::int64_
   c.head_dim_v = head_dim_v;
   c.seqlen_q = 140;
   c.seqlen_k = 270;
-  c.options.causal = config.causal;
+  c.options.causal = config.mask.causal;
   return c;
 }
 
@@ -129,7 +129,8 @@ void negate_one_of_each(Call& call) {
 }
 
 TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
-  constexpr EightBitConfig config{.causal = true, .dynamic = true, .linear_exp2 = true};
+  constexpr EightBitConfig config{
+      .mask = {.causal = true}, .linear_exp2 = true, .schedule = {.dynamic = true}};
   Case c = case_of(config, 128, 128);
   c.options.scale = -0.1F;
   check<config, arranged(128, 128, false)>(wide_eight_bit(), c, Granularity::block, [](Call& call) {
@@ -143,16 +144,12 @@ TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
 /// Head dimensions that are padded, a scale for both query heads, none for V; past the keys in use codes are
 /// NaN.
 TEST(TransposedValues, PackedSequencesOfAnyLength) {
-  constexpr EightBitConfig config{.element = Element::f16,
-                                  .head_dim_qk = 64,
-                                  .head_dim_v = 64,
+  constexpr EightBitConfig config{.tiling = {.element = Element::f16, .head_dim_qk = 64, .head_dim_v = 64},
                                   .q_stages = 2,
-                                  .causal = true,
-                                  .local = true,
-                                  .varlen = true,
-                                  .dynamic = true,
+                                  .mask = {.causal = true, .local = true, .varlen = true},
                                   .parts = 1,
-                                  .linear_exp2 = true};
+                                  .linear_exp2 = true,
+                                  .schedule = {.dynamic = true}};
   Case c = case_of(config, 48, 48);
   c.batch = 3;
   c.packed_q = c.packed_k = true;
@@ -179,13 +176,11 @@ TEST(TransposedValues, PackedSequencesOfAnyLength) {
 
 /// A cap is not linear: the signs of scales belong into what is capped, not into the exponent's factor.
 TEST(TransposedValues, ScoresThatAreCapped) {
-  constexpr EightBitConfig config{.head_dim_qk = 64,
-                                  .head_dim_v = 64,
-                                  .causal = true,
-                                  .varlen = true,
-                                  .dynamic = true,
+  constexpr EightBitConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64},
+                                  .mask = {.causal = true, .varlen = true},
                                   .linear_exp2 = true,
-                                  .softcap = true};
+                                  .softcap = true,
+                                  .schedule = {.dynamic = true}};
   Case c = case_of(config, 64, 64);
   c.used_k = {270, 201};
   c.options.softcap = 4.0F;
@@ -195,23 +190,21 @@ TEST(TransposedValues, ScoresThatAreCapped) {
 
 /// Every block by the code of the first, whose references find maxima.
 TEST(TransposedValues, ShortCausalSequences) {
-  constexpr EightBitConfig config{.head_dim_qk = 64,
-                                  .head_dim_v = 64,
-                                  .block_m = 192,
-                                  .causal = true,
-                                  .dynamic = true,
-                                  .overlap = false,
-                                  .pingpong = false,
+  constexpr EightBitConfig config{.tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 192},
+                                  .mask = {.causal = true},
                                   .parts = 1,
-                                  .linear_exp2 = true};
+                                  .linear_exp2 = true,
+                                  .schedule = {.dynamic = true, .overlap = false, .pingpong = false}};
   Case c = case_of(config, 64, 64);
   c.options.scale = -0.1F;
   check<config, arranged(64, 64, false)>(narrow_eight_bit(), c, Granularity::block, negate_one_of_each);
 }
 
 TEST(TransposedValues, StripsOfSixtyFourColumns) {
-  constexpr EightBitConfig config{
-      .head_dim_qk = 192, .head_dim_v = 192, .overlap = false, .parts = 3, .linear_exp2 = true};
+  constexpr EightBitConfig config{.tiling = {.head_dim_qk = 192, .head_dim_v = 192},
+                                  .parts = 3,
+                                  .linear_exp2 = true,
+                                  .schedule = {.overlap = false}};
   check<config, arranged(192, 176, false)>(widest_eight_bit(), case_of(config, 192, 176), Granularity::head,
                                            [](Call&) {});
 }

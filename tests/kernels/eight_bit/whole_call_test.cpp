@@ -20,7 +20,9 @@ using harness::Case;
 
 constexpr QuantizeConfig quantizer_of(const EightBitConfig& c, const Recipe& r) {
   return with_recipe(
-      QuantizeConfig{.element = c.element, .head_dim_qk = 128, .head_dim_v = 128, .varlen = c.varlen}, r);
+      QuantizeConfig{
+          .element = c.tiling.element, .head_dim_qk = 128, .head_dim_v = 128, .varlen = c.mask.varlen},
+      r);
 }
 
 template <QuantizeConfig C>
@@ -59,14 +61,14 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
 
 Case case_of(const EightBitConfig& config) {
   Case c;
-  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.batch = 2;
   c.heads_kv = 1;
   c.heads_q = 2;
   c.head_dim_qk = c.head_dim_v = 128;
   c.seqlen_q = 140;
   c.seqlen_k = 270;
-  if (config.varlen) {
+  if (config.mask.varlen) {
     c.batch = 3;
     c.packed_q = c.packed_k = true;
     c.lengths_q = {90, 1, 140};
@@ -74,7 +76,7 @@ Case case_of(const EightBitConfig& config) {
     c.used_k = {130, 0, 250};
     c.slack_k = 4;
   }
-  c.options.causal = config.causal;
+  c.options.causal = config.mask.causal;
   c.options.scale = -0.1F;  // its sign goes into Q's codes
   return c;
 }
@@ -101,30 +103,28 @@ void check_whole(Precision precision, double out_bound, double lse_bound) {
 
 // The bounds are quantized_test.cpp's.
 TEST(WholeQuantizedCall, Fp8) {
-  check_whole<EightBitConfig{.causal = true, .dynamic = true, .linear_exp2 = true}, fp8_recipe>(
-      Precision::fp8, 0.07, 0.06);
+  check_whole<EightBitConfig{.mask = {.causal = true}, .linear_exp2 = true, .schedule = {.dynamic = true}},
+              fp8_recipe>(Precision::fp8, 0.07, 0.06);
 }
 
 TEST(WholeQuantizedCall, Int8) {
-  check_whole<EightBitConfig{.element = Element::f16,
+  check_whole<EightBitConfig{.tiling = {.element = Element::f16},
                              .qk = Codes::s8,
                              .pv = Codes::s8,
-                             .causal = true,
+                             .mask = {.causal = true},
                              .rotated_v = true,
-                             .dynamic = true,
-                             .pingpong = false},
+                             .schedule = {.dynamic = true, .pingpong = false}},
               int8_recipe>(Precision::int8, 0.07, 1e-4);
 }
 
 TEST(WholeQuantizedCall, Int8Accurate) {
-  check_whole<EightBitConfig{.element = Element::f16,
+  check_whole<EightBitConfig{.tiling = {.element = Element::f16},
                              .qk = Codes::s8,
                              .pv = Codes::input,
-                             .causal = true,
-                             .varlen = true,
+                             .mask = {.causal = true, .varlen = true},
                              .row_scales = true,
-                             .dynamic = true,
-                             .parts = 1},
+                             .parts = 1,
+                             .schedule = {.dynamic = true}},
               int8_accurate_recipe>(Precision::int8_accurate, 0.02, 1e-4);
 }
 

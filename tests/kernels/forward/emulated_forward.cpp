@@ -16,16 +16,16 @@ using harness::Random;
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
   Random random(seed + 1000);
   Case c = harness::random_case(seed, 300);
-  c.dtype = c.out_dtype = config.element == Element::f16 ? DType::f16 : DType::bf16;
+  c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.scales = 0;
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = std::min<std::int64_t>(c.heads_kv, 2);
   c.heads_q = c.heads_kv * random.between(1, 2);
-  c.head_dim_qk = config.head_dim_qk - 8 * random.between(0, 3);
-  c.head_dim_v = config.head_dim_v - 8 * random.between(0, 3);
+  c.head_dim_qk = config.tiling.head_dim_qk - 8 * random.between(0, 3);
+  c.head_dim_v = config.tiling.head_dim_v - 8 * random.between(0, 3);
   c.seqlen_q = std::max<std::int64_t>(c.seqlen_q, 1);
   const auto batch = static_cast<std::size_t>(c.batch);
-  if (!config.varlen) {
+  if (!config.mask.varlen) {
     c.packed_q = c.packed_k = false;
     c.used_q.clear();
     c.used_k.clear();
@@ -35,11 +35,11 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (lengths->size() > batch) lengths->resize(batch);
   }
-  c.options.causal = config.causal && c.options.causal;
-  if (!config.causal) c.options.window_right = -1;
-  if (!config.local) c.options.window_left = -1;
-  if (config.causal && !config.local) c.options.causal = true;
-  if (config.local && c.options.window_left < 0) c.options.window_left = random.between(0, 80);
+  c.options.causal = config.mask.causal && c.options.causal;
+  if (!config.mask.causal) c.options.window_right = -1;
+  if (!config.mask.local) c.options.window_left = -1;
+  if (config.mask.causal && !config.mask.local) c.options.causal = true;
+  if (config.mask.local && c.options.window_left < 0) c.options.window_left = random.between(0, 80);
   c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 2.0F, 15.0F}) : 0.0F;
   if (config.transform == ScoreTransform::scaled) c.options.scale = random.pick({0.0F, -0.125F});
   if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
@@ -57,25 +57,27 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
 
 std::string EmulatorRunner::refuses(const Case& c) const {
   const ForwardConfig& config = kernel_.config;
-  if (c.dtype != (config.element == Element::f16 ? DType::f16 : DType::bf16)) return "another element type";
-  if (c.head_dim_qk > config.head_dim_qk || c.head_dim_v > config.head_dim_v) return "larger head dimensions";
-  if ((c.options.causal || c.options.window_right >= 0) && !config.causal)
+  if (c.dtype != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
+    return "another element type";
+  if (c.head_dim_qk > config.tiling.head_dim_qk || c.head_dim_v > config.tiling.head_dim_v)
+    return "larger head dimensions";
+  if ((c.options.causal || c.options.window_right >= 0) && !config.mask.causal)
     return "the Config has no right edge";
-  if (c.options.window_left >= 0 && !config.local) return "the Config has no left edge";
+  if (c.options.window_left >= 0 && !config.mask.local) return "the Config has no left edge";
   const float scale = c.options.scale.value_or(1.0F);
   const ScoreTransform needed = c.options.softcap > 0.0F ? ScoreTransform::softcap
                                 : scale > 0.0F           ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
   const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
-  if (varlen && !config.varlen) return "lengths differ";
+  if (varlen && !config.mask.varlen) return "lengths differ";
   return {};
 }
 
 void EmulatorRunner::forward(Call& call) {
   Problem p = make_problem(call.forward_args());
   fold_heads_into_rows(p);
-  const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling());
+  const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling);
   if (tiles == 0) return;
   emulator::Options options;
   options.seed = seed;
@@ -83,7 +85,7 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
   for (const gpu::Loaded which : gpu::forward_loaded_tensors) {
-    if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling(), which))) continue;
+    if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling, which))) continue;
     auto& target = packed[gpu::index_of(which)];
     const gpu::LoadedTensor tensor = gpu::loaded_tensor(p, which);
     pack_in_emulator(gpu::operand_of(p, which), target, tensor.batch, tensor.rows, tensor.heads,
@@ -93,7 +95,7 @@ void EmulatorRunner::forward(Call& call) {
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
   const ForwardParams params =
-      gpu::make_forward_params(p, kernel_.config.tiling(), gpu::forward_maps(p, kernel_.config.tiling()),
+      gpu::make_forward_params(p, kernel_.config.tiling, gpu::forward_maps(p, kernel_.config.tiling),
                                &emulator::encode, sms, tiles > blocks ? tile_counter.data() : nullptr);
   emulator::launch(kernel_.kernel, params,
                    {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),

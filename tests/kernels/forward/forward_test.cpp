@@ -48,8 +48,8 @@ TEST_P(EmulatedForwardTest, RandomProblemsMatchTheOracle) {
 TEST_P(EmulatedForwardTest, TheWidestHeadsMatchTheOracle) {
   EmulatorRunner runner(GetParam());
   harness::Case spec = random_forward_case(1, GetParam().config);
-  spec.head_dim_qk = GetParam().config.head_dim_qk;
-  spec.head_dim_v = GetParam().config.head_dim_v;
+  spec.head_dim_qk = GetParam().config.tiling.head_dim_qk;
+  spec.head_dim_v = GetParam().config.tiling.head_dim_v;
   SCOPED_TRACE(runner.name() + ": " + spec.describe());
   ASSERT_EQ(runner.refuses(spec), "");
   harness::Call call(spec);
@@ -61,11 +61,12 @@ TEST_P(EmulatedForwardTest, TheWidestHeadsMatchTheOracle) {
 
 TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   EmulatorRunner runner(GetParam());
-  if (GetParam().config.local) GTEST_SKIP() << "such a call is not folded";
+  if (GetParam().config.mask.local) GTEST_SKIP() << "such a call is not folded";
   harness::Case spec = random_forward_case(1, GetParam().config);
   spec.packed_q = spec.packed_k = false;
   spec.used_q.clear();
-  spec.used_k = GetParam().config.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
+  spec.used_k =
+      GetParam().config.mask.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;

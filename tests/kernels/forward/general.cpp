@@ -5,15 +5,13 @@ namespace tandem::kernel_tests {
 namespace {
 
 constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform) {
-  return {.element = element,
-          .head_dim_qk = head_dim,
-          .head_dim_v = head_dim,
-          .block_n = head_dim == 256 ? 80 : 128,
-          .causal = true,
-          .local = true,
+  return {.tiling = {.element = element,
+                     .head_dim_qk = head_dim,
+                     .head_dim_v = head_dim,
+                     .block_n = head_dim == 256 ? 80 : 128},
+          .mask = {.causal = true, .local = true, .varlen = true},
           .transform = transform,
-          .varlen = true,
-          .pingpong = head_dim != 256};
+          .schedule = {.pingpong = head_dim != 256}};
 }
 
 }  // namespace

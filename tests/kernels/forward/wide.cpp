@@ -4,27 +4,30 @@
 namespace tandem::kernel_tests {
 
 std::span<const EmulatedForward> wide_forwards() {
-  constexpr ForwardConfig causal{.block_n = 128, .q_stages = 2, .causal = true};
-  static constexpr auto kernels =
-      emulate<ForwardConfig{.block_n = 160, .output_late = true, .pingpong = false}, causal,
-              [](ForwardConfig c) {
-                c.local = c.varlen = true;
-                return c;
-              }(causal),
-              [](ForwardConfig c) {
-                c.element = Element::f16;
-                c.causal = false;
-                c.varlen = c.dynamic = true;
-                return c;
-              }(causal),
-              [](ForwardConfig c) {
-                c.dynamic = c.output_late = true;
-                return c;
-              }(causal),
-              ForwardConfig{.head_dim_v = 64, .block_m = 64, .block_n = 112, .stages = 1, .pingpong = false},
-              ForwardConfig{.overlap = false}, ForwardConfig{.specialised = false},
-              ForwardConfig{.causal = true, .specialised = false, .overlap = false, .pingpong = false},
-              ForwardConfig{.pingpong = false}>();
+  constexpr ForwardConfig causal{.tiling = {.block_n = 128}, .q_stages = 2, .mask = {.causal = true}};
+  static constexpr auto kernels = emulate<
+      ForwardConfig{.tiling = {.block_n = 160}, .schedule = {.pingpong = false, .output_late = true}}, causal,
+      [](ForwardConfig c) {
+        c.mask.local = c.mask.varlen = true;
+        return c;
+      }(causal),
+      [](ForwardConfig c) {
+        c.tiling.element = Element::f16;
+        c.mask.causal = false;
+        c.mask.varlen = c.schedule.dynamic = true;
+        return c;
+      }(causal),
+      [](ForwardConfig c) {
+        c.schedule.dynamic = c.schedule.output_late = true;
+        return c;
+      }(causal),
+      ForwardConfig{.tiling = {.head_dim_v = 64, .block_m = 64, .block_n = 112},
+                    .stages = 1,
+                    .schedule = {.pingpong = false}},
+      ForwardConfig{.schedule = {.overlap = false}}, ForwardConfig{.schedule = {.specialised = false}},
+      ForwardConfig{.mask = {.causal = true},
+                    .schedule = {.specialised = false, .overlap = false, .pingpong = false}},
+      ForwardConfig{.schedule = {.pingpong = false}}>();
   return kernels;
 }
 
