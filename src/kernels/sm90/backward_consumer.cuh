@@ -7,6 +7,7 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm90/backward_producer.cuh"
 #include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/logits.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/store_rows.cuh"
 
@@ -169,10 +170,9 @@ struct BackwardConsumer {
 
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
     if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
-    // tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as forward has it; its slope is 4 r (1 - r).
-    const float r = ptx::reciprocal(1.0F + ptx::exp2(score * (2.0F * scale / p.softcap)));
-    slope = 4.0F * r * (1.0F - r);
-    return ptx::exp2(ptx::fma(1.0F - 2.0F * r, p.softcap * tile::log2_e, -lse_log2));
+    const tile::CappedScore capped = tile::cap_score(score, 2.0F * scale / p.softcap);
+    slope = capped.slope;
+    return ptx::exp2(ptx::fma(capped.part, p.softcap * tile::log2_e, -lse_log2));
   }
 
   /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.

@@ -6,6 +6,7 @@
 #include "kernels/ptx/codes.cuh"
 #include "kernels/sm90/eight_bit_producer.cuh"
 #include "kernels/tile/lazy_softmax.cuh"
+#include "kernels/tile/logits.cuh"
 #include "kernels/tile/output.cuh"
 #include "kernels/tile/pingpong.cuh"
 #include "kernels/tile/tile_softmax.cuh"
@@ -220,8 +221,7 @@ struct EightBitConsumer {
       for (int i = 0; i < scores; ++i) s[i] = ptx::to_float(sums[i]);
     }
   }
-  /// Multiplies scores by K's scales if those are by row, and applies the softcap. (The 16-bit kernel's
-  /// counterpart is transform_scores.)
+  /// Multiplies scores by K's scales if those are by row, and applies the softcap.
   TANDEM_DEVICE void scale_scores(float (&s)[scores]) {
     if constexpr (C.row_scales) {
       const float* scales = shared.k_scales.data[k_at.stage] + position.first_col;
@@ -235,15 +235,7 @@ struct EightBitConsumer {
         }
       }
     }
-    if constexpr (C.softcap) {
-      const float cap = p.forward.softcap * tile::log2_e;
-#pragma unroll
-      for (int i = 0; i < scores; ++i) {
-        const int h = i / 2 % 2;
-        const float power = ptx::exp2(ptx::fma(s[i], cap_unit[h % units], cap_shift[h]));
-        s[i] = cap - 2.0F * cap * ptx::reciprocal(1.0F + power);
-      }
-    }
+    if constexpr (C.softcap) tile::cap_scores(s, cap_unit, cap_shift, p.forward.softcap * tile::log2_e);
   }
   /// Caller-supplied scales may be negative. The exponent's multiply-add allows that, but a maximum does not:
   /// the scores take the sign.

@@ -1,4 +1,5 @@
-// What scores go through between the tensor cores and the mask.
+// What scores go through between the tensor cores and the mask: scale and softcap, in every kernel. A
+// function of the user's on scores has its place here.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -10,8 +11,7 @@
 
 namespace tandem::tile {
 
-/// Scales or caps the scores before the mask, where the exponent's multiply-add cannot do it. A function of
-/// the user's on scores belongs here.
+/// Scales or caps the scores of the 16-bit forward kernel, where the exponent's multiply-add cannot do it.
 template <ScoreTransform transform, int n>
 TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
   if constexpr (transform == ScoreTransform::scaled) {
@@ -25,6 +25,31 @@ TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
       s[i] = p.softcap - 2.0F * p.softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
     }
   }
+}
+
+/// Caps the scores of the 8-bit forward kernel. In the exponent of tanh, `unit` multiplies the scores of a
+/// row, and `shift` stands for K's mean, which was removed. The result is in units of the logarithm to base
+/// 2, as `cap` is.
+template <int n, int units>
+TANDEM_DEVICE void cap_scores(float (&s)[n], const float (&unit)[units], const float (&shift)[2], float cap) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int h = i / 2 % 2;
+    const float power = ptx::exp2(ptx::fma(s[i], unit[h % units], shift[h]));
+    s[i] = cap - 2.0F * cap * ptx::reciprocal(1.0F + power);
+  }
+}
+
+/// A capped score of the backward kernels, as a part of the cap, and the derivative of the capped score.
+struct CappedScore {
+  float part;
+  float slope;
+};
+/// `inner` is 2 * scale * log2(e) / cap. tanh(x) = 1 - 2 r with r = 1 / (1 + e^2x), as the forward kernels
+/// have it; its slope is 4 r (1 - r).
+TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
+  const float r = ptx::reciprocal(1.0F + ptx::exp2(score * inner));
+  return {1.0F - 2.0F * r, 4.0F * r * (1.0F - r)};
 }
 
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block

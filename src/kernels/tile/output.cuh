@@ -1,4 +1,6 @@
-// The forward pass's epilogue: from a warpgroup's accumulators to out and LSE in global memory.
+// The epilogue of the forward kernels: from a warpgroup's accumulators to out and LSE in global memory.
+// Another kind of output (f32 partial results) has its place here: every forward kernel ends in Output::store
+// or store_empty.
 #pragma once
 
 #include "kernels/config/forward.hpp"
