@@ -121,8 +121,8 @@ std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multip
   const std::int64_t tiles = backward_tile_count(p, c);
   std::int64_t blocks = std::max(multiprocessors / c.tiling.cluster, 1);  // clusters, from here on
   if (c.mask.causal && c.schedule.deterministic && !c.mask.varlen && tiles > 0) {
-    // Dealt forwards and backwards, tiles of descending work even out if the blocks are whole heads, or whole
-    // parts of one.
+    // Rounds run forwards and backwards alternately. Tiles of descending work then even out if the CTAs of a
+    // round have whole heads, or whole parts of one.
     const std::int64_t head = blocks_of(p.rows_k, c.tile_keys());
     const std::int64_t rounds = (head + blocks - 1) / blocks;
     const std::int64_t even = rounds == 1 ? blocks - blocks % head : (head + rounds - 1) / rounds;

@@ -21,8 +21,8 @@ TensorMapSpec backward_tensor_map(const Problem& problem, const BackwardConfig& 
 /// Those of all four, as they are.
 LoadedMaps backward_maps(const Problem& problem, const BackwardConfig& config);
 
-/// What the kernels of `config` work in, linear in the number of queries: LSE and delta, f32 sums of dQ,
-/// whose turn it is there. Nothing needs to be set beforehand.
+/// What the kernels of `config` work in, linear in the number of queries: LSE and delta, f32 sums of dQ and
+/// their semaphores. Nothing needs to be set beforehand.
 Workspace backward_workspace(const Problem& problem, const BackwardConfig& config);
 
 /// What all kernels of the call are launched with. `memory` is that of `workspace`, which begins with

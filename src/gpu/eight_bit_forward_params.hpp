@@ -29,8 +29,8 @@ LoadedMaps eight_bit_maps(const Problem& problem, const EightBitConfig& config);
 
 /// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.
 EightBitParams make_caller_params(const Problem& problem, const EightBitConfig& config,
-                                   const LoadedMaps& maps, EncodeTensorMap encode, int sms,
-                                   unsigned int* tile_counter);
+                                  const LoadedMaps& maps, EncodeTensorMap encode, int sms,
+                                  unsigned int* tile_counter);
 
 /// `tile_counter`: 0 before the launch (dynamic Configs).
 EightBitParams make_eight_bit_params(const Problem& problem, const EightBitConfig& config,

@@ -19,8 +19,8 @@ TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, L
 /// Those of all three, as they are.
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
-/// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how many
-/// heads' causal tiles are interleaved.
+/// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how
+/// many heads' causal tiles are interleaved.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter);
 

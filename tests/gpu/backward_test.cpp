@@ -68,7 +68,7 @@ TEST_P(GpuBackwardRandom, MatchesTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Backward, GpuBackwardRandom, testing::Range(1, 101));
 
-// From 512 queries on warpgroups take turns, from 1024 with a mask, and tiles of 128 are staggered from 2048.
+// Ping-pong begins at 512 queries, at 1024 with a mask, and the staggered start of tiles of 128 at 2048.
 TEST_F(GpuBackward, LongSequencesMatchTheOracle) {
   for (const std::int64_t head_dim : {64, 128}) {
     Case c = small_case(DType::bf16, 1030, 1100);

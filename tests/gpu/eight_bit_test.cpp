@@ -25,10 +25,11 @@ using harness::Case;
 /// What may lie between them. s8 products are exact, and out differs in its last place. Of e4m3 ones the
 /// accumulator is modelled: a logit that is off by 2^-13 may put a P beside its rounding boundary into the
 /// next code, up to 1/16 of P, of values up to 4. (The CPU's own out moves by 0.038 in QuantizedRandom's
-/// problem 55 if its scale is 1e-4 smaller.) Without scales by row P's unit lags behind the largest
-/// score so far besides, which the GPU meets from the right and the CPU from the left: each rounds all of P
-/// anew, and half of the exponentials, which are linear within an octave, err by -3.9 to +2.0 % anew: sums of
-/// them, and so the LSE, may be 6 % apart. (The emulator's out was up to 0.094 from the CPU's before that.)
+/// problem 55 if its scale is 1e-4 smaller.) Without scales by row P is also rescaled lazily:
+/// its reference follows the largest score so far, which the GPU meets from the right and the CPU from the
+/// left. So each rounds all of P in units of its own, and half of the exponentials, which are linear within
+/// an octave, err by -3.9 to +2.0 % anew: sums of them, and so the LSE, may be 6 % apart. (The emulator's out
+/// was up to 0.094 from the CPU's before that.)
 struct Tolerance {
   double out, lse;
 };

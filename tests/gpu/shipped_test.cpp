@@ -85,7 +85,7 @@ TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
   }
 }
 
-/// Of the 8-bit set one a head dimension and recipe, masked and varlen in turn.
+/// Of the 8-bit set, for each head dimension and recipe, kernels without mask and lengths or with both.
 std::vector<EightBitConfig> eight_bit_samples() {
   std::vector<EightBitConfig> samples;
   int next = 0;

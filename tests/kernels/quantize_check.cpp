@@ -113,7 +113,7 @@ void check_rows(const QuantizedTensor& x, const Place& at, ScaleGroup group, con
 
 void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, Codes pv,
                   const Expected& want) {
-  const int raised = takes_zero_point(pv, group == ScaleGroup::row, want.dim) ? 0x80 : 0;
+  const int zero_point = takes_zero_point(pv, group == ScaleGroup::row, want.dim) ? 0x80 : 0;
   const std::int64_t blocks = (want.rows + quant_block - 1) / quant_block;
   const std::int64_t all_groups = group == ScaleGroup::row ? blocks * quant_block : blocks;
   for (std::int64_t head = 0; head < want.heads; ++head) {
@@ -126,7 +126,7 @@ void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, C
                                    c * x.code_stride.row + at.first_group_block * quant_block;
       for (std::int64_t i = 0; i < blocks * quant_block; ++i) {
         const std::int64_t key = i / 16 * 16 + v_key_of(static_cast<int>(i % 16));
-        ASSERT_EQ(codes[i] ^ raised, key < want.rows ? want.code(head, key, c) : 0)
+        ASSERT_EQ(codes[i] ^ zero_point, key < want.rows ? want.code(head, key, c) : 0)
             << "head " << head << " key " << key << " channel " << c;
       }
     }

@@ -113,24 +113,24 @@ TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
 }
 
 TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
-  const auto takes_turns = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
+  const auto takes_pingpong = [](std::int64_t head_dim, bool causal, const Recipe& recipe) {
     return choose_eight_bit_config(problem(head_dim, causal), recipe).schedule.pingpong;
   };
-  EXPECT_TRUE(takes_turns(64, false, fp8_recipe));
-  EXPECT_TRUE(takes_turns(64, false, int8_recipe));
-  EXPECT_FALSE(takes_turns(64, true, fp8_recipe));
-  EXPECT_FALSE(takes_turns(128, false, fp8_recipe));
-  EXPECT_FALSE(takes_turns(128, false, int8_recipe));
-  EXPECT_FALSE(takes_turns(128, true, int8_recipe));
-  const auto takes_turns_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
+  EXPECT_TRUE(takes_pingpong(64, false, fp8_recipe));
+  EXPECT_TRUE(takes_pingpong(64, false, int8_recipe));
+  EXPECT_FALSE(takes_pingpong(64, true, fp8_recipe));
+  EXPECT_FALSE(takes_pingpong(128, false, fp8_recipe));
+  EXPECT_FALSE(takes_pingpong(128, false, int8_recipe));
+  EXPECT_FALSE(takes_pingpong(128, true, int8_recipe));
+  const auto takes_pingpong_of_keys = [](std::int64_t head_dim, std::int64_t keys, const Recipe& recipe) {
     Problem p = problem(head_dim, true);
     p.rows_q = p.rows_k = keys;
     return choose_eight_bit_config(p, recipe).schedule.pingpong;
   };
-  EXPECT_TRUE(takes_turns_of_keys(64, 6144, fp8_recipe));
-  EXPECT_FALSE(takes_turns_of_keys(64, 6143, fp8_recipe));
-  EXPECT_FALSE(takes_turns_of_keys(128, 6144, fp8_recipe));
-  EXPECT_FALSE(takes_turns_of_keys(64, 6144, int8_recipe));
+  EXPECT_TRUE(takes_pingpong_of_keys(64, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_pingpong_of_keys(64, 6143, fp8_recipe));
+  EXPECT_FALSE(takes_pingpong_of_keys(128, 6144, fp8_recipe));
+  EXPECT_FALSE(takes_pingpong_of_keys(64, 6144, int8_recipe));
 }
 
 TEST(EightBitPlan, ObjectionsNameTheRule) {

@@ -53,8 +53,8 @@ double largest_difference(const std::vector<double>& got, const std::vector<doub
   return largest;
 }
 
-/// The CPU takes tiles from left to right, the kernel from right to left. Where P's unit lags behind the
-/// maximum, each rounds it in its own: by up to 1/16 of P in e4m3, of values up to 4, which would be 0.5 if
+/// The CPU takes tiles from left to right, the kernel from right to left. Where P is rescaled lazily,
+/// each rounds it in units of its own: by up to 1/16 of P in e4m3, of values up to 4, which would be 0.5 if
 /// all went the same way. Where V's scales join P, out differs in the last place of bf16.
 double tolerance(const EightBitConfig& config) {
   if (config.v_row_scales || config.pv == Codes::input) return 0.02;
@@ -250,7 +250,7 @@ TEST(EmulatedEightBitCorners, ScoresFarBelowTheReference) {
   }
 }
 
-/// So do V's scales, by more than O's unit has room for where V's codes are raised.
+/// So do V's scales, by more than O's unit has room for where V is stored with a zero point.
 TEST(EmulatedEightBitCorners, ScalesOfVThatRise) {
   for (const EmulatedEightBit& kernel : causal_f16_kernels()) {
     expect_as_on_the_cpu(kernel, [](harness::Call& call) {

@@ -109,8 +109,9 @@ Quantized quantize_side(const Problem& p, const Side& side, bool v) {
         const std::int64_t key = first * quant_block + i / 16 * 16 + v_position_of(static_cast<int>(i % 16));
         const std::int64_t at = v ? head_begin(side, b, h, pitch * keys) + c * keys + key
                                   : head_begin(side, b, h, side.rows * pitch) + (rows.begin + i) * pitch + c;
-        const unsigned raised = v && takes_zero_point(side.codes, side.row_scales, side.head_dim) ? 0x80 : 0;
-        q.codes[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(code ^ raised);
+        const unsigned zero_point =
+            v && takes_zero_point(side.codes, side.row_scales, side.head_dim) ? 0x80 : 0;
+        q.codes[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(code ^ zero_point);
       }
     }
   });
