@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "harness/box.hpp"
@@ -23,6 +24,19 @@ void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& b
 /// Copies a tensor that TMA cannot read, by the kernel that does it on a GPU.
 void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
                       std::int64_t heads, std::int64_t head_dim, emulator::Options options);
+
+/// Lengths (queries, keys) whose diagonal passes the corners and the middle of a block of keys, one key to
+/// either side of them, and the corner of a warpgroup's 64 queries.
+inline std::vector<std::pair<std::int64_t, std::int64_t>> diagonals(int block_m, int block_n) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;
+  for (const std::int64_t queries : {64, block_m}) {
+    for (const int corner : {0, block_n / 2, block_n}) {
+      for (const int beside : {-1, 0, 1}) lengths.emplace_back(queries, queries + corner + beside);
+    }
+    lengths.emplace_back(queries + 1, queries);
+  }
+  return lengths;
+}
 
 /// Names a Config for test output: its shape, and what is not default.
 template <typename Config>

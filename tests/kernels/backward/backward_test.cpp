@@ -97,6 +97,27 @@ TEST_P(EmulatedCausalBackwardTest, NaNInAKeyReachesTheQueriesThatSeeIt) {
   expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
 }
 
+/// Tiles that the diagonal cuts are masked, or skipped, by where it cuts them.
+TEST_P(EmulatedCausalBackwardTest, DiagonalsBesideTheCornersOfTilesMatchTheOracle) {
+  const BackwardConfig& config = GetParam().config;
+  for (const auto& [queries, keys] : diagonals(config.tiling.block_m, config.tile_keys())) {
+    harness::Case spec = random_backward_case(1, config);
+    spec.packed_q = spec.packed_k = spec.sink = false;
+    spec.used_q.clear();
+    spec.used_k.clear();
+    spec.batch = spec.heads_q = spec.heads_kv = 1;
+    spec.seqlen_q = queries;
+    spec.seqlen_k = keys;
+    spec.options.causal = true;
+    spec.options.window_left = config.mask.local ? config.tile_keys() / 2 : -1;
+    spec.options.window_right = -1;
+    spec.q = spec.k = spec.v = spec.out = spec.dout = spec.dq = spec.dk = spec.dv = {};
+    SCOPED_TRACE(describe(config) + ": " + spec.describe());
+    harness::Call call(spec);
+    expect_the_oracles_gradients(GetParam(), call, {.host_threads = 2});
+  }
+}
+
 /// The most query blocks that a block of the grid meets, over what each would if all were even.
 template <BackwardConfig C>
 double unevenness(int tiles, int heads, int sms) {

@@ -104,27 +104,51 @@ TEST(LinearExp2, HasTheBitsOfItsFormulaAndIsInfiniteWhereItHasNone) {
 
 class EmulatedEightBitTest : public ::testing::TestWithParam<EmulatedEightBit> {};
 
+/// The kernel's results of a case, against the CPU's by the same recipe.
+void expect_the_cpus_results(const EmulatedEightBit& kernel, const harness::Case& spec, std::uint64_t seed) {
+  const EightBitConfig& config = kernel.config;
+  SCOPED_TRACE(describe(config) + ": " + spec.describe());
+  harness::Call call(spec);
+  const Expected expected = expect(call, recipe_of(config));
+  call.prepare(Pass::forward);
+  try {
+    run_eight_bit(kernel, call, seed);
+  } catch (const emulator::Fault& fault) {
+    ADD_FAILURE() << fault.what();
+    return;
+  }
+  EXPECT_LE(largest_difference(call.lse.values(), expected.lse), lse_tolerance(config));
+  EXPECT_LE(rms_difference(call.lse.values(), expected.lse), lse_rms_tolerance(config));
+  EXPECT_LE(largest_difference(call.out.values(), expected.out), tolerance(config));
+  EXPECT_LE(rms_difference(call.out.values(), expected.out), rms_tolerance(config));
+  for (const harness::Box* box : call.outputs(Pass::forward)) {
+    EXPECT_TRUE(!box->given() || box->changed_outside().empty());
+  }
+}
+
 TEST_P(EmulatedEightBitTest, RandomProblemsMatchTheCpu) {
-  const EightBitConfig& config = GetParam().config;
   for (std::uint64_t seed = 0; seed < cases_a_family; ++seed) {
-    const harness::Case spec = random_eight_bit_case(seed, config);
-    SCOPED_TRACE(describe(config) + ": " + spec.describe());
-    harness::Call call(spec);
-    const Expected expected = expect(call, recipe_of(config));
-    call.prepare(Pass::forward);
-    try {
-      run_eight_bit(GetParam(), call, seed);
-    } catch (const emulator::Fault& fault) {
-      ADD_FAILURE() << fault.what();
-      continue;
-    }
-    EXPECT_LE(largest_difference(call.lse.values(), expected.lse), lse_tolerance(config));
-    EXPECT_LE(rms_difference(call.lse.values(), expected.lse), lse_rms_tolerance(config));
-    EXPECT_LE(largest_difference(call.out.values(), expected.out), tolerance(config));
-    EXPECT_LE(rms_difference(call.out.values(), expected.out), rms_tolerance(config));
-    for (const harness::Box* box : call.outputs(Pass::forward)) {
-      EXPECT_TRUE(!box->given() || box->changed_outside().empty());
-    }
+    expect_the_cpus_results(GetParam(), random_eight_bit_case(seed, GetParam().config), seed);
+  }
+}
+
+class EmulatedCausalEightBitTest : public EmulatedEightBitTest {};
+
+/// Blocks that the diagonal cuts are masked or skipped by where it cuts them.
+TEST_P(EmulatedCausalEightBitTest, DiagonalsBesideTheCornersOfBlocksMatchTheCpu) {
+  const EightBitConfig& config = GetParam().config;
+  for (const auto& [queries, keys] : diagonals(config.tiling.block_m, quant_block)) {
+    harness::Case spec = random_eight_bit_case(1, config);
+    spec.packed_q = spec.packed_k = spec.sink = false;
+    spec.used_q.clear();
+    spec.used_k.clear();
+    spec.batch = spec.heads_q = spec.heads_kv = 1;
+    spec.seqlen_q = queries;
+    spec.seqlen_k = keys;
+    spec.options.causal = true;
+    spec.options.window_left = spec.options.window_right = -1;
+    spec.q = spec.k = spec.v = spec.out = {};
+    expect_the_cpus_results(GetParam(), spec, 1);
   }
 }
 
@@ -260,13 +284,22 @@ TEST(EmulatedEightBitCorners, ScalesOfVThatRise) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, EmulatedEightBitTest, ::testing::ValuesIn(all_eight_bit()),
-                         [](const auto& parameter) {
-                           std::string name = describe(parameter.param.config);
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
-                           return name;
-                         });
+std::string name_of(const ::testing::TestParamInfo<EmulatedEightBit>& parameter) {
+  std::string name = describe(parameter.param.config);
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == ' ' || c == '='; }, '_');
+  return name;
+}
+
+std::vector<EmulatedEightBit> causal_eight_bit() {
+  std::vector<EmulatedEightBit> some = all_eight_bit();
+  std::erase_if(some, [](const EmulatedEightBit& kernel) { return !kernel.config.mask.causal; });
+  return some;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedEightBitTest, ::testing::ValuesIn(all_eight_bit()), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalEightBitTest, ::testing::ValuesIn(causal_eight_bit()),
+                         name_of);
 
 }  // namespace
 }  // namespace tandem::kernel_tests
