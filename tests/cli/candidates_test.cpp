@@ -10,16 +10,16 @@ namespace {
 
 TEST(Candidates, AreEveryCombinationOnTopOfTheBase) {
   ForwardConfig base;
-  base.head_dim_qk = 64;
+  base.tiling.head_dim_qk = 64;
   const auto configs = combinations(
       base, {{"block_n", {"112", "128", "176"}}, {"pingpong", {"0", "1"}}, {"transform", {"softcap"}}});
   ASSERT_EQ(configs.size(), 6U);
-  EXPECT_EQ(configs[0].block_n, 112);
-  EXPECT_FALSE(configs[0].pingpong);
-  EXPECT_TRUE(configs[1].pingpong);
-  EXPECT_EQ(configs[5].block_n, 176);
+  EXPECT_EQ(configs[0].tiling.block_n, 112);
+  EXPECT_FALSE(configs[0].schedule.pingpong);
+  EXPECT_TRUE(configs[1].schedule.pingpong);
+  EXPECT_EQ(configs[5].tiling.block_n, 176);
   for (const ForwardConfig& config : configs) {
-    EXPECT_EQ(config.head_dim_qk, 64);
+    EXPECT_EQ(config.tiling.head_dim_qk, 64);
     EXPECT_EQ(config.transform, ScoreTransform::softcap);
   }
   EXPECT_EQ(combinations(base, {}), std::vector{base});

@@ -56,8 +56,8 @@ class EmulatedGpu : public harness::Runner {
  private:
   /// The general kernels know every mask and any lengths, and pad head dimensions.
   static bool suits(const BackwardConfig& config, const harness::Case& c) {
-    return c.dtype == (config.element == Element::f16 ? DType::f16 : DType::bf16) &&
-           c.head_dim_qk <= config.head_dim_qk && c.head_dim_v <= config.head_dim_v &&
+    return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
+           c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
            config.softcap == (c.options.softcap > 0.0F);
   }
   harness::Runner& pick(const harness::Call& call) {
