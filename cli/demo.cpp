@@ -97,6 +97,76 @@ TensorSet copy(const TensorSet& tensors) {
   return result;
 }
 
+/// What the demonstration found.
+struct Findings {
+  std::vector<Result> results;
+  bench::Peak peak;
+  Json entropy;
+
+  [[nodiscard]] bool right() const {
+    return std::ranges::all_of(results, [](const Result& result) {
+      return std::ranges::all_of(result.verdicts, [](const Verdict& verdict) { return verdict.right(); });
+    });
+  }
+};
+
+/// Both dtypes, compared with the oracle and timed.
+Findings find(const Inputs& inputs, const CallOptions& options) {
+  Findings found;
+  Progress progress;
+  CallOptions call_options = options;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    progress.show(fmt::format("{}: computing, then comparing with the fp64 oracle ...", name_of(dtype)));
+    call_options.dtype = dtype;
+    Call call(copy(inputs.tensors), call_options);
+    const Problem problem = make_problem(call.forward_args());
+    if (found.peak.threads == 0) {
+      found.peak = bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu.threads);
+    }
+    Result& result = found.results.emplace_back();
+    result.dtype = dtype;
+    result.verdicts = verify(call).verdicts;
+    if (dtype == DType::f32) found.entropy = entropy_by_head(problem);
+    progress.show(fmt::format("{}: timing ...", name_of(dtype)));
+    const double gflops = peak_gflops(found.peak, dtype);
+    result.forward = best_of([&] { return call.run_forward(); }, call.forward_flops(), gflops);
+    result.backward = best_of([&] { return call.run_backward(); }, call.backward_flops(), gflops);
+    progress.show("");
+  }
+  return found;
+}
+
+Json document_of(const DemoOptions& options, const Inputs& inputs, const Findings& found) {
+  Json document{{"file", options.path},        {"tensors", to_json(inputs.tensors.at("q").view())},
+                {"metadata", inputs.metadata}, {"machine", to_json(machine())},
+                {"peak", to_json(found.peak)}, {"version", version()}};
+  for (const Result& result : found.results) {
+    Json& entry = document["results"].emplace_back();
+    entry = {{"dtype", name_of(result.dtype)},
+             {"forward", speed_json(result.forward)},
+             {"backward", speed_json(result.backward)}};
+    for (const Verdict& verdict : result.verdicts) entry["outputs"].push_back(to_json(verdict));
+  }
+  document["entropy_nats"] = found.entropy;
+  return document;
+}
+
+void print(const DemoOptions& options, const Inputs& inputs, const Findings& found) {
+  const Machine m = machine();
+  fmt::print("{}: {} q, k{}\n", files::printable(options.path), describe(inputs.tensors.at("q").view()),
+             inputs.tensors.contains("dout")
+                 ? ", v and dout"
+                 : fmt::format(" and v; dout: normal numbers, seed {}", dout_seed));
+  for (const auto& [key, value] : inputs.metadata) {
+    fmt::print("  {:<10} {}\n", files::printable(key), files::printable(value));
+  }
+  fmt::print("\n{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, found.peak.threads,
+             m.target, found.peak.f32_gflops);
+  if (found.peak.bf16_gflops > 0) fmt::print(", bf16 {:.0f} GFLOP/s", found.peak.bf16_gflops);
+  fmt::print("\n");
+  for (const Result& result : found.results) print(result, found.peak);
+}
+
 int run_demo(const DemoOptions& options) {
   if (!options.data.empty()) files::AtomicFile probe(options.data);
   InputOptions input;
@@ -114,44 +184,8 @@ int run_demo(const DemoOptions& options) {
   call_options.threads = options.threads;
   call_options.backward = true;
   call_options.dout_seed = dout_seed;
-  Progress progress;
-  std::vector<Result> results;
-  bench::Peak peak;
-  Json entropy;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    progress.show(fmt::format("{}: computing, then comparing with the fp64 oracle ...", name_of(dtype)));
-    call_options.dtype = dtype;
-    Call call(copy(inputs.tensors), call_options);
-    const Problem problem = make_problem(call.forward_args());
-    if (peak.threads == 0) {
-      peak = bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu.threads);
-    }
-    Result& result = results.emplace_back();
-    result.dtype = dtype;
-    result.verdicts = verify(call).verdicts;
-    if (dtype == DType::f32) entropy = entropy_by_head(problem);
-    progress.show(fmt::format("{}: timing ...", name_of(dtype)));
-    const double gflops = peak_gflops(peak, dtype);
-    result.forward = best_of([&] { return call.run_forward(); }, call.forward_flops(), gflops);
-    result.backward = best_of([&] { return call.run_backward(); }, call.backward_flops(), gflops);
-    progress.show("");
-  }
-
-  Json document{{"file", options.path},        {"tensors", to_json(q.view())},
-                {"metadata", inputs.metadata}, {"machine", to_json(machine())},
-                {"peak", to_json(peak)},       {"version", version()}};
-  bool right = true;
-  for (const Result& result : results) {
-    Json& entry = document["results"].emplace_back();
-    entry = {{"dtype", name_of(result.dtype)},
-             {"forward", speed_json(result.forward)},
-             {"backward", speed_json(result.backward)}};
-    for (const Verdict& verdict : result.verdicts) {
-      right = right && verdict.right();
-      entry["outputs"].push_back(to_json(verdict));
-    }
-  }
-  document["entropy_nats"] = entropy;
+  const Findings found = find(inputs, call_options);
+  const Json document = document_of(options, inputs, found);
   if (!options.data.empty()) {
     files::AtomicFile file(options.data);
     const std::string text = to_text(document);
@@ -161,21 +195,9 @@ int run_demo(const DemoOptions& options) {
   if (options.json) {
     print_json(document);
   } else {
-    const Machine m = machine();
-    fmt::print("{}: {} q, k{}\n", files::printable(options.path), describe(q.view()),
-               inputs.tensors.contains("dout")
-                   ? ", v and dout"
-                   : fmt::format(" and v; dout: normal numbers, seed {}", dout_seed));
-    for (const auto& [key, value] : inputs.metadata) {
-      fmt::print("  {:<10} {}\n", files::printable(key), files::printable(value));
-    }
-    fmt::print("\n{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, peak.threads, m.target,
-               peak.f32_gflops);
-    if (peak.bf16_gflops > 0) fmt::print(", bf16 {:.0f} GFLOP/s", peak.bf16_gflops);
-    fmt::print("\n");
-    for (const Result& result : results) print(result, peak);
+    print(options, inputs, found);
   }
-  if (right) return success;
+  if (found.right()) return success;
   say("a result is off by more than its bound");
   return verify_failed;
 }

@@ -13,12 +13,10 @@
 
 #include "api/call.hpp"
 #include "arrays.hpp"
-#include "cpu/cpu.hpp"
 #include "fields.hpp"
-#include "gpu/describe.hpp"
 #include "gpu/device.hpp"
+#include "info.hpp"
 #include "jax.hpp"
-#include "peak.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
@@ -216,68 +214,6 @@ nb::tuple names_of(const Tables&... tables) {
   return nb::tuple(names);
 }
 
-nb::dict cpu_info() {
-  nb::list targets;
-  for (const auto target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
-                            cpu::Target::avx512_bf16, cpu::Target::neon}) {
-    if (cpu::available(target)) targets.append(cpu::name_of(target));
-  }
-  nb::dict info;
-  info["target"] = cpu::name_of(cpu::best_target());
-  info["targets"] = targets;
-  return info;
-}
-
-// By the names that `tandem info --json` has.
-nb::dict gpu_info() {
-  const gpu::Description description = [] {
-    const nb::gil_scoped_release release;  // it may start the driver
-    return gpu::describe();
-  }();
-  nb::list devices;
-  for (const gpu::DeviceSummary& summary : description.devices) {
-    nb::dict device;
-    device["name"] = summary.name;
-    device["capability"] = summary.capability;
-    device["multiprocessors"] = summary.multiprocessors;
-    device["clock_mhz"] = summary.clock_mhz;
-    device["memory_gib"] = static_cast<double>(summary.memory_bytes) / 0x1p30;
-    device["supported"] = summary.supported;
-    devices.append(device);
-  }
-  nb::dict info;
-  info["driver"] = description.driver;
-  info["devices"] = devices;
-  info["compiler"] = description.compiler;
-  info["kernel_cache"] = description.cache_directory;
-  info["shipped_kernels"] = description.shipped_kernels;
-  return info;
-}
-
-// {name: index} of the GPUs that a call can be planned for without one.
-nb::dict described_devices() {
-  nb::dict devices;
-  int index = gpu::first_described;
-  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
-    devices[nb::str(device.name.c_str())] = index++;
-  }
-  return devices;
-}
-
-nb::dict peak_info(int threads, double seconds) {
-  bench::Peak peak;
-  {
-    const nb::gil_scoped_release unlocked;
-    peak = bench::measure_peak(threads, seconds);
-  }
-  nb::dict info;
-  info["threads"] = peak.threads;
-  info["f32_gflops"] = peak.f32_gflops;
-  info["bf16_gflops"] = peak.bf16_gflops;
-  info["f32_instructions"] = peak.f32_instructions;
-  return info;
-}
-
 // The log's messages go to a Python function, kept for ever: Python may be gone when a thread last logs.
 PyObject*& log_function() {
   static PyObject* function = nullptr;
@@ -333,6 +269,112 @@ bool is_repeated(nb::module_& m) {
   return true;
 }
 
+void define_enums(nb::module_& m) {
+  nb::enum_<DType>(m, "DType")
+      .value("f32", DType::f32)
+      .value("f16", DType::f16)
+      .value("bf16", DType::bf16)
+      .value("e4m3", DType::e4m3)
+      .value("i32", DType::i32)
+      .value("i64", DType::i64)
+      .value("s8", DType::s8);
+  nb::enum_<Precision>(m, "Precision")
+      .value("exact", Precision::exact)
+      .value("fp8", Precision::fp8)
+      .value("int8", Precision::int8)
+      .value("int8_accurate", Precision::int8_accurate);
+  nb::enum_<Granularity>(m, "Granularity")
+      .value("tensor", Granularity::tensor)
+      .value("head", Granularity::head)
+      .value("block", Granularity::block)
+      .value("row", Granularity::row);
+  nb::enum_<Device::Kind>(m, "DeviceKind").value("cpu", Device::Kind::cpu).value("cuda", Device::Kind::cuda);
+}
+
+void define_classes(nb::module_& m) {
+  nb::class_<Tensor>(m, "Tensor", "A view: address, dtype, shape, strides in elements, device.")
+      .def(nb::new_(&make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"),
+           nb::arg("device_kind") = Device::Kind::cpu, nb::arg("device_index") = 0);
+  nb::class_<Options>(m, "Options")
+      .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
+           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
+           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
+           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("threads") = 0)
+      .def_ro("threads", &Options::threads);
+}
+
+void define_calls(nb::module_& m) {
+  m.attr("FORWARD") = names_of(input_fields, forward_outputs);
+  m.attr("BACKWARD") = names_of(input_fields, backward_inputs, backward_outputs);
+  m.def("know_torch", &know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"), nb::arg("bytes"),
+        nb::arg("empty_like"), nb::arg("exchange").none());
+  m.def("forward_tensors", &run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"),
+        nb::arg("recording"));
+  m.def("forward", &run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
+  m.def("backward", &run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
+}
+
+void define_plans(nb::module_& m) {
+  m.def(
+      "explain",
+      [](const nb::tuple& arrays, const Options& options, bool backward) {
+        return planned(arrays, options, backward, [](const auto&... call) { return explain(call...); });
+      },
+      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
+  m.def(
+      "workspace_bytes",
+      [](const nb::tuple& arrays, const Options& options, bool backward) {
+        return planned(arrays, options, backward,
+                       [](const auto&... call) { return workspace_bytes(call...); });
+      },
+      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
+}
+
+void define_quantize(nb::module_& m) {
+  m.def(
+      "quantize",
+      [](const Tensor& x, const Tensor& codes, const Tensor& scales, std::optional<Tensor> mean,
+         Granularity granularity, bool hadamard, std::optional<Tensor> cos, std::optional<Tensor> sin,
+         bool interleaved, int threads, std::uintptr_t stream) {
+        const nb::gil_scoped_release unlocked;
+        quantize({.x = x,
+                  .codes = codes,
+                  .scales = scales,
+                  .mean = mean.value_or(Tensor{}),
+                  .granularity = granularity,
+                  .hadamard = hadamard,
+                  .cos = cos.value_or(Tensor{}),
+                  .sin = sin.value_or(Tensor{}),
+                  .interleaved = interleaved},
+                 make_execution(threads, stream));
+      },
+      nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
+      nb::arg("hadamard"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
+      nb::arg("threads"), nb::arg("stream") = 0);
+}
+
+void define_the_rest(nb::module_& m) {
+  m.def("jax_handlers", [] {
+    nb::dict handlers;  // (target, platform) -> what jax.ffi.register_ffi_target takes
+    for (const auto& handler : jax_handlers()) {
+      handlers[nb::make_tuple(handler.target, handler.platform)] = nb::capsule(handler.function);
+    }
+    return handlers;
+  });
+  m.def(
+      "set_log",
+      [](int level, nb::object write) {
+        log_function() = write.release().ptr();
+        set_log(static_cast<LogLevel>(level), &write_log);
+      },
+      nb::arg("level"), nb::arg("write"));
+  m.def("version", &version);
+  m.def("cpu_info", &cpu_info);
+  m.def("gpu_info", &gpu_info);
+  m.def("described_devices", &described_devices);
+  m.def("measure_peak", &peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
+}
+
 }  // namespace
 }  // namespace tandem::python
 
@@ -343,100 +385,10 @@ NB_MODULE(_core, m) {
   // A daemon thread that is inside a call as the interpreter ends keeps its objects.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(py::translate);
-
-  nb::enum_<tandem::DType>(m, "DType")
-      .value("f32", tandem::DType::f32)
-      .value("f16", tandem::DType::f16)
-      .value("bf16", tandem::DType::bf16)
-      .value("e4m3", tandem::DType::e4m3)
-      .value("i32", tandem::DType::i32)
-      .value("i64", tandem::DType::i64)
-      .value("s8", tandem::DType::s8);
-  nb::enum_<tandem::Precision>(m, "Precision")
-      .value("exact", tandem::Precision::exact)
-      .value("fp8", tandem::Precision::fp8)
-      .value("int8", tandem::Precision::int8)
-      .value("int8_accurate", tandem::Precision::int8_accurate);
-  nb::enum_<tandem::Granularity>(m, "Granularity")
-      .value("tensor", tandem::Granularity::tensor)
-      .value("head", tandem::Granularity::head)
-      .value("block", tandem::Granularity::block)
-      .value("row", tandem::Granularity::row);
-  nb::enum_<tandem::Device::Kind>(m, "DeviceKind")
-      .value("cpu", tandem::Device::Kind::cpu)
-      .value("cuda", tandem::Device::Kind::cuda);
-
-  nb::class_<tandem::Tensor>(m, "Tensor", "A view: address, dtype, shape, strides in elements, device.")
-      .def(nb::new_(&py::make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"),
-           nb::arg("strides"), nb::arg("device_kind") = tandem::Device::Kind::cpu,
-           nb::arg("device_index") = 0);
-  nb::class_<py::Options>(m, "Options")
-      .def(nb::new_(&py::make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
-           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
-           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
-           nb::arg("precision") = tandem::Precision::exact, nb::arg("strict") = false, nb::arg("threads") = 0)
-      .def_ro("threads", &py::Options::threads);
-
-  m.attr("FORWARD") = py::names_of(py::input_fields, py::forward_outputs);
-  m.attr("BACKWARD") = py::names_of(py::input_fields, py::backward_inputs, py::backward_outputs);
-  m.def("know_torch", &py::know_torch, nb::arg("types"), nb::arg("strided"), nb::arg("dtypes"),
-        nb::arg("bytes"), nb::arg("empty_like"), nb::arg("exchange").none());
-  m.def("forward_tensors", &py::run_tensors, nb::arg("inputs"), nb::arg("options"), nb::arg("return_lse"),
-        nb::arg("recording"));
-  m.def("forward", &py::run_forward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
-  m.def("backward", &py::run_backward, nb::arg("arrays"), nb::arg("options"), nb::arg("stream") = 0);
-  m.def(
-      "explain",
-      [](const nb::tuple& arrays, const py::Options& options, bool backward) {
-        return py::planned(arrays, options, backward,
-                           [](const auto&... call) { return tandem::explain(call...); });
-      },
-      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
-  m.def(
-      "workspace_bytes",
-      [](const nb::tuple& arrays, const py::Options& options, bool backward) {
-        return py::planned(arrays, options, backward,
-                           [](const auto&... call) { return tandem::workspace_bytes(call...); });
-      },
-      nb::arg("arrays"), nb::arg("options"), nb::arg("backward"));
-  m.def("jax_handlers", [] {
-    nb::dict handlers;  // (target, platform) -> what jax.ffi.register_ffi_target takes
-    for (const auto& handler : py::jax_handlers()) {
-      handlers[nb::make_tuple(handler.target, handler.platform)] = nb::capsule(handler.function);
-    }
-    return handlers;
-  });
-  m.def(
-      "quantize",
-      [](const tandem::Tensor& x, const tandem::Tensor& codes, const tandem::Tensor& scales,
-         std::optional<tandem::Tensor> mean, tandem::Granularity granularity, bool hadamard,
-         std::optional<tandem::Tensor> cos, std::optional<tandem::Tensor> sin, bool interleaved, int threads,
-         std::uintptr_t stream) {
-        const nb::gil_scoped_release unlocked;
-        tandem::quantize({.x = x,
-                          .codes = codes,
-                          .scales = scales,
-                          .mean = mean.value_or(tandem::Tensor{}),
-                          .granularity = granularity,
-                          .hadamard = hadamard,
-                          .cos = cos.value_or(tandem::Tensor{}),
-                          .sin = sin.value_or(tandem::Tensor{}),
-                          .interleaved = interleaved},
-                         py::make_execution(threads, stream));
-      },
-      nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
-      nb::arg("hadamard"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
-      nb::arg("threads"), nb::arg("stream") = 0);
-  m.def(
-      "set_log",
-      [](int level, nb::object write) {
-        py::log_function() = write.release().ptr();
-        tandem::set_log(static_cast<tandem::LogLevel>(level), &py::write_log);
-      },
-      nb::arg("level"), nb::arg("write"));
-  m.def("version", &tandem::version);
-  m.def("cpu_info", &py::cpu_info);
-  m.def("gpu_info", &py::gpu_info);
-  m.def("described_devices", &py::described_devices);
-  m.def("measure_peak", &py::peak_info, nb::arg("threads"), nb::arg("seconds") = 0.2);
+  py::define_enums(m);
+  py::define_classes(m);
+  py::define_calls(m);
+  py::define_plans(m);
+  py::define_quantize(m);
+  py::define_the_rest(m);
 }

@@ -1,0 +1,22 @@
+// What tandem.info() and the planner's devices are made of.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tandem::python {
+
+namespace nb = nanobind;
+
+/// The instruction sets of this processor, and the one that calls take.
+nb::dict cpu_info();
+
+/// By the names that `tandem info --json` has.
+nb::dict gpu_info();
+
+/// {name: index} of the GPUs that a call can be planned for without one.
+nb::dict described_devices();
+
+/// The processor's arithmetic peak, measured for `seconds` by so many threads.
+nb::dict peak_info(int threads, double seconds);
+
+}  // namespace tandem::python
