@@ -44,7 +44,7 @@ TEST(Contract13_Independence, DevicesAndStreams) {
 }
 
 // 14. Memory: what a call needs is known beforehand and grows linearly at most. (That a call with a workspace
-// does not allocate is in allocation.cpp, a program of its own.)
+// does not allocate is in allocation_test.cpp, a program of its own.)
 
 /// The workspace of one head with `seqlen` queries and keys. The tensors are only described: they have no
 /// memory.
