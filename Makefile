@@ -29,7 +29,7 @@ test:
 bench:
 	scripts/bootstrap
 	scripts/install_python
-	$(python) bench/cpu_vs_torch.py
+	$(python) bench cpu
 
 lint:
 	scripts/bootstrap

@@ -2,23 +2,21 @@
 
 Runs the program of bench/accuracy.cpp; the gradients come from the installed package.
 
-    python bench/accuracy.py                 table on the screen, JSON and plot under build/bench
-    python bench/accuracy.py --record        also docs/results/low-precision-accuracy.md, .json and .png
+    python bench accuracy                 table on the screen, JSON and plot under build/bench
+    python bench accuracy --record        also docs/results/low-precision-accuracy.md, .json and .png
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import results
+import harness
 import tandem
 import torch
 
@@ -49,15 +47,9 @@ def program(binary: Path, **options: Any) -> dict[str, Any]:
     return record
 
 
-def safetensors(path: Path) -> tuple[dict[str, Any], bytes]:
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
 def real_inputs(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """A raw file for each layer of the demo's data, with the options that describe it."""
-    header, data = safetensors(results.ROOT / "data" / "minilm.safetensors")
+    header, data = harness.safetensors(harness.ROOT / "data" / "minilm.safetensors")
     layers, tokens, heads, head_dim = header["q"]["shape"]
     size = 2 * tokens * heads * head_dim
     inputs = []
@@ -120,8 +112,7 @@ def pooled(records: list[dict[str, Any]], recipe: str) -> float:
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "--:|" * (len(header) - 1)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+    return [*harness.markdown_table(header, rows, rule="--:|"), ""]
 
 
 def markdown(meta: dict[str, Any], records: dict[str, Any]) -> str:
@@ -186,11 +177,7 @@ def markdown(meta: dict[str, Any], records: dict[str, Any]) -> str:
 
 def plot(records: dict[str, Any], path: Path) -> None:
     """How many times smaller the error of each recipe is, by input."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = harness.pyplot()
     shown = (PAPER, "fp8", "fp8 strict", "int8", "int8 strict", "int8-accurate")
     inputs = {"paper": records["seeds"][0], **records["inputs"]}
     figure, axis = plt.subplots(figsize=(12, 4.2), layout="constrained")
@@ -207,30 +194,27 @@ def plot(records: dict[str, Any], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = results.ROOT / "build" / "release" / "bench" / "accuracy"
+    parser = harness.parser(__doc__)
+    default = harness.BUILD / "accuracy"
     parser.add_argument(
         "--program", type=Path, default=default, help="what bench/accuracy.cpp was built into"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--output", type=Path, default=results.ROOT / "build" / "bench")
+    parser.add_argument("--output", type=Path, default=harness.ROOT / "build" / "bench")
     parser.add_argument("--record", action="store_true", help=f"also write docs/results/{STEM}.*")
     args = parser.parse_args()
     meta = {
-        "machine": results.machine(),
-        "commit": results.commit(),
-        "command": "python bench/accuracy.py" + (" --quick" if args.quick else ""),
+        "machine": harness.machine(),
+        "commit": harness.commit(),
+        "command": harness.command(),
     }
     records = measure(args.program, args.quick)
     records["gradients"] = gradients(128 if args.quick else 1024)
     page = markdown(meta, records)
     print(page)
-    folders = [args.output, *([results.ROOT / "docs" / "results"] if args.record else [])]
+    folders = [args.output, *([harness.RESULTS] if args.record else [])]
     for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{STEM}.json").write_text(json.dumps({**meta, **records}, indent=1) + "\n")
+        harness.write_json({**meta, **records}, folder / f"{STEM}.json")
         (folder / f"{STEM}.md").write_text(page + f"\n![Accuracy by input]({STEM}.png)\n")
         plot(records, folder / f"{STEM}.png")
     return 0

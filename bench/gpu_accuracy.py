@@ -1,7 +1,7 @@
 """The error of fp16 and bf16 attention on inputs with outliers, as the FlashAttention-3 paper measures it.
 
-    python bench/gpu_accuracy.py [--device cuda] [--seqlen 8192] [--heads 16] [--json FILE]
-    python bench/gpu_accuracy.py --precision [--seqlen 4096] [--heads 4]     8 bits instead
+    python bench gpu-accuracy [--device cuda] [--seqlen 8192] [--heads 16] [--json FILE]
+    python bench gpu-accuracy --precision [--seqlen 4096] [--heads 4]     8 bits instead
 
 Inputs are N(0, 1) + N(0, 100) * Bernoulli(0.001), rounded to the dtype. RMSE against the formula in fp64,
 of Tandem and of the standard implementation: scores, probabilities and result in the dtype, each computed in
@@ -12,19 +12,16 @@ describes them) and on the real Q, K, V of data/minilm.safetensors, and how many
 one e4m3 scale a tensor. Recipes that no precision has bring their codes from tandem.quantize. Beside them
 TFLOP/s at seqlen 16384, 16 heads of 128: of the whole call, and of attention to codes that are there. Bars on
 the outliers, full: fp8 2.2, int8 6, int8-accurate 10. The cost of fewer promotions is the CPU's to tell
-(bench/accuracy.py): the GPU kernel promotes every tile.
+(`python bench accuracy`): the GPU kernel promotes every tile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import struct
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import gpu_speed
+import harness
 import tandem
 import torch
 
@@ -91,12 +88,10 @@ def kind_of_inputs(kind: str, shape: tuple[int, ...], device: str) -> list[torch
 
 def real_inputs(layer: int, device: str) -> list[torch.Tensor]:
     """q, k and v of a layer of the demo's model."""
-    data = (Path(__file__).resolve().parents[1] / "data" / "minilm.safetensors").read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
+    header, data = harness.safetensors(harness.ROOT / "data" / "minilm.safetensors")
     tensors = []
     for name in "qkv":
-        begin, end = (8 + length + at for at in header[name]["data_offsets"])
+        begin, end = header[name]["data_offsets"]
         every = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float16).view(header[name]["shape"])
         tensors.append(every[layer : layer + 1].to(device))
     return tensors
@@ -152,8 +147,8 @@ def recipe_errors(tensors: list[torch.Tensor]) -> dict[str, float]:
 def tflops(call: Callable[[], object], flops: float) -> float:
     """The best of five rounds."""
     call()
-    timed = gpu_speed.Timed(call)
-    return flops / min(timed.round(gpu_speed.ROUND_MS) for _ in range(5)) / 1e6
+    times = harness.in_turn({"tandem": harness.OnGpu(call)}, 5, harness.ROUND_MS)["tandem"]
+    return flops / min(times) / 1e6
 
 
 def recipe_speeds() -> dict[str, tuple[float, float | None]]:
@@ -212,25 +207,18 @@ def compare_dtypes(args: argparse.Namespace, document: dict) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "commit", "json")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", action="store_true", help="the 8-bit settings")
     parser.add_argument("--seqlen", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    commit = args.commit or gpu_speed.commit()
-    device = torch.cuda.get_device_name() if args.device == "cuda" else args.device
-    document = {"device": device, "commit": commit, "command": " ".join(sys.argv)}
-    document |= {**gpu_speed.surroundings(), "rows": []}
-    print(f"{device}, commit {commit}, seqlen {args.seqlen}, {args.heads} heads of {args.head_dim}")
+    document = {**harness.origin(harness.device_name(args.device), args.commit), "rows": []}
+    sizes = f"seqlen {args.seqlen}, {args.heads} heads of {args.head_dim}"
+    print(f"{document['device']}, commit {document['commit']}, {sizes}")
     met = compare_precisions(args, document) if args.precision else compare_dtypes(args, document)
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    harness.write_json(document, args.json)
     return 0 if met else 1
 
 

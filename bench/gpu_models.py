@@ -1,6 +1,6 @@
 """A Llama-shaped model on a GPU, by its attention: tokens a second of training and of generation.
 
-    python bench/gpu_models.py [--seqlen 8192] [--steps 50] [--json FILE]
+    python bench gpu-models [--seqlen 8192] [--steps 50] [--json FILE]
 
 Training: the same weights and batches with attn_implementation "tandem", "sdpa" and "eager", blocks of steps
 of each in turn in one process, so that heat weighs on all alike; the median block counts, the first (kernels
@@ -11,15 +11,13 @@ are found, memory is taken) left out. Generation: greedy, batch 16, with a cache
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import gpu_speed
+import harness
 import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -63,9 +61,10 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.batches = torch.Generator(device=args.device).manual_seed(1)
         self.losses: list[torch.Tensor] = []
-        self.seconds: list[float] = []
 
-    def block(self, steps: int) -> None:
+    def round(self, milliseconds: float) -> list[float]:
+        """Seconds a step of one block of steps."""
+        steps = max(1, self.args.steps // BLOCKS)
         shape = (self.args.batch, self.args.seqlen)
         wait(self.args.device)
         start = time.perf_counter()
@@ -79,51 +78,56 @@ class Training:
             self.optimizer.step()
             self.losses.append(loss.detach())
         wait(self.args.device)
-        self.seconds.append((time.perf_counter() - start) / steps)
-
-    def result(self) -> dict[str, Any]:
-        tokens = self.args.batch * self.args.seqlen
-        return {
-            "tokens_per_second": tokens / statistics.median(self.seconds[1:]),
-            "seconds_per_step": self.seconds,
-            "losses": torch.stack(self.losses).tolist(),
-        }
+        return [(time.perf_counter() - start) / steps]
 
 
 def train(kinds: list[str], args: argparse.Namespace) -> dict[str, Any]:
     runs = {kind: Training(kind, args) for kind in kinds}
-    for _ in range(BLOCKS):
-        for run in runs.values():
-            run.block(max(1, args.steps // BLOCKS))
-    return {kind: run.result() for kind, run in runs.items()}
+    tokens = args.batch * args.seqlen
+    return {
+        kind: {
+            "tokens_per_second": tokens / statistics.median(seconds[1:]),
+            "seconds_per_step": seconds,
+            "losses": torch.stack(runs[kind].losses).tolist(),
+        }
+        for kind, seconds in harness.in_turn(runs, BLOCKS, 0.0).items()
+    }
+
+
+class Generation:
+    """Greedy generation by a model that others share, on one implementation of attention."""
+
+    def __init__(self, kind: str, model: Any, prompt: torch.Tensor, args: argparse.Namespace) -> None:
+        self.kind = kind
+        self.model = model
+        self.args = args
+        self.inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+
+    def round(self, milliseconds: float) -> list[float]:
+        """Seconds of one generation."""
+        self.model.set_attn_implementation(self.kind)
+        wait(self.args.device)
+        start = time.perf_counter()
+        new = {"max_new_tokens": self.args.new_tokens, "do_sample": False, "use_cache": True}
+        self.model.generate(**self.inputs, **new)
+        wait(self.args.device)
+        return [time.perf_counter() - start]
 
 
 def generate(kinds: list[str], args: argparse.Namespace) -> dict[str, Any]:
     model = make_model(args).eval()
     ids = torch.randint(1, args.vocabulary, (args.generation_batch, args.prompt), device=args.device)
-    mask = torch.ones_like(ids)
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(8):  # of which the first warms up; runs differ by several percent
-        for kind in kinds:
-            model.set_attn_implementation(kind)
-            wait(args.device)
-            start = time.perf_counter()
-            model.generate(
-                ids, attention_mask=mask, max_new_tokens=args.new_tokens, do_sample=False, use_cache=True
-            )
-            wait(args.device)
-            seconds[kind].append(time.perf_counter() - start)
+    runs = {kind: Generation(kind, model, ids, args) for kind in kinds}
     tokens = args.generation_batch * args.new_tokens
+    # Of eight rounds, the first warms up; they differ by several percent.
     return {
-        kind: {"tokens_per_second": tokens / statistics.median(times[1:]), "seconds": times}
-        for kind, times in seconds.items()
+        kind: {"tokens_per_second": tokens / statistics.median(seconds[1:]), "seconds": seconds}
+        for kind, seconds in harness.in_turn(runs, 8, 0.0).items()
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "commit", "json")
     parser.add_argument("--device", default="cuda")
     for name, default in (
         ("seqlen", 8192),
@@ -139,18 +143,12 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kinds", default="tandem,sdpa,eager")
-    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     tandem.integrations.transformers.register()
-    commit = args.commit or gpu_speed.commit()
     kinds = args.kinds.split(",")
     document: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else args.device,
-        "torch": torch.__version__,
+        **harness.origin(harness.device_name(args.device), args.commit),
         "transformers": transformers.__version__,
-        "commit": commit,
-        "command": " ".join(sys.argv),
         "sizes": {name: value for name, value in vars(args).items() if isinstance(value, int)},
     }
     print(", ".join(str(document[name]) for name in ("device", "torch", "transformers", "commit")))
@@ -162,8 +160,7 @@ def main() -> int:
         for kind, result in results.items():
             print(f"{what} {kind:8}{result['tokens_per_second']:12.0f} tokens/s", end="")
             print(f"   last loss {result['losses'][-1]:.4f}" if "losses" in result else "", flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(document) + "\n")
+        harness.write_json(document, args.json)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/results/gpu-*.md from the JSON of gpu_speed.py and gpu_accuracy.py beside them.
+"""Writes the tables of docs/results/gpu-*.md from the JSON of gpu-speed and gpu-accuracy beside them.
 
-    python bench/gpu_pages.py [--check] [PAGE ...]
+    python bench gpu-pages [--check] [PAGE ...]
 
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from docs/results/NAME.json, the rest of the page is left as it is. --check changes nothing and
@@ -12,25 +12,19 @@ device.
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
+import harness
+from harness import geometric_mean, markdown_table
+
 NAMES = {"tandem": "Tandem", "cudnn": "cuDNN", "fa2": "FA2", "fa3": "FA3 (by ratio)"}
 FA3_THERE = "FA3 (its own run)"
 BLOCK = re.compile(r"(<!-- from (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(v) for v in values))
 
 
 def mask_of(cell: dict) -> str:
@@ -39,7 +33,7 @@ def mask_of(cell: dict) -> str:
 
 def fa3_tables(device: str) -> list[dict]:
     """What was measured of FlashAttention-3, on the same kind of device first."""
-    tables = json.loads((ROOT / "bench" / "fa3_ratios.json").read_text())["tables"]
+    tables = json.loads((harness.ROOT / "bench" / "fa3_ratios.json").read_text())["tables"]
     return sorted(tables, key=lambda table: table["device"] != device)
 
 
@@ -102,11 +96,6 @@ def of_best(tflops: dict[str, float]) -> float | None:
     return tflops["tandem"] / max(others) if others else None
 
 
-def table(header: list[str], rows: Iterable[list[object]]) -> list[str]:
-    lines = ["| " + " | ".join(map(str, line)) + " |" for line in (header, *rows)]
-    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
-
-
 def number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -125,7 +114,7 @@ def cells(document: dict) -> list[str]:
         for cell, tflops in zip(measured, speeds, strict=True)
     ]
     header = ["head_dim", "mask", "seqlen", *(NAMES[name] for name in names), "Tandem / best"]
-    lines = table(
+    lines = markdown_table(
         header + [FA3_THERE] * any(there),
         (
             [cell["head_dim"], mask_of(cell), cell["seqlen"]]
@@ -164,7 +153,7 @@ def precision(document: dict) -> list[str]:
     of_fp8 = [e["tflops"]["int8 kernel"] / e["tflops"]["fp8 kernel"] for e in entries]
     there = [fa3_there(e, device, "fp8") for e in entries]
     settings = ("fp8", "int8", "int8-accurate")
-    lines = table(
+    lines = markdown_table(
         ["head_dim", "mask", "seqlen", "bf16", "fp8", "FA3 (by ratio)", "fp8 / FA3", "int8", "int8 / fp8"]
         + ["int8-accurate", *(f"whole {s} / bf16" for s in settings)]
         + [FA3_THERE] * any(there),
@@ -195,13 +184,13 @@ def precision(document: dict) -> list[str]:
 
 
 def ablation(document: dict) -> list[str]:
-    return table(
+    return markdown_table(
         ["variant", "TFLOP/s"], ([e["variant"], number(e["tflops"], 1)] for e in document["ablation"])
     )
 
 
 def varlen(document: dict) -> list[str]:
-    return table(
+    return markdown_table(
         ["pass", "head_dim", "packed sequences", "mask", "packed us", "dense us", "packed / dense"],
         (
             [e.get("pass", "forward"), e["head_dim"], e["sequences"], mask_of(e)]
@@ -213,7 +202,7 @@ def varlen(document: dict) -> list[str]:
 
 
 def errors(document: dict) -> list[str]:
-    return table(
+    return markdown_table(
         ["dtype", "mask", "standard RMSE", "Tandem RMSE", "ratio"],
         (
             [
@@ -235,14 +224,16 @@ def wrapped(text: str) -> list[str]:
 def command(document: dict) -> str:
     """As it is given in a checkout: without what names files and the commit."""
     words = document["command"].split()
-    kept = []
+    if words[:2] == ["python", "bench"]:
+        kept, words = words[:3], words[3:]
+    else:  # before there was one front, the path of a script, from anywhere
+        script, *words = words[words[0] == "python" :]
+        kept = ["python", "bench/" + Path(script).name]
     while words:
         word = words.pop(0)
         if word in ("--program", "--commit", "--json", "--plot"):
             words.pop(0)
-        elif not kept and word != "python":
-            kept = ["python", "bench/" + Path(word).name]
-        elif word != "python":
+        else:
             kept.append(word)
     return " ".join(kept)
 
@@ -295,10 +286,8 @@ def page_from_json(text: str, folder: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pages", type=Path, nargs="*", default=sorted(RESULTS.glob("gpu-*.md")))
+    parser = harness.parser(__doc__)
+    parser.add_argument("pages", type=Path, nargs="*", default=sorted(harness.RESULTS.glob("gpu-*.md")))
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     stale = []

@@ -1,7 +1,7 @@
 """A small transformer learns the demonstration's text twice: on Tandem and on PyTorch's math attention.
 
-    python bench/loss_curves.py [--device cuda] [--steps 400] [--json FILE] [--plot FILE]
-    python bench/loss_curves.py --from FILE --plot FILE
+    python bench loss-curves [--device cuda] [--steps 400] [--json FILE] [--plot FILE]
+    python bench loss-curves --from FILE --plot FILE
 
 Both start from the same weights and read the same batches, for two seeds; what is compared is the distance of
 the two curves of one seed, which should be less than that of one implementation's curves of two seeds. The
@@ -10,20 +10,18 @@ exit status is 1 if it is not. Causal, grouped queries, a window in every other 
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import harness
 import tandem
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ROOT = Path(__file__).resolve().parent.parent
 CONTEXT, BATCH, WIDTH, HEADS, HEADS_KV, LAYERS, WINDOW = 256, 16, 256, 4, 2, 4, 63
 SMOOTH = 20  # steps that a point of a compared curve is the mean of
 
@@ -84,7 +82,9 @@ def train(attend: Attend, seed: int, steps: int, device: str) -> list[float]:
     torch.manual_seed(seed)
     model = Transformer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    text = torch.frombuffer(bytearray((ROOT / "data" / "alice.txt").read_bytes()), dtype=torch.uint8).long()
+    text = torch.frombuffer(
+        bytearray((harness.ROOT / "data" / "alice.txt").read_bytes()), dtype=torch.uint8
+    ).long()
     losses = []
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 1e-3 * min(1.0, (step + 1) / 20)
@@ -115,17 +115,7 @@ def measure(device: str, steps: int) -> dict:
         start = time.perf_counter()
         runs[name] = [train(attend, seed, steps, device) for seed in (0, 1)]
         seconds[name] = time.perf_counter() - start
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-    ).stdout.strip()
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "torch": torch.__version__,
-        "commit": commit,
-        "command": " ".join(sys.argv),
-        "seconds": seconds,
-        "losses": runs,
-    }
+    return {**harness.origin(harness.device_name(device)), "seconds": seconds, "losses": runs}
 
 
 def report(document: dict) -> bool:
@@ -144,12 +134,7 @@ def report(document: dict) -> bool:
 
 
 def plot(document: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    figure, axes = harness.pyplot().subplots(figsize=(7, 4))
     for name, style in (("math", "-"), ("tandem", ":")):
         for seed, curve in enumerate(document["losses"][name]):
             points = smooth(curve)
@@ -168,19 +153,13 @@ def plot(document: dict, path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "json", "plot", "from")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    parser.add_argument("--from", dest="source", type=Path)
     args = parser.parse_args()
     document = json.loads(args.source.read_text()) if args.source else measure(args.device, args.steps)
     agree = report(document)
-    if args.json:
-        args.json.write_text(json.dumps(document) + "\n")
+    harness.write_json(document, args.json, indent=None)
     if args.plot:
         plot(document, args.plot)
     return 0 if agree else 1

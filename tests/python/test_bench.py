@@ -12,6 +12,18 @@ import pytest
 pytest.importorskip("matplotlib", reason="the benchmark draws with matplotlib")
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCH = [sys.executable, ROOT / "bench"]
+
+
+def test_the_front_lists_every_benchmark() -> None:
+    listed = subprocess.run(BENCH, capture_output=True, text=True, check=True).stdout
+    names = {line.split()[0] for line in listed.split("README.md")[1].splitlines() if line.startswith("  ")}
+    scripts = {p.stem for p in (ROOT / "bench").glob("*.py") if "__main__" in p.read_text()} - {"__main__"}
+    assert scripts == {name.replace("-", "_") for name in names} - {"cpu_share", "gpu_overhead"}
+    page = (ROOT / "bench" / "README.md").read_text()
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+    unknown = subprocess.run([*BENCH, "gpu_speed"], capture_output=True, text=True, check=False)
+    assert unknown.returncode == 2 and "gpu-speed" in unknown.stderr
 
 
 def test_one_small_grid(tmp_path: Path) -> None:
@@ -29,7 +41,7 @@ def test_one_small_grid(tmp_path: Path) -> None:
         "--head-dim",
         "64",
     ]
-    command = [sys.executable, ROOT / "bench" / "cpu_vs_torch.py", *options, "--output", tmp_path]
+    command = [*BENCH, "cpu", *options, "--output", tmp_path]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "cpu.json").read_text())
@@ -47,7 +59,7 @@ def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
     program = ROOT / "build" / "release" / "bench" / "accuracy"
     if not program.exists():
         pytest.skip(f"{program} is not built")
-    command = [sys.executable, ROOT / "bench" / "accuracy.py", "--quick", "--output", tmp_path]
+    command = [*BENCH, "accuracy", "--quick", "--output", tmp_path]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "low-precision-accuracy.json").read_text())
@@ -64,17 +76,19 @@ def test_accuracy_of_eight_bits(tmp_path: Path) -> None:
 
 def test_overhead_is_measured_beside_pytorchs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    command = [sys.executable, ROOT / "bench" / "python_overhead.py", "--device", "cpu", "--rounds", "2"]
+    command = [*BENCH, "host-overhead", "--device", "cpu", "--rounds", "2"]
     result = subprocess.run(
         [*command, "--json", tmp_path / "us.json"], capture_output=True, text=True, check=False
     )
     assert result.returncode in (0, 1), result.stdout + result.stderr  # 1: above the bar, on a busy machine
-    us = json.loads((tmp_path / "us.json").read_text())["us"]
+    document = json.loads((tmp_path / "us.json").read_text())
+    assert document["command"].startswith("python bench host-overhead --device cpu --rounds 2")
+    us = document["us"]
     assert {"flash_attn_func", "sdpa"} < us.keys() and all(0 < value < 1e5 for value in us.values())
 
 
 def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "bench" / "gpu_pages.py"]
+    command = [*BENCH, "gpu-pages"]
     assert subprocess.run([*command, "--check"], check=False).returncode == 0
     cell = {
         "pass": "forward",
@@ -108,8 +122,10 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
         "gemm_fp8_tflops": 1000.0,
         "precision": [{**cell, "tflops": speeds}],
     }
+    document["command"] = "python bench gpu-speed --precision fp8 --json one.json --rounds 2"
     (tmp_path / "one.json").write_text(json.dumps(document))
     assert subprocess.run([*command, page], check=False).returncode == 0
+    assert "\n    python bench gpu-speed --precision fp8 --rounds 2\n" in page.read_text()
     row = "| 64 | causal | 512 | 200 | 308 | 154 | 2.00 | 100 | 0.32 | 100 | 0.75 | 0.50 | 0.50 |"
     assert row in page.read_text()  # FA3 was 0.154 of an FP8 product here
     assert "by the bf16 product fp8 / FA3 is 2.394" in " ".join(page.read_text().split())
@@ -118,7 +134,7 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdefg"])
 def test_contenders_run_behind_each_other(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    from gpu_speed import in_turn
+    from harness import in_turn
 
     ran: list[str] = []
 
@@ -126,9 +142,9 @@ def test_contenders_run_behind_each_other(names: str, monkeypatch: pytest.Monkey
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def round(self, milliseconds: float) -> float:
+        def round(self, milliseconds: float) -> list[float]:
             ran.append(self.name)
-            return milliseconds
+            return [milliseconds]
 
     times = in_turn({name: Contender(name) for name in names}, 300, 12.0)
     assert times == {name: [12.0] * 300 for name in names}

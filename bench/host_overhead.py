@@ -1,6 +1,6 @@
 """Host time of a call from Python: tandem.flash_attn beside PyTorch's scaled_dot_product_attention.
 
-    python bench/python_overhead.py [--device cpu|cuda] [--json FILE]
+    python bench host-overhead [--device cpu|cuda] [--json FILE]
 
 On a GPU the calls are of a small problem and only their launches are timed, by the wall clock. On the CPU the
 batch is empty, so that everything but the arithmetic is done, and the thread's CPU time counts. Each number
@@ -9,15 +9,12 @@ is the least of many rounds of 20 calls, of all contenders in turn.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import gpu_speed
+import harness
 import torch
 from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
 
@@ -53,41 +50,41 @@ def contenders(device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+class Host:
+    """Microseconds of the calling thread, the mean of a few calls."""
+
+    def __init__(self, call: Callable[[], Any], device: str) -> None:
+        self.call = call
+        self.device = device
+        self.clock = time.perf_counter_ns if device == "cuda" else time.thread_time_ns
+
+    def round(self, milliseconds: float) -> list[float]:
+        self.call()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        start = self.clock()
+        for _ in range(CALLS):
+            self.call()
+        return [(self.clock() - start) / CALLS / 1000]
+
+
 def measure(device: str, rounds: int) -> dict[str, float]:
-    clock = time.perf_counter_ns if device == "cuda" else time.thread_time_ns
-    calls = contenders(device)
-    best = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            start = clock()
-            for _ in range(CALLS):
-                call()
-            best[name] = min(best[name], (clock() - start) / CALLS / 1000)
-    return best
+    calls = {name: Host(call, device) for name, call in contenders(device).items()}
+    return {name: min(us) for name, us in harness.in_turn(calls, rounds, 0.0).items()}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__, "commit", "json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--commit", help="what the package was built from, where that is no checkout")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    commit = args.commit or gpu_speed.commit()
-    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    us = measure(args.device, args.rounds)
-    print(f"{device}, PyTorch {torch.__version__}, commit {commit}: host microseconds a call")
+    document = harness.origin(harness.device_name(args.device), args.commit)
+    us = document["us"] = measure(args.device, args.rounds)
+    print("{device}, PyTorch {torch}, commit {commit}: host microseconds a call".format(**document))
     for name, value in us.items():
         print(f"{name:40}{value:7.1f}")
-    if args.json:
-        document = {"device": device, "torch": torch.__version__, "commit": commit, "us": us}
-        args.json.write_text(json.dumps({**document, "command": " ".join(sys.argv)}, indent=1) + "\n")
+    harness.write_json(document, args.json)
     return 0 if us["flash_attn_func"] < BAR_US else 1
 
 

@@ -7,9 +7,9 @@ is autograd's alone, with the forward pass before the clock starts; Tandem's is 
 times count, a cell's results are checked against fp64 on sampled rows, Tandem's with every output filled with
 NaN beforehand.
 
-    python bench/cpu_vs_torch.py             table on the screen, JSON and plot under build/bench
-    python bench/cpu_vs_torch.py --record    also docs/results/cpu.md, .json and .png
-    python bench/cpu_vs_torch.py --budget 60 --dtype f32 --head-dim 128 --pass forward
+    python bench cpu             table on the screen, JSON and plot under build/bench
+    python bench cpu --record    also docs/results/cpu.md, .json and .png
+    python bench cpu --budget 60 --dtype f32 --head-dim 128 --pass forward
 """
 
 from __future__ import annotations
@@ -20,22 +20,19 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import results
+import cpu_page
+import harness
 import tandem
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-# Workers of an OpenMP runtime spin for some milliseconds after their last region; the other side waits that
-# out.
-QUIET_SECONDS = 0.006
-# A turn repeats short calls for this long, so that a cell of 1 ms is measured as carefully as one of 1 s.
-TURN_SECONDS = 0.03
+# A round repeats short calls for this long, so that a cell of 1 ms is measured as carefully as one of 1 s.
+ROUND_MS = 30.0
 SAMPLED_ROWS = 48
 
 
@@ -62,22 +59,6 @@ class Cell:
         return (
             f"{self.direction} {self.dtype} d{self.head_dim} {mask} batch {self.batch} seqlen {self.seqlen}"
         )
-
-
-@dataclass
-class Side:
-    """Seconds of every call of one side."""
-
-    times: list[float] = field(default_factory=list)
-    error: float = 0.0
-
-    @property
-    def best(self) -> float:
-        return min(self.times)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.times)
 
 
 class Arena:
@@ -178,40 +159,17 @@ class Arena:
         return [dq, dk, dv], [rows] * 3
 
 
-def turn(call: Callable[[], Any], times: list[float]) -> None:
-    """One side's turn: times every call of at least one and about TURN_SECONDS."""
-    time.sleep(QUIET_SECONDS)
-    spent = 0.0
-    while spent < TURN_SECONDS:
-        start = time.perf_counter()
-        call()
-        elapsed = time.perf_counter() - start
-        times.append(elapsed)
-        spent += elapsed
-
-
 def measure(cell: Cell, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
     """Checks the cell, then measures both sides in turn for about `seconds` and at least `rounds` rounds."""
     end = time.perf_counter() + seconds
     arena = Arena(cell, threads)
-    sides = {"torch": Side(), "tandem": Side()}
-    sides["torch"].error, sides["tandem"].error, right = arena.errors()  # warms both sides up, too
-    calls: dict[str, Callable[[], Any]] = {"torch": arena.torch_call, "tandem": arena.tandem_call}
-    order = ["torch", "tandem"]
-    for done in itertools.count():
-        if done >= rounds and time.perf_counter() >= end:
-            break
-        for name in order:
-            turn(calls[name], sides[name].times)
-        order.reverse()  # each goes first as often
+    *errors, right = arena.errors()  # warms both sides up, too
+    sides = {"torch": harness.OnHost(arena.torch_call), "tandem": harness.OnHost(arena.tandem_call)}
+    times = harness.in_turn(sides, rounds, ROUND_MS, end - time.perf_counter())
     record: dict[str, Any] = {**asdict(cell), "flops": cell.flops, "right": right}
-    for name, side in sides.items():
-        record[name] = {
-            "best": side.best,
-            "median": side.median,
-            "calls": len(side.times),
-            "error": side.error,
-        }
+    for (name, us), error in zip(times.items(), errors, strict=True):
+        best, median = min(us) / 1e6, statistics.median(us) / 1e6
+        record[name] = {"best": best, "median": median, "calls": len(us), "error": error}
     return record
 
 
@@ -228,9 +186,7 @@ def grid(args: argparse.Namespace) -> list[Cell]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="threads of both sides (default 2)")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for the whole run (default 600)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each cell at least (default 3)")
@@ -246,7 +202,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--hidden", type=int, default=512, help="heads * head_dim (default 512)")
     parser.add_argument(
-        "--output", type=Path, default=results.ROOT / "build" / "bench", help="folder of JSON and plot"
+        "--output", type=Path, default=harness.ROOT / "build" / "bench", help="folder of JSON and plot"
     )
     parser.add_argument(
         "--record", action="store_true", help="also write docs/results/cpu.md, .json and .png"
@@ -264,7 +220,7 @@ def main() -> int:
     args = arguments()
     torch.set_num_threads(args.threads)
     gc.disable()  # nothing here makes cycles, and a collection in a timed call would count
-    report = results.Report(sys.argv, args.threads, tandem.info()["backends"]["cpu"]["target"])
+    report = cpu_page.Report(args.threads, tandem.info()["backends"]["cpu"]["target"])
     cells = grid(args)
     total = sum(map(cost, cells))
     for i, cell in enumerate(cells, 1):

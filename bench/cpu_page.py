@@ -1,23 +1,16 @@
-"""What a benchmark run leaves behind: a markdown table, a JSON file and a plot, with machine and commit."""
+"""What `python bench cpu` leaves behind: a page of tables, a JSON file and a plot."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import platform
-import shlex
-import subprocess
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import harness
 import tandem
 import torch
 from tandem import _core
 
-ROOT = Path(__file__).resolve().parent.parent
 PASSES = ("forward", "backward")
 
 METHOD = """\
@@ -29,46 +22,17 @@ Operations are 4 b h s^2 d forward, half of that if causal, 2.5 times that backw
 on sampled rows against fp64; every cell's result was within the contract's bound"""
 
 
-def geomean(values: Iterable[float]) -> float:
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else float("nan")
-
-
-def machine() -> str:
-    """Processor, cores and system in one line."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line
-        ]
-        model = names[0] if names else model
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-
-
-def commit() -> str:
-    """The commit that ran, marked if the working tree differs from it."""
-
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ("git", *args), cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with local changes" if changed else "")
-
-
 class Report:
     """The cells of a run and what they were measured on. Times are seconds, speeds GFLOP/s."""
 
-    def __init__(self, argv: list[str], threads: int, target: str) -> None:
+    def __init__(self, threads: int, target: str) -> None:
         self.start = time.perf_counter()
         self.threads = threads
         self.cells: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {
-            "machine": machine(),
-            "commit": commit(),
-            "command": shlex.join(["python", os.path.relpath(argv[0], ROOT), *argv[1:]]),
+            "machine": harness.machine(),
+            "commit": harness.commit(),
+            "command": harness.command(),
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
             "threads": threads,
             "tandem": f"{tandem.__version__} ({target})",
@@ -141,9 +105,10 @@ class Report:
                 medians = [self.ratio(c, "median") for c in cells]
                 large = [self.share(c) for c in cells if c["head_dim"] == 128 and c["seqlen"] >= 1024]
                 shares = f"{min(large):.0%} to {max(large):.0%}" if large and len(dtypes) == 1 else ""
+                mean, mean_of_medians = map(harness.geometric_mean, (ratios, medians))
                 lines.append(
                     f"| {direction} | {' and '.join(dtypes)} | {len(cells)} "
-                    f"| {geomean(ratios):.2f} ({geomean(medians):.2f}) | {min(ratios):.2f} "
+                    f"| {mean:.2f} ({mean_of_medians:.2f}) | {min(ratios):.2f} "
                     f"| {sum(r < 1.0 for r in ratios)} | {shares} |"
                 )
         return [*lines, ""]
@@ -171,28 +136,22 @@ class Report:
 
     def save(self, folder: Path, stem: str = "cpu") -> list[Path]:
         """Writes the JSON and the plot; returns where."""
-        folder.mkdir(parents=True, exist_ok=True)
         data = folder / f"{stem}.json"
-        data.write_text(json.dumps({**self.meta, "cells": self.cells}, indent=1) + "\n")
+        harness.write_json({**self.meta, "cells": self.cells}, data)
         picture = folder / f"{stem}.png"
         self.plot(picture)
         return [data, picture]
 
     def record(self) -> list[Path]:
         """Writes docs/results/cpu.*; returns where."""
-        folder = ROOT / "docs" / "results"
-        paths = self.save(folder)
-        page = folder / "cpu.md"
+        paths = self.save(harness.RESULTS)
+        page = harness.RESULTS / "cpu.md"
         page.write_text(self.markdown() + "\n![GFLOP/s by sequence length](cpu.png)\n")
         return [page, *paths]
 
     def plot(self, path: Path) -> None:
         """GFLOP/s by seqlen at the largest batch of each, a panel for each pass, dtype, head_dim and mask."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
+        plt = harness.pyplot()
         kinds = sorted(
             {(c["direction"], c["dtype"]) for c in self.cells},
             key=lambda k: (k[0] != "forward", k[1] != "f32"),

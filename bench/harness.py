@@ -1,0 +1,226 @@
+"""What the benchmarks share: contenders timed in turn, where and on what a run was, and the JSON it leaves.
+
+It needs neither the package nor PyTorch, so that `gpu-speed` runs where there are neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import shlex
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+BUILD = ROOT / "build" / "release" / "bench"
+#: how long a round of one contender takes on a GPU
+ROUND_MS = 12.0
+
+
+class Contender(Protocol):
+    """One of the things that a cell compares. It has run before, so that nothing is compiled in a round."""
+
+    def round(self, milliseconds: float) -> list[float]:
+        """Runs for about so long. Returns the times of single calls, or their mean, in any one unit."""
+        ...
+
+
+def in_turn(
+    contenders: Mapping[str, Contender], rounds: int, milliseconds: float, seconds: float = 0.0
+) -> dict[str, list[float]]:
+    """The times by contender: a round of each, then the next of each, for at least `rounds` and `seconds`.
+
+    Heat and clocks then weigh on all alike. A round is the slower the more power the one before it drew, so
+    the order differs from round to round, the same in every run.
+    """
+    order, last, end = random.Random(1), None, time.perf_counter() + seconds
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    done = 0
+    while done < rounds or time.perf_counter() < end:
+        names = order.sample(list(contenders), len(contenders))
+        if names[0] == last:  # nobody behind itself
+            names.reverse()
+        for name in names:
+            times[name] += contenders[name].round(milliseconds)
+        last = names[-1]
+        done += 1
+    return times
+
+
+class OnHost:
+    """Microseconds of single calls by the wall clock."""
+
+    #: Workers of an OpenMP runtime spin for some milliseconds after their last region; the next contender
+    #: waits that out.
+    quiet_seconds = 0.006
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def round(self, milliseconds: float) -> list[float]:
+        time.sleep(self.quiet_seconds)
+        times: list[float] = []
+        spent = 0.0
+        while spent < milliseconds * 1000:
+            start = time.perf_counter()
+            self.call()
+            times.append((time.perf_counter() - start) * 1e6)
+            spent += times[-1]
+        return times
+
+
+class OnGpu:
+    """Microseconds of calls on the current stream, by events: the mean of a round."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def time(self, calls: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            self.call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def round(self, milliseconds: float) -> list[float]:
+        one = self.time(1)
+        if one >= milliseconds:
+            return [one * 1000]
+        calls = int(milliseconds / one)
+        return [self.time(calls) * 1000 / calls]
+
+
+def tflops(flops: float, times: Mapping[str, list[float]]) -> dict[str, float]:
+    """TFLOP/s of the medians of microseconds."""
+    return {name: flops / statistics.median(t) / 1e6 for name, t in times.items()}
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else float("nan")
+
+
+def machine() -> str:
+    """Processor, cores and system in one line."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), model)
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def device_name(device: str) -> str:
+    """The GPU's name for "cuda"; other devices are called what they are."""
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def commit() -> str:
+    """The commit that ran, marked if the working tree differs from it."""
+
+    def git(*args: str) -> str:
+        run = subprocess.run(("git", *args), cwd=ROOT, capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with local changes" if changed else "")
+
+
+def command() -> str:
+    """What was typed: `python bench NAME ...`, or the script's own path."""
+    program, *arguments = sys.argv
+    if not program.startswith("python "):
+        program = f"python {os.path.relpath(program, ROOT)}"
+    return " ".join([program, *map(shlex.quote, arguments)])
+
+
+def surroundings() -> dict[str, Any]:
+    """When it ran, and on whose software, as far as can be told."""
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+    if torch is not None:
+        found["torch"] = torch.__version__
+        if torch.cuda.is_available():
+            found["cudnn"] = torch.backends.cudnn.version()
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        run = subprocess.run(query, capture_output=True, text=True, check=False)
+        found["driver"] = run.stdout.split("\n")[0].strip()
+    return found
+
+
+def origin(device: str, named_commit: str | None = None) -> dict[str, Any]:
+    """What every result begins with. `named_commit` is what was built, where that is no checkout."""
+    return {
+        "device": device,
+        "commit": named_commit or commit(),
+        "command": command(),
+        **surroundings(),
+    }
+
+
+def parser(description: str | None, *options: str) -> argparse.ArgumentParser:
+    """A parser with those that are named of the options that several benchmarks have."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known: dict[str, dict[str, Any]] = {
+        "commit": {"help": "what was built, where that is no checkout"},
+        "json": {"type": Path, "help": "write the result to this file"},
+        "plot": {"type": Path, "help": "draw it into this file"},
+        "from": {"dest": "source", "type": Path, "help": "print and plot an earlier run's JSON"},
+    }
+    for option in options:
+        made.add_argument(f"--{option}", **known[option])
+    return made
+
+
+def write_json(document: Mapping[str, Any], path: Path | None, indent: int | None = 1) -> None:
+    """Writes a result, if there is a path to."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=indent) + "\n")
+
+
+def safetensors(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of a file, and the bytes that its offsets count in."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def pyplot() -> Any:
+    """matplotlib, which only plots need, drawing into files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def markdown_table(
+    header: Iterable[object], rows: Iterable[Iterable[object]], rule: str = "---|"
+) -> list[str]:
+    """The lines of a table. `rule` is what stands under each column but the first; `--:|` aligns right."""
+    lines = ["| " + " | ".join(map(str, line)) + " |" for line in (list(header), *map(list, rows))]
+    columns = lines[0].count(" | ")
+    return [lines[0], "|---|" + rule * columns, *lines[1:]]
