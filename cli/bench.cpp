@@ -1,12 +1,17 @@
-// tandem bench: how fast attention is on this machine, as time, GFLOP/s and a share of the measured peak.
+// tandem bench: whether attention is right on this machine, and how fast, as time, GFLOP/s and a share of the
+// measured peak.
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "call.hpp"
 #include "command.hpp"
+#include "cpu/convert.hpp"
+#include "harness/sample.hpp"
 #include "problem/problem.hpp"
 #include "report.hpp"
 #include "values.hpp"
@@ -39,8 +44,10 @@ struct Cell {
   std::int64_t seqlen = 0;
   std::int64_t batch = 0;
   bool causal = false;
-  int runs = 0;
-  double median = 0.0;  ///< seconds
+  double share_of_bound = 0.0;  ///< largest error of the sampled results as a share of the contract's bound
+  std::string wrong;            ///< what is wrong; empty if the results are right
+  int runs = 0;                 ///< 0 where they are wrong: then they are not timed
+  double median = 0.0;          ///< seconds
   double best = 0.0;
   double gflops = 0.0;  ///< of the best run
   bool on_gpu = false;
@@ -98,6 +105,45 @@ TensorSet random_inputs(const Cell& cell, const BenchOptions& options) {
   return tensors;
 }
 
+/// "out holds NaN or infinity" if it does. Every query sees a key, so that no result may.
+std::string not_finite(const std::string& name, const files::TensorData& tensor) {
+  for (std::int64_t n = 0; n < tensor.numel(); ++n) {
+    if (!std::isfinite(load_as_f32(tensor.bytes().data(), tensor.dtype(), n)))
+      return fmt::format("{} is not finite at its element {} of {}", name, n, tensor.numel());
+  }
+  return {};
+}
+
+/// Runs the cell once on outputs full of NaN and compares a sample of them with fp64. 8-bit inputs have no
+/// bound of their own: their errors are reported beside the 16-bit one.
+void check_results(Cell& cell, Call& call, std::uint64_t seed) {
+  call.poison_outputs();
+  const DType dtype = call.forward_args().out.dtype;
+  const auto compare = [&](Pass pass) {
+    const TensorSet& outputs = call.fetch_outputs();
+    const Problem problem =
+        pass == Pass::forward ? make_problem(call.forward_args()) : make_problem(call.backward_args());
+    for (const char* name : {"out", "lse", "dq", "dk", "dv"}) {
+      const auto found = outputs.find(name);
+      if (found == outputs.end() || (*name == 'd') != (pass == Pass::backward)) continue;
+      if (cell.wrong.empty()) cell.wrong = not_finite(name, found->second);
+    }
+    for (const harness::SampleError& error :
+         harness::compare_sample(problem, dtype, pass, harness::sample_parts(problem, seed))) {
+      if (cell.wrong.empty() && error.deviation.wrong > 0 && !is_code(cell.dtype)) {
+        cell.wrong = fmt::format("{} is off by {:.3g} times its bound of {:.2e} at {}", error.output,
+                                 error.deviation.share, error.bound.at(0.0), error.worst);
+      }
+      if (pass == cell.pass) cell.share_of_bound = std::max(cell.share_of_bound, error.deviation.share);
+    }
+  };
+  call.run_forward();
+  compare(Pass::forward);
+  if (!call.has_backward()) return;
+  call.run_backward();
+  compare(Pass::backward);
+}
+
 void measure(Cell& cell, const BenchOptions& options, const bench::Peak& peak) {
   CallOptions call_options;
   call_options.attention = options.attention;
@@ -107,8 +153,9 @@ void measure(Cell& cell, const BenchOptions& options, const bench::Peak& peak) {
   call_options.backward = cell.pass == Pass::backward;
   call_options.dout_seed = options.seed + 3;
   Call call(random_inputs(cell, options), call_options);
-  call.run_forward();  // warm-up, and what backward starts from
-  if (call.has_backward()) call.run_backward();
+  cell.on_gpu = call.on_gpu();
+  check_results(cell, call, options.seed);  // the warm-up, too, and what backward starts from
+  if (!cell.wrong.empty()) return;
 
   constexpr std::size_t fewest = 3;
   constexpr std::size_t most = 1000;
@@ -124,34 +171,62 @@ void measure(Cell& cell, const BenchOptions& options, const bench::Peak& peak) {
   cell.median = times[times.size() / 2];
   cell.best = times.front();
   cell.gflops = flops / cell.best / 1e9;
-  cell.on_gpu = call.on_gpu();
   cell.peak = cell.on_gpu ? "nominal" : peak_name(peak, cell.dtype);
   cell.share = cell.gflops / (cell.on_gpu ? gpu_nominal_gflops() : peak_gflops(peak, cell.dtype));
 }
 
 Json cell_json(const Cell& c, const BenchOptions& options) {
-  return {{"device", c.on_gpu ? "gpu" : "cpu"},
-          {"pass", name_of(c.pass)},
-          {"dtype", tandem::name_of(c.dtype)},
-          {"head_dim", c.head_dim},
-          {"seqlen", c.seqlen},
-          {"batch", c.batch},
-          {"heads", options.heads},
-          {"heads_kv", options.heads_kv > 0 ? options.heads_kv : options.heads},
-          {"causal", c.causal},
-          {"runs", c.runs},
-          {"median_ms", c.median * 1e3},
-          {"best_ms", c.best * 1e3},
-          {"gflops", c.gflops},
-          {"peak", c.peak},
-          {"share_of_peak", c.share}};
+  Json json{{"device", c.on_gpu ? "gpu" : "cpu"},
+            {"pass", name_of(c.pass)},
+            {"dtype", tandem::name_of(c.dtype)},
+            {"head_dim", c.head_dim},
+            {"seqlen", c.seqlen},
+            {"batch", c.batch},
+            {"heads", options.heads},
+            {"heads_kv", options.heads_kv > 0 ? options.heads_kv : options.heads},
+            {"causal", c.causal},
+            {"right", c.wrong.empty()},
+            {"share_of_bound", c.share_of_bound},
+            {"runs", c.runs}};
+  if (!c.wrong.empty()) {
+    json["wrong"] = c.wrong;
+    return json;
+  }
+  json.update(Json{{"median_ms", c.median * 1e3},
+                   {"best_ms", c.best * 1e3},
+                   {"gflops", c.gflops},
+                   {"peak", c.peak},
+                   {"share_of_peak", c.share}});
+  return json;
+}
+
+std::string title(const Cell& c) {
+  return fmt::format("{:<8} {:<5} {:>4} {:>6} {:>5} {:<6}", name_of(c.pass), tandem::name_of(c.dtype),
+                     c.head_dim, c.seqlen, c.batch, c.causal ? "causal" : "full");
 }
 
 void print_row(const Cell& c) {
-  fmt::print("{:<8} {:<5} {:>4} {:>6} {:>5} {:<6} {:>11.3f} {:>11.3f} {:>9.1f} {:>7.1f}%\n", name_of(c.pass),
-             tandem::name_of(c.dtype), c.head_dim, c.seqlen, c.batch, c.causal ? "causal" : "full",
-             c.median * 1e3, c.best * 1e3, c.gflops, 100 * c.share);
+  if (c.wrong.empty()) {
+    fmt::print("{} {:>11.3f} {:>11.3f} {:>9.1f} {:>7.1f}% {:>11.3f}\n", title(c), c.median * 1e3,
+               c.best * 1e3, c.gflops, 100 * c.share, c.share_of_bound);
+  } else {
+    fmt::print("{} {:>11} {:>11} {:>9} {:>8} {:>11.3g} WRONG\n", title(c), "-", "-", "-", "-",
+               c.share_of_bound);
+  }
   std::fflush(stdout);
+}
+
+/// A line for each wrong cell; the exit code.
+int verdict(const std::vector<Cell>& cells) {
+  int code = success;
+  for (const Cell& c : cells) {
+    if (c.wrong.empty()) continue;
+    say(fmt::format("WRONG: {} {} head_dim {} seqlen {} batch {} {}: {}", name_of(c.pass),
+                    tandem::name_of(c.dtype), c.head_dim, c.seqlen, c.batch, c.causal ? "causal" : "full",
+                    c.wrong));
+    code = verify_failed;
+  }
+  return code;
 }
 
 void check(const BenchOptions& options) {
@@ -191,8 +266,8 @@ int run_bench(const BenchOptions& options) {
     fmt::print("{}, {} threads, {}; measured peak: f32 {:.0f} GFLOP/s", m.processor, peak.threads, m.target,
                peak.f32_gflops);
     if (peak.bf16_gflops > 0) fmt::print(", bf16 {:.0f} GFLOP/s", peak.bf16_gflops);
-    fmt::print("\n\n{:<8} {:<5} {:>4} {:>6} {:>5} {:<6} {:>11} {:>11} {:>9} {:>8}\n", "pass", "dtype", "d",
-               "seqlen", "batch", "mask", "median ms", "best ms", "GFLOP/s", "of peak");
+    fmt::print("\n\n{:<8} {:<5} {:>4} {:>6} {:>5} {:<6} {:>11} {:>11} {:>9} {:>8} {:>11}\n", "pass", "dtype",
+               "d", "seqlen", "batch", "mask", "median ms", "best ms", "GFLOP/s", "of peak", "error/bound");
   }
   for (std::size_t i = 0; i < cells.size(); ++i) {
     Cell& cell = cells[i];
@@ -209,14 +284,15 @@ int run_bench(const BenchOptions& options) {
     for (const Cell& cell : cells) document["cells"].push_back(cell_json(cell, options));
     print_json(document);
   }
-  return success;
+  return verdict(cells);
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Time forward and backward over a grid of shapes");
+  CLI::App* command =
+      app.add_subcommand("bench", "Check and time forward and backward over a grid of shapes");
   command->add_option("--dtype", options->dtypes, "f32, f16, bf16, e4m3 (forward only)")
       ->delimiter(',')
       ->capture_default_str();
@@ -247,6 +323,11 @@ void add_bench(CLI::App& app, Command& chosen) {
 multiply-adds from registers in f32, for bf16 dot products where they are faster; on a GPU it is the tensor
 cores' nominal rate at the highest clock. Operations: forward 2 * batch * heads * seqlen^2 * (d_qk + d_v),
 backward 2.5 times that, causal counts half.
+
+Before a cell is timed, it runs once on outputs full of NaN. Every result must then be finite, and the largest
+error of a sample (rows of two heads, against fp64) is given as a share of the bound that `tandem verify --help`
+states: at most 1 is right. A wrong cell is not timed; the exit code is 1. For e4m3 the share is a report: the
+bound is that of the output's dtype, which 8-bit arithmetic may miss.
 
 Examples:
   tandem bench

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,9 +181,38 @@ def test_bench_json_and_table(run, run_json):
         )
         assert cell["median_ms"] >= cell["best_ms"] > 0
         assert cell["runs"] >= 3
+        assert cell["right"] is True and 0 < cell["share_of_bound"] <= 1
     done = run("bench", *shape, "--pass", "forward", "--causal", "no")
     assert len([line for line in done.stdout.splitlines() if line.startswith("forward")]) == 4
     assert done.stderr == ""  # no progress where stderr is no terminal
+    header, *rows = done.stdout.splitlines()[2:]
+    assert header.endswith("error/bound")
+    assert all(0 < float(row.split()[-1]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("of_pass", ["forward", "backward"])
+def test_bench_does_not_time_wrong_results(run, of_pass, tmp_path):
+    """The library is right, so the oracle is made wrong: with another exp, its LSE is off by 0.01."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler to build another exp with")
+    source = tmp_path / "exp.c"
+    source.write_text(
+        "double exp2(double); double exp(double x) { return 1.01 * exp2(x * 1.4426950408889634); }"
+    )
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", tmp_path / "exp.so", source, "-lm"]
+    subprocess.run(command, check=True)
+    shape = ["--device", "cpu", "--seqlen", 80, "--head-dim", 32, "--dtype", "f32", "--causal", "no"]
+    environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "exp.so")}
+    arguments = ["bench", *shape, "--pass", of_pass]
+    done = run(*arguments, code=1, env=environment)
+    assert done.stderr.startswith(
+        f"tandem: WRONG: {of_pass} f32 head_dim 32 seqlen 80 batch 1 full: lse is off"
+    )
+    assert done.stderr.count("\n") == 1
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith(of_pass)]
+    assert row.endswith("WRONG") and " - " in row
+    (cell,) = json.loads(run(*arguments, "--json", code=1, env=environment).stdout)["cells"]
+    assert cell["right"] is False and "lse is off" in cell["wrong"] and cell["runs"] == 0
+    assert "best_ms" not in cell
 
 
 def test_bench_shows_progress_on_a_terminal():

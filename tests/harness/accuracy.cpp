@@ -104,12 +104,12 @@ constexpr int neighbours = 8;
 
 template <typename Result>
 Yardstick yardstick(const Problem& problem, DType dtype, const Result& exact,
-                    Result (*reference)(const Problem&)) {
+                    Result (*reference)(const Problem&), std::int64_t scores_of_all) {
   Yardstick y;
   if (dtype == DType::f32) return y;
   measure(y, problem, dtype, exact);
   const bool sink_gradient = std::is_same_v<Result, reference::Backward> && problem.sink != nullptr;
-  if (scores(problem) >= (sink_gradient ? few_scores_sink : few_scores)) return y;
+  if (scores_of_all >= (sink_gradient ? few_scores_sink : few_scores)) return y;
   for (int n = 1; n <= neighbours; ++n) {
     const Neighbour next(problem, static_cast<std::uint64_t>(n));
     measure(y, next.problem(), dtype, reference(next.problem()));
@@ -124,23 +124,30 @@ Bound bound_of(DType dtype, double pytorch_error) {
 
 }  // namespace
 
+Bound gradient_bound(DType dtype, double pytorch_error, const std::vector<double>& exact) {
+  // A gradient sums terms of the size of its largest elements: its small ones are what is left where they
+  // cancel.
+  if (dtype == DType::f32) return {.absolute = fp32_bound.relative * std::max(1.0, largest(exact))};
+  return bound_of(dtype, pytorch_error);
+}
+
 Expected expect(const Problem& problem, DType dtype, Pass pass) {
+  return expect(problem, dtype, pass, scores(problem));
+}
+
+Expected expect(const Problem& problem, DType dtype, Pass pass, std::int64_t scores_of_all) {
   Expected e;
   if (pass == Pass::forward) {
     reference::Forward exact = reference::forward(problem);
-    const Yardstick y = yardstick(problem, dtype, exact, &reference::forward);
+    const Yardstick y = yardstick(problem, dtype, exact, &reference::forward, scores_of_all);
     e.out = {std::move(exact.out), bound_of(dtype, y.out)};
     e.lse = {std::move(exact.lse), fp32_bound};
     return e;
   }
   reference::Backward exact = reference::backward(problem);
-  const Yardstick y = yardstick(problem, dtype, exact, &reference::backward);
+  const Yardstick y = yardstick(problem, dtype, exact, &reference::backward, scores_of_all);
   const auto fill = [&](Target& target, std::vector<double>& values, double pytorch_error) {
-    target.bound = bound_of(dtype, pytorch_error);
-    // A gradient sums terms of the size of its largest elements: its small ones are what is left where they
-    // cancel.
-    if (dtype == DType::f32)
-      target.bound = {.absolute = fp32_bound.relative * std::max(1.0, largest(values))};
+    target.bound = gradient_bound(dtype, pytorch_error, values);
     target.values = std::move(values);
   };
   fill(e.dq, exact.dq, y.dq);

@@ -37,6 +37,13 @@ struct Expected {
 /// lse; else twice the error of same-dtype PyTorch plus 3e-5; for gradients the less exact one of eager and
 /// fused PyTorch. `dtype` is that of the outputs. Fills out and lse, or the gradients.
 Expected expect(const Problem& problem, DType dtype, Pass pass);
+/// The same for a part of a problem that has `scores_of_all` scores: where these are few, the bounds are
+/// those of neighbouring problems, too.
+Expected expect(const Problem& problem, DType dtype, Pass pass, std::int64_t scores_of_all);
+
+/// The bound of a gradient whose exact values are `exact` and of which same-dtype PyTorch is off by
+/// `pytorch_error`.
+Bound gradient_bound(DType dtype, double pytorch_error, const std::vector<double>& exact);
 
 /// How an output differs from its target.
 struct Deviation {
