@@ -197,8 +197,12 @@ std::vector<BackwardConfig> shipped_backward_configs() {
 
 int backward_local_bytes_allowed(const BackwardConfig& c) {
   // Words of the tile, nearly all stored and read once a tile: docs/history/backward.md has the bytes.
-  if (c.tiling.cluster > 1) return c.mask.varlen && !c.mask.causal ? 176 : 48;
-  return c.schedule.pingpong && c.tiling.block_m == 128 && (c.mask.causal || c.mask.varlen) ? 100 : 0;
+  const bool full = !c.mask.causal && !c.mask.local;
+  if (c.tiling.cluster > 1) return !c.mask.varlen ? (full ? 0 : 36) : full ? 176 : 48;
+  if (c.tiling.block_m != 128) return 0;
+  if (!c.schedule.pingpong) return c.mask.causal && c.mask.local ? 8 : 0;
+  if (c.mask.varlen) return full ? 92 : 100;
+  return full ? 0 : 72;
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {

@@ -197,9 +197,12 @@ std::string eight_bit_objection(const EightBitConfig& c) {
 }
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
+  const bool int8 = c.pv == Codes::s8;
   if (c.pv == Codes::input) return 0;
-  if (c.tiling.head_dim_v > 128) return 288;
-  return c.tiling.block_m == 192 ? 16 : c.tiling.head_dim_v > 64 && c.mask.varlen && c.mask.causal ? 8 : 0;
+  if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : c.mask.causal ? 160 : 8;
+  if (!int8) return 0;
+  if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
+  return c.mask.varlen ? 0 : 16;
 }
 
 std::vector<EightBitConfig> shipped_eight_bit_configs() {

@@ -58,7 +58,7 @@ QuantizeConfig choose_tensor_config(const QuantizeJob& job) {
 }
 
 int quantize_local_bytes_allowed(const QuantizeConfig& c) {
-  return c.varlen && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 32 : 0;
+  return c.varlen && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 28 : 0;
 }
 
 std::vector<QuantizeConfig> shipped_quantize_configs() {

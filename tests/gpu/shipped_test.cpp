@@ -55,102 +55,66 @@ void expect_fast(const KernelName& name, int local_bytes = 0) {
   EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
 }
 
-/// A group of the set: each is a process of its own in ctest, so that they compile side by side. A kernel
-/// that the disk cache has is not compiled again.
+/// A group of the set's kernels of one family: each is a process of its own in ctest, so that they compile
+/// side by side. A kernel that the disk cache has is not compiled again.
 class ShippedSet : public testing::TestWithParam<std::size_t> {
  public:
   static constexpr std::size_t group = 4;
-  static std::size_t groups() { return (shipped_forward_configs().size() + group - 1) / group; }
+
+  static auto groups_of(std::size_t kernels) {
+    return testing::Range<std::size_t>(0, (kernels + group - 1) / group);
+  }
+
+ protected:
+  /// f of every Config in the group.
+  template <typename Config, typename F>
+  static void each(const std::vector<Config>& configs, const F& f) {
+    if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+    const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
+    for (std::size_t i = GetParam() * group; i < end; ++i) {
+      SCOPED_TRACE(expression_of(configs[i]));
+      f(configs[i]);
+    }
+  }
 };
 
-TEST_P(ShippedSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
-  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<ForwardConfig> configs = shipped_forward_configs();
-  const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
-  for (std::size_t i = GetParam() * group; i < end; ++i) {
-    SCOPED_TRACE(expression_of(configs[i]));
-    ASSERT_EQ(forward_objection(configs[i]), "");
-    expect_fast(kernel_name(configs[i]), forward_local_bytes_allowed(configs[i]));
-  }
+class ShippedForward : public ShippedSet {};
+TEST_P(ShippedForward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
+  each(shipped_forward_configs(), [](const ForwardConfig& config) {
+    ASSERT_EQ(forward_objection(config), "");
+    expect_fast(kernel_name(config), forward_local_bytes_allowed(config));
+  });
 }
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedForward, ShippedSet::groups_of(shipped_forward_configs().size()));
 
-INSTANTIATE_TEST_SUITE_P(Shipped, ShippedSet, testing::Range<std::size_t>(0, ShippedSet::groups()));
+class ShippedEightBit : public ShippedSet {};
+TEST_P(ShippedEightBit, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
+  each(shipped_eight_bit_configs(), [](const EightBitConfig& config) {
+    ASSERT_EQ(eight_bit_objection(config), "");
+    expect_fast(kernel_name(config), eight_bit_local_bytes_allowed(config));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBit, ShippedSet::groups_of(shipped_eight_bit_configs().size()));
 
-TEST(ShippedQuantiser, CompilesWithoutLocalMemory) {
-  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    SCOPED_TRACE(expression_of(config));
+class ShippedBackward : public ShippedSet {};
+TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
+  each(shipped_backward_configs(), [](const BackwardConfig& config) {
+    ASSERT_EQ(backward_objection(config), "");
+    expect_fast(kernel_name(Kernel::backward, config), backward_local_bytes_allowed(config));
+    expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(config)));
+    expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(config)));
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));
+
+class ShippedQuantiser : public ShippedSet {};
+TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {
+  each(shipped_quantize_configs(), [](const QuantizeConfig& config) {
     expect_fast(kernel_name(Kernel::quantize, config), quantize_local_bytes_allowed(config));
     expect_fast(kernel_name(Kernel::mean_of_keys, mean_config(config)));
-  }
+  });
 }
-
-/// Of the 8-bit set, for each head dimension and recipe, kernels without mask and lengths or with both.
-std::vector<EightBitConfig> eight_bit_samples() {
-  std::vector<EightBitConfig> samples;
-  int next = 0;
-  for (const EightBitConfig& c : shipped_eight_bit_configs()) {
-    if (c.mask.varlen != c.mask.causal) continue;
-    if (next++ % 4 % 3 == 0) samples.push_back(c);
-  }
-  return samples;
-}
-
-class ShippedEightBitSet : public testing::TestWithParam<std::size_t> {
- public:
-  static constexpr std::size_t group = 5;
-};
-
-TEST_P(ShippedEightBitSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
-  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<EightBitConfig> configs = eight_bit_samples();
-  const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
-  for (std::size_t i = GetParam() * group; i < end; ++i) {
-    SCOPED_TRACE(expression_of(configs[i]));
-    expect_fast(kernel_name(configs[i]), eight_bit_local_bytes_allowed(configs[i]));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Shipped, ShippedEightBitSet,
-                         testing::Range<std::size_t>(0, (eight_bit_samples().size() +
-                                                         ShippedEightBitSet::group - 1) /
-                                                            ShippedEightBitSet::group));
-
-/// Of the backward set those in bf16 without windows and in any order: the others differ from them little,
-/// and each takes some seconds.
-std::vector<BackwardConfig> backward_samples() {
-  std::vector<BackwardConfig> samples;
-  for (const BackwardConfig& c : shipped_backward_configs()) {
-    if (c.tiling.element == Element::bf16 && !c.mask.local && !c.schedule.deterministic &&
-        c.tiling.head_dim_qk == c.tiling.head_dim_v)
-      samples.push_back(c);
-  }
-  return samples;
-}
-
-class ShippedBackwardSet : public testing::TestWithParam<std::size_t> {
- public:
-  static constexpr std::size_t group = 4;
-};
-
-TEST_P(ShippedBackwardSet, CompilesWithoutLocalMemoryAndWithProductsThatOverlap) {
-  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<BackwardConfig> configs = backward_samples();
-  const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
-  for (std::size_t i = GetParam() * group; i < end; ++i) {
-    SCOPED_TRACE(expression_of(configs[i]));
-    ASSERT_EQ(backward_objection(configs[i]), "");
-    expect_fast(kernel_name(Kernel::backward, configs[i]), backward_local_bytes_allowed(configs[i]));
-    if (configs[i].mask.causal) continue;  // the kernels around the main one know no mask
-    expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(configs[i])));
-    expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(configs[i])));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackwardSet,
-                         testing::Range<std::size_t>(0, (backward_samples().size() +
-                                                         ShippedBackwardSet::group - 1) /
-                                                            ShippedBackwardSet::group));
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedQuantiser, ShippedSet::groups_of(shipped_quantize_configs().size()));
 
 }  // namespace
 }  // namespace tandem::gpu
