@@ -27,6 +27,7 @@
 extern "C" {
 #endif
 
+/* What a call returns: 0, or what kind of failure it was. */
 typedef enum tandem_status {
   tandem_ok = 0,
   tandem_invalid_argument = 1, /* an argument breaks a rule; the message names rule, value and remedy */
@@ -37,6 +38,7 @@ typedef enum tandem_status {
   tandem_interrupted = 6       /* execution->interrupted ended the call; its outputs hold anything */
 } tandem_status;
 
+/* Element types. */
 typedef enum tandem_dtype {
   tandem_f32 = 0,
   tandem_f16 = 1,
@@ -55,6 +57,7 @@ typedef enum tandem_precision {
   tandem_int8_accurate = 3
 } tandem_precision;
 
+/* Where a tensor's memory lives. */
 typedef enum tandem_device { tandem_cpu = 0, tandem_cuda = 1 } tandem_device;
 
 /* A strided view of up to four dimensions. All zero: "not given". Strides are in elements; the last dimension
@@ -86,6 +89,8 @@ typedef struct tandem_options {
   int32_t reserved;
 } tandem_options;
 
+/* Arguments of tandem_forward: ForwardArgs of attention.hpp, which has shapes and dtypes. A tensor that is
+ * all zero is not given. */
 typedef struct tandem_forward_args {
   size_t struct_size;
   const tandem_options* options; /* NULL: defaults */
@@ -97,6 +102,7 @@ typedef struct tandem_forward_args {
   tandem_tensor lse;                                              /* optional, written */
 } tandem_forward_args;
 
+/* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
 typedef struct tandem_backward_args {
   size_t struct_size;
   const tandem_options* options; /* NULL: defaults */
@@ -147,7 +153,8 @@ TANDEM_API int tandem_forward_explain(const tandem_forward_args* args, const tan
 TANDEM_API int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution,
                                        char* text, size_t capacity, size_t* needed);
 
-/* Tensors to 8-bit codes and scales: quantize.hpp, which has shapes, defaults and errors, in plain C. */
+/* The elements that share a scale. This and what follows turns tensors into 8-bit codes and scales:
+ * quantize.hpp, which has shapes, defaults and errors, in plain C. */
 typedef enum tandem_granularity {
   tandem_granularity_tensor = 0,
   tandem_granularity_head = 1,
@@ -155,6 +162,7 @@ typedef enum tandem_granularity {
   tandem_granularity_row = 3
 } tandem_granularity;
 
+/* Arguments of tandem_quantize. */
 typedef struct tandem_quantize_args {
   size_t struct_size;
   int32_t granularity;         /* a tandem_granularity */
@@ -167,6 +175,7 @@ typedef struct tandem_quantize_args {
   int32_t reserved;
 } tandem_quantize_args;
 
+/* Writes codes, scales and, where given, mean. */
 TANDEM_API int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution);
 
 /* What the library is doing: messages up to `level` (0 off, 1 a kernel's first use, 2 every call) go to
@@ -180,11 +189,13 @@ TANDEM_API const char* tandem_last_error(void);
 /* "major.minor.patch" */
 TANDEM_API const char* tandem_version(void);
 
+/* Full attention, without a mask, in the dtype of the inputs. */
 static inline tandem_options tandem_options_default(void) {
   tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, tandem_exact, 0, 0};
   return options;
 }
 
+/* No tensor given, and default options. */
 static inline tandem_forward_args tandem_forward_args_default(void) {
   tandem_forward_args args;
   memset(&args, 0, sizeof(args));
@@ -192,6 +203,7 @@ static inline tandem_forward_args tandem_forward_args_default(void) {
   return args;
 }
 
+/* No tensor given, and default options. */
 static inline tandem_backward_args tandem_backward_args_default(void) {
   tandem_backward_args args;
   memset(&args, 0, sizeof(args));
@@ -199,6 +211,7 @@ static inline tandem_backward_args tandem_backward_args_default(void) {
   return args;
 }
 
+/* No tensor given, a scale for each head. */
 static inline tandem_quantize_args tandem_quantize_args_default(void) {
   tandem_quantize_args args;
   memset(&args, 0, sizeof(args));
@@ -207,6 +220,7 @@ static inline tandem_quantize_args tandem_quantize_args_default(void) {
   return args;
 }
 
+/* Every core, the default stream, and memory that the call allocates for itself. */
 static inline tandem_execution tandem_execution_default(void) {
   tandem_execution execution = {sizeof(tandem_execution), 0, 0, NULL, NULL, 0, NULL, NULL};
   return execution;

@@ -97,6 +97,7 @@ struct BasicTensor {
   }
 };
 
+/// Views of memory that a call writes, and of memory that it only reads.
 using Tensor = BasicTensor<void>;
 using ConstTensor = BasicTensor<const void>;
 
