@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,20 @@ import pytest
 import tandem
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if page.exists()]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.fixture(autouse=True)
+def _serves_nobody_else() -> Iterator[None]:
+    """A page may call tandem.flash_attn.serve(); the tests after it find what they would have found."""
+    before = set(sys.modules)
+    yield
+    for name in {name for name in sys.modules if name.startswith("flash_attn")} - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_pages_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, in one namespace, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -41,4 +52,8 @@ def test_there_is_a_command_on_each_line() -> None:
 
 
 def test_there_is_python_in_the_documentation() -> None:
-    assert ROOT / "docs" / "python.md" in WITH_PYTHON
+    guides = set((ROOT / "docs" / "guides").glob("*.md")) - {ROOT / "docs" / "guides" / "cpp.md"}
+    assert {ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "python.md", *guides} <= set(
+        WITH_PYTHON
+    )
+    assert len(guides) == 7
