@@ -5,6 +5,7 @@
 #   make demo     attention on real input: verified, timed, and one picture
 #   make test     everything that can be checked on this machine
 #   make bench    Tandem against PyTorch's CPU attention: table and plot
+#   make docs     the documentation as a site in build/site, from docs/, the headers and the docstrings
 #   make lint     formatting and clang-tidy
 #   make format   format all sources in place
 #   make wheel    the Python package as dist/*.whl, with JAX and compiled GPU kernels inside
@@ -13,7 +14,7 @@
 build := build/release
 python := build/venv/bin/python
 
-.PHONY: all demo test bench lint format wheel clean
+.PHONY: all demo test bench docs lint format wheel clean
 all:
 	scripts/bootstrap build
 	cmake --preset release
@@ -30,6 +31,11 @@ bench:
 	scripts/bootstrap
 	scripts/install_python
 	$(python) bench cpu
+
+docs:
+	scripts/bootstrap docs
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --strict -q
+	@echo "build/site/index.html; its search needs a server: $(python) -m http.server -d build/site"
 
 lint:
 	scripts/bootstrap
