@@ -254,7 +254,7 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    options: tuple[Any, ...],
+    options: tuple[Any, Any, Any, Any, Any],
     with_probabilities: bool,
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Any:
