@@ -1,0 +1,161 @@
+// The tiles that the CTAs of a grid compute: together each once, with the lengths of their sequences.
+#include "kernels/tile/walk.cuh"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/ptx/barrier.cuh"
+#include "launch.hpp"
+
+namespace tandem::tile {
+namespace {
+
+constexpr Tiling tiling{.block_m = 64, .block_n = 32};
+constexpr int block_m = tiling.block_m;
+
+/// Which rows of which head tiles cover: [head][row of q, or row of (batch, row)].
+struct Coverage {
+  std::vector<std::vector<int>> times;
+  explicit Coverage(const ForwardParams& p)
+      : times(static_cast<std::size_t>(p.heads_q),
+              std::vector<int>(static_cast<std::size_t>((p.packed_q ? 1 : p.batch) * p.rows_q))) {}
+  void add(const ForwardParams& p, const TileIndex& t) {
+    for (int i = t.m * block_m; i < (t.m + 1) * block_m && i < t.end_q; ++i) {
+      const int row = (p.packed_q ? 0 : t.batch * p.rows_q) + t.begin_q + i;
+      ++times.at(static_cast<std::size_t>(t.head)).at(static_cast<std::size_t>(row));
+    }
+  }
+  void expect_each_once() const {
+    for (const auto& head : times) {
+      for (std::size_t row = 0; row < head.size(); ++row) ASSERT_EQ(head[row], 1) << "row " << row;
+    }
+  }
+};
+
+/// Warp 0 produces and warp 1 consumes, in five CTAs. Calls f(tile) for each that the consumers get. The
+/// producers must get the same ones.
+template <Mask M, bool dynamic, typename F>
+void walk(ForwardParams p, std::uint64_t seed, const F& f, std::vector<emulator::Buffer> buffers = {}) {
+  std::vector<u32> counter(1);
+  if (dynamic) p.tile_counter = counter.data();
+  buffers.push_back(emulator::writable(counter));
+  std::map<u32, std::string> produced;
+  std::map<u32, std::string> consumed;
+  const auto kernel = [&] {
+    auto& shared = *reinterpret_cast<DynamicScheduler::Shared*>(ptx::dynamic_shared());
+    if (ptx::thread_index() == 0) {
+      shared.ring.init(1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::sync_block();
+    const bool leader = ptx::thread_index() % warp_size == 0;
+    const bool producer = ptx::thread_index() < warp_size;
+    QueryTiles<tiling, M, dynamic> tiles(p, shared);
+    QueryTile t;
+    while (producer ? tiles.template next<true>(t, leader) : tiles.template next<false>(t, leader)) {
+      if (!leader) continue;
+      auto& list = producer ? produced : consumed;
+      list[ptx::block_index()] += std::to_string(t.index.batch) + "/" + std::to_string(t.index.head) + "/" +
+                                  std::to_string(t.index.m) + " ";
+      if (!producer) f(t);
+    }
+  };
+  emulator::launch(kernel, {.blocks = 5, .threads = 64, .shared_bytes = sizeof(DynamicScheduler::Shared)},
+                   {.seed = seed, .buffers = buffers});
+  EXPECT_EQ(produced, consumed);
+}
+
+ForwardParams dense_params() {
+  ForwardParams p{};
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 3;
+  p.rows_q = 150;
+  p.rows_k = 170;
+  p.m_blocks = 3;
+  p.heads_in_order = 4;  // of six; the last two are interleaved where tiles differ in work
+  p.window_left = Visibility::unbounded;
+  p.window_right = 0;
+  return p;
+}
+
+template <Mask M, bool dynamic>
+void expect_dense_tiles_once() {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const ForwardParams p = dense_params();
+    Coverage coverage(p);
+    walk<M, dynamic>(p, seed, [&](const QueryTile& t) {
+      coverage.add(p, t.index);
+      EXPECT_EQ(t.index.seqlen_q, 150);
+      EXPECT_EQ(t.index.seqlen_k, 170);
+      // 170 keys are six blocks of 32; causal, tile m ends with key 64 m + 83.
+      EXPECT_EQ(t.blocks.end, M.causal ? std::min(6, (64 * t.index.m + 84 + 31) / 32) : 6);
+      EXPECT_EQ(t.blocks.first, 0);
+    });
+    coverage.expect_each_once();
+  }
+}
+
+TEST(TileWalk, DenseTilesOfAFixedOrder) {
+  expect_dense_tiles_once<Mask{}, false>();
+  expect_dense_tiles_once<Mask{.causal = true}, false>();
+}
+
+TEST(TileWalk, DenseTilesFromACounter) {
+  expect_dense_tiles_once<Mask{}, true>();
+  expect_dense_tiles_once<Mask{.causal = true}, true>();
+}
+
+/// 70 sequences: more than two rounds of a warp's lanes. Some are empty, and rows lie before the first and
+/// past the last, which are written too.
+template <bool dynamic>
+void expect_varlen_tiles_once() {
+  constexpr int sequences = 70;
+  std::vector<int> cu_q{9};
+  std::vector<int> cu_k{0};
+  std::vector<int> used_q;
+  for (int b = 0; b < sequences; ++b) {
+    const int length = b % 7 == 3 ? 0 : b * 37 % 150;
+    cu_q.push_back(cu_q.back() + length);
+    cu_k.push_back(cu_k.back() + 20 + b);
+    used_q.push_back(b % 5 == 1 ? length / 2 : length);
+  }
+  ForwardParams p = dense_params();
+  p.batch = sequences;
+  p.packed_q = p.packed_k = true;
+  p.rows_q = cu_q.back() + 77;
+  p.rows_k = cu_k.back();
+  p.cu_seqlens_q = {cu_q.data(), 1, false};
+  p.cu_seqlens_k = {cu_k.data(), 1, false};
+  p.seqused_q = {used_q.data(), 1, false};
+  Coverage coverage(p);
+  walk<Mask{.varlen = true}, dynamic>(
+      p, 1,
+      [&](const QueryTile& t) {
+        coverage.add(p, t.index);
+        const bool of_sequence = t.index.batch < sequences;
+        const auto b = static_cast<std::size_t>(of_sequence ? t.index.batch : 0);
+        EXPECT_EQ(t.index.seqlen_q, of_sequence ? used_q[b] : 0);
+        EXPECT_EQ(t.index.seqlen_k, of_sequence ? 20 + t.index.batch : 0);
+        if (of_sequence) {
+          EXPECT_EQ(t.index.begin_q, cu_q[b]);
+          EXPECT_EQ(t.index.begin_k, cu_k[b]);
+          EXPECT_EQ(t.index.end_q, cu_q[b + 1] - cu_q[b]);
+        }
+      },
+      {emulator::readable(cu_q), emulator::readable(cu_k), emulator::readable(used_q)});
+  coverage.expect_each_once();
+}
+
+TEST(TileWalk, VarlenTilesOfAFixedOrder) {
+  expect_varlen_tiles_once<false>();
+}
+
+TEST(TileWalk, VarlenTilesFromACounter) {
+  expect_varlen_tiles_once<true>();
+}
+
+}  // namespace
+}  // namespace tandem::tile
