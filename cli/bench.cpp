@@ -324,10 +324,10 @@ multiply-adds from registers in f32, for bf16 dot products where they are faster
 cores' nominal rate at the highest clock. Operations: forward 2 * batch * heads * seqlen^2 * (d_qk + d_v),
 backward 2.5 times that, causal counts half.
 
-Before a cell is timed, it runs once on outputs full of NaN. Every result must then be finite, and the largest
-error of a sample (rows of two heads, against fp64) is given as a share of the bound that `tandem verify --help`
-states: at most 1 is right. A wrong cell is not timed; the exit code is 1. For e4m3 the share is a report: the
-bound is that of the output's dtype, which 8-bit arithmetic may miss.
+Before a cell is timed, it runs once on outputs full of NaN. Every result must then be finite, and the
+largest error of a sample (rows of two heads, against fp64) is given as a share of the bound that `tandem
+verify --help` states: at most 1 is right. A wrong cell is not timed; the exit code is 1. For e4m3 the share
+is a report: the bound is that of the output's dtype, which 8-bit arithmetic may miss.
 
 Examples:
   tandem bench
