@@ -307,7 +307,7 @@ def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
 def test_tensors_that_change_the_mathematics_are_refused() -> None:
     """What a model hands to attention and Tandem does not take, whatever it is called."""
     q = torch.randn(1, 2, 4, 8)
-    call = functools.partial(integration.attention_forward, torch.nn.Module(), q, q, q, None)
+    call = functools.partial(integration.attention_forward, torch.nn.Module(), q, q, q, None, is_causal=True)
     for name in ("block_indices", "indices", "sinks", "not_yet_invented"):
         with pytest.raises(tandem.UnsupportedError, match=f'with {name}=, a tensor.*"eager"'):
             call(**{name: torch.zeros(1)})

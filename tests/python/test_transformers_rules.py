@@ -186,14 +186,25 @@ def test_a_layer_without_a_mask_is_taken_at_its_word_where_all_agree() -> None:
     with pytest.raises(tandem.UnsupportedError, match="a window of 4 in 12 keys without a mask"):
         call(q, k, v, None, sliding_window=4)
     with pytest.raises(tandem.UnsupportedError, match="5 causal queries of 12 keys without a mask"):
-        call(q[:, :, :5], k, v, None)
+        call(q[:, :, :5], k, v, None, is_causal=True)
+    # Only the layer says that it is causal: eager sees all keys, PyTorch's attention earlier ones.
+    with pytest.raises(tandem.UnsupportedError, match='12 causal queries.*without a mask.*"eager"'):
+        call(q, k, v, None)
+    call = functools.partial(call, is_causal=True)
+    causal = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(call(q, k, v, None)[0], causal, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(call(q, k, v, None, sliding_window=ROWS)[0], call(q, k, v, None)[0])
     one = torch.nn.functional.scaled_dot_product_attention(q[:, :, :1], k, v).transpose(1, 2)
     torch.testing.assert_close(call(q[:, :, :1], k, v, None)[0], one, rtol=1e-5, atol=1e-5)
 
 
 def test_options_that_are_not_known_are_refused() -> None:
-    call = functools.partial(integration.attention_forward, torch.nn.Module(), *states(), None)
+    call = functools.partial(
+        integration.attention_forward, torch.nn.Module(), *states(), None, is_causal=True
+    )
+    call(
+        vision_feature_layer=[1, 0], vision_feature_select_strategy="default"
+    )  # of an image encoder's outputs
     for option in ({"block_size": 64}, {"temperature": 0.5}, {"chosen": [1, 2]}, {"score_mod": print}):
         with pytest.raises(tandem.UnsupportedError, match=f'with {next(iter(option))}=.*"eager"'):
             call(**option)
@@ -334,7 +345,8 @@ def test_position_biases_and_wide_heads_go_to_pytorch_when_asked(instead: str) -
 
 
 def test_what_pytorch_lacks_too_stays_an_error(instead: str) -> None:
-    call = functools.partial(transformers.AttentionInterface()[instead], torch.nn.Module(), *states(), None)
+    attention = transformers.AttentionInterface()[instead]
+    call = functools.partial(attention, torch.nn.Module(), *states(), None, is_causal=True)
     for options, message in (
         ({"dropout": 0.1, "softcap": 5.0}, "dropout in attention beside a softcap"),
         ({"dropout": 0.1, "s_aux": torch.zeros(2)}, "dropout in attention beside attention sinks"),

@@ -103,6 +103,9 @@ def attention_mask(
     return seen
 
 
+#: What helps where a model makes no mask at all.
+NO_MASK = "pass a 2D mask if the model takes one, or " + EAGER
+
 #: What models and their callers pass on to every layer, and no attention works with.
 _HARMLESS = frozenset(
     "position_ids position_embeddings cache_position num_items_in_batch max_length_q max_length_k seq_idx "
@@ -225,8 +228,9 @@ def _mask_of(
     if sliding_window is not None and sliding_window < keys:
         # eager and sdpa pay this no heed without a mask, FlashAttention does.
         _instead.refuse(f"a window of {sliding_window} in {keys} keys without a mask", EAGER)
-    if causal and queries not in (1, keys):
-        _instead.refuse(f"{queries} causal queries of {keys} keys without a mask", EAGER)
+    if causal and queries > 1 and (queries != keys or is_causal is None):
+        # Where the layer alone says that it is causal, sdpa heeds it, and eager lets a query see all keys.
+        _instead.refuse(f"{queries} causal queries of {keys} keys without a mask", NO_MASK)
     return Mask(Pattern(bool(causal) and queries > 1), (batch, 1, queries, keys))
 
 
