@@ -198,6 +198,20 @@ def test_a_layer_without_a_mask_is_taken_at_its_word_where_all_agree() -> None:
     torch.testing.assert_close(call(q[:, :, :1], k, v, None)[0], one, rtol=1e-5, atol=1e-5)
 
 
+def test_attention_between_channels_hands_on_views() -> None:
+    """Florence 2: tokens are the head dimension, and not the innermost."""
+    views = [torch.randn(3, 4, 8, 12).transpose(2, 3).requires_grad_() for _ in range(3)]
+    call = functools.partial(integration.attention_forward, torch.nn.Module(), attention_mask=None)
+    out = call(*views, is_causal=False)[0]
+    expected = torch.nn.functional.scaled_dot_product_attention(*views).transpose(1, 2)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    weights = torch.randn_like(out)
+    for got, wanted in zip(
+        torch.autograd.grad(out, views, weights), torch.autograd.grad(expected, views, weights), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_options_that_are_not_known_are_refused() -> None:
     call = functools.partial(
         integration.attention_forward, torch.nn.Module(), *states(), None, is_causal=True

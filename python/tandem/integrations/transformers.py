@@ -110,7 +110,8 @@ NO_MASK = "pass a 2D mask if the model takes one, or " + EAGER
 _HARMLESS = frozenset(
     "position_ids position_embeddings cache_position num_items_in_batch max_length_q max_length_k seq_idx "
     "token_type_ids mm_token_type_ids input_ids inputs_embeds labels decoder_input_ids encoder_hidden_states "
-    "encoder_attention_mask logits_to_keep output_hidden_states".split()
+    "encoder_attention_mask logits_to_keep output_hidden_states vision_feature_layer "
+    "vision_feature_select_strategy".split()
 )
 
 
@@ -161,7 +162,8 @@ def attention_forward(
         _instead.say(f"this model asks for {lacking[0]}, which Tandem does not have")
         seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
         return _instead.sdpa(module, query, key, value, seen, dropout, scaling, position_bias)
-    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    # Attention between channels hands on views whose head dimension is not the innermost.
+    q, k, v = ((t if t.stride(-1) == 1 else t.contiguous()).transpose(1, 2) for t in (query, key, value))
     options: dict[str, Any] = {
         "scale": scaling,
         "causal": mask.pattern.causal,
