@@ -7,7 +7,11 @@ import subprocess
 from pathlib import Path
 
 import harness
-from harness import torch
+
+try:
+    import torch
+except ImportError:
+    torch = None
 
 
 class Tandem:

@@ -1,6 +1,7 @@
 """What the benchmarks share: contenders timed in turn, where and on what a run was, and the JSON it leaves.
 
-It needs neither the package nor PyTorch, so that `gpu-speed` runs where there are neither.
+It needs neither the package nor PyTorch, so that `gpu-speed` runs where there are neither. They are imported
+where they are used, since PyTorch takes seconds.
 """
 
 from __future__ import annotations
@@ -21,11 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
-
-try:
-    import torch
-except ImportError:
-    torch = None
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -93,6 +89,8 @@ class OnGpu:
         self.call = call
 
     def time(self, calls: int) -> float:
+        import torch
+
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(calls):
@@ -131,7 +129,11 @@ def machine() -> str:
 
 def device_name(device: str) -> str:
     """The GPU's name for "cuda"; other devices are called what they are."""
-    return torch.cuda.get_device_name() if device == "cuda" else device
+    if device != "cuda":
+        return device
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def commit() -> str:
@@ -154,9 +156,9 @@ def command() -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """When it ran, and on whose software, as far as can be told."""
+    """When it ran, and on whose software, as far as it was used and can be told."""
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime())}
-    if torch is not None:
+    if torch := sys.modules.get("torch"):
         found["torch"] = torch.__version__
         if torch.cuda.is_available():
             found["cudnn"] = torch.backends.cudnn.version()
