@@ -1,7 +1,8 @@
-"""Every model family of the installed Transformers, tiny: configurations, inputs, and how outcomes compare.
+"""Every model family of the installed Transformers, tiny: configurations and classes of models.
 
 A family is a model type of Transformers' own list. Its configuration is the defaults', with every size that
-is known by name made small (`shrunk`); a model is any class that Transformers maps the type to.
+is known by name made small (`shrunk`), or in further ways where that does not fit (`WAYS`); a model is any
+class that Transformers maps the type to.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+import transformers
+from family_settings import GIVEN
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
-
-BATCH, ROWS = 3, 14
-PADS = (0, 3, 6)  # tokens of padding in each row of the batch
 
 #: Sizes by the name of the configuration's field: the first expression that fits the whole name decides.
 SIZES: list[tuple[str, int]] = [
@@ -44,70 +43,20 @@ SIZES: list[tuple[str, int]] = [
 ]
 _SIZES = [(re.compile(pattern), size) for pattern, size in SIZES]
 
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-_MOE = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "topk_method": "greedy",
-}
-#: Fields by the configuration's model type, where defaults are missing or do not shrink by themselves.
-GIVEN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "paddleocr_vl_text"),
-        {"rope_parameters": _MROPE},
-    ),
-    **dict.fromkeys(
-        ("glm4v_text", "glm_image_text", "glm_ocr_text", "qwen2_5_omni_talker"), {"rope_parameters": _MROPE}
-    ),
-    "glm4v_moe_text": {
-        "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 0, 0]}
-    },
-    "deepseek_v2": _MOE,
-    "dots1": {**_MOE, "moe_intermediate_size": 16, "n_shared_experts": 1},
-    "mistral4": {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
-    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {**_MROPE, "mrope_section": [1, 1, 1, 1]}},
-    "zamba": {"num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8},
-    "ministral": {"head_dim": 8},
-    "nemotron": {"num_key_value_heads": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [16, 16]},
-    "esm": {"vocab_size": 64, "mask_token_id": 4, "pad_token_id": 0},
-    "t5gemma2_text": {"dropout_rate": 0.0},
-    "t5gemma2_decoder": {"dropout_rate": 0.0},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "xmod": {"default_language": "en_XX"},
-    "step3p7_text": {"sliding_window": 4},
-    "step3p5": {"sliding_window": 4},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "dense"]},
-    "dinov3_vit": {"hidden_size": 64},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-    "granite_speech5_encoder": {"context_size": 8},
-    "cohere_compass_text": {
-        "rope_parameters": {kind: _ROPE for kind in ("full_attention", "sliding_attention")}
-    },
-    "jamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-    },
-    "bamba": {"attn_layer_indices": [1]},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "num_hidden_layers": 2},
-    "lfm3": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "longcat_flash": {"qk_head_dim": 16, "head_dim": 8},
-    "lilt": {"hidden_size": 48},
-    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
-    "bros": {"dim_bbox_projection": 8, "dim_bbox_sinusoid_emb_2d": 8, "dim_bbox_sinusoid_emb_1d": 2},
-    "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32},
-    "time_series_transformer": {"prediction_length": 4},
-    "kyutai_speech_to_text": {"num_codebooks": 2},
-}
+#: Lists of numbers by the field's name: what each of them becomes.
+LISTS: list[tuple[str, int]] = [
+    (r"\w*(?:depths?|num_blocks|encoder_blocks|num_layers|(?:layers|blocks)_per_stage|stage_blocks)", 2),
+    (r"\w*(?:num_heads|num_attention_heads|num_groups)(?:_per_stage)?", 4),
+    (r"\w*(?:hidden_sizes|channels|_dims?|hidden_dims|filters|neck_hidden_sizes|embed_dims?)\w*", 32),
+]
+_LISTS = [(re.compile(pattern), size) for pattern, size in LISTS]
+#: Numbers that only the further ways make small.
+COUNTS = {"num_queries": 6, "num_filters": 8, "upsample_groups": 32, "n_filters": 8, "num_denoising": 6}
+#: Single numbers of more than 64 whose names no expression in SIZES knows.
+_WIDTHS = re.compile(r"\w*(?:channels|dim|width|hidden|_size|features|filters|_ratio)\w*")
+_NO_WIDTHS = re.compile(r"\w*(?:image|patch|window|crop|vocab|chunk|context|kernel|input_size|sampling)\w*")
+#: Ways to make a configuration small: by single names, lists too, and every number that may be a width.
+WAYS = ("names", "lists", "widths")
 
 
 def size_of(name: str) -> int | None:
@@ -121,7 +70,51 @@ def _attribute(config: Any, name: str) -> Any:
         return config.__dict__.get(name)
 
 
-def _fields(default: PreTrainedConfig) -> dict[str, Any]:
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(entry) for entry in value)
+    return isinstance(value, (bool, int, str, float))
+
+
+def _set_by_its_owner(part: PreTrainedConfig) -> dict[str, Any]:
+    """What the configuration around `part` gives it beside `part`'s own defaults, sizes left out."""
+    own = vars(type(part)())
+    given: dict[str, Any] = {}
+    if stages := vars(part).get("_out_indices"):
+        given["out_indices"] = list(stages)
+        if "num_hidden_layers" in own:  # a layer for each output
+            given["num_hidden_layers"] = layers = max(2, len(stages))
+            given["out_indices"] = [*range(layers - len(stages) + 1, layers + 1)]
+    return given | {
+        name: value
+        for name, value in vars(part).items()
+        if not name.startswith("_")
+        and _is_plain(value)
+        and size_of(name) is None
+        and not any(pattern.fullmatch(name) for pattern, _ in _LISTS)
+        and name in own
+        and own[name] != value
+        and "token" not in name
+        and name not in ("model_type", "transformers_version")
+    }
+
+
+def _lists_and_widths(name: str, value: Any, way: str) -> Any:
+    """A value for the fields that SIZES does not know, or None."""
+    if isinstance(value, (list, tuple)) and value and all(type(entry) is int for entry in value):
+        small = next((size for pattern, size in _LISTS if pattern.fullmatch(name)), None)
+        if small is None:
+            return None
+        kept = {1, 2, 3} if "channels" in name else {1, 2}  # of an image, say
+        return type(value)(entry if entry in kept else min(small, max(entry, 4)) for entry in value)
+    if name in COUNTS and type(value) is int:
+        return COUNTS[name]
+    if way == "widths" and type(value) is int and value > 64:
+        return 32 if _WIDTHS.fullmatch(name) and not _NO_WIDTHS.fullmatch(name) else None
+    return None
+
+
+def _fields(default: PreTrainedConfig, way: str) -> dict[str, Any]:
     """The fields of a configuration to make small, and their values."""
     kind = type(default)
     fields: dict[str, Any] = {}
@@ -130,11 +123,14 @@ def _fields(default: PreTrainedConfig) -> dict[str, Any]:
             continue
         value, size = _attribute(default, name), size_of(name)
         if isinstance(value, PreTrainedConfig):
-            fields[name] = shrunk(type(value))
+            given = {} if way == "names" else _set_by_its_owner(value)
+            fields[name] = shrunk(type(value), way, **given)
         elif type(value) is int and value > 0 and size is not None:
             fields[name] = min(size, value)
         elif name == "image_size" and isinstance(value, (list, tuple)):
             fields[name] = [32 for _ in value]
+        elif way != "names" and (small := _lists_and_widths(name, value, way)) is not None:
+            fields[name] = small
     heads = [name for name in ("num_attention_heads", "num_heads", "n_head") if name in fields]
     if "num_key_value_heads" in fields and any(
         _attribute(default, name) == _attribute(default, "num_key_value_heads") for name in heads
@@ -157,7 +153,7 @@ def _fields(default: PreTrainedConfig) -> dict[str, Any]:
         fields["rope_parameters"] = {**ropes, "mrope_section": sections}
     if _attribute(default, "apply_spec_augment"):  # masks more frames in training than so short a sound has
         fields["apply_spec_augment"] = False
-    small = 64
+    token = 64
     for name in sorted(vars(default)):
         value = _attribute(default, name)
         if (
@@ -168,14 +164,18 @@ def _fields(default: PreTrainedConfig) -> dict[str, Any]:
             if name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
                 fields[name] = {"pad": 0, "bos": 1, "eos": 2, "dec": 1}[name[:3]]
             elif value >= 50:
-                small -= 1
-                fields[name] = small
+                token -= 1
+                fields[name] = token
     return fields
 
 
-def shrunk(kind: type[PreTrainedConfig], **given: Any) -> PreTrainedConfig:
+def shrunk(kind: type[PreTrainedConfig], way: str = WAYS[0], **given: Any) -> PreTrainedConfig:
     """The defaults of `kind`, small. `given` fields go in as they are."""
-    fields = _fields(kind())
+    try:
+        default = kind()
+    except Exception:  # the defaults fail their own checks
+        default = kind(**GIVEN.get(kind.model_type, {}))
+    fields = _fields(default, way)
     failed: Exception | None = None
     for dropped in ((), ("layer_types",), ("layer_types", "head_dim"), ("image_size", "patch_size")):
         try:
@@ -187,115 +187,65 @@ def shrunk(kind: type[PreTrainedConfig], **given: Any) -> PreTrainedConfig:
     raise failed
 
 
+def _source(config: type[PreTrainedConfig]) -> str:
+    return config.__module__.replace(".configuration_", ".modeling_")
+
+
 def classes(model_type: str) -> Iterator[type[PreTrainedModel]]:
-    """The model classes for a type's configuration, those with logits first."""
+    """The model classes for a type's configuration, logits first, and for its nameless parts last."""
     config = CONFIG_MAPPING[model_type]
+    tables = [key for key in vars(modeling_auto) if re.fullmatch(r"MODEL_(FOR|WITH)\w+_MAPPING_NAMES", key)]
     first = ["MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"]
-    module = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
-    names = [getattr(modeling_auto, f"{name}_MAPPING_NAMES").get(model_type) for name in first]
-    named = [name for name in names if isinstance(name, str)]
-    others = [
-        name
-        for name, kind in vars(module).items()
-        if inspect.isclass(kind) and issubclass(kind, PreTrainedModel) and kind.config_class is config
+    names = [
+        getattr(modeling_auto, table, {}).get(model_type)
+        for table in [f"{name}_MAPPING_NAMES" for name in first]
     ]
+    try:
+        module = importlib.import_module(_source(config))
+    except ModuleNotFoundError as error:
+        if "modeling_" not in str(error):  # a package that the model needs
+            raise
+        # A configuration that other families' classes take.
+        others = []
+        names += [getattr(modeling_auto, table).get(model_type) for table in tables]
+    else:
+        own = [(name, kind) for name, kind in vars(module).items() if _is_model(kind)]
+        others = sorted((name for name, kind in own if kind.config_class is config), key=_without_head)
+        parts = (set(config.sub_configs.values()) if config.sub_configs else set()) - {
+            *CONFIG_MAPPING.values()
+        }
+        others += [name for name, kind in own if kind.config_class in parts]
+    named = [name for name in names if isinstance(name, str)]
     # Bases have no forward of their own.
-    for name in dict.fromkeys([*named, *sorted(others, key=lambda name: ("For" in name, name))]):
-        kind = getattr(module, name, None)
+    for name in dict.fromkeys([*named, *others]):
+        kind = (others and getattr(module, name, None)) or getattr(transformers, name, None)
         if kind is not None and not name.endswith("PreTrainedModel"):
             yield kind
 
 
-def padding(side: str) -> Tensor:
-    mask = torch.ones(BATCH, ROWS, dtype=torch.int64)
-    for row, pads in enumerate(PADS):
-        if side == "left":
-            mask[row, :pads] = 0
-        elif side == "right":
-            mask[row, ROWS - pads :] = 0
-    return mask
+def _is_model(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, PreTrainedModel)
 
 
-def field(config: Any, names: tuple[str, ...]) -> Any:
-    """The first of `names` that the configuration or one inside it has."""
-    for name in names:
-        if isinstance(value := getattr(config, name, None), (int, list, tuple)):
-            return value
-    for part in vars(config).values():
-        if isinstance(part, PreTrainedConfig) and (value := field(part, names)) is not None:
-            return value
-    return None
+def _without_head(name: str) -> tuple[bool, str]:
+    return "For" in name, name
 
 
-def candidates(model: PreTrainedModel, side: str) -> Iterator[dict[str, Any]]:
-    """Arguments for the model's forward, by the names it takes: the first that eager takes are used."""
-    takes = inspect.signature(model.forward).parameters
-    config = model.config
-    text: dict[str, Any] = {}
-    if "input_ids" in takes:
-        ids = torch.randint(5, 48, (BATCH, ROWS)) * padding(side)
-        last = padding(side).cumsum(1).argmax(1)
-        ids[torch.arange(BATCH), last] = 2  # pooled by the end's token, and by the highest
-        text["input_ids"] = ids
-        if "attention_mask" in takes:
-            text["attention_mask"] = padding(side)
-        if "decoder_input_ids" in takes:
-            text["decoder_input_ids"] = torch.randint(5, 48, (BATCH, 6))
-        if "bbox" in takes:
-            text["bbox"] = torch.tensor([1, 2, 5, 7]).expand(BATCH, ROWS, 4)
-    fixed = {"use_cache": False} if "use_cache" in takes else {}
-    if text:
-        yield text | fixed
-    channels = field(config, ("num_channels", "in_channels", "in_chans")) or 3
-    size = field(config, ("image_size",)) or 32
-    high, wide = (size, size) if isinstance(size, int) else (size[0], size[-1])
-    mels = field(config, ("num_mel_bins", "feature_size", "input_feat_per_channel")) or 16
-    frames = 2 * (field(config, ("max_source_positions",)) or 32)
-    images = torch.randn(BATCH, channels, high, wide) if isinstance(channels, int) else None
-    seen: list[dict[str, Any]] = []
-    if "pixel_values" in takes and images is not None:
-        seen.append({"pixel_values": images})
-        seen.append(
-            {"pixel_values": images[:, None].expand(-1, field(config, ("num_frames",)) or 1, -1, -1, -1)}
-        )
-    if "pixel_values_videos" in takes and images is not None:
-        frame = field(config, ("num_frames", "frames_per_clip")) or 2
-        seen.append({"pixel_values_videos": images[:, None].expand(-1, frame, -1, -1, -1)})
-    for name in ("input_values", "input_features", "audio_values", "features"):
-        if name in takes:
-            sound = (
-                {"attention_mask": padding(side).repeat_interleave(200, 1)}
-                if "attention_mask" in takes
-                else {}
-            )
-            wave = torch.randn(BATCH, ROWS * 200)
-            seen += [{name: wave} | sound, {name: wave}, {name: wave[:, None]}]
-            for shape in ((BATCH, mels, frames), (BATCH, frames, mels)):
-                seen.append({name: torch.randn(shape)})
-                length = shape[1] if shape[2] == mels else shape[2]
-                pads = torch.ones(BATCH, length, dtype=torch.int64)
-                pads[1, -8:], pads[2, -16:] = (0, 0) if side == "right" else (1, 1)
-                for mask in ("attention_mask", "input_features_mask"):
-                    if mask in takes:
-                        seen.insert(-1, {name: seen[-1][name], mask: pads})
-    if "past_values" in takes:
-        length = field(config, ("context_length",)) or 32
-        wide = field(config, ("num_input_channels", "input_size")) or 1
-        seen += [
-            {"past_values": torch.randn(BATCH, length)},
-            {"past_values": torch.randn(BATCH, length, wide)},
-        ]
-    grids = [name for name in ("grid_thw", "image_grid_thw", "grid_hws") if name in takes]
-    if grids:
-        patch = field(config, ("patch_size",)) or 8
-        wide = channels * patch * patch * (field(config, ("temporal_patch_size",)) or 1)
-        first = "pixel_values" if "pixel_values" in takes else "hidden_states"
-        grid = torch.tensor([[1, 4, 4], [1, 4, 8]])
-        seen.append({first: torch.randn(48, wide), grids[0]: grid})
-        seen.append({first: torch.randn(48, channels, patch, patch), grids[0]: grid})
-        seen.append({first: torch.randn(48, wide), grids[0]: grid[:, 1:]})
-    for more in seen:
-        yield text | more | fixed
+def part_for(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedConfig:
+    """`config`, or the part of it that `kind` is for."""
+    parts = [part for part in vars(config).values() if type(part) is kind.config_class]
+    return parts[0] if parts and type(parts[0]) not in CONFIG_MAPPING.values() else config
+
+
+def sources(model_type: str) -> list[str]:
+    """The source files of the type's own models, or of the first class that others lend it."""
+    try:
+        found = [importlib.import_module(_source(CONFIG_MAPPING[model_type]))]
+    except ModuleNotFoundError as error:
+        if "modeling_" not in str(error):
+            raise
+        found = [importlib.import_module(kind.__module__) for kind in [*classes(model_type)][:1]]
+    return [str(module.__file__) for module in found]
 
 
 def floats(output: Any) -> Iterator[tuple[str, Tensor]]:

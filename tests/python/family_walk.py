@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import re
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import families
+import family_inputs
+import family_parts
 import tandem
 import torch
 import transformers
 from tandem.integrations import transformers as integration
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AttentionInterface, PreTrainedModel
+from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 LARGEST = 20_000_000  # parameters; more are not made
 # Errors of f32 in right families are up to 2e-6 and 3e-5; a mask that is off by one key gives 1e-2 and more.
-BOUND_OUTPUTS, BOUND_GRADIENTS = 1e-4, 1e-3
+BOUNDS = BOUND_OUTPUTS, BOUND_GRADIENTS = 1e-4, 1e-3
 OURS, INSTEAD = "tandem", "tandem-or-pytorch"  # Transformers takes names with "sdpa" inside for its own
+PYTORCHS = "pytorchs"  # its sdpa by a name that every model takes
 _calls = [0]
 
 
@@ -29,13 +32,17 @@ _calls = [0]
 class Outcome:
     model_type: str
     #: right, undefined (eager and sdpa differ too), wrong, refused, error, own (its attention never calls
-    #: Tandem's), static (its source names no attention of Transformers'), not built
+    #: Tandem's), static (its source names no attention of Transformers'), frame (it has no forward pass: why
+    #: names its parts), not built
     kind: str
     why: str = ""  # by padding, for all but the right
     training: str = ""  # what stops a step of training, if anything
-    instead: str = ""  # right, wrong, ... when what Tandem lacks goes to PyTorch
+    #: right, wrong, ... when what Tandem lacks goes to PyTorch; or "as sdpa", which differs from eager itself
+    instead: str = ""
     #: of outputs and gradients, by padding
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: other model types whose modules ran inside, and whether their attention called Tandem's
+    parts: dict[str, bool] = field(default_factory=dict)
 
 
 def start() -> None:
@@ -45,13 +52,18 @@ def start() -> None:
     for name, unsupported in ((OURS, "error"), (INSTEAD, "sdpa")):
         integration.register(name, unsupported=unsupported)
         AttentionInterface.register(name, functools.partial(_counted, AttentionInterface()[name]))
+    AttentionInterface.register(PYTORCHS, AttentionInterface()["sdpa"])
+    AttentionMaskInterface.register(PYTORCHS, AttentionMaskInterface()["sdpa"])
 
 
 def _counted(attention: Any, *args: Any, **options: Any) -> Any:
     _calls[0] += 1
+    family_parts.note_attention()
     return attention(*args, **options)
 
 
+NO_FORWARD = "no forward pass of its own; its parts are "
+NO_NUMBERS = "eager attention gives no numbers"
 _USES = ("ALL_ATTENTION_FUNCTIONS", "masking_utils", "_attn_implementation", "AutoModel", "AutoBackbone")
 
 
@@ -65,27 +77,29 @@ def walk(model_type: str) -> Outcome:
 
 def _walk(model_type: str) -> Outcome:
     outcome = functools.partial(Outcome, model_type)
-    kind = CONFIG_MAPPING[model_type]
     try:
-        module = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
-        with open(str(module.__file__)) as file:
-            source = file.read()
-        others = re.search(r"^from \.\.(?:\w+\.modeling|\.models|\w+ import)|load_backbone", source, re.M)
-        if not others and not any(name in source for name in _USES):
-            return outcome("static")
-        config = families.shrunk(kind)
-    except Exception as error:  # whatever a configuration's checks or missing packages raise
+        lines = "".join(Path(path).read_text() for path in families.sources(model_type)).splitlines()
+        source = "\n".join(line for line in lines if not line.lstrip().startswith((">>>", "...")))
+    except Exception as error:  # packages that are missing
         return outcome("not built", _said(error))
-    eager, chosen, why = _eager(model_type, config)
+    others = re.search(r"^from \.\.(?:\w+\.modeling|\.models|\w+ import)|load_backbone", source, re.M)
+    if source and not others and not any(name in source for name in _USES):
+        return outcome("static")
+    eager, config, chosen, why = _eager(model_type)
     if eager is None:
-        return outcome("not built", why)
+        return outcome("frame" if why.startswith(NO_FORWARD) else "not built", why.removeprefix(NO_FORWARD))
+    parts = {part: False for part in sorted(_parts(eager, chosen) - {model_type})}
     try:
         ours = _twin(eager, config, OURS)
     except tandem.TandemError as error:
-        return outcome("refused", _said(error))
+        return outcome("refused", _said(error), parts=parts)
     except Exception as error:
         return outcome("error", _said(error))
+    family_parts.served.clear()
     result, expected = _compared(outcome, eager, ours, chosen)
+    result.parts = {part: part in family_parts.served for part in parts}
+    if result.kind == "wrong" and _rounded(result, eager, ours, chosen):
+        result = Outcome(model_type, "right", errors=result.errors, parts=result.parts)
     if result.kind == "wrong":
         result = _undefined(result, eager, config, chosen)
     if result.kind in ("wrong", "error"):
@@ -96,6 +110,8 @@ def _walk(model_type: str) -> Outcome:
         instead = _twin(eager, config, INSTEAD)
         if "unsupported=" in result.why:
             second, _ = _compared(outcome, eager, instead, chosen, expected)
+            if second.kind in ("wrong", "error") and _as_sdpa(eager, instead, config, chosen):
+                second.kind = "as sdpa"
             result.instead, result.errors = second.kind + " " + second.why, second.errors
         stopped = _trained(instead, chosen)
         result.instead += f"training: {stopped}" if stopped else ""
@@ -106,34 +122,67 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:600]
 
 
-def _eager(model_type: str, config: Any) -> tuple[PreTrainedModel | None, int, str]:
-    """The first of the family's models that runs, and which of the candidates for its arguments does."""
-    why = "no model class"
-    for kind in [*families.classes(model_type)][:4]:
+def _eager(model_type: str, attention: str = "eager") -> tuple[PreTrainedModel | None, Any, int, str]:
+    """The first of the family's models that runs, its configuration, and which candidate for arguments does.
+
+    If none runs, the reason is the first model's.
+    """
+    whys = []
+    for way in families.WAYS:
         try:
-            with torch.device("meta"):
-                count = sum(p.numel() for p in kind(_with(config, "eager")).parameters())
-            if count > LARGEST:
-                why = f"{count / 1e6:.0f} million parameters"
-                continue
-            torch.manual_seed(7)
-            model = kind(_with(config, "eager")).eval()
-        except Exception as error:
-            why = _said(error)
+            config = families.shrunk(CONFIG_MAPPING[model_type], way)
+        except Exception as error:  # whatever a configuration's checks raise
+            whys.append(_said(error))
             continue
-        _randomize(model)
-        why = "arguments that no candidate has"
-        first = ""
-        for chosen, arguments in enumerate(families.candidates(model, "none")):
-            try:
-                outputs = _run(model, arguments)[0]
-                if outputs and all(tensor.isfinite().any() for tensor in outputs.values() if tensor.numel()):
-                    return model, chosen, ""
-                why = "eager attention gives no numbers" if outputs else "no outputs of floating point"
-            except Exception as error:
-                first = first or _said(error)
-        why = first or why
-    return None, 0, why
+        for kind in [*families.classes(model_type)][:5]:
+            if kind.forward is torch.nn.Module.forward:
+                whys.append(NO_FORWARD + ", ".join(sorted(_named_parts(config))))
+                continue
+            part = families.part_for(kind, config)
+            model, chosen, why = _running_model(kind, part, attention)
+            if model is not None:
+                return model, part, chosen, ""
+            whys.append(why)
+    if attention == "eager" and any("KeyError: 'eager'" in why or why == NO_NUMBERS for why in whys):
+        return _eager(model_type, "sdpa")  # Transformers' own eager attention fails
+    return None, None, 0, (whys or ["no model class"])[0]
+
+
+def _named_parts(config: Any) -> set[str]:
+    return {*family_parts.by_name(config, nested=False).values()} & {*CONFIG_MAPPING}
+
+
+def _running_model(
+    kind: type[PreTrainedModel], config: Any, attention: str
+) -> tuple[PreTrainedModel | None, int, str]:
+    try:
+        with torch.device("meta"):
+            count = sum(p.numel() for p in kind(_with(config, attention)).parameters())
+        if count > LARGEST:
+            return None, 0, f"{count / 1e6:.0f} million parameters"
+        torch.manual_seed(7)
+        model = kind(_with(config, attention)).eval()
+    except Exception as error:
+        return None, 0, _said(error)
+    _randomize(model)
+    why = ""
+    for chosen, arguments in enumerate(family_inputs.candidates(model, "none")):
+        try:
+            outputs = _run(model, arguments)[0]
+            if outputs and all(tensor.isfinite().any() for tensor in outputs.values() if tensor.numel()):
+                return model, chosen, ""
+            why = NO_NUMBERS if outputs else why or "no outputs of floating point"
+        except Exception as error:
+            why = why or _said(error)
+    return None, 0, why or "arguments that no candidate has"
+
+
+def _parts(model: PreTrainedModel, chosen: int) -> set[str]:
+    torch.manual_seed(11)
+    arguments = [*family_inputs.candidates(model, "none")][chosen]
+    with family_parts.watched(model) as seen, torch.no_grad():
+        model(**arguments)
+    return seen
 
 
 def _with(config: Any, attention: str) -> Any:
@@ -167,11 +216,17 @@ def _run(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[dict[str, T
     outputs = {}
     loss = torch.zeros(())
     weights = torch.Generator().manual_seed(1)
-    mask = arguments["attention_mask"].bool() if {"input_ids", "attention_mask"} <= {*arguments} else None
+    mask = arguments.get("attention_mask")  # of tokens, or of something else
+    mask = (
+        mask.bool() if mask is not None and mask.shape == (family_inputs.BATCH, family_inputs.ROWS) else None
+    )
     for path, tensor in families.floats(model(**arguments)):
         if mask is not None and tensor.ndim >= 2 and tensor.shape[0] == len(mask):
-            if tensor.shape[1] in (families.ROWS, families.ROWS + 1):  # some add a token of their own
-                tensor = tensor[:, : families.ROWS][mask]
+            rows = tensor.shape[1]
+            if rows in (family_inputs.ROWS, family_inputs.ROWS + 1):  # some add a token of their own
+                tensor = tensor[:, : family_inputs.ROWS][mask]
+            elif rows == 3 * family_inputs.ROWS:  # or make three of each
+                tensor = tensor[mask.repeat_interleave(3, 1)]
         outputs[path] = tensor.detach()
         if tensor.requires_grad:
             loss = loss + (tensor * torch.randn(tensor.shape, generator=weights)).sum()
@@ -188,7 +243,7 @@ def _compared(
     _calls[0] = 0
     for side in ("none", "left", "right"):
         torch.manual_seed(11)
-        arguments = [*families.candidates(eager, side)][chosen]
+        arguments = [*family_inputs.candidates(eager, side)][chosen]
         if side != "none" and not any("mask" in name for name in arguments):
             continue
         try:
@@ -196,7 +251,8 @@ def _compared(
         except Exception:  # eager has its limits too: some audio models take no padding on the left
             continue
         try:
-            got = _run(ours, arguments)
+            with family_parts.watched(ours):
+                got = _run(ours, arguments)
         except tandem.TandemError as error:
             refused = refused or _said(error)
             continue
@@ -212,18 +268,67 @@ def _compared(
     return outcome(kind, wrong or failed or refused, errors=errors), expected
 
 
+def _rounded(wrong: Outcome, eager: PreTrainedModel, ours: PreTrainedModel, chosen: int) -> bool:
+    """Whether outputs are eager's, and gradients at most twice as far from float64's as eager's own are.
+
+    That is the bound of Tandem's kernels. It counts where a head behind attention has kinks (ReLU over many
+    pixels): rounding moves its gradients further than BOUND_GRADIENTS.
+    """
+    if any(output > BOUND_OUTPUTS for output, _ in wrong.errors.values()):
+        return False
+    exact = copy.deepcopy(eager).double()
+    for side in wrong.errors:
+        torch.manual_seed(11)
+        arguments = [*family_inputs.candidates(eager, side)][chosen]
+        in_double = {
+            name: given.double() if isinstance(given, Tensor) and given.is_floating_point() else given
+            for name, given in arguments.items()
+        }
+        try:
+            truth = _run(exact, in_double)
+        except Exception:  # not every model computes in float64
+            return False
+        of_eager, of_ours = (differ(truth, _in_double(_run(model, arguments))) for model in (eager, ours))
+        if of_ours[1] > max(2 * of_eager[1], BOUND_GRADIENTS):
+            return False
+    return True
+
+
+def _in_double(result: tuple[dict[str, Tensor], dict[str, Tensor]]) -> Any:
+    return tuple({name: tensor.double() for name, tensor in part.items()} for part in result)
+
+
+def _as_sdpa(eager: PreTrainedModel, instead: PreTrainedModel, config: Any, chosen: int) -> bool:
+    """Whether Transformers' own sdpa gives what `instead` gives, or fails as that does, for all paddings."""
+    sdpa = _twin(eager, config, PYTORCHS)
+    for side in ("none", "left", "right"):
+        results: list[Any] = []
+        for model in (sdpa, instead):
+            torch.manual_seed(11)
+            try:
+                results.append(_run(model, [*family_inputs.candidates(eager, side)][chosen]))
+            except Exception as error:
+                results.append(_said(error))
+        if isinstance(results[0], str) or isinstance(results[1], str):
+            if results[0] != results[1]:
+                return False
+        elif any(error > bound for error, bound in zip(differ(*results), BOUNDS, strict=True)):
+            return False
+    return True
+
+
 def _undefined(wrong: Outcome, eager: PreTrainedModel, config: Any, chosen: int) -> Outcome:
-    """A model that pools a row of padding has no result there: eager and sdpa differ as much."""
-    try:
-        sdpa = _twin(eager, config, "sdpa")
-    except ValueError:  # not every model has it
-        return wrong
+    """A model that pools a row of padding has no result there: it depends on what stands at padding."""
     for side, (output, gradient) in wrong.errors.items():
         if output <= BOUND_OUTPUTS and gradient <= BOUND_GRADIENTS:
             continue
         torch.manual_seed(11)
-        arguments = [*families.candidates(eager, side)][chosen]
-        if side == "none" or differ(_run(eager, arguments), _run(sdpa, arguments))[0] < output / 2:
+        arguments = [*family_inputs.candidates(eager, side)][chosen]
+        mask = arguments.get("attention_mask")
+        if side == "none" or mask is None or "input_ids" not in arguments:
+            return wrong
+        others = torch.where(mask.bool(), arguments["input_ids"], arguments["input_ids"] + 9)
+        if differ(_run(eager, arguments), _run(eager, arguments | {"input_ids": others}))[0] < BOUND_OUTPUTS:
             return wrong
     return Outcome(wrong.model_type, "undefined", wrong.why, errors=wrong.errors)
 
@@ -233,6 +338,8 @@ def differ(expected: Any, got: Any) -> tuple[float, float]:
     outputs = [0.0]
     for path, tensor in expected[0].items():
         other = got[0].get(path)
+        if other is None and "attentions." in path:  # weights that eager gives without being asked
+            continue
         if (
             other is None
             or other.shape != tensor.shape
@@ -256,7 +363,7 @@ def differ(expected: Any, got: Any) -> tuple[float, float]:
 
 def _trained(model: PreTrainedModel, chosen: int) -> str:
     """What stops a forward pass in training, which may drop attention's weights."""
-    arguments = [*families.candidates(model, "none")][chosen]
+    arguments = [*family_inputs.candidates(model, "none")][chosen]
     model.train()
     try:
         torch.manual_seed(3)

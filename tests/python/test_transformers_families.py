@@ -37,7 +37,7 @@ def test_no_family_is_wrong_in_silence(outcomes: list[Outcome]) -> None:
     """Outputs and all gradients, without padding and with padding on either side."""
     wrong = [o for o in outcomes if o.kind in ("wrong", "error")]
     assert not wrong, told(wrong)
-    assert not LISTED or sum(o.kind == "right" for o in outcomes) >= 375
+    assert not LISTED or sum(o.kind == "right" for o in outcomes) >= 478
     assert {o.model_type for o in outcomes if o.kind == "undefined"} <= family_page.POOL_PADDING
 
 
@@ -49,9 +49,13 @@ def test_refusals_say_what_to_do(outcomes: list[Outcome]) -> None:
 
 
 def test_what_goes_to_pytorch_is_right(outcomes: list[Outcome]) -> None:
-    """Where the refusal names it: eager's results, and training with dropout. What is refused says so."""
+    """Where the refusal names it: eager's results, and training with dropout. What is refused says so.
+
+    A few models have other results on Transformers' own sdpa than on eager; they have those.
+    """
     handed = [o for o in outcomes if "unsupported=" in o.why + o.training]
-    assert len(handed) >= 80
+    assert len(handed) >= 125
+    assert sum(o.instead.startswith("as sdpa") for o in handed) <= family_page.DIFFER_ON_SDPA
     for outcome in handed:
         wrong = outcome.instead.startswith(("wrong", "error")) or "unsupported=" in outcome.instead
         assert not wrong, told([outcome])
@@ -72,7 +76,21 @@ def test_families_that_are_not_built_are_the_known_ones(outcomes: list[Outcome])
     known = family_page.not_built()
     more = [o for o in outcomes if o.kind == "not built" and o.model_type not in known]
     assert not more, told(more)
-    assert len(known) == family_page.NOT_BUILT_COUNT
+    assert len(known) - len(family_page.inside()) == family_page.NOT_BUILT_COUNT
+
+
+@listed
+def test_parts_run_inside_the_family_that_is_named(outcomes: list[Outcome]) -> None:
+    """They need what only the whole model makes: its masks, or a class that Transformers does not map."""
+    parts = {o.model_type: o.parts for o in outcomes}
+    lost = [f"{part} in {home}" for part, home in family_page.inside().items() if part not in parts[home]]
+    assert not lost
+
+
+@listed
+def test_every_family_is_on_the_page() -> None:
+    words = set(re.findall(r"[\w.-]+", PAGE.read_text()))
+    assert {*family_page.all_families()} <= words
 
 
 @listed
