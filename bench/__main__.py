@@ -18,9 +18,11 @@ BENCH = Path(__file__).resolve().parent
 #: Of each benchmark: what it measures, and where. NAME is bench/NAME.py with _ for -.
 SCRIPTS = {
     "cpu": "speed beside PyTorch's attention on this CPU; checks every cell (make bench)",
+    "cpu-decode": "decoding steps out of a cache on this CPU, as a share of what plain reads reach",
     "accuracy": "errors of every 8-bit recipe against fp64, on the CPU",
     "gpu-speed": "speed on a GPU beside cuDNN and FlashAttention-2: the paper's grid, varlen, 8 bits",
     "gpu-accuracy": "errors of fp16, bf16 and 8 bits on inputs with outliers, on a GPU",
+    "gpu-decode": "steps of generation on a GPU beside cuDNN and FlashAttention-2: time and GB/s of keys",
     "gpu-models": "tokens a second of a Llama-shaped model on a GPU, training and generation",
     "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",
     "host-overhead": "host time of a call from Python, CPU or GPU",

@@ -183,8 +183,7 @@ int main(int argc, char** argv) {
   app.add_option("--block-q", tile.block_q, "overrides the tile");
   app.add_option("--block-k", tile.block_k, "overrides the tile");
   app.add_option("--seconds", seconds, "CPU time of a cell")->capture_default_str();
-  app.add_option("--rounds", rounds,
-                 "turns in which a cell gets it, so that no disturbance takes all of them")
+  app.add_option("--rounds", rounds, "rounds that share it, so that no disturbance takes all of them")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   s.heads_kv = heads_kv == 0 ? s.heads : heads_kv;

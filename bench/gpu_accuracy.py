@@ -9,10 +9,10 @@ fp32. Bar: Tandem's error is at most 1/1.7 of the standard implementation's in f
 
 --precision: RMSE of every 8-bit recipe on fp16 inputs of five kinds (docs/results/low-precision-accuracy.md
 describes them) and on the real Q, K, V of data/minilm.safetensors, and how many times smaller it is than with
-one e4m3 scale a tensor. Recipes that no precision has bring their codes from tandem.quantize. Beside them
-TFLOP/s at seqlen 16384, 16 heads of 128: of the whole call, and of attention to codes that are there. Bars on
-the outliers, full: fp8 2.2, int8 6, int8-accurate 10. The cost of fewer promotions is the CPU's to tell
-(`python bench accuracy`): the GPU kernel promotes every tile.
+one e4m3 scale a tensor. Recipes that no precision has get their 8-bit inputs from tandem.quantize. Beside
+them TFLOP/s at seqlen 16384, 16 heads of 128: of the whole call, and of attention to inputs that are 8-bit
+already. Bars on the outliers, full: fp8 2.2, int8 6, int8-accurate 10. The cost of fewer promotions is the
+CPU's to tell (`python bench accuracy`): the GPU kernel promotes every tile.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def real_inputs(layer: int, device: str) -> list[torch.Tensor]:
     return tensors
 
 
-Codes = dict[str, object]
+Arguments = dict[str, object]
 
 
-def codes_of(tensors: list[torch.Tensor], granularity: str, hadamard: bool, smooth: bool) -> Codes:
-    """Arguments of attention: e4m3 codes and scales of q, k and v."""
-    arguments: Codes = {"precision": "fp8", "out_dtype": "f16"}
+def quantized(tensors: list[torch.Tensor], granularity: str, hadamard: bool, smooth: bool) -> Arguments:
+    """Arguments of attention: q, k and v in e4m3 with their scales."""
+    arguments: Arguments = {"precision": "fp8", "out_dtype": "f16"}
     for name, tensor in zip("qkv", tensors, strict=True):
         rotated = hadamard and name != "v"
         found = tandem.quantize(
@@ -112,7 +112,7 @@ def codes_of(tensors: list[torch.Tensor], granularity: str, hadamard: bool, smoo
     return arguments
 
 
-#: granularity, Hadamard and smoothing of the recipes that bring their codes
+#: granularity, Hadamard and smoothing of the recipes whose inputs are 8-bit already
 ABLATION = {
     BASE: ("tensor", False, False),
     "fp8 head": ("head", False, False),
@@ -126,7 +126,7 @@ ABLATION = {
 def recipe_results(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     results = {"16-bit": tandem.attention(*tensors)}
     for name, recipe in ABLATION.items():
-        results[name] = tandem.attention(**codes_of(tensors, *recipe))
+        results[name] = tandem.attention(**quantized(tensors, *recipe))
     for precision, strict in SETTINGS:
         name = precision + (" strict" if strict else "")
         results[name] = tandem.attention(*tensors, precision=precision, strict=strict)
@@ -152,7 +152,7 @@ def tflops(call: Callable[[], object], flops: float) -> float:
 
 
 def recipe_speeds() -> dict[str, tuple[float, float | None]]:
-    """TFLOP/s by recipe: of the whole call, and of attention to codes that are there."""
+    """TFLOP/s by recipe: of the whole call, and of attention to inputs that are 8-bit already."""
     shape = (1, 16384, 16, 128)
     tensors = [torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3)]
     flops = 4.0 * shape[1] ** 2 * shape[2] * shape[3]
@@ -160,8 +160,8 @@ def recipe_speeds() -> dict[str, tuple[float, float | None]]:
         "16-bit": (tflops(lambda: tandem.attention(*tensors), flops), None)
     }
     for name, recipe in ABLATION.items():
-        ready = codes_of(tensors, *recipe)
-        whole = tflops(lambda r=recipe: tandem.attention(**codes_of(tensors, *r)), flops)
+        ready = quantized(tensors, *recipe)
+        whole = tflops(lambda r=recipe: tandem.attention(**quantized(tensors, *r)), flops)
         speeds[name] = (whole, tflops(lambda r=ready: tandem.attention(**r), flops))
     for precision, strict in SETTINGS:
         options = {"precision": precision, "strict": strict}
@@ -178,7 +178,7 @@ def compare_precisions(args: argparse.Namespace, document: dict) -> bool:
     document["precision"] = found
     speeds = recipe_speeds() if args.device == "cuda" else {}
     document["tflops"] = speeds
-    header = ["recipe", *found, "TFLOP/s, whole call", "codes ready"]
+    header = ["recipe", *found, "TFLOP/s, whole call", "8-bit inputs"]
     print("| " + " | ".join(header) + " |")
     print("|---|" + "--:|" * (len(header) - 1))
     for name in found["paper"]:

@@ -12,7 +12,7 @@
 //                          "memory_bytes": of the device that tensors, workspace and call took}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
-//                          codes=1: q, k and v are codes already, which the same pass arranges
+//                          quantized=1: q, k and v are 8-bit already; the same pass arranges them
 //                          (transpose_v=0), or the attention kernel reads where they are
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
@@ -70,8 +70,8 @@ Precision precision_of(const std::string& name) {
   invalid("precision: " + name + " is none");
 }
 
-/// Device memory of normal numbers, or their codes of scale 1 (e4m3) or 1 / 32 (s8): four million drawn, then
-/// repeated.
+/// Device memory of normal numbers, or their quantized values of scale 1 (e4m3) or 1 / 32 (s8): four million
+/// drawn, then repeated.
 gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed) {
   constexpr std::size_t period = std::size_t{1} << 22;
   const std::size_t size = size_of(dtype);
@@ -122,7 +122,7 @@ bool is_timed(gpu::Kernel kernel, const std::string& pass) {
   using enum gpu::Kernel;
   if (pass == "quantize") return kernel != eight_bit_forward;
   return pass != "quantized" ||
-         (kernel != mean_of_keys && kernel != gpu::Kernel::quantize && kernel != arrange_codes);
+         (kernel != mean_of_keys && kernel != gpu::Kernel::quantize && kernel != arrange_quantized);
 }
 
 /// The steps that the pass times. One after a step that is left out does not start under it.
@@ -168,8 +168,8 @@ class Bench {
     pass_ = words["pass"];
     words.erase("pass");
     DType in = sixteen;
-    if (take(words, "codes", 0) != 0) {
-      if (options.precision == Precision::exact) invalid("codes=1 needs a precision");
+    if (take(words, "quantized", 0) != 0) {
+      if (options.precision == Precision::exact) invalid("quantized=1 needs a precision");
       in = options.precision == Precision::fp8 ? DType::e4m3 : DType::s8;
     }
     allocate(in, sixteen);
@@ -284,13 +284,13 @@ class Bench {
     return end_.milliseconds_since(start_);
   }
 
-  /// What the quantiser has to read and write once: 16 bits or codes in, 8 bits out.
+  /// What the quantiser has to read and write once: 16 bits or quantized values in, 8 bits out.
   [[nodiscard]] double quantized_bytes() const {
     const std::int64_t q = heads_q_ * rows_q_ * head_dim_qk_;
     const std::int64_t k = heads_kv_ * rows_k_ * head_dim_qk_;
     const std::int64_t v = heads_kv_ * rows_k_ * head_dim_v_;
-    return (p_.of_codes() ? 2.0 : 3.0) *
-           static_cast<double>(batch_ * (q + k + (steps_.recipe.pv == Codes::input ? 0 : v)));
+    return (p_.quantized_inputs() ? 2.0 : 3.0) *
+           static_cast<double>(batch_ * (q + k + (steps_.recipe.pv == OperandType::input ? 0 : v)));
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;

@@ -130,7 +130,7 @@ void check_results(Cell& cell, Call& call, std::uint64_t seed) {
     }
     for (const harness::SampleError& error :
          harness::compare_sample(problem, dtype, pass, harness::sample_parts(problem, seed))) {
-      if (cell.wrong.empty() && error.deviation.wrong > 0 && !is_code(cell.dtype)) {
+      if (cell.wrong.empty() && error.deviation.wrong > 0 && !is_eight_bit(cell.dtype)) {
         cell.wrong = fmt::format("{} is off by {:.3g} times its bound of {:.2e} at {}", error.output,
                                  error.deviation.share, error.bound.at(0.0), error.worst);
       }

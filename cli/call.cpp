@@ -46,8 +46,8 @@ void convert_inputs(TensorSet& tensors, DType dtype) {
                               name_of(from), name_of(dtype)));
     }
     if (dtype == DType::e4m3 && std::string_view(name) != "dout") {
-      auto [codes, scale] = quantized_e4m3(found->second);
-      found->second = std::move(codes);
+      auto [quantized, scale] = quantized_e4m3(found->second);
+      found->second = std::move(quantized);
       tensors.insert_or_assign(std::string(name) + "_scale", std::move(scale));
     } else if (dtype != DType::e4m3) {
       found->second = converted(found->second, dtype);
@@ -57,9 +57,9 @@ void convert_inputs(TensorSet& tensors, DType dtype) {
 
 template <typename F>
 void for_each_tensor(AttentionInputs& args, const F& f) {
-  for (ConstTensor* tensor :
-       {&args.q, &args.k, &args.v, &args.cu_seqlens_q, &args.cu_seqlens_k, &args.seqused_q, &args.seqused_k,
-        &args.sink, &args.q_scale, &args.k_scale, &args.v_scale}) {
+  for (ConstTensor* tensor : {&args.q, &args.k, &args.v, &args.cu_seqlens_q, &args.cu_seqlens_k,
+                              &args.seqused_q, &args.seqused_k, &args.sink, &args.q_scale, &args.k_scale,
+                              &args.v_scale, &args.page_table, &args.leftpad_k, &args.cache_batch_idx}) {
     f(*tensor);
   }
 }
@@ -102,21 +102,23 @@ void Call::prepare_forward(const CallOptions& options) {
   forward_.q_scale = input("q_scale");
   forward_.k_scale = input("k_scale");
   forward_.v_scale = input("v_scale");
+  forward_.page_table = input("page_table");
+  forward_.leftpad_k = input("leftpad_k");
+  forward_.cache_batch_idx = input("cache_batch_idx");
   forward_.options = options.attention;
-  // Files are not trusted: what their cu_seqlens and seqused contain is checked, at the cost of reading them
-  // once.
+  // Files are not trusted: what their lengths, pages and indices contain is checked, at the cost of reading
+  // them once.
   forward_.options.check = true;
 
-  const int rank = forward_.q.rank;
-  if (rank < 3 || forward_.v.rank != rank) {
+  if (forward_.q.rank < 3 || forward_.v.rank < 3) {
     throw Error(
         Status::invalid_argument,
         fmt::format("q has {} dimensions and v {}; both must be (batch, seqlen, heads, head_dim), or (total, "
                     "heads, head_dim) with cu_seqlens",
-                    rank, forward_.v.rank));
+                    forward_.q.rank, forward_.v.rank));
   }
-  const DType dtype = is_code(forward_.q.dtype) ? DType::bf16 : forward_.q.dtype;
-  if (options.out_dtype && *options.out_dtype != dtype && !is_code(forward_.q.dtype)) {
+  const DType dtype = is_eight_bit(forward_.q.dtype) ? DType::bf16 : forward_.q.dtype;
+  if (options.out_dtype && *options.out_dtype != dtype && !is_eight_bit(forward_.q.dtype)) {
     throw Error(
         Status::invalid_argument,
         fmt::format("--out-dtype is {} but q is {}; it is for the output of 8-bit inputs: leave it out, "
@@ -172,7 +174,7 @@ void Call::choose_device(const std::string& wish) {
   const auto move = [](auto& tensor) { tensor.device = GpuMemory::device; };
   for_each_tensor(forward_there, move);
   for_each_tensor(backward_there, move);
-  // The contents of cu_seqlens and seqused were checked above.
+  // The contents of lengths, pages and indices were checked above.
   forward_there.options.check = backward_there.options.check = false;
   std::size_t scratch = 0;
   try {

@@ -20,5 +20,6 @@ void add_tune(CLI::App& app, Command& chosen);
 void add_explain(CLI::App& app, Command& chosen);
 void add_info(CLI::App& app, Command& chosen);
 void add_demo(CLI::App& app, Command& chosen);
+void add_trace(CLI::App& app, Command& chosen);
 
 }  // namespace tandem::cli

@@ -121,7 +121,8 @@ Findings find(const Inputs& inputs, const CallOptions& options) {
     Call call(copy(inputs.tensors), call_options);
     const Problem problem = make_problem(call.forward_args());
     if (found.peak.threads == 0) {
-      found.peak = bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu.threads);
+      found.peak =
+          bench::measure_peak(make_plan(problem, Execution{.threads = options.threads}).cpu.config.threads);
     }
     Result& result = found.results.emplace_back();
     result.dtype = dtype;
@@ -174,7 +175,7 @@ int run_demo(const DemoOptions& options) {
   const Inputs inputs = load_inputs(input);
   if (!options.data.empty()) check_inputs_stay({options.data}, inputs.files);
   const files::TensorData& q = inputs.tensors.at("q");
-  if (q.shape().size() != 4 || q.numel() == 0 || is_code(q.dtype()) || inputs.tensors.size() > 4) {
+  if (q.shape().size() != 4 || q.numel() == 0 || is_eight_bit(q.dtype()) || inputs.tensors.size() > 4) {
     files::refuse(options.path,
                   "q is {}; the demo takes q, k, v and dout of (layers, tokens, heads, head_dim) alone",
                   describe(q.view()));

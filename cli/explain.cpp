@@ -16,6 +16,7 @@ struct ExplainOptions {
   std::int64_t heads_kv = 0;
   std::int64_t head_dim = 64;
   std::int64_t head_dim_v = 0;
+  std::int64_t page_size = 0;
   std::string dtype = "f32";
   bool backward = false;
   AttentionOptions attention;
@@ -60,6 +61,16 @@ int explain_on(Device device, const ExplainOptions& options) {
       ConstTensor(nullptr, dtype, {options.batch, options.seqlen_q, options.heads, options.head_dim}, device);
   inputs.k = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, options.head_dim}, device);
   inputs.v = ConstTensor(nullptr, dtype, {options.batch, seqlen_k, heads_kv, head_dim_v}, device);
+  if (options.page_size > 0) {
+    const std::int64_t pages = seqlen_k / options.page_size + (seqlen_k % options.page_size > 0 ? 1 : 0);
+    inputs.page_table = ConstTensor(nullptr, DType::i32, {options.batch, pages}, device);
+    inputs.seqused_k = ConstTensor(nullptr, DType::i32, {options.batch}, device);
+    for (ConstTensor* tensor : {&inputs.k, &inputs.v}) {
+      const std::int64_t head_dim = tensor->shape[3];
+      *tensor =
+          ConstTensor(nullptr, dtype, {options.batch * pages, options.page_size, heads_kv, head_dim}, device);
+    }
+  }
   const Tensor out(nullptr, out_dtype, {options.batch, options.seqlen_q, options.heads, head_dim_v}, device);
   const Tensor lse(nullptr, DType::f32, {options.batch, options.heads, options.seqlen_q}, device);
   if (!options.backward) {
@@ -107,6 +118,10 @@ void add_explain(CLI::App& app, Command& chosen) {
   command->add_option("--head-dim", options->head_dim, "Head dimension of q and k")->capture_default_str();
   command->add_option("--head-dim-v", options->head_dim_v, "Head dimension of v; 0: the same")
       ->capture_default_str();
+  command
+      ->add_option("--page-size", options->page_size,
+                   "Keys and values in pages of so many rows, as a cache has them; 0: in one piece")
+      ->capture_default_str();
   command->add_option("--dtype", options->dtype, "f32, f16, bf16 or e4m3")->capture_default_str();
   command->add_flag("--backward", options->backward, "Explain the backward pass");
   add_attention_options(*command, options->attention);
@@ -115,6 +130,7 @@ void add_explain(CLI::App& app, Command& chosen) {
   command->footer(R"(Examples:
   tandem explain --dtype bf16 --head-dim 128 --seqlen 4096 --causal
   tandem explain --heads 32 --heads-kv 8 --seqlen-q 1 --seqlen-k 8192 --json
+  tandem explain --seqlen-q 1 --seqlen-k 8192 --page-size 16 --device cpu
   tandem explain --head-dim 65        (an error: says which rule it breaks and what to do))");
   command->callback([options, &chosen] { chosen = [options] { return run_explain(*options); }; });
 }

@@ -11,9 +11,9 @@
 namespace tandem::cli {
 namespace {
 
-constexpr std::array<std::string_view, 13> roles{
-    "q",    "k",       "v",       "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
-    "sink", "q_scale", "k_scale", "v_scale",      "dout",         "dlse"};
+constexpr std::array<std::string_view, 16> roles{
+    "q",       "k",       "v",       "cu_seqlens_q", "cu_seqlens_k", "seqused_q",       "seqused_k", "sink",
+    "q_scale", "k_scale", "v_scale", "page_table",   "leftpad_k",    "cache_batch_idx", "dout",      "dlse"};
 constexpr std::array floating{DType::f32, DType::f16, DType::bf16, DType::e4m3};
 
 bool is_role(std::string_view name) {

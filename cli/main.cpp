@@ -35,6 +35,7 @@ Examples:
   tandem bench --dtype bf16 --head-dim 128 --seqlen 2048 --pass both
   tandem tune --seqlen 8192 --block-n 112,128,176 --stages 2,3
   tandem explain --seqlen 4096 --heads 16 --heads-kv 2 --causal
+  tandem trace --head-dim 64 --picture trace.svg
   tandem info
 
 `tandem SUBCOMMAND --help` says more. Results go to stdout (--json: as one JSON document), messages to
@@ -65,6 +66,7 @@ Outcome parse_and_run(int argc, char** argv) {
   add_bench(app, chosen);
   add_tune(app, chosen);
   add_explain(app, chosen);
+  add_trace(app, chosen);
   add_info(app, chosen);
   add_demo(app, chosen);
   expect_plain_values(app);

@@ -136,7 +136,7 @@ class Race {
     return static_cast<double>(end_.milliseconds_since(start_));
   }
 
-  /// All kernels in turns, so that a change of clocks meets each alike.
+  /// Rounds of all kernels, one after the other, so that a change of clocks meets each alike.
   bool time() {
     std::vector<std::vector<double>> times(out_.size());
     for (int round = 0; round < rules_.rounds; ++round) {

@@ -1,5 +1,5 @@
 // Kernels that compute the same thing, against each other on the GPU: compiled, checked against the first,
-// timed in turns.
+// timed in rounds of all of them.
 #pragma once
 
 #include <functional>

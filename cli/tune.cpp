@@ -248,9 +248,12 @@ void add_tune(CLI::App& app, Command& chosen) {
   const BackwardConfig any_backward;
   for_each_field(any_forward, add_field);
   for_each_field(any_backward, add_field);
-  command->add_option("--rounds", options->rules.rounds, "Turns that each Config has; the median counts")
+  command
+      ->add_option("--rounds", options->rules.rounds,
+                   "Rounds in which each Config is timed once; the median counts")
       ->capture_default_str();
-  command->add_option("--burst", options->rules.burst_ms, "Milliseconds a turn")->capture_default_str();
+  command->add_option("--burst", options->rules.burst_ms, "Milliseconds of a Config in a round")
+      ->capture_default_str();
   command->add_option("--most", options->most, "An error if more Configs are legal")->capture_default_str();
   command->add_option("--patience", options->patience, "Seconds after which a Config counts as hung")
       ->capture_default_str();
@@ -259,7 +262,7 @@ void add_tune(CLI::App& app, Command& chosen) {
   command->add_flag("--json", options->json, "Print everything as JSON");
   command->footer(
       R"(Every combination of the values that can exist is compiled first, side by side, and kept in the cache;
-each is then checked against the planned Config's result on poisoned outputs, and all are timed in turns.
+each is then checked against the planned Config's result on poisoned outputs, and all are timed in rounds.
 They run in a process of their own: a Config that hangs or faults is named, left out, and the others go on.
 ratio is the planned Config's time over this one's: above 1 is faster. Fields are documented in
 src/kernels/config/forward.hpp; 0 and 1 are off and on.

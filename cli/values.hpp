@@ -11,8 +11,8 @@ namespace tandem::cli {
 files::TensorData converted(const files::TensorData& tensor, DType dtype, float factor = 1.0F);
 
 struct Quantized {
-  files::TensorData codes;  ///< e4m3
-  files::TensorData scale;  ///< (1) f32: value = code * scale
+  files::TensorData quantized;  ///< e4m3
+  files::TensorData scale;      ///< (1) f32: element = quantized value * scale
 };
 /// Quantizes with one scale for all of the tensor: the largest finite magnitude becomes e4m3's largest code.
 Quantized quantized_e4m3(const files::TensorData& tensor);

@@ -2,6 +2,8 @@
 #include "api/make_problem.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 
 #include "cpu/convert.hpp"
 
@@ -38,6 +40,60 @@ void check_pass(const TensorSet& outputs, const harness::Expected& expected, Pas
   }
 }
 
+/// A forward call whose keys and values lie as its oracle reads them: row after row of one entry a sequence.
+/// Rows that no page and no entry of a cache gives are 0; none of them takes part.
+class Gathered {
+ public:
+  explicit Gathered(const Problem& problem) : p_(problem) {
+    if (!p_.pages.given() && !p_.cache_batch_idx.given()) return;
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b < p_.batch; ++b) {
+      const Rows rows = key_rows(problem, b);
+      longest = std::max(longest, rows.begin + rows.used);
+    }
+    p_.rows_k = longest;
+    p_.pages = {};
+    p_.cache_batch_idx = {};
+    k_ = gather(problem, p_.k, p_.head_dim_qk);
+    v_ = gather(problem, p_.v, p_.head_dim_v);
+    p_.k = dense(p_.k, *k_, p_.head_dim_qk);
+    p_.v = dense(p_.v, *v_, p_.head_dim_v);
+  }
+
+  [[nodiscard]] const Problem& problem() const { return p_; }
+
+ private:
+  [[nodiscard]] files::TensorData gather(const Problem& p, const Operand& cache, std::int64_t dim) const {
+    files::TensorData rows(cache.dtype, {p.batch, p_.rows_k, p.heads_kv, dim});
+    const std::size_t size = size_of(cache.dtype);
+    const std::size_t bytes = static_cast<std::size_t>(dim) * size;
+    std::memset(rows.bytes().data(), 0, rows.bytes().size());
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      const Rows used = key_rows(p, b);
+      for (std::int64_t row = used.begin; row < used.begin + used.used; ++row) {
+        const KeyPlace from = key_place(p, b, row);
+        for (std::int64_t head = 0; head < p.heads_kv; ++head) {
+          const auto to = static_cast<std::size_t>(((b * p_.rows_k + row) * p.heads_kv + head) * dim) * size;
+          const auto at = static_cast<std::size_t>(cache.offset(from.batch, from.row, head)) * size;
+          std::memcpy(rows.bytes().data() + to, static_cast<const std::byte*>(cache.data) + at, bytes);
+        }
+      }
+    }
+    return rows;
+  }
+
+  [[nodiscard]] Operand dense(Operand like, files::TensorData& rows, std::int64_t dim) const {
+    like.data = rows.bytes().data();
+    like.batch_stride = p_.rows_k * p_.heads_kv * dim;
+    like.row_stride = p_.heads_kv * dim;
+    like.head_stride = dim;
+    return like;
+  }
+
+  Problem p_;
+  std::optional<files::TensorData> k_, v_;
+};
+
 }  // namespace
 
 bool Verification::right() const {
@@ -49,8 +105,9 @@ Verification verify(Call& call) {
   Verification result;
   result.forward_seconds = call.run_forward();
   const DType dtype = call.forward_args().out.dtype;
-  check_pass(call.fetch_outputs(), harness::expect(make_problem(call.forward_args()), dtype, Pass::forward),
-             Pass::forward, result.verdicts);
+  const Gathered forward(make_problem(call.forward_args()));
+  check_pass(call.fetch_outputs(), harness::expect(forward.problem(), dtype, Pass::forward), Pass::forward,
+             result.verdicts);
   if (call.has_backward()) {
     result.backward_seconds = call.run_backward();
     check_pass(call.fetch_outputs(),

@@ -1,8 +1,8 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
-  problem/quantized_layout.hpp problem/recipe.hpp kernels/config/types.hpp)
+list(APPEND TANDEM_DEVICE_FILES kernels/config/append.hpp kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
+  problem/quantized_layout.hpp problem/recipe.hpp kernels/config/trace.hpp kernels/config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}
@@ -22,10 +22,10 @@ if(TANDEM_SHIP_KERNELS AND NOT TANDEM_NVRTC)
 endif()
 if(TANDEM_NVRTC)
   # The library's own sources but those that compute. It is built even where nothing is shipped, so that it cannot go stale.
-  add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
+  add_executable(ship_kernels ${PROJECT_SOURCE_DIR}/tools/ship_kernels.cpp gpu/append_params.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
     gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
     gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp plan/backward_plan.cpp plan/forward_plan.cpp
-    plan/quantize_plan.cpp plan/eight_bit_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
+    plan/append_plan.cpp plan/quantize_plan.cpp plan/eight_bit_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(ship_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(ship_kernels PRIVATE tandem_flags fmt::fmt-header-only Threads::Threads ${CMAKE_DL_LIBS})
 endif()

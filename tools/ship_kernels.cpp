@@ -1,7 +1,7 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [JOBS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too, as
-//   a file, and their names in names.txt, for scripts/same_kernels.py
+//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too,
+//   as a file, and their names in names.txt, for scripts/same_kernels.py
 //
 // Exits with 1 if a kernel did not compile. It does not refuse slow ones: another ptxas than the one the
 // tiles were chosen with may spill, and a slow kernel is better than none. The tests refuse them
@@ -22,6 +22,7 @@
 #include "gpu/cache.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/shipped.hpp"
+#include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -32,123 +33,127 @@ namespace {
 
 using namespace tandem;
 
-struct Job {
+struct Item {
   gpu::KernelName name;
   std::string objection;  ///< why there is no kernel
   std::string slow;       ///< why the kernel would be slow
   gpu::CompiledKernel kernel;
 
-  Job(gpu::KernelName name_, std::string objection_)
+  Item(gpu::KernelName name_, std::string objection_)
       : name(std::move(name_)), objection(std::move(objection_)) {}
 };
 
-std::vector<Job> jobs_to_do() {
-  std::vector<Job> jobs;
+std::vector<Item> items_to_compile() {
+  std::vector<Item> items;
   for (const ForwardConfig& config : shipped_forward_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config), forward_objection(config));
+    items.emplace_back(gpu::kernel_name(config), forward_objection(config));
   }
   std::vector<gpu::KernelName> shared;  // kernels that serve several Configs
   const auto add_once = [&](const gpu::KernelName& name) {
     if (std::find(shared.begin(), shared.end(), name) != shared.end()) return;
     shared.push_back(name);
-    jobs.emplace_back(name, "");
+    items.emplace_back(name, "");
   };
   for (const BackwardConfig& config : shipped_backward_configs()) {
-    jobs.emplace_back(gpu::kernel_name(gpu::Kernel::backward, config), backward_objection(config));
+    items.emplace_back(gpu::kernel_name(gpu::Kernel::backward, config), backward_objection(config));
     for (const gpu::Kernel kernel : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert}) {
       add_once(gpu::kernel_name(kernel, gpu::backward_rows_config(config)));
     }
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
-    jobs.emplace_back(gpu::kernel_name(gpu::Kernel::quantize, config), "");
+    items.emplace_back(gpu::kernel_name(gpu::Kernel::quantize, config), "");
     add_once(gpu::kernel_name(gpu::Kernel::mean_of_keys, mean_config(config)));
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
-    jobs.emplace_back(gpu::kernel_name(config), eight_bit_objection(config));
+    items.emplace_back(gpu::kernel_name(config), eight_bit_objection(config));
   }
+  for (const AppendConfig& config : shipped_append_configs()) {
+    items.emplace_back(gpu::kernel_name(config), "");
+  }
+  for (const MergeConfig& config : shipped_merge_configs()) items.emplace_back(gpu::kernel_name(config), "");
   for (const bool paired : {false, true}) {
-    jobs.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");
+    items.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");
   }
-  return jobs;
+  return items;
 }
 
-void compile(Job& job) {
-  if (!job.objection.empty()) return;
+void compile(Item& item) {
+  if (!item.objection.empty()) return;
   try {
     // The users' cache serves here too: a second build of the same sources compiles nothing.
     const gpu::DiskCache cache(gpu::default_cache_directory());
-    const std::string key = gpu::cache_key(job.name, gpu::compiler());
+    const std::string key = gpu::cache_key(item.name, gpu::compiler());
     if (auto known = cache.load(key)) {
-      job.kernel = std::move(*known);
+      item.kernel = std::move(*known);
     } else {
-      job.kernel = gpu::compile(job.name);
-      cache.store(key, job.kernel);
+      item.kernel = gpu::compile(item.name);
+      cache.store(key, item.kernel);
     }
   } catch (const Error& e) {
-    job.objection = e.what();
+    item.objection = e.what();
     return;
   }
-  const gpu::KernelUsage& usage = job.kernel.usage;
+  const gpu::KernelUsage& usage = item.kernel.usage;
   if (usage.serialised != 0) {
-    job.slow = "ptxas serialises its products";
+    item.slow = "ptxas serialises its products";
   } else if (usage.stack_bytes > 0) {
-    job.slow = fmt::format("{} bytes of stack ({} spilled, {} reloaded)", usage.stack_bytes,
-                           usage.spill_store_bytes, usage.spill_load_bytes);
+    item.slow = fmt::format("{} bytes of stack ({} spilled, {} reloaded)", usage.stack_bytes,
+                            usage.spill_store_bytes, usage.spill_load_bytes);
   }
 }
 
-void compile_all(std::vector<Job>& jobs, unsigned workers) {
+void compile_all(std::vector<Item>& items, unsigned workers) {
   std::atomic<std::size_t> next = 0;
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < workers; ++i) {
     threads.emplace_back([&] {
-      for (std::size_t j = next++; j < jobs.size(); j = next++) compile(jobs[j]);
+      for (std::size_t j = next++; j < items.size(); j = next++) compile(items[j]);
     });
   }
 }
 
 /// Prints what is wrong.
-void report(const std::vector<Job>& jobs) {
-  for (const Job& job : jobs) {
-    if (job.objection.empty() && job.slow.empty()) continue;
-    fmt::print(stderr, "{}\n  {}{}\n", job.name.expression, job.objection, job.slow);
+void report(const std::vector<Item>& items) {
+  for (const Item& item : items) {
+    if (item.objection.empty() && item.slow.empty()) continue;
+    fmt::print(stderr, "{}\n  {}{}\n", item.name.expression, item.objection, item.slow);
   }
 }
 
-void write(const char* archive, const std::vector<Job>& jobs) {
+void write(const char* archive, const std::vector<Item>& items) {
   std::string bytes = gpu::shipped_header();
   std::size_t compiled = 0;
-  for (const Job& job : jobs) {
-    if (!job.objection.empty()) continue;
-    gpu::append_shipped(bytes, job.name, job.kernel);
+  for (const Item& item : items) {
+    if (!item.objection.empty()) continue;
+    gpu::append_shipped(bytes, item.name, item.kernel);
     ++compiled;
   }
   std::ofstream file(archive, std::ios::binary | std::ios::trunc);
   file << bytes;
   file.close();
   if (!file) throw Error(Status::runtime, fmt::format("{} cannot be written", archive));
-  fmt::print("{} of {} kernels, {} KiB\n", compiled, jobs.size(), bytes.size() / 1024);
+  fmt::print("{} of {} kernels, {} KiB\n", compiled, items.size(), bytes.size() / 1024);
 }
 
-void write_cubins(const std::filesystem::path& folder, const std::vector<Job>& jobs) {
+void write_cubins(const std::filesystem::path& folder, const std::vector<Item>& items) {
   std::filesystem::create_directories(folder);
   std::ofstream names(folder / "names.txt");
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const std::vector<char>& cubin = jobs[i].kernel.cubin;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::vector<char>& cubin = items[i].kernel.cubin;
     std::ofstream(folder / fmt::format("{}.cubin", i), std::ios::binary)
         .write(cubin.data(), static_cast<std::streamsize>(cubin.size()));
-    names << jobs[i].name.expression << '\n';
+    names << items[i].name.expression << '\n';
   }
 }
 
 /// Whether every kernel compiled.
 bool run(const char* archive, unsigned workers, const char* folder) {
-  std::vector<Job> jobs = jobs_to_do();
-  compile_all(jobs, workers);
-  report(jobs);
-  write(archive, jobs);
-  if (folder != nullptr) write_cubins(folder, jobs);
-  return std::ranges::all_of(jobs, [](const Job& job) { return job.objection.empty(); });
+  std::vector<Item> items = items_to_compile();
+  compile_all(items, workers);
+  report(items);
+  write(archive, items);
+  if (folder != nullptr) write_cubins(folder, items);
+  return std::ranges::all_of(items, [](const Item& item) { return item.objection.empty(); });
 }
 
 }  // namespace
@@ -157,7 +162,7 @@ int main(int argc, char** argv) try {
   unsigned workers = 2;
   if (argc > 2) std::from_chars(argv[2], argv[2] + std::strlen(argv[2]), workers);
   if (argc < 2 || argc > 4 || workers == 0) {
-    fmt::print(stderr, "usage: ship_kernels ARCHIVE [JOBS [FOLDER]]\n");
+    fmt::print(stderr, "usage: ship_kernels ARCHIVE [WORKERS [FOLDER]]\n");
     return 2;
   }
   return run(argv[1], workers, argc > 3 ? argv[3] : nullptr) ? 0 : 1;

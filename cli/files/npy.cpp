@@ -35,7 +35,7 @@ DType find_dtype(const std::string& file, const std::string& descr, std::optiona
            in_quotes(descr));
   }
   if (found->by_request && stored_as != found->dtype) {
-    refuse(file, "has dtype {}; if its elements are {} codes, say so with --npy-as {}", in_quotes(descr),
+    refuse(file, "has dtype {}; if its elements are {}, say so with --npy-as {}", in_quotes(descr),
            name_of(found->dtype), name_of(found->dtype));
   }
   return found->dtype;

@@ -75,8 +75,8 @@ struct AttentionOptions {
   /// Also check the contents of cu_seqlens and seqused (reads them; on a GPU this synchronises).
   bool check = false;
   /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.
-  /// 8-bit inputs, codes that the caller made, go with fp8 (e4m3) or int8 (s8): nothing but P is then
-  /// rounded. `exact` takes e4m3 inputs on the CPU alone, and everywhere 8-bit k and v (e4m3 or s8, as a
+  /// 8-bit inputs, quantized by the caller, go with fp8 (e4m3) or int8 (s8): nothing but P is then rounded.
+  /// `exact` takes e4m3 inputs on the CPU alone, and everywhere 8-bit k and v (e4m3 or s8, as a
   /// cache may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
   Precision precision = Precision::exact;
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
@@ -98,15 +98,27 @@ struct AttentionInputs {
   /// the end.
   ConstTensor seqused_q;
   ConstTensor seqused_k;
+  /// Forward: k and v are a cache in pages, (pages, page_size, heads_kv, head_dim), and row t of sequence b
+  /// is row t % page_size of page page_table[b, t / page_size]. (batch, max_pages) i32 or i64. A sequence has
+  /// seqused_k[b] rows, or, where that is not given, all max_pages * page_size. Entries past the end of a
+  /// sequence may hold anything. Any page size and any order of pages, which sequences may share. In place of
+  /// cu_seqlens_k.
+  ConstTensor page_table;
+  /// Forward: (batch) i32 or i64, rows at the start of each sequence of k and v that are padding: rows
+  /// leftpad_k[b] to seqused_k[b] take part. In place of cu_seqlens_k.
+  ConstTensor leftpad_k;
+  /// Forward: (batch) i32 or i64, which entry of k and v is sequence b's; their batch may then be another
+  /// than q's, and sequences may share an entry. Without page_table and cu_seqlens_k.
+  ConstTensor cache_batch_idx;
   /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value
   /// (gpt-oss). It is neither scaled, capped nor masked. LSE includes it, and is the sink where a query sees
   /// no key.
   ConstTensor sink;
-  /// f32 scales of 8-bit q, k, v: the real value is code * scale. Default 1. An error with other dtypes. (1)
-  /// or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or int8, and of
-  /// k and v where q is not 8-bit, also what quantize makes: (batch, heads), (batch, heads, ceil(seqlen /
-  /// 128)) by block of 128 rows, or (batch, heads, seqlen) by row; for packed tensors (heads, total). A
-  /// negative scale is the positive one of codes with the other sign, s8's -128 becoming 127.
+  /// f32 scales of 8-bit q, k, v: an element is its 8-bit value * scale. Default 1. An error with other
+  /// dtypes. (1) or (batch, heads_kv), of which query heads use that of their kv head. With precision fp8 or
+  /// int8, and of k and v where q is not 8-bit, also what quantize makes: (batch, heads), (batch, heads,
+  /// ceil(seqlen / 128)) by block of 128 rows, or (batch, heads, seqlen) by row; for packed tensors (heads,
+  /// total). A negative scale is the positive one of values with the other sign, s8's -128 becoming 127.
   ConstTensor q_scale;
   ConstTensor k_scale;
   ConstTensor v_scale;

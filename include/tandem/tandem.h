@@ -100,6 +100,7 @@ typedef struct tandem_forward_args {
   tandem_tensor q_scale, k_scale, v_scale;                        /* optional, of 8-bit tensors */
   tandem_tensor out;                                              /* written */
   tandem_tensor lse;                                              /* optional, written */
+  tandem_tensor page_table, leftpad_k, cache_batch_idx;           /* optional: k and v are a cache */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -153,7 +154,7 @@ TANDEM_API int tandem_forward_explain(const tandem_forward_args* args, const tan
 TANDEM_API int tandem_backward_explain(const tandem_backward_args* args, const tandem_execution* execution,
                                        char* text, size_t capacity, size_t* needed);
 
-/* The elements that share a scale. This and what follows turns tensors into 8-bit codes and scales:
+/* The elements that share a scale. This and what follows turns tensors into 8-bit values and scales:
  * quantize.hpp, which has shapes, defaults and errors, in plain C. */
 typedef enum tandem_granularity {
   tandem_granularity_tensor = 0,
@@ -168,15 +169,49 @@ typedef struct tandem_quantize_args {
   int32_t granularity;         /* a tandem_granularity */
   int32_t hadamard;            /* rotate the rows first */
   tandem_tensor x;             /* f32, f16 or bf16 */
-  tandem_tensor codes, scales; /* written */
+  tandem_tensor codes, scales; /* written: the quantized values and their scales */
   tandem_tensor mean;          /* optional, written: subtracted, behind the embedding if there is one */
   tandem_tensor cos, sin;      /* optional, both or neither, f32: a rotary embedding first of all */
   int32_t interleaved;         /* its pairs are channels 2 c and 2 c + 1, not c and c + rotary_dim / 2 */
   int32_t reserved;
 } tandem_quantize_args;
 
-/* Writes codes, scales and, where given, mean. */
+/* Writes `codes`, `scales` and, where given, `mean`. */
 TANDEM_API int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution);
+
+/* Arguments of tandem_append_kv: AppendArgs of cache.hpp, which has shapes, dtypes, defaults and errors. A
+ * tensor that is all zero is not given. */
+typedef struct tandem_append_args {
+  size_t struct_size;
+  int32_t rotary_interleaved;     /* pairs are channels 2 c and 2 c + 1, not c and c + rotary_dim / 2 */
+  int32_t check;                  /* check what the integers contain */
+  tandem_tensor k_new, v_new;     /* v_new and v_cache are optional, together */
+  tandem_tensor k_cache, v_cache; /* written in place */
+  tandem_tensor cu_seqlens_new, seqused_new;            /* optional */
+  tandem_tensor page_table, cache_batch_idx, leftpad_k; /* optional */
+  tandem_tensor cache_seqlens;                          /* rows before the append */
+  tandem_tensor slot_mapping;     /* in place of the lengths, tables and indices above */
+  tandem_tensor k_scale, v_scale; /* optional, of 8-bit caches */
+  tandem_tensor rotary_cos, rotary_sin, rotary_offsets; /* optional */
+  tandem_tensor q;                                      /* optional, with a rotary embedding */
+  tandem_tensor q_out;                                  /* written, with q */
+} tandem_append_args;
+
+/* Writes new keys and values into a cache, in place; every other byte of it stays as it was. */
+TANDEM_API int tandem_append_kv(const tandem_append_args* args, const tandem_execution* execution);
+
+/* Arguments of tandem_merge: MergeArgs of cache.hpp. */
+typedef struct tandem_merge_args {
+  size_t struct_size;
+  int64_t parts;
+  const tandem_tensor* outs; /* `parts` of them, of one shape and dtype */
+  const tandem_tensor* lses; /* `parts` of them */
+  tandem_tensor out;         /* written */
+  tandem_tensor lse;         /* optional, written */
+} tandem_merge_args;
+
+/* Writes attention over all keys from that over parts of them. */
+TANDEM_API int tandem_merge(const tandem_merge_args* args, const tandem_execution* execution);
 
 /* What the library is doing: messages up to `level` (0 off, 1 a kernel's first use, 2 every call) go to
  * `sink`, for the whole process. log.hpp in plain C. */
@@ -217,6 +252,22 @@ static inline tandem_quantize_args tandem_quantize_args_default(void) {
   memset(&args, 0, sizeof(args));
   args.struct_size = sizeof(args);
   args.granularity = tandem_granularity_head;
+  return args;
+}
+
+/* No tensor given. */
+static inline tandem_append_args tandem_append_args_default(void) {
+  tandem_append_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_size = sizeof(args);
+  return args;
+}
+
+/* No parts and no tensor given. */
+static inline tandem_merge_args tandem_merge_args_default(void) {
+  tandem_merge_args args;
+  memset(&args, 0, sizeof(args));
+  args.struct_size = sizeof(args);
   return args;
 }
 

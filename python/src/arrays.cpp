@@ -169,19 +169,22 @@ void* current_stream(const Tensor& t) {
 }
 
 Results results_beside(nb::handle q, const ForwardArgs& args, bool return_lse) {
-  const std::size_t last = static_cast<std::size_t>(args.q.rank) - 1;
-  const bool codes = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
-  if (codes || (args.q.rank != 3 && args.q.rank != 4) || args.v.rank != args.q.rank) return {};
+  const bool quantized = args.q.dtype == DType::e4m3 || args.q.dtype == DType::s8;
+  if (quantized) return {};
   for (const ConstTensor* t : {&args.q, &args.k, &args.v}) {
-    if (t->rank != args.q.rank || (t->stride[last] != 1 && t->shape[last] != 1)) return {};
+    if (t->rank != 3 && t->rank != 4) return {};  // packed queries go with a cache of 4 dimensions
+    const std::size_t last = static_cast<std::size_t>(t->rank) - 1;
+    if (t->stride[last] != 1 && t->shape[last] != 1) return {};
   }
+  const std::size_t last = static_cast<std::size_t>(args.q.rank) - 1;
+  const std::int64_t head_dim_v = args.v.shape[static_cast<std::size_t>(args.v.rank) - 1];
   Results results;
-  if (is_contiguous(args.q) && args.v.shape[last] == args.q.shape[last]) {
+  if (is_contiguous(args.q) && head_dim_v == args.q.shape[last]) {
     results.out = nb::handle(torch().empty_like)(q);
   } else {
     nb::list shape;
     for (std::size_t i = 0; i < last; ++i) shape.append(args.q.shape[i]);
-    shape.append(args.v.shape[last]);
+    shape.append(head_dim_v);
     results.out = q.attr(names().new_empty)(shape);
   }
   if (return_lse) {

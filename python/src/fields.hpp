@@ -23,6 +23,9 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"q_scale", &AttentionInputs::q_scale},
     {"k_scale", &AttentionInputs::k_scale},
     {"v_scale", &AttentionInputs::v_scale},
+    {"page_table", &AttentionInputs::page_table},
+    {"leftpad_k", &AttentionInputs::leftpad_k},
+    {"cache_batch_idx", &AttentionInputs::cache_batch_idx},
 });
 constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
     {"out", &ForwardArgs::out},

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "fields.hpp"
+#include "signals.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::python {
@@ -89,6 +90,7 @@ ffi::ErrorCode code_of(Status status) {
     case Status::invalid_argument: return ffi::ErrorCode::kInvalidArgument;
     case Status::unsupported: return ffi::ErrorCode::kUnimplemented;
     case Status::out_of_memory: return ffi::ErrorCode::kResourceExhausted;
+    case Status::interrupted: return ffi::ErrorCode::kCancelled;
     default: return ffi::ErrorCode::kInternal;
   }
 }
@@ -111,6 +113,7 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
   }
   return ffi::Error::Success();
 } catch (const Error& error) {
+  if (error.status() == Status::interrupted) raise_later();
   return {code_of(error.status()), error.what()};
 } catch (const std::exception& error) {
   return {ffi::ErrorCode::kInternal, error.what()};
@@ -135,7 +138,9 @@ Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale
 
 template <bool backward_pass, typename... Options>
 ffi::Error on_cpu(ffi::RemainingArgs inputs, ffi::RemainingRets outputs, Options... options) {
-  return run<backward_pass>(inputs, outputs, make_wish(options...));
+  Wish wish = make_wish(options...);
+  hear_signals_and_end(wish.execution);
+  return run<backward_pass>(inputs, outputs, wish);
 }
 
 template <bool backward_pass, typename... Options>

@@ -13,10 +13,12 @@
 
 #include "api/call.hpp"
 #include "arrays.hpp"
+#include "cache.hpp"
 #include "fields.hpp"
 #include "gpu/device.hpp"
 #include "info.hpp"
 #include "jax.hpp"
+#include "signals.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
@@ -123,29 +125,21 @@ Execution make_execution(int threads, std::uintptr_t stream = 0) {
   return e;
 }
 
-// Execution::interrupted: runs Python's signal handlers, which only its main thread does. What they raise,
-// KeyboardInterrupt as a rule, stays set in this thread.
-bool signal_raises(void* /*context*/) {
-  const nb::gil_scoped_acquire locked;
-  return PyErr_CheckSignals() != 0;
-}
-
-// Whether this is Python's main thread. No other may be asked: as the interpreter ends, Python ends threads
-// that want the GIL, in the midst of what they do.
-bool in_main_thread() {
-  static const unsigned long main =
-      nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-  return PyThread_get_thread_ident() == main;
-}
-
-void run_interruptible(const Call& call, Execution execution) {
-  if (in_main_thread()) execution.interrupted = signal_raises;
-  const nb::gil_scoped_release unlocked;
-  tandem::run(call, execution);
+// Calls `work(execution)` without the GIL. A signal whose handler raises ends it with what that raised.
+template <typename F>
+void run_interruptible(Execution execution, F&& work) {
+  hear_signals(execution);
+  try {
+    const nb::gil_scoped_release unlocked;
+    work(execution);
+  } catch (const Error& error) {
+    if (error.status() == Status::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
+    throw;
+  }
 }
 
 // Checks, plans and runs. Scratch memory of a call on a GPU comes from PyTorch where q does, and is kept
-// until the launch: what comes later on the stream may have the memory. The work itself runs without the GIL.
+// until the launch: what comes later on the stream may have the memory.
 template <typename Args>
 void run(nb::handle q, const Args& args, Execution execution) {
   const Call call(args, execution, Memory::present);
@@ -155,12 +149,7 @@ void run(nb::handle q, const Args& args, Execution execution) {
     execution.workspace = address_of(scratch);
     execution.workspace_bytes = execution.workspace != nullptr ? call.plan.workspace_bytes : 0;
   }
-  try {
-    run_interruptible(call, execution);
-  } catch (const Error& error) {
-    if (error.status() == Status::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
-    throw;
-  }
+  run_interruptible(execution, [&call](const Execution& e) { tandem::run(call, e); });
 }
 
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
@@ -336,17 +325,17 @@ void define_quantize(nb::module_& m) {
       [](const Tensor& x, const Tensor& codes, const Tensor& scales, std::optional<Tensor> mean,
          Granularity granularity, bool hadamard, std::optional<Tensor> cos, std::optional<Tensor> sin,
          bool interleaved, int threads, std::uintptr_t stream) {
-        const nb::gil_scoped_release unlocked;
-        quantize({.x = x,
-                  .codes = codes,
-                  .scales = scales,
-                  .mean = mean.value_or(Tensor{}),
-                  .granularity = granularity,
-                  .hadamard = hadamard,
-                  .cos = cos.value_or(Tensor{}),
-                  .sin = sin.value_or(Tensor{}),
-                  .interleaved = interleaved},
-                 make_execution(threads, stream));
+        const QuantizeArgs args{.x = x,
+                                .codes = codes,
+                                .scales = scales,
+                                .mean = mean.value_or(Tensor{}),
+                                .granularity = granularity,
+                                .hadamard = hadamard,
+                                .cos = cos.value_or(Tensor{}),
+                                .sin = sin.value_or(Tensor{}),
+                                .interleaved = interleaved};
+        run_interruptible(make_execution(threads, stream),
+                          [&args](const Execution& execution) { quantize(args, execution); });
       },
       nb::arg("x"), nb::arg("codes"), nb::arg("scales"), nb::arg("mean").none(), nb::arg("granularity"),
       nb::arg("hadamard"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
@@ -361,6 +350,7 @@ void define_the_rest(nb::module_& m) {
     }
     return handlers;
   });
+  m.def("end_calls", &end_calls);
   m.def(
       "set_log",
       [](int level, nb::object write) {
@@ -385,10 +375,12 @@ NB_MODULE(_core, m) {
   // A daemon thread that is inside a call as the interpreter ends keeps its objects.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(py::translate);
+  py::find_main_thread();
   py::define_enums(m);
   py::define_classes(m);
   py::define_calls(m);
   py::define_plans(m);
   py::define_quantize(m);
+  py::define_cache(m);
   py::define_the_rest(m);
 }

@@ -14,6 +14,7 @@ from tandem._api import (
     attention_backward,
     info,
 )
+from tandem._cache import append_kv, merge
 from tandem._errors import (
     ExecutionError,
     InternalError,
@@ -34,10 +35,12 @@ __all__ = [
     "TandemError",
     "UnsupportedError",
     "__version__",
+    "append_kv",
     "attention",
     "attention_backward",
     "explain",
     "info",
+    "merge",
     "quantize",
     "set_log_level",
     "workspace_bytes",

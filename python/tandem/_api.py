@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         q_scale: Any
         k_scale: Any
         v_scale: Any
+        page_table: Any
+        leftpad_k: Any
+        cache_batch_idx: Any
         out: Any
         out_dtype: Any
         pad: bool
@@ -76,6 +79,9 @@ def attention(
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    page_table: Any = None,
+    leftpad_k: Any = None,
+    cache_batch_idx: Any = None,
     return_lse: bool = False,
     out: Any = None,
     out_dtype: Any = None,
@@ -122,6 +128,15 @@ def attention(
         packed tensors ``(heads_q, total_q)``.
       k_scale: likewise for k.
       v_scale: likewise for v.
+      page_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
+        heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``page_table[b, t //
+        page_size]``. ``seqused_k`` has the sequences' lengths. Entries past a sequence's end may hold
+        anything; pages may be shared and in any order. A cache (page_table, leftpad_k, cache_batch_idx) goes
+        without cu_seqlens_k, and with no input that requires a gradient.
+      leftpad_k: ``(batch,)`` int32 or int64: so many first rows of each sequence of k and v are padding, and
+        rows ``leftpad_k[b]`` to ``seqused_k[b]`` take part.
+      cache_batch_idx: ``(batch,)`` int32 or int64: entry ``cache_batch_idx[b]`` of k and v, whose batch may
+        then be another than q's, is sequence b's. Not with page_table.
       return_lse: also return the log-sum-exp of the scores.
       out: where to write the result; made if None. Not with inputs that require gradients, and none that
         requires one itself. In memory of its own: no element of it shares memory with an input's, but it may
@@ -130,11 +145,11 @@ def attention(
         bf16. For other inputs the result has q's dtype.
       pad: accept head dimensions that are not multiples of 8; they are padded inside.
       deterministic: gradients are bitwise reproducible. The result always is.
-      check: also check what cu_seqlens and seqused contain.
+      check: also check what cu_seqlens, seqused, page_table, leftpad_k and cache_batch_idx contain.
       precision: "exact", or compute in 8 bits from float16 or bfloat16 inputs: "fp8", "int8" (about
         a third of fp8's error, but twice it with an attention sink: take strict) or "int8-accurate" (16-bit
         ``p @ v``). Gradients are then those of the 16-bit
-        formula at this result and LSE. "fp8" also takes float8_e4m3fn codes, "int8" int8 codes, with their
+        formula at this result and LSE. "fp8" also takes float8_e4m3fn inputs, "int8" int8 inputs, with their
         scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or int8
         beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
         their size in it), and products are in that.
@@ -156,7 +171,18 @@ def attention(
     (arXiv:2407.08608).
     """
     return_lse = _call.flag("return_lse", return_lse)
-    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
+    metadata = (
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        q_scale,
+        k_scale,
+        v_scale,
+        page_table,
+        leftpad_k,
+        cache_batch_idx,
+    )
     call = _call.Call(
         scale, causal, window, softcap, deterministic, pad, check, threads, metadata, precision, strict
     )
@@ -216,7 +242,7 @@ def attention_backward(
     Raises:
       As `attention`.
     """
-    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, None, None)
+    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 6)
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     if _arrays.is_torch(q):

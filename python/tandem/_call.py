@@ -13,9 +13,23 @@ from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
 #: The tensors of a call that no gradient flows through, in the order in which Call.metadata has them.
-METADATA = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "q_scale", "k_scale", "v_scale")
+METADATA = (
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "page_table",
+    "leftpad_k",
+    "cache_batch_idx",
+)
 
-#: The dtypes of 8-bit codes. Their result is bf16 unless out_dtype says otherwise.
+#: The last of METADATA: those that make k and v a cache.
+CACHE = METADATA[-3:]
+
+#: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)
 
 #: What to pass as an option that is not True or False.

@@ -60,10 +60,10 @@ def varlen(
     parts = ends_q.shape[1]
     scales = (
         scale.repeat_interleave(parts, 0) if isinstance(scale, Tensor) else scale
-        for scale in call.metadata[_call.METADATA.index("q_scale") :]
+        for scale in (given["q_scale"], given["k_scale"], given["v_scale"])
     )
     q, k, v = (t.flatten(0, 1) if t.ndim == 4 else t for t in (q, k, v))
-    return replace(call, metadata=(cu_q, cu_k, used, None, *scales)), q, k, v
+    return replace(call, metadata=(cu_q, cu_k, used, None, *scales, None, None, None)), q, k, v
 
 
 def _sequences(name: str, t: Tensor, cu_seqlens: Any, seqused: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -100,6 +100,7 @@ def forward(arrays: tuple[Any, ...], options: Options, stream: int = 0) -> None:
 def backward(arrays: tuple[Any, ...], options: Options, stream: int = 0) -> None: ...
 def explain(arrays: tuple[Any, ...], options: Options, backward: bool) -> str: ...
 def workspace_bytes(arrays: tuple[Any, ...], options: Options, backward: bool) -> int: ...
+def end_calls() -> None: ...
 def jax_handlers() -> dict[tuple[str, str], object]: ...
 def quantize(
     x: Tensor,
@@ -111,6 +112,27 @@ def quantize(
     cos: Tensor | None,
     sin: Tensor | None,
     interleaved: bool,
+    threads: int,
+    stream: int = 0,
+) -> None: ...
+
+#: The names of the arrays that append_kv takes, in order; None where not given.
+APPEND_INPUTS: tuple[str, ...]
+APPEND_OUTPUTS: tuple[str, ...]
+
+def append_kv(
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    interleaved: bool,
+    check: bool,
+    threads: int,
+    stream: int = 0,
+) -> None: ...
+def merge(
+    outs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    out: Tensor,
+    lse: Tensor,
     threads: int,
     stream: int = 0,
 ) -> None: ...

@@ -49,6 +49,16 @@ def judge_metadata(metadata: Sequence[Any]) -> None:
             )
 
 
+def judge_cache(metadata: Sequence[Any], recorded: bool) -> None:
+    """An error where autograd follows an input of a call whose k and v are a cache."""
+    for name, t in zip(_call.CACHE, metadata[-len(_call.CACHE) :], strict=True):
+        if t is not None and recorded:
+            raise InvalidArgumentError(
+                f"{name} is given with inputs that require gradients, but a cache has none; "
+                "call under torch.no_grad(), or pass k and v as they were computed"
+            )
+
+
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     q, k, v, sink, *flat, _ = inputs
     count = len(_call.METADATA)
@@ -103,6 +113,35 @@ def unrecorded(name: str) -> Callable[..., Any]:
     return kernel
 
 
+def judge_unrecorded(function: str, arguments: dict[str, Any]) -> None:
+    """An error where autograd follows one of the arguments of a function whose results have no derivative."""
+    for name, argument in arguments.items():
+        if is_recorded(*_tensors(argument)):
+            raise InvalidArgumentError(
+                f"{name} requires a gradient, but tandem.{function} has none; pass detached tensors, or call "
+                "under torch.no_grad()"
+            )
+
+
+def refused(name: str) -> Callable[..., Any]:
+    """The autograd kernel of an operator whose inputs may not require gradients."""
+    operator = getattr(torch.ops.tandem, name).default
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        judge_unrecorded(name, dict(zip(names, arguments, strict=True)))
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return kernel
+
+
+def _tensors(argument: Any) -> list[Any]:
+    """The tensors of an argument: of a list, its elements."""
+    found = argument if isinstance(argument, (list, tuple)) else (argument,)
+    return [t for t in found if isinstance(t, Tensor)]
+
+
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
@@ -117,11 +156,13 @@ def without_tangents(name: str, kernel: Any) -> Any:
 
     def judged(keyset: Any, *arguments: Any) -> Any:
         if forward_ad._current_level >= 0:
-            for i, t in enumerate(arguments):
-                if isinstance(t, Tensor) and unpack(t).tangent is not None:
+            for i, argument in enumerate(arguments):
+                if any(unpack(t).tangent is not None for t in _tensors(argument)):
                     raise no_forward_mode(name, names[i])
         if first is not None:
-            judge_metadata(arguments[first : first + len(_call.METADATA)])
+            metadata = arguments[first : first + len(_call.METADATA)]
+            judge_metadata(metadata)
+            judge_cache(metadata, name == "attention" and is_recorded(*arguments[:first]))
         return kernel(keyset, *arguments)
 
     return judged

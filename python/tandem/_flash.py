@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -35,20 +34,35 @@ def problem(
 
 
 def run(
-    call: _call.Call, q: Any, k: Any, v: Any, sink: Any = None, return_lse: bool = False, chunk: Any = 0
+    call: _call.Call,
+    q: Any,
+    k: Any,
+    v: Any,
+    sink: Any = None,
+    return_lse: bool = False,
+    chunk: Any = 0,
+    out: Any = None,
 ) -> Any:
-    """The result, or it and the LSE. `chunk` is FlashAttention's attention_chunk."""
+    """The result (`out`, where given), or it and the LSE. `chunk` is FlashAttention's attention_chunk."""
     if _chunks.length(chunk) > 0:
-        return _run_in_chunks(call, q, k, v, sink, return_lse, _chunks.length(chunk))
-    if isinstance(sink, Tensor) and sink.dtype in (torch.float16, torch.bfloat16):
-        sink = sink.float()  # FlashAttention-4's are bfloat16; the gradient is converted back
-    results = _torch.quick(call, q, k, v, sink, return_lse)
+        results = _run_in_chunks(call, q, k, v, sink, return_lse, _chunks.length(chunk))
+        if out is None:
+            return results
+        return (out.copy_(results[0]), results[1]) if return_lse else out.copy_(results)
+    sink = plain(sink)
+    results = _torch.quick(call, q, k, v, sink, return_lse) if out is None else None
     if results is not None:
         return results
     only_tensors(q=q, k=k, v=v)
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = (t.contiguous() if _is_spread(t) else t for t in (q, k, v))
-    return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=None, out_dtype=None)
+    return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
+
+
+def plain(sink: Any) -> Any:
+    """A sink in float32. FlashAttention-4's are bfloat16; the gradient is converted back."""
+    half = isinstance(sink, Tensor) and sink.dtype in (torch.float16, torch.bfloat16)
+    return sink.float() if half else sink
 
 
 def _run_in_chunks(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, return_lse: bool, chunk: int) -> Any:
@@ -84,67 +98,22 @@ def only_packed(remedy: str, **packed: Any) -> None:
             )
 
 
-def cached(
-    call: _call.Call,
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    cache_seqlens: Any,
-    sink: Any,
-    return_lse: bool,
-    chunk: Any = 0,
-) -> Any:
-    """Attention to the first `cache_seqlens` rows of caches (batch, seqlen, heads, head_dim)."""
-    only_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
-    if k_cache.ndim != 4:
-        raise InvalidArgumentError(
-            f"k_cache has shape {tuple(k_cache.shape)}; pass (batch, seqlen_cache, heads_kv, head_dim)"
-        )
-    batch, rows = k_cache.shape[:2]
-    if isinstance(cache_seqlens, Tensor):
-        if cache_seqlens.shape != (batch,):
-            raise InvalidArgumentError(
-                f"cache_seqlens has shape {tuple(cache_seqlens.shape)}; pass ({batch},), one number for each "
-                "sequence of k_cache, or an integer"
-            )
-    elif cache_seqlens is not None:
-        try:
-            used = operator.index(cache_seqlens)
-        except TypeError:
-            raise InvalidArgumentError(
-                f"cache_seqlens is {cache_seqlens!r}; pass an integer, a tensor of shape ({batch},), or None "
-                "for the whole cache"
-            ) from None
-        if not 0 <= used <= rows:
-            raise InvalidArgumentError(
-                f"cache_seqlens is {used}, but k_cache has {rows} rows; pass 0 to {rows}"
-            )
-        cache_seqlens = torch.full((batch,), used, dtype=torch.int32, device=k_cache.device)
-    metadata = list(call.metadata)
-    metadata[_call.METADATA.index("seqused_k")] = cache_seqlens
-    call.metadata = tuple(metadata)
-    return run(call, q, k_cache, v_cache, sink, return_lse, chunk)
-
-
-_APPEND = ("no append to a cache", "write k and v into the caches before, and count them in cache_seqlens")
-_ROTARY = ("no rotary embedding with a cache", "rotate q and k before the call")
-
-#: What Tandem lacks: what it would take, and what to do instead, by FlashAttention's name of it.
+#: What Tandem lacks: what it would take, and what to do instead, by the name that FlashAttention or vLLM has.
 _LACKS = {
     "qv": ("no second query product", "concatenate qv to q and v to k"),
+    "q_v": ("no second query product", "concatenate q_v to q and v to k"),
     "dropout_p": ("no dropout", "pass 0"),
     "alibi_slopes": ("no position bias", "pass None"),
-    "k": _APPEND,
-    "v": _APPEND,
-    "cu_seqlens_k_new": _APPEND,
-    "rotary_cos": _ROTARY,
-    "rotary_sin": _ROTARY,
-    "rotary_seqlens": _ROTARY,
-    "cache_batch_idx": ("no indirect caches", "pass k_cache[cache_batch_idx] and v_cache[cache_batch_idx]"),
-    "cache_leftpad": ("no padding before a sequence", "let sequences begin at row 0 of the cache"),
-    "page_table": ("no paged caches", "gather the pages first: k_cache[page_table].flatten(1, 2)"),
-    "block_table": ("no paged caches", "gather the blocks first: k_cache[block_table].flatten(1, 2)"),
-}  # fmt: skip
+    "output_scale": ("no scaled output", "scale the result"),
+    "cp_world_size": ("no cache of every other key", "pass 1, and merge the ranks' results by their LSE"),
+    "mask_mod": ("no mask functions", "pass None"),
+    "block_sparse_tensors": ("no block-sparse masks", "pass None"),
+    "aux_tensors": ("no tensors for mask functions", "pass None"),
+    "dynamic_causal": (
+        "no causal flag of each sequence",
+        "call once with causal sequences and once with others",
+    ),
+}
 
 
 def refuse(**given: Any) -> None:

@@ -32,7 +32,31 @@ def _forward(
     out_val: Any = None,
 ) -> int:
     """S and O."""
-    return 2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k) * (q.shape[-1] + v.shape[-1])
+    of_cache = _rows_of_cache(k, *rest[1:2], *rest[5:8])
+    return 2 * _pairs(q, k, cu_seqlens_q, cu_seqlens_k, of_cache) * (q.shape[-1] + v.shape[-1])
+
+
+def _rows_of_cache(
+    k: Tensor,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    leftpad_k: Tensor | None,
+    cache_batch_idx: Tensor | None,
+) -> list[Any] | None:
+    """The rows of each sequence of a cache, as far as they are known; None where k is none."""
+    if page_table is not None:
+        capacity = [page_table.shape[1] * k.shape[1]] * page_table.shape[0]
+    elif cache_batch_idx is not None:
+        capacity = [k.shape[1]] * cache_batch_idx.shape[0]
+    elif leftpad_k is not None:
+        capacity = [k.shape[1]] * leftpad_k.shape[0]
+    else:
+        return None
+    return capacity if seqused_k is None or _is_unknown(seqused_k) else list(seqused_k.tolist())
+
+
+def _is_unknown(lengths: Tensor) -> bool:
+    return lengths.is_meta or type(lengths) is not Tensor
 
 
 def _backward(*arguments: Any, out_val: Any = None) -> int:
@@ -47,9 +71,15 @@ def _backward_out(*arguments: Any, out_val: Any = None) -> int:
     return _backward(*arguments[:-4], True, True, True, True)
 
 
-def _pairs(q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> int:
-    """Pairs of a query and a key, of all heads."""
-    of_q, of_k = _lengths(q, cu_seqlens_q), _lengths(k, cu_seqlens_k)
+def _pairs(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    of_k: list[Any] | None = None,
+) -> int:
+    """Pairs of a query and a key, of all heads. `of_k`: the keys of each sequence, where k is a cache."""
+    of_q, of_k = _lengths(q, cu_seqlens_q), _lengths(k, cu_seqlens_k) if of_k is None else of_k
     return q.shape[-2] * int(sum(a * b for a, b in zip(of_q, of_k, strict=True)))
 
 
@@ -57,7 +87,7 @@ def _lengths(t: Tensor, cu_seqlens: Tensor | None) -> list[Any]:
     """The rows of each sequence; equal shares where nothing but shapes is known."""
     if cu_seqlens is None:
         return [t.shape[1]] * t.shape[0]
-    if cu_seqlens.is_meta or type(cu_seqlens) is not Tensor:
+    if _is_unknown(cu_seqlens):
         batch = cu_seqlens.shape[0] - 1
         return [t.shape[0] / max(batch, 1)] * batch
     lengths: list[Any] = cu_seqlens.diff().tolist()

@@ -1,5 +1,6 @@
 """The operators of torch.ops.tandem: ``attention``, ``attention_backward``, both with results of the caller's
-(``attention_out``, ``attention_backward_out``), and ``quantize``.
+(``attention_out``, ``attention_backward_out``), ``quantize``, ``append_kv``, which writes to the caches that
+it is given, and ``merge``.
 
 Each has a schema, an implementation for CPU and CUDA tensors and a fake one that tells shapes alone, so that
 torch.compile and torch.export see through a call without a graph break. Nothing here reads a tensor's
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _core, _derivatives, _flops, _quantize
+from tandem import _arrays, _cache, _call, _core, _derivatives, _flops, _quantize
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
@@ -26,13 +27,17 @@ _OPTIONS = (
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
 _NEEDED = "bool need_dq, bool need_dk, bool need_dv, bool need_dsink"  # torch.jit.trace takes no bool[4]
 _GRADIENTS = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink"
+_APPENDED = ", ".join(f"Tensor{'' if name == 'k_new' else '?'} {name}" for name in _core.APPEND_INPUTS)
 _SCHEMAS = (
     f"attention({_INPUTS}, {_OPTIONS}, ScalarType? out_dtype) -> (Tensor out, Tensor lse)",
     f"attention_out({_INPUTS}, {_OPTIONS}, Tensor(a!) out) -> Tensor lse",
     f"attention_backward({_BACKWARD}, {_NEEDED}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
     f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
     "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, Tensor? cos, Tensor? sin,"
-    " bool interleaved, SymInt threads) -> (Tensor codes, Tensor scales, Tensor mean)",
+    " bool interleaved, SymInt threads) -> (Tensor values, Tensor scales, Tensor mean)",
+    f"append_kv({_APPENDED}, Tensor(a!) k_cache, Tensor(b!)? v_cache, bool rotary_interleaved, bool check,"
+    " SymInt threads) -> Tensor q_out",
+    "merge(Tensor[] outs, Tensor[] lses, ScalarType? out_dtype, SymInt threads) -> (Tensor out, Tensor lse)",
 )
 _CODES = (torch.float8_e4m3fn, torch.int8)
 
@@ -165,9 +170,9 @@ def _fake_backward_out(*arguments: Any) -> None:
     return None
 
 
-def _quantize_codes(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    codes, scales, mean = _quantize.run(x, *rest)
-    return codes, scales, x.new_empty(0, dtype=torch.float32) if mean is None else mean
+def _quantize_values(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    values, scales, mean = _quantize.run(x, *rest)
+    return values, scales, x.new_empty(0, dtype=torch.float32) if mean is None else mean
 
 
 def _fake_quantize(
@@ -179,6 +184,30 @@ def _fake_quantize(
         x.new_empty(scales, dtype=torch.float32),
         x.new_empty(mean if smooth else (0,), dtype=torch.float32),
     )
+
+
+def _append(*arguments: Any) -> Tensor:
+    embedded: Tensor | None = _cache.run_append(*arguments)
+    _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:2] if t is not None))
+    k_new: Tensor = arguments[0]
+    return k_new.new_empty(0) if embedded is None else embedded
+
+
+def _fake_append(k_new: Tensor, *rest: Any) -> Tensor:
+    q = rest[len(_core.APPEND_INPUTS) - 2]
+    return k_new.new_empty(0 if q is None else q.shape)
+
+
+def _merge(outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: Any, threads: int) -> tuple[Tensor, Tensor]:
+    return _cache.run_merge(outs, lses, None if dtype is None else _arrays.dtype_named(dtype), threads)
+
+
+def _fake_merge(
+    outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: Any, threads: int
+) -> tuple[Tensor, Tensor]:
+    first = outs[0]
+    lse = first.new_empty(_cache.lse_shape(first.shape), dtype=torch.float32)
+    return first.new_empty(first.shape, dtype=dtype or first.dtype), lse
 
 
 class _Library(torch.library.Library):
@@ -209,7 +238,9 @@ for _name, _kernel, _fake in (
     ("attention_out", _forward_out, _fake_forward_out),
     ("attention_backward", _backward, _fake_backward),
     ("attention_backward_out", _backward_out, _fake_backward_out),
-    ("quantize", _quantize_codes, _fake_quantize),
+    ("quantize", _quantize_values, _fake_quantize),
+    ("append_kv", _append, _fake_append),
+    ("merge", _merge, _fake_merge),
 ):
     _library.impl(_name, _kernel, "CPU")
     _library.impl(_name, _kernel, "CUDA")
@@ -223,4 +254,6 @@ for _name, _setup, _differentiate in (
     _library.impl(_name, _transformed, "FuncTorchDynamicLayerFrontMode")
 for _name in ("attention_out", "attention_backward_out", "quantize"):
     _library.impl(_name, _derivatives.unrecorded(_name), "Autograd", with_keyset=True)
+for _name in ("append_kv", "merge"):
+    _library.impl(_name, _derivatives.refused(_name), "Autograd", with_keyset=True)
 _flops.register()

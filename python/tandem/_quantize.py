@@ -1,4 +1,4 @@
-"""Arrays to 8-bit codes and scales."""
+"""Arrays to 8-bit values and scales."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quantize(
     interleaved: bool = False,
     threads: int = 0,
 ) -> tuple[Any, ...]:
-    """Codes of 8 bits and their scales: ``x`` is about ``codes * scales``.
+    """8-bit values and their scales: ``x`` is about ``values * scales``.
 
     For callers who keep 8-bit tensors; ``attention`` with a ``precision`` does this inside.
 
@@ -47,7 +47,7 @@ def quantize(
       threads: as in ``attention``.
 
     Returns:
-      ``(codes, scales)``, with ``smooth`` also the mean, ``(batch, heads, head_dim)``. Scales are float32.
+      ``(values, scales)``, with ``smooth`` also the mean, ``(batch, heads, head_dim)``. Scales are float32.
       Without a batch dimension in x, none has one. No gradient flows through them.
 
     Raises:
@@ -65,10 +65,10 @@ def quantize(
     if _arrays.is_torch(x):
         from tandem import _torch
 
-        codes, scales, mean = _torch.quantize(*arguments)
+        values, scales, mean = _torch.quantize(*arguments)
     else:
-        codes, scales, mean = run(*arguments)
-    return (codes, scales, mean) if smooth else (codes, scales)
+        values, scales, mean = run(*arguments)
+    return (values, scales, mean) if smooth else (values, scales)
 
 
 #: A list: what cannot be hashed is none of them either.
@@ -110,11 +110,11 @@ def run(
     interleaved: bool,
     threads: int,
 ) -> tuple[Any, Any, Any]:
-    """(codes, scales, mean) of what `quantize` has checked; the mean is None unless `smooth`."""
+    """(values, scales, mean) of what `quantize` has checked; the mean is None unless `smooth`."""
     library = _arrays.library_of("x", x)
     threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
     of_scales, of_mean = shapes(x.shape, granularity)
-    codes = library.empty(x, x.shape, DType[dtype])
+    values = library.empty(x, x.shape, DType[dtype])
     scales = library.empty(x, of_scales, DType.f32)
     mean = library.empty(x, of_mean, DType.f32) if smooth else None
 
@@ -123,7 +123,7 @@ def run(
 
     _core.quantize(
         library.view("x", x),
-        library.view("codes", codes, writable=True),
+        library.view("codes", values, writable=True),
         library.view("scales", scales, writable=True),
         view("mean", mean, writable=True),
         _core.Granularity[granularity],
@@ -134,4 +134,4 @@ def run(
         threads,
         library.stream(x),
     )
-    return codes, scales, mean
+    return values, scales, mean

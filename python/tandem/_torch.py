@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _call, _core, _derivatives, _operators, _plans, _quantize
+from tandem import _arrays, _cache, _call, _core, _derivatives, _operators, _plans, _quantize
 from tandem._errors import InvalidArgumentError
 
 _arrays.meet_torch()
@@ -36,6 +36,7 @@ def attention(
     if torch._C._is_any_autocast_enabled():
         q, k, v = _autocast(q, k, v)
     recorded = _derivatives.is_recorded(q, k, v, sink)
+    _derivatives.judge_cache(call.metadata, recorded)
     if out is not None:
         _derivatives.judge_out("out", out, recorded)
     if direct and not recorded and out is None:
@@ -98,8 +99,34 @@ def quantize(x: Any, *options: Any) -> tuple[Any, Any, Any]:
     *_, cos, sin, _, _ = options
     if _is_plain(x) and not x.is_meta and not _any_negated(x, cos, sin) and not _is_profiled():
         return _quantize.run(x, *options)
-    codes, scales, mean = torch.ops.tandem.quantize(x, *options)
-    return codes, scales, mean
+    values, scales, mean = torch.ops.tandem.quantize(x, *options)
+    return values, scales, mean
+
+
+def append_kv(*arguments: Any) -> Any:
+    """As _cache.run_append, for tensors."""
+    tensors = [t for t in arguments if isinstance(t, Tensor)]
+    if _is_direct(tensors):
+        names = (*_core.APPEND_INPUTS, *_core.APPEND_OUTPUTS)
+        _derivatives.judge_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
+        embedded = _cache.run_append(*arguments)
+        _arrays.wrote(*arguments[len(_core.APPEND_INPUTS) :][:2])
+        return embedded
+    return torch.ops.tandem.append_kv(*arguments)
+
+
+def merge(outs: Any, lses: Any, dtype: Any, threads: Any) -> Any:
+    """As _cache.run_merge, for tensors."""
+    if _is_direct([*outs, *lses]):
+        _derivatives.judge_unrecorded("merge", {"outs": outs, "lses": lses})
+        return _cache.run_merge(outs, lses, dtype, threads)
+    return torch.ops.tandem.merge(outs, lses, None if dtype is None else _arrays.torch_dtype(dtype), threads)
+
+
+def _is_direct(tensors: Any) -> bool:
+    """Whether a call of these goes past the dispatcher."""
+    plain = _is_plain(*tensors) and not any(t.is_meta for t in tensors)
+    return plain and not _any_negated(*tensors) and not _is_profiled()
 
 
 def _like(t: Tensor) -> Tensor:

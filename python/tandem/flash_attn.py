@@ -5,11 +5,12 @@ from tandem.flash_attn import flash_attn_func
 The parameters and their meaning are those of FlashAttention-3's ``flash_attn_interface``. Beyond it, every
 function takes ``sink`` (a learnable logit per head that joins the softmax's denominator), gives an LSE that
 gradients flow through, and knows FlashAttention-4's spellings: ``learnable_sink``, ``return_lse`` and None
-for an unbounded side of a window. What Tandem cannot do is an error that says so, never something else
-computed quietly: ``qv``, scales without float8 inputs, pages, appending to a cache.
+for an unbounded side of a window. Caches of keys and values are read contiguous or in pages. What Tandem
+cannot do is an error that says so, never something else computed quietly: ``qv``, scales without float8
+inputs, appending to a cache on a GPU.
 
 `serve` makes ``import flash_attn_interface`` find this module; importing this module does not.
-`tandem.flash_attn2` has FlashAttention-2's functions.
+`tandem.flash_attn2` has FlashAttention-2's functions, `tandem.vllm_flash_attn` vLLM's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _flash
+from tandem import _append, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
     "register_with_torch",
     "serve",
 ]
@@ -90,7 +92,7 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     _flash.refuse(qv=qv)
-    metadata = (None, None, None, None, q_descale, k_descale, v_descale)
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale, None, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
@@ -102,7 +104,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor | None = None,
     max_seqlen_k: int | Tensor | None = None,
     seqused_q: Tensor | None = None,
@@ -125,6 +127,9 @@ def flash_attn_varlen_func(
     sink: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     return_lse: bool = False,
+    s_aux: Tensor | None = None,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -133,15 +138,26 @@ def flash_attn_varlen_func(
       cu_seqlens_q, cu_seqlens_k: ``(batch + 1,)`` int32 or int64: sequence b is rows ``cu[b]:cu[b + 1]``.
       max_seqlen_q, max_seqlen_k: not needed and never read, so a tensor costs no synchronisation.
       seqused_q, seqused_k: ``(batch,)``: only so many first rows of each sequence take part.
+      block_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
+        heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``block_table[b, t //
+        page_size]``. ``seqused_k`` has the lengths, ``cu_seqlens_k`` is None. Entries past a sequence's end
+        may hold anything. No gradients.
+      s_aux: a third name of ``sink``.
+      out: where to write the result, a slice of a larger tensor as well; made if None. Without gradients.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
     _flash.refuse(qv=qv)
-    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    metadata = (*lengths, q_descale, k_descale, v_descale, block_table, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
-    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
-    return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
+    sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
+    if block_table is not None and seqused_k is None:
+        raise InvalidArgumentError(
+            "block_table is given without seqused_k, the lengths of its sequences; pass both"
+        )
+    return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
 
 
 @_flash.without_dropout(1, "softmax_scale")
@@ -245,36 +261,87 @@ def flash_attn_with_kvcache(
     sink: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     return_lse: bool = False,
+    s_aux: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Any:
-    """Attention to a contiguous cache of keys and values. As `flash_attn_func`, and:
+    """Attention to a cache of keys and values, contiguous or in pages. As `flash_attn_func`, and:
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, or with ``cu_seqlens_q`` ``(total_q, heads_q,
         head_dim_qk)``.
-      k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``; not written.
-      cache_seqlens: how many first rows of each sequence take part: an integer, or ``(batch,)`` int32 or
-        int64; None is all. Masks are aligned to them.
+      k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``; with ``page_table`` ``(pages,
+        page_size, heads_kv, head_dim)``, pages of any size.
+      k, v: rows that are written to the caches first, behind ``cache_seqlens`` rows of each sequence, and
+        take part: ``(batch, seqlen_new, heads_kv, head_dim)``, or with ``cu_seqlens_k_new`` ``(total_new,
+        heads_kv, head_dim)``. On the CPU alone, without gradients. Where two sequences share an entry that
+        both write, either may win.
+      rotary_cos, rotary_sin: ``(positions, rotary_dim / 2)``, only with ``k``: a rotary embedding of what is
+        appended, each row at its place in the cache, and of q: query i at ``cache_seqlens + i`` if ``causal``
+        or windowed, else all at ``cache_seqlens``. ``rotary_seqlens`` ``(batch,)`` stands in for
+        cache_seqlens there. Pairs are neighbours if ``rotary_interleaved``, else half of rotary_dim apart.
+      cache_seqlens: how many first rows of each sequence are in the cache: an integer, or ``(batch,)`` int32
+        or int64; None is all. Masks are aligned to them, and to what is appended.
+      cache_batch_idx: ``(batch,)``: the entry of the caches that is each sequence's; they may repeat.
+      cache_leftpad: ``(batch,)``: so many first rows of each sequence are padding.
+      page_table, block_table: ``(batch, max_pages)`` int32 or int64, two names of one: row t of sequence b is
+        row ``t % page_size`` of page ``page_table[b, t // page_size]``. Entries past a sequence's end may
+        hold anything.
       scheduler_metadata, max_seqlen_q: change no result, and are not read.
-      k, v, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_k_new,
-        rotary_seqlens: an error unless None; it says what to do instead.
       return_softmax_lse, return_lse: also return the LSE.
+      s_aux: a third name of ``sink``.
     """
-    _flash.refuse(
-        k=k,
-        v=v,
-        qv=qv,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=page_table,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens,
-    )
-    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale)
+    _flash.refuse(qv=qv)
+    if page_table is not None and block_table is not None:
+        raise InvalidArgumentError(
+            "page_table and block_table are both given, two names of one; pass one of them"
+        )
+    new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
+    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, None, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, metadata=metadata)
-    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_softmax_lse
-    return _flash.cached(call, q, k_cache, v_cache, cache_seqlens, sink, with_lse, attention_chunk)
+    sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_softmax_lse
+    return _flash_cache.cached(
+        call,
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        sink,
+        with_lse,
+        attention_chunk,
+        new=new,
+        page_table=block_table if page_table is None else page_table,
+        leftpad=cache_leftpad,
+        batch_idx=cache_batch_idx,
+    )
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
+    """What FlashAttention-3 plans ahead for `flash_attn_with_kvcache`. Tandem plans in the call and needs
+    nothing made before: this is an empty int32 tensor beside ``cache_seqlens``, and no argument but that is
+    read."""
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def serve() -> ModuleType:
@@ -313,9 +380,13 @@ def register_with_torch() -> None:
     registry.register_flash_attention_impl("tandem", register_fn=_sdpa.Handle)
 
 
-def _one_sink(sink: Tensor | None, learnable_sink: Tensor | None) -> Tensor | None:
-    if sink is not None and learnable_sink is not None:
+def _one_sink(
+    sink: Tensor | None, learnable_sink: Tensor | None, s_aux: Tensor | None = None
+) -> Tensor | None:
+    given = {"sink": sink, "learnable_sink": learnable_sink, "s_aux": s_aux}
+    names = [name for name, t in given.items() if t is not None]
+    if len(names) > 1:
         raise InvalidArgumentError(
-            "sink and learnable_sink are both given, two names of one; pass one of them"
+            f"{names[0]} and {names[1]} are both given, two names of one; pass one of them"
         )
-    return learnable_sink if sink is None else sink
+    return given[names[0]] if names else None

@@ -4,7 +4,7 @@ from tandem.flash_attn2 import flash_attn_func
 
 The parameters, their order, defaults and meaning are those of FlashAttention-2's ``flash_attn`` (2.1 and
 later: masks are aligned to the bottom right corner). What Tandem cannot do is an error that says so:
-``dropout_p`` other than 0, ``alibi_slopes``, and caches with blocks or appending.
+``dropout_p`` other than 0, ``alibi_slopes``, and appending to a cache on a GPU.
 
 `serve` makes ``import flash_attn`` find this module; importing this module does not. `tandem.flash_attn` has
 FlashAttention-3's functions, and sinks.
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _flash
+from tandem import _append, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError
 
 __all__ = [
@@ -136,13 +136,20 @@ def flash_attn_varlen_func(
       q: ``(total_q, heads_q, head_dim_qk)``; k and v ``(total_k, heads_kv, head_dim)``.
       cu_seqlens_q, cu_seqlens_k: ``(batch + 1,)`` int32 or int64: sequence b is rows ``cu[b]:cu[b + 1]``.
       max_seqlen_q, max_seqlen_k: not needed and never read, so a tensor costs no synchronisation.
-      block_table: an error unless None.
+      block_table: ``(batch, max_blocks)``: k and v are a cache in blocks, ``(blocks, block_size, heads_kv,
+        head_dim)``, and ``cu_seqlens_k`` counts the rows of each sequence there. No gradients.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
+    if block_table is not None:
+        _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
+        lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff())
+        call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None))
+        results = _flash.run(call, q, k, v, return_lse=return_attn_probs)
+        return (*results, None) if return_attn_probs else results
     return _attend(q, k, v, options, return_attn_probs, (cu_seqlens_q, cu_seqlens_k))
 
 
@@ -210,29 +217,37 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Attention to a contiguous cache of keys and values. As `flash_attn_func`, and:
+    """Attention to a cache of keys and values, contiguous or in blocks. As `flash_attn_func`, and as
+    `tandem.flash_attn.flash_attn_with_kvcache`, whose page_table is called ``block_table`` here:
 
     Args:
-      k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``; not written.
-      cache_seqlens: how many first rows of each sequence take part: an integer, or ``(batch,)`` int32 or
-        int64; None is all. Masks are aligned to them.
-      k, v, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, block_table, alibi_slopes: an error unless
-        None; it says what to do instead.
+      k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``, or with ``block_table`` ``(blocks,
+        block_size, heads_kv, head_dim)``.
+      k, v: rows that are written to the caches first; on the CPU alone.
+      rotary_cos, rotary_sin, rotary_interleaved: a rotary embedding of k and q, only with ``k``.
+      cache_seqlens: how many first rows of each sequence are in the cache: an integer, or ``(batch,)`` int32
+        or int64; None is all. Masks are aligned to them.
+      cache_batch_idx, cache_leftpad: the entry that is each sequence's, and its first rows that are padding.
+      alibi_slopes: an error unless None.
       num_splits: a hint that changes no result; Tandem plans for itself.
       return_softmax_lse: also return the LSE.
     """
-    _flash.refuse(
-        k=k,
-        v=v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        block_table=block_table,
-        alibi_slopes=alibi_slopes,
-    )
+    _flash.refuse(alibi_slopes=alibi_slopes)
+    new = _append.New(k, v, None, rotary_cos, rotary_sin, None, rotary_interleaved)
     call = _flash.problem(softmax_scale, causal, window_size, softcap)
-    return _flash.cached(call, q, k_cache, v_cache, cache_seqlens, None, return_softmax_lse)
+    return _flash_cache.cached(
+        call,
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        None,
+        return_softmax_lse,
+        new=new,
+        page_table=block_table,
+        leftpad=cache_leftpad,
+        batch_idx=cache_batch_idx,
+    )
 
 
 def serve() -> ModuleType:
@@ -259,7 +274,7 @@ def _attend(
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Any:
     """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
-    call = _flash.problem(*options, metadata=(*cu_seqlens, None, None, None, None, None))
+    call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * 8))
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)
     return (*results, None) if with_probabilities else results
 

@@ -9,8 +9,10 @@ without has no JAX, and says so when this is imported.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,13 @@ if not _handlers:
     )
 for (_target, _platform), _capsule in _handlers.items():
     jax.ffi.register_ffi_target(_target, _capsule, platform=_platform)
+
+
+@atexit.register
+def _end_calls() -> None:
+    """After Ctrl-C a process ends calls on XLA's threads: JAX, whose exit comes later, waits for them."""
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        _core.end_calls()
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,9 @@ def attention(
     q_scale: jax.Array | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    page_table: jax.Array | None = None,
+    leftpad_k: jax.Array | None = None,
+    cache_batch_idx: jax.Array | None = None,
     return_lse: bool = False,
     out_dtype: Any = None,
     pad: bool = False,
@@ -103,7 +115,7 @@ def attention(
     strict: bool = False,
 ) -> Any:
     """As `tandem.attention`, on JAX arrays; all its arguments but ``out`` and ``check``. Gradients flow to q,
-    k, v and sink, from the LSE too.
+    k, v and sink, from the LSE too; those of a cache (``page_table`` and so on) are an error.
 
     The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error
     as the call is traced, the same as `tandem.attention`'s.
@@ -115,7 +127,18 @@ def attention(
     options = _Options(
         scale, causal, window, softcap, deterministic, pad, threads, precision, strict, out_dtype
     )
-    given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_scale, k_scale, v_scale)
+    given = (
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        q_scale,
+        k_scale,
+        v_scale,
+        page_table,
+        leftpad_k,
+        cache_batch_idx,
+    )
     metadata = {
         name: jnp.asarray(array)
         for name, array in zip(_call.METADATA, given, strict=True)

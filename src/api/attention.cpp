@@ -90,15 +90,8 @@ void run(const Call& call, const Execution& execution) {
   }
   const Workspace workspace(execution, plan.workspace_bytes);
   cpu::Stop stop(execution.interrupted, execution.interrupted_context);
-  if (problem.pass == Pass::backward) {
-    cpu::backward(problem, plan.cpu, workspace.memory(), &stop);
-  } else {
-    cpu::forward(problem, plan.cpu, workspace.memory(), &stop);
-  }
-  if (stop.heard()) {
-    throw Error(Status::interrupted,
-                "the call was interrupted; its outputs are incomplete: compute them again");
-  }
+  cpu::run(plan.cpu, workspace.memory(), &stop);
+  stop.throw_if_heard();
 }
 
 void forward(const ForwardArgs& args, const Execution& execution) {

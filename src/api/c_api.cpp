@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <new>
 #include <string>
-#include <type_traits>
 
-#include "api/check.hpp"
+#include "api/c_interface.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
 #include "tandem/quantize.hpp"
@@ -16,10 +14,16 @@
 
 namespace {
 
+using tandem::c::adopt;
+using tandem::c::execution_of;
+using tandem::c::guarded;
+using tandem::c::input;
+using tandem::c::output;
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// since, tandem_quantize_args by the rotary embedding, tandem_execution by the interruption.
+/// since, tandem_forward_args by the cache, tandem_quantize_args by the rotary embedding, tandem_execution by
+/// the interruption.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -27,7 +31,7 @@ constexpr std::size_t execution_size_0_1 = 40;
 constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
-static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1);
+static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1 + 3 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
@@ -40,72 +44,6 @@ struct LastError {
 };
 thread_local LastError
     last_error;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the C interface's errno
-
-int fail(tandem::Status status, const char* message) noexcept {
-  try {
-    last_error.storage = message;
-    last_error.text = last_error.storage.c_str();
-  } catch (...) {
-    last_error.text = "memory is exhausted";
-  }
-  return static_cast<int>(status);
-}
-
-/// Runs `work`; no exception leaves.
-template <typename Work>
-int guarded(Work&& work) noexcept {
-  try {
-    work();
-    return tandem_ok;
-  } catch (const tandem::Error& e) {
-    return fail(e.status(), e.what());
-  } catch (const std::bad_alloc&) {
-    return fail(tandem::Status::out_of_memory,
-                "host memory is exhausted; free some, or use a smaller problem");
-  } catch (const std::exception& e) {
-    return fail(tandem::Status::internal, e.what());
-  } catch (...) {
-    return fail(tandem::Status::internal, "an unknown exception; this is a bug in tandem");
-  }
-}
-
-/// The caller's struct in this library's layout: fields that an older caller did not know keep `defaults`; a
-/// newer caller's fields that this library does not know must be zero.
-template <typename Struct>
-Struct adopt(const char* name, const Struct& callers, const Struct& defaults, std::size_t least) {
-  const std::size_t size = callers.struct_size;
-  if (size < least) {
-    invalid("{}.struct_size is {}; set it to sizeof the struct, at least {} (the _default function does)",
-            name, size, least);
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(&callers);
-  if (size > sizeof(Struct) &&
-      std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char byte) { return byte != 0; })) {
-    invalid("{} uses fields that tandem {} does not know (struct_size {}, known {}); update the library",
-            name, tandem::version(), size, sizeof(Struct));
-  }
-  Struct adopted = defaults;
-  std::memcpy(&adopted, &callers, std::min(size, sizeof(Struct)));
-  return adopted;
-}
-
-template <typename Tensor>
-Tensor tensor(const tandem_tensor& t) {
-  Tensor r;
-  r.data = t.data;
-  r.dtype = static_cast<tandem::DType>(t.dtype);
-  r.rank = t.rank;
-  std::copy(std::begin(t.shape), std::end(t.shape), r.shape.begin());
-  std::copy(std::begin(t.stride), std::end(t.stride), r.stride.begin());
-  r.device = {static_cast<tandem::Device::Kind>(t.device), t.device_index};
-  return r;
-}
-tandem::ConstTensor input(const tandem_tensor& t) {
-  return tensor<tandem::ConstTensor>(t);
-}
-tandem::Tensor output(const tandem_tensor& t) {
-  return tensor<tandem::Tensor>(t);
-}
 
 tandem::AttentionOptions options_of(const tandem_options* given) {
   if (given == nullptr) return {};
@@ -122,24 +60,6 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.precision = static_cast<tandem::Precision>(o.precision);
   r.strict = o.strict != 0;
   return r;
-}
-
-tandem::Execution execution_of(const tandem_execution* given) {
-  if (given == nullptr) return {};
-  const tandem_execution e = adopt("execution", *given, tandem_execution_default(), execution_size_0_1);
-  tandem::Execution execution{.threads = e.threads,
-                              .stream = e.stream,
-                              .workspace = e.workspace,
-                              .workspace_bytes = e.workspace_bytes};
-  if (e.interrupted != nullptr) {
-    // The caller's struct lives as long as the call.
-    execution.interrupted_context = const_cast<tandem_execution*>(given);
-    execution.interrupted = [](void* context) {
-      const auto* callers = static_cast<const tandem_execution*>(context);
-      return callers->interrupted(callers->interrupted_context) != 0;
-    };
-  }
-  return execution;
 }
 
 template <typename CArgs>
@@ -164,6 +84,9 @@ tandem::ForwardArgs args_of(const tandem_forward_args* given) {
   r.v_scale = input(a.v_scale);
   r.out = output(a.out);
   r.lse = output(a.lse);
+  r.page_table = input(a.page_table);
+  r.leftpad_k = input(a.leftpad_k);
+  r.cache_batch_idx = input(a.cache_batch_idx);
   r.options = options_of(a.options);
   return r;
 }
@@ -225,6 +148,38 @@ int explain(const CArgs* args, const tandem_execution* execution, char* text, st
 }
 
 }  // namespace
+
+namespace tandem {
+
+int c::fail(Status status, const char* message) noexcept {
+  try {
+    last_error.storage = message;
+    last_error.text = last_error.storage.c_str();
+  } catch (...) {
+    last_error.text = "memory is exhausted";
+  }
+  return static_cast<int>(status);
+}
+
+Execution c::execution_of(const tandem_execution* given) {
+  if (given == nullptr) return {};
+  const tandem_execution e = adopt("execution", *given, tandem_execution_default(), execution_size_0_1);
+  Execution execution{.threads = e.threads,
+                      .stream = e.stream,
+                      .workspace = e.workspace,
+                      .workspace_bytes = e.workspace_bytes};
+  if (e.interrupted != nullptr) {
+    // The caller's struct lives as long as the call.
+    execution.interrupted_context = const_cast<tandem_execution*>(given);
+    execution.interrupted = [](void* context) {
+      const auto* callers = static_cast<const tandem_execution*>(context);
+      return callers->interrupted(callers->interrupted_context) != 0;
+    };
+  }
+  return execution;
+}
+
+}  // namespace tandem
 
 int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution) {
   return guarded([&] { tandem::forward(args_of(args), execution_of(execution)); });

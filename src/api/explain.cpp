@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "api/trace.hpp"
@@ -21,11 +21,16 @@ std::string mask(const Problem& p) {
 }
 
 std::string features(const Problem& p) {
-  std::vector<std::string_view> names;
+  std::vector<std::string> names;
   if (p.cu_seqlens_q.given()) names.emplace_back("cu_seqlens_q");
   if (p.cu_seqlens_k.given()) names.emplace_back("cu_seqlens_k");
   if (p.seqused_q.given()) names.emplace_back("seqused_q");
   if (p.seqused_k.given()) names.emplace_back("seqused_k");
+  if (p.pages.given()) {
+    names.push_back(fmt::format("page_table ({} pages of {} rows)", p.pages.count, p.pages.page_size));
+  }
+  if (p.leftpad_k.given()) names.emplace_back("leftpad_k");
+  if (p.cache_batch_idx.given()) names.emplace_back("cache_batch_idx");
   if (p.sink != nullptr) names.emplace_back("sink");
   if (p.lse.given()) names.emplace_back("lse");
   if (p.dlse.given()) names.emplace_back("dlse");

@@ -1,5 +1,6 @@
 // Turns arguments into a Problem: first the sizes, from q, k, v and cu_seqlens, then everything else against
-// them. Each subject has a file: problem_sizes, problem_tensors, problem_scales, problem_options.
+// them. Each subject has a file: problem_sizes, problem_cache, problem_tensors, problem_scales,
+// problem_options.
 #pragma once
 
 #include <array>
@@ -9,23 +10,9 @@
 
 #include "api/check.hpp"
 #include "api/make_problem.hpp"
+#include "api/operand_of.hpp"
 
 namespace tandem {
-
-/// The address of tensors that were given without one: empty tensors, and tensors that are only described.
-/// Never read.
-alignas(256) inline constexpr std::byte nowhere{};
-
-/// Given operands have an address, empty ones too.
-inline void* address_of(const ConstTensor& t) {
-  if (!t.given()) return nullptr;
-  return const_cast<void*>(t.data != nullptr ? t.data : &nowhere);
-}
-
-/// The stride of a dimension; 0 where its size leaves one index, whatever the user's odd stride says.
-inline std::int64_t stride_of(const ConstTensor& t, std::size_t dim) {
-  return t.shape[dim] > 1 ? t.stride[dim] : 0;
-}
 
 /// A tensor's shape as the documentation calls it, with cu_seqlens and without.
 struct Symbols {
@@ -70,13 +57,20 @@ class ProblemBuilder {
 
  private:
   static std::int64_t sequences(const Argument& cu_seqlens);
+  /// Which of the arguments that make k and v a cache go together.
+  void cache_arguments() const;
+  void shapes_of_keys() const;
+  /// Rows that a sequence's pages have together.
+  [[nodiscard]] std::int64_t rows_of_pages() const;
+  Pages pages();
   void heads() const;
   void head_dim(const char* name, std::int64_t d, const char* tensors) const;
   void device();
   void precision();
-  void precision_of_codes(Precision precision, DType dtype) const;
-  /// Of k and v in backward: converting codes, as the rule on dtypes would say, loses their scales.
-  void no_codes(const Argument& a) const;
+  void precision_of_quantized(Precision precision, DType dtype) const;
+  /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
+  /// scales.
+  void not_quantized(const Argument& a) const;
   static void window(const char* name, std::int64_t value);
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);
@@ -84,21 +78,25 @@ class ProblemBuilder {
                const Symbols& symbols);
   Operand operand(const Argument& a, bool packed);
   Lengths lengths(const Argument& a, std::int64_t count, std::string_view symbols);
-  /// Scales of a tensor of codes with these heads and rows.
+  /// Scales of a tensor of quantized values with these heads and rows.
   Scales scales(const Argument& a, const Argument& of, bool packed, std::int64_t heads, std::int64_t rows);
   /// Scales of query heads of their own, of blocks and of rows.
   void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows,
                    const char* symbols) const;
-  /// q is of 8-bit codes, and so are k and v then.
-  [[nodiscard]] bool of_codes() const { return is_code(q_.tensor.dtype); }
+  /// q is of 8-bit values, and so are k and v then.
+  [[nodiscard]] bool quantized_inputs() const { return is_eight_bit(q_.tensor.dtype); }
+  /// k and v are in pages, chosen by index, or padded on the left.
+  [[nodiscard]] bool is_cache() const {
+    return page_table_.given() || leftpad_k_.given() || cache_batch_idx_.given();
+  }
   /// k and v alone are.
-  [[nodiscard]] bool mixed() const { return is_code(k_.tensor.dtype) && !of_codes(); }
+  [[nodiscard]] bool mixed() const { return is_eight_bit(k_.tensor.dtype) && !quantized_inputs(); }
 
   const AttentionInputs& in_;
   const AttentionOptions& options_;
   Memory memory_;
   Problem p_;
-  std::array<Argument, 11> inputs_{{{"q", in_.q},
+  std::array<Argument, 14> inputs_{{{"q", in_.q},
                                     {"k", in_.k},
                                     {"v", in_.v},
                                     {"cu_seqlens_q", in_.cu_seqlens_q},
@@ -108,12 +106,18 @@ class ProblemBuilder {
                                     {"sink", in_.sink},
                                     {"q_scale", in_.q_scale},
                                     {"k_scale", in_.k_scale},
-                                    {"v_scale", in_.v_scale}}};
+                                    {"v_scale", in_.v_scale},
+                                    {"page_table", in_.page_table},
+                                    {"leftpad_k", in_.leftpad_k},
+                                    {"cache_batch_idx", in_.cache_batch_idx}}};
   const Argument& q_ = inputs_[0];
   const Argument& k_ = inputs_[1];
   const Argument& v_ = inputs_[2];
   const Argument& cu_seqlens_q_ = inputs_[3];
   const Argument& cu_seqlens_k_ = inputs_[4];
+  const Argument& page_table_ = inputs_[11];
+  const Argument& leftpad_k_ = inputs_[12];
+  const Argument& cache_batch_idx_ = inputs_[13];
 };
 
 }  // namespace tandem

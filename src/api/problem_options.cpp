@@ -50,7 +50,7 @@ void ProblemBuilder::precision() {
   p_.precision = precision;
   p_.strict = options_.strict;
   const DType dtype = q_.tensor.dtype;
-  if (of_codes()) return precision_of_codes(precision, dtype);
+  if (quantized_inputs()) return precision_of_quantized(precision, dtype);
   if (p_.pass == Pass::forward && mixed() && precision != Precision::exact) {
     invalid(
         "precision {} rounds q, k and v to 8 bits, but k is {} already; leave the precision exact, whose "
@@ -64,7 +64,7 @@ void ProblemBuilder::precision() {
       name_of(precision), name_of(dtype));
 }
 
-void ProblemBuilder::precision_of_codes(Precision precision, DType dtype) const {
+void ProblemBuilder::precision_of_quantized(Precision precision, DType dtype) const {
   const Precision own = dtype == DType::s8 ? Precision::int8 : Precision::fp8;
   if (precision == Precision::exact && dtype == DType::s8) {
     invalid("q is s8, which has no exact products; pass precision int8");

@@ -21,12 +21,12 @@ Scales ProblemBuilder::scales(const Argument& a, const Argument& of, bool packed
                               std::int64_t rows) {
   check::consistent(a);
   if (!a.given()) return {};
-  if (!is_code(of.tensor.dtype)) {
+  if (!is_eight_bit(of.tensor.dtype)) {
     invalid("{} is given but {} is {}; scales are for 8-bit tensors, leave it out", a.name, of.name,
             name_of(of.tensor.dtype));
   }
   check::dtype(a, {DType::f32});
-  const bool coarse = options_.precision == Precision::exact && !mixed();
+  const bool coarse = options_.precision == Precision::exact && (!mixed() || is_cache());
   const char* symbols = coarse   ? "(1) or (batch, heads_kv)"
                         : packed ? "(1), (batch, heads) or (heads, total)"
                                  : "(1), (batch, heads), (batch, heads, ceil(seqlen / 128)) or (batch, "

@@ -18,6 +18,7 @@ void ProblemBuilder::sizes() {
   for (const Argument& a : {cu_seqlens_q_, cu_seqlens_k_}) check::consistent(a);
   p_.packed_q = cu_seqlens_q_.given();
   p_.packed_k = cu_seqlens_k_.given();
+  cache_arguments();
   if (p_.packed_q) {
     check::rank(q_, 3, "(total_q, heads_q, head_dim), since cu_seqlens_q is given");
   } else {
@@ -27,8 +28,11 @@ void ProblemBuilder::sizes() {
   if (p_.packed_k) {
     check::rank(k_, 3, "(total_k, heads_kv, head_dim), since cu_seqlens_k is given");
   } else {
-    check::rank(k_, 4,
-                "(batch, seqlen_k, heads_kv, head_dim), or (total_k, heads_kv, head_dim) with cu_seqlens_k");
+    check::rank(
+        k_, 4,
+        page_table_.given()
+            ? "(pages, page_size, heads_kv, head_dim), since page_table is given"
+            : "(batch, seqlen_k, heads_kv, head_dim), or (total_k, heads_kv, head_dim) with cu_seqlens_k");
   }
   check::rank(v_, k_.tensor.rank,
               p_.packed_k ? "(total_k, heads_kv, head_dim_v)" : "(batch, seqlen_k, heads_kv, head_dim_v)");
@@ -40,18 +44,10 @@ void ProblemBuilder::sizes() {
   p_.rows_q = q_.size(dim_q);
   p_.heads_q = q_.size(dim_q + 1);
   p_.head_dim_qk = q_.size(dim_q + 2);
-  p_.rows_k = k_.size(dim_k);
+  p_.rows_k = page_table_.given() ? rows_of_pages() : k_.size(dim_k);
   p_.heads_kv = k_.size(dim_k + 1);
   p_.head_dim_v = v_.last_size();
-  if (p_.packed_k) {
-    check::shape(k_, {p_.rows_k, p_.heads_kv, p_.head_dim_qk}, "(total_k, heads_kv, head_dim of q)");
-    check::shape(v_, {p_.rows_k, p_.heads_kv, p_.head_dim_v}, "(total_k of k, heads_kv of k, head_dim_v)");
-  } else {
-    check::shape(k_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_qk},
-                 "(batch of q, seqlen_k, heads_kv, head_dim of q)");
-    check::shape(v_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_v},
-                 "(batch of q, seqlen_k of k, heads_kv of k, head_dim_v)");
-  }
+  shapes_of_keys();
   heads();
   head_dim("head_dim", p_.head_dim_qk, "q and k");
   head_dim("head_dim_v", p_.head_dim_v, "v");

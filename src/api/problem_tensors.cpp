@@ -8,12 +8,12 @@ using check::invalid;
 
 void ProblemBuilder::inputs() {
   if (p_.pass == Pass::backward) {
-    if (of_codes()) {
+    if (quantized_inputs()) {
       invalid("q is {}; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32",
               name_of(q_.tensor.dtype));
     }
     check::dtype(q_, {DType::f32, DType::f16, DType::bf16});
-    for (const Argument* a : {&k_, &v_}) no_codes(*a);
+    for (const Argument* a : {&k_, &v_}) not_quantized(*a);
   } else {
     check::dtype(q_, {DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::s8});
   }
@@ -31,6 +31,10 @@ void ProblemBuilder::inputs() {
   p_.cu_seqlens_k = lengths(cu_seqlens_k_, p_.batch + 1, "(batch + 1)");
   p_.seqused_q = lengths(inputs_[5], p_.batch, "(batch)");
   p_.seqused_k = lengths(inputs_[6], p_.batch, "(batch)");
+  p_.pages = pages();
+  p_.leftpad_k = lengths(leftpad_k_, p_.batch, "(batch)");
+  p_.cache_batch_idx = lengths(cache_batch_idx_, p_.batch, "(batch)");
+  p_.cache_batch = k_.size(0);
   by_head(inputs_[7]);
   p_.sink = static_cast<const float*>(address_of(in_.sink));
   p_.sink_stride = stride_of(in_.sink, 0);
@@ -39,8 +43,8 @@ void ProblemBuilder::inputs() {
   p_.v_scale = scales(inputs_[10], v_, p_.packed_k, p_.heads_kv, p_.rows_k);
 }
 
-void ProblemBuilder::no_codes(const Argument& a) const {
-  if (!is_code(a.tensor.dtype)) return;
+void ProblemBuilder::not_quantized(const Argument& a) const {
+  if (!is_eight_bit(a.tensor.dtype)) return;
   invalid("{} is {}; 8-bit k and v have no backward: pass those they were made from, in {}", a.name,
           name_of(a.tensor.dtype), name_of(q_.tensor.dtype));
 }
@@ -81,7 +85,7 @@ Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, 
   } else {
     check::shape(a, {p_.batch, rows, heads, head_dim}, shape);
   }
-  if (of_codes()) {
+  if (quantized_inputs()) {
     check::dtype(a, {DType::f32, DType::f16, DType::bf16});
   } else {
     check::same_dtype(a, q_);

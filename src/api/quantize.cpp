@@ -1,4 +1,4 @@
-// quantize: arguments -> job -> backend.
+// quantize: arguments -> problem -> backend.
 #include "tandem/quantize.hpp"
 
 #include <cstddef>
@@ -55,20 +55,20 @@ ScaleGroup group_of(Granularity granularity) {
 }
 
 /// scales of x's granularity, checked; `d` is 1 where x has a batch dimension.
-Operand scales_of(const Argument& scales, const Argument& x, const QuantizeJob& job, int d) {
-  const std::int64_t b = job.batch;
-  const std::int64_t h = job.heads;
-  if (job.group == ScaleGroup::tensor) {
+Operand scales_of(const Argument& scales, const Argument& x, const QuantizeProblem& problem, int d) {
+  const std::int64_t b = problem.batch;
+  const std::int64_t h = problem.heads;
+  if (problem.group == ScaleGroup::tensor) {
     check_tensor(scales, x, {1}, {DType::f32}, "(1)");
     return operand(scales.tensor, -1, -1, -1);
   }
-  if (job.group == ScaleGroup::head) {
+  if (problem.group == ScaleGroup::head) {
     d == 1 ? check_tensor(scales, x, {b, h}, {DType::f32}, "(batch, heads)")
            : check_tensor(scales, x, {h}, {DType::f32}, "(heads)");
     return operand(scales.tensor, d - 1, -1, d);
   }
-  const bool block = job.group == ScaleGroup::block;
-  const std::int64_t n = block ? (job.rows + quant_block - 1) / quant_block : job.rows;
+  const bool block = problem.group == ScaleGroup::block;
+  const std::int64_t n = block ? (problem.rows + quant_block - 1) / quant_block : problem.rows;
   if (d == 1) {
     check_tensor(scales, x, {b, h, n}, {DType::f32},
                  block ? "(batch, heads, ceil(seqlen / 128))" : "(batch, heads, seqlen)");
@@ -79,7 +79,7 @@ Operand scales_of(const Argument& scales, const Argument& x, const QuantizeJob& 
 }
 
 /// The rotary embedding's tables.
-void take_rotary(QuantizeJob& job, const Argument& x, const Argument& cos, const Argument& sin) {
+void take_rotary(QuantizeProblem& problem, const Argument& x, const Argument& cos, const Argument& sin) {
   for (const Argument* table : {&cos, &sin}) check::consistent(*table);
   if (cos.given() != sin.given()) {
     invalid("{} is given without {}; pass both, or neither", (cos.given() ? cos : sin).name,
@@ -90,20 +90,20 @@ void take_rotary(QuantizeJob& job, const Argument& x, const Argument& cos, const
   check::extent(cos);
   // Unsigned, since the sizes of a table without elements may be any.
   const std::uint64_t rotary_dim = 2 * static_cast<std::uint64_t>(cos.size(1));
-  if (rotary_dim % 16 != 0 || rotary_dim > static_cast<std::uint64_t>(job.head_dim)) {
+  if (rotary_dim % 16 != 0 || rotary_dim > static_cast<std::uint64_t>(problem.head_dim)) {
     invalid("cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
-            check::shape_of(cos.tensor), rotary_dim, job.head_dim);
+            check::shape_of(cos.tensor), rotary_dim, problem.head_dim);
   }
-  job.rotary_dim = static_cast<std::int64_t>(rotary_dim);
+  problem.rotary_dim = static_cast<std::int64_t>(rotary_dim);
   for (const Argument* table : {&cos, &sin}) {
-    check_tensor(*table, x, {job.rows, job.rotary_dim / 2}, {DType::f32}, "(seqlen, rotary_dim / 2)");
+    check_tensor(*table, x, {problem.rows, problem.rotary_dim / 2}, {DType::f32}, "(seqlen, rotary_dim / 2)");
     check::last_dimension_contiguous(*table);
   }
-  job.cos = operand(cos.tensor, -1, 0, -1);
-  job.sin = operand(sin.tensor, -1, 0, -1);
+  problem.cos = operand(cos.tensor, -1, 0, -1);
+  problem.sin = operand(sin.tensor, -1, 0, -1);
 }
 
-QuantizeJob make_job(const QuantizeArgs& args) {
+QuantizeProblem make_quantize_problem(const QuantizeArgs& args) {
   const Argument x{"x", args.x};
   const Argument codes{"codes", args.codes};
   const Argument scales{"scales", args.scales};
@@ -113,62 +113,64 @@ QuantizeJob make_job(const QuantizeArgs& args) {
   check::given(x, "(batch, seqlen, heads, head_dim)");
   if (x.tensor.rank != 3) check::rank(x, 4, "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)");
   const int d = x.tensor.rank - 3;
-  QuantizeJob job;
+  QuantizeProblem problem;
   check::extent(x);
-  job.batch = d == 1 ? x.size(0) : 1;
-  job.rows = x.size(d);
-  job.heads = x.size(d + 1);
-  job.head_dim = x.size(d + 2);
-  if (job.head_dim < 1 || job.head_dim > max_head_dim) {
-    invalid("head_dim is {}; it must be from 1 to {}", job.head_dim, max_head_dim);
+  problem.batch = d == 1 ? x.size(0) : 1;
+  problem.rows = x.size(d);
+  problem.heads = x.size(d + 1);
+  problem.head_dim = x.size(d + 2);
+  if (problem.head_dim < 1 || problem.head_dim > max_head_dim) {
+    invalid("head_dim is {}; it must be from 1 to {}", problem.head_dim, max_head_dim);
   }
   check::dtype(x, {DType::f32, DType::f16, DType::bf16});
-  job.device = x.tensor.device;
+  problem.device = x.tensor.device;
   check::memory(x);
   check::last_dimension_contiguous(x);
   if (d == 1) {
-    check_tensor(codes, x, {job.batch, job.rows, job.heads, job.head_dim}, {DType::e4m3, DType::s8},
-                 "(batch, seqlen, heads, head_dim)");
+    check_tensor(codes, x, {problem.batch, problem.rows, problem.heads, problem.head_dim},
+                 {DType::e4m3, DType::s8}, "(batch, seqlen, heads, head_dim)");
   } else {
-    check_tensor(codes, x, {job.rows, job.heads, job.head_dim}, {DType::e4m3, DType::s8},
+    check_tensor(codes, x, {problem.rows, problem.heads, problem.head_dim}, {DType::e4m3, DType::s8},
                  "(seqlen, heads, head_dim)");
   }
   check::last_dimension_contiguous(codes);
-  job.x = operand(x.tensor, d - 1, d, d + 1);
-  job.codes = operand(codes.tensor, d - 1, d, d + 1);
-  job.group = group_of(args.granularity);
-  job.rotate = args.hadamard;
-  take_rotary(job, x, cos, sin);
-  job.interleaved = args.interleaved;
-  job.scales = scales_of(scales, x, job, d);
+  problem.x = operand(x.tensor, d - 1, d, d + 1);
+  problem.codes = operand(codes.tensor, d - 1, d, d + 1);
+  problem.group = group_of(args.granularity);
+  problem.rotate = args.hadamard;
+  take_rotary(problem, x, cos, sin);
+  problem.interleaved = args.interleaved;
+  problem.scales = scales_of(scales, x, problem, d);
   check::consistent(mean);
   if (mean.given()) {
-    d == 1 ? check_tensor(mean, x, {job.batch, job.heads, job.head_dim}, {DType::f32},
+    d == 1 ? check_tensor(mean, x, {problem.batch, problem.heads, problem.head_dim}, {DType::f32},
                           "(batch, heads, head_dim)")
-           : check_tensor(mean, x, {job.heads, job.head_dim}, {DType::f32}, "(heads, head_dim)");
+           : check_tensor(mean, x, {problem.heads, problem.head_dim}, {DType::f32}, "(heads, head_dim)");
     check::last_dimension_contiguous(mean);
-    job.mean = operand(mean.tensor, d - 1, -1, d);
+    problem.mean = operand(mean.tensor, d - 1, -1, d);
   }
   for (const Argument* output : {&codes, &scales, &mean}) {
     if (output->given()) check::no_self_overlap(*output);
   }
   check::separate({codes, scales, mean}, {x, cos, sin});
-  return job;
+  return problem;
 }
 
 }  // namespace
 
 void quantize(const QuantizeArgs& args, const Execution& execution) {
-  const QuantizeJob job = make_job(args);
+  const QuantizeProblem problem = make_quantize_problem(args);
   check::threads(execution.threads);
-  if (job.device.kind == Device::Kind::cuda) {
-    const gpu::QuantizeSteps steps = plan_quantize(job);
-    const Trace trace(job);
+  if (problem.device.kind == Device::Kind::cuda) {
+    const gpu::QuantizeSteps steps = plan_quantize(problem);
+    const Trace trace(problem);
     gpu::run(steps, execution.stream);
     return;
   }
-  const Trace trace(job);
-  cpu::quantize(job, cpu::best_target(), execution.threads);
+  const Trace trace(problem);
+  cpu::Stop stop(execution.interrupted, execution.interrupted_context);
+  cpu::quantize(problem, cpu::best_target(), execution.threads, &stop);
+  stop.throw_if_heard();
 }
 
 }  // namespace tandem

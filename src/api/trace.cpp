@@ -28,23 +28,39 @@ std::string summary(const Problem& p) {
   return text;
 }
 
-std::string summary(const QuantizeJob& job) {
+std::string summary(const QuantizeProblem& problem) {
   const char* const groups[] = {"tensor", "head", "block", "row", "channel"};
+  std::string text = fmt::format("quantize {} to {} b{} n{} h{} d{} {}", name_of(problem.x.dtype),
+                                 name_of(problem.codes.dtype), problem.batch, problem.rows, problem.heads,
+                                 problem.head_dim, groups[static_cast<int>(problem.group)]);
+  if (problem.rotate) text += " hadamard";
+  if (problem.mean.given()) text += " mean";
+  if (problem.cos.given()) text += " rotary";
+  return text;
+}
+
+std::string summary(const AppendJob& job) {
   std::string text =
-      fmt::format("quantize {} to {} b{} n{} h{} d{} {}", name_of(job.x.dtype), name_of(job.codes.dtype),
-                  job.batch, job.rows, job.heads, job.head_dim, groups[static_cast<int>(job.group)]);
-  if (job.rotate) text += " hadamard";
-  if (job.mean.given()) text += " mean";
+      fmt::format("append {} to {} b{} n{} h{} d{}/{}", name_of(job.k_new.dtype), name_of(job.k_cache.dtype),
+                  job.batch, job.rows_new, job.heads_kv, job.head_dim_k, job.head_dim_v);
+  if (job.slot_mapping.given()) text += " slots";
+  if (job.cu_seqlens_new.given()) text += " packed";
+  if (job.pages.given()) text += " paged";
   if (job.cos.given()) text += " rotary";
   return text;
 }
 
-Trace::Trace(const Problem& problem) : range_(gpu::ranges_are_watched()) {
-  if (range_ || logs(LogLevel::debug)) begin(summary(problem));
+std::string summary(const MergeJob& job) {
+  return fmt::format("merge {} to {} parts {} b{} n{} h{} d{}", name_of(job.parts.front().out.dtype),
+                     name_of(job.out.dtype), job.parts.size(), job.batch, job.rows, job.heads, job.head_dim);
 }
 
-Trace::Trace(const QuantizeJob& job) : range_(gpu::ranges_are_watched()) {
-  if (range_ || logs(LogLevel::debug)) begin(summary(job));
+bool Trace::ranges_are_watched() {
+  return gpu::ranges_are_watched();
+}
+
+bool Trace::is_logged() {
+  return logs(LogLevel::debug);
 }
 
 void Trace::begin(const std::string& text) const {

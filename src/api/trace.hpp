@@ -3,8 +3,10 @@
 
 #include <string>
 
+#include "problem/append_job.hpp"
+#include "problem/merge_job.hpp"
 #include "problem/problem.hpp"
-#include "problem/quantize_job.hpp"
+#include "problem/quantize_problem.hpp"
 
 namespace tandem {
 
@@ -15,18 +17,29 @@ std::string dtypes(const Problem& problem);
 std::string summary(const Problem& problem);
 
 /// The same of quantize: "quantize bf16 to e4m3 b2 n300 h4 d128 block hadamard mean".
-std::string summary(const QuantizeJob& job);
+std::string summary(const QuantizeProblem& problem);
+
+/// "append bf16 to e4m3 b8 n1 h8 d128/128 paged rotary".
+std::string summary(const AppendJob& job);
+
+/// "merge f32 to bf16 parts 4 b2 n1 h32 d128".
+std::string summary(const MergeJob& job);
 
 /// Stands for a running call, from its launch to its return. Costs two loads where nobody looks.
 class Trace {
  public:
-  explicit Trace(const Problem& problem);
-  explicit Trace(const QuantizeJob& job);
+  /// Of a Problem, or of a job that has a summary.
+  template <typename Job>
+  explicit Trace(const Job& job) : range_(ranges_are_watched()) {
+    if (range_ || is_logged()) begin(summary(job));
+  }
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
  private:
+  static bool ranges_are_watched();
+  static bool is_logged();
   void begin(const std::string& text) const;
 
   bool range_ = false;

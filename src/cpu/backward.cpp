@@ -1,10 +1,11 @@
-// The backward pass: units, tickets and turns.
+// The backward pass, cut into work items, which threads take in a fixed order.
 //
-// A unit is one sequence and one kv head. Its tickets are the blocks of queries of the query heads that share
-// that head, the last block first, since under a causal mask it sees the most keys. A ticket adds to dk and
-// dv of every key it sees, always in the order of tickets: most units are one thread's from start to end; the
-// last few are shared, one ticket at a time, and there a counter for each block of keys says whose turn it
-// is. Results have the same bits for any number of threads, and nothing is ever summed twice.
+// A work item is one block of queries of one query head. The items of a kv head (of one sequence) are the
+// blocks of all query heads that share it, the last block first, since under a causal mask it sees the most
+// keys. An item adds to dk and dv of every key it sees, always in the order of items: most kv heads are one
+// thread's from start to end; the last few are shared, one item at a time, and there a semaphore for each
+// block of keys counts the items that have been added. Results have the same bits for any number of threads,
+// and nothing is ever summed twice.
 #include "cpu/backward.hpp"
 
 #include <omp.h>
@@ -55,32 +56,32 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Which units are shared and where everything lies in the workspace.
+/// Which kv heads are shared among threads, and where everything lies in the workspace.
 struct Schedule {
-  std::int64_t units = 0;
-  std::int64_t shared = 0;  ///< the last units, whose tickets any thread takes
+  std::int64_t heads = 0;   ///< kv heads of all sequences
+  std::int64_t shared = 0;  ///< the last ones, whose items any thread takes
   std::int64_t whole = 0;   ///< the others: one thread each
 
   std::size_t scratch_bytes = 0;  ///< of a thread
-  std::int64_t at_work = 0;       ///< units at the same time, at most
+  std::int64_t at_work = 0;       ///< kv heads at the same time, at most
   std::int64_t area_rows = 0;     ///< of sums of dk and dv; 0 where dk and dv hold the sums
   std::int64_t areas = 0;
   std::int64_t dk_sum_row = 0;  ///< floats
   std::int64_t dv_sum_row = 0;
-  std::int64_t turns = 0;  ///< counters of a shared unit
+  std::int64_t semaphores = 0;  ///< of a shared kv head: one a block of keys, and one for dsink
 
-  std::size_t sums_at = 0, turns_at = 0, dsink_at = 0, order_at = 0, total = 0;
+  std::size_t sums_at = 0, semaphores_at = 0, dsink_at = 0, order_at = 0, total = 0;
 };
 
 Schedule make_schedule(const Problem& p, const Config& config, const BackwardKernel& kernel,
                        const BackwardShape& shape) {
   Schedule s;
   const std::int64_t threads = config.threads;
-  s.units = p.batch * p.heads_kv;
-  // Units divide evenly among threads only by chance, and threads are never equally fast: share one round
+  s.heads = p.batch * p.heads_kv;
+  // Heads divide evenly among threads only by chance, and threads are never equally fast: share one round
   // more.
-  s.shared = threads == 1 ? 0 : std::min(s.units, threads + s.units % threads);
-  s.whole = s.units - s.shared;
+  s.shared = threads == 1 ? 0 : std::min(s.heads, threads + s.heads % threads);
+  s.whole = s.heads - s.shared;
   s.at_work = std::min(s.whole, threads) + s.shared;
 
   const auto take = [&s](std::size_t bytes) {
@@ -100,8 +101,8 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
     const std::int64_t sum_floats = s.areas * s.area_rows * (s.dk_sum_row + s.dv_sum_row);
     s.sums_at = take(static_cast<std::size_t>(sum_floats) * sizeof(float));
   }
-  s.turns = key_blocks + 1;
-  s.turns_at = take(static_cast<std::size_t>(s.shared * s.turns) * sizeof(std::uint32_t));
+  s.semaphores = key_blocks + 1;
+  s.semaphores_at = take(static_cast<std::size_t>(s.shared * s.semaphores) * sizeof(std::uint32_t));
   s.dsink_at = take(static_cast<std::size_t>(p.dsink != nullptr ? p.batch * p.heads_q : 0) * sizeof(double));
   s.order_at = take(static_cast<std::size_t>(p.batch) * sizeof(std::int64_t));
   return s;
@@ -137,7 +138,7 @@ class Backward {
         threads_(config.threads),
         workspace_(workspace),
         stop_(stop),
-        turns_(reinterpret_cast<std::uint32_t*>(workspace + schedule_.turns_at)),
+        semaphores_(reinterpret_cast<std::uint32_t*>(workspace + schedule_.semaphores_at)),
         dsink_(reinterpret_cast<double*>(workspace + schedule_.dsink_at)),
         order_(reinterpret_cast<std::int64_t*>(workspace + schedule_.order_at)) {}
 
@@ -145,43 +146,44 @@ class Backward {
 
   void run() {
     prepare();
-    std::atomic<std::int64_t> next_unit{0};
-    std::atomic<std::int64_t> next_ticket{0};
+    std::atomic<std::int64_t> next_head{0};
+    std::atomic<std::int64_t> next_item{0};
 #pragma omp parallel num_threads(threads_)
     {
 #pragma omp for schedule(static)
-      for (std::int64_t unit = 0; unit < schedule_.units; ++unit) clear_unseen(unit);  // a barrier follows
-      run_whole_units(next_unit);
-      run_shared_units(next_ticket);
+      for (std::int64_t head = 0; head < schedule_.heads; ++head) clear_unseen(head);  // a barrier follows
+      run_whole_heads(next_head);
+      run_shared_heads(next_item);
     }
     add_up_dsink();
   }
 
  private:
-  struct Unit {
+  struct KvHead {
     std::int64_t batch = 0;
     std::int64_t kv_head = 0;
     Rows q, k;
     std::int64_t query_blocks = 0;
-    std::int64_t tickets = 0;
+    std::int64_t items = 0;
   };
 
-  [[nodiscard]] Unit unit_at(std::int64_t index) const {
-    Unit u;
-    u.batch = order_[index / p_.heads_kv];
-    u.kv_head = index % p_.heads_kv;
-    u.q = query_rows(p_, u.batch);
-    u.k = key_rows(p_, u.batch);
-    u.query_blocks = divide_up(u.q.used, shape_.block_q);
-    u.tickets = u.query_blocks * p_.group();
-    return u;
+  [[nodiscard]] KvHead kv_head_at(std::int64_t index) const {
+    KvHead h;
+    h.batch = order_[index / p_.heads_kv];
+    h.kv_head = index % p_.heads_kv;
+    h.q = query_rows(p_, h.batch);
+    h.k = key_rows(p_, h.batch);
+    h.query_blocks = divide_up(h.q.used, shape_.block_q);
+    h.items = h.query_blocks * p_.group();
+    return h;
   }
 
   void prepare() {
-    std::fill_n(turns_, schedule_.shared * schedule_.turns, 0U);
+    std::fill_n(semaphores_, schedule_.shared * schedule_.semaphores, 0U);
     if (p_.dsink != nullptr) std::fill_n(dsink_, p_.batch * p_.heads_q, 0.0);
     place_sums();
-    // Long sequences first: the shared units at the end are then the short ones, and threads finish together.
+    // Long sequences first: the shared kv heads at the end are then the short ones, and threads finish
+    // together.
     for (std::int64_t b = 0; b < p_.batch; ++b) order_[b] = b;
     std::sort(order_, order_ + p_.batch, [this](std::int64_t a, std::int64_t b) {
       const std::int64_t work_a = query_rows(p_, a).used * key_rows(p_, a).used;
@@ -193,9 +195,9 @@ class Backward {
     if (p_.packed_k) clear_outside(p_.cu_seqlens_k, p_.rows_k, p_.dv, p_.heads_kv, p_.head_dim_v);
   }
 
-  /// A unit at work has a slot for its sums, as long as the longest sequence: memory that was just in use is
-  /// still in the caches. Where packed lengths differ so much that slots do not fit, a unit has the rows of
-  /// its sequence in the area of its kv head: no other unit has those.
+  /// A kv head at work has a slot for its sums, as long as the longest sequence: memory that was just in use
+  /// is still in the caches. Where packed lengths differ so much that slots do not fit, a head has the rows
+  /// of its sequence in the area of its kv head: no other sequence has those.
   void place_sums() {
     std::int64_t longest = 0;
     for (std::int64_t b = 0; b < p_.batch; ++b) longest = std::max(longest, key_rows(p_, b).used);
@@ -215,25 +217,25 @@ class Backward {
     }
   }
 
-  /// Rows of a unit that no ticket writes: those not in use, and blocks of keys that no query sees.
+  /// Rows of a kv head that no item writes: those not in use, and blocks of keys that no query sees.
   void clear_unseen(std::int64_t index) const {
-    const Unit u = unit_at(index);
+    const KvHead h = kv_head_at(index);
     for (std::int64_t g = 0; g < p_.group(); ++g) {
-      clear_rows(p_.dq, u.batch, u.q.begin + u.q.used, u.q.end, u.kv_head * p_.group() + g, p_.head_dim_qk);
+      clear_rows(p_.dq, h.batch, h.q.begin + h.q.used, h.q.end, h.kv_head * p_.group() + g, p_.head_dim_qk);
     }
     const auto clear_keys = [&](std::int64_t first, std::int64_t last) {
-      clear_rows(p_.dk, u.batch, first, last, u.kv_head, p_.head_dim_qk);
-      clear_rows(p_.dv, u.batch, first, last, u.kv_head, p_.head_dim_v);
+      clear_rows(p_.dk, h.batch, first, last, h.kv_head, p_.head_dim_qk);
+      clear_rows(p_.dv, h.batch, first, last, h.kv_head, p_.head_dim_v);
     };
-    clear_keys(u.k.begin + u.k.used, u.k.end);
-    const std::int64_t shift = u.k.used - u.q.used;
-    for (std::int64_t first = 0; first < u.k.used; first += shape_.block_k) {
-      const std::int64_t last = std::min(first + shape_.block_k, u.k.used);
+    clear_keys(h.k.begin + h.k.used, h.k.end);
+    const std::int64_t shift = h.k.used - h.q.used;
+    for (std::int64_t first = 0; first < h.k.used; first += shape_.block_k) {
+      const std::int64_t last = std::min(first + shape_.block_k, h.k.used);
       const std::int64_t first_query =
           p_.window_right >= 0 ? std::max<std::int64_t>(0, first - shift - p_.window_right) : 0;
       const std::int64_t last_query =
-          p_.window_left >= 0 ? std::min(u.q.used, last - shift + p_.window_left) : u.q.used;
-      if (first_query >= last_query) clear_keys(u.k.begin + first, u.k.begin + last);
+          p_.window_left >= 0 ? std::min(h.q.used, last - shift + p_.window_left) : h.q.used;
+      if (first_query >= last_query) clear_keys(h.k.begin + first, h.k.begin + last);
     }
   }
 
@@ -241,46 +243,46 @@ class Backward {
     return stop_ != nullptr && stop_->wanted();
   }
 
-  void run_whole_units(std::atomic<std::int64_t>& next) const {
+  void run_whole_heads(std::atomic<std::int64_t>& next) const {
     for (std::int64_t i = next++; i < schedule_.whole; i = next++) {
-      const Unit u = unit_at(i);
+      const KvHead h = kv_head_at(i);
       const std::int64_t slot = omp_get_thread_num();
-      for (std::int64_t t = 0; t < u.tickets && !stops(); ++t) run_ticket(u, t, slot, nullptr);
+      for (std::int64_t t = 0; t < h.items && !stops(); ++t) run_item(h, t, slot, nullptr);
     }
   }
 
-  /// Tickets go around the shared units, so that threads wait for each other's turns only when units are few.
-  /// A ticket waits for earlier ones alone, and those have been taken: someone is at work on them, or the
-  /// call is to end, which whoever waits asks as well.
-  void run_shared_units(std::atomic<std::int64_t>& next) const {
+  /// Items go around the shared kv heads, so that threads wait for each other only when heads are few. An
+  /// item waits for earlier ones alone, and those have been taken: someone is at work on them, or the call is
+  /// to end, which whoever waits asks as well.
+  void run_shared_heads(std::atomic<std::int64_t>& next) const {
     if (schedule_.shared == 0) return;
     std::int64_t rounds = 0;
     for (std::int64_t i = 0; i < schedule_.shared; ++i) {
-      rounds = std::max(rounds, unit_at(schedule_.whole + i).tickets);
+      rounds = std::max(rounds, kv_head_at(schedule_.whole + i).items);
     }
     for (std::int64_t n = next++; n < rounds * schedule_.shared && !stops(); n = next++) {
       const std::int64_t i = n % schedule_.shared;
-      const Unit u = unit_at(schedule_.whole + i);
-      if (n / schedule_.shared >= u.tickets) continue;
+      const KvHead h = kv_head_at(schedule_.whole + i);
+      if (n / schedule_.shared >= h.items) continue;
       const std::int64_t slot = std::min<std::int64_t>(schedule_.whole, threads_) + i;
-      run_ticket(u, n / schedule_.shared, slot, turns_ + i * schedule_.turns);
+      run_item(h, n / schedule_.shared, slot, semaphores_ + i * schedule_.semaphores);
     }
   }
 
-  // clang-tidy 14 does not see that the block's `turns` is written through.
+  // clang-tidy 14 does not see that the block's `semaphores` are written through.
   // NOLINTNEXTLINE(readability-non-const-parameter)
-  void run_ticket(const Unit& u, std::int64_t ticket, std::int64_t slot, std::uint32_t* turns) const {
-    const std::int64_t group_head = ticket / u.query_blocks;
-    const std::int64_t head = u.kv_head * p_.group() + group_head;
-    const auto of_query = [&](const Operand& x) { return head_rows(x, u.batch, u.q.begin, head); };
-    const auto of_key = [&](const Operand& x) { return head_rows(x, u.batch, u.k.begin, u.kv_head); };
+  void run_item(const KvHead& h, std::int64_t item, std::int64_t slot, std::uint32_t* semaphores) const {
+    const std::int64_t group_head = item / h.query_blocks;
+    const std::int64_t head = h.kv_head * p_.group() + group_head;
+    const auto of_query = [&](const Operand& x) { return head_rows(x, h.batch, h.q.begin, head); };
+    const auto of_key = [&](const Operand& x) { return head_rows(x, h.batch, h.k.begin, h.kv_head); };
     BackwardBlock b{.shape = shape_,
                     .scale = p_.scale,
                     .softcap = p_.softcap,
                     .window_left = p_.window_left,
                     .window_right = p_.window_right,
-                    .seqlen_q = u.q.used,
-                    .seqlen_k = u.k.used,
+                    .seqlen_q = h.q.used,
+                    .seqlen_k = h.k.used,
                     .q = of_query(p_.q),
                     .k = of_key(p_.k),
                     .v = of_key(p_.v),
@@ -291,22 +293,22 @@ class Backward {
                     .dq = of_query(p_.dq),
                     .dk = of_key(p_.dk),
                     .dv = of_key(p_.dv),
-                    .block = u.query_blocks - 1 - ticket % u.query_blocks,
+                    .block = h.query_blocks - 1 - item % h.query_blocks,
                     .group_head = group_head,
                     .group = p_.group(),
-                    .turns = turns};
+                    .semaphores = semaphores};
     if (stop_ != nullptr) b.stop = {.wanted = Stop::wanted, .context = stop_};
     if (p_.dsink != nullptr) {
       b.sink = p_.sink + head * p_.sink_stride;
-      b.dsink = dsink_ + u.batch * p_.heads_q + head;
+      b.dsink = dsink_ + h.batch * p_.heads_q + head;
     }
     if (schedule_.area_rows > 0) {
-      const std::int64_t area = slots_fit_ ? slot : u.kv_head;
+      const std::int64_t area = slots_fit_ ? slot : h.kv_head;
       b.dk_sum = reinterpret_cast<float*>(workspace_ + schedule_.sums_at) +
                  area * sum_rows_ * (schedule_.dk_sum_row + schedule_.dv_sum_row);
       b.dv_sum = b.dk_sum + sum_rows_ * schedule_.dk_sum_row;
       b.sum_rows = sum_rows_;
-      b.first_sum_row = slots_fit_ ? 0 : u.k.begin;
+      b.first_sum_row = slots_fit_ ? 0 : h.k.begin;
     }
     kernel_.run(b, workspace_ + static_cast<std::size_t>(omp_get_thread_num()) * schedule_.scratch_bytes);
   }
@@ -325,11 +327,11 @@ class Backward {
   const Schedule schedule_;
   const int threads_;
   std::byte* const workspace_;
-  Stop* const stop_;            ///< may be null
-  std::uint32_t* const turns_;  ///< of the shared units
-  double* const dsink_;         ///< by (batch, query head)
-  std::int64_t* const order_;   ///< batch entries, the most work first
-  std::int64_t sum_rows_ = 0;   ///< of a slot, or of a kv head's area
+  Stop* const stop_;                 ///< may be null
+  std::uint32_t* const semaphores_;  ///< of the shared kv heads
+  double* const dsink_;              ///< by (batch, query head)
+  std::int64_t* const order_;        ///< batch entries, the most work first
+  std::int64_t sum_rows_ = 0;        ///< of a slot, or of a kv head's area
   bool slots_fit_ = true;
 };
 

@@ -55,9 +55,9 @@ struct BackwardBlock {
   std::int64_t sum_rows = 0;
   std::int64_t first_sum_row = 0;
 
-  /// One counter for each key block if several threads share the sums, else null: how many blocks have been
-  /// added.
-  std::uint32_t* turns = nullptr;
+  /// One semaphore for each key block if several threads share the sums, else null: how many blocks of
+  /// queries have been added.
+  std::uint32_t* semaphores = nullptr;
   AskToStop stop = {};
 };
 

@@ -16,18 +16,19 @@
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-/// Blocks of queries take turns at the sums of a key block, so that the order of additions, and with it every
-/// bit of the result, does not depend on threads.
-struct Turn {
-  std::uint32_t order = 0;
+/// The place of a block of queries among those that add to the sums of a key block. It is fixed, so that the
+/// order of additions, and with it every bit of the result, does not depend on threads.
+struct Order {
+  std::uint32_t number = 0;
   bool first = false;
   bool last = false;
 };
 
-/// False where the call is to end: the turn may then never come.
-bool wait_for(const std::uint32_t* turn, std::uint32_t order, const AskToStop& stop) {
+/// Waits until the semaphore counts `number` additions. False where the call is to end: they may then never
+/// come.
+bool wait_for(const std::uint32_t* semaphore, std::uint32_t number, const AskToStop& stop) {
   constexpr int spins_before_yield = 256;
-  for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != order; ++spins) {
+  for (int spins = 0; __atomic_load_n(semaphore, __ATOMIC_ACQUIRE) != number; ++spins) {
     if (spins < spins_before_yield) continue;
     if (stop()) return false;
     sched_yield();
@@ -36,7 +37,7 @@ bool wait_for(const std::uint32_t* turn, std::uint32_t order, const AskToStop& s
 }
 
 template <typename Tile>
-Turn my_turn(Tile& t) {
+Order order_of(Tile& t) {
   const std::int64_t block_q = t.b.shape.block_q;
   Range queries{.first = 0, .last = t.b.seqlen_q};
   if (t.b.window_right >= 0) queries.first = clamp(t.first_key - t.shift - t.b.window_right, 0, t.b.seqlen_q);
@@ -46,10 +47,10 @@ Turn my_turn(Tile& t) {
   const std::int64_t first_block = queries.first / block_q;
   const std::int64_t last_block = (queries.last + block_q - 1) / block_q;
   const std::int64_t blocks = last_block - first_block;
-  const std::int64_t order = t.b.group_head * blocks + last_block - 1 - t.b.block;
-  return {.order = static_cast<std::uint32_t>(order),
-          .first = order == 0,
-          .last = order == t.b.group * blocks - 1};
+  const std::int64_t number = t.b.group_head * blocks + last_block - 1 - t.b.block;
+  return {.number = static_cast<std::uint32_t>(number),
+          .first = number == 0,
+          .last = number == t.b.group * blocks - 1};
 }
 
 /// dsink -= sum over queries of exp(sink - lse) * delta: the sink is a key whose dP is 0. A query that sees
@@ -68,34 +69,36 @@ void add_dsink(Tile& t) {
     sum += static_cast<double>(hn::GetLane(exp2(broadcast(x)))) * static_cast<double>(t.at(t.x.delta)[i]);
   }
   const std::int64_t blocks = (t.b.seqlen_q + t.b.shape.block_q - 1) / t.b.shape.block_q;
-  const auto order = static_cast<std::uint32_t>(t.b.group_head * blocks + blocks - 1 - t.b.block);
-  std::uint32_t* turn =
-      t.b.turns == nullptr ? nullptr : t.b.turns + (t.b.seqlen_k + t.b.shape.block_k - 1) / t.b.shape.block_k;
-  if (turn != nullptr && !wait_for(turn, order, t.b.stop)) return;
+  const auto number = static_cast<std::uint32_t>(t.b.group_head * blocks + blocks - 1 - t.b.block);
+  std::uint32_t* semaphore =
+      t.b.semaphores == nullptr ? nullptr
+                                : t.b.semaphores + (t.b.seqlen_k + t.b.shape.block_k - 1) / t.b.shape.block_k;
+  if (semaphore != nullptr && !wait_for(semaphore, number, t.b.stop)) return;
   *t.b.dsink -= sum;
-  if (turn != nullptr) __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
+  if (semaphore != nullptr) __atomic_store_n(semaphore, number + 1, __ATOMIC_RELEASE);
 }
 
-/// dk and dv of a key block, in turn.
+/// Adds to dk and dv of a key block when all earlier blocks of queries have.
 template <typename Tile>
 void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
-  const Turn turn = my_turn(t);
-  std::uint32_t* counter = t.b.turns == nullptr ? nullptr : t.b.turns + first_key / t.b.shape.block_k;
-  if (counter != nullptr && !wait_for(counter, turn.order, t.b.stop)) return;
+  const Order order = order_of(t);
+  std::uint32_t* semaphore =
+      t.b.semaphores == nullptr ? nullptr : t.b.semaphores + first_key / t.b.shape.block_k;
+  if (semaphore != nullptr && !wait_for(semaphore, order.number, t.b.stop)) return;
   const Sums dk = sums(t, t.b.dk_sum, t.b.dk, t.d_qk());
   const Sums dv = sums(t, t.b.dv_sum, t.b.dv, t.d_v());
   if (pairwise) {
-    add_pairwise(t, turn.first, dk, dv);
+    add_pairwise(t, order.first, dk, dv);
   } else {
-    if (dv.wanted()) add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, turn.first);
-    if (dk.wanted()) add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, turn.first);
+    if (dv.wanted()) add_keys(t, t.at(t.x.p), t.at(t.x.dout_panels), dv, order.first);
+    if (dk.wanted()) add_keys(t, t.at(t.x.ds), t.at(t.x.q_panels), dk, order.first);
   }
-  if (turn.last && t.b.dk_sum != nullptr) {
+  if (order.last && t.b.dk_sum != nullptr) {
     using Element = typename Tile::Element;
     if (dk.wanted()) from_panels<Element>(dk.data, dk.panel_step, t.keys, t.d_qk(), t.b.dk, first_key);
     if (dv.wanted()) from_panels<Element>(dv.data, dv.panel_step, t.keys, t.d_v(), t.b.dv, first_key);
   }
-  if (counter != nullptr) __atomic_store_n(counter, turn.order + 1, __ATOMIC_RELEASE);
+  if (semaphore != nullptr) __atomic_store_n(semaphore, order.number + 1, __ATOMIC_RELEASE);
 }
 
 template <typename Tile>

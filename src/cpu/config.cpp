@@ -1,4 +1,4 @@
-// How a Problem runs on this machine, and how much scratch memory that takes.
+// How a Problem runs on this machine, how much scratch memory that takes, and the steps of a plan.
 #include <omp.h>
 #include <pthread.h>
 
@@ -7,6 +7,7 @@
 
 #include "cpu/backward.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/dequantize.hpp"
 #include "cpu/forward_kernels.hpp"
 #include "cpu/workspace.hpp"
 #include "problem/log.hpp"
@@ -72,6 +73,22 @@ Config choose(const Problem& problem, int threads) {
 std::size_t workspace_bytes(const Problem& problem, const Config& config) {
   return problem.pass == Pass::forward ? forward_workspace_bytes(problem, config)
                                        : backward_workspace_bytes(problem, config);
+}
+
+std::size_t workspace_bytes(const Steps& steps) {
+  const std::size_t bytes = workspace_bytes(steps.problem, steps.config);
+  return steps.mixed ? mixed_space(*steps.mixed).bytes + bytes + scratch_alignment : bytes;
+}
+
+void run(const Steps& steps, std::span<std::byte> workspace, Stop* stop) {
+  const Config& config = steps.config;
+  if (steps.problem.pass == Pass::backward) return backward(steps.problem, config, workspace, stop);
+  if (!steps.mixed) return forward(steps.problem, config, workspace, stop);
+  std::byte* const memory = align_scratch(workspace.data());
+  Problem problem = steps.problem;
+  place_dequantized(problem, memory);
+  dequantize(*steps.mixed, problem, config.threads);
+  forward(problem, config, {memory + mixed_space(problem).bytes, workspace.data() + workspace.size()}, stop);
 }
 
 }  // namespace tandem::cpu

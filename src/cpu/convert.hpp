@@ -25,9 +25,17 @@ struct bf16 {
 struct e4m3 {
   std::uint8_t bits;
 };
+/// An 8-bit integer, as stored.
+struct s8 {
+  std::int8_t value;
+};
 
 [[gnu::always_inline]] constexpr float to_f32(float x) {
   return x;
+}
+
+[[gnu::always_inline]] constexpr float to_f32(s8 x) {
+  return static_cast<float>(x.value);
 }
 
 [[gnu::always_inline]] constexpr float to_f32(bf16 x) {

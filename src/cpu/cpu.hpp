@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "cpu/stop.hpp"
@@ -28,8 +29,19 @@ struct Config {
   Recipe recipe;  ///< read if the problem's precision is not exact
 };
 
+/// A call, decided by src/plan.
+struct Steps {
+  /// What the kernels see. Of a mixed call K and V are in the dtype of Q, at the start of the workspace,
+  /// whose address `run` fills in.
+  Problem problem;
+  std::optional<Problem> mixed;  ///< a mixed call as it was asked for, whose K and V are dequantized first
+  Config config;
+};
+
 /// Scratch bytes: grows with threads times tile, never with seqlen squared.
 std::size_t workspace_bytes(const Problem& problem, const Config& config);
+/// The same, and what is copied to the workspace.
+std::size_t workspace_bytes(const Steps& steps);
 
 /// How many threads a call has that wants so many; 0 means OMP_NUM_THREADS or every core the process may use.
 /// No more than there are cores, or 16 where there are fewer.
@@ -41,7 +53,9 @@ int usable_threads(int wanted);
 /// use.
 Config choose(const Problem& problem, int threads);
 
-/// Once `stop` is wanted they return as they are, and outputs hold anything.
+/// Once `stop` is wanted these return as they are, and outputs hold anything. `forward` and `backward` take
+/// problems that are not mixed.
+void run(const Steps& steps, std::span<std::byte> workspace, Stop* stop = nullptr);
 void forward(const Problem& problem, const Config& config, std::span<std::byte> workspace,
              Stop* stop = nullptr);
 void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace,

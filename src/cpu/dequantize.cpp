@@ -8,14 +8,14 @@
 namespace tandem::cpu {
 namespace {
 
-/// The values of all 256 codes.
+/// The values of all 256 bit patterns.
 using Values = std::array<float, 256>;
-Values values_of(DType codes) {
+Values values_of(DType dtype) {
   Values values{};
   for (std::size_t code = 0; code < values.size(); ++code) {
     const auto bits = static_cast<std::uint8_t>(code);
     values[code] =
-        codes == DType::s8 ? static_cast<float>(static_cast<std::int8_t>(bits)) : to_f32(e4m3{.bits = bits});
+        dtype == DType::s8 ? static_cast<float>(static_cast<std::int8_t>(bits)) : to_f32(e4m3{.bits = bits});
   }
   return values;
 }
@@ -28,18 +28,18 @@ float scale_of(const Scales& s, std::int64_t b, std::int64_t head, std::int64_t 
 }
 
 template <typename T>
-void convert_row(const std::uint8_t* codes, const Values& values, float scale, std::byte* to,
+void convert_row(const std::uint8_t* quantized, const Values& values, float scale, std::byte* to,
                  std::int64_t count) {
   auto* const out = reinterpret_cast<T*>(to);
-  for (std::int64_t c = 0; c < count; ++c) out[c] = from_f32<T>(values[codes[c]] * scale);
+  for (std::int64_t c = 0; c < count; ++c) out[c] = from_f32<T>(values[quantized[c]] * scale);
 }
 
-void convert_row(DType dtype, const std::uint8_t* codes, const Values& values, float scale, std::byte* to,
+void convert_row(DType dtype, const std::uint8_t* quantized, const Values& values, float scale, std::byte* to,
                  std::int64_t count) {
   switch (dtype) {
-    case DType::f16: return convert_row<f16>(codes, values, scale, to, count);
-    case DType::bf16: return convert_row<bf16>(codes, values, scale, to, count);
-    default: return convert_row<float>(codes, values, scale, to, count);
+    case DType::f16: return convert_row<f16>(quantized, values, scale, to, count);
+    case DType::bf16: return convert_row<bf16>(quantized, values, scale, to, count);
+    default: return convert_row<float>(quantized, values, scale, to, count);
   }
 }
 

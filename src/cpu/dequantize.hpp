@@ -5,7 +5,7 @@
 
 namespace tandem::cpu {
 
-/// Fills K and V of dequantized(problem, memory), in the rows that take part.
-void dequantize(const Problem& problem, const Problem& dequantized, int threads);
+/// Fills K and V of `to`, which dequantized(problem) gives, in the rows that take part.
+void dequantize(const Problem& problem, const Problem& to, int threads);
 
 }  // namespace tandem::cpu

@@ -18,10 +18,10 @@ std::int64_t blocks_in(std::int64_t rows) {
   return (rows + quant_block - 1) / quant_block;
 }
 
-/// Codes, scales and mean of one KV head of one sequence, as offsets in bytes.
+/// Quantized values, scales and mean of one KV head of one sequence, as offsets in bytes.
 struct StoreLayout {
-  std::size_t k_codes = 0;
-  std::size_t v_codes = 0;
+  std::size_t k_quantized = 0;
+  std::size_t v_quantized = 0;
   std::size_t k_scales = 0;
   std::size_t v_scales = 0;
   std::size_t sums = 0;  ///< K's channel sums, by block
@@ -38,8 +38,8 @@ StoreLayout store_layout(const Problem& p) {
     return at;
   };
   const std::int64_t rows = blocks_in(p.rows_k) * quant_block;
-  l.k_codes = take(rows * p.head_dim_qk);
-  l.v_codes = take(rows * p.head_dim_v);
+  l.k_quantized = take(rows * p.head_dim_qk);
+  l.v_quantized = take(rows * p.head_dim_v);
   l.k_scales = take(rows * 4);
   l.v_scales = take(std::max(rows, blocks_in(p.rows_k) * p.head_dim_v) * 4);
   l.sums = take(blocks_in(p.rows_k) * p.head_dim_qk * 4);
@@ -48,13 +48,14 @@ StoreLayout store_layout(const Problem& p) {
 }
 
 /// Whether every thread takes whole KV heads, which needs no waiting; else all threads share one head at a
-/// time. The stores of all threads together are then never larger than the codes of all of K and V.
+/// time. The stores of all threads together are then never larger than the quantized values of all of K and
+/// V.
 bool heads_go_round(const Problem& p, const Config& config) {
   return p.heads_kv * (p.packed_k ? 1 : p.batch) >= config.threads;
 }
 
 bool needs_maxima(const Recipe& r) {
-  return r.qk_scales <= ScaleGroup::head || (r.pv != Codes::input && r.v_scales <= ScaleGroup::head);
+  return r.qk_scales <= ScaleGroup::head || (r.pv != OperandType::input && r.v_scales <= ScaleGroup::head);
 }
 
 /// Largest magnitudes by (batch, head), for scales of a head or of the tensor.
@@ -176,7 +177,7 @@ float largest_of(const Run& run, const float* largest, ScaleGroup group, std::in
   return 0.0F;
 }
 
-/// Scales that the caller brings, of rows from `first` on in a sequence.
+/// Caller-supplied scales, of rows from `first` on in a sequence.
 struct CallerScales {
   static constexpr float one = 1.0F;
   const float* data = &one;
@@ -191,25 +192,25 @@ struct CallerScales {
   }
 };
 
-/// One block of a tensor of codes, of a KV head, into its store.
+/// One block of a quantized tensor, of a KV head, into its store.
 void take_block(const Head& h, const Operand& x, const Scales& scales, std::int64_t block, std::int64_t dim,
-                std::uint8_t* codes, float* stored) {
+                std::uint8_t* quantized, float* stored) {
   const std::int64_t first = block * quant_block;
   const CallerScales given(scales, h.b, h.kv_head, h.keys(), first);
   const std::int64_t end = std::min(first + quant_block, h.keys().used);
   for (std::int64_t i = first; i < end; ++i) {
-    take_codes(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
-               given.data[(i - first) * given.stride], codes + i * dim, stored[i]);
+    take_quantized(element<std::uint8_t>(x, h.b, h.keys().begin + i, h.kv_head), h.run.recipe.qk, dim,
+                   given.data[(i - first) * given.stride], quantized + i * dim, stored[i]);
   }
 }
 
 void quantize_block(const Head& h, std::int64_t block) {
   const Run& run = h.run;
   if (run.stops()) return;
-  if (run.p.of_codes()) {
-    take_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk, h.at<std::uint8_t>(run.layout.k_codes),
-               h.at<float>(run.layout.k_scales));
-    take_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_codes),
+  if (run.p.quantized_inputs()) {
+    take_block(h, run.p.k, run.p.k_scale, block, run.p.head_dim_qk,
+               h.at<std::uint8_t>(run.layout.k_quantized), h.at<float>(run.layout.k_scales));
+    take_block(h, run.p.v, run.p.v_scale, block, run.p.head_dim_v, h.at<std::uint8_t>(run.layout.v_quantized),
                h.at<float>(run.layout.v_scales));
     return;
   }
@@ -217,20 +218,20 @@ void quantize_block(const Head& h, std::int64_t block) {
   const Recipe& r = run.recipe;
   const std::int64_t first = block * quant_block;
   run.quantizer.quantize(k_rows(h, block),
-                         {.codes = r.qk,
+                         {.type = r.qk,
                           .group = r.qk_scales,
                           .largest = largest_of(run, run.k_largest, r.qk_scales, p.heads_kv, h.b, h.kv_head),
-                          .out = h.at<std::uint8_t>(run.layout.k_codes) + first * p.head_dim_qk,
+                          .out = h.at<std::uint8_t>(run.layout.k_quantized) + first * p.head_dim_qk,
                           .out_stride = p.head_dim_qk,
                           .scales = h.at<float>(run.layout.k_scales) + first,
                           .nan_markers = true});
-  if (r.pv == Codes::input) return;
+  if (r.pv == OperandType::input) return;
   const std::int64_t scale = r.v_scales == ScaleGroup::channel ? block * p.head_dim_v : first;
   run.quantizer.quantize(v_rows(h, block),
-                         {.codes = r.pv,
+                         {.type = r.pv,
                           .group = r.v_scales,
                           .largest = largest_of(run, run.v_largest, r.v_scales, p.heads_kv, h.b, h.kv_head),
-                          .out = h.at<std::uint8_t>(run.layout.v_codes) + first * p.head_dim_v,
+                          .out = h.at<std::uint8_t>(run.layout.v_quantized) + first * p.head_dim_v,
                           .out_stride = p.head_dim_v,
                           .scales = h.at<float>(run.layout.v_scales) + scale});
 }
@@ -246,8 +247,8 @@ void run_tile(const Head& h, std::int64_t unit) {
   const std::int64_t head = h.kv_head * p.group() + unit % p.group();
   const Rows q_rows = query_rows(p, h.b);
   const Rows keys = h.keys();
-  EightBitTile job;
-  ForwardTile& t = job.tile;
+  EightBitTile tile;
+  ForwardTile& t = tile.forward;
   t.dtype = p.q.dtype;
   t.out_dtype = p.out.dtype;
   t.head_dim_qk = static_cast<int>(p.head_dim_qk);
@@ -270,19 +271,19 @@ void run_tile(const Head& h, std::int64_t unit) {
   t.count = static_cast<int>(std::min<std::int64_t>(quant_block, t.seqlen_q - t.first));
   t.scratch = run.scratch();
   if (run.stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = run.stop};
-  job.recipe = run.recipe;
+  tile.recipe = run.recipe;
   const CallerScales given(p.q_scale, h.b, head, q_rows, t.first);
-  if (p.of_codes()) {
-    job.q_scales = given.data;
-    job.q_scale_stride = given.stride;
+  if (p.quantized_inputs()) {
+    tile.q_scales = given.data;
+    tile.q_scale_stride = given.stride;
   }
-  job.q_largest = largest_of(run, run.q_largest, run.recipe.qk_scales, p.heads_q, h.b, head);
-  job.mean = h.mean();
-  job.k_codes = h.at<const std::uint8_t>(run.layout.k_codes);
-  job.k_scales = h.at<const float>(run.layout.k_scales);
-  job.v_codes = h.at<const std::uint8_t>(run.layout.v_codes);
-  job.v_scales = h.at<const float>(run.layout.v_scales);
-  eight_bit_kernel(run.config.target).run(job);
+  tile.q_largest = largest_of(run, run.q_largest, run.recipe.qk_scales, p.heads_q, h.b, head);
+  tile.mean = h.mean();
+  tile.k_quantized = h.at<const std::uint8_t>(run.layout.k_quantized);
+  tile.k_scales = h.at<const float>(run.layout.k_scales);
+  tile.v_quantized = h.at<const std::uint8_t>(run.layout.v_quantized);
+  tile.v_scales = h.at<const float>(run.layout.v_scales);
+  eight_bit_kernel(run.config.target).run(tile);
 }
 
 /// One KV head on the calling thread alone.

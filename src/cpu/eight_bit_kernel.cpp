@@ -1,11 +1,11 @@
 // One tile of queries in 8 bits: blocked online softmax with the roundings of the GPU kernels, query rows in
 // the lanes.
 //
-// Codes are computed with as f32. That is exact where it has to be: an s8 product over at most 256 channels
-// is below 127^2 * 256 = 4129024 and a u8 x s8 product over quant_block keys below 255 * 127 * 128 = 4145280,
-// whole numbers under 2^24 that every order of addition gives exactly, so they are the 32-bit sums of the
-// integer tensor cores. e4m3 products are exact in f32 too; their accumulator is truncated after every
-// e4m3_depth_step of them.
+// Products of quantized values are computed in f32. That is exact where it has to be: an s8 product over at
+// most 256 channels is below 127^2 * 256 = 4129024 and a u8 x s8 product over quant_block keys below 255 *
+// 127 * 128 = 4145280, whole numbers under 2^24 that every order of addition gives exactly, so they are the
+// 32-bit sums of the integer tensor cores. e4m3 products are exact in f32 too; their accumulator is truncated
+// after every e4m3_depth_step of them.
 //
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/eight_bit_products.hpp"
@@ -51,7 +51,7 @@ void write_stripe(const Work& w, const Stripe& s) {
   for (int i = 0; i < s.count; ++i) {
     const int at = s.index * stripe_lanes + i;
     for (int c = 0; c < dim; ++c) row[c] = out[static_cast<std::int64_t>(c) * stripe_lanes + i];
-    if (w.job.recipe.rotate_v) rotate_back(row, dim);
+    if (w.tile.recipe.rotate_v) rotate_back(row, dim);
     const float shift = w.t.softcap != 0.0F ? 0.0F : w.s.shift[at] * log2_e;
     write_row<Out>(w.t, w.t.first + at, 0, s.first[i] < s.last[i], w.s.maximum[at] + shift, w.s.sum[at], row);
   }
@@ -77,14 +77,14 @@ void fold(const Work& w, int stripe, bool last) {
   if (last) close_totals<stripe_lanes>(totals, dim, out, w.s.sum + row);
 }
 
-void run(const EightBitTile& job) {
-  const Recipe& r = job.recipe;
-  const bool lazy_e4m3 = r.pv == Codes::e4m3 && r.v_scales != ScaleGroup::row;
-  const Work w{.job = job,
-               .t = job.tile,
-               .s = take_apart(job.tile),
-               .truncates = r.qk == Codes::e4m3,
-               .lazy_rescaling = r.pv == Codes::input || lazy_e4m3,
+void run(const EightBitTile& tile) {
+  const Recipe& r = tile.recipe;
+  const bool lazy_e4m3 = r.pv == OperandType::e4m3 && r.v_scales != ScaleGroup::row;
+  const Work w{.tile = tile,
+               .t = tile.forward,
+               .s = take_apart(tile.forward),
+               .truncates = r.qk == OperandType::e4m3,
+               .lazy_rescaling = r.pv == OperandType::input || lazy_e4m3,
                .p_linear = r.linear_exp2 && lazy_e4m3};
   stage_queries(w);
   find_shifts(w);

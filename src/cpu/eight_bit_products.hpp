@@ -40,7 +40,7 @@ TANDEM_INLINE void score_rows(const Work& w, const float* q, int key) {
   }
 }
 
-/// S^T = K Q^T, sums of codes.
+/// S^T = K Q^T, sums of products of quantized values.
 [[gnu::noinline]] inline void score(const Work& w, const float* q, int count) {
   int j = 0;
   for (; j + 4 <= count; j += 4) score_rows<4>(w, q, j);

@@ -9,9 +9,9 @@ namespace tandem::cpu::TANDEM_TARGET::eight_bit {
 
 /// P, times its range, as the second product takes it.
 TANDEM_INLINE Vec round_p(const Work& w, Vec x) {
-  switch (w.job.recipe.pv) {
-    case Codes::e4m3: return round_to_e4m3(x);
-    case Codes::s8: return round_whole(x);
+  switch (w.tile.recipe.pv) {
+    case OperandType::e4m3: return round_to_e4m3(x);
+    case OperandType::s8: return round_whole(x);
     default: return w.t.dtype == DType::f16 ? round_to_f16(x) : round_to_bf16_value(x);
   }
 }
@@ -22,7 +22,7 @@ TANDEM_INLINE Vec linear_p(Vec x) {
                  broadcast(1.0F / e4m3_lazy_p_range));
 }
 
-/// Sums of codes to logits times log2(e), in place; returns the largest by lane.
+/// Sums of quantized values to logits times log2(e), in place; returns the largest by lane.
 TANDEM_INLINE Vec finish_logits(const Work& w, const Stripe& stripe, const KeyBlock& b, int lane,
                                 bool masked) {
   const ForwardTile& t = w.t;
@@ -42,7 +42,7 @@ TANDEM_INLINE Vec finish_logits(const Work& w, const Stripe& stripe, const KeyBl
   Vec maximum = broadcast(negative_infinity);
   for (int j = 0; j < b.count; ++j) {
     float* const at = w.s.scores + j * stripe_lanes + lane;
-    Vec x = hn::Mul(load(at), hn::Mul(q_scale, broadcast(scale_of_row(w.job.k_scales[b.begin + j]))));
+    Vec x = hn::Mul(load(at), hn::Mul(q_scale, broadcast(scale_of_row(w.tile.k_scales[b.begin + j]))));
     if (t.softcap != 0.0F) {
       x = hn::Mul(tanh(hn::Mul(hn::Add(x, shift), broadcast(1.0F / t.softcap))),
                   broadcast(t.softcap * log2_e));
@@ -75,9 +75,10 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
   const Vec base = w.lazy_rescaling ? safe : zero_if_infinite(in_tile);
   const Vec weight = w.lazy_rescaling ? broadcast(1.0F) : exp2(hn::Sub(in_tile, safe));
 
-  const bool by_row = w.job.recipe.v_scales == ScaleGroup::row && w.job.recipe.pv != Codes::input;
-  const float range = w.job.recipe.pv == Codes::e4m3 ? (w.lazy_rescaling ? e4m3_lazy_p_range : e4m3_p_range)
-                                                     : (w.job.recipe.pv == Codes::s8 ? u8_p_range : 1.0F);
+  const bool by_row = w.tile.recipe.v_scales == ScaleGroup::row && w.tile.recipe.pv != OperandType::input;
+  const float range = w.tile.recipe.pv == OperandType::e4m3
+                          ? (w.lazy_rescaling ? e4m3_lazy_p_range : e4m3_p_range)
+                          : (w.tile.recipe.pv == OperandType::s8 ? u8_p_range : 1.0F);
   Vec sum = zero();
   Vec largest = zero();
   for (int j = 0; j < b.count; ++j) {
@@ -86,7 +87,7 @@ TANDEM_INLINE Vec zero_if_infinite(Vec maximum) {
     const Vec p = w.p_linear && takes_linear_exp2(j) ? linear_p(x) : exp2(x);
     sum = hn::Add(sum, p);
     if (by_row) {  // V's scale joins P before it is rounded
-      const Vec scaled = hn::Mul(p, broadcast(w.job.v_scales[b.begin + j]));
+      const Vec scaled = hn::Mul(p, broadcast(w.tile.v_scales[b.begin + j]));
       largest = hn::Max(scaled, largest);
       store(scaled, at);
     } else {

@@ -31,9 +31,9 @@ struct QuantizeRows {
   RotaryRows rotary{};       ///< done first
 };
 
-/// How they are rounded, and where codes and scales go: value = code * scale.
+/// How they are rounded, and where quantized values and scales go: element = quantized value * scale.
 struct QuantizeTo {
-  Codes codes = Codes::e4m3;  ///< e4m3 or s8
+  OperandType type = OperandType::e4m3;  ///< e4m3 or s8
   ScaleGroup group = ScaleGroup::block;
   float largest = 0.0F;  ///< tensor and head: the largest magnitude of the group
   std::uint8_t* out = nullptr;
@@ -56,42 +56,43 @@ struct QuantizeKernel {
 /// Up to quant_block queries of one head against the keys they see.
 struct EightBitTile {
   ForwardTile
-      tile;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as eight_bit_scratch says
+      forward;  ///< group 1; k is unused, v read where PV is in 16 bits; scratch as eight_bit_scratch says
   Recipe recipe;
-  float q_largest = 0.0F;                 ///< scale groups tensor and head: the largest |q|
-  const float* q_scales = nullptr;        ///< where q is of codes: its first row's
-  std::int64_t q_scale_stride = 0;        ///< from row to row
-  const float* mean = nullptr;            ///< of K by channel, where it was removed
-  const std::uint8_t* k_codes = nullptr;  ///< [seqlen_k][head_dim_qk]
-  const float* k_scales = nullptr;        ///< [seqlen_k], negative for a marked row
-  const std::uint8_t* v_codes = nullptr;  ///< [seqlen_k][head_dim_v]
-  const float* v_scales = nullptr;        ///< channel: [blocks][head_dim_v]; else [seqlen_k]
+  float q_largest = 0.0F;                     ///< scale groups tensor and head: the largest |q|
+  const float* q_scales = nullptr;            ///< where q is quantized: its first row's
+  std::int64_t q_scale_stride = 0;            ///< from row to row
+  const float* mean = nullptr;                ///< of K by channel, where it was removed
+  const std::uint8_t* k_quantized = nullptr;  ///< [seqlen_k][head_dim_qk]
+  const float* k_scales = nullptr;            ///< [seqlen_k], negative for a marked row
+  const std::uint8_t* v_quantized = nullptr;  ///< [seqlen_k][head_dim_v]
+  const float* v_scales = nullptr;            ///< channel: [blocks][head_dim_v]; else [seqlen_k]
 };
 
-/// A row of codes that the caller brings, and its scale, which loses its sign to the codes: on a GPU scales
-/// have none. -128, which s8 has no other sign of, becomes 127.
-[[gnu::always_inline]] inline void take_codes(const std::uint8_t* from, Codes codes, std::int64_t dim,
-                                              float scale, std::uint8_t* to, float& stored) {
+/// A caller-supplied row of quantized values, and its scale, which loses its sign to the values: on a GPU
+/// scales have none. -128, which s8 has no other sign of, becomes 127.
+[[gnu::always_inline]] inline void take_quantized(const std::uint8_t* from, OperandType type,
+                                                  std::int64_t dim, float scale, std::uint8_t* to,
+                                                  float& stored) {
   stored = __builtin_fabsf(scale);  // of -0, too: a sign that is left marks the row
   for (std::int64_t c = 0; c < dim; ++c) {
     const std::uint8_t code = from[c];
-    const int other = codes == Codes::e4m3 ? code ^ 0x80 : code == 0x80 ? 0x7F : -code;
+    const int other = type == OperandType::e4m3 ? code ^ 0x80 : code == 0x80 ? 0x7F : -code;
     to[c] = scale < 0.0F ? static_cast<std::uint8_t>(other) : code;
   }
 }
 
 /// The pieces of a thread's scratch memory, as offsets in floats.
 struct EightBitScratch {
-  std::size_t q = 0;         ///< [stripe][head_dim_qk][lanes]
-  std::size_t out = 0;       ///< [stripe][head_dim_v][lanes], f32 sums
-  std::size_t held = 0;      ///< likewise, sums not promoted yet
-  std::size_t scores = 0;    ///< [key][lanes] of one stripe
-  std::size_t k = 0;         ///< a block's decoded K, and the quantiser's rows
-  std::size_t v = 0;         ///< a block's decoded V
-  std::size_t codes = 0;     ///< of Q, in bytes
-  std::size_t channels = 0;  ///< two arrays by channel of V
-  std::size_t rows = 0;      ///< seven arrays by query row
-  std::size_t totals = 0;    ///< of runs of keys (lane_totals.hpp)
+  std::size_t q = 0;          ///< [stripe][head_dim_qk][lanes]
+  std::size_t out = 0;        ///< [stripe][head_dim_v][lanes], f32 sums
+  std::size_t held = 0;       ///< likewise, sums not promoted yet
+  std::size_t scores = 0;     ///< [key][lanes] of one stripe
+  std::size_t k = 0;          ///< a block's decoded K, and the quantiser's rows
+  std::size_t v = 0;          ///< a block's decoded V
+  std::size_t quantized = 0;  ///< of Q, in bytes
+  std::size_t channels = 0;   ///< two arrays by channel of V
+  std::size_t rows = 0;       ///< seven arrays by query row
+  std::size_t totals = 0;     ///< of runs of keys (lane_totals.hpp)
   std::size_t floats = 0;
 };
 
@@ -109,7 +110,7 @@ struct EightBitScratch {
   s.scores = take(quant_block * 64);
   s.k = take(quant_block * (head_dim_qk > head_dim_v ? head_dim_qk : head_dim_v));
   s.v = take(quant_block * head_dim_v);
-  s.codes = take(quant_block * head_dim_qk / 4);
+  s.quantized = take(quant_block * head_dim_qk / 4);
   s.channels = take(2 * head_dim_v);
   s.rows = take(7 * quant_block);
   const std::size_t totals = totals_bytes(quant_block, static_cast<int>(head_dim_v));

@@ -14,7 +14,7 @@ static_assert(quant_block % stripe_lanes == 0 && stripe_lanes <= 64);
 /// The tile's scratch memory, taken apart.
 struct Scratch {
   float *q, *out, *held, *scores, *k, *v;
-  std::uint8_t* codes;
+  std::uint8_t* quantized;
   float *v_unit, *v_ratio;                 ///< by channel of V
   float *q_scale, *shift, *maximum, *sum;  ///< by query row
   float *growth, *pending, *factor;        ///< by query row
@@ -22,7 +22,7 @@ struct Scratch {
 };
 
 struct Work {
-  const EightBitTile& job;
+  const EightBitTile& tile;
   const ForwardTile& t;
   Scratch s;
   bool truncates;  ///< products are e4m3's
@@ -58,7 +58,7 @@ inline Scratch take_apart(const ForwardTile& t) {
   s.scores = base + layout.scores;
   s.k = base + layout.k;
   s.v = base + layout.v;
-  s.codes = reinterpret_cast<std::uint8_t*>(base + layout.codes);
+  s.quantized = reinterpret_cast<std::uint8_t*>(base + layout.quantized);
   s.v_unit = base + layout.channels;
   s.v_ratio = s.v_unit + t.head_dim_v;
   float* rows = base + layout.rows;

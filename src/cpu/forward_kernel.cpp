@@ -6,7 +6,9 @@
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
 #include "cpu/forward_softmax.hpp"
+#include "cpu/forward_stage.hpp"
 #include "cpu/forward_tile.hpp"
+#include "cpu/key_rows.hpp"
 #include "cpu/lane_totals.hpp"
 #include "cpu/one_key.hpp"
 #include "cpu/simd/product.hpp"
@@ -192,56 +194,8 @@ void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
   }
 }
 
-/// Where the block's K and V are: in the user's memory where the products can read it, else converted into
-/// scratch.
-template <typename Math, typename T>
-Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64_t begin, int count) {
-  using Word = typename Math::Word;
-  const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
-  const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
-  Block<Math> b;
-  b.begin = begin;
-  b.count = count;
-  if constexpr (Math::elements_per_word == 1 && sizeof(T) == sizeof(Word)) {
-    b.k = k;
-    b.k_stride = t.k_stride;
-    b.v = v;
-    b.v_stride = t.v_stride;
-  }
-  if constexpr (Math::elements_per_word == 1 && sizeof(T) != sizeof(Word)) {
-    auto* staged_k = reinterpret_cast<float*>(t.scratch + layout.k);
-    auto* staged_v = reinterpret_cast<float*>(t.scratch + layout.v);
-    b.k = staged_k;
-    b.k_stride = staged_stride(t.head_dim_qk);
-    b.v = staged_v;
-    b.v_stride = staged_stride(t.head_dim_v);
-    widen_rows(k, t.k_stride, count, t.head_dim_qk, staged_k, b.k_stride);
-    widen_rows(v, t.v_stride, count, t.head_dim_v, staged_v, b.v_stride);
-  }
-#if defined(__AVX512BF16__)
-  if constexpr (Math::elements_per_word == 2) {
-    b.k = reinterpret_cast<const Word*>(k);
-    b.k_stride = t.k_stride / 2;
-    if (t.k_stride % 2 != 0) {  // every second row would start inside a word
-      auto* copy = reinterpret_cast<Word*>(t.scratch + layout.k);
-      b.k_stride = t.head_dim_qk / 2;
-      for (int j = 0; j < count; ++j) {
-        __builtin_memcpy(copy + j * b.k_stride, k + j * t.k_stride,
-                         static_cast<std::size_t>(b.k_stride) * sizeof(Word));
-      }
-      b.k = copy;
-    }
-    auto* paired = reinterpret_cast<Word*>(t.scratch + layout.v);
-    b.v = paired;
-    b.v_stride = staged_stride(t.head_dim_v);
-    pair_rows(v, t.v_stride, count, t.head_dim_v, paired, b.v_stride);
-  }
-#endif
-  return b;
-}
-
 /// O and LSE of one stripe, out of the lanes.
-template <typename Math, typename T, typename Out>
+template <typename Math, typename T, typename K, typename Out>
 void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
                 float* rows) {
   std::int64_t row = first / t.group;
@@ -251,7 +205,7 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
     for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
       const std::int64_t keys = s.last_key[lane + i] - s.first_key[lane + i];
       if (keys == 1 && t.sink == nullptr) {
-        write_one_key_row<T, Out>(t, row, head, s.first_key[lane + i]);
+        write_one_key_row<T, K, Out>(t, row, head, s.first_key[lane + i]);
       } else {
         const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
         write_row<Out>(t, row, head, keys > 0, sum, rows + i * t.head_dim_v);
@@ -271,7 +225,8 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
   });
 }
 
-template <typename Math, typename T>
+/// `T` is q's type, `K` that of k and v.
+template <typename Math, typename T, typename K>
 void run_tile(const ForwardTile& t) {
   const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
@@ -316,16 +271,18 @@ void run_tile(const ForwardTile& t) {
   // Blocks start at multiples of block_k: how rows are grouped into tiles changes no bit of their results.
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
-    const Block<Math> block = stage<Math, T>(t, layout, key, count);
+    const Block<Math> block = stage<Math, K>(t, layout, key, count);
     Ahead ahead;
     if (end - key - count > 0) {
-      ahead.k = reinterpret_cast<const char*>(static_cast<const T*>(t.k) + (key + count) * t.k_stride);
-      ahead.v = reinterpret_cast<const char*>(static_cast<const T*>(t.v) + (key + count) * t.v_stride);
-      ahead.k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(T));
-      ahead.v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(T));
-      ahead.k_bytes = t.head_dim_qk * static_cast<int>(sizeof(T));
-      ahead.v_bytes = t.head_dim_v * static_cast<int>(sizeof(T));
-      ahead.rows = end - key - count < t.block_k ? static_cast<int>(end - key - count) : t.block_k;
+      const std::int64_t left = end - key - count;
+      const KeyRun<K> run = key_run<K>(t, key + count, left < t.block_k ? static_cast<int>(left) : t.block_k);
+      ahead = {.k = reinterpret_cast<const char*>(run.k),
+               .v = reinterpret_cast<const char*>(run.v),
+               .k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(K)),
+               .v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(K)),
+               .k_bytes = t.head_dim_qk * static_cast<int>(sizeof(K)),
+               .v_bytes = t.head_dim_v * static_cast<int>(sizeof(K)),
+               .rows = run.count};
     }
     for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores, ahead);
     const bool run_ends = key / run_keys != (key + t.block_k) / run_keys || key + t.block_k >= end;
@@ -339,27 +296,36 @@ void run_tile(const ForwardTile& t) {
   for (int i = 0; i < stripe_count; ++i) {
     const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
     switch (t.out_dtype) {
-      case DType::f16: write_rows<Math, T, f16>(t, first, stripes[i], logits, rows); break;
-      case DType::bf16: write_rows<Math, T, bf16>(t, first, stripes[i], logits, rows); break;
-      default: write_rows<Math, T, float>(t, first, stripes[i], logits, rows); break;
+      case DType::f16: write_rows<Math, T, K, f16>(t, first, stripes[i], logits, rows); break;
+      case DType::bf16: write_rows<Math, T, K, bf16>(t, first, stripes[i], logits, rows); break;
+      default: write_rows<Math, T, K, float>(t, first, stripes[i], logits, rows); break;
     }
+  }
+}
+
+template <typename Math, typename T>
+void run_with_keys(const ForwardTile& t) {
+  switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
+    case DType::e4m3: run_tile<Math, T, e4m3>(t); break;
+    case DType::s8: run_tile<Math, T, s8>(t); break;
+    default: run_tile<Math, T, T>(t); break;
   }
 }
 
 void run(const ForwardTile& t) {
   switch (t.dtype) {
-    case DType::f16: run_tile<F32Math, f16>(t); break;
-    case DType::e4m3: run_tile<F32Math, e4m3>(t); break;
+    case DType::f16: run_with_keys<F32Math, f16>(t); break;
+    case DType::e4m3: run_tile<F32Math, e4m3, e4m3>(t); break;
     case DType::bf16:
 #if defined(__AVX512BF16__)
       if (t.head_dim_qk % 2 == 0) {
-        run_tile<Bf16Math, bf16>(t);
+        run_with_keys<Bf16Math, bf16>(t);
         break;
       }
 #endif
-      run_tile<F32Math, bf16>(t);
+      run_with_keys<F32Math, bf16>(t);
       break;
-    default: run_tile<F32Math, float>(t); break;
+    default: run_with_keys<F32Math, float>(t); break;
   }
 }
 

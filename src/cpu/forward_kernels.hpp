@@ -1,6 +1,7 @@
-// The forward kernel of each instruction set.
+// The kernels of forward calls, caches and quantized values of each instruction set.
 #pragma once
 
+#include "cpu/cache_rows.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/eight_bit_tile.hpp"
 #include "cpu/forward_tile.hpp"
@@ -12,5 +13,6 @@ const ForwardKernel& forward_kernel(Target target);
 const ShortKernel& short_kernel(Target target);
 const QuantizeKernel& quantize_kernel(Target target);
 const EightBitKernel& eight_bit_kernel(Target target);
+const CacheKernel& cache_kernel(Target target);
 
 }  // namespace tandem::cpu

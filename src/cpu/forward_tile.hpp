@@ -23,10 +23,23 @@ struct GroupRows {
   std::int64_t head_stride = 0;
 };
 
+/// The pages of one sequence where k and v are a cache in pages: tandem::Pages for kernels.
+struct TilePages {
+  const void* table = nullptr;  ///< of the sequence; null: keys are rows at even distances
+  bool wide = false;
+  std::int64_t stride = 1;
+  std::int64_t page_size = 1;
+  std::int64_t count = 0;
+  std::int64_t first_row = 0;  ///< of the sequence's rows that takes part
+  std::int64_t k_stride = 0;   ///< from page to page
+  std::int64_t v_stride = 0;
+};
+
 /// Up to block_q query rows that share a KV head. The rows of all heads of the group are stacked, heads
 /// fastest: stacked row x is row x / group of head x % group.
 struct ForwardTile {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;      ///< of q
+  DType key_dtype = DType::f32;  ///< of k and v: dtype, e4m3 or s8
   DType out_dtype = DType::f32;
   int head_dim_qk = 0;
   int head_dim_v = 0;
@@ -39,6 +52,7 @@ struct ForwardTile {
   const void* v = nullptr;
   std::int64_t k_stride = 0;
   std::int64_t v_stride = 0;
+  TilePages pages;
 
   std::int64_t group = 1;
   std::int64_t first = 0;  ///< first stacked row
@@ -61,7 +75,9 @@ struct ForwardTile {
 /// Query rows (of a KV head, stacked) up to which ShortKernel is the faster one: below, most lanes would be
 /// empty.
 constexpr int short_rows = 8;
-constexpr int short_block_k = 128;
+/// KV heads that a thread attends to side by side, block of keys after block of keys, where a cache holds the
+/// heads of a key next to one another: it then reads memory from front to back.
+constexpr int short_heads = 8;
 
 /// Keys whose terms a row adds up in f32, by blocks: from a multiple of so many keys to the next. Those sums
 /// are added in f64 (lane_totals.hpp).
@@ -69,12 +85,12 @@ constexpr int run_keys = 4096;
 
 /// The pieces of a thread's scratch memory, as offsets in bytes.
 struct ForwardScratch {
-  std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words, or short_rows rows of whole registers
-  std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32, or two partial results of a short query
+  std::size_t q = 0;       ///< Q^T, block_q x head_dim_qk words
+  std::size_t out = 0;     ///< O^T, block_q x head_dim_v f32
   std::size_t scores = 0;  ///< S^T and P^T, block_q x block_k f32
   std::size_t k = 0;       ///< K of one block where it is converted
   std::size_t v = 0;       ///< V of one block where it is converted or paired
-  std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes, or a short query's run
+  std::size_t rows = 0;    ///< a register's rows on their way into or out of lanes
   std::size_t maximum = 0;
   std::size_t sum = 0;
   std::size_t first_key = 0;  ///< i64 by lane
@@ -88,12 +104,6 @@ struct ForwardScratch {
 /// its 64).
 [[gnu::always_inline]] inline int staged_stride(int columns) {
   return (columns + 15) / 16 / 2 * 32 + 16;
-}
-
-/// Numbers in a partial result of a short query, f64, and in its sums of a run of keys, f32: maximum, sum and
-/// O of every row.
-[[gnu::always_inline]] inline std::size_t short_partial_numbers(std::int64_t head_dim_v) {
-  return static_cast<std::size_t>(short_rows * (head_dim_v + 2));
 }
 
 /// Bytes of the totals of `rows` rows.
@@ -114,15 +124,12 @@ struct ForwardScratch {
   const auto bk = static_cast<std::size_t>(block_k);
   const auto dk = static_cast<std::size_t>(head_dim_qk);
   const auto dv = static_cast<std::size_t>(head_dim_v);
-  const std::size_t short_q = short_rows * ((dk + 15) / 16 * 16);
-  s.q = take(bq * dk > short_q ? bq * dk : short_q, 4);
-  const std::size_t partial = short_partial_numbers(head_dim_v);
-  s.out = take(bq * dv > 4 * partial ? bq * dv : 4 * partial, 4);
+  s.q = take(bq * dk, 4);
+  s.out = take(bq * dv, 4);
   s.scores = take(bq * bk, 4);
   s.k = take(bk * static_cast<std::size_t>(staged_stride(head_dim_qk)), 4);
   s.v = take(bk * static_cast<std::size_t>(staged_stride(head_dim_v)), 4);
-  const std::size_t rows = 16 * (dk > dv ? dk : dv);
-  s.rows = take(rows > partial ? rows : partial, 4);
+  s.rows = take(16 * (dk > dv ? dk : dv), 4);
   s.maximum = take(bq, 4);
   s.sum = take(bq, 4);
   s.first_key = take(bq, 8);
@@ -138,10 +145,38 @@ struct ForwardKernel {
   void (*run)(const ForwardTile& tile) = nullptr;
 };
 
-/// ForwardKernel for tiles of at most short_rows rows. A partial result is short_partial_numbers() numbers.
+/// Numbers in a partial result of a short query, f64, and in its sums of a run of keys, f32: maximum, sum and
+/// O of every row.
+[[gnu::always_inline]] inline std::size_t short_partial_numbers(std::int64_t head_dim_v) {
+  return static_cast<std::size_t>(short_rows * (head_dim_v + 2));
+}
+
+/// The pieces of the scratch memory that a short query has for each KV head, as offsets in bytes.
+struct ShortScratch {
+  std::size_t q = 0;        ///< short_rows rows of whole registers
+  std::size_t sums = 0;     ///< of a run of keys, later O of a row; f32
+  std::size_t partial = 0;  ///< two partial results
+  std::size_t bytes = 0;
+};
+
+[[gnu::always_inline]] inline ShortScratch short_scratch(int head_dim_qk, int head_dim_v) {
+  const auto columns = (static_cast<std::size_t>(head_dim_qk) + 15) / 16 * 16;
+  const std::size_t numbers = short_partial_numbers(head_dim_v);
+  const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
+  ShortScratch s;
+  s.sums = short_rows * columns * sizeof(float);
+  s.partial = s.sums + lines(numbers * sizeof(float));
+  s.bytes = s.partial + 2 * lines(numbers * sizeof(double));
+  return s;
+}
+
+/// ForwardKernel for tiles of at most short_rows rows, whose scratch is a ShortScratch. A partial result is
+/// short_partial_numbers() numbers.
 struct ShortKernel {
-  /// The partial result of keys [begin, end).
-  void (*attend)(const ForwardTile& tile, std::int64_t begin, std::int64_t end, double* partial) = nullptr;
+  /// The partial results of keys [begin, end) for `heads` tiles, which are KV heads of one sequence that
+  /// differ in nothing but where their rows lie and in their scales: tile i's goes to partials + i * stride.
+  void (*attend)(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+                 std::int64_t stride) = nullptr;
   /// Adds partial result `next` to `total`.
   void (*fold)(const ForwardTile& tile, double* total, const double* next) = nullptr;
   /// Writes out and lse.

@@ -1,34 +1,32 @@
 // Few query rows against many keys, as in decoding: lanes would be mostly empty, so dot products run along
-// head_dim.
+// head_dim (short_products.hpp).
 //
 // Keys are cut into splits whose size depends on the sequence alone; each leaves a partial result (maximum,
 // sum, unnormalised O) and partial results are folded in order, whether one thread computed them or many. P
 // stays in fp32. Partial results are in f64: a split adds a run of run_keys keys in f32, block by block, and
 // its runs in f64 (lane_totals.hpp says why).
 //
+// Neighbouring KV heads are attended to side by side: a block of keys of one head, then of the next. Where
+// heads of a key follow one another in memory, memory is then read from front to back. One head at a time it
+// is read in pieces of a row, at a third of the speed. No bit depends on it.
+//
 // Compiled once for each instruction set (targets.cmake).
-#include "cpu/finish_row.hpp"
-#include "cpu/forward_tile.hpp"
+
 #include "cpu/logits.hpp"
 #include "cpu/one_key.hpp"
+#include "cpu/short_products.hpp"
 #include "cpu/simd/math.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-/// Rows that share the loads of K and V, and keys that are scored together: 16 accumulators, 8 on 16
-/// registers.
-constexpr int rows_together = 4;
-constexpr int keys_together = vec_registers == 32 ? 4 : 2;
-/// Keys between two looks at the maximum.
-constexpr int block_keys = short_block_k;
-/// How many keys ahead rows of K and V are fetched.
-constexpr int fetch_distance = 16;
-
 constexpr int padded(int columns) {
   return (columns + vec_lanes - 1) / vec_lanes * vec_lanes;
 }
+
+/// Rows of the next block fetched for each group of scores; products with V fetch one for each key.
+constexpr int rows_ahead = 3;
 
 /// A view of a partial result, or of the sums of a run: maximum[rows], sum[rows], out[rows][head_dim_v].
 template <typename Float>
@@ -42,87 +40,6 @@ using RunSums = PartialView<float>;
 template <typename Float>
 TANDEM_INLINE PartialView<Float> partial_at(Float* data, int rows) {
   return {data, data + rows, data + 2 * rows};
-}
-
-template <typename T>
-TANDEM_INLINE void fetch(const T* row, int columns) {
-  const char* p = reinterpret_cast<const char*>(row);
-  for (int i = 0; i < columns * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(p + i, 0, 3);
-}
-
-/// scores[row][key] for `keys` keys and `rows` rows of q (f32, zero-padded to whole registers).
-template <typename T, int rows, int keys>
-TANDEM_INLINE void score_keys(const T* k, std::int64_t k_stride, const float* q, int columns, float* scores) {
-  const int q_stride = padded(columns);
-  Vec acc[rows][keys];
-  for (auto& row : acc) {
-    for (Vec& a : row) a = zero();
-  }
-  const auto step = [&](int c, auto load_key) {
-    Vec key[keys];
-#pragma GCC unroll 4
-    for (int j = 0; j < keys; ++j) key[j] = load_key(k + j * k_stride + c);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const Vec query = load(q + r * q_stride + c);
-#pragma GCC unroll 4
-      for (int j = 0; j < keys; ++j) acc[r][j] = hn::MulAdd(query, key[j], acc[r][j]);
-    }
-  };
-  int c = 0;
-  for (; c + vec_lanes <= columns; c += vec_lanes) step(c, [](const T* p) { return load(p); });
-  if (c < columns) step(c, [&](const T* p) { return load_first(p, columns - c); });
-  for (int r = 0; r < rows; ++r) {
-    for (int j = 0; j < keys; ++j)
-      scores[r * block_keys + j] = hn::GetLane(hn::SumOfLanes(f32_lanes, acc[r][j]));
-  }
-}
-
-/// out[row] += sum over keys of p[row][key] * v[key], `vecs` registers of columns at a time.
-template <typename T, int rows, int vecs>
-TANDEM_INLINE void weigh_columns(const T* v, std::int64_t v_stride, int count, const float* p, float* out,
-                                 int out_stride) {
-  Vec acc[rows][vecs];
-  for (auto& row : acc) {
-    for (Vec& a : row) a = zero();
-  }
-  for (int j = 0; j < count; ++j) {
-    Vec value[vecs];
-#pragma GCC unroll 4
-    for (int i = 0; i < vecs; ++i) value[i] = load(v + j * v_stride + i * vec_lanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      const Vec weight = broadcast(p[r * block_keys + j]);
-#pragma GCC unroll 4
-      for (int i = 0; i < vecs; ++i) acc[r][i] = hn::MulAdd(weight, value[i], acc[r][i]);
-    }
-  }
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) {
-      float* const sum = out + r * out_stride + i * vec_lanes;
-      store(hn::Add(load(sum), acc[r][i]), sum);
-    }
-  }
-}
-
-template <typename T, int rows>
-TANDEM_INLINE void weigh(const T* v, std::int64_t v_stride, int count, const float* p, float* out,
-                         int columns) {
-  constexpr int vecs = keys_together;
-  int c = 0;
-  for (; c + vecs * vec_lanes <= columns; c += vecs * vec_lanes) {
-    weigh_columns<T, rows, vecs>(v + c, v_stride, count, p, out + c, columns);
-  }
-  for (; c + vec_lanes <= columns; c += vec_lanes) {
-    weigh_columns<T, rows, 1>(v + c, v_stride, count, p, out + c, columns);
-  }
-  for (; c < columns; ++c) {
-    for (int r = 0; r < rows; ++r) {
-      float sum = 0.0F;
-      for (int j = 0; j < count; ++j) sum += p[r * block_keys + j] * to_f32(v[j * v_stride + c]);
-      out[r * columns + c] += sum;
-    }
-  }
 }
 
 /// The softcap; `s` is padded to whole registers.
@@ -157,37 +74,6 @@ TANDEM_INLINE void soften_row(float* s, int count, float factor, const RunSums& 
   state.sum[row] += hn::GetLane(hn::SumOfLanes(f32_lanes, sum));
 }
 
-/// `rows` rows from `first` against keys [begin, begin + count), count <= block_keys.
-template <typename T, int rows>
-void attend_block(const ForwardTile& t, int first, std::int64_t begin, int count, const float* q,
-                  const Logits& logits, const RunSums& state) {
-  alignas(64) float scores[rows * block_keys];
-  const T* k = static_cast<const T*>(t.k) + begin * t.k_stride;
-  const T* v = static_cast<const T*>(t.v) + begin * t.v_stride;
-  const float* row_q = q + static_cast<std::int64_t>(first) * padded(t.head_dim_qk);
-  int j = 0;
-  for (; j + keys_together <= count; j += keys_together) {
-    for (int i = j; i < j + keys_together && i + fetch_distance < count; ++i) {
-      fetch(k + (i + fetch_distance) * t.k_stride, t.head_dim_qk);
-    }
-    for (int i = j; i < j + keys_together; ++i) fetch(v + i * t.v_stride, t.head_dim_v);
-    score_keys<T, rows, keys_together>(k + j * t.k_stride, t.k_stride, row_q, t.head_dim_qk, scores + j);
-  }
-  for (; j < count; ++j) {
-    score_keys<T, rows, 1>(k + j * t.k_stride, t.k_stride, row_q, t.head_dim_qk, scores + j);
-  }
-  for (int r = 0; r < rows; ++r) {
-    float* s = scores + r * block_keys;
-    if (logits.cap_out != 0.0F) cap_row(s, count, logits);
-    const RowKeys keys = row_keys(t, (t.first + first + r) / t.group);
-    for (int i = 0; i < count && begin + i < keys.begin; ++i) s[i] = negative_infinity;
-    for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;
-    soften_row(s, count, logits.factor, state, first + r, t.head_dim_v);
-  }
-  weigh<T, rows>(v, t.v_stride, count, scores, state.out + static_cast<std::int64_t>(first) * t.head_dim_v,
-                 t.head_dim_v);
-}
-
 /// The sums of no key.
 template <typename Float>
 TANDEM_INLINE void clear(const PartialView<Float>& sums, int rows, int columns) {
@@ -219,67 +105,194 @@ void fold(const ForwardTile& t, const PartialView<double>& a, const PartialView<
   }
 }
 
-template <typename T>
-void attend(const ForwardTile& t, std::int64_t begin, std::int64_t end, double* partial) {
-  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
-  const PartialView<double> total = partial_at(partial, t.count);
-  const RunSums state = partial_at(reinterpret_cast<float*>(t.scratch + layout.rows), t.count);
-  clear(total, t.count, t.head_dim_v);
-  clear(state, t.count, t.head_dim_v);
+/// What one KV head has of its own.
+template <typename Query>
+struct Head {
+  const ForwardTile* tile;
+  Query* q;
+  std::int64_t k_offset;  ///< from the first head's rows
+  std::int64_t v_offset;
+  Logits logits;
+  RunSums sums;
+};
 
-  const Logits logits = logits_of(t);
-  auto* const q = reinterpret_cast<float*>(t.scratch + layout.q);
-  const int q_stride = padded(t.head_dim_qk);
+/// The keys that the rows see, which all heads have alike.
+struct SeenKeys {
+  RowKeys rows[short_rows];
+  std::int64_t all_begin;  ///< keys [all_begin, all_end) are seen by every row
+  std::int64_t all_end;
+};
+
+SeenKeys seen_keys(const ForwardTile& t) {
+  SeenKeys seen{.rows = {}, .all_begin = 0, .all_end = t.seqlen_k};
+  for (int r = 0; r < t.count; ++r) {
+    const RowKeys keys = row_keys(t, (t.first + r) / t.group);
+    seen.rows[r] = keys;
+    if (keys.begin > seen.all_begin) seen.all_begin = keys.begin;
+    if (keys.end < seen.all_end) seen.all_end = keys.end;
+  }
+  return seen;
+}
+
+TANDEM_INLINE void hide_keys(const RowKeys& keys, std::int64_t begin, int count, float* s) {
+  for (int i = 0; i < count && begin + i < keys.begin; ++i) s[i] = negative_infinity;
+  for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;
+}
+
+/// `rows` rows of a head from `first` against a block of keys that starts at `begin`.
+template <typename Scores, int rows, typename K>
+[[gnu::noinline]] void attend_block(const Head<typename Scores::Query>& head, int first, std::int64_t begin,
+                                    const BlockRows<K>& block, const SeenKeys& seen, RowsAhead<K>& ahead) {
+  const ForwardTile& t = *head.tile;
+  alignas(64) float scores[rows * short_block];
+  const auto* q = head.q + static_cast<std::int64_t>(first) * query_stride<Scores>(t.head_dim_qk);
+  for (int j = 0; j < block.count; j += keys_together) {
+    ahead.fetch(rows_ahead);
+    score_keys<Scores, rows>(block.k + j, head.k_offset, q, t.head_dim_qk, scores + j);
+  }
+  const bool masked = begin < seen.all_begin || begin + block.count > seen.all_end;
+  for (int r = 0; r < rows; ++r) {
+    float* s = scores + r * short_block;
+    if (head.logits.cap_out != 0.0F) cap_row(s, block.count, head.logits);
+    if (masked) hide_keys(seen.rows[first + r], begin, block.count, s);
+    soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
+  }
+  weigh<rows>(block.v, head.v_offset, block.count, scores,
+              head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
+}
+
+/// All rows of a head against a block of keys.
+template <typename Scores, typename K>
+TANDEM_INLINE void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
+                               const BlockRows<K>& block, const SeenKeys& seen, RowsAhead<K>& ahead) {
+  const int count = head.tile->count;
+  int r = 0;
+  for (; r + rows_together <= count; r += rows_together) {
+    attend_block<Scores, rows_together>(head, r, begin, block, seen, ahead);
+  }
+  switch (count - r) {
+    case 1: attend_block<Scores, 1>(head, r, begin, block, seen, ahead); break;
+    case 2: attend_block<Scores, 2>(head, r, begin, block, seen, ahead); break;
+    case 3: attend_block<Scores, 3>(head, r, begin, block, seen, ahead); break;
+    default: break;
+  }
+}
+
+template <typename Scores, typename T>
+Head<typename Scores::Query> open_head(const ForwardTile& t, const ForwardTile& first_tile,
+                                       std::int64_t key_bytes) {
+  const ShortScratch layout = short_scratch(t.head_dim_qk, t.head_dim_v);
+  Head<typename Scores::Query> head{
+      .tile = &t,
+      .q = reinterpret_cast<typename Scores::Query*>(t.scratch + layout.q),
+      .k_offset = (static_cast<const char*>(t.k) - static_cast<const char*>(first_tile.k)) / key_bytes,
+      .v_offset = (static_cast<const char*>(t.v) - static_cast<const char*>(first_tile.v)) / key_bytes,
+      .logits = logits_of(t),
+      .sums = partial_at(reinterpret_cast<float*>(t.scratch + layout.sums), t.count)};
+  clear(head.sums, t.count, t.head_dim_v);
+  const int stride = query_stride<Scores>(t.head_dim_qk);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
-    const std::int64_t head = (t.first + r) % t.group;
-    float* packed = q + static_cast<std::int64_t>(r) * q_stride;
-    scale_row(static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride, t.head_dim_qk,
-              logits.sign, packed);
-    for (int c = t.head_dim_qk; c < q_stride; ++c) packed[c] = 0.0F;
+    const std::int64_t in_group = (t.first + r) % t.group;
+    auto* const packed = head.q + static_cast<std::int64_t>(r) * stride;
+    scale_row(static_cast<const T*>(t.q.data) + row * t.q.row_stride + in_group * t.q.head_stride,
+              t.head_dim_qk, head.logits.sign, packed);
+    __builtin_memset(packed + t.head_dim_qk, 0,
+                     static_cast<unsigned long>(stride - t.head_dim_qk) * sizeof(*packed));
   }
+  return head;
+}
 
-  for (std::int64_t key = begin; key < end; key += block_keys) {
-    const int count = end - key < block_keys ? static_cast<int>(end - key) : block_keys;
-    for (int r = 0; r < t.count; r += rows_together) {
-      switch (t.count - r) {
-        case 1: attend_block<T, 1>(t, r, key, count, q, logits, state); break;
-        case 2: attend_block<T, 2>(t, r, key, count, q, logits, state); break;
-        case 3: attend_block<T, 3>(t, r, key, count, q, logits, state); break;
-        default: attend_block<T, 4>(t, r, key, count, q, logits, state); break;
-      }
-    }
-    if ((key - begin) / run_keys != (key + block_keys - begin) / run_keys || key + block_keys >= end) {
-      fold(t, total, state);
-      clear(state, t.count, t.head_dim_v);
+template <typename Scores, typename T, typename K>
+void attend(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+            std::int64_t stride) {
+  const ForwardTile& t = tiles[0];
+  Head<typename Scores::Query> group[short_heads];
+  for (int h = 0; h < heads; ++h) {
+    group[h] = open_head<Scores, T>(tiles[h], t, sizeof(K));
+    clear(partial_at(partials + h * stride, t.count), t.count, t.head_dim_v);
+  }
+  const SeenKeys seen = seen_keys(t);
+  const auto keys_from = [&](std::int64_t key) {
+    return end - key < short_block ? static_cast<int>(end - key) : short_block;
+  };
+  BlockRows<K> blocks[2];
+  const auto ahead_in = [&](const BlockRows<K>& rows) {
+    return RowsAhead<K>(t, rows, heads, heads > 1 ? group[1].k_offset : 0, heads > 1 ? group[1].v_offset : 0);
+  };
+  if (begin < end) {
+    list_rows(t, begin, keys_from(begin), blocks[0]);
+    touch_rows(blocks[0]);
+    ahead_in(blocks[0]).fetch_all();
+  }
+  for (std::int64_t key = begin, n = 0; key < end; key += short_block, ++n) {
+    const BlockRows<K>& block = blocks[n % 2];
+    BlockRows<K>& next = blocks[(n + 1) % 2];
+    next.count = 0;
+    if (key + short_block < end) list_rows(t, key + short_block, keys_from(key + short_block), next);
+    touch_rows(next);
+    RowsAhead<K> ahead = ahead_in(next);
+    for (int h = 0; h < heads; ++h) attend_rows<Scores>(group[h], key, block, seen, ahead);
+    ahead.fetch_all();
+    if ((key - begin) / run_keys == (key + short_block - begin) / run_keys && key + short_block < end)
+      continue;
+    for (int h = 0; h < heads; ++h) {
+      fold(tiles[h], partial_at(partials + h * stride, t.count), group[h].sums);
+      clear(group[h].sums, t.count, t.head_dim_v);
     }
   }
 }
 
-void attend_short(const ForwardTile& t, std::int64_t begin, std::int64_t end, double* partial) {
+/// Calls f<T, K> with the types of q and of k and v.
+template <typename Function>
+TANDEM_INLINE void with_types(const ForwardTile& t, Function f) {
+  const auto with_keys = [&]<typename T>() {
+    switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
+      case DType::e4m3: f.template operator()<T, e4m3>(); break;
+      case DType::s8: f.template operator()<T, s8>(); break;
+      default: f.template operator()<T, T>(); break;
+    }
+  };
   switch (t.dtype) {
-    case DType::f16: attend<f16>(t, begin, end, partial); break;
-    case DType::bf16: attend<bf16>(t, begin, end, partial); break;
-    case DType::e4m3: attend<e4m3>(t, begin, end, partial); break;
-    default: attend<float>(t, begin, end, partial); break;
+    case DType::f16: with_keys.template operator()<f16>(); break;
+    case DType::bf16: with_keys.template operator()<bf16>(); break;
+    case DType::e4m3: f.template operator()<e4m3, e4m3>(); break;
+    default: with_keys.template operator()<float>(); break;
   }
+}
+
+template <typename T, typename K>
+struct ScoresOf {
+  using Type = WideScores<K>;
+};
+#if defined(__AVX512BF16__)
+template <typename K>
+struct ScoresOf<bf16, K> {
+  using Type = PairScores<K>;
+};
+#endif
+
+void attend_short(const ForwardTile* tiles, int heads, std::int64_t begin, std::int64_t end, double* partials,
+                  std::int64_t stride) {
+  with_types(tiles[0], [&]<typename T, typename K>() {
+    attend<typename ScoresOf<T, K>::Type, T, K>(tiles, heads, begin, end, partials, stride);
+  });
 }
 
 void fold_short(const ForwardTile& t, double* total, const double* next) {
   fold(t, partial_at(total, t.count), partial_at(next, t.count));
 }
 
-template <typename T, typename Out>
+template <typename T, typename K, typename Out>
 void write(const ForwardTile& t, const PartialView<const double>& total) {
   const float scale = logits_of(t).scale;
-  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
-  auto* const out = reinterpret_cast<float*>(t.scratch + layout.rows);
+  auto* const out = reinterpret_cast<float*>(t.scratch + short_scratch(t.head_dim_qk, t.head_dim_v).sums);
   for (int r = 0; r < t.count; ++r) {
     const std::int64_t row = (t.first + r) / t.group;
     const std::int64_t head = (t.first + r) % t.group;
     const RowKeys keys = row_keys(t, row);
     if (keys.end - keys.begin == 1 && t.sink == nullptr) {
-      write_one_key_row<T, Out>(t, row, head, keys.begin);
+      write_one_key_row<T, K, Out>(t, row, head, keys.begin);
       continue;
     }
     // Rounded as the backward pass rounds logits: where one key takes a whole row, LSE is its logit there.
@@ -291,23 +304,15 @@ void write(const ForwardTile& t, const PartialView<const double>& total) {
   }
 }
 
-template <typename T>
-void finish(const ForwardTile& t, const PartialView<const double>& total) {
-  switch (t.out_dtype) {
-    case DType::f16: write<T, f16>(t, total); break;
-    case DType::bf16: write<T, bf16>(t, total); break;
-    default: write<T, float>(t, total); break;
-  }
-}
-
 void finish_short(const ForwardTile& t, const double* total) {
   const PartialView<const double> state = partial_at(total, t.count);
-  switch (t.dtype) {
-    case DType::f16: finish<f16>(t, state); break;
-    case DType::bf16: finish<bf16>(t, state); break;
-    case DType::e4m3: finish<e4m3>(t, state); break;
-    default: finish<float>(t, state); break;
-  }
+  with_types(t, [&]<typename T, typename K>() {
+    switch (t.out_dtype) {
+      case DType::f16: write<T, K, f16>(t, state); break;
+      case DType::bf16: write<T, K, bf16>(t, state); break;
+      default: write<T, K, float>(t, state); break;
+    }
+  });
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "tandem/error.hpp"
+
 namespace tandem::cpu {
 
 /// Asks Execution::interrupted for one call. The caller's own thread asks it, at most every `pause`, since a
@@ -20,6 +22,12 @@ class Stop {
     return heard();
   }
   [[nodiscard]] bool heard() const { return wanted_.load(std::memory_order_relaxed); }
+  /// For the caller's thread, once the others are done.
+  void throw_if_heard() const {
+    if (!heard()) return;
+    throw Error(Status::interrupted,
+                "the call was interrupted; its outputs are incomplete: compute them again");
+  }
 
   /// wanted() for the kernels, which share no inline code with the rest.
   static bool wanted(void* self) { return static_cast<Stop*>(self)->wanted(); }

@@ -66,6 +66,7 @@ Loaded load() {
   get(d.context_synchronize, "cuCtxSynchronize");
   get(d.module_load_data, "cuModuleLoadData");
   get(d.module_get_function, "cuModuleGetFunction");
+  get(d.module_get_global, "cuModuleGetGlobal_v2");
   get(d.function_get_attribute, "cuFuncGetAttribute");
   get(d.function_set_attribute, "cuFuncSetAttribute");
   get(d.launch_kernel, "cuLaunchKernelEx");

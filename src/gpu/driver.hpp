@@ -25,6 +25,7 @@ struct Driver {
   abi::Result (*context_synchronize)();
   abi::Result (*module_load_data)(abi::Module*, const void*);
   abi::Result (*module_get_function)(abi::Function*, abi::Module, const char*);
+  abi::Result (*module_get_global)(abi::DevicePointer*, std::size_t*, abi::Module, const char*);
   abi::Result (*function_get_attribute)(int*, abi::FunctionAttribute, abi::Function);
   abi::Result (*function_set_attribute)(abi::Function, abi::FunctionAttribute, int);
   abi::Result (*launch_kernel)(const abi::LaunchConfig*, abi::Function, void**, void**);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gpu/code_axes.hpp"
 #include "gpu/param_fields.hpp"
+#include "gpu/quantized_axes.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -13,9 +13,9 @@ constexpr std::byte nowhere{};
 
 /// A map of bytes in a region of the workspace, whose innermost dimension has rows of `pitch` bytes; `lines`
 /// of them a head, of which `lines_read` are read. An empty tensor's map describes `nearby`.
-LoadedMap codes_map(Region region, const CodeAxes& axes, std::int64_t columns, std::int64_t pitch,
-                    std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
-                    const void* nearby) {
+LoadedMap quantized_map(Region region, const QuantizedAxes& axes, std::int64_t columns, std::int64_t pitch,
+                        std::int64_t lines_read, std::int64_t lines, int strip, int box_lines,
+                        const void* nearby) {
   const bool empty = axes.entries * axes.heads * columns * lines == 0;
   const auto near = reinterpret_cast<std::uintptr_t>(nearby) / 16 * 16;
   const auto at_least = [](std::int64_t n, std::int64_t low) { return std::max(n, low); };
@@ -32,11 +32,11 @@ LoadedMap codes_map(Region region, const CodeAxes& axes, std::int64_t columns, s
   return {.spec = spec, .region = empty ? Region::none : region};
 }
 
-ScaleArray array_of(const float* data, const CodeAxes& axes, bool by_row) {
+ScaleArray array_of(const float* data, const QuantizedAxes& axes, bool by_row) {
   return {.data = data, .stride = scale_strides(axes, by_row)};
 }
 
-/// The caller's codes, in boxes of a strip of columns by 64 rows (q) or a block of keys.
+/// The caller's quantized values, in boxes of a strip of columns by 64 rows (q) or a block of keys.
 TensorMapSpec caller_map(const Problem& p, const EightBitConfig& config, Loaded which) {
   const int padded = which == Loaded::v ? config.tiling.head_dim_v : config.tiling.head_dim_qk;
   return rows_tensor_map(loaded_tensor(p, which), config.tiling.element, byte_strip_columns(padded),
@@ -49,8 +49,8 @@ ScaleArray array_of(const Scales& s) {
 }
 
 /// What both share. 16-bit q and k are none of the kernel's.
-ForwardParams params_of_codes(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
-                              EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+ForwardParams params_of_quantized(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
   ForwardParams params = make_forward_params(p, config.tiling, maps, encode, sms, tile_counter);
   params.q_data = params.k_data = nullptr;
   params.q_stride = params.k_stride = {};
@@ -62,11 +62,11 @@ ForwardParams params_of_codes(const Problem& p, const EightBitConfig& config, co
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory) {
   return {.q = workspace.at<float>(Region::q_scales, memory),
           .k = workspace.at<float>(Region::k_scales, memory),
-          .v = recipe.pv != Codes::input ? workspace.at<float>(Region::v_scales, memory) : nullptr,
+          .v = recipe.pv != OperandType::input ? workspace.at<float>(Region::v_scales, memory) : nullptr,
           .shift = recipe.smooth_k ? workspace.at<float>(Region::shift, memory) : nullptr};
 }
 
-bool can_read_codes(const Problem& problem, const EightBitConfig& config) {
+bool can_read_quantized(const Problem& problem, const EightBitConfig& config) {
   return std::ranges::all_of(forward_loaded_tensors,
                              [&](Loaded which) { return tma_can_read(caller_map(problem, config, which)); });
 }
@@ -79,28 +79,28 @@ LoadedMaps eight_bit_maps(const Problem& p, const EightBitConfig& config) {
     }
     return maps;
   }
-  const CodeAxes q = query_axes(p);
-  const CodeAxes k = key_axes(p);
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
   const std::int64_t padded_keys = k.blocks * quant_block;
-  const std::int64_t pitch = code_pitch(p.head_dim_qk);
+  const std::int64_t pitch = quantized_pitch(p.head_dim_qk);
   const int strip = byte_strip_columns(config.tiling.head_dim_qk);
   maps[index_of(Loaded::q)] =
-      codes_map(Region::q_codes, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
-  maps[index_of(Loaded::k)] =
-      codes_map(Region::k_codes, k, p.head_dim_qk, pitch, k.rows, k.rows, strip, quant_block, p.out.data);
-  if (config.pv == Codes::input) {
+      quantized_map(Region::q_quantized, q, p.head_dim_qk, pitch, q.rows, q.rows, strip, 64, p.out.data);
+  maps[index_of(Loaded::k)] = quantized_map(Region::k_quantized, k, p.head_dim_qk, pitch, k.rows, k.rows,
+                                            strip, quant_block, p.out.data);
+  if (config.pv == OperandType::input) {
     maps[index_of(Loaded::v)] = {.spec = forward_tensor_map(p, config.tiling, Loaded::v)};
   } else {
     maps[index_of(Loaded::v)] =
-        codes_map(Region::v_codes, k, padded_keys, padded_keys, p.head_dim_v, code_pitch(p.head_dim_v),
-                  quant_block, config.tiling.head_dim_v, p.out.data);
+        quantized_map(Region::v_quantized, k, padded_keys, padded_keys, p.head_dim_v,
+                      quantized_pitch(p.head_dim_v), quant_block, config.tiling.head_dim_v, p.out.data);
   }
   return maps;
 }
 
 EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
-  return {.forward = params_of_codes(p, config, maps, encode, sms, tile_counter),
+  return {.forward = params_of_quantized(p, config, maps, encode, sms, tile_counter),
           .q_scales = array_of(p.q_scale),
           .k_scales = array_of(p.k_scale),
           .v_scales = array_of(p.v_scale),
@@ -111,9 +111,9 @@ EightBitParams make_caller_params(const Problem& p, const EightBitConfig& config
 EightBitParams make_eight_bit_params(const Problem& p, const EightBitConfig& config,
                                      const QuantizedScales& scales, const LoadedMaps& maps,
                                      EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
-  const CodeAxes q = query_axes(p);
-  const CodeAxes k = key_axes(p);
-  EightBitParams params{.forward = params_of_codes(p, config, maps, encode, sms, tile_counter),
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
+  EightBitParams params{.forward = params_of_quantized(p, config, maps, encode, sms, tile_counter),
                         .q_scales = array_of(scales.q, q, config.row_scales),
                         .k_scales = array_of(scales.k, k, config.row_scales),
                         .v_scales = array_of(scales.v, k, config.v_row_scales),

@@ -1,5 +1,5 @@
-// From a Problem and its codes and scales to what the 8-bit forward kernel is launched with. Pure: needs no
-// driver, so that the emulator's tests use it too.
+// From a Problem and its quantized values and scales to what the 8-bit forward kernel is launched with. Pure:
+// needs no driver, so that the emulator's tests use it too.
 #pragma once
 
 #include "gpu/forward_params.hpp"
@@ -20,14 +20,15 @@ struct QuantizedScales {
 /// Those that the quantiser writes to the workspace of quantized_workspace.
 QuantizedScales quantized_scales(const Recipe& recipe, const Workspace& workspace, char* memory);
 
-/// Whether TMA can read q, k and v, codes of the caller's, where they are.
-bool can_read_codes(const Problem& problem, const EightBitConfig& config);
+/// Whether TMA can read q, k and v, quantized values of the caller's, where they are.
+bool can_read_quantized(const Problem& problem, const EightBitConfig& config);
 
-/// The maps of codes: those that the quantiser writes to the workspace, the caller's where the kernel
-/// transposes V. Where V stays in 16 bits, of V as it is.
+/// The maps of quantized values: those that the quantiser writes to the workspace, the caller's where the
+/// kernel transposes V. Where V stays in 16 bits, of V as it is.
 LoadedMaps eight_bit_maps(const Problem& problem, const EightBitConfig& config);
 
-/// What a kernel with transpose_v is launched with: the caller's codes and scales, which can_read_codes.
+/// What a kernel with transpose_v is launched with: the caller's quantized values and scales, which
+/// can_read_quantized.
 EightBitParams make_caller_params(const Problem& problem, const EightBitConfig& config,
                                   const LoadedMaps& maps, EncodeTensorMap encode, int sms,
                                   unsigned int* tile_counter);

@@ -20,8 +20,11 @@ int heads_in_order(const Problem& p, std::int64_t m_blocks, int sms) {
 
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
-  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded),
-                         which == Loaded::q ? 64 : tiling.block_n, p.out.data);
+  const int box_rows = which == Loaded::q ? 64
+                       : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
+                                          : tiling.block_n;
+  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows,
+                         p.out.data);
 }
 
 LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
@@ -33,7 +36,8 @@ LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
 }
 
 ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
-                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter) {
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter,
+                                  const SplitParts& parts) {
   return {.q = encode(maps[index_of(Loaded::q)]->spec),
           .k = encode(maps[index_of(Loaded::k)]->spec),
           .v = encode(maps[index_of(Loaded::v)]->spec),
@@ -67,7 +71,21 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .softcap = p.softcap,
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
-          .out_vectors = allows_vectors(p.out, p.head_dim_v)};
+          .out_vectors = allows_vectors(p.out, p.head_dim_v),
+          .pages = page_table_of(p.pages, tiling.block_n),
+          .leftpad_k = lengths_of(p.leftpad_k),
+          .cache_batch_idx = lengths_of(p.cache_batch_idx),
+          .cache_batch = as_int(p.cache_batch),
+          .part_out = parts.out,
+          .part_lse = parts.lse,
+          .split_ctas = parts.ctas};
+}
+
+int split_ctas(const Problem& p, const Tiling& tiling, int multiprocessors) {
+  const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
+  const std::int64_t tiles = forward_tile_count(p, tiling);
+  return tiles >= multiprocessors ? multiprocessors
+                                  : static_cast<int>(std::min<std::int64_t>(tiles * blocks, multiprocessors));
 }
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {

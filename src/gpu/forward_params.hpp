@@ -12,17 +12,29 @@ namespace tandem::gpu {
 constexpr std::array<Loaded, 3> forward_loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
 
 /// How a kernel with this `tiling` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one
-/// strip of columns by 64 rows (q) or block_n rows (k, v). Whether TMA can is for
-/// tma_can_read to say.
+/// strip of columns by 64 rows (q), block_n rows (k, v) or the part of a page that goes into a block. Whether
+/// TMA can is for tma_can_read to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
 /// Those of all three, as they are.
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
+/// Where the partial results of splits go.
+struct SplitParts {
+  float* out = nullptr;
+  float* lse = nullptr;
+  int ctas = 0;
+};
+
+/// CTAs of a forward launch whose CTAs share the key blocks of all tiles: one a multiprocessor, or one a
+/// block where there are fewer.
+int split_ctas(const Problem& problem, const Tiling& tiling, int multiprocessors);
+
 /// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how
 /// many heads' causal tiles are interleaved.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
-                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter);
+                                  EncodeTensorMap encode, int sms, unsigned int* tile_counter,
+                                  const SplitParts& parts = {});
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

@@ -33,6 +33,12 @@ constexpr const char* config_name(const QuantizeConfig& /*config*/) {
 constexpr const char* config_name(const PackConfig& /*config*/) {
   return "PackConfig";
 }
+constexpr const char* config_name(const AppendConfig& /*config*/) {
+  return "AppendConfig";
+}
+constexpr const char* config_name(const MergeConfig& /*config*/) {
+  return "MergeConfig";
+}
 
 template <typename Part>
 requires is_part<Part>
@@ -68,13 +74,16 @@ constexpr Place places[] = {
     {"kernels/common/mean_of_keys.cuh", "mean_of_keys"},
     {"kernels/common/quantize.cuh", "largest_of_groups"},
     {"kernels/common/quantize.cuh", "quantize"},
-    {"kernels/common/arrange_codes.cuh", "arrange_codes"},
+    {"kernels/common/arrange_quantized.cuh", "arrange_quantized"},
     {"kernels/sm90/forward.cuh", "forward"},
+    {"kernels/common/combine.cuh", "combine"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
     {"kernels/sm90/backward.cuh", "backward"},
     {"kernels/common/convert.cuh", "backward_convert"},
     {"kernels/common/convert.cuh", "backward_sink"},
+    {"kernels/common/append.cuh", "append"},
+    {"kernels/common/merge.cuh", "merge"},
 };
 
 }  // namespace
@@ -99,12 +108,13 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::largest_of_groups:
     case Kernel::quantize:
       return {.threads = quantize_threads, .shared_bytes = quantize_shared_bytes(quantizer())};
-    case Kernel::arrange_codes:
+    case Kernel::arrange_quantized:
       return {.threads = quantize_threads, .shared_bytes = arrange_shared_bytes(quantizer())};
     case Kernel::forward: {
       const auto& c = std::get<ForwardConfig>(config);
       return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};
     }
+    case Kernel::combine: return {.threads = 32 * combine_rows};
     case Kernel::eight_bit_forward: {
       const auto& c = std::get<EightBitConfig>(config);
       return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};
@@ -117,6 +127,8 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
               .cluster = backward().tiling.cluster};
     case Kernel::backward_sink:
       return {.threads = backward_sink_threads, .shared_bytes = backward_sink_shared_bytes};
+    case Kernel::append: return {.threads = append_threads, .shared_bytes = append_shared_bytes};
+    case Kernel::merge: return {.threads = merge_threads};
   }
   return {};
 }

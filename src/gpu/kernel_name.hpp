@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "gpu/compiler.hpp"
+#include "kernels/config/append.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/eight_bit.hpp"
 #include "kernels/config/forward.hpp"
@@ -20,17 +21,21 @@ enum class Kernel : int {
   mean_of_keys,
   largest_of_groups,
   quantize,
-  arrange_codes,
+  arrange_quantized,
   forward,
+  combine,
   eight_bit_forward,
   backward_preprocess,
   backward,
   backward_convert,
-  backward_sink
+  backward_sink,
+  append,
+  merge
 };
 
 /// The Config of any kernel.
-using KernelConfig = std::variant<ForwardConfig, EightBitConfig, BackwardConfig, QuantizeConfig, PackConfig>;
+using KernelConfig = std::variant<ForwardConfig, EightBitConfig, BackwardConfig, QuantizeConfig, PackConfig,
+                                  AppendConfig, MergeConfig>;
 
 /// "tandem::ForwardConfig{.element = tandem::Element::bf16, .head_dim_qk = 128, ...}": valid C++20 that gives
 /// `config` back.
@@ -48,6 +53,13 @@ inline KernelName kernel_name(const EightBitConfig& config) {
 }
 inline KernelName kernel_name(const PackConfig& config) {
   return kernel_name(Kernel::pack, config);
+}
+
+inline KernelName kernel_name(const AppendConfig& config) {
+  return kernel_name(Kernel::append, config);
+}
+inline KernelName kernel_name(const MergeConfig& config) {
+  return kernel_name(Kernel::merge, config);
 }
 
 /// Its thread blocks.

@@ -32,18 +32,19 @@ struct Hash {
   }
 };
 
+}  // namespace
+
 LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   const FoundKernel found = find_kernel(name);
   const ContextGuard guard(device);
-  LoadedKernel loaded{.function = nullptr, .shared_bytes = shared_bytes};
-  abi::Module module = nullptr;
-  check(driver().module_load_data(&module, found.kernel->cubin.data()), "cuModuleLoadData");
-  check(driver().module_get_function(&loaded.function, module, found.kernel->symbol.c_str()),
+  LoadedKernel loaded{.shared_bytes = shared_bytes};
+  check(driver().module_load_data(&loaded.module, found.kernel->cubin.data()), "cuModuleLoadData");
+  check(driver().module_get_function(&loaded.function, loaded.module, found.kernel->symbol.c_str()),
         "cuModuleGetFunction");
   check(driver().function_set_attribute(loaded.function,
                                         abi::FunctionAttribute::max_dynamic_shared_size_bytes, shared_bytes),
         "cuFuncSetAttribute");
-  // All of it for shared memory: several blocks of threads may fit a multiprocessor.
+  // All of it for shared memory: several CTAs may fit an SM.
   if (shared_bytes > 0) {
     check(driver().function_set_attribute(loaded.function,
                                           abi::FunctionAttribute::preferred_shared_memory_carveout, 100),
@@ -51,8 +52,6 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   }
   return loaded;
 }
-
-}  // namespace
 
 LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config) {
   static std::shared_mutex mutex;

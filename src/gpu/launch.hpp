@@ -11,7 +11,12 @@ namespace tandem::gpu {
 struct LoadedKernel {
   abi::Function function = nullptr;
   int shared_bytes = 0;
+  abi::Module module = nullptr;
 };
+
+/// Finds a kernel, loads it into the device's primary context and allows it `shared_bytes` of dynamic shared
+/// memory: anew at each call.
+LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes);
 
 /// The kernel of `config` on a device: found, loaded and configured at the first call (milliseconds, seconds
 /// if it must be compiled), from a table from then on, which costs a hash of the Config's fields and a shared
@@ -24,7 +29,7 @@ struct LaunchShape {
   abi::Stream stream = nullptr;
   unsigned int cluster = 1;   ///< blocks of a cluster
   bool programmatic = false;  ///< may start while the grid before it in the stream ends (griddepcontrol)
-  bool resident = false;      ///< starts when there is room for all of its blocks, which wait for each other
+  bool resident = false;      ///< starts when there is room for all of its CTAs, which wait for each other
 };
 
 /// Launches on the current context. `params` is the kernel's one parameter.

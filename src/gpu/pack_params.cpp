@@ -29,7 +29,7 @@ std::int64_t packed_bytes(const LoadedTensor& t) {
 
 std::int64_t pack_grid(const LoadedTensor& t, int multiprocessors) {
   const std::int64_t units = elements_of(t) / 8;
-  // Eight blocks of 256 threads fill a multiprocessor.
+  // Eight CTAs of 256 threads fill an SM.
   return std::min<std::int64_t>((units + pack_threads - 1) / pack_threads, std::int64_t{8} * multiprocessors);
 }
 

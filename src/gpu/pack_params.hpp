@@ -11,7 +11,7 @@ Operand packed_operand(const LoadedTensor& tensor);
 
 std::int64_t packed_bytes(const LoadedTensor& tensor);
 
-/// Thread blocks of the launch on a device of so many multiprocessors.
+/// Thread blocks of the launch on a device of so many SMs.
 std::int64_t pack_grid(const LoadedTensor& tensor, int multiprocessors);
 
 /// The kernel that can read the tensor.

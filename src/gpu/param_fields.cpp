@@ -7,9 +7,13 @@ LoadedTensor loaded_tensor(const Problem& p, Loaded which) {
   const bool values = which == Loaded::v || which == Loaded::dout;
   return {.operand = operand_of(p, which),
           .head_dim = values ? p.head_dim_v : p.head_dim_qk,
-          .rows = keys ? p.rows_k : p.rows_q,
+          .rows = !keys             ? p.rows_q
+                  : p.pages.given() ? p.pages.page_size
+                                    : p.rows_k,
           .heads = keys ? p.heads_kv : p.heads_q,
-          .batch = (keys ? p.packed_k : p.packed_q) ? 1 : p.batch};
+          .batch = (keys ? p.packed_k : p.packed_q) ? 1
+                   : keys && p.of_cache()           ? p.cache_batch
+                                                    : p.batch};
 }
 
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
@@ -22,7 +26,7 @@ TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int s
   spec.base = empty ? reinterpret_cast<const void*>(near) : o.data;
   spec.rank = 4;
   spec.element = element;
-  spec.element_bytes = is_code(o.dtype) ? 1 : 2;
+  spec.element_bytes = is_eight_bit(o.dtype) ? 1 : 2;
   const auto at_least_one = [](std::int64_t n) { return std::max<std::int64_t>(n, 1); };
   spec.dims = {tensor.head_dim, at_least_one(tensor.rows), at_least_one(tensor.heads),
                at_least_one(tensor.batch)};

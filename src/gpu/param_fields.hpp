@@ -5,6 +5,7 @@
 #include <array>
 #include <climits>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 
 #include "gpu/workspace.hpp"
@@ -31,6 +32,17 @@ inline LengthArray lengths_of(const Lengths& l) {
   return {.data = l.data, .stride = l.stride, .wide = l.wide};
 }
 
+/// `block_n`: the keys that are loaded at once.
+inline PageTable page_table_of(const Pages& pages, int block_n) {
+  return {.data = pages.table,
+          .batch_stride = pages.batch_stride,
+          .stride = pages.stride,
+          .count = as_int(pages.count),
+          .page_size = as_int(pages.page_size),
+          .box_rows = static_cast<int>(std::gcd(pages.page_size, std::int64_t{block_n})),
+          .wide = pages.wide};
+}
+
 inline std::int64_t blocks_of(std::int64_t rows, int size) {
   return (rows + size - 1) / size;
 }
@@ -48,10 +60,10 @@ inline bool allows_vectors(const Operand& o, std::int64_t head_dim) {
          o.head_stride % 8 == 0 && o.batch_stride % 8 == 0;
 }
 
-/// The same of rows of 8-bit codes, groups of 8.
-inline bool allows_code_vectors(const Operand& codes, std::int64_t head_dim) {
-  return reinterpret_cast<std::uintptr_t>(codes.data) % 8 == 0 && head_dim % 8 == 0 &&
-         (codes.row_stride | codes.head_stride | codes.batch_stride) % 8 == 0;
+/// The same of rows of 8-bit values, groups of 8.
+inline bool allows_quantized_vectors(const Operand& x, std::int64_t head_dim) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % 8 == 0 && head_dim % 8 == 0 &&
+         (x.row_stride | x.head_stride | x.batch_stride) % 8 == 0;
 }
 
 /// The tensors that TMA reads; dout in backward alone.
@@ -78,9 +90,9 @@ struct LoadedTensor {
 };
 LoadedTensor loaded_tensor(const Problem& problem, Loaded which);
 
-/// 16 bits an element, or 8 of codes. Dimensions (head_dim, rows, heads, batch), boxes of one strip of
-/// columns by `box_rows` rows. An empty tensor is never read, but its map must be valid: it then describes
-/// memory about `nearby`.
+/// 16 bits an element, or 8 of quantized values. Dimensions (head_dim, rows, heads, batch), boxes of one
+/// strip of columns by `box_rows` rows. An empty tensor is never read, but its map must be valid: it then
+/// describes memory about `nearby`.
 TensorMapSpec rows_tensor_map(const LoadedTensor& tensor, Element element, int strip, int box_rows,
                               const void* nearby);
 

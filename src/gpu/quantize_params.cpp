@@ -1,7 +1,7 @@
 #include "gpu/quantize_params.hpp"
 
-#include "gpu/code_axes.hpp"
 #include "gpu/param_fields.hpp"
+#include "gpu/quantized_axes.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -10,16 +10,16 @@ bool by_row(ScaleGroup group) {
   return group == ScaleGroup::row;
 }
 
-Strides row_codes(const CodeAxes& e, std::int64_t head_dim) {
-  const std::int64_t pitch = code_pitch(head_dim);
+Strides row_strides(const QuantizedAxes& e, std::int64_t head_dim) {
+  const std::int64_t pitch = quantized_pitch(head_dim);
   return {.batch = e.heads * e.rows * pitch, .row = pitch, .head = e.rows * pitch};
 }
-Strides channel_codes(const CodeAxes& e, std::int64_t head_dim) {
+Strides channel_strides(const QuantizedAxes& e, std::int64_t head_dim) {
   const std::int64_t keys = e.blocks * quant_block;
-  const std::int64_t head = code_pitch(head_dim) * keys;
+  const std::int64_t head = quantized_pitch(head_dim) * keys;
   return {.batch = e.heads * head, .row = keys, .head = head};
 }
-std::int64_t items_of(const CodeAxes& e, std::int64_t heads_per_item = 1) {
+std::int64_t items_of(const QuantizedAxes& e, std::int64_t heads_per_item = 1) {
   return e.entries * e.blocks * ((e.heads + heads_per_item - 1) / heads_per_item);
 }
 /// Heads of a work item: as many as fill 128 rows with packed sequences of the mean length, in segments of at
@@ -68,16 +68,16 @@ CallerScales caller_scales(const Scales& s) {
 }  // namespace
 
 Workspace quantized_workspace(const Problem& p, const Recipe& r) {
-  const CodeAxes q = query_axes(p);
-  const CodeAxes k = key_axes(p);
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   Workspace w;
-  w.take(Region::q_codes, q.entries * row_codes(q, p.head_dim_qk).batch);
-  w.take(Region::k_codes, k.entries * row_codes(k, p.head_dim_qk).batch);
+  w.take(Region::q_quantized, q.entries * row_strides(q, p.head_dim_qk).batch);
+  w.take(Region::k_quantized, k.entries * row_strides(k, p.head_dim_qk).batch);
   w.take(Region::q_scales, 4 * q.entries * q.heads * scales_of_head(q, by_row(r.qk_scales)));
   w.take(Region::k_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.qk_scales)));
-  if (r.pv != Codes::input) {
-    w.take(Region::v_codes, k.entries * channel_codes(k, p.head_dim_v).batch);
+  if (r.pv != OperandType::input) {
+    w.take(Region::v_quantized, k.entries * channel_strides(k, p.head_dim_v).batch);
     w.take(Region::v_scales, 4 * k.entries * k.heads * scales_of_head(k, by_row(r.v_scales)));
   }
   // The attention kernel's counter of tiles, then those of K's sums.
@@ -92,13 +92,13 @@ Workspace quantized_workspace(const Problem& p, const Recipe& r) {
 
 QuantizeItems quantize_items(const Problem& p, const Recipe& r) {
   QuantizeItems items;
-  if (!p.of_codes()) {
+  if (!p.quantized_inputs()) {
     items.heads_per_item_q = heads_per_item(p.rows_q, p.batch, p.packed_q);
     items.heads_per_item_k = heads_per_item(p.rows_k, p.batch, p.packed_k);
   }
   items.q = as_int(items_of(query_axes(p), items.heads_per_item_q));
   items.k = as_int(items_of(key_axes(p), items.heads_per_item_k));
-  items.v = r.pv == Codes::input ? 0 : items.k;
+  items.v = r.pv == OperandType::input ? 0 : items.k;
   return items;
 }
 
@@ -108,38 +108,38 @@ QuantizeItems dequantize_items(const Problem& p) {
 }
 
 QuantizeParams make_quantize_params(const Problem& p, const Recipe& r, const Workspace& w, char* memory) {
-  const CodeAxes q = query_axes(p);
-  const CodeAxes k = key_axes(p);
+  const QuantizedAxes q = query_axes(p);
+  const QuantizedAxes k = key_axes(p);
   const std::int64_t channels = quantize_channels(as_int(p.head_dim_qk));
   const auto floats = [&](Region region) { return w.at<float>(region, memory); };
-  const auto codes = [&](Region region) { return w.at<unsigned char>(region, memory); };
+  const auto quantized = [&](Region region) { return w.at<unsigned char>(region, memory); };
   QuantizeParams params = extents_of(p, quantize_items(p, r));
   params.q = {.source = p.q.data,
               .stride = strides_of(p.q),
-              .codes = codes(Region::q_codes),
-              .code_stride = row_codes(q, p.head_dim_qk),
+              .quantized = quantized(Region::q_quantized),
+              .quantized_stride = row_strides(q, p.head_dim_qk),
               .scales = floats(Region::q_scales),
               .scale_stride = scale_strides(q, by_row(r.qk_scales)),
-              .code_columns = as_int(code_pitch(p.head_dim_qk)),
+              .quantized_columns = as_int(quantized_pitch(p.head_dim_qk)),
               .padded_rows = true,
               .nan_markers = true};
   params.k = {.source = p.k.data,
               .stride = strides_of(p.k),
-              .codes = codes(Region::k_codes),
-              .code_stride = row_codes(k, p.head_dim_qk),
+              .quantized = quantized(Region::k_quantized),
+              .quantized_stride = row_strides(k, p.head_dim_qk),
               .scales = floats(Region::k_scales),
               .scale_stride = scale_strides(k, by_row(r.qk_scales)),
-              .code_columns = as_int(code_pitch(p.head_dim_qk)),
+              .quantized_columns = as_int(quantized_pitch(p.head_dim_qk)),
               .padded_rows = true,
               .nan_markers = true};
-  if (r.pv != Codes::input) {
+  if (r.pv != OperandType::input) {
     params.v = {.source = p.v.data,
                 .stride = strides_of(p.v),
-                .codes = codes(Region::v_codes),
-                .code_stride = channel_codes(k, p.head_dim_v),
+                .quantized = quantized(Region::v_quantized),
+                .quantized_stride = channel_strides(k, p.head_dim_v),
                 .scales = floats(Region::v_scales),
                 .scale_stride = scale_strides(k, by_row(r.v_scales)),
-                .code_columns = 0,
+                .quantized_columns = 0,
                 .padded_rows = true,
                 .nan_markers = false};
   }
@@ -167,8 +167,8 @@ ArrangeParams make_dequantize_params(const Problem& p, const Problem& dequantize
     QuantizedTensor t{};
     t.source = from.data;
     t.stride = strides_of(from);
-    t.codes = static_cast<unsigned char*>(to.data);
-    t.code_stride = strides_of(to);
+    t.quantized = static_cast<unsigned char*>(to.data);
+    t.quantized_stride = strides_of(to);
     return t;
   };
   QuantizeParams params = extents_of(p, dequantize_items(p));

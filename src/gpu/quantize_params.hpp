@@ -1,6 +1,5 @@
-// From a Problem and a Recipe to what the quantiser is launched with, and to where its codes and scales
-// lie.
-// Pure: needs no driver, so that the emulator's tests use it too.
+// From a Problem and a Recipe to what the quantiser is launched with, and to where its quantized values and
+// scales lie. Pure: needs no driver, so that the emulator's tests use it too.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ struct QuantizeItems {
 
   [[nodiscard]] std::int64_t total() const { return std::int64_t{q} + k + v; }
 };
-/// Of the kernels that quantise, or arrange codes of the caller's.
+/// Of the kernels that quantise, or arrange quantized values of the caller's.
 QuantizeItems quantize_items(const Problem& problem, const Recipe& recipe);
 /// Of the kernel that dequantises k and v.
 QuantizeItems dequantize_items(const Problem& problem);
@@ -33,10 +32,10 @@ QuantizeItems dequantize_items(const Problem& problem);
 QuantizeParams make_quantize_params(const Problem& problem, const Recipe& recipe, const Workspace& workspace,
                                     char* memory);
 
-/// Those of a problem of codes, with its scales.
+/// Those of a quantized problem, with its scales.
 ArrangeParams make_arrange_params(const Problem& problem, const QuantizeParams& params);
 
-/// What `dequantize` is launched with to fill the 16-bit K and V of dequantized(problem, memory).
+/// What `dequantize` is launched with to fill the 16-bit K and V of dequantized(problem).
 ArrangeParams make_dequantize_params(const Problem& problem, const Problem& dequantized);
 
 }  // namespace tandem::gpu

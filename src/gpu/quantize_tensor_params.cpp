@@ -11,65 +11,66 @@ ScaleStrides scale_strides_of(const Operand& o) {
   return {.batch = o.batch_stride, .head = o.head_stride, .group = o.row_stride};
 }
 
-std::int64_t blocks_of_head(const QuantizeJob& job) {
-  return std::max<std::int64_t>(1, blocks_of(job.rows, quant_block));
+std::int64_t blocks_of_head(const QuantizeProblem& problem) {
+  return std::max<std::int64_t>(1, blocks_of(problem.rows, quant_block));
 }
 
 /// Largest magnitudes, which come before the counters.
-std::int64_t largest_bytes(const QuantizeJob& job) {
-  return exceeds_block(job.group) ? job.batch * job.heads * std::int64_t{sizeof(GroupLargest)} : 0;
+std::int64_t largest_bytes(const QuantizeProblem& problem) {
+  return exceeds_block(problem.group) ? problem.batch * problem.heads * std::int64_t{sizeof(GroupLargest)}
+                                      : 0;
 }
 
 }  // namespace
 
-Workspace tensor_workspace(const QuantizeJob& job) {
+Workspace tensor_workspace(const QuantizeProblem& problem) {
   constexpr std::size_t alignment = 16;
-  const std::int64_t heads = job.batch * job.heads;
+  const std::int64_t heads = problem.batch * problem.heads;
   Workspace w;
-  w.take_counters(largest_bytes(job) + (job.mean.given() ? 4 * heads : 0), alignment);
-  if (job.mean.given()) {
-    w.take(Region::sums, 4 * heads * blocks_of_head(job) * quantize_channels(as_int(job.head_dim)),
+  w.take_counters(largest_bytes(problem) + (problem.mean.given() ? 4 * heads : 0), alignment);
+  if (problem.mean.given()) {
+    w.take(Region::sums, 4 * heads * blocks_of_head(problem) * quantize_channels(as_int(problem.head_dim)),
            alignment);
   }
   return w;
 }
 
-std::int64_t tensor_items(const QuantizeJob& job) {
-  return job.batch * job.heads * blocks_of_head(job);
+std::int64_t tensor_items(const QuantizeProblem& problem) {
+  return problem.batch * problem.heads * blocks_of_head(problem);
 }
 
-QuantizeParams make_tensor_params(const QuantizeJob& job, const Workspace& workspace, char* memory) {
+QuantizeParams make_tensor_params(const QuantizeProblem& problem, const Workspace& workspace, char* memory) {
   QuantizeParams params{};
-  params.k = {.source = job.x.data,
-              .stride = strides_of(job.x),
-              .codes = static_cast<unsigned char*>(job.codes.data),
-              .code_stride = strides_of(job.codes),
-              .scales = static_cast<float*>(job.scales.data),
-              .scale_stride = scale_strides_of(job.scales),
-              .code_columns = as_int(job.head_dim),
+  params.k = {.source = problem.x.data,
+              .stride = strides_of(problem.x),
+              .quantized = static_cast<unsigned char*>(problem.codes.data),
+              .quantized_stride = strides_of(problem.codes),
+              .scales = static_cast<float*>(problem.scales.data),
+              .scale_stride = scale_strides_of(problem.scales),
+              .quantized_columns = as_int(problem.head_dim),
               .padded_rows = false,
-              .nan_markers = job.nan_markers};
-  if (job.cos.given()) {
-    params.rotary = {.cos = static_cast<const float*>(job.cos.data),
-                     .sin = static_cast<const float*>(job.sin.data),
-                     .cos_stride = job.cos.row_stride,
-                     .sin_stride = job.sin.row_stride,
-                     .dim = as_int(job.rotary_dim)};
+              .nan_markers = problem.nan_markers};
+  if (problem.cos.given()) {
+    params.rotary = {.cos = static_cast<const float*>(problem.cos.data),
+                     .sin = static_cast<const float*>(problem.sin.data),
+                     .cos_stride = problem.cos.row_stride,
+                     .sin_stride = problem.sin.row_stride,
+                     .dim = as_int(problem.rotary_dim)};
   }
-  params.batch = as_int(job.batch);
-  params.heads_q = params.heads_kv = as_int(job.heads);
+  params.batch = as_int(problem.batch);
+  params.heads_q = params.heads_kv = as_int(problem.heads);
   params.group = 1;
-  params.rows_k = as_int(job.rows);
-  params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(job));
+  params.rows_k = as_int(problem.rows);
+  params.blocks_k = params.axis_blocks_k = as_int(blocks_of_head(problem));
   params.heads_per_item_q = params.heads_per_item_k = 1;
-  params.items_k = as_int(tensor_items(job));
+  params.items_k = as_int(tensor_items(problem));
   params.mean_all_keys = INT_MAX;
   params.largest = workspace.at<GroupLargest>(Region::counters, memory);
-  if (job.mean.given()) {
-    params.mean = static_cast<float*>(job.mean.data);
-    params.mean_stride = scale_strides_of(job.mean);
+  if (problem.mean.given()) {
+    params.mean = static_cast<float*>(problem.mean.data);
+    params.mean_stride = scale_strides_of(problem.mean);
     params.arrived =
-        reinterpret_cast<unsigned int*>(workspace.at(Region::counters, memory) + largest_bytes(job));
+        reinterpret_cast<unsigned int*>(workspace.at(Region::counters, memory) + largest_bytes(problem));
     params.sums = workspace.at<float>(Region::sums, memory);
   }
   return params;

@@ -1,5 +1,6 @@
 #include "gpu/run.hpp"
 
+#include "gpu/append_params.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/quantize_tensor_params.hpp"
 #include "gpu/step_params.hpp"
@@ -65,9 +66,10 @@ void launch_all(const StepList& list, const Workspace& workspace, int device, ab
   }
 }
 
-/// Those of a call to quantize: one for all of its kernels.
-struct QuantizeStepParams {
-  QuantizeParams params;
+/// Those of a call whose kernels share them.
+template <typename Params>
+struct SharedParams {
+  Params params;
   const void* of(const Step& /*step*/) const { return &params; }
 };
 
@@ -80,16 +82,28 @@ void run(const Steps& steps, void* stream, void* workspace) {
 }
 
 void run(const QuantizeSteps& steps, void* stream_handle) {
-  const QuantizeJob& job = steps.job;
+  const QuantizeProblem& problem = steps.problem;
   const auto stream = static_cast<abi::Stream>(stream_handle);
-  if (job.batch * job.heads == 0) {
-    const ContextGuard guard(job.device.index);
-    if (job.group == ScaleGroup::tensor) set_zero(job.scales.data, sizeof(float), stream);
+  if (problem.batch * problem.heads == 0) {
+    const ContextGuard guard(problem.device.index);
+    if (problem.group == ScaleGroup::tensor) set_zero(problem.scales.data, sizeof(float), stream);
     return;
   }
-  launch_all(steps.list, steps.workspace, job.device.index, stream, nullptr, [&](char* memory) {
-    return QuantizeStepParams{make_tensor_params(job, steps.workspace, memory)};
+  launch_all(steps.list, steps.workspace, problem.device.index, stream, nullptr, [&](char* memory) {
+    return SharedParams<QuantizeParams>{make_tensor_params(problem, steps.workspace, memory)};
   });
+}
+
+void run(const AppendSteps& steps, void* stream) {
+  if (steps.list.empty()) return;
+  launch_all(steps.list, {}, steps.job.device.index, static_cast<abi::Stream>(stream), nullptr,
+             [&](char* /*memory*/) { return SharedParams<AppendParams>{make_append_params(steps.job)}; });
+}
+
+void run(const MergeSteps& steps, void* stream) {
+  if (steps.list.empty()) return;
+  launch_all(steps.list, {}, steps.job.device.index, static_cast<abi::Stream>(stream), nullptr,
+             [&](char* /*memory*/) { return SharedParams<MergeParams>{make_merge_params(steps.job)}; });
 }
 
 }  // namespace tandem::gpu

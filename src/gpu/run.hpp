@@ -14,4 +14,8 @@ void run(const Steps& steps, void* stream, void* workspace);
 /// The same of quantize, without a workspace. Throws Error (unsupported) for f32, which has no kernel.
 void run(const QuantizeSteps& steps, void* stream);
 
+/// The same of append_kv and merge, which take no workspace.
+void run(const AppendSteps& steps, void* stream);
+void run(const MergeSteps& steps, void* stream);
+
 }  // namespace tandem::gpu

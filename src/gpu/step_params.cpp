@@ -47,6 +47,14 @@ unsigned int* StepParams::tile_counter() const {
   return w.counter_bytes() > 0 ? w.at<unsigned int>(Region::counters, memory_) : nullptr;
 }
 
+SplitParts StepParams::split_parts(unsigned int ctas) const {
+  const Workspace& w = steps_.workspace;
+  if (!std::get<ForwardConfig>(steps_.config).schedule.split) return {};
+  return {.out = w.at<float>(Region::part_out, memory_),
+          .lse = w.at<float>(Region::part_lse, memory_),
+          .ctas = static_cast<int>(ctas)};
+}
+
 PackParams StepParams::pack(Loaded tensor) const {
   LoadedTensor t = loaded_tensor(problem(), tensor);
   return make_pack_params({.operand = *steps_.sources[index_of(tensor)],
@@ -58,10 +66,10 @@ PackParams StepParams::pack(Loaded tensor) const {
 }
 
 ArrangeParams StepParams::dequantize() const {
-  Problem codes = problem();
-  codes.k = *steps_.sources[index_of(Loaded::k)];
-  codes.v = *steps_.sources[index_of(Loaded::v)];
-  return make_dequantize_params(codes, problem());
+  Problem quantized = problem();
+  quantized.k = *steps_.sources[index_of(Loaded::k)];
+  quantized.v = *steps_.sources[index_of(Loaded::v)];
+  return make_dequantize_params(quantized, problem());
 }
 
 QuantizeParams StepParams::quantize() const {
@@ -85,13 +93,14 @@ const void* StepParams::of(const Step& step) {
     case Kernel::quantize:
       if (const auto* filled = std::get_if<QuantizeParams>(&filled_)) return filled;
       return fill<QuantizeParams>([&] { return quantize(); });
-    case Kernel::arrange_codes:
+    case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
       return fill<ForwardParams>([&] {
         return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(), encode_,
-                                   steps_.multiprocessors, tile_counter());
+                                   steps_.multiprocessors, tile_counter(), split_parts(step.grid));
       });
+    case Kernel::combine: return std::get_if<ForwardParams>(&filled_);
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:
@@ -103,6 +112,8 @@ const void* StepParams::of(const Step& step) {
         return make_backward_params(problem(), std::get<BackwardConfig>(steps_.config), maps(), encode_,
                                     steps_.workspace, memory_);
       });
+    case Kernel::append:
+    case Kernel::merge: break;  // of calls that have Params of their own
   }
   return nullptr;
 }

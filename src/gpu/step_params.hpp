@@ -4,6 +4,7 @@
 #include <optional>
 #include <variant>
 
+#include "gpu/forward_params.hpp"
 #include "gpu/steps.hpp"
 
 namespace tandem::gpu {
@@ -25,6 +26,7 @@ class StepParams {
   QuantizeParams quantize() const;
   EightBitParams eight_bit(const EightBitConfig& config) const;
   unsigned int* tile_counter() const;
+  SplitParts split_parts(unsigned int ctas) const;
   template <typename Params, typename Make>
   const void* fill(Make&& make);
 

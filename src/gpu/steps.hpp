@@ -10,7 +10,9 @@
 #include "gpu/kernel_name.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
-#include "problem/quantize_job.hpp"
+#include "problem/append_job.hpp"
+#include "problem/merge_job.hpp"
+#include "problem/quantize_problem.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -21,7 +23,7 @@ struct Step {
   KernelConfig config;
   unsigned int grid = 1;
   bool programmatic = false;  ///< may start while the step before it ends (griddepcontrol)
-  bool resident = false;      ///< starts when there is room for all of its blocks, which wait for each other
+  bool resident = false;      ///< starts when there is room for all of its CTAs, which wait for each other
   Loaded tensor = Loaded::q;  ///< that Kernel::pack copies
 };
 
@@ -59,8 +61,8 @@ struct Steps {
   Steps() = default;
   explicit Steps(const Problem& asked) : problem(asked) {}
 
-  /// Heads folded into rows, codes of a mixed call dequantised, tensors packed. Operands in the workspace
-  /// have their strides and any address.
+  /// Heads folded into rows, quantized values of a mixed call dequantised, tensors packed. Operands in the
+  /// workspace have their strides and any address.
   Problem problem;
   /// By Loaded: the caller's, of those that steps copy to the workspace.
   std::array<std::optional<Operand>, loaded_count> sources;
@@ -74,8 +76,18 @@ struct Steps {
 
 /// The same of tandem::quantize.
 struct QuantizeSteps {
-  QuantizeJob job;
+  QuantizeProblem problem;
   Workspace workspace;
+  StepList list;
+};
+
+/// The same of append_kv and of merge, which take no workspace.
+struct AppendSteps {
+  AppendJob job;
+  StepList list;
+};
+struct MergeSteps {
+  MergeJob job;
   StepList list;
 };
 

@@ -19,9 +19,9 @@ enum class Region : int {
   k,
   v,
   dout,
-  q_codes,  ///< what the quantiser makes (quantized_layout.hpp)
-  k_codes,
-  v_codes,
+  q_quantized,  ///< what the quantiser makes (quantized_layout.hpp)
+  k_quantized,
+  v_quantized,
   q_scales,
   k_scales,
   v_scales,
@@ -34,9 +34,11 @@ enum class Region : int {
   dq_semaphores,
   tiles_added,
   dk,  ///< one head's, where the caller wants none
-  dv
+  dv,
+  part_out,  ///< partial results of splits (ForwardParams)
+  part_lse
 };
-constexpr std::size_t regions_count = 22;
+constexpr std::size_t regions_count = 24;
 
 /// Offsets of the regions that a call has, in the order in which they were taken.
 class Workspace {

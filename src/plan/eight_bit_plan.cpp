@@ -43,9 +43,9 @@ EightBitConfig with_recipe(EightBitConfig c, const Recipe& r) {
   c.qk = r.qk;
   c.pv = r.pv;
   c.row_scales = r.qk_scales == ScaleGroup::row;
-  c.v_row_scales = r.pv != Codes::input && r.v_scales == ScaleGroup::row;
+  c.v_row_scales = r.pv != OperandType::input && r.v_scales == ScaleGroup::row;
   c.rotated_v = r.rotate_v;
-  c.linear_exp2 = r.linear_exp2 && c.lazy_rescaling() && c.pv == Codes::e4m3;
+  c.linear_exp2 = r.linear_exp2 && c.lazy_rescaling() && c.pv == OperandType::e4m3;
   return c;
 }
 
@@ -66,7 +66,7 @@ EightBitConfig with_two_warpgroups(EightBitConfig c) {
 /// Values of more than 128 columns whose softmax finds a maximum a tile, which takes registers from P V.
 /// `joins`: V's scales by row join P, and take more.
 EightBitConfig with_narrow_parts(EightBitConfig c, bool joins, bool masked) {
-  const bool s8 = c.pv == Codes::s8;
+  const bool s8 = c.pv == OperandType::s8;
   switch (c.tiling.head_dim_v) {
     case 160: c.parts = 2; break;
     case 192: c.parts = s8 && (joins || masked) ? 2 : 3; break;
@@ -90,7 +90,7 @@ EightBitConfig with_tile(EightBitConfig c) {
   c.parts = c.tiling.head_dim_v == 96 && tile.parts == 2 ? 3 : tile.parts;  // of 32 columns
   // A maximum a tile takes registers, V's scales by row, lengths and a mask more: what is left holds two
   // warpgroups in place of three, or narrower parts.
-  const bool joins = c.pv != Codes::input && c.v_row_scales;
+  const bool joins = c.pv != OperandType::input && c.v_row_scales;
   const bool masked = c.mask.varlen || c.mask.causal || c.mask.local;
   if (c.tiling.head_dim_v > 64 && c.tiling.head_dim_v <= 128 && c.tiling.block_m == 192 &&
       (!c.lazy_rescaling() || c.mask.local || (c.mask.varlen && c.mask.causal))) {
@@ -100,7 +100,7 @@ EightBitConfig with_tile(EightBitConfig c) {
   if (c.tiling.block_m == 192 && !c.lazy_rescaling() && c.mask.varlen && (c.mask.causal || c.mask.local))
     c = with_two_warpgroups(c);
   if (c.tiling.head_dim_v > 96 && joins) c.parts = std::max(c.parts, 2);
-  if (c.pv == Codes::input) {  // P V adds to the output itself
+  if (c.pv == OperandType::input) {  // P V adds to the output itself
     if (c.tiling.block_m == 192) c = with_two_warpgroups(c);
     c.parts = 1;
   }
@@ -122,7 +122,7 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
   if (rows_k <= 512) {
     c.schedule.overlap = false;
     c.parts = 1;
-    c.schedule.pingpong = c.pv == Codes::s8;
+    c.schedule.pingpong = c.pv == OperandType::s8;
   } else if (rows_k >= 6144 && c.lazy_rescaling()) {
     c.schedule.pingpong = true;
   }
@@ -130,8 +130,8 @@ EightBitConfig with_keys(EightBitConfig c, std::int64_t rows_k) {
 }
 
 /// Whether a query sees so few keys that V is transposed by every tile of queries that reads it in less time
-/// than codes take to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many queries as
-/// keys: fewer queries transpose less, fewer heads of keys copy less.
+/// than quantized values take to be copied once (docs/kernels/quantiser.md, The plan). Measured with as many
+/// queries as keys: fewer queries transpose less, fewer heads of keys copy less.
 bool is_few_keys(const Problem& p) {
   const auto batch = static_cast<double>(std::max<std::int64_t>(p.batch, 1));
   const double queries = static_cast<double>(p.rows_q * p.heads_q) * (p.packed_q ? 1.0 : batch);
@@ -145,12 +145,12 @@ bool is_few_keys(const Problem& p) {
   return queries * keys <= most * (queries + 2.0 * rows_kv) / 3.0;
 }
 
-/// Codes of the caller's that the kernel can read where they are, and blocks of V that it has room to
-/// transpose.
+/// Quantized values of the caller's that the kernel can read where they are, and blocks of V that it has room
+/// to transpose.
 bool may_transpose(const Problem& p, EightBitConfig c) {
-  if (!p.of_codes() || c.pv != Codes::e4m3) return false;
+  if (!p.quantized_inputs() || c.pv != OperandType::e4m3) return false;
   c.transpose_v = true;
-  return eight_bit_objection(c).empty() && is_few_keys(p) && gpu::can_read_codes(p, c);
+  return eight_bit_objection(c).empty() && is_few_keys(p) && gpu::can_read_quantized(p, c);
 }
 
 int padded(std::int64_t head_dim) {
@@ -186,19 +186,20 @@ std::string eight_bit_objection(const EightBitConfig& c) {
     return fmt::format("needs {} bytes of shared memory, a block has {}", eight_bit_shared_bytes(c),
                        hopper_shared_bytes_per_sm - reserved_shared_bytes);
   }
-  if (c.transpose_v && (c.qk != Codes::e4m3 || c.pv != Codes::e4m3 || c.row_scales || c.v_row_scales)) {
+  if (c.transpose_v &&
+      (c.qk != OperandType::e4m3 || c.pv != OperandType::e4m3 || c.row_scales || c.v_row_scales)) {
     return "transpose_v takes e4m3 and scales by block or larger: others are arranged before";
   }
   if (c.transpose_v && c.rotated_v) return "transpose_v takes V as it is, not rotated";
-  if (c.linear_exp2 && (c.pv != Codes::e4m3 || !c.lazy_rescaling())) {
+  if (c.linear_exp2 && (c.pv != OperandType::e4m3 || !c.lazy_rescaling())) {
     return "linear_exp2 takes P in e4m3 and scales of V by block";
   }
   return {};
 }
 
 int eight_bit_local_bytes_allowed(const EightBitConfig& c) {
-  const bool int8 = c.pv == Codes::s8;
-  if (c.pv == Codes::input) return 0;
+  const bool int8 = c.pv == OperandType::s8;
+  if (c.pv == OperandType::input) return 0;
   if (c.tiling.head_dim_v <= 64) return int8 || !c.mask.varlen ? 0 : c.mask.causal ? 160 : 8;
   if (!int8) return 0;
   if (c.tiling.head_dim_v <= 128) return !c.mask.causal ? 0 : c.mask.varlen ? 44 : 24;
@@ -231,19 +232,19 @@ std::vector<std::string> explain_eight_bit(const Problem& problem, const Recipe&
                                            const EightBitConfig& c) {
   const EightBitTileLine& tile =
       tile_for(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local);
-  const char* before = c.transpose_v        ? ""
-                       : problem.of_codes() ? "arrange_codes and "
-                       : recipe.smooth_k    ? "mean_of_keys, quantize and "
-                                            : "quantize and ";
-  const char* codes = c.transpose_v        ? "are read where they are, V's transposed in shared memory"
-                      : problem.of_codes() ? "are copied into the layout that the kernel reads"
-                                           : "are found from 16-bit tensors";
+  const char* before = c.transpose_v                ? ""
+                       : problem.quantized_inputs() ? "arrange_quantized and "
+                       : recipe.smooth_k            ? "mean_of_keys, quantize and "
+                                                    : "quantize and ";
+  const char* quantized = c.transpose_v ? "are read where they are, V's transposed in shared memory"
+                          : problem.quantized_inputs() ? "are copied into the layout that the kernel reads"
+                                                       : "are found from 16-bit tensors";
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels {}eight_bit_forward: {}, head_dim {} padded to {}, head_dim_v {} to {}", before,
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
-      fmt::format("codes {}", codes),
+      fmt::format("quantized values {}", quantized),
       fmt::format("tile {} queries x {} keys, {} stages, P V in {} part(s), ping-pong {}: {}",
                   c.tiling.block_m, quant_block, c.stages, c.parts, c.schedule.pingpong ? "on" : "off",
                   tile.why),

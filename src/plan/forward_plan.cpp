@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
@@ -46,6 +47,45 @@ constexpr ForwardTileLine tiles[] = {
     {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
 
+constexpr const char* few_queries =
+    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
+/// Queries that a tile of one warpgroup holds, and the fewest keys worth sharing.
+constexpr int few = 64;
+constexpr int worth_sharing = 256;
+
+/// Whether CTAs share the keys of a step of generation or of a few queries at once (docs/kernels/decode.md
+/// has the numbers). A tile alone is read at the rate of one multiprocessor; shared ones at that of the
+/// memory, and `combine` takes its time. Lengths that only the device knows may be very unequal: whole tiles
+/// then wait for the longest, unless they are many.
+bool shares_keys(const Problem& p) {
+  constexpr double multiprocessors = 132;
+  constexpr double alone = 43e3;      // bytes a microsecond, one multiprocessor
+  constexpr double together = 4.1e6;  // all of them
+  constexpr double combining = 7;     // microseconds
+  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
+  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
+  const std::int64_t keys = p.packed_k ? p.rows_k / batch : p.rows_k;
+  const auto heads = static_cast<double>(batch * p.heads_q);  // a tile each
+  if (queries > few || keys < worth_sharing || heads >= 4 * multiprocessors) return false;
+  if (has_lengths(p)) return true;
+  const double bytes = static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * 2;
+  const double shared = heads * bytes / together + combining;
+  return shared < std::ceil(heads / multiprocessors) * bytes / alone && heads < multiprocessors;
+}
+
+/// As many stages as shared memory holds: what is in flight hides the latency of global memory.
+ForwardConfig with_shared_keys(ForwardConfig c) {
+  const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
+  c.tiling.block_m = few;
+  c.tiling.block_n = width <= 256 ? 128 : 64;
+  c.mask.varlen = true;
+  c.schedule = {.pingpong = false, .split = true};
+  c.stages = 1;
+  while (c.stages < 8 && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
+
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
 /// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
@@ -53,8 +93,10 @@ std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
-int padded(std::int64_t head_dim) {
-  return static_cast<int>((head_dim + 31) / 32 * 32);
+/// A multiple of 32; of 64 where single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
+int padded(std::int64_t head_dim, const Problem& p) {
+  const std::int64_t unit = p.pages.given() && p.pages.page_size % 2 != 0 ? 64 : 32;
+  return static_cast<int>((head_dim + unit - 1) / unit * unit);
 }
 
 ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
@@ -95,6 +137,7 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
+  if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
@@ -126,14 +169,16 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.tiling.head_dim_qk = padded(p.head_dim_qk);
-  c.tiling.head_dim_v = padded(p.head_dim_v);
+  c.tiling.head_dim_qk = padded(p.head_dim_qk, p);
+  c.tiling.head_dim_v = padded(p.head_dim_v, p);
   c.mask.causal = needs_right_mask(p);
   c.mask.local = needs_left_mask(p);
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
   c.mask.varlen = has_lengths(p);
+  c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
+  if (shares_keys(p)) return with_shared_keys(c);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
 }
@@ -181,16 +226,18 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 }
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const ForwardTileLine& tile =
-      forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
-                   keys_of(problem, c), c.mask.varlen);
+  const char* const why =
+      c.schedule.split ? few_queries
+                       : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
+                                      c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
+                             .why;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.tiling.block_m,
-                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", tile.why),
+                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
       fmt::format("{} persistent scheduler; unmasked blocks keep their rows' maxima, and are checked{}",
                   c.schedule.dynamic ? "dynamic" : "static",
                   c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),

@@ -14,8 +14,7 @@
 
 namespace tandem {
 
-/// Shared memory of one Hopper SM, of which every block takes 1 KB for the system: one block can have
-/// 227 KB.
+/// Shared memory of one Hopper SM, of which every CTA takes 1 KB for the system: one CTA can have 227 KB.
 constexpr int hopper_shared_bytes_per_sm = 228 * 1024;
 constexpr int reserved_shared_bytes = 1024;
 

@@ -18,8 +18,15 @@ namespace {
 Plan plan_cpu(const Problem& problem, const Execution& execution) {
   Plan plan;
   plan.backend = Device::Kind::cpu;
-  plan.cpu = cpu::choose(problem, execution.threads);
-  plan.workspace_bytes = cpu::workspace_bytes(problem, plan.cpu);
+  cpu::Steps& steps = plan.cpu;
+  if (problem.mixed() && has_fine_scales(problem)) {
+    steps.mixed = problem;
+    steps.problem = dequantized(problem);
+  } else {
+    steps.problem = problem;
+  }
+  steps.config = cpu::choose(steps.problem, execution.threads);
+  plan.workspace_bytes = cpu::workspace_bytes(steps);
   return plan;
 }
 
@@ -46,7 +53,7 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const gpu::Steps& 
 }
 
 std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& execution) {
-  const cpu::Config& c = plan.cpu;
+  const cpu::Config& c = plan.cpu.config;
   const char* wish = std::getenv("TANDEM_CPU_TARGET");
   const bool overridden = wish != nullptr && *wish != '\0';
   return {
@@ -66,18 +73,21 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   const bool cuda = plan.backend == Device::Kind::cuda;
   std::vector<std::string> lines = cuda ? cuda_reasons(problem, *plan.gpu) : cpu_reasons(plan, execution);
-  if (problem.mixed()) {
+  if (problem.mixed() && (cuda || has_fine_scales(problem))) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
                                 name_of(problem.k.dtype), name_of(problem.q.dtype),
                                 mixed_space(problem).bytes));
+  } else if (problem.mixed()) {
+    lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
+                                name_of(problem.k.dtype)));
   }
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward
                                ? "the backward of an 8-bit forward is 16-bit"
-                               : describe(cuda ? plan.gpu->recipe : plan.cpu.recipe);
-  lines.push_back(fmt::format("precision {}{}{}: {}", name_of(problem.precision),
-                              problem.strict ? ", strict" : "",
-                              problem.of_codes() ? ", of the caller's codes and scales" : "", what));
+                               : describe(cuda ? plan.gpu->recipe : plan.cpu.config.recipe);
+  lines.push_back(
+      fmt::format("precision {}{}{}: {}", name_of(problem.precision), problem.strict ? ", strict" : "",
+                  problem.quantized_inputs() ? ", of the caller's quantized values and scales" : "", what));
   return lines;
 }
 

@@ -16,7 +16,7 @@ namespace tandem {
 /// A call, decided. Nothing below looks at the problem to choose again.
 struct Plan {
   Device::Kind backend = Device::Kind::cpu;
-  cpu::Config cpu;                ///< read if backend is cpu
+  cpu::Steps cpu;                 ///< read if backend is cpu
   std::optional<gpu::Steps> gpu;  ///< given if it is cuda
   std::size_t workspace_bytes = 0;
 };

@@ -4,8 +4,10 @@
 
 #include <climits>
 
+#include "gpu/append_params.hpp"
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
+#include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -25,23 +27,35 @@ template <typename... Args>
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
-  if (p.of_codes() && p.precision == Precision::exact) {
+  if (p.quantized_inputs() && p.precision == Precision::exact) {
     unsupported(
         "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
         name_of(p.q.dtype));
   }
-  if (p.of_codes() && p.out.dtype == DType::f32) {
+  if (p.quantized_inputs() && p.out.dtype == DType::f32) {
     unsupported("out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
   }
-  if (!p.of_codes() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
+  if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));
+  }
+  if (p.pages.given() && p.leftpad_k.given()) {
+    unsupported(
+        "leftpad_k with page_table has no GPU kernel; begin each sequence at the first row of a page, or "
+        "copy "
+        "the tensors to the CPU");
+  }
+  if (p.of_cache() && p.mixed()) {
+    unsupported(
+        "k and v in {} are not read from a cache by GPU kernels; convert them to {}, or copy the "
+        "tensors to the CPU",
+        name_of(p.k.dtype), name_of(p.q.dtype));
   }
   for (const std::int64_t head_dim : {p.head_dim_qk, p.head_dim_v}) {
     if (head_dim > 256)
       unsupported("head_dim {} is above 256, the GPU kernels' most; copy the tensors to the CPU", head_dim);
   }
-  for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch}) {
+  for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
   }
@@ -80,7 +94,7 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
     return add_eight_bit(steps, config, choose_quantize_config(p, steps.recipe));
   }
   if (problem.mixed()) {
-    p = dequantized(problem, nullptr);
+    p = dequantized(problem);
     add_dequantize(steps, problem, choose_dequantize_config(problem));
   }
   fold_heads_into_rows(p);
@@ -101,12 +115,48 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   return plan;
 }
 
-gpu::QuantizeSteps plan_quantize(const QuantizeJob& job) {
-  check_gpu(job.device.index);
-  if (job.x.dtype == DType::f32) {
+gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem) {
+  check_gpu(problem.device.index);
+  if (problem.x.dtype == DType::f32) {
     unsupported("quantize has no GPU kernel for f32; convert x to f16 or bf16, or copy it to the CPU");
   }
-  return quantize_steps(job, choose_tensor_config(job), gpu::properties(job.device.index).multiprocessors);
+  return quantize_steps(problem, choose_tensor_config(problem),
+                        gpu::properties(problem.device.index).multiprocessors);
+}
+
+gpu::AppendSteps plan_append(const AppendJob& job) {
+  for (const std::int64_t extent : {job.tokens(), job.batch, job.heads_kv, job.heads_q}) {
+    if (extent > INT_MAX / 2) {
+      unsupported("an extent of {} is above the GPU kernels' {}; split the append", extent, INT_MAX / 2);
+    }
+  }
+  check_gpu(job.device.index);
+  return append_steps(job, choose_append_config(job), gpu::properties(job.device.index).multiprocessors);
+}
+
+gpu::MergeSteps plan_merge(const MergeJob& job) {
+  for (const std::int64_t extent : {job.rows, job.heads}) {
+    if (extent > INT_MAX) {
+      unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
+    }
+  }
+  const MergePart& first = job.parts.front();
+  for (std::size_t i = 1; i < job.parts.size(); ++i) {
+    const bool same =
+        gpu::same_strides(job.parts[i].out, first.out) && gpu::same_strides(job.parts[i].lse, first.lse);
+    if (same) continue;
+    unsupported(
+        "outs[{}] or its lse has other strides than outs[0]; on a GPU all parts have one layout: make "
+        "them contiguous",
+        i);
+  }
+  if (job.parts.size() > merge_most_parts && !gpu::parts_are_even(job)) {
+    unsupported(
+        "outs has {} parts in places of their own, above the GPU kernel's {}; stack them in one tensor",
+        job.parts.size(), merge_most_parts);
+  }
+  check_gpu(job.device.index);
+  return merge_steps(job, choose_merge_config(job), gpu::properties(job.device.index).multiprocessors);
 }
 
 }  // namespace tandem

@@ -11,7 +11,11 @@ namespace tandem {
 Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr);
 
 /// The same of a call to quantize, on the GPU of its tensors.
-gpu::QuantizeSteps plan_quantize(const QuantizeJob& job);
+gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem);
+
+/// The same of calls to append_kv and merge.
+gpu::AppendSteps plan_append(const AppendJob& job);
+gpu::MergeSteps plan_merge(const MergeJob& job);
 
 /// Throws Error (unsupported) where the kernels cannot run on that device, or there is no driver.
 void check_gpu(int index);

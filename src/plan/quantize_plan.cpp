@@ -11,22 +11,23 @@ QuantizeConfig choose_arrange_config(const Problem& p, const Recipe& r) {
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
   c.varlen = has_lengths(p);
-  c.vectors = gpu::allows_code_vectors(p.q, p.head_dim_qk) && gpu::allows_code_vectors(p.k, p.head_dim_qk) &&
-              gpu::allows_code_vectors(p.v, p.head_dim_v);
+  c.vectors = gpu::allows_quantized_vectors(p.q, p.head_dim_qk) &&
+              gpu::allows_quantized_vectors(p.k, p.head_dim_qk) &&
+              gpu::allows_quantized_vectors(p.v, p.head_dim_v);
   return c;
 }
 
 }  // namespace
 
 QuantizeConfig choose_quantize_config(const Problem& p, const Recipe& r) {
-  if (p.of_codes()) return choose_arrange_config(p, r);
+  if (p.quantized_inputs()) return choose_arrange_config(p, r);
   QuantizeConfig c = with_recipe(QuantizeConfig{}, r);
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
   c.varlen = has_lengths(p);
   c.vectors = gpu::allows_vectors(p.q, p.head_dim_qk) && gpu::allows_vectors(p.k, p.head_dim_qk) &&
-              (r.pv == Codes::input || gpu::allows_vectors(p.v, p.head_dim_v));
+              (r.pv == OperandType::input || gpu::allows_vectors(p.v, p.head_dim_v));
   return c;
 }
 
@@ -35,30 +36,32 @@ QuantizeConfig choose_dequantize_config(const Problem& p) {
   c.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.head_dim_qk = gpu::as_int(p.head_dim_qk);
   c.head_dim_v = gpu::as_int(p.head_dim_v);
-  c.qk = c.pv = p.k.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
+  c.qk = c.pv = p.k.dtype == DType::s8 ? OperandType::s8 : OperandType::e4m3;
   c.varlen = has_lengths(p);
-  c.vectors = gpu::allows_code_vectors(p.k, p.head_dim_qk) && gpu::allows_code_vectors(p.v, p.head_dim_v);
+  c.vectors =
+      gpu::allows_quantized_vectors(p.k, p.head_dim_qk) && gpu::allows_quantized_vectors(p.v, p.head_dim_v);
   return c;
 }
 
-QuantizeConfig choose_tensor_config(const QuantizeJob& job) {
+QuantizeConfig choose_tensor_config(const QuantizeProblem& problem) {
   QuantizeConfig c;
-  c.element = job.x.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.head_dim_qk = gpu::as_int(job.head_dim);
+  c.element = problem.x.dtype == DType::f16 ? Element::f16 : Element::bf16;
+  c.head_dim_qk = gpu::as_int(problem.head_dim);
   c.head_dim_v = c.head_dim_qk;
-  c.qk = job.codes.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
-  c.pv = Codes::input;
-  c.qk_scales = job.group;
-  c.rotate_qk = job.rotate;
-  c.smooth_k = job.mean.given();
-  c.rotary = job.cos.given();
-  c.interleaved = c.rotary && job.interleaved;
-  c.vectors = gpu::allows_vectors(job.x, job.head_dim) && gpu::allows_code_vectors(job.codes, job.head_dim);
+  c.qk = problem.codes.dtype == DType::s8 ? OperandType::s8 : OperandType::e4m3;
+  c.pv = OperandType::input;
+  c.qk_scales = problem.group;
+  c.rotate_qk = problem.rotate;
+  c.smooth_k = problem.mean.given();
+  c.rotary = problem.cos.given();
+  c.interleaved = c.rotary && problem.interleaved;
+  c.vectors = gpu::allows_vectors(problem.x, problem.head_dim) &&
+              gpu::allows_quantized_vectors(problem.codes, problem.head_dim);
   return c;
 }
 
 int quantize_local_bytes_allowed(const QuantizeConfig& c) {
-  return c.varlen && c.qk == Codes::s8 && c.head_dim_qk == 128 ? 28 : 0;
+  return c.varlen && c.qk == OperandType::s8 && c.head_dim_qk == 128 ? 28 : 0;
 }
 
 std::vector<QuantizeConfig> shipped_quantize_configs() {

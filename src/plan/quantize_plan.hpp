@@ -5,7 +5,7 @@
 
 #include "kernels/config/quantize.hpp"
 #include "problem/problem.hpp"
-#include "problem/quantize_job.hpp"
+#include "problem/quantize_problem.hpp"
 
 namespace tandem {
 
@@ -21,18 +21,18 @@ constexpr QuantizeConfig with_recipe(QuantizeConfig config, const Recipe& recipe
   return config;
 }
 
-/// The kernel that makes the codes of an 8-bit call: of a problem of codes arrange_codes, of another
-/// quantize.
+/// The kernel that makes the quantized values of an 8-bit call: of a quantized problem arrange_quantized, of
+/// another quantize.
 QuantizeConfig choose_quantize_config(const Problem& problem, const Recipe& recipe);
 
 /// The same for a mixed problem, whose kernel is dequantize.
 QuantizeConfig choose_dequantize_config(const Problem& problem);
 
 /// The same for a call to quantize, whose tensor takes k's place.
-QuantizeConfig choose_tensor_config(const QuantizeJob& job);
+QuantizeConfig choose_tensor_config(const QuantizeProblem& problem);
 
 /// Bytes of local memory that the quantiser of a Config may take: that of packed sequences in s8 is a few
-/// registers short at head dimension 128, where two blocks of threads have 64 each, once a job of 32 KB.
+/// registers short at head dimension 128, where two thread blocks have 64 each, once an item of 32 KB.
 int quantize_local_bytes_allowed(const QuantizeConfig& config);
 
 /// Configs that are compiled into the library: every precision at the usual models' head dimensions, in bf16.

@@ -60,10 +60,11 @@ bool add_quantize_launches(gpu::StepList& list, const QuantizeConfig& config, st
   }
   if (exceeds_block(config.qk_scales) && items_k > 0) {
     list.add({.kernel = Kernel::largest_of_groups, .config = config, .grid = grid_of(items_k)});
-    before = false;  // the codes' kernel does not wait for it
+    before = false;  // the quantiser does not wait for it
   }
   if (items == 0) return false;
-  // Blocks of threads stay, each with its next job on the way: as many as the device holds.
+  // Thread blocks are persistent, each with the loads of its next item under way: as many as the device
+  // holds.
   const std::int64_t most = std::int64_t{multiprocessors} * config.blocks_per_sm();
   list.add({.kernel = Kernel::quantize,
             .config = config,
@@ -91,7 +92,19 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
     make_loadable(steps, which,
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, which); });
   }
-  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
+  if (!config.schedule.split) {
+    steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
+    return;
+  }
+  const int ctas = gpu::split_ctas(steps.problem, config.tiling, steps.multiprocessors);
+  steps.workspace.take(Region::part_out, partial_outputs(config.tiling, ctas) * std::int64_t{sizeof(float)});
+  steps.workspace.take(Region::part_lse, partial_lses(config.tiling, ctas) * std::int64_t{sizeof(float)});
+  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = grid_of(ctas)});
+  if (ctas == 1) return;
+  steps.list.add({.kernel = Kernel::combine,
+                  .config = combine_config(config),
+                  .grid = grid_of(std::int64_t{ctas - 1} * (config.tiling.block_m / combine_rows)),
+                  .programmatic = true});
 }
 
 void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& config) {
@@ -108,11 +121,11 @@ void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& 
 
 bool add_quantizer(Steps& steps, const QuantizeConfig& config) {
   const gpu::QuantizeItems items = gpu::quantize_items(steps.problem, steps.recipe);
-  if (!steps.problem.of_codes()) {
+  if (!steps.problem.quantized_inputs()) {
     return add_quantize_launches(steps.list, config, items.k, items.total(), steps.multiprocessors);
   }
   if (items.total() == 0) return false;
-  steps.list.add({.kernel = Kernel::arrange_codes, .config = config, .grid = grid_of(items.total())});
+  steps.list.add({.kernel = Kernel::arrange_quantized, .config = config, .grid = grid_of(items.total())});
   return true;
 }
 
@@ -126,7 +139,7 @@ void add_eight_bit(Steps& steps, const EightBitConfig& config, const QuantizeCon
     steps.workspace = gpu::quantized_workspace(steps.problem, steps.recipe);
   }
   steps.maps = gpu::eight_bit_maps(steps.problem, config);
-  if (config.pv == Codes::input) {
+  if (config.pv == OperandType::input) {
     make_loadable(steps, Loaded::v,
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, Loaded::v); });
   }
@@ -158,7 +171,7 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
     steps.list.add({.kernel = Kernel::backward,
                     .config = config,
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
-                    // In a fixed order blocks wait for others'. Beside another such grid, half of each being
+                    // In a fixed order CTAs wait for others. Beside another such grid, half of each being
                     // resident, none would end. Such a launch cannot be programmatic, too.
                     .programmatic = rows > 0 && !config.schedule.deterministic,
                     .resident = config.schedule.deterministic});
@@ -173,11 +186,12 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
     steps.list.add({.kernel = Kernel::backward_sink, .config = rows_config, .grid = grid_of(p.heads_q)});
 }
 
-gpu::QuantizeSteps quantize_steps(const QuantizeJob& job, const QuantizeConfig& config, int multiprocessors) {
+gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,
+                                  int multiprocessors) {
   gpu::QuantizeSteps steps;
-  steps.job = job;
-  steps.workspace = gpu::tensor_workspace(job);
-  const std::int64_t items = gpu::tensor_items(job);
+  steps.problem = problem;
+  steps.workspace = gpu::tensor_workspace(problem);
+  const std::int64_t items = gpu::tensor_items(problem);
   add_quantize_launches(steps.list, config, items, items, multiprocessors);
   return steps;
 }

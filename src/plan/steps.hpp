@@ -11,20 +11,21 @@ namespace tandem {
 
 void add_forward(gpu::Steps& steps, const ForwardConfig& config);
 
-/// The copies of k and v that dequantize writes come first in the workspace. `problem` has their codes, and
-/// steps.problem is what dequantized() makes of it.
+/// The copies of k and v that dequantize writes come first in the workspace. `problem` has their quantized
+/// values, and steps.problem is what dequantized() makes of it.
 void add_dequantize(gpu::Steps& steps, const Problem& problem, const QuantizeConfig& config);
 
-/// `quantizer` makes the codes, by `add_quantizer`.
+/// `quantizer` makes the quantized values, by `add_quantizer`.
 void add_eight_bit(gpu::Steps& steps, const EightBitConfig& config, const QuantizeConfig& quantizer);
 
 void add_backward(gpu::Steps& steps, const BackwardConfig& config);
 
-/// Codes and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged where the
-/// caller has them. Whether the step after it may start while the last one ends.
+/// Quantized values and scales of q, k and v, in workspace that quantized_workspace has: found, or arranged
+/// where the caller has them. Whether the step after it may start while the last one ends.
 bool add_quantizer(gpu::Steps& steps, const QuantizeConfig& config);
 
 /// The steps of a call to tandem::quantize.
-gpu::QuantizeSteps quantize_steps(const QuantizeJob& job, const QuantizeConfig& config, int multiprocessors);
+gpu::QuantizeSteps quantize_steps(const QuantizeProblem& problem, const QuantizeConfig& config,
+                                  int multiprocessors);
 
 }  // namespace tandem

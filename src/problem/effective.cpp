@@ -11,7 +11,8 @@ bool needs_left_mask(const Problem& p) {
   return p.window_left >= 0 && p.window_left < p.rows_k - 1;
 }
 bool has_lengths(const Problem& p) {
-  return p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given();
+  return p.cu_seqlens_q.given() || p.cu_seqlens_k.given() || p.seqused_q.given() || p.seqused_k.given() ||
+         p.of_cache();
 }
 
 void fold_heads_into_rows(Problem& p) {

@@ -1,5 +1,5 @@
-// 16-bit (or f32) queries on 8-bit keys and values: K and V of such a problem as they are in the queries'
-// dtype. Values are code * scale in f32, rounded once more to that dtype.
+// 16-bit (or f32) queries on 8-bit keys and values: which of them become a copy in the queries' dtype first,
+// and that copy. Its elements are quantized value * scale in f32, rounded once more to that dtype.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,15 @@
 #include "problem/problem.hpp"
 
 namespace tandem {
+
+/// Whether k or v has scales by block or row. Others are factors of the logits and of out: the CPU's kernels
+/// then convert the 8-bit values, which every dtype has, on their way into products.
+inline bool has_fine_scales(const Problem& p) {
+  const auto fine = [](const Scales& s) {
+    return s.group == ScaleGroup::block || s.group == ScaleGroup::row;
+  };
+  return fine(p.k_scale) || fine(p.v_scale);
+}
 
 /// Where K and V lie in scratch memory: [batch, or 1 if packed][kv head][row][pitch], 256-byte aligned.
 struct MixedSpace {
@@ -31,25 +40,28 @@ inline MixedSpace mixed_space(const Problem& p) {
   return s;
 }
 
-/// The problem with K and V in `memory` in place of the codes. Null where the problem is only planned: they
-/// then have an address that is never read.
-inline Problem dequantized(const Problem& problem, void* memory) {
+/// The problem with K and V in the dtype of Q in place of the quantized values, laid out as mixed_space says.
+/// A plan does not know the workspace yet: they have an address that is never read.
+inline Problem dequantized(const Problem& problem) {
   alignas(256) static constexpr std::byte nowhere{};
   const MixedSpace space = mixed_space(problem);
   Problem p = problem;
-  const auto operand = [&](std::size_t at, std::int64_t pitch) {
-    void* const data = memory != nullptr ? static_cast<std::byte*>(memory) + at
-                                         : const_cast<void*>(static_cast<const void*>(&nowhere));
-    return Operand{.data = data,
+  const auto operand = [&p](std::int64_t pitch) {
+    return Operand{.data = const_cast<std::byte*>(&nowhere),
                    .dtype = p.q.dtype,
                    .batch_stride = p.packed_k ? 0 : p.heads_kv * p.rows_k * pitch,
                    .row_stride = pitch,
                    .head_stride = p.rows_k * pitch};
   };
-  p.k = operand(0, space.k_pitch);
-  p.v = operand(space.v, space.v_pitch);
+  p.k = operand(space.k_pitch);
+  p.v = operand(space.v_pitch);
   p.k_scale = p.v_scale = {};
   return p;
+}
+/// Sets the addresses of K and V, in `memory`, of a problem that dequantized() gave.
+inline void place_dequantized(Problem& problem, std::byte* memory) {
+  problem.k.data = memory;
+  problem.v.data = memory + mixed_space(problem).v;
 }
 
 }  // namespace tandem

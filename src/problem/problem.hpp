@@ -38,11 +38,11 @@ struct Lengths {
   }
 };
 
-constexpr bool is_code(DType dtype) {
+constexpr bool is_eight_bit(DType dtype) {
   return dtype == DType::e4m3 || dtype == DType::s8;
 }
 
-/// f32 dequantisation scales of 8-bit codes; stride 0 where one scale serves all.
+/// f32 dequantisation scales of 8-bit values; stride 0 where one scale serves all.
 struct Scales {
   const float* data = nullptr;
   std::int64_t batch_stride = 0;
@@ -54,6 +54,29 @@ struct Scales {
   /// Of a (batch, kv head): group `head` alone.
   [[nodiscard]] float at(std::int64_t batch, std::int64_t kv_head) const {
     return data != nullptr ? data[batch * batch_stride + kv_head * head_stride] : 1.0F;
+  }
+};
+
+/// Which page of k and v holds which rows of a sequence. k and v are (pages, page_size, heads_kv, head_dim):
+/// their batch_stride leads from page to page, their row_stride from row to row of one.
+struct Pages {
+  const void* table = nullptr;  ///< (batch, per_sequence), i32 or i64
+  bool wide = false;            ///< i64
+  std::int64_t batch_stride = 0;
+  std::int64_t stride = 1;
+  std::int64_t per_sequence = 0;
+  std::int64_t count = 0;  ///< pages of the cache
+  std::int64_t page_size = 1;
+
+  [[nodiscard]] bool given() const { return table != nullptr; }
+  /// Entry `i` of sequence `b` as it is written.
+  [[nodiscard]] std::int64_t entry(std::int64_t b, std::int64_t i) const {
+    const std::int64_t at = b * batch_stride + i * stride;
+    return wide ? static_cast<const std::int64_t*>(table)[at] : static_cast<const std::int32_t*>(table)[at];
+  }
+  /// The same, clamped to the cache whatever is written.
+  [[nodiscard]] std::int64_t page(std::int64_t b, std::int64_t i) const {
+    return std::clamp<std::int64_t>(entry(b, i), 0, count - 1);
   }
 };
 
@@ -69,7 +92,7 @@ struct Problem {
   std::int64_t head_dim_qk = 0;
   std::int64_t head_dim_v = 0;
   std::int64_t rows_q = 0;  ///< rows of q in one batch entry, or in all (packed_q)
-  std::int64_t rows_k = 0;
+  std::int64_t rows_k = 0;  ///< with pages, those that one sequence can have
   bool packed_q = false;
   bool packed_k = false;
 
@@ -94,11 +117,19 @@ struct Problem {
   std::int64_t dsink_stride = 1;
   Scales q_scale, k_scale, v_scale;
   Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  Pages pages;
+  Lengths leftpad_k;
+  Lengths cache_batch_idx;
+  std::int64_t cache_batch = 0;  ///< entries of k and v, read with cache_batch_idx
 
-  /// q, k and v are 8-bit codes.
-  [[nodiscard]] bool of_codes() const { return is_code(q.dtype); }
+  /// q, k and v are 8-bit values.
+  [[nodiscard]] bool quantized_inputs() const { return is_eight_bit(q.dtype); }
   /// k and v alone are.
-  [[nodiscard]] bool mixed() const { return is_code(k.dtype) && !is_code(q.dtype); }
+  [[nodiscard]] bool mixed() const { return is_eight_bit(k.dtype) && !is_eight_bit(q.dtype); }
+  /// k and v are in pages, chosen by index, or padded on the left.
+  [[nodiscard]] bool of_cache() const {
+    return pages.given() || leftpad_k.given() || cache_batch_idx.given();
+  }
   [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
 };
 
@@ -125,7 +156,29 @@ inline Rows query_rows(const Problem& p, std::int64_t b) {
   return sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
 }
 inline Rows key_rows(const Problem& p, std::int64_t b) {
-  return sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, b);
+  Rows r =
+      sequence_rows(p.cu_seqlens_k, p.seqused_k, p.pages.given() && p.pages.count == 0 ? 0 : p.rows_k, b);
+  if (p.leftpad_k.given()) {
+    const std::int64_t skipped = std::clamp<std::int64_t>(p.leftpad_k[b], 0, r.used);
+    r.begin += skipped;
+    r.used -= skipped;
+  }
+  if (p.cache_batch_idx.given() && (p.cache_batch_idx[b] < 0 || p.cache_batch_idx[b] >= p.cache_batch)) {
+    r.used = 0;
+  }
+  return r;
+}
+
+/// Where a row of sequence `b` lies in k and v: in which entry (or page) and in which row of it.
+struct KeyPlace {
+  std::int64_t batch = 0;
+  std::int64_t row = 0;
+};
+inline KeyPlace key_place(const Problem& p, std::int64_t b, std::int64_t row) {
+  if (p.pages.given()) {
+    return {.batch = p.pages.page(b, row / p.pages.page_size), .row = row % p.pages.page_size};
+  }
+  return {.batch = p.cache_batch_idx.given() ? p.cache_batch_idx[b] : b, .row = row};
 }
 
 /// Keys [first, last) of a sequence that query `i` sees, given the lengths in use. Empty if first >= last.

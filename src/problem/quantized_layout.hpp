@@ -1,23 +1,23 @@
-// Where the quantiser puts codes and scales, and where the 8-bit attention kernel finds them. Plain
-// aggregates, no includes but these: the same file serves the host compiler and NVRTC.
+// Where the quantiser puts quantized values and scales, and where the 8-bit attention kernel finds them.
+// Plain aggregates, no includes but these: the same file serves the host compiler and NVRTC.
 //
 // Blocks are 128 rows (quant_block) counted from a sequence's first row in use. Each sequence has an axis of
 // whole blocks to itself: without packing the batch index tells sequences apart; packed ones lie on one axis,
 // sequence b from block number begin / 128 + b on (`first_block`), which needs no sum over the sequences
 // before it and never overlaps. "Padded row" r of a sequence is 128 * first_block + r on that axis.
 //
-//   q, k     codes [batch][head][row][pitch]; packed: [1][head][rows of all sequences][pitch], rows as the
-//            user's. pitch = code_pitch(head_dim); only the first head_dim codes of a row are read.
-//   v        codes [batch][kv head][code_pitch(head_dim_v)][padded keys]; packed: [1][kv head]... Keys are
+//   q, k     [batch][head][row][pitch]; packed: [1][head][rows of all sequences][pitch], rows as the
+//            user's. pitch = quantized_pitch(head_dim); of a row only the first head_dim values are read.
+//   v        [batch][kv head][quantized_pitch(head_dim_v)][padded keys]; packed: [1][kv head]... Keys are
 //            contiguous and stand, within each 16, in the order of v_key_of. Up to the end of a sequence's
-//            last block all keys past its rows in use have code 0. Rows from head_dim_v on are not read.
+//            last block all keys past its rows in use are 0. Rows from head_dim_v on are not read.
 //            Where takes_zero_point says so they are stored as u8 with zero point 128.
-//   scales   f32, value = code * scale. By block: [batch][head][blocks]; by row: [batch][head][padded rows];
+//   scales   f32 factors of the values. By block: [batch][head][blocks]; by row: [batch][head][padded rows];
 //            packed: [1][head]... A group that is larger than a block has stride 0 along it. Scales by row of
 //            V are 0 for keys past a sequence's rows in use, up to the end of its last block. A negative
 //            scale by block stands for its magnitude, and says that a row of the block has a nan_marker.
 //            The attention kernel is given the magnitude of the softmax's scale: where the user's is
-//            negative, q's codes have the other sign.
+//            negative, q's quantized values have the other sign.
 //   shift    f32 [batch][query head][padded rows]: what the removal of K's mean took off a row's logits,
 //            scale * q_i . mean (natural logarithm; before a softcap). Null where no mean was removed.
 #pragma once
@@ -26,8 +26,8 @@
 
 namespace tandem {
 
-/// Elements from row to row of a matrix of codes: TMA wants multiples of 16 bytes.
-constexpr long long code_pitch(long long head_dim) {
+/// Elements from row to row of a matrix of quantized values: TMA wants multiples of 16 bytes.
+constexpr long long quantized_pitch(long long head_dim) {
   return (head_dim + 15) / 16 * 16;
 }
 
@@ -56,8 +56,8 @@ static_assert(v_key_of(4) == 2 && v_key_of(6) == 10 && v_position_of(10) == 6 &&
 /// Whether V's s8 values, with scales by block, are stored as u8 with zero point 128. Their products with P,
 /// which is u8 too, are then not negative, and the sums need no conversion to f32 (tile/tile_softmax.cuh). Up
 /// to 128 columns that costs more than it saves.
-constexpr bool takes_zero_point(Codes pv, bool row_scales, long long head_dim_v) {
-  return pv == Codes::s8 && !row_scales && head_dim_v > 128;
+constexpr bool takes_zero_point(OperandType pv, bool row_scales, long long head_dim_v) {
+  return pv == OperandType::s8 && !row_scales && head_dim_v > 128;
 }
 /// Four s8 values combined with this (exclusive or) are the u8 values with zero point 128. It applies to
 /// values that stand for no key too.

@@ -6,7 +6,7 @@
 namespace tandem {
 
 /// What an operand of a product is rounded to. `input` leaves it in the 16 bits it came in.
-enum class Codes : int { e4m3, s8, input };
+enum class OperandType : int { e4m3, s8, input };
 
 /// The elements of a head that share a scale: all of the tensor, all of one (batch, head), a block of
 /// `quant_block` rows, one row, or one channel of a block.
@@ -16,7 +16,7 @@ enum class ScaleGroup : int { tensor, head, block, row, channel };
 /// depend on how sequences are batched, packed or tiled.
 constexpr int quant_block = 128;
 
-/// The largest magnitudes that codes hold.
+/// The largest magnitudes that quantized values hold.
 constexpr float largest_e4m3 = 448.0F;
 constexpr float largest_s8 = 127.0F;
 /// s8 has no NaN. If a row of Q or K shares its scale with others and holds a NaN or an infinity, its first
@@ -66,8 +66,8 @@ constexpr int sampled_keys(int keys) {
 }
 
 struct Recipe {
-  Codes qk = Codes::e4m3;
-  Codes pv = Codes::e4m3;
+  OperandType qk = OperandType::e4m3;
+  OperandType pv = OperandType::e4m3;
   ScaleGroup qk_scales = ScaleGroup::block;  ///< of q and of k, each by its own rows
   ScaleGroup v_scales = ScaleGroup::block;
   bool rotate_qk = true;  ///< random signs and a Hadamard matrix, which leave Q K^T as it is
@@ -82,9 +82,11 @@ struct Recipe {
 };
 
 constexpr Recipe fp8_recipe{.linear_exp2 = true};
-constexpr Recipe int8_recipe{.qk = Codes::s8, .pv = Codes::s8, .rotate_v = true};
-constexpr Recipe int8_accurate_recipe{
-    .qk = Codes::s8, .pv = Codes::input, .qk_scales = ScaleGroup::row, .v_scales = ScaleGroup::row};
+constexpr Recipe int8_recipe{.qk = OperandType::s8, .pv = OperandType::s8, .rotate_v = true};
+constexpr Recipe int8_accurate_recipe{.qk = OperandType::s8,
+                                      .pv = OperandType::input,
+                                      .qk_scales = ScaleGroup::row,
+                                      .v_scales = ScaleGroup::row};
 
 /// The same without a scale or a mean that looks at rows of the future: every row has its own, V's too, which
 /// joins P before P is rounded. A key of much weight and little value (an attention sink) then leaves P's

@@ -5,11 +5,11 @@
 namespace tandem {
 namespace {
 
-const char* name_of(Codes codes) {
-  switch (codes) {
-    case Codes::e4m3: return "e4m3";
-    case Codes::s8: return "s8";
-    case Codes::input: return "16-bit";
+const char* name_of(OperandType type) {
+  switch (type) {
+    case OperandType::e4m3: return "e4m3";
+    case OperandType::s8: return "s8";
+    case OperandType::input: return "16-bit";
   }
   return "unknown";
 }
@@ -35,14 +35,15 @@ Recipe recipe_of(Precision precision, bool is_strict) {
 }
 
 Recipe recipe_of(const Problem& p) {
-  if (!p.of_codes()) return recipe_of(p.precision, p.strict);
-  const Codes codes = p.q.dtype == DType::s8 ? Codes::s8 : Codes::e4m3;
+  if (!p.quantized_inputs()) return recipe_of(p.precision, p.strict);
+  const OperandType type = p.q.dtype == DType::s8 ? OperandType::s8 : OperandType::e4m3;
   const auto by_row = [](const Scales& s) { return s.group == ScaleGroup::row; };
-  const ScaleGroup group = codes == Codes::s8 || by_row(p.q_scale) || by_row(p.k_scale) || by_row(p.v_scale)
-                               ? ScaleGroup::row
-                               : ScaleGroup::block;
-  return {.qk = codes,
-          .pv = codes,
+  const ScaleGroup group =
+      type == OperandType::s8 || by_row(p.q_scale) || by_row(p.k_scale) || by_row(p.v_scale)
+          ? ScaleGroup::row
+          : ScaleGroup::block;
+  return {.qk = type,
+          .pv = type,
           .qk_scales = group,
           .v_scales = group,
           .rotate_qk = false,
@@ -54,7 +55,7 @@ Recipe recipe_of(const Problem& p) {
 std::string describe(const Recipe& r) {
   std::string text = fmt::format("Q K^T in {}, one scale a {}{}{}", name_of(r.qk), name_of(r.qk_scales),
                                  r.rotate_qk ? ", rotated" : "", r.smooth_k ? ", K's mean removed" : "");
-  if (r.pv == Codes::input) return text + "; P V in 16 bits";
+  if (r.pv == OperandType::input) return text + "; P V in 16 bits";
   return text + fmt::format("; P V in {}, one scale a {} of V{}, promoted every {} tile(s){}", name_of(r.pv),
                             name_of(r.v_scales), r.rotate_v ? ", rotated" : "", r.promote_every,
                             r.linear_exp2 ? ", half of the exponentials linear" : "");

@@ -11,8 +11,9 @@ namespace tandem {
 /// `precision` is not exact.
 Recipe recipe_of(Precision precision, bool strict);
 
-/// What a problem with a precision follows: of codes that the caller brings, nothing is left but their groups
-/// of scales, which are blocks (as larger ones are taken) or, if one tensor has them or codes are s8, rows.
+/// What a problem with a precision follows: of caller-supplied quantized values, nothing is left but
+/// their groups of scales, which are blocks (as larger ones are taken) or, if one tensor has them or
+/// the values are s8, rows.
 Recipe recipe_of(const Problem& problem);
 
 /// One line for explain.

@@ -5,27 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tandem/tandem.h"
+#include "c_check.h"
 
-static int failures = 0;
-
-#define CHECK(condition)                                             \
-  do {                                                               \
-    if (!(condition)) {                                              \
-      printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      printf("  last error: %s\n", tandem_last_error());             \
-      ++failures;                                                    \
-    }                                                                \
-  } while (0)
-
-#define CHECK_FAILS(call, status, message)                                           \
-  do {                                                                               \
-    CHECK((call) == (status));                                                       \
-    if (strcmp(tandem_last_error(), (message)) != 0) {                               \
-      printf("%s:%d: message is \"%s\"\n", __FILE__, __LINE__, tandem_last_error()); \
-      ++failures;                                                                    \
-    }                                                                                \
-  } while (0)
+int failures = 0;
 
 enum { seqlen = 3, heads = 2, head_dim = 8, elements = seqlen * heads * head_dim };
 
@@ -153,53 +135,6 @@ static void test_workspace_and_explain(void) {
   free(text);
 }
 
-static void test_quantize(void) {
-  float x[2][8] = {{1.0F, -2.0F, 127.0F, 0.4F, 0.0F, 3.5F, -127.0F, 64.0F}, {0.0F}};
-  int8_t codes[2][8];
-  float scales[2];
-  tandem_quantize_args args = tandem_quantize_args_default();
-  args.granularity = tandem_granularity_row;
-  args.x = tandem_contiguous(x, tandem_f32, 3, (int64_t[]){2, 1, 8});
-  args.codes = tandem_contiguous(codes, tandem_s8, 3, (int64_t[]){2, 1, 8});
-  args.scales = tandem_contiguous(scales, tandem_f32, 2, (int64_t[]){1, 2});
-  CHECK(tandem_quantize(&args, NULL) == tandem_ok);
-  CHECK(scales[0] == 1.0F && scales[1] == 0.0F);
-  CHECK(codes[0][1] == -2 && codes[0][2] == 127 && codes[0][3] == 0 && codes[0][5] == 4 && codes[1][0] == 0);
-  CHECK_FAILS(tandem_quantize(NULL, NULL), tandem_invalid_argument,
-              "args is NULL; pass the address of a tandem_quantize_args");
-}
-
-/* A rotary embedding by 90 degrees on the way: (a, b) becomes (-b, a), of halves or of neighbours. */
-static void test_quantize_rotary(void) {
-  float x[16], cosines[8] = {0.0F}, sines[8];
-  int8_t codes[16];
-  float scale = NAN;
-  for (int i = 0; i < 16; ++i) x[i] = (float)(i + 112);
-  for (int i = 0; i < 8; ++i) sines[i] = 1.0F;
-  tandem_quantize_args args = tandem_quantize_args_default();
-  CHECK(args.cos.rank == 0 && args.sin.rank == 0 && args.interleaved == 0);
-  args.granularity = tandem_granularity_tensor;
-  args.x = tandem_contiguous(x, tandem_f32, 3, (int64_t[]){1, 1, 16});
-  args.codes = tandem_contiguous(codes, tandem_s8, 3, (int64_t[]){1, 1, 16});
-  args.scales = tandem_contiguous(&scale, tandem_f32, 1, (int64_t[]){1});
-  args.cos = tandem_contiguous(cosines, tandem_f32, 2, (int64_t[]){1, 8});
-  args.sin = tandem_contiguous(sines, tandem_f32, 2, (int64_t[]){1, 8});
-  CHECK(tandem_quantize(&args, NULL) == tandem_ok && scale == 1.0F);
-  for (int i = 0; i < 8; ++i) CHECK(codes[i] == -(i + 120) && codes[i + 8] == i + 112);
-  args.interleaved = 1;
-  CHECK(tandem_quantize(&args, NULL) == tandem_ok && scale == 1.0F);
-  for (int i = 0; i < 16; i += 2) CHECK(codes[i] == -(i + 113) && codes[i + 1] == i + 112);
-  args.sin.rank = 0;
-  args.sin.data = NULL;
-  CHECK_FAILS(tandem_quantize(&args, NULL), tandem_invalid_argument,
-              "cos is given without sin; pass both, or neither");
-
-  /* A caller of the first version, whose struct ends before `cos`: it is not read. */
-  args.struct_size = 368;
-  CHECK(tandem_quantize(&args, NULL) == tandem_ok);
-  CHECK(codes[0] == 112 && codes[15] == 127);
-}
-
 static void test_errors(void) {
   Buffers b;
   fill(&b);
@@ -302,6 +237,73 @@ static void test_struct_versions(void) {
   CHECK(strstr(tandem_last_error(), "execution uses fields that tandem ") == tandem_last_error());
 }
 
+/* k and v in pages of two rows, of which a sequence of three rows has the last and half of the first: the
+ * same as the three rows in one tensor. A caller whose struct ends before the pages has none. */
+static void test_cache(void) {
+  enum { pages = 3, page_size = 2, row = heads * head_dim };
+  Buffers b;
+  fill(&b);
+  tandem_forward_args args = forward_args(&b);
+  tandem_options options = tandem_options_default();
+  options.causal = options.check = 1;
+  args.options = &options;
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+  check_forward_values(&b);
+  const Buffers dense = b;
+
+  float k[pages * page_size * row], v[pages * page_size * row];
+  int32_t table[3] = {2, 0, -1};
+  int64_t lengths[2] = {seqlen, 0};
+  for (int i = 0; i < pages * page_size * row; ++i) k[i] = v[i] = NAN;
+  memcpy(k + 2 * page_size * row, b.k, 2 * row * sizeof(float));
+  memcpy(v + 2 * page_size * row, b.v, 2 * row * sizeof(float));
+  memcpy(k, b.k + 2 * row, row * sizeof(float));
+  memcpy(v, b.v + 2 * row, row * sizeof(float));
+  fill(&b);
+  CHECK(args.page_table.rank == 0 && args.leftpad_k.rank == 0 && args.cache_batch_idx.rank == 0);
+  args.k = tandem_contiguous(k, tandem_f32, 4, (int64_t[]){pages, page_size, heads, head_dim});
+  args.v = tandem_contiguous(v, tandem_f32, 4, (int64_t[]){pages, page_size, heads, head_dim});
+  args.page_table = tandem_contiguous(table, tandem_i32, 2, (int64_t[]){1, 3});
+  args.seqused_k = tandem_contiguous(lengths, tandem_i64, 1, (int64_t[]){1});
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+  CHECK(memcmp(b.out, dense.out, sizeof(b.out)) == 0 && memcmp(b.lse, dense.lse, sizeof(b.lse)) == 0);
+  char text[512];
+  CHECK(tandem_forward_explain(&args, NULL, text, sizeof(text), NULL) == tandem_ok);
+  CHECK(strstr(text, "also: seqused_k, page_table (3 pages of 2 rows), lse") != NULL);
+  args.struct_size = 1160; /* the first version's */
+  CHECK_FAILS(
+      tandem_forward(&args, NULL), tandem_invalid_argument,
+      "k has shape (3, 2, 2, 8); it must be (batch of q, seqlen_k, heads_kv, head_dim of q) = (1, 2, 2, 8)");
+  args.struct_size = sizeof(args);
+  table[1] = 3;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "page_table[0, 1] is 3; the 3 rows of sequence 0 need a page from 0 to 2 there");
+
+  /* The second of two entries, whose first row is padding. */
+  fill(&b);
+  args = forward_args(&b);
+  args.q = tandem_contiguous(b.q + row, tandem_f32, 4, (int64_t[]){1, 2, heads, head_dim});
+  args.out = tandem_contiguous(b.out + row, tandem_f32, 4, (int64_t[]){1, 2, heads, head_dim});
+  args.lse.rank = 0;
+  args.lse.data = NULL;
+  memcpy(k + 3 * row, b.k, sizeof(b.k));
+  memcpy(v + 3 * row, b.v, sizeof(b.v));
+  args.k = tandem_contiguous(k, tandem_f32, 4, (int64_t[]){2, seqlen, heads, head_dim});
+  args.v = tandem_contiguous(v, tandem_f32, 4, (int64_t[]){2, seqlen, heads, head_dim});
+  args.leftpad_k = tandem_contiguous(lengths + 1, tandem_i64, 1, (int64_t[]){1});
+  lengths[0] = lengths[1] = 1;
+  args.cache_batch_idx = tandem_contiguous(lengths, tandem_i64, 1, (int64_t[]){1});
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+  tandem_forward_args same = forward_args(&b);
+  same.q = args.q;
+  same.k = tandem_contiguous(b.k + row, tandem_f32, 4, (int64_t[]){1, 2, heads, head_dim});
+  same.v = tandem_contiguous(b.v + row, tandem_f32, 4, (int64_t[]){1, 2, heads, head_dim});
+  same.out = tandem_contiguous(b.dq + row, tandem_f32, 4, (int64_t[]){1, 2, heads, head_dim});
+  same.lse = args.lse;
+  CHECK(tandem_forward(&same, NULL) == tandem_ok);
+  CHECK(memcmp(b.out + row, b.dq + row, 2 * row * sizeof(float)) == 0);
+}
+
 static int stop_at_once(void* times_asked) {
   ++*(int*)times_asked;
   return 1;
@@ -402,6 +404,7 @@ int main(void) {
   test_errors();
   test_outputs_have_memory_of_their_own();
   test_struct_versions();
+  test_cache();
   test_messages_are_per_thread();
   test_a_call_can_be_interrupted();
 #ifdef TANDEM_TEST_BAD_ALLOC

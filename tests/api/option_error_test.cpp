@@ -18,7 +18,7 @@ namespace {
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// packed_forward of codes.
+/// packed_forward of 8-bit inputs.
 ForwardArgs packed_e4m3_forward() {
   ForwardArgs a = packed_forward();
   a.q.dtype = a.k.dtype = a.v.dtype = DType::e4m3;

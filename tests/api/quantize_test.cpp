@@ -170,7 +170,7 @@ TEST(QuantizeApi, MeanIsTakenOffAndRotationSpreads) {
     for (std::int64_t b = 0; b < batch; ++b) {
       for (std::int64_t head = 0; head < heads; ++head) {
         double norm = 0.0;
-        double norm_of_codes = 0.0;
+        double norm_of_quantized = 0.0;
         for (std::int64_t c = 0; c < dim; ++c) {
           double sum = 0.0;
           for (std::int64_t row = 0; row < rows; ++row)
@@ -179,17 +179,17 @@ TEST(QuantizeApi, MeanIsTakenOffAndRotationSpreads) {
           EXPECT_NEAR(t.mean[at], sum / rows, 1e-5);
           const std::size_t i = Tensors::at(b, 5, head, c);
           norm += std::pow(static_cast<double>(t.memory[i] - t.mean[at]), 2.0);
-          norm_of_codes += std::pow(static_cast<double>(t.code(i)), 2.0);
+          norm_of_quantized += std::pow(static_cast<double>(t.code(i)), 2.0);
         }
         const auto scale =
             static_cast<double>(t.scales[static_cast<std::size_t>((b * heads + head) * rows + 5)]);
-        EXPECT_NEAR(std::sqrt(norm_of_codes) * scale, std::sqrt(norm), 0.02 * std::sqrt(norm));
+        EXPECT_NEAR(std::sqrt(norm_of_quantized) * scale, std::sqrt(norm), 0.02 * std::sqrt(norm));
       }
     }
   }
 }
 
-/// With the embedding or after it: the same bits, of codes, scales and mean.
+/// With the embedding or after it: the same bits, of quantized values, scales and mean.
 TEST(QuantizeApi, RotaryEmbeddingIsThatOfTheOperationBefore) {
   const Rotary rotary(8);
   for (const bool interleaved : {false, true}) {

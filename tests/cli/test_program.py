@@ -250,6 +250,15 @@ def test_explain(run, run_json):
     assert any("heads_kv 2" in line for line in document["lines"])
 
 
+def test_explain_of_a_cache_in_pages(run):
+    shape = ["--seqlen-q", 1, "--seqlen-k", 100, "--batch", 3, "--device", "cpu"]
+    text = run("explain", *shape, "--page-size", 16).stdout
+    assert "seqlen_k 112," in text and "also: seqused_k, page_table (21 pages of 16 rows), lse" in text
+    assert "page_table" not in run("explain", *shape).stdout
+    refused = run("explain", *shape, "--page-size", 16, "--backward", code=2).stderr
+    assert "page_table is given to backward; a cache has no gradients" in refused
+
+
 def test_info(run, run_json):
     document = run_json("info")
     assert document["version"] == (ROOT / "VERSION").read_text().strip()

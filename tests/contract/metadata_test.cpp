@@ -68,9 +68,8 @@ TEST(Contract12_Metadata, WideOffsetsAreNotTruncated) {
     Call call(c);
     Random random(1);
     for (Box* box : {&call.q, &call.k, &call.v}) fill(*box, random, 1.0);
-    // 2^32 + 40 would be 40 in 32 bits; clamped to the tensor it is the end, and the sequences after it are
-    // empty.
-    call.cu_seqlens_q.set(1, 4294967336.0);
+    // 2^32 + 106 would be 106 in 32 bits, and the last sequence empty; clamped to the tensor it is the end.
+    call.cu_seqlens_q.set(3, 4294967296.0 + 106.0);
     on_every_runner(c, [&](Runner& runner) {
       call.prepare(Pass::forward);
       runner.forward(call);

@@ -1,7 +1,8 @@
-// The forward pass in 8 bits: its accuracy against fp64, what strict promises, and the corners of codes and
-// scales.
+// The forward pass in 8 bits: its results against fp64 by the recipe (harness/recipe_reference.hpp), what the
+// recipes cost in accuracy, what strict promises, and the corners of quantized values and scales.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "cpu/forward_kernels.hpp"
 #include "harness/element.hpp"
 #include "harness/expect.hpp"
+#include "harness/recipe_reference.hpp"
 #include "harness/runner.hpp"
 #include "problem/recipe.hpp"
 #include "problem/recipe_of.hpp"
@@ -80,8 +82,8 @@ TEST(Quantized, ErrorOnThePapersDistribution) {
   EXPECT_GT(plain, 10.0 * error_of(call, strict(int8_accurate_recipe), expected));
 }
 
-/// Largest errors of out and lse that 8 bits may cost where q, k and v are normal numbers and the scale is
-/// moderate.
+/// Largest errors of out and lse that 8 bits may cost, q's, k's and v's rounding included, where these are
+/// normal numbers and the scale is moderate. What a backend may add to that, `follows_recipe` says.
 struct Tolerance {
   double out;
   double lse;
@@ -117,11 +119,13 @@ void run_all_precisions(const Case& c) {
     for (const bool strict_setting : {false, true}) {
       call.spec.options.precision = precision;
       call.spec.options.strict = strict_setting;
+      const RecipeExpected by_recipe = expect_recipe(call);
       on_every_runner(c, [&](Runner& runner) {
         SCOPED_TRACE(name_of(precision));
         call.prepare(Pass::forward);
         runner.forward(call);
         EXPECT_TRUE(close(call, expected, precision));
+        EXPECT_TRUE(follows_recipe(call, by_recipe));
         for (const Box* box : call.outputs(Pass::forward)) {
           EXPECT_TRUE(!box->given() || box->changed_outside().empty());
         }
@@ -156,6 +160,47 @@ TEST(Quantized, HeadDimensions) {
     c.lengths_k = {200, 7, 129};
     c.options.causal = true;
     run_all_precisions(c);
+  }
+}
+
+/// The bounds are tight: where out's gain is 2 % off, or the LSE by as much, or one element missing, results
+/// are refused. So are fp8's on sequences as long as the tests have.
+TEST(Quantized, AGainErrorOfTwoPercentIsNoticed) {
+  for (const auto& [rows, keys] : {std::pair{160, 700}, {20, 6250}}) {
+    for (const Precision precision : precisions) {
+      for (const bool strict_setting : {false, true}) {
+        Case c;
+        c.dtype = DType::bf16;
+        c.heads_q = 2;
+        c.seqlen_q = rows;
+        c.seqlen_k = keys;
+        c.options.causal = true;
+        c.options.precision = precision;
+        c.options.strict = strict_setting;
+        Call call(c);
+        const RecipeExpected expected = expect_recipe(call);
+        SCOPED_TRACE(std::string(name_of(precision)) + (strict_setting ? ", strict: " : ": ") + c.describe());
+        EXPECT_LT(expected.gain_bound, 0.018);
+        call.prepare(Pass::forward);
+        forward(call.forward_args(), {.threads = 1});
+        ASSERT_TRUE(follows_recipe(call, expected));
+        const std::vector<double> right = call.out.values();
+        for (const double gain : {0.98, 1.02}) {
+          for (std::int64_t n = 0; n < call.out.numel(); ++n)
+            call.out.set(n, gain * right[static_cast<std::size_t>(n)]);
+          EXPECT_FALSE(follows_recipe(call, expected)) << "a gain of " << gain;
+        }
+        for (std::int64_t n = 0; n < call.out.numel(); ++n)
+          call.out.set(n, right[static_cast<std::size_t>(n)]);
+        const auto largest = std::ranges::max_element(right) - right.begin();
+        call.out.set(largest, 0.0);
+        EXPECT_FALSE(follows_recipe(call, expected)) << "an element is missing";
+        call.out.set(largest, right[static_cast<std::size_t>(largest)]);
+        ASSERT_TRUE(follows_recipe(call, expected));
+        for (std::int64_t n = 0; n < call.lse.numel(); ++n) call.lse.set(n, 1.02 * call.lse.get(n));
+        EXPECT_FALSE(follows_recipe(call, expected)) << "lse is off";
+      }
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// The quantiser of every instruction set: codes and scales by their definition, the rotation, the corners;
-// and that sums of s8 products are the 32-bit integers they should be.
+// The quantiser of every instruction set: quantized values and scales by their definition, the rotation, the
+// corners; and that sums of s8 products are the 32-bit integers they should be.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,22 +25,22 @@ std::vector<cpu::Target> targets() {
   return all;
 }
 
-/// Codes and scales of f32 rows.
+/// Quantized values and scales of f32 rows.
 struct Quantized {
-  Codes codes;
+  OperandType type;
   std::vector<std::uint8_t> bytes;
   std::vector<float> scales;
   int dim;
 
   [[nodiscard]] double code(int row, int c) const {
-    return decode(codes == Codes::s8 ? DType::s8 : DType::e4m3, bytes.data(), row * dim + c);
+    return decode(type == OperandType::s8 ? DType::s8 : DType::e4m3, bytes.data(), row * dim + c);
   }
 };
 
-Quantized quantize(cpu::Target target, const std::vector<float>& x, int dim, Codes codes, ScaleGroup group,
-                   bool rotate = false, const float* mean = nullptr, float largest = 0.0F) {
+Quantized quantize(cpu::Target target, const std::vector<float>& x, int dim, OperandType type,
+                   ScaleGroup group, bool rotate = false, const float* mean = nullptr, float largest = 0.0F) {
   const int rows = static_cast<int>(x.size()) / dim;
-  Quantized q{.codes = codes, .bytes = std::vector<std::uint8_t>(x.size()), .scales = {}, .dim = dim};
+  Quantized q{.type = type, .bytes = std::vector<std::uint8_t>(x.size()), .scales = {}, .dim = dim};
   q.scales.assign(static_cast<std::size_t>(group == ScaleGroup::channel ? dim : rows), -1.0F);
   std::vector<float> scratch(x.size());
   cpu::quantize_kernel(target).quantize({.data = x.data(),
@@ -51,7 +51,7 @@ Quantized quantize(cpu::Target target, const std::vector<float>& x, int dim, Cod
                                          .mean = mean,
                                          .rotate = rotate,
                                          .scratch = scratch.data()},
-                                        {.codes = codes,
+                                        {.type = type,
                                          .group = group,
                                          .largest = largest,
                                          .out = q.bytes.data(),
@@ -72,16 +72,16 @@ bool same_group(ScaleGroup group, int row, int c, int other_row, int other_c) {
   return group == ScaleGroup::row ? row == other_row : (group == ScaleGroup::channel ? c == other_c : true);
 }
 
-TEST(Quantize, CodesAndScalesAreThoseOfTheDefinition) {
+TEST(Quantize, ValuesAndScalesAreThoseOfTheDefinition) {
   constexpr int rows = 19;
   constexpr int dim = 40;
   const std::vector<float> x = normal_rows(rows, dim, 3);
   const auto at = [&](int row, int c) { return x[static_cast<std::size_t>(row * dim + c)]; };
   for (const cpu::Target target : targets()) {
-    for (const Codes codes : {Codes::e4m3, Codes::s8}) {
+    for (const OperandType type : {OperandType::e4m3, OperandType::s8}) {
       for (const ScaleGroup group : {ScaleGroup::block, ScaleGroup::row, ScaleGroup::channel}) {
-        const Quantized q = quantize(target, x, dim, codes, group);
-        const float limit = codes == Codes::s8 ? 127.0F : 448.0F;
+        const Quantized q = quantize(target, x, dim, type, group);
+        const float limit = type == OperandType::s8 ? 127.0F : 448.0F;
         for (int row = 0; row < rows; ++row) {
           for (int c = 0; c < dim; ++c) {
             float largest = 0.0F;
@@ -93,8 +93,8 @@ TEST(Quantize, CodesAndScalesAreThoseOfTheDefinition) {
             ASSERT_EQ(q.scales[static_cast<std::size_t>(group == ScaleGroup::channel ? c : row)],
                       largest / limit);
             const float scaled = std::fmin(std::fmax(at(row, c) * (limit / largest), -limit), limit);
-            const double want = codes == Codes::s8 ? std::nearbyint(scaled)
-                                                   : rounded(DType::e4m3, static_cast<double>(scaled));
+            const double want = type == OperandType::s8 ? std::nearbyint(scaled)
+                                                        : rounded(DType::e4m3, static_cast<double>(scaled));
             ASSERT_EQ(q.code(row, c), want) << cpu::name_of(target) << " row " << row << " channel " << c;
           }
         }
@@ -118,7 +118,7 @@ TEST(Quantize, RoundsToEveryE4m3Code) {
     }
   }
   for (const cpu::Target target : targets()) {
-    const Quantized q = quantize(target, x, static_cast<int>(x.size()), Codes::e4m3, ScaleGroup::row);
+    const Quantized q = quantize(target, x, static_cast<int>(x.size()), OperandType::e4m3, ScaleGroup::row);
     for (int i = 0; i < static_cast<int>(x.size()); ++i) {
       const auto value = static_cast<double>(x[static_cast<std::size_t>(i)]);
       ASSERT_EQ(q.code(0, i), rounded(DType::e4m3, value)) << value;
@@ -130,26 +130,26 @@ TEST(Quantize, RoundsToEveryE4m3Code) {
 TEST(Quantize, SaturatedZeroAndNaN) {
   const float huge = 1e30F;
   for (const cpu::Target target : targets()) {
-    for (const Codes codes : {Codes::e4m3, Codes::s8}) {
-      const double limit = codes == Codes::s8 ? 127.0 : 448.0;
+    for (const OperandType type : {OperandType::e4m3, OperandType::s8}) {
+      const double limit = type == OperandType::s8 ? 127.0 : 448.0;
       // A scale from elsewhere may be too small: values saturate.
       const Quantized saturated =
-          quantize(target, {huge, -huge, 1.0F, 0.0F}, 4, codes, ScaleGroup::head, false, nullptr, 1.0F);
+          quantize(target, {huge, -huge, 1.0F, 0.0F}, 4, type, ScaleGroup::head, false, nullptr, 1.0F);
       EXPECT_EQ(saturated.code(0, 0), limit);
       EXPECT_EQ(saturated.code(0, 1), -limit);
       EXPECT_EQ(saturated.code(0, 2), limit);
-      // Zeros, and what is too small for its inverse: scale 0 and codes 0.
-      const Quantized zero = quantize(target, {0.0F, 0.0F, 1e-38F, -0.0F}, 2, codes, ScaleGroup::row);
+      // Zeros, and what is too small for its inverse: scale 0 and quantized values 0.
+      const Quantized zero = quantize(target, {0.0F, 0.0F, 1e-38F, -0.0F}, 2, type, ScaleGroup::row);
       for (int i = 0; i < 4; ++i) EXPECT_EQ(zero.code(i / 2, i % 2), 0.0);
       EXPECT_EQ(zero.scales, std::vector<float>(2, 0.0F));
       // NaN and infinity: a NaN code, or, where s8 has none, a NaN scale; no other element notices.
       const Quantized nan =
           quantize(target, {nan_value, 1.0F, 2.0F, -std::numeric_limits<float>::infinity(), 2.0F, 1.0F}, 2,
-                   codes, ScaleGroup::row);
+                   type, ScaleGroup::row);
       for (const int row : {0, 1}) {
         const float scale = nan.scales[static_cast<std::size_t>(row)];
         EXPECT_TRUE(std::isnan(static_cast<double>(scale) * nan.code(row, row)));
-        EXPECT_TRUE(codes == Codes::s8 || nan.code(row, 1 - row) == 448.0);
+        EXPECT_TRUE(type == OperandType::s8 || nan.code(row, 1 - row) == 448.0);
       }
       EXPECT_EQ(nan.code(2, 0), limit);
       EXPECT_FALSE(std::isnan(nan.scales[2]));
@@ -164,8 +164,8 @@ TEST(Quantize, RotationIsOrthogonal) {
     std::vector<float> spike(static_cast<std::size_t>(dim), 0.0F);
     spike[0] = 1.0F;
     for (const cpu::Target target : targets()) {
-      // Row 0 against row 1, through e4m3's inverse: codes of f32 rows cannot show 1e-6, so the scale is read
-      // instead.
+      // Row 0 against row 1, through e4m3's inverse: quantized values of f32 rows cannot show 1e-6, so the
+      // scale is read instead.
       std::vector<float> scratch(static_cast<std::size_t>(2 * dim));
       const cpu::QuantizeRows rows{.data = x.data(),
                                    .dtype = DType::f32,
@@ -198,8 +198,8 @@ TEST(Quantize, RotationIsOrthogonal) {
   }
 }
 
-/// A window of one key: lse is scale * q_scale * k_scale * (the sum of products of codes), from which the
-/// integer is read back and compared with a 32-bit sum.
+/// A window of one key: lse is scale * q_scale * k_scale * (the sum of products of quantized values), from
+/// which the integer is read back and compared with a 32-bit sum.
 TEST(Quantize, SumsOfIntegerProductsAreExact) {
   constexpr std::int64_t rows = 200;
   for (const std::int64_t dim : {64, 256}) {
@@ -210,7 +210,7 @@ TEST(Quantize, SumsOfIntegerProductsAreExact) {
     c.head_dim_v = 8;
     c.options.window_left = c.options.window_right = 0;
     c.options.precision = Precision::int8;
-    c.options.strict = true;  // no mean: lse is the product of codes alone
+    c.options.strict = true;  // no mean: lse is the product of quantized values alone
     c.options.scale = 1.0F;
     Call call(c);
     for (std::int64_t i = 0; i < rows * dim; ++i)
@@ -221,9 +221,9 @@ TEST(Quantize, SumsOfIntegerProductsAreExact) {
     };
     for (const cpu::Target target : targets()) {
       const Quantized q =
-          quantize(target, widened(call.q), static_cast<int>(dim), Codes::s8, ScaleGroup::row, true);
+          quantize(target, widened(call.q), static_cast<int>(dim), OperandType::s8, ScaleGroup::row, true);
       const Quantized k =
-          quantize(target, widened(call.k), static_cast<int>(dim), Codes::s8, ScaleGroup::row, true);
+          quantize(target, widened(call.k), static_cast<int>(dim), OperandType::s8, ScaleGroup::row, true);
       const Problem problem = make_problem(call.forward_args());
       cpu::Config config = cpu::choose(problem, 1);
       config.target = target;

@@ -131,9 +131,9 @@ TEST_P(Simd, tanh_is_accurate_relative_to_its_value) {
 }
 
 template <typename T>
-void expect_widens(void (*widen)(const T*, float*, int), int codes) {
+void expect_widens(void (*widen)(const T*, float*, int), int patterns) {
   std::vector<T> x;
-  for (int i = 0; i < codes; ++i) x.push_back({static_cast<decltype(T::bits)>(i)});
+  for (int i = 0; i < patterns; ++i) x.push_back({static_cast<decltype(T::bits)>(i)});
   x.push_back({1});  // an odd count, so that the partial register is used
   std::vector<float> y(x.size());
   widen(x.data(), y.data(), static_cast<int>(x.size()));
@@ -153,7 +153,7 @@ TEST_P(Simd, widening_is_exact_for_every_code) {
   expect_widens(probe().widen_e4m3, 256);
 }
 
-/// Numbers at, just below and just above every boundary between two codes, and special values.
+/// Numbers at, just below and just above every boundary between two numbers, and special values.
 template <typename T>
 std::vector<float> near_boundaries() {
   std::vector<float> x{0.0F,   -0.0F,   infinity, -infinity, not_a_number,

@@ -1,11 +1,14 @@
 // Execution::interrupted ends a call before it is done.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <type_traits>
+#include <vector>
 
 #include "harness/runner.hpp"
 #include "tandem/error.hpp"
+#include "tandem/quantize.hpp"
 
 namespace tandem::cpu {
 namespace {
@@ -28,6 +31,8 @@ void run(const Args& args, int threads, Asked& asked) {
   const Execution execution{.threads = threads, .interrupted = answer, .interrupted_context = &asked};
   if constexpr (std::is_same_v<Args, ForwardArgs>) {
     forward(args, execution);
+  } else if constexpr (std::is_same_v<Args, QuantizeArgs>) {
+    quantize(args, execution);
   } else {
     backward(args, execution);
   }
@@ -83,6 +88,28 @@ TEST(Stop, ATileOfManyKeysEndsWhereItIsInterrupted) {
   const Call call(c);
   expect_early_end(call.forward_args(), {1}, 1);
   expect_early_end(call.backward_args(), {1}, 1);
+}
+
+/// Two heads of rows that are one row: several passes over 50 million elements each.
+TEST(Stop, QuantizeEndsWhereItIsInterrupted) {
+  constexpr std::int64_t rows = 200000;
+  const std::vector<float> row(std::size_t{2} * 256, 1.0F);
+  std::vector<std::uint8_t> codes(row.size() * rows);
+  std::vector<float> mean(row.size());
+  float scale = 0.0F;
+  QuantizeArgs args;
+  args.x = {row.data(), DType::f32, {1, rows, 2, 256}};
+  args.x.stride[1] = 0;
+  args.codes = {codes.data(), DType::s8, {1, rows, 2, 256}};
+  args.scales = {&scale, DType::f32, {1}};
+  args.mean = {mean.data(), DType::f32, {1, 2, 256}};
+  args.granularity = Granularity::tensor;
+  args.hadamard = true;
+  expect_early_end(args, {1, 2, 5}, 1);
+  args.granularity = Granularity::row;
+  std::vector<float> scales(std::size_t{2} * rows);
+  args.scales = {scales.data(), DType::f32, {1, 2, rows}};
+  expect_early_end(args, {1, 2, 5}, 1);
 }
 
 TEST(Stop, ACallThatIsNotInterruptedHasItsBits) {

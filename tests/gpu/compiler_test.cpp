@@ -90,11 +90,11 @@ TEST(KernelExpression, NamesEveryField) {
   EXPECT_TRUE(text.starts_with(
       "tandem::ForwardConfig{.tiling = tandem::Tiling{.element = tandem::Element::f16, .head_dim_qk = 128, "))
       << text;
-  EXPECT_NE(text.find(", .mask = tandem::Mask{.causal = true, .local = false, .varlen = false}, .transform = "
-                      "tandem::ScoreTransform::softcap, "),
+  EXPECT_NE(text.find(", .mask = tandem::Mask{.causal = true, .local = false, .varlen = false}, .keys = "
+                      "tandem::KeySource::rows, .transform = tandem::ScoreTransform::softcap, "),
             std::string::npos)
       << text;
-  EXPECT_TRUE(text.ends_with(", .pingpong = true, .output_late = false}}")) << text;
+  EXPECT_TRUE(text.ends_with(", .pingpong = true, .output_late = false, .split = false}}")) << text;
 }
 
 TEST(Sources, AreEmbedded) {

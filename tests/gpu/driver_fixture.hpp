@@ -14,6 +14,7 @@
 #include "gpu/device.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/trace.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -106,6 +107,7 @@ inline fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
     for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
     find_kernel(kernel_name(PackConfig{.paired = false}));
+    find_kernel(traced_kernel_name(config_of_calls()));
     const BackwardConfig backward = backward_config_of_calls();
     find_kernel(kernel_name(Kernel::backward, backward));
     for (const Kernel kernel :

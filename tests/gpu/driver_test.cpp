@@ -141,7 +141,7 @@ TEST_F(FakeDriver, ACallInEightBitsIsThreeLaunchesInAWorkspaceOfItsOwn) {
   m.args.options.precision = Precision::int8;
   Execution execution{.stream = reinterpret_cast<void*>(0x555)};
   execution.workspace_bytes = workspace_bytes(m.args);
-  // Codes take half the room of 16 bits; scales by row, sums and means some more.
+  // Quantized values take half the room of 16 bits; scales by row, sums and means some more.
   EXPECT_GT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 3);
   EXPECT_LT(execution.workspace_bytes, static_cast<std::size_t>(Memory::elements) * 5);
   const DeviceBuffer workspace(1, execution.workspace_bytes);

@@ -1,5 +1,5 @@
-// attention() with a precision on a GPU, from 16-bit tensors to out and LSE, against the CPU, which follows
-// the same recipes.
+// attention() with a precision on a GPU, from 16-bit tensors to out and LSE: against fp64 by the recipe
+// (harness/recipe_reference.hpp), and against the CPU, which follows the same recipes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 #include "api/make_problem.hpp"
 #include "gpu_cases.hpp"
 #include "gpu_runner.hpp"
-#include "harness/codes.hpp"
 #include "harness/expect.hpp"
+#include "harness/quantized.hpp"
+#include "harness/recipe_reference.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "problem/recipe_of.hpp"
 
@@ -82,6 +83,7 @@ void check_eight_bit(
   } catch (const Error& e) {
     FAIL() << e.what();
   }
+  EXPECT_TRUE(follows_recipe(got, expect_recipe(got, harness::Accumulator::tensor_cores)));
   Call want(spec);
   change(want);
   want.prepare(Pass::forward);
@@ -191,6 +193,8 @@ TEST_P(Quantized, LongSequencesMatchTheCpu) {
   c.head_dim_qk = c.head_dim_v = 64;
   c.options.causal = true;
   check_eight_bit(c);
+  // A gain error that no element of a long sequence shows is noticed.
+  EXPECT_LT(expect_recipe(Call(c), harness::Accumulator::tensor_cores).gain_bound, 0.018);
 }
 
 /// A causal result of a strict setting does not depend on what comes later, in any bit.
@@ -219,22 +223,22 @@ TEST_P(Quantized, StrictResultsAreThoseOfThePrefix) {
   }
 }
 
-struct CodesAndScales {
-  DType codes;
+struct QuantizedAndScales {
+  DType dtype;
   Granularity granularity;
 };
-using CodesAndShape = std::tuple<CodesAndScales, Shape>;
-class QuantizedCodes : public GpuTest, public testing::WithParamInterface<CodesAndShape> {
+using QuantizedAndShape = std::tuple<QuantizedAndScales, Shape>;
+class QuantizedInput : public GpuTest, public testing::WithParamInterface<QuantizedAndShape> {
  protected:
-  static void check(const Case& c, const CodesAndScales& how) {
-    const Setting setting{how.codes == DType::s8 ? Precision::int8 : Precision::fp8, false};
+  static void check(const Case& c, const QuantizedAndScales& how) {
+    const Setting setting{how.dtype == DType::s8 ? Precision::int8 : Precision::fp8, false};
     check_eight_bit(with_setting(c, setting),
-                    [&how](Call& call) { harness::bring_codes(call, how.codes, how.granularity); });
+                    [&how](Call& call) { harness::quantize_inputs(call, how.dtype, how.granularity); });
   }
 };
 
-/// Codes and scales that the caller brings.
-TEST_P(QuantizedCodes, MatchTheCpu) {
+/// Quantized values and scales that the caller brings.
+TEST_P(QuantizedInput, MatchTheCpu) {
   const auto& [how, shape] = GetParam();
   check(case_of(shape, 300), how);
   if (how.granularity != Granularity::row && how.granularity != Granularity::tensor) return;
@@ -250,31 +254,31 @@ TEST_P(QuantizedCodes, MatchTheCpu) {
 }
 
 /// Each way of scales with every ninth shape, another one each time.
-std::vector<CodesAndShape> codes_and_shapes() {
-  std::vector<CodesAndShape> all;
+std::vector<QuantizedAndShape> quantized_and_shapes() {
+  std::vector<QuantizedAndShape> all;
   const std::vector<Shape> every = shapes();
   std::size_t next = 0;
-  for (const auto& [codes, granularity] : {std::pair{DType::e4m3, Granularity::tensor},
+  for (const auto& [dtype, granularity] : {std::pair{DType::e4m3, Granularity::tensor},
                                            {DType::e4m3, Granularity::head},
                                            {DType::e4m3, Granularity::block},
                                            {DType::e4m3, Granularity::row},
                                            {DType::s8, Granularity::row},
                                            {DType::s8, Granularity::block}}) {
     for (std::size_t i = next++; i < every.size(); i += 9) {
-      all.emplace_back(CodesAndScales{codes, granularity}, every[i]);
+      all.emplace_back(QuantizedAndScales{dtype, granularity}, every[i]);
     }
   }
   return all;
 }
 
-/// Codes that the kernel reads where they are, and the same ones a byte further apart, which are arranged
-/// first: the same bits.
-class QuantizedCodesInPlace : public GpuTest,
+/// Quantized values that the kernel reads where they are, and the same ones a byte further apart, which are
+/// arranged first: the same bits.
+class QuantizedInputInPlace : public GpuTest,
                               public testing::WithParamInterface<std::tuple<int, bool, bool>> {
  protected:
   static Call forward(const Case& c, bool transposes) {
     Call call(c);
-    harness::bring_codes(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
+    harness::quantize_inputs(call, DType::e4m3, c.packed_k ? Granularity::tensor : Granularity::block);
     for (Box* scales : {&call.q_scale, &call.k_scale, &call.v_scale}) scales->set(0, -scales->get(0));
     const Problem p = make_problem(call.forward_args());
     EXPECT_EQ(choose_eight_bit_config(p, recipe_of(p)).transpose_v, transposes);
@@ -285,7 +289,7 @@ class QuantizedCodesInPlace : public GpuTest,
   }
 };
 
-TEST_P(QuantizedCodesInPlace, GiveTheBitsOfArrangedOnes) {
+TEST_P(QuantizedInputInPlace, GiveTheBitsOfArrangedOnes) {
   const auto& [head_dim, causal, packed] = GetParam();
   for (const std::int64_t seqlen : {100, 1000}) {
     Case c = with_setting(small_case(DType::bf16, seqlen, seqlen), {Precision::fp8, false});
@@ -308,12 +312,12 @@ TEST_P(QuantizedCodesInPlace, GiveTheBitsOfArrangedOnes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codes, QuantizedCodesInPlace,
+INSTANTIATE_TEST_SUITE_P(Inputs, QuantizedInputInPlace,
                          testing::Combine(testing::Values(64, 96, 128, 192, 256), testing::Bool(),
                                           testing::Bool()));
 
-/// 16-bit queries on 8-bit keys and values: the result on what the codes stand for, bit for bit.
-TEST_P(QuantizedCodes, OfKeysAndValuesAloneAreTheirValues) {
+/// 16-bit queries on 8-bit keys and values: the result on what the quantized values stand for, bit for bit.
+TEST_P(QuantizedInput, OfKeysAndValuesAloneAreTheirValues) {
   const auto& [how, shape] = GetParam();
   Case c = case_of(shape, 300);
   if (how.granularity == Granularity::row) {
@@ -322,7 +326,7 @@ TEST_P(QuantizedCodes, OfKeysAndValuesAloneAreTheirValues) {
   }
   SCOPED_TRACE(c.describe());
   Call mixed(c);
-  harness::bring_mixed_codes(mixed, how.codes, how.granularity);
+  harness::quantize_keys_and_values(mixed, how.dtype, how.granularity);
   Call want = harness::dequantized(mixed);
   GpuRunner runner;
   for (Call* call : {&mixed, &want}) {
@@ -334,7 +338,7 @@ TEST_P(QuantizedCodes, OfKeysAndValuesAloneAreTheirValues) {
   EXPECT_TRUE(mixed.out.changed_outside().empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Codes, QuantizedCodes, testing::ValuesIn(codes_and_shapes()));
+INSTANTIATE_TEST_SUITE_P(Inputs, QuantizedInput, testing::ValuesIn(quantized_and_shapes()));
 
 INSTANTIATE_TEST_SUITE_P(Settings, Quantized, testing::ValuesIn(settings),
                          [](const auto& at) { return name_of_setting(at.param); });

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "gpu/device.hpp"
 #include "tandem/error.hpp"
@@ -52,6 +53,9 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.cu_seqlens_k, call.cu_seqlens_k);
   boxes.move(args.seqused_q, call.seqused_q);
   boxes.move(args.seqused_k, call.seqused_k);
+  boxes.move(args.page_table, call.page_table);
+  boxes.move(args.leftpad_k, call.leftpad_k);
+  boxes.move(args.cache_batch_idx, call.cache_batch_idx);
   boxes.move(args.sink, call.sink);
   boxes.move(args.q_scale, call.q_scale);
   boxes.move(args.k_scale, call.k_scale);
@@ -87,6 +91,8 @@ std::string why_no_gpu() {
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
+  if (spec.of_cache() && spec.key_dtype) return "no kernel reads 8-bit keys of a cache";
+  if (spec.page_size > 0 && !spec.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
     if (layout->sparse) return "tensors larger than their memory cannot be copied";
   }
@@ -117,6 +123,33 @@ void GpuRunner::backward(Call& call) {
         boxes.move(args.dsink, call.dsink);
       },
       [](const BackwardArgs& args, const Execution& execution) { tandem::backward(args, execution); });
+}
+
+void GpuRunner::append(harness::AppendCall& call) {
+  const Stream stream(0);
+  DeviceBoxes boxes(stream.get());
+  AppendArgs args = call.args();
+  call.for_each_tensor(args, [&](auto& field, const Box& box) { boxes.move(field, box); });
+  append_kv(args, {.stream = stream.get()});
+  boxes.copy_back();
+}
+
+void GpuRunner::merge(harness::MergeCall& call) {
+  const Stream stream(0);
+  DeviceBoxes boxes(stream.get());
+  MergeArgs args = call.args();
+  std::vector<ConstTensor> outs(args.outs.begin(), args.outs.end());
+  std::vector<ConstTensor> lses(args.lses.begin(), args.lses.end());
+  for (std::size_t i = 0; i < outs.size(); ++i) {
+    boxes.move(outs[i], call.outs[i]);
+    boxes.move(lses[i], call.lses[i]);
+  }
+  boxes.move(args.out, call.out);
+  boxes.move(args.lse, call.lse);
+  args.outs = outs;
+  args.lses = lses;
+  tandem::merge(args, {.stream = stream.get()});
+  boxes.copy_back();
 }
 
 }  // namespace tandem::gpu

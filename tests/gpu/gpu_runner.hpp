@@ -16,6 +16,10 @@ class GpuRunner : public harness::Runner {
   [[nodiscard]] std::string name() const override { return "gpu"; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
   void forward(harness::Call& call) override;
+  [[nodiscard]] std::string refuses_append(const harness::AppendCase&) const override { return {}; }
+  [[nodiscard]] std::string refuses_merge(const harness::MergeCase&) const override { return {}; }
+  void append(harness::AppendCall& call) override;
+  void merge(harness::MergeCall& call) override;
   void backward(harness::Call& call) override;
 };
 

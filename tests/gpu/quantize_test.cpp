@@ -1,5 +1,5 @@
-// The quantiser on a GPU, against the CPU's: every bit of codes and scales. What the emulator cannot tell is
-// how the hardware rounds to e4m3 and divides.
+// The quantiser on a GPU, against the CPU's: every bit of quantized values and scales. What the emulator
+// cannot tell is how the hardware rounds to e4m3 and divides.
 #include "gpu/quantize_params.hpp"
 
 #include "gpu/device.hpp"
@@ -61,8 +61,8 @@ void check_on_gpu(const Call& call, const Recipe& recipe) {
   std::vector<char> result(steps.workspace.bytes());
   scratch.copy_to_host(result.data(), result.size());
   synchronize(0);
-  kernel_tests::check_codes(call, recipe,
-                            make_quantize_params(call.problem(), recipe, steps.workspace, result.data()));
+  kernel_tests::check_quantized(call, recipe,
+                                make_quantize_params(call.problem(), recipe, steps.workspace, result.data()));
 }
 
 class Quantiser : public GpuTest, public testing::WithParamInterface<Precision> {
@@ -87,7 +87,7 @@ TEST_P(Quantiser, TakesSequencesOfAnyLengths) {
   check(c);
   c.used_k.clear();
   c.packed_q = c.packed_k = false;
-  c.seqlen_q = c.seqlen_k = 2100;  // several blocks of threads find one mean
+  c.seqlen_q = c.seqlen_k = 2100;  // several CTAs find one mean
   c.used_k = {2100, 0, 1, 2047, 129};
   check(c);
 }

@@ -9,6 +9,7 @@
 #include "gpu/backward_params.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -32,6 +33,12 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     EXPECT_TRUE(find_shipped(kernel_name(Kernel::quantize, config))) << expression_of(config);
     EXPECT_TRUE(find_shipped(kernel_name(Kernel::mean_of_keys, mean_config(config))));
+  }
+  for (const AppendConfig& config : shipped_append_configs()) {
+    EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
+  }
+  for (const MergeConfig& config : shipped_merge_configs()) {
+    EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
   }
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
@@ -115,6 +122,18 @@ TEST_P(ShippedQuantiser, HasTheLocalMemoryOfThePlan) {
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedQuantiser, ShippedSet::groups_of(shipped_quantize_configs().size()));
+
+class ShippedAppend : public ShippedSet {};
+TEST_P(ShippedAppend, HasNoLocalMemory) {
+  each(shipped_append_configs(), [](const AppendConfig& config) { expect_fast(kernel_name(config)); });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedAppend, ShippedSet::groups_of(shipped_append_configs().size()));
+
+class ShippedMerge : public ShippedSet {};
+TEST_P(ShippedMerge, HasNoLocalMemory) {
+  each(shipped_merge_configs(), [](const MergeConfig& config) { expect_fast(kernel_name(config)); });
+}
+INSTANTIATE_TEST_SUITE_P(Shipped, ShippedMerge, ShippedSet::groups_of(shipped_merge_configs().size()));
 
 }  // namespace
 }  // namespace tandem::gpu

@@ -30,14 +30,6 @@ std::vector<std::int64_t> lse_shape(const Case& c) {
   return {c.batch, c.heads_q, c.seqlen_q};
 }
 
-Box vector_box(DType dtype, const std::vector<double>& values) {
-  Layout layout;
-  layout.ends_at_guard = true;  // metadata is where an access out of bounds is likeliest
-  Box box(dtype, {static_cast<std::int64_t>(values.size())}, layout, false);
-  for (std::size_t n = 0; n < values.size(); ++n) box.set(static_cast<std::int64_t>(n), values[n]);
-  return box;
-}
-
 Box cumulative(const Case& c, bool packed, const std::vector<std::int64_t>& lengths) {
   if (!packed) return {};
   std::vector<double> sums{0.0};
@@ -50,12 +42,24 @@ Box seqused(const Case& c, const std::vector<std::int64_t>& used) {
   return vector_box(c.metadata, {used.begin(), used.end()});
 }
 
+/// Standard deviation of s8 values, which are integers: few normal numbers are then beyond 127.
+constexpr double s8_deviation = 25.0;
+
+/// Fills k or v with normal numbers; s8 ones in units of 1 / s8_deviation, which their scales make up for.
+void fill_keys(Box& box, Random& random, double amplitude) {
+  if (box.dtype() != DType::s8) return fill(box, random, amplitude);
+  for (std::int64_t n = 0; n < box.numel(); ++n) {
+    box.set(n, std::clamp(std::round(random.normal() * s8_deviation), -128.0, 127.0));
+  }
+}
+
 Box scale_box(const Case& c, Random& random) {
   if (c.scales == 0) return {};
   Box box(DType::f32,
           c.scales == 1 ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{c.batch, c.heads_kv}, {},
           false);
-  for (std::int64_t n = 0; n < box.numel(); ++n) box.set(n, 0.5 + random.uniform());
+  const double unit = c.key_dtype == DType::s8 ? 1.0 / s8_deviation : 1.0;
+  for (std::int64_t n = 0; n < box.numel(); ++n) box.set(n, (0.5 + random.uniform()) * unit);
   return box;
 }
 
@@ -136,8 +140,12 @@ std::string Case::describe() const {
   std::string text = fmt::format("seed {} {} b {} hq {} hkv {} d {}/{} sq {} sk {}", seed, name_of(dtype),
                                  batch, heads_q, heads_kv, head_dim_qk, head_dim_v, rows_q(), rows_k());
   if (dtype == DType::e4m3) text += fmt::format(" -> {} scales {}", name_of(out_dtype), scales);
+  if (key_dtype) text += fmt::format(" on {} scales {}", name_of(*key_dtype), scales);
   if (packed_q) text += fmt::format(" lengths_q {} slack {}", lengths_q, slack_q);
   if (packed_k) text += fmt::format(" lengths_k {} slack {}", lengths_k, slack_k);
+  if (page_size > 0) text += fmt::format(" page_size {}", page_size);
+  if (!leftpad.empty()) text += fmt::format(" leftpad {}", leftpad);
+  if (!cache_index.empty()) text += fmt::format(" cache_index {} of {}", cache_index, cache_batch);
   if (!used_q.empty()) text += fmt::format(" used_q {}", used_q);
   if (!used_k.empty()) text += fmt::format(" used_k {}", used_k);
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -163,12 +171,21 @@ Call::Call(const Case& c) : spec(c) {
   };
   const DType result = c.result_dtype();
   q = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.q, false);
-  k = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.k, false);
-  v = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.v, false);
+  const bool pages = c.page_size > 0;
+  const std::int64_t entries = pages                    ? c.batch * c.pages_per_sequence() + 2
+                               : !c.cache_index.empty() ? c.cache_batch
+                                                        : c.batch;
+  const auto keys = [&](std::int64_t dim, const Layout& layout) {
+    return Box(c.key_dtype.value_or(c.dtype),
+               shape_of(c.packed_k, entries, pages ? c.page_size : c.rows_k(), c.heads_kv, dim), layout,
+               false);
+  };
+  k = keys(c.head_dim_qk, c.k);
+  v = keys(c.head_dim_v, c.v);
   out = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.out, true);
   fill(q, random, c.amplitude);
-  fill(k, random, c.amplitude);
-  fill(v, random, 1.0);
+  fill_keys(k, random, c.amplitude);
+  fill_keys(v, random, 1.0);
   if (c.lse) lse = Box(DType::f32, lse_shape(c), c.lse_layout, true);
   if (c.sink) {
     sink = Box(DType::f32, {c.heads_q}, {}, false);
@@ -183,8 +200,12 @@ Call::Call(const Case& c) : spec(c) {
   const auto query_rows_of = [&](const RowVisitor& f) { for_each_query_row(c, f); };
   const auto key_rows_of = [&](const RowVisitor& f) { for_each_key_row(c, f); };
   poison_rows(q, c.q, c.packed_q, c.rows_q(), c.heads_q * c.head_dim_qk, query_rows_of);
-  poison_rows(k, c.k, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_qk, key_rows_of);
-  poison_rows(v, c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
+  if (c.of_cache()) {
+    make_cache(random);
+  } else {
+    poison_rows(k, c.k, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_qk, key_rows_of);
+    poison_rows(v, c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
+  }
 
   if (c.dtype == DType::e4m3) {
     q_scale = scale_box(c, random);
@@ -192,6 +213,11 @@ Call::Call(const Case& c) : spec(c) {
     v_scale = scale_box(c, random);
     return;  // no backward
   }
+  if (c.key_dtype) {
+    k_scale = scale_box(c, random);
+    v_scale = scale_box(c, random);
+  }
+  if (c.of_cache() || c.key_dtype) return;  // no backward
   dout = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.dout, false);
   // dP and delta are sums of head_dim_v terms, and dS is what is left of their difference: with dP in the
   // tens, fp32 would owe more than 1e-5 to their rounding alone, whatever the algorithm.
@@ -219,6 +245,9 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.cu_seqlens_k = call.cu_seqlens_k.view();
   args.seqused_q = call.seqused_q.view();
   args.seqused_k = call.seqused_k.view();
+  args.page_table = call.page_table.view();
+  args.leftpad_k = call.leftpad_k.view();
+  args.cache_batch_idx = call.cache_batch_idx.view();
   args.sink = call.sink.view();
   args.q_scale = call.q_scale.view();
   args.k_scale = call.k_scale.view();
@@ -280,12 +309,37 @@ Problem Call::problem() const {
   p.cu_seqlens_k = lengths_of(cu_seqlens_k);
   p.seqused_q = lengths_of(seqused_q);
   p.seqused_k = lengths_of(seqused_k);
+  if (!c.of_cache()) return p;
+  dense_k_ = dense_keys(k);
+  dense_v_ = dense_keys(v);
+  std::vector<double> used;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    used.push_back(static_cast<double>(c.cache_rows(b) - c.cache_padding(b)));
+  }
+  dense_used_ = vector_box(DType::i64, used);
+  p.k = operand(dense_k_, false);
+  p.v = operand(dense_v_, false);
+  p.seqused_k = lengths_of(dense_used_);
   return p;
 }
 
 std::vector<Box*> Call::inputs() {
-  return {&q,         &k,         &v,    &sink, &q_scale, &k_scale, &v_scale, &cu_seqlens_q, &cu_seqlens_k,
-          &seqused_q, &seqused_k, &dout, &dlse};
+  return {&q,
+          &k,
+          &v,
+          &sink,
+          &q_scale,
+          &k_scale,
+          &v_scale,
+          &cu_seqlens_q,
+          &cu_seqlens_k,
+          &seqused_q,
+          &seqused_k,
+          &page_table,
+          &leftpad_k,
+          &cache_batch_idx,
+          &dout,
+          &dlse};
 }
 
 std::vector<Box*> Call::outputs(Pass pass) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "box.hpp"
@@ -13,10 +14,13 @@
 
 namespace tandem::harness {
 
+class Random;
+
 struct Case {
   std::uint64_t seed = 1;
   DType dtype = DType::f32;
-  DType out_dtype = DType::f32;  ///< only for e4m3 inputs; else it is dtype
+  DType out_dtype = DType::f32;    ///< only for e4m3 inputs; else it is dtype
+  std::optional<DType> key_dtype;  ///< of k and v, e4m3 or s8, beside a q in another dtype; not given: dtype
 
   std::int64_t batch = 1;
   std::int64_t heads_q = 1;
@@ -24,7 +28,7 @@ struct Case {
   std::int64_t head_dim_qk = 64;
   std::int64_t head_dim_v = 64;
   std::int64_t seqlen_q = 64;  ///< rows of a batch entry; unused where packed
-  std::int64_t seqlen_k = 64;
+  std::int64_t seqlen_k = 64;  ///< of a cache: the rows that one sequence can have
 
   bool packed_q = false;
   bool packed_k = false;
@@ -35,13 +39,19 @@ struct Case {
   std::vector<std::int64_t> used_q;  ///< seqused; empty is not given
   std::vector<std::int64_t> used_k;
   DType metadata = DType::i32;
+  /// k and v are a cache in pages of so many rows, in a random order. 0: they are not.
+  std::int64_t page_size = 0;
+  std::vector<std::int64_t> leftpad;  ///< leftpad_k; empty is not given
+  /// cache_batch_idx; empty is not given. k and v then have `cache_batch` entries.
+  std::vector<std::int64_t> cache_index;
+  std::int64_t cache_batch = 0;
 
   AttentionOptions options;
   bool sink = false;
   bool lse = true;
   bool dlse = false;
   unsigned unwanted = 0;   ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
-  int scales = 0;          ///< e4m3: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
+  int scales = 0;          ///< 8 bits: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
   double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 
   Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
@@ -50,6 +60,12 @@ struct Case {
 
   [[nodiscard]] std::int64_t rows_q() const;
   [[nodiscard]] std::int64_t rows_k() const;
+  [[nodiscard]] bool of_cache() const { return page_size > 0 || !leftpad.empty() || !cache_index.empty(); }
+  /// Rows of sequence `b` in a cache, padding included, and those of them that are padding.
+  [[nodiscard]] std::int64_t cache_rows(std::int64_t b) const;
+  [[nodiscard]] std::int64_t cache_padding(std::int64_t b) const;
+  /// Pages that one sequence can have; the cache has two more than all of them together.
+  [[nodiscard]] std::int64_t pages_per_sequence() const { return (seqlen_k + page_size - 1) / page_size; }
   [[nodiscard]] DType result_dtype() const { return dtype == DType::e4m3 ? out_dtype : dtype; }
   /// Everything needed to write the case down again.
   [[nodiscard]] std::string describe() const;
@@ -62,6 +78,7 @@ struct Call {
   Case spec;
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  Box page_table, leftpad_k, cache_batch_idx;
   Box out, lse;
   Box dout, dlse, dq, dk, dv, dsink;
 
@@ -72,8 +89,20 @@ struct Call {
 
   [[nodiscard]] std::vector<Box*> inputs();
   [[nodiscard]] std::vector<Box*> outputs(Pass pass);
+  /// Row `row` of sequence `b` as an entry of k and v and a row of it, for a cache.
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> cache_place(std::int64_t b, std::int64_t row) const;
+
   /// Poisons the outputs of a pass and remembers the memory around and in all tensors.
   void prepare(Pass pass);
+
+ private:
+  void make_cache(Random& random);
+  void poison_cache(Box& box, const Layout& layout) const;
+  [[nodiscard]] Box dense_keys(const Box& cache) const;
+
+  /// The rows of a cache that take part as a dense k and v with their lengths: what the oracle reads, so that
+  /// it knows nothing of caches.
+  mutable Box dense_k_, dense_v_, dense_used_;
 };
 
 /// Random numbers for tests; small, seeded, the same on every machine.
@@ -97,6 +126,9 @@ class Random {
 
 /// Fills every element with normal numbers of standard deviation `amplitude`.
 void fill(Box& box, Random& random, double amplitude);
+
+/// Integers where an access out of bounds faults.
+Box vector_box(DType dtype, const std::vector<double>& values);
 
 /// Calls f(batch, row in the tensor, takes part) for every row of q (or k) that exists.
 using RowVisitor = std::function<void(std::int64_t batch, std::int64_t row, bool used)>;

@@ -107,7 +107,9 @@ void encode(DType dtype, void* data, std::int64_t offset, double value) {
     case DType::e4m3: static_cast<std::uint8_t*>(data)[offset] = e4m3_code(value); return;
     case DType::i32: static_cast<std::int32_t*>(data)[offset] = static_cast<std::int32_t>(value); return;
     case DType::i64: static_cast<std::int64_t*>(data)[offset] = static_cast<std::int64_t>(value); return;
-    case DType::s8: static_cast<std::int8_t*>(data)[offset] = static_cast<std::int8_t>(value); return;
+    case DType::s8:  // which has no NaN: the value that shows most stands for it
+      static_cast<std::int8_t*>(data)[offset] = static_cast<std::int8_t>(std::isnan(value) ? -128.0 : value);
+      return;
   }
 }
 

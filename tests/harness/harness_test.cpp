@@ -35,8 +35,8 @@ void write_exact(Call& call, Pass pass) {
 
 TEST(Element, EveryCodeRoundTrips) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::e4m3}) {
-    const std::uint32_t codes = dtype == DType::e4m3 ? 256 : 65536;
-    for (std::uint32_t code = 0; code < codes; ++code) {
+    const std::uint32_t patterns = dtype == DType::e4m3 ? 256 : 65536;
+    for (std::uint32_t code = 0; code < patterns; ++code) {
       const double value = decode(dtype, &code, 0);
       if (std::isnan(value)) continue;
       std::uint32_t back = 0;

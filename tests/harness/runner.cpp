@@ -46,6 +46,16 @@ class CpuRunner : public Runner {
   void backward(Call& call) override {
     run(call, call.backward_args(), [](const auto& args, const Execution& e) { tandem::backward(args, e); });
   }
+  [[nodiscard]] std::string refuses_append(const AppendCase&) const override { return {}; }
+  [[nodiscard]] std::string refuses_merge(const MergeCase&) const override { return {}; }
+  void append(AppendCall& call) override {
+    const Environment environment("TANDEM_CPU_TARGET", cpu::name_of(target_));
+    append_kv(call.args(), {.threads = call.spec.threads});
+  }
+  void merge(MergeCall& call) override {
+    const Environment environment("TANDEM_CPU_TARGET", cpu::name_of(target_));
+    tandem::merge(call.args(), {.threads = call.spec.threads});
+  }
 
  private:
   template <typename Args, typename Run>
@@ -70,13 +80,22 @@ class CpuRunner : public Runner {
   cpu::Target target_;
 };
 
+/// Whether the other instruction sets stand for the portable one.
+bool skips_portable() {
+#ifdef TANDEM_TEST_SKIPS_PORTABLE
+  return cpu::available(cpu::Target::avx2) || cpu::available(cpu::Target::neon);
+#else
+  return false;
+#endif
+}
+
 std::vector<Runner*>& registry() {
   static std::vector<std::unique_ptr<CpuRunner>> owned;
   static std::vector<Runner*> all = [] {
     std::vector<Runner*> result;
     for (const cpu::Target target : {cpu::Target::portable, cpu::Target::avx2, cpu::Target::avx512,
                                      cpu::Target::avx512_bf16, cpu::Target::neon}) {
-      if (!cpu::available(target)) continue;
+      if (!cpu::available(target) || (skips_portable() && target == cpu::Target::portable)) continue;
       owned.push_back(std::make_unique<CpuRunner>(target));
       result.push_back(owned.back().get());
     }
@@ -107,7 +126,8 @@ void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f) {
 }
 
 void run_everywhere(Call& call, bool backward) {
-  const bool both = backward && call.spec.dtype != DType::e4m3 && call.lse.given();
+  const bool both = backward && call.spec.dtype != DType::e4m3 && call.lse.given() && !call.spec.of_cache() &&
+                    !call.spec.key_dtype;
   // The oracle is slow, so that it waits for a runner that takes the case.
   std::optional<Expected> forward_expected, backward_expected;
   on_every_runner(call.spec, [&](Runner& runner) {
@@ -125,6 +145,48 @@ void run_everywhere(Call& call, bool backward) {
 
 void run_everywhere(const Case& spec) {
   Call call(spec);
+  run_everywhere(call);
+}
+
+void on_every_runner(const AppendCase& spec, const std::function<void(Runner&)>& f) {
+  for (Runner* runner : runners()) {
+    if (!runner->refuses_append(spec).empty()) continue;
+    SCOPED_TRACE(runner->name() + ": " + spec.describe());
+    f(*runner);
+  }
+}
+
+void on_every_runner(const MergeCase& spec, const std::function<void(Runner&)>& f) {
+  for (Runner* runner : runners()) {
+    if (!runner->refuses_merge(spec).empty()) continue;
+    SCOPED_TRACE(runner->name() + ": " + spec.describe());
+    f(*runner);
+  }
+}
+
+void run_everywhere(AppendCall& call) {
+  on_every_runner(call.spec, [&](Runner& runner) {
+    call.prepare();
+    runner.append(call);
+    EXPECT_TRUE(call.correct());
+  });
+}
+
+void run_everywhere(const AppendCase& spec) {
+  AppendCall call(spec);
+  run_everywhere(call);
+}
+
+void run_everywhere(MergeCall& call) {
+  on_every_runner(call.spec, [&](Runner& runner) {
+    call.prepare();
+    runner.merge(call);
+    EXPECT_TRUE(call.correct());
+  });
+}
+
+void run_everywhere(const MergeCase& spec) {
+  MergeCall call(spec);
   run_everywhere(call);
 }
 

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "append_call.hpp"
 #include "call.hpp"
+#include "merge_call.hpp"
 
 namespace tandem::harness {
 
@@ -21,9 +23,18 @@ class Runner {
   /// Writes call.out and call.lse, or the gradients from them.
   virtual void forward(Call& call) = 0;
   virtual void backward(Call& call) = 0;
+
+  /// Why this runner cannot append, or merge; empty if it can.
+  [[nodiscard]] virtual std::string refuses_append(const AppendCase&) const { return "not run here"; }
+  [[nodiscard]] virtual std::string refuses_merge(const MergeCase&) const { return "not run here"; }
+  /// Writes the caches and q_out.
+  virtual void append(AppendCall&) {}
+  /// Writes out and lse.
+  virtual void merge(MergeCall&) {}
 };
 
-/// All runners of this machine; the CPU ones are there from the start: one a Target of the processor.
+/// All runners of this machine; the CPU ones are there from the start: one a Target of the processor (under
+/// the sanitizers without the portable one, which they do not watch).
 std::vector<Runner*> runners();
 /// Adds a runner for the rest of the process; register before the tests run.
 void add_runner(Runner& runner);
@@ -37,5 +48,13 @@ void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f);
 void run_everywhere(const Case& spec);
 /// The same for a prepared call, whose inputs a test has changed by hand.
 void run_everywhere(Call& call, bool backward = true);
+
+/// The same of calls to append_kv and merge.
+void on_every_runner(const AppendCase& spec, const std::function<void(Runner&)>& f);
+void on_every_runner(const MergeCase& spec, const std::function<void(Runner&)>& f);
+void run_everywhere(AppendCall& call);
+void run_everywhere(const AppendCase& spec);
+void run_everywhere(MergeCall& call);
+void run_everywhere(const MergeCase& spec);
 
 }  // namespace tandem::harness

@@ -36,8 +36,12 @@ void launch_mean(const QuantizeParams& params, const emulator::Options& options)
 }
 
 template <QuantizeConfig C>
-void run_quantizer(const QuantizeParams& params, const emulator::Options& options) {
-  if (C.smooth_k && params.items_k > 0) launch_mean<C>(params, options);
+void run_quantizer(const QuantizeParams& params, emulator::Options options) {
+  if (C.smooth_k && params.items_k > 0) {
+    launch_mean<C>(params, options);
+    const auto means = static_cast<std::size_t>(params.batch * params.mean_stride.batch);
+    options.of_previous_grid = {{params.mean, means * sizeof(float), false}};
+  }
   emulator::launch(
       quantize<C>, params,
       {.blocks = static_cast<unsigned>(std::min(params.items_q + params.items_k + params.items_v, 5)),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -110,6 +111,44 @@ TEST(Emulator, NamedBarriersJoinWhoArrivesAndWhoWaits) {
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(16, 32); }, {.threads = 32}),
               HasSubstr("no named barrier 16"));
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(1, 48); }, {.threads = 64}), HasSubstr("for 48 threads"));
+}
+
+TEST(Emulator, CopiesArriveWhenTheyAreWaitedFor) {
+  const std::vector<float> source(32, 7.0F);
+  const auto run = [&](bool waits) {
+    float got = 0.0F;
+    const auto kernel = [&] {
+      auto* const shared = reinterpret_cast<float*>(ptx::dynamic_shared());
+      ptx::copy_async(shared + ptx::thread_index(), source.data() + ptx::thread_index());
+      if (waits) ptx::wait_for_copies();
+      ptx::sync_block();
+      if (ptx::thread_index() == 3) got = ptx::load_shared(shared + 5);
+    };
+    EXPECT_EQ(
+        fault_of(kernel, {.threads = 32, .shared_bytes = 128}, {.buffers = {emulator::readable(source)}}),
+        "");
+    return got;
+  };
+  EXPECT_EQ(run(true), 7.0F);
+  EXPECT_TRUE(std::isnan(run(false)));
+}
+
+TEST(Emulator, WhatThePreviousGridWritesIsReadAfterItsEnd) {
+  const std::vector<float> scales(8, 1.0F);
+  const std::vector<float> others(8, 1.0F);
+  const emulator::Options options{.buffers = {emulator::readable(scales), emulator::readable(others)},
+                                  .of_previous_grid = {emulator::readable(scales)}};
+  const auto read = [&](const std::vector<float>& from, bool waits) {
+    return fault_of(
+        [&] {
+          if (waits) ptx::wait_for_previous_grid();
+          ptx::load_global(&from[2]);
+        },
+        {.threads = 32}, options);
+  };
+  EXPECT_EQ(read(others, false), "");
+  EXPECT_EQ(read(scales, true), "");
+  EXPECT_THAT(read(scales, false), HasSubstr("the previous grid writes there"));
 }
 
 struct OneBarrier {

@@ -68,7 +68,7 @@ constexpr int truth_section_words[truth_sections] = {
     64 * truth_threads, 64 * truth_threads, 32 * truth_threads,
     // stmatrix, warp, math
     4 * 64 * 4, 32 * 6, 64 * 8,
-    // accumulators of 8-bit products, codes
+    // accumulators of 8-bit products, quantized values
     16 * truth_threads, 16 * truth_threads, 32 * truth_threads, 32 * truth_threads, 64 * 2,
     // stores
     0, 0, 0, 0};

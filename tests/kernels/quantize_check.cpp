@@ -23,48 +23,48 @@ namespace {
 /// What the CPU makes of one sequence of a tensor.
 struct Expected {
   std::int64_t heads, rows, dim, groups;
-  std::vector<std::uint8_t> codes;  ///< [row][head][dim]
-  std::vector<float> scales;        ///< [head][group]
-  std::vector<float> mean;          ///< [head][dim]
+  std::vector<std::uint8_t> quantized;  ///< [row][head][dim]
+  std::vector<float> scales;            ///< [head][group]
+  std::vector<float> mean;              ///< [head][dim]
 
   Expected(const Operand& x, std::int64_t entry, std::int64_t heads_, const Rows& sequence, std::int64_t dim_,
-           Codes to, ScaleGroup group, bool rotate, bool smooth, bool marks)
+           OperandType to, ScaleGroup group, bool rotate, bool smooth, bool marks)
       : heads(heads_),
         rows(sequence.used),
         dim(dim_),
         groups(group == ScaleGroup::row ? rows : (rows + quant_block - 1) / quant_block) {
-    codes.resize(static_cast<std::size_t>(rows * heads * dim));
+    quantized.resize(static_cast<std::size_t>(rows * heads * dim));
     scales.resize(static_cast<std::size_t>(heads * groups));
     mean.resize(static_cast<std::size_t>(smooth ? heads * dim : 0));
-    QuantizeJob job;
-    job.batch = 1;
-    job.rows = rows;
-    job.heads = heads;
-    job.head_dim = dim;
-    job.x = x;
-    job.x.data = cpu::element(x, entry, sequence.begin, 0);
-    job.codes = {.data = codes.data(),
-                 .dtype = to == Codes::s8 ? DType::s8 : DType::e4m3,
-                 .batch_stride = 0,
-                 .row_stride = heads * dim,
-                 .head_stride = dim};
-    job.scales = {.data = scales.data(),
-                  .dtype = DType::f32,
-                  .batch_stride = 0,
-                  .row_stride = 1,
-                  .head_stride = groups};
+    QuantizeProblem problem;
+    problem.batch = 1;
+    problem.rows = rows;
+    problem.heads = heads;
+    problem.head_dim = dim;
+    problem.x = x;
+    problem.x.data = cpu::element(x, entry, sequence.begin, 0);
+    problem.codes = {.data = quantized.data(),
+                     .dtype = to == OperandType::s8 ? DType::s8 : DType::e4m3,
+                     .batch_stride = 0,
+                     .row_stride = heads * dim,
+                     .head_stride = dim};
+    problem.scales = {.data = scales.data(),
+                      .dtype = DType::f32,
+                      .batch_stride = 0,
+                      .row_stride = 1,
+                      .head_stride = groups};
     if (smooth)
-      job.mean = {
+      problem.mean = {
           .data = mean.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 0, .head_stride = dim};
-    job.group = group;
-    job.rotate = rotate;
-    job.nan_markers = marks;
-    job.sampled_mean = true;
-    cpu::quantize(job, cpu::Target::portable, 1);
+    problem.group = group;
+    problem.rotate = rotate;
+    problem.nan_markers = marks;
+    problem.sampled_mean = true;
+    cpu::quantize(problem, cpu::Target::portable, 1);
   }
 
   [[nodiscard]] std::uint8_t code(std::int64_t head, std::int64_t row, std::int64_t c) const {
-    return codes[static_cast<std::size_t>((row * heads + head) * dim + c)];
+    return quantized[static_cast<std::size_t>((row * heads + head) * dim + c)];
   }
   [[nodiscard]] float scale(std::int64_t head, std::int64_t group) const {
     return scales[static_cast<std::size_t>(head * groups + group)];
@@ -101,17 +101,18 @@ void check_rows(const QuantizedTensor& x, const Place& at, ScaleGroup group, con
           << "scale " << n << ": " << scale << " " << want.scale(head, n);
     }
     for (std::int64_t row = 0; row < want.rows; ++row) {
-      const unsigned char* codes = x.codes + at.entry * x.code_stride.batch + head * x.code_stride.head +
-                                   (at.rows.begin + row) * x.code_stride.row;
-      for (std::int64_t c = 0; c < code_pitch(want.dim); ++c) {
-        ASSERT_EQ(codes[c], c < want.dim ? want.code(head, row, c) : 0)
+      const unsigned char* quantized = x.quantized + at.entry * x.quantized_stride.batch +
+                                       head * x.quantized_stride.head +
+                                       (at.rows.begin + row) * x.quantized_stride.row;
+      for (std::int64_t c = 0; c < quantized_pitch(want.dim); ++c) {
+        ASSERT_EQ(quantized[c], c < want.dim ? want.code(head, row, c) : 0)
             << "head " << head << " row " << row << " channel " << c;
       }
     }
   }
 }
 
-void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, Codes pv,
+void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, OperandType pv,
                   const Expected& want) {
   const int zero_point = takes_zero_point(pv, group == ScaleGroup::row, want.dim) ? 0x80 : 0;
   const std::int64_t blocks = (want.rows + quant_block - 1) / quant_block;
@@ -122,11 +123,12 @@ void check_values(const QuantizedTensor& x, const Place& at, ScaleGroup group, C
           << "scale " << n;
     }
     for (std::int64_t c = 0; c < want.dim; ++c) {
-      const unsigned char* codes = x.codes + at.entry * x.code_stride.batch + head * x.code_stride.head +
-                                   c * x.code_stride.row + at.first_group_block * quant_block;
+      const unsigned char* quantized = x.quantized + at.entry * x.quantized_stride.batch +
+                                       head * x.quantized_stride.head + c * x.quantized_stride.row +
+                                       at.first_group_block * quant_block;
       for (std::int64_t i = 0; i < blocks * quant_block; ++i) {
         const std::int64_t key = i / 16 * 16 + v_key_of(static_cast<int>(i % 16));
-        ASSERT_EQ(codes[i] ^ zero_point, key < want.rows ? want.code(head, key, c) : 0)
+        ASSERT_EQ(quantized[i] ^ zero_point, key < want.rows ? want.code(head, key, c) : 0)
             << "head " << head << " key " << key << " channel " << c;
       }
     }
@@ -158,7 +160,7 @@ void check_shift(const Problem& p, const QuantizeParams& params, const Place& at
 
 }  // namespace
 
-void check_codes(const Call& call, const Recipe& recipe, const QuantizeParams& params) {
+void check_quantized(const Call& call, const Recipe& recipe, const QuantizeParams& params) {
   const Problem p = call.problem();
   for (std::int64_t b = 0; b < p.batch; ++b) {
     SCOPED_TRACE(fmt::format("sequence {}", b));
@@ -171,7 +173,7 @@ void check_codes(const Call& call, const Recipe& recipe, const QuantizeParams& p
     check_rows(params.q, q, recipe.qk_scales, queries);
     check_rows(params.k, k, recipe.qk_scales, keys);
     if (recipe.smooth_k) check_shift(p, params, q, keys);
-    if (recipe.pv == Codes::input) continue;
+    if (recipe.pv == OperandType::input) continue;
     const Expected values(p.v, k.entry, p.heads_kv, k.rows, p.head_dim_v, recipe.pv, recipe.v_scales,
                           recipe.rotate_v, false, false);
     check_values(params.v, k, recipe.v_scales, recipe.pv, values);

@@ -1,5 +1,5 @@
-// What the quantiser must leave in its scratch memory: the CPU quantiser's codes, scales and means bit for
-// bit, where quantized_layout.hpp puts them. For the emulator and for a GPU.
+// What the quantiser must leave in its scratch memory: the CPU quantiser's quantized values, scales and means
+// bit for bit, where quantized_layout.hpp puts them. For the emulator and for a GPU.
 #pragma once
 
 #include "gpu/quantize_params.hpp"
@@ -22,6 +22,6 @@ void set_no_numbers(harness::Call& call);
 
 /// `params` as make_quantize_params has them for memory that the host reads. Fails the test at the first
 /// difference.
-void check_codes(const harness::Call& call, const Recipe& recipe, const QuantizeParams& params);
+void check_quantized(const harness::Call& call, const Recipe& recipe, const QuantizeParams& params);
 
 }  // namespace tandem::kernel_tests

@@ -7,8 +7,8 @@
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/quantize_tensor_params.hpp"
-#include "harness/codes.hpp"
 #include "harness/element.hpp"
+#include "harness/quantized.hpp"
 #include "plan/quantize_plan.hpp"
 #include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
@@ -65,7 +65,7 @@ void check_shape(Shape<element, head_dim_qk, head_dim_v> /*shape*/) {
   Call call(c);
   constexpr QuantizeConfig config = config_of(element, head_dim_qk, head_dim_v, recipe, varlen, vectors);
   SCOPED_TRACE(describe(config));
-  check_codes(call, recipe, run<config>(call, recipe, varlen ? 3 : 0).params);
+  check_quantized(call, recipe, run<config>(call, recipe, varlen ? 3 : 0).params);
 }
 
 /// Sequences long enough for a mean of a sample, one of them past the end of one sum.
@@ -77,12 +77,12 @@ TEST(Quantize, LongSequencesHaveTheMeanOfASample) {
   c.seqlen_q = 3;
   c.seqlen_k = 1029;
   Call call(c);
-  check_codes(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
+  check_quantized(call, fp8_recipe, run<dense>(call, fp8_recipe, 2).params);
   c.packed_q = c.packed_k = true;
   c.lengths_q = {3, 4};
   c.lengths_k = {512, 1150};
   Call packed(c);
-  check_codes(packed, fp8_recipe, run<varlen>(packed, fp8_recipe, 2).params);
+  check_quantized(packed, fp8_recipe, run<varlen>(packed, fp8_recipe, 2).params);
 }
 
 constexpr Recipe strict_fp8 = strict(fp8_recipe);
@@ -98,7 +98,7 @@ void check_short() {
   const Result r = run<config>(call, recipe, 1);
   EXPECT_GE(r.params.heads_per_item_q, 4);
   EXPECT_EQ(r.params.heads_per_item_k, 4);
-  check_codes(call, recipe, r.params);
+  check_quantized(call, recipe, r.params);
 }
 
 /// Several heads share a unit.
@@ -132,24 +132,25 @@ TEST(Quantize, OddHeadDimensions) {
   check_shape<int8_recipe, true, false>(Shape<Element::f16, 31, 23>{});
 }
 
-/// What codes and scales become of infinities, NaN, zeros, and values beyond the scale's reciprocal.
+/// What quantized values and scales become of infinities, NaN, zeros, and values beyond the scale's
+/// reciprocal.
 TEST(Quantize, ValuesThatAreNoNumbers) {
   constexpr QuantizeConfig e4m3 = config_of(Element::bf16, 64, 64, fp8_recipe, false, true);
   constexpr QuantizeConfig s8 = config_of(Element::bf16, 64, 64, int8_recipe, false, true);
   Call call(quantize_case(DType::bf16, 64, 64));
   set_no_numbers(call);
-  check_codes(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
-  check_codes(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
+  check_quantized(call, fp8_recipe, run<e4m3>(call, fp8_recipe, 1).params);
+  check_quantized(call, int8_recipe, run<s8>(call, int8_recipe, 1).params);
 }
 
-/// Codes and scales that the caller brings end where the quantiser would have put them.
+/// Quantized values and scales that the caller brings end where the quantiser would have put them.
 template <QuantizeConfig C>
 void check_arranged(const Case& c, Granularity granularity) {
   SCOPED_TRACE(describe(C));
   const Call call(c);
-  Call codes(c);
-  harness::bring_codes(codes, C.qk == Codes::s8 ? DType::s8 : DType::e4m3, granularity);
-  const Problem p = make_problem(codes.forward_args());
+  Call quantized(c);
+  harness::quantize_inputs(quantized, C.qk == OperandType::s8 ? DType::s8 : DType::e4m3, granularity);
+  const Problem p = make_problem(quantized.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
   ASSERT_EQ(choose_quantize_config(p, recipe), C);
   const gpu::Workspace space = gpu::quantized_workspace(p, recipe);
@@ -157,23 +158,23 @@ void check_arranged(const Case& c, Granularity granularity) {
   const ArrangeParams params =
       gpu::make_arrange_params(p, gpu::make_quantize_params(p, recipe, space, scratch.data));
   emulator::Options options;
-  add_buffers(options, codes.inputs(), false);
+  add_buffers(options, quantized.inputs(), false);
   options.buffers.push_back({scratch.data, space.bytes(), true});
   const QuantizeParams& q = params.quantize;
-  emulator::launch(arrange_codes<C>, params,
+  emulator::launch(arrange_quantized<C>, params,
                    {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(C))},
                    options);
-  check_codes(call, recipe, q);
+  check_quantized(call, recipe, q);
 }
 
-constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk, int head_dim_v, bool varlen,
-                                  bool vectors) {
+constexpr QuantizeConfig arranged(OperandType type, ScaleGroup group, int head_dim_qk, int head_dim_v,
+                                  bool varlen, bool vectors) {
   return {.head_dim_qk = head_dim_qk,
           .head_dim_v = head_dim_v,
-          .qk = codes,
-          .pv = codes,
+          .qk = type,
+          .pv = type,
           .qk_scales = group,
           .v_scales = group,
           .rotate_qk = false,
@@ -182,21 +183,21 @@ constexpr QuantizeConfig arranged(Codes codes, ScaleGroup group, int head_dim_qk
           .vectors = vectors};
 }
 
-TEST(ArrangeCodes, PutsThemWhereTheQuantiserDoes) {
+TEST(ArrangeQuantized, PutsThemWhereTheQuantiserDoes) {
   Case c = quantize_case(DType::bf16, 128, 64);
-  check_arranged<arranged(Codes::e4m3, ScaleGroup::block, 128, 64, false, true)>(c, Granularity::block);
+  check_arranged<arranged(OperandType::e4m3, ScaleGroup::block, 128, 64, false, true)>(c, Granularity::block);
   c = quantize_case(DType::f16, 96, 40);
   make_varlen(c);
   make_unaligned(c);
-  check_arranged<arranged(Codes::s8, ScaleGroup::row, 96, 40, true, false)>(c, Granularity::row);
+  check_arranged<arranged(OperandType::s8, ScaleGroup::row, 96, 40, true, false)>(c, Granularity::row);
 }
 
-/// 16-bit K and V from codes and scales, in the rows in use: the CPU's, bit for bit.
+/// 16-bit K and V from quantized values and scales, in the rows in use: the CPU's, bit for bit.
 template <QuantizeConfig C>
-void check_dequantized(const Case& c, DType codes, Granularity granularity) {
+void check_dequantized(const Case& c, DType dtype, Granularity granularity) {
   SCOPED_TRACE(describe(C));
   Call call(c);
-  harness::bring_mixed_codes(call, codes, granularity);
+  harness::quantize_keys_and_values(call, dtype, granularity);
   const Problem p = make_problem(call.forward_args());
   ASSERT_EQ(choose_dequantize_config(p), C);
   constexpr auto poison = std::byte{0xEE};
@@ -205,8 +206,14 @@ void check_dequantized(const Case& c, DType codes, Granularity granularity) {
   const auto aligned = [](std::vector<std::byte>& memory) {
     return memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256) % 256;
   };
-  cpu::dequantize(p, dequantized(p, aligned(want)), 1);
-  const ArrangeParams params = gpu::make_dequantize_params(p, dequantized(p, aligned(got)));
+  const auto in = [&](std::vector<std::byte>& memory) {
+    Problem placed = dequantized(p);
+    place_dequantized(placed, aligned(memory));
+    return placed;
+  };
+  const Problem d = in(got);
+  cpu::dequantize(p, in(want), 1);
+  const ArrangeParams params = gpu::make_dequantize_params(p, d);
   emulator::Options options;
   add_buffers(options, call.inputs(), false);
   options.buffers.push_back({aligned(got), mixed_space(p).bytes, true});
@@ -214,7 +221,6 @@ void check_dequantized(const Case& c, DType codes, Granularity granularity) {
                    {.blocks = static_cast<unsigned>(params.quantize.items_k + params.quantize.items_v),
                     .threads = quantize_threads},
                    options);
-  const Problem d = dequantized(p, aligned(got));
   const auto offset = aligned(want) - aligned(got);
   std::int64_t checked = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
@@ -235,79 +241,80 @@ void check_dequantized(const Case& c, DType codes, Granularity granularity) {
   EXPECT_GT(checked, 0);
 }
 
-constexpr QuantizeConfig mixed(Element element, Codes codes, int head_dim_qk, int head_dim_v, bool varlen,
-                               bool vectors) {
+constexpr QuantizeConfig mixed(Element element, OperandType type, int head_dim_qk, int head_dim_v,
+                               bool varlen, bool vectors) {
   return {.element = element,
           .head_dim_qk = head_dim_qk,
           .head_dim_v = head_dim_v,
-          .qk = codes,
-          .pv = codes,
+          .qk = type,
+          .pv = type,
           .varlen = varlen,
           .vectors = vectors};
 }
 
 TEST(Dequantize, GivesTheCpusValues) {
   Case c = quantize_case(DType::bf16, 128, 64);
-  check_dequantized<mixed(Element::bf16, Codes::e4m3, 128, 64, false, true)>(c, DType::e4m3,
-                                                                             Granularity::block);
+  check_dequantized<mixed(Element::bf16, OperandType::e4m3, 128, 64, false, true)>(c, DType::e4m3,
+                                                                                   Granularity::block);
   c = quantize_case(DType::f16, 96, 40);
   make_varlen(c);
-  check_dequantized<mixed(Element::f16, Codes::s8, 96, 40, true, true)>(c, DType::s8, Granularity::row);
+  check_dequantized<mixed(Element::f16, OperandType::s8, 96, 40, true, true)>(c, DType::s8, Granularity::row);
   make_unaligned(c);
-  check_dequantized<mixed(Element::f16, Codes::e4m3, 96, 40, true, false)>(c, DType::e4m3, Granularity::row);
+  check_dequantized<mixed(Element::f16, OperandType::e4m3, 96, 40, true, false)>(c, DType::e4m3,
+                                                                                 Granularity::row);
 }
 
-/// quantize's own layout: one tensor and its codes, scales and mean, as the caller has them.
+/// quantize's own layout: one tensor and its quantized values, scales and mean, as the caller has them.
 struct UserTensor {
   static constexpr std::int64_t batch = 2, rows = 200, heads = 3;
   std::int64_t dim;
   std::vector<std::uint16_t> x;
-  std::vector<std::uint8_t> codes;
+  std::vector<std::uint8_t> quantized;
   std::vector<float> scales, mean, cos, sin;
-  QuantizeJob job;
+  QuantizeProblem problem;
 
   /// An embedding of `rotary` channels, or none.
-  UserTensor(std::int64_t head_dim, std::int64_t used_rows, Codes to, ScaleGroup group, bool rotate,
+  UserTensor(std::int64_t head_dim, std::int64_t used_rows, OperandType to, ScaleGroup group, bool rotate,
              bool smooth, std::int64_t rotary, bool interleaved)
       : dim(head_dim),
         x(static_cast<std::size_t>(batch * rows * heads * dim)),
-        codes(x.size(), 0xEE),
+        quantized(x.size(), 0xEE),
         scales(static_cast<std::size_t>(batch * heads * rows), -1.0F),
         mean(static_cast<std::size_t>(batch * heads * dim), -1.0F) {
     harness::Random random(3);
     for (std::size_t i = 0; i < x.size(); ++i) {
       harness::encode(DType::bf16, x.data(), static_cast<std::int64_t>(i), random.normal() + 0.5);
     }
-    job.batch = batch;
-    job.rows = used_rows;
-    job.heads = heads;
-    job.head_dim = dim;
-    job.group = group;
-    job.rotate = rotate;
-    job.x = {.data = x.data(),
-             .dtype = DType::bf16,
-             .batch_stride = rows * heads * dim,
-             .row_stride = heads * dim,
-             .head_stride = dim};
-    job.codes = job.x;
-    job.codes.data = codes.data();
-    job.codes.dtype = to == Codes::s8 ? DType::s8 : DType::e4m3;
+    problem.batch = batch;
+    problem.rows = used_rows;
+    problem.heads = heads;
+    problem.head_dim = dim;
+    problem.group = group;
+    problem.rotate = rotate;
+    problem.x = {.data = x.data(),
+                 .dtype = DType::bf16,
+                 .batch_stride = rows * heads * dim,
+                 .row_stride = heads * dim,
+                 .head_stride = dim};
+    problem.codes = problem.x;
+    problem.codes.data = quantized.data();
+    problem.codes.dtype = to == OperandType::s8 ? DType::s8 : DType::e4m3;
     const bool one = group == ScaleGroup::tensor;
-    job.scales = {.data = scales.data(),
-                  .dtype = DType::f32,
-                  .batch_stride = one ? 0 : heads * rows,
-                  .row_stride = one ? 0 : 1,
-                  .head_stride = one ? 0 : rows};
+    problem.scales = {.data = scales.data(),
+                      .dtype = DType::f32,
+                      .batch_stride = one ? 0 : heads * rows,
+                      .row_stride = one ? 0 : 1,
+                      .head_stride = one ? 0 : rows};
     if (smooth)
-      job.mean = {.data = mean.data(),
-                  .dtype = DType::f32,
-                  .batch_stride = heads * dim,
-                  .row_stride = 0,
-                  .head_stride = dim};
+      problem.mean = {.data = mean.data(),
+                      .dtype = DType::f32,
+                      .batch_stride = heads * dim,
+                      .row_stride = 0,
+                      .head_stride = dim};
     if (rotary == 0) return;
-    job.rotary_dim = rotary;
-    job.interleaved = interleaved;
-    for (auto [table, operand] : {std::pair{&cos, &job.cos}, {&sin, &job.sin}}) {
+    problem.rotary_dim = rotary;
+    problem.interleaved = interleaved;
+    for (auto [table, operand] : {std::pair{&cos, &problem.cos}, {&sin, &problem.sin}}) {
       for (std::int64_t i = 0; i < rows * rotary / 2; ++i)
         table->push_back(static_cast<float>(random.normal()));
       *operand = {.data = table->data(),
@@ -327,15 +334,15 @@ void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
   };
   SCOPED_TRACE(describe(C));
   UserTensor want = tensor();
-  cpu::quantize(want.job, cpu::Target::portable, 1);
+  cpu::quantize(want.problem, cpu::Target::portable, 1);
   UserTensor got = tensor();
-  ASSERT_EQ(choose_tensor_config(got.job), C);
-  const gpu::Workspace workspace = gpu::tensor_workspace(got.job);
+  ASSERT_EQ(choose_tensor_config(got.problem), C);
+  const gpu::Workspace workspace = gpu::tensor_workspace(got.problem);
   std::vector<ptx::Vec4> scratch(workspace.bytes() / 16 + 1);
   const QuantizeParams params =
-      gpu::make_tensor_params(got.job, workspace, reinterpret_cast<char*>(scratch.data()));
+      gpu::make_tensor_params(got.problem, workspace, reinterpret_cast<char*>(scratch.data()));
   emulator::Options options;
-  options.buffers = {emulator::readable(got.x),      emulator::writable(got.codes),
+  options.buffers = {emulator::readable(got.x),      emulator::writable(got.quantized),
                      emulator::writable(got.scales), emulator::writable(got.mean),
                      emulator::readable(got.cos),    emulator::readable(got.sin),
                      emulator::writable(scratch)};
@@ -345,18 +352,18 @@ void check_tensor(std::int64_t used_rows, std::int64_t rotary = 0) {
   if (C.smooth_k) launch_mean<C>(params, options);
   if (exceeds_block(C.qk_scales)) emulator::launch(largest_of_groups<C>, params, grid, options);
   emulator::launch(quantize<C>, params, grid, options);
-  EXPECT_EQ(got.codes, want.codes);
+  EXPECT_EQ(got.quantized, want.quantized);
   EXPECT_EQ(got.scales, want.scales);
   EXPECT_EQ(got.mean, want.mean);
 }
 
-constexpr QuantizeConfig tensor_config(int head_dim, Codes codes, ScaleGroup group, bool rotate,
+constexpr QuantizeConfig tensor_config(int head_dim, OperandType type, ScaleGroup group, bool rotate,
                                        bool smooth) {
   return {.element = Element::bf16,
           .head_dim_qk = head_dim,
           .head_dim_v = head_dim,
-          .qk = codes,
-          .pv = Codes::input,
+          .qk = type,
+          .pv = OperandType::input,
           .qk_scales = group,
           .rotate_qk = rotate,
           .smooth_k = smooth,
@@ -366,10 +373,10 @@ constexpr QuantizeConfig tensor_config(int head_dim, Codes codes, ScaleGroup gro
 TEST(Quantize, TensorsInTheCallersLayout) {
   for (const std::int64_t rows : {200, 1, 0}) {
     SCOPED_TRACE(rows);
-    check_tensor<tensor_config(64, Codes::e4m3, ScaleGroup::tensor, true, true)>(rows);
-    check_tensor<tensor_config(36, Codes::s8, ScaleGroup::head, false, true)>(rows);
-    check_tensor<tensor_config(24, Codes::s8, ScaleGroup::block, true, false)>(rows);
-    check_tensor<tensor_config(96, Codes::e4m3, ScaleGroup::row, false, false)>(rows);
+    check_tensor<tensor_config(64, OperandType::e4m3, ScaleGroup::tensor, true, true)>(rows);
+    check_tensor<tensor_config(36, OperandType::s8, ScaleGroup::head, false, true)>(rows);
+    check_tensor<tensor_config(24, OperandType::s8, ScaleGroup::block, true, false)>(rows);
+    check_tensor<tensor_config(96, OperandType::e4m3, ScaleGroup::row, false, false)>(rows);
   }
 }
 
@@ -381,10 +388,12 @@ constexpr QuantizeConfig with_rotary(QuantizeConfig config, bool interleaved) {
 
 /// Whole heads and parts of them, with and without vectors, of both kinds of pairs.
 TEST(Quantize, EmbedsPositionsFirst) {
-  check_tensor<with_rotary(tensor_config(128, Codes::e4m3, ScaleGroup::block, true, true), false)>(200, 128);
-  check_tensor<with_rotary(tensor_config(96, Codes::s8, ScaleGroup::row, true, false), false)>(200, 96);
-  check_tensor<with_rotary(tensor_config(36, Codes::s8, ScaleGroup::head, true, true), false)>(200, 16);
-  check_tensor<with_rotary(tensor_config(64, Codes::e4m3, ScaleGroup::tensor, true, true), true)>(130, 48);
+  check_tensor<with_rotary(tensor_config(128, OperandType::e4m3, ScaleGroup::block, true, true), false)>(200,
+                                                                                                         128);
+  check_tensor<with_rotary(tensor_config(96, OperandType::s8, ScaleGroup::row, true, false), false)>(200, 96);
+  check_tensor<with_rotary(tensor_config(36, OperandType::s8, ScaleGroup::head, true, true), false)>(200, 16);
+  check_tensor<with_rotary(tensor_config(64, OperandType::e4m3, ScaleGroup::tensor, true, true), true)>(130,
+                                                                                                        48);
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ TEST(EightBitPlan, PartsAreAsWideAsRegistersAllow) {
   EXPECT_EQ(columns(256, true, fp8_recipe), 128);
 }
 
-/// Codes of the caller's, rows 256 bytes apart.
-Problem problem_of_codes(std::int64_t head_dim, bool causal) {
+/// Quantized values of the caller's, rows 256 bytes apart.
+Problem quantized_problem(std::int64_t head_dim, bool causal) {
   alignas(16) static char memory[16];
   Problem p = problem(head_dim, causal);
   p.precision = Precision::fp8;
@@ -68,16 +68,16 @@ EightBitConfig choose(const Problem& p) {
   return choose_eight_bit_config(p, recipe_of(p));
 }
 
-TEST(EightBitPlan, ReadsCodesWhereTheyAreIfTmaCan) {
+TEST(EightBitPlan, ReadsQuantizedValuesWhereTheyAreIfTmaCan) {
   for (std::int64_t head_dim = 1; head_dim <= 256; ++head_dim) {
     for (const bool causal : {false, true}) {
-      const EightBitConfig c = choose(problem_of_codes(head_dim, causal));
+      const EightBitConfig c = choose(quantized_problem(head_dim, causal));
       ASSERT_EQ(eight_bit_objection(c), "") << head_dim << " " << causal;
       ASSERT_TRUE(c.transpose_v) << head_dim << " " << causal;
     }
   }
   const auto transposes = [](auto change) {
-    Problem p = problem_of_codes(128, false);
+    Problem p = quantized_problem(128, false);
     change(p);
     return choose(p).transpose_v;
   };
@@ -109,7 +109,7 @@ TEST(EightBitPlan, ExponentialsAreLinearWhereTheRecipeAllows) {
   EXPECT_FALSE(is_linear(strict(fp8_recipe)));
   EXPECT_FALSE(is_linear(int8_recipe));
   EXPECT_FALSE(is_linear(int8_accurate_recipe));
-  EXPECT_TRUE(choose(problem_of_codes(128, true)).linear_exp2);
+  EXPECT_TRUE(choose(quantized_problem(128, true)).linear_exp2);
 }
 
 TEST(EightBitPlan, WarpgroupsTakeTurnsWhereThatPays) {
@@ -143,7 +143,7 @@ TEST(EightBitPlan, ObjectionsNameTheRule) {
   EXPECT_EQ(objection([](EightBitConfig& c) { c.parts = 3; }),
             "parts 3 do not divide head_dim_v 128 into multiples of 16");
   EXPECT_EQ(objection([](EightBitConfig& c) {
-              c.pv = Codes::s8;
+              c.pv = OperandType::s8;
               c.linear_exp2 = true;
             }),
             "linear_exp2 takes P in e4m3 and scales of V by block");

@@ -87,13 +87,32 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   ForwardArgs args = forward_args(1, 1000);
   args.k.dtype = args.v.dtype = DType::e4m3;
   const gpu::Steps steps = steps_of(args);
-  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::forward}));
+  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::forward, Kernel::combine}));
   EXPECT_EQ(steps.problem.rows_q, 4);
   EXPECT_EQ(steps.problem.heads_q, 2);
   EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
   EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)]->dtype, DType::e4m3);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
-  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2);
+  // Keys and values, and two partial results of 64 rows for each of 32 CTAs: four tiles of eight key blocks.
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 64 * (128 + 1) * 4);
+}
+
+TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {
+  const auto kernels = [](std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t batch, bool lengths) {
+    ForwardArgs args = forward_args(seqlen_q, seqlen_k);
+    args.q.shape[0] = args.k.shape[0] = args.v.shape[0] = args.out.shape[0] = batch;
+    static std::int32_t used[1000];
+    if (lengths) args.seqused_k = Tensor(used, DType::i32, {batch}, args.q.device);
+    return kernels_of(steps_of(args));
+  };
+  const Kernels whole{Kernel::forward};
+  const Kernels shared{Kernel::forward, Kernel::combine};
+  EXPECT_EQ(kernels(1, 8192, 1, false), shared);
+  EXPECT_EQ(kernels(1, 255, 1, false), whole);
+  EXPECT_EQ(kernels(65, 8192, 1, false), whole);
+  EXPECT_EQ(kernels(1, 8192, 64, false), whole);  // 128 tiles occupy all multiprocessors
+  EXPECT_EQ(kernels(1, 8192, 64, true), shared);  // but one may be longer than all others
+  EXPECT_EQ(kernels(1, 8192, 1000, true), whole);
 }
 
 TEST(Steps, EightBitsAreMadeAndThenAttended) {
@@ -107,7 +126,7 @@ TEST(Steps, EightBitsAreMadeAndThenAttended) {
   EXPECT_EQ(steps.workspace.counter_bytes(), 4U + 4 * 2 * 2);  // tiles, then sums by (batch, KV head)
   args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
   args.k.stride[1] += 8;  // TMA cannot read it
-  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::arrange_codes, Kernel::eight_bit_forward}));
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::arrange_quantized, Kernel::eight_bit_forward}));
 }
 
 TEST(Steps, BackwardLaunchesWhatIsWanted) {
@@ -160,16 +179,16 @@ TEST(Steps, TakeAConfigThatIsWanted) {
 }
 
 TEST(Steps, QuantizeFindsTheLargestOfHeadsFirst) {
-  QuantizeJob job;
-  job.device = cuda;
-  job.batch = 2;
-  job.rows = 300;
-  job.heads = 3;
-  job.head_dim = 64;
-  job.x = {.data = memory, .dtype = DType::bf16};
-  job.codes = {.data = memory, .dtype = DType::e4m3};
-  job.group = ScaleGroup::head;
-  const gpu::QuantizeSteps steps = plan_quantize(job);
+  QuantizeProblem problem;
+  problem.device = cuda;
+  problem.batch = 2;
+  problem.rows = 300;
+  problem.heads = 3;
+  problem.head_dim = 64;
+  problem.x = {.data = memory, .dtype = DType::bf16};
+  problem.codes = {.data = memory, .dtype = DType::e4m3};
+  problem.group = ScaleGroup::head;
+  const gpu::QuantizeSteps steps = plan_quantize(problem);
   ASSERT_EQ(steps.list.size(), 2U);
   EXPECT_EQ(steps.list.all()[0].kernel, Kernel::largest_of_groups);
   EXPECT_EQ(steps.list.all()[1].kernel, Kernel::quantize);

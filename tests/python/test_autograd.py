@@ -312,9 +312,9 @@ def test_a_learned_scale_by_the_remedy() -> None:
 @pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
 def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) -> None:
     tensors = zip("qkv", qkv(heads_kv=4), strict=True)
-    codes = {f"{letter}_scale": tandem.quantize(t, "e4m3") for letter, t in tensors}
-    q, k, v = (c for c, _ in codes.values())
-    scales = {each: s.requires_grad_(each == name) for each, (_, s) in codes.items()}
+    values = {f"{letter}_scale": tandem.quantize(t, "e4m3") for letter, t in tensors}
+    q, k, v = (c for c, _ in values.values())
+    scales = {each: s.requires_grad_(each == name) for each, (_, s) in values.items()}
     if function is flash_attn_func:
         options = {each.replace("scale", "descale"): s for each, s in scales.items()}
     else:
@@ -324,7 +324,7 @@ def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) ->
         function(q, k, v, **options)
     with pytest.raises(Exception, match=message.removeprefix("^")):
         torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v, **options)
-    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values())))
+    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values()) + (None,) * 3))
     with pytest.raises(tandem.InvalidArgumentError, match=message):
         torch.ops.tandem.attention(q, k, v, None, *flat, None)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import oracle
 import pytest
 import tandem
 import torch
+from pages import paged, row_of, used
 from tandem import flash_attn2
 from test_flash_attn import run_python
 from test_forward import qkv, varlen
@@ -99,6 +100,35 @@ def test_with_kvcache() -> None:
     oracle.assert_close(lse, expected_lse)
 
 
+def test_caches_in_blocks() -> None:
+    """Varlen calls count their rows by cu_seqlens_k, steps of generation by cache_seqlens."""
+    lengths = [53, 20, 0]
+    q, k, v = torch.randn(3, 2, 4, 32), torch.randn(3, 53, 2, 32), torch.randn(3, 53, 2, 32)
+    expected, expected_lse = tandem.attention(q, k, v, seqused_k=used(lengths), causal=True, return_lse=True)
+    k_blocks, v_blocks, table = paged(k, v, lengths, 16)
+    options = {"causal": True, "block_table": table}
+    out, lse = flash_attn2.flash_attn_with_kvcache(
+        q, k_blocks, v_blocks, cache_seqlens=used(lengths), return_softmax_lse=True, **options
+    )
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    cu_q, cu_k = torch.arange(0, 7, 2, dtype=torch.int32), torch.tensor([0, 53, 73, 73], dtype=torch.int32)
+    out, lse, _ = flash_attn2.flash_attn_varlen_func(
+        q.flatten(0, 1), k_blocks, v_blocks, cu_q, cu_k, 2, 53, return_attn_probs=True, **options
+    )
+    torch.testing.assert_close(out, expected.flatten(0, 1))
+    torch.testing.assert_close(lse, expected_lse.transpose(0, 1).flatten(1))
+    # a step that appends its own row
+    new = torch.randn(3, 1, 2, 32)
+    flash_attn2.flash_attn_with_kvcache(
+        q[:, :1], k_blocks, v_blocks, new, new, cache_seqlens=torch.tensor([40, 15, 0]), causal=True,
+        block_table=table.clamp_min(0),
+    )  # fmt: skip
+    assert torch.equal(row_of(k_blocks, table, 1, 15), new[1, 0])
+    with pytest.raises(tandem.InvalidArgumentError, match="^k is given without v; pass what is appended"):
+        flash_attn2.flash_attn_with_kvcache(q, k, v, new)
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_what_tandem_lacks_is_an_error(name: str) -> None:
     tensors, options = PARAMETERS[name]
@@ -106,8 +136,6 @@ def test_what_tandem_lacks_is_an_error(name: str) -> None:
     for option, value, message in (
         ("dropout_p", 0.1, "dropout_p is 0.1, but Tandem has no dropout; pass 0"),
         ("alibi_slopes", torch.ones(4), "alibi_slopes is given, but Tandem has no position bias; pass None"),
-        ("block_table", torch.ones(2, 2), "block_table is given, but Tandem has no paged caches; gather"),
-        ("k", torch.ones(2), "k is given, but Tandem has no append to a cache; write k and v"),
     ):
         if option in options:
             with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):

@@ -10,6 +10,7 @@ import oracle
 import pytest
 import tandem
 import torch
+from pages import paged, used
 from test_forward import DTYPES, FEATURES, qkv, varlen
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
@@ -109,7 +110,7 @@ def test_float8() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("e4m3", "fp8"), ("s8", "int8")])
-def test_codes_and_codes_beside_a_16_bit_q(dtype: str, precision: str) -> None:
+def test_8_bit_inputs_and_8_bit_k_and_v_beside_a_16_bit_q(dtype: str, precision: str) -> None:
     """Bit for bit what PyTorch tensors give."""
     q, k, v = qkv(dtype=torch.bfloat16)
     (q8, q_scale), (k8, k_scale), (v8, v_scale) = (tandem.quantize(t, dtype) for t in (q, k, v))
@@ -200,3 +201,37 @@ def test_on_a_gpu(feature: str) -> None:
     got = [*results, *(gradients[name] for name in tensors)]
     for a, b in zip(got, (out, lse, *expected), strict=True):
         assert torch.equal(to_torch(a), b.detach().float().cpu())
+
+
+def test_a_cache_in_pages_under_jit() -> None:
+    """Decoding steps, each a call of one compiled function; NaN wherever no sequence has a row."""
+    lengths = [53, 20, 0]
+    q, k, v = qkv(batch=3, seqlen_q=1)
+    k_pages, v_pages, table = paged(k, v, lengths, 8)
+    expected, expected_lse = tandem.attention(q, k, v, seqused_k=used(lengths), causal=True, return_lse=True)
+    traced = 0
+
+    @jax.jit
+    def step(q: Any, k: Any, v: Any, table: Any, lengths: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return attention(q, k, v, page_table=table, seqused_k=lengths, causal=True, return_lse=True)
+
+    given = [to_jax(t) for t in (q, k_pages, v_pages, table)]
+    out, lse = step(*given, to_jax(used(lengths)))
+    torch.testing.assert_close(to_torch(out), expected)
+    torch.testing.assert_close(to_torch(lse), expected_lse)
+    shorter = step(*given, to_jax(used([20, 8, 0])))[0]
+    torch.testing.assert_close(
+        to_torch(shorter), tandem.attention(q, k, v, seqused_k=used([20, 8, 0]), causal=True)
+    )
+    assert traced == 1
+    chosen = {"cache_batch_idx": torch.tensor([1, 1, 0]), "leftpad_k": torch.tensor([0, 4, 50])}
+    out = attention(*(to_jax(t) for t in (q, k, v)), **{name: to_jax(t) for name, t in chosen.items()})
+    torch.testing.assert_close(to_torch(out), tandem.attention(q, k, v, **chosen))
+    with pytest.raises(
+        tandem.InvalidArgumentError, match="^page_table is given to backward; a cache has no grad"
+    ):
+        jax.grad(lambda q: step(q, *given[1:], to_jax(used(lengths)))[0].sum())(given[0])
+    with pytest.raises(tandem.InvalidArgumentError, match="^page_table and cu_seqlens_k are both given"):
+        attention(*given[:3], page_table=given[3], cu_seqlens_k=to_jax(torch.tensor([0, 1, 2, 3])))

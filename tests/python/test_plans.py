@@ -115,8 +115,8 @@ def test_attention_on_the_meta_device() -> None:
     lse = torch.empty(2, 4, 37, device="meta")
     gradients = tandem.attention_backward(out, q, k, v, out, lse)
     assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
-    codes, scales, mean = tandem.quantize(q, granularity="block", smooth=True)
-    assert codes.dtype == torch.float8_e4m3fn and scales.shape == (2, 4, 1) and mean.shape == (2, 4, 32)
+    values, scales, mean = tandem.quantize(q, granularity="block", smooth=True)
+    assert values.dtype == torch.float8_e4m3fn and scales.shape == (2, 4, 1) and mean.shape == (2, 4, 32)
 
 
 def test_errors_on_the_meta_device_are_the_calls() -> None:

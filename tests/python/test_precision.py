@@ -54,7 +54,7 @@ def test_explain_names_the_recipe() -> None:
 @pytest.mark.parametrize("dtype", ["e4m3", "s8"])
 def test_quantize(granularity: str, dtype: str) -> None:
     x = torch.randn(2, 200, 3, 32)
-    codes, scales, mean = tandem.quantize(x, dtype, granularity=granularity, smooth=True)
+    quantized, scales, mean = tandem.quantize(x, dtype, granularity=granularity, smooth=True)
     centered = x - x.mean(1, keepdim=True)
     torch.testing.assert_close(mean, x.mean(1))
     spread = {
@@ -63,12 +63,12 @@ def test_quantize(granularity: str, dtype: str) -> None:
         "block": lambda: scales.repeat_interleave(128, 2)[:, :, :200].transpose(1, 2)[..., None],
         "row": lambda: scales.transpose(1, 2)[..., None],
     }[granularity]()
-    error = (codes.float() * spread - centered).abs()
+    error = (quantized.float() * spread - centered).abs()
     bound = spread * 0.5 if dtype == "s8" else centered.abs() / 16 + spread * 2**-10
     assert (error <= bound * 1.001).all()
 
 
-def test_codes_of_quantize_go_into_attention() -> None:
+def test_values_of_quantize_go_into_attention() -> None:
     q, k, v = qkv(heads_q=2, dtype=torch.float32)
     (q8, qs), (k8, ks) = (tandem.quantize(t, hadamard=True) for t in (q, k))
     v8, vs = tandem.quantize(v)
@@ -95,19 +95,21 @@ def test_quantize_embeds_positions_first(interleaved: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["e4m3", "s8"])
 @pytest.mark.parametrize("granularity", ["head", "block", "row"])
-def test_codes_take_the_precision_of_their_dtype(dtype: str, granularity: str) -> None:
+def test_quantized_inputs_take_the_precision_of_their_dtype(dtype: str, granularity: str) -> None:
     q, k, v = qkv(batch=2, heads_q=4, heads_kv=2, seqlen_q=150, seqlen_k=200, dtype=torch.bfloat16)
-    codes = [tandem.quantize(t, dtype, granularity=granularity, hadamard=t is not v) for t in (q, k, v)]
+    quantized = [tandem.quantize(t, dtype, granularity=granularity, hadamard=t is not v) for t in (q, k, v)]
     precision = {"e4m3": "fp8", "s8": "int8"}[dtype]
-    scales = dict(zip(("q_scale", "k_scale", "v_scale"), (s for _, s in codes), strict=True))
+    scales = dict(zip(("q_scale", "k_scale", "v_scale"), (s for _, s in quantized), strict=True))
     options = {"precision": precision, "causal": True, **scales}
-    out = tandem.attention(*(c for c, _ in codes), **options)
+    out = tandem.attention(*(c for c, _ in quantized), **options)
     assert out.dtype == torch.bfloat16
     exact = tandem.attention(q.float(), k.float(), v.float(), causal=True)
     assert 0.0 < (out.float() - exact).abs().max().item() < 2 * LARGEST_ERROR[precision]
-    assert "of the caller's codes and scales" in tandem.explain(*(c for c, _ in codes), **options)
+    assert "of the caller's quantized values and scales" in tandem.explain(
+        *(c for c, _ in quantized), **options
+    )
     compiled = torch.compile(tandem.attention, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(*(c for c, _ in codes), **options), out)
+    assert torch.equal(compiled(*(c for c, _ in quantized), **options), out)
 
 
 @pytest.mark.parametrize("dtype", ["e4m3", "s8"])
@@ -116,10 +118,20 @@ def test_queries_in_16_bits_on_keys_and_values_in_8(dtype: str) -> None:
     (k8, ks), (v8, vs) = (tandem.quantize(t, dtype, granularity="head") for t in (k, v))
     scales = {"k_scale": ks, "v_scale": vs}
     out = tandem.attention(q, k8, v8, causal=True, **scales)
-    values = [(c.float() * s[:, None, :, None]).bfloat16() for c, s in ((k8, ks), (v8, vs))]
+    values = [c.double() * s[:, None, :, None] for c, s in ((k8, ks), (v8, vs))]
+    exact = tandem.attention(q.float(), *(t.float() for t in values), causal=True)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, tandem.attention(q, *values, causal=True))
-    assert f"mixed: k and v, in {dtype}, become bf16 first" in tandem.explain(q, k8, v8, **scales)
+    # P and out are rounded to bf16, each by 2^-9 of what is no larger than the largest value
+    assert (out.float() - exact).abs().max() <= 2**-8 * values[1].abs().max()
+    assert f"mixed: k and v, in {dtype}, are converted where they are read" in tandem.explain(
+        q, k8, v8, **scales
+    )
+    (k8r, ksr), (v8r, vsr) = (tandem.quantize(t, dtype, granularity="row") for t in (k, v))
+    by_row = {"k_scale": ksr, "v_scale": vsr}
+    values = [(c.float() * s.transpose(1, 2)[..., None]).bfloat16() for c, s in ((k8r, ksr), (v8r, vsr))]
+    rows = tandem.attention(q, k8r, v8r, causal=True, **by_row)
+    assert torch.equal(rows, tandem.attention(q, *values, causal=True))
+    assert f"mixed: k and v, in {dtype}, become bf16 first" in tandem.explain(q, k8r, v8r, **by_row)
     torch.compiler.reset()  # others compile it too, and graphs are counted
     compiled = torch.compile(tandem.attention, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, k8, v8, causal=True, **scales), out)

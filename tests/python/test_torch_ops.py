@@ -134,13 +134,13 @@ def by_export(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
 @pytest.mark.parametrize("capture", [by_compile, by_trace, by_export])
 @pytest.mark.parametrize("dtype", ["e4m3", "s8"])
 def test_quantize_is_captured(dtype: str, capture: Callable[..., Any]) -> None:
-    """And its codes and scales go on into attention, in the same graph."""
+    """And its values and scales go on into attention, in the same graph."""
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        codes, scales, mean = tandem.quantize(k, dtype, granularity="block", hadamard=True, smooth=True)
+        values, scales, mean = tandem.quantize(k, dtype, granularity="block", hadamard=True, smooth=True)
         (k8, k_scale), (v8, v_scale) = tandem.quantize(k, dtype), tandem.quantize(v, dtype)
         out = tandem.attention(q, k8, v8, k_scale=k_scale, v_scale=v_scale, causal=True)
-        return codes, scales, mean, out
+        return values, scales, mean, out
 
     inputs = qkv()
     same(capture(function, *inputs)(*inputs), function(*inputs))

@@ -139,8 +139,8 @@ def test_attention_backward_under_transforms() -> None:
 def test_quantize_under_transforms() -> None:
     """It has no derivative, and no gradient flows."""
     x, *_ = qkv()
-    codes, scales = tandem.quantize(x, "s8")
-    close(vmap(lambda t: tandem.quantize(t, "s8"))(x[:, None]), (codes[:, None], scales[:, None]))
+    values, scales = tandem.quantize(x, "s8")
+    close(vmap(lambda t: tandem.quantize(t, "s8"))(x[:, None]), (values[:, None], scales[:, None]))
     assert (grad(lambda t: (tandem.quantize(t, "s8")[1] + t.sum()).sum())(x) == scales.numel()).all()
 
 

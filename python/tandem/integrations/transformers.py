@@ -26,7 +26,7 @@ from transformers import masking_utils as makers
 
 from tandem._api import attention
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem.integrations import _instead, _masks
+from tandem.integrations import _batching, _instead, _masks
 from tandem.integrations._masks import Mask
 from tandem.integrations._patterns import EAGER, Pattern
 
@@ -37,7 +37,8 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
     """Makes ``attn_implementation=name`` known to Transformers (5 or later): attention and its masks.
 
     Args:
-      name: what models are loaded with.
+      name: what models are loaded with. One with "flash" in it, "tandem_flash" say, is taken by Transformers'
+        continuous batching (``generate_batch``) too, which refuses other names.
       unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
         "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: dropout in
         attention, position biases, masks that Tandem does not know (4D masks too), head dimensions above 256
@@ -57,6 +58,8 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
+    if "flash" in name:
+        _batching.serve(name)
 
 
 def attention_mask(
@@ -136,12 +139,24 @@ def attention_forward(
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
-    if cache is not None:
-        _instead.refuse("a paged cache of Transformers", "generate without continuous batching")
     if output_attentions:
         _instead.refuse("the attention's weights", EAGER)
     if isinstance(scaling, Tensor):
         _instead.refuse("a scale that is a tensor", EAGER)
+    if cache is not None:
+        return _batching.attend(
+            module,
+            query,
+            key,
+            value,
+            cache,
+            scale=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sink=s_aux,
+            cu_seq_lens_q=cu_seq_lens_q,
+            said={**unused, "cu_seq_lens_k": cu_seq_lens_k},
+        )
     for name, given in unused.items():
         if given is None or isinstance(given, bool) or name in _HARMLESS:
             continue

@@ -30,6 +30,29 @@ void widen_rows(const T* src, std::int64_t src_stride, int rows, int columns, fl
 }
 
 #if defined(__AVX512BF16__)
+/// dst[c] = src[c] in bf16, for 8-bit values, which bf16 has.
+template <typename K>
+TANDEM_INLINE void convert_row(const K* src, int columns, bf16* dst) {
+  int c = 0;
+  for (; c + 2 * vec_lanes <= columns; c += 2 * vec_lanes) {
+    hn::StoreU(bf16_of(src + c), u32_lanes, reinterpret_cast<std::uint32_t*>(dst + c));
+  }
+  for (; c < columns; ++c) dst[c] = from_f32<bf16>(to_f32(src[c]));
+}
+
+/// dst[c] holds even[c] in the lower half and odd[c] in the upper half; a missing row counts as 0.
+template <typename K>
+TANDEM_INLINE void pair_converted(const K* even, const K* odd, int columns, std::uint32_t* dst) {
+  int c = 0;
+  for (; c + vec_lanes <= columns; c += vec_lanes) {
+    hn::StoreU(pair_bf16(load(even + c), odd != nullptr ? load(odd + c) : zero()), u32_lanes, dst + c);
+  }
+  for (; c < columns; ++c) {
+    const std::uint32_t high = odd != nullptr ? from_f32<bf16>(to_f32(odd[c])).bits : 0U;
+    dst[c] = from_f32<bf16>(to_f32(even[c])).bits | (high << 16);
+  }
+}
+
 /// dst[i][c] holds row 2i in the lower half and row 2i + 1 in the upper half; a missing last row counts as 0.
 static inline void pair_rows(const bf16* src, std::int64_t src_stride, int rows, int columns,
                              std::uint32_t* dst, std::int64_t dst_stride) {

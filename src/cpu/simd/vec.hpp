@@ -73,7 +73,14 @@ TANDEM_INLINE Vec load(const f16* p) {
 #endif
 }
 
+TANDEM_INLINE Vec load(const s8* p) {
+  const hn::Rebind<std::int8_t, Lanes> quarter;
+  const auto value = hn::LoadU(quarter, reinterpret_cast<const std::int8_t*>(p));
+  return hn::ConvertTo(f32_lanes, hn::PromoteTo(i32_lanes, value));
+}
+
 TANDEM_INLINE Vec load(const e4m3* p) {
+#if HWY_TARGET == HWY_EMU128  // its conversion from f16 knows no NaN
   const hn::Rebind<std::uint8_t, Lanes> quarter;
   const auto code = hn::PromoteTo(u32_lanes, hn::LoadU(quarter, reinterpret_cast<const std::uint8_t*>(p)));
   const auto magnitude = hn::And(code, hn::Set(u32_lanes, 0x7FU));
@@ -86,6 +93,20 @@ TANDEM_INLINE Vec load(const e4m3* p) {
   auto bits = hn::IfThenElse(hn::RebindMask(u32_lanes, small), subnormal, normal);
   bits = hn::IfThenElse(not_a_number, hn::Set(u32_lanes, 0x7FC00000U), bits);
   return bits_as_f32(hn::Or(bits, sign));
+#else
+  // As f16 with the same fields the value is 2^-8 of what it should be, subnormals included. All ones are an
+  // e4m3's NaN, but a number in f16.
+  const hn::Rebind<std::int8_t, Lanes> quarter;
+  const hn::Rebind<std::int16_t, Lanes> half;
+  const hn::Rebind<hwy::float16_t, Lanes> half_float;
+  const auto code = hn::PromoteTo(half, hn::LoadU(quarter, reinterpret_cast<const std::int8_t*>(p)));
+  const auto magnitude = hn::Set(half, 0x3F80);
+  const auto bits = hn::ShiftLeft<7>(code);  // the sign is in both upper bits
+  const auto is_nan = hn::Eq(hn::And(bits, magnitude), magnitude);
+  const auto value = hn::Or(hn::And(bits, hn::Set(half, static_cast<std::int16_t>(0xBF80))),
+                            hn::IfThenElseZero(is_nan, hn::Set(half, 0x7E00)));
+  return hn::Mul(hn::PromoteTo(f32_lanes, hn::BitCast(half_float, value)), broadcast(256.0F));
+#endif
 }
 
 /// Rounds every lane to bf16 (nearest, ties to even, NaN kept) and leaves the 16 bits in the lower half of

@@ -2,22 +2,22 @@
 // times its scale in f32, rounded to 16 bits. Bound by memory: a byte is read and two are written for every
 // element.
 //
-// Work items, threads and the caller's scales are those of arrange_codes.
+// Work items, threads and the caller's scales are those of arrange_quantized.
 #pragma once
 
-#include "kernels/common/arrange_codes.cuh"
+#include "kernels/common/arrange_quantized.cuh"
 
 namespace tandem {
 
 namespace quantizer {
 
 /// Eight 8-bit values as f32.
-template <Codes codes>
-TANDEM_DEVICE void widen_codes(float (&x)[8], const Codes8& from) {
+template <OperandType type>
+TANDEM_DEVICE void widen(float (&x)[8], const Quantized8& from) {
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
     const u32 two = (i < 4 ? from.low : from.high) >> (8 * (i % 4)) & 0xFFFFU;
-    if constexpr (codes == Codes::e4m3) {
+    if constexpr (type == OperandType::e4m3) {
       ptx::unpack_e4m3(x[i], x[i + 1], two);
     } else {
       // The byte + 128 becomes the last bits of 2^23, where the last bit is worth 1.
@@ -29,7 +29,7 @@ TANDEM_DEVICE void widen_codes(float (&x)[8], const Codes8& from) {
 }
 
 /// An item of K or V. Rows that are not in use are left as they are.
-template <QuantizeConfig C, Codes codes, int head_dim>
+template <QuantizeConfig C, OperandType type, int head_dim>
 TANDEM_DEVICE void dequantize_rows(const QuantizeParams& p, const QuantizedTensor& x,
                                    const CallerScales& scales, int number) {
   WorkItem item;
@@ -40,11 +40,11 @@ TANDEM_DEVICE void dequantize_rows(const QuantizeParams& p, const QuantizedTenso
   if (item.first + row >= item.used) return;
   const i64 at = item.begin + static_cast<i64>(item.first + row);
   const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
-  u16* const to = reinterpret_cast<u16*>(x.codes) + offset_of(x.code_stride, item, at);
-  Codes8 raw[Row<head_dim>::vectors];
+  u16* const to = reinterpret_cast<u16*>(x.quantized) + offset_of(x.quantized_stride, item, at);
+  Quantized8 raw[Row<head_dim>::vectors];
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    raw[j] = load_codes<codes, C.vectors>(from, (4 * j + t) * 8, head_dim, true, false);
+    raw[j] = load_quantized<type, C.vectors>(from, (4 * j + t) * 8, head_dim, true, false);
   }
   const float scale = caller_scale(scales, item, row);
 #pragma unroll
@@ -52,7 +52,7 @@ TANDEM_DEVICE void dequantize_rows(const QuantizeParams& p, const QuantizedTenso
     const int col = (4 * j + t) * 8;
     if (col >= head_dim) continue;
     float values[8];
-    widen_codes<codes>(values, raw[j]);
+    widen<type>(values, raw[j]);
     u32 words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// 16-bit Q, K and V to 8-bit codes and scales, all three in one launch. Bound by memory: every element is
+// 16-bit Q, K and V to 8-bit values and scales, all three in one launch. Bound by memory: every element is
 // read once and its code written once. Before it, where K's mean is removed, one launch over K alone, or a
 // sample of it, sums its channels.
 //
@@ -15,20 +15,22 @@ namespace quantizer {
 
 /// Whether rows of Q and K that hold a NaN get a marker.
 template <QuantizeConfig C>
-constexpr bool has_nan_markers = C.qk == Codes::s8&& C.qk_scales == ScaleGroup::block;
+constexpr bool has_nan_markers = C.qk == OperandType::s8&& C.qk_scales == ScaleGroup::block;
 
 /// Stores eight values of a row.
 template <bool vectors>
-TANDEM_DEVICE void store_codes(const QuantizedTensor& x, u8* row, int col, const Codes8& codes) {
+TANDEM_DEVICE void store_quantized(const QuantizedTensor& x, u8* row, int col, const Quantized8& quantized) {
   if constexpr (vectors) {
-    if (col < x.code_columns) {
-      ptx::store_global(reinterpret_cast<u64*>(row + col), static_cast<u64>(codes.high) << 32 | codes.low);
+    if (col < x.quantized_columns) {
+      ptx::store_global(reinterpret_cast<u64*>(row + col),
+                        static_cast<u64>(quantized.high) << 32 | quantized.low);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (col + i < x.code_columns) {
-        ptx::store_global(row + col + i, static_cast<u8>((i < 4 ? codes.low : codes.high) >> (8 * (i % 4))));
+      if (col + i < x.quantized_columns) {
+        ptx::store_global(row + col + i,
+                          static_cast<u8>((i < 4 ? quantized.low : quantized.high) >> (8 * (i % 4))));
       }
     }
   }
@@ -66,8 +68,8 @@ struct ThreadRow {
   TANDEM_DEVICE const u16* source(const Strides& s) const {
     return ptx::load_shared(&pass->source) + row * s.row + of_head(s.head);
   }
-  TANDEM_DEVICE u8* codes(const Strides& s) const {
-    return ptx::load_shared(&pass->codes) + row * s.row + of_head(s.head);
+  TANDEM_DEVICE u8* quantized(const Strides& s) const {
+    return ptx::load_shared(&pass->quantized) + row * s.row + of_head(s.head);
   }
   TANDEM_DEVICE float* scales(const ScaleStrides& s) const {
     return ptx::load_shared(&pass->scales) + of_head(s.head);
@@ -81,7 +83,7 @@ struct ThreadRow {
 };
 
 /// Returns the inverse of the scale of the row's group. One of the threads that share it stores the scale.
-template <QuantizeConfig C, Codes codes, ScaleGroup group, Which which>
+template <QuantizeConfig C, OperandType type, ScaleGroup group, Which which>
 TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x, const Tables& tables,
                                Magnitude m, int pass_at) {
   const ThreadRow<C> at = thread_row<C, which>(tables, pass_at);
@@ -98,11 +100,11 @@ TANDEM_DEVICE float find_scale(const QuantizeParams& p, const QuantizedTensor& x
     m = of_row(m, lane);
     stores = lane % row_threads == 0 && (x.padded_rows || at.used);
   } else {
-    m = of_block<codes>(m, tables, thread / warp_size, lane, at.segment_rows() / 8, pass_at);
+    m = of_block<type>(m, tables, thread / warp_size, lane, at.segment_rows() / 8, pass_at);
   }
-  const bool has_nan = codes == Codes::s8 && group == ScaleGroup::block && x.nan_markers && m.bad;
+  const bool has_nan = type == OperandType::s8 && group == ScaleGroup::block && x.nan_markers && m.bad;
   if (has_nan) m.bad = false;
-  const Scale s = scale_for<codes>(m);
+  const Scale s = scale_for<type>(m);
   if (stores && at.segment < at.heads()) {
     float* const scale = at.scales(x.scale_stride);
     if constexpr (group == ScaleGroup::row) {
@@ -215,21 +217,21 @@ TANDEM_DEVICE void quantize_rows(const QuantizeParams& p, const Tables& table, i
   // A negative softmax scale negates Q: the attention kernel takes only positive scales.
   if (which == Which::q && p.scale < 0.0F) inverse = -inverse;
   bool bad = m.bad;
-  if constexpr (C.qk ==
-                Codes::s8) {  // for the whole row: that takes a register less than for the thread's part
+  // Of the whole row: that takes a register less than of the thread's part.
+  if constexpr (C.qk == OperandType::s8) {
     bad = row_is_bad(bad, static_cast<int>(ptx::lane_index_anew()));
   }
   const ThreadRow<C> at = thread_row<C, which>(table, pass_at);
   if (!at.used) return;
   const int t = static_cast<int>(ptx::thread_index_anew()) % row_threads;
-  u8* const codes = at.codes(x.code_stride);
+  u8* const quantized = at.quantized(x.quantized_stride);
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
-    Codes8 eight = encode<C.qk>(values.x[j], inverse, bad);
+    Quantized8 eight = encode<C.qk>(values.x[j], inverse, bad);
     if (has_nan_markers<C> && j == 0 && bad && x.nan_markers && t == 0) {
       eight.low = (eight.low & ~0xFFU) | nan_marker;
     }
-    store_codes<C.vectors>(x, codes, (4 * j + t) * 8, eight);
+    store_quantized<C.vectors>(x, quantized, (4 * j + t) * 8, eight);
   }
 }
 
@@ -254,19 +256,20 @@ constexpr u32 zero_points = takes_zero_point(C.pv, C.v_scales == ScaleGroup::row
 
 /// Puts channels (4 j + t) * 8 to + 7 of the thread's key into the tile. All lanes of a warp call.
 template <QuantizeConfig C>
-TANDEM_DEVICE void put_value_codes(const Tables& table, int thread, int j, const Codes8& codes) {
+TANDEM_DEVICE void put_quantized_v(const Tables& table, int thread, int j, const Quantized8& quantized) {
   const int lane = thread % warp_size;
   const int c = (4 * j + lane % row_threads) * 8 + lane / row_threads % 4;
   const int word = thread / warp_size * 2 + lane / 16;
-  ptx::store_shared(table.tile + swizzled_word(c, word), transpose_bytes(codes.low ^ zero_points<C>, lane));
+  ptx::store_shared(table.tile + swizzled_word(c, word),
+                    transpose_bytes(quantized.low ^ zero_points<C>, lane));
   ptx::store_shared(table.tile + swizzled_word(c + 4, word),
-                    transpose_bytes(codes.high ^ zero_points<C>, lane));
+                    transpose_bytes(quantized.high ^ zero_points<C>, lane));
 }
 
 /// Writes the complete tile of V to where the attention kernel reads it: `own` chunks of 16 keys from chunk
 /// `first` of the tile on, and then zeros up to the end of the block.
 template <QuantizeConfig C>
-TANDEM_DEVICE void store_value_codes(u8* codes, i64 channel_stride, const Tables& table, int thread,
+TANDEM_DEVICE void store_quantized_v(u8* quantized, i64 channel_stride, const Tables& table, int thread,
                                      int first = 0, int own = quant_block / 16) {
   constexpr int chunks = quant_block / 16;
   constexpr int all = C.head_dim_v * chunks;
@@ -283,7 +286,7 @@ TANDEM_DEVICE void store_value_codes(u8* codes, i64 channel_stride, const Tables
       v = ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(table.tile + (word & ~3)));
       if ((word & 2) != 0) v = {v.z, v.w, v.x, v.y};
     }
-    ptx::store_global(reinterpret_cast<ptx::Vec4*>(codes + c * channel_stride + 16 * chunk), v);
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(quantized + c * channel_stride + 16 * chunk), v);
   }
 }
 
@@ -300,19 +303,19 @@ TANDEM_DEVICE void quantize_values(const QuantizeParams& p, const Tables& table,
   const float inverse = find_scale<C, C.pv, C.v_scales, Which::v>(p, x, table, m, pass_at);
 #pragma unroll
   for (int j = 0; j < Row<head_dim>::vectors; ++j) {
-    put_value_codes<C>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
+    put_quantized_v<C>(table, thread, j, encode<C.pv>(values.x[j], inverse, m.bad));
   }
   ptx::sync_block();
-  u8* const codes = ptx::load_shared(&table.pass(pass_at)->codes);
+  u8* const quantized = ptx::load_shared(&table.pass(pass_at)->quantized);
   if constexpr (C.varlen) {
     const ThreadRow<C> at = thread_row<C, Which::v>(table, pass_at);
     const int own = at.segment_rows() / 16;
     for (int head = 0; head < at.heads(); ++head) {
-      store_value_codes<C>(codes + head * x.code_stride.head, x.code_stride.row, table, thread, head * own,
-                           own);
+      store_quantized_v<C>(quantized + head * x.quantized_stride.head, x.quantized_stride.row, table, thread,
+                           head * own, own);
     }
   } else {
-    store_value_codes<C>(codes, x.code_stride.row, table, thread);
+    store_quantized_v<C>(quantized, x.quantized_stride.row, table, thread);
   }
 }
 
@@ -382,8 +385,8 @@ TANDEM_KERNEL __launch_bounds__(quantize_threads, C.blocks_per_sm())
   const quantizer::ThreadRow<C> at = quantizer::thread_row<C, quantizer::Which::k>(table, 0);
   const int thread = static_cast<int>(ptx::thread_index_anew());
   const quantizer::Magnitude m =
-      quantizer::of_block<Codes::s8>(quantizer::magnitude_of(values), table, thread / warp_size,
-                                     thread % warp_size, quantize_threads / warp_size, 0);
+      quantizer::of_block<OperandType::s8>(quantizer::magnitude_of(values), table, thread / warp_size,
+                                           thread % warp_size, quantize_threads / warp_size, 0);
   if (thread != 0) return;
   GroupLargest* const group =
       p.largest + (C.qk_scales == ScaleGroup::tensor ? 0 : at.batch() * p.heads_kv + at.head());

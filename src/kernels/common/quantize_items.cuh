@@ -103,7 +103,7 @@ struct Tag {
 /// item for itself, twice, divisions and strides were a third of all instructions.)
 struct alignas(16) Pass {
   const u16* source;  ///< of the first row
-  u8* codes;          ///< of the first row; for V, of its first channel and key
+  u8* quantized;      ///< of the first row; for V, of its first channel and key
   float* scales;      ///< of the group, or of the first row
   float* shift;       ///< of the first row (Q)
   const float* mean;  ///< of the head, or (varlen) of the sequence's first head; null if none is removed
@@ -145,9 +145,9 @@ TANDEM_DEVICE void find_pass(const QuantizeParams& p, int number, int done, Pass
   pass.head = item.head;
   pass.source = static_cast<const u16*>(x.source) +
                 offset_of(x.stride, item, item.begin + static_cast<i64>(item.first));
-  pass.codes = x.codes + offset_of(x.code_stride, item,
-                                   which == Which::v ? 0 : item.begin + static_cast<i64>(item.first));
-  if constexpr (which == Which::v) pass.codes += static_cast<i64>(item.block) * quant_block;
+  pass.quantized = x.quantized + offset_of(x.quantized_stride, item,
+                                           which == Which::v ? 0 : item.begin + static_cast<i64>(item.first));
+  if constexpr (which == Which::v) pass.quantized += static_cast<i64>(item.block) * quant_block;
   const i64 row = static_cast<i64>(item.block) * quant_block;
   const i64 at = exceeds_block(group) ? 0 : group == ScaleGroup::row ? row : item.block;
   pass.scales = x.scales + offset_of(x.scale_stride, item, at);
@@ -168,7 +168,7 @@ TANDEM_DEVICE void find_pass(const QuantizeParams& p, int number, int done, Pass
 /// first, then K and Q: the previous launch may still be computing K's mean, which V does not need.
 template <QuantizeConfig C, typename F>
 TANDEM_DEVICE void with_item(const QuantizeParams& p, int item, F f) {
-  if constexpr (C.pv != Codes::input) {
+  if constexpr (C.pv != OperandType::input) {
     if (item < p.items_v) return f(Tag<Which::v>{}, item);
     item -= p.items_v;
   }

@@ -6,7 +6,7 @@
 
 #include "kernels/common/quantize_items.cuh"
 #include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
@@ -206,8 +206,8 @@ TANDEM_DEVICE float dot(const Row<head_dim>& row, const float* table, int t) {
   return sum + ptx::shuffle_xor(sum, 2);
 }
 
-constexpr float limit_of(Codes codes) {
-  return codes == Codes::s8 ? largest_s8 : largest_e4m3;
+constexpr float limit_of(OperandType type) {
+  return type == OperandType::s8 ? largest_s8 : largest_e4m3;
 }
 
 /// The largest finite magnitude of some values, and whether one is not finite.
@@ -251,7 +251,7 @@ TANDEM_DEVICE Magnitude of_row(Magnitude m, int lane) {
 }
 
 /// The magnitude of a head's rows, which `warps_of_head` neighbouring warps (a power of two) have.
-template <Codes codes>
+template <OperandType type>
 TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, int lane, int warps_of_head,
                                  int pass_at) {
   constexpr int warps = quantize_threads / warp_size;
@@ -273,7 +273,7 @@ TANDEM_DEVICE Magnitude of_block(Magnitude m, const Tables& tables, int warp, in
     m.largest = ptx::fmax(m.largest, ptx::shuffle_xor(m.largest, distance));
   }
   m.bad = false;
-  if (codes == Codes::s8) {
+  if (type == OperandType::s8) {
     m.bad = ptx::ballot(ptx::load_shared(tables.warp_bad + other) != 0) != 0;
   }
   return m;
@@ -301,25 +301,25 @@ TANDEM_DEVICE float inverse_of(float limit, float largest) {
   return divide(limit, b, r) * power;
 }
 
-template <Codes codes>
+template <OperandType type>
 TANDEM_DEVICE Scale scale_for(const Magnitude& m) {
-  constexpr float limit = limit_of(codes);
+  constexpr float limit = limit_of(type);
   Scale s{0.0F, 0.0F};
   if (m.largest >= smallest_largest) {
     s = {divide(m.largest, limit, 1.0F / limit), inverse_of(limit, m.largest)};
   }
   // s8 has no NaN: a NaN as scale stands for the whole group.
-  if (codes == Codes::s8 && m.bad) s.stored = ptx::quiet_nan();
+  if (type == OperandType::s8 && m.bad) s.stored = ptx::quiet_nan();
   return s;
 }
 
 /// Eight quantized values, the first in the lowest byte.
-struct Codes8 {
+struct Quantized8 {
   u32 low, high;
 };
-template <Codes codes>
+template <OperandType type>
 TANDEM_DEVICE u32 encode(const float (&y)[4]) {
-  if constexpr (codes == Codes::s8) {
+  if constexpr (type == OperandType::s8) {
     const u32 low = ptx::permute_bytes(ptx::round_s8(y[0]), ptx::round_s8(y[1]), 0x0040);
     const u32 high = ptx::permute_bytes(ptx::round_s8(y[2]), ptx::round_s8(y[3]), 0x0040);
     return ptx::permute_bytes(low, high, 0x5410);
@@ -330,15 +330,15 @@ TANDEM_DEVICE u32 encode(const float (&y)[4]) {
 
 /// Quantises eight values. `bad`: one of the thread's values may not be finite; it becomes NaN, or 0 in s8,
 /// which has no NaN.
-template <Codes codes>
-TANDEM_DEVICE Codes8 encode(const float (&x)[8], float inverse, bool bad) {
+template <OperandType type>
+TANDEM_DEVICE Quantized8 encode(const float (&x)[8], float inverse, bool bad) {
   u32 words[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float y[4];
 #pragma unroll
     for (int n = 0; n < 4; ++n) y[n] = ptx::multiply(x[4 * i + n], inverse);
-    words[i] = encode<codes>(y);
+    words[i] = encode<type>(y);
   }
   if (bad) {
 #pragma unroll
@@ -347,10 +347,10 @@ TANDEM_DEVICE Codes8 encode(const float (&x)[8], float inverse, bool bad) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const bool finite = ptx::max_magnitude(0.0F, x[4 * i + n]) <= largest_float;
-        const float wrong = codes == Codes::s8 ? 0.0F : ptx::quiet_nan();
+        const float wrong = type == OperandType::s8 ? 0.0F : ptx::quiet_nan();
         y[n] = finite ? ptx::multiply(x[4 * i + n], inverse) : wrong;
       }
-      words[i] = encode<codes>(y);
+      words[i] = encode<type>(y);
     }
   }
   return {words[0], words[1]};

@@ -19,8 +19,8 @@ struct EightBitSchedule {
 /// Everything that specialises the 8-bit forward kernel.
 struct EightBitConfig {
   Tiling tiling{};  ///< head dimensions: multiples of 32; block_n: quant_block, so that a block has one scale
-  Codes qk = Codes::e4m3;
-  Codes pv = Codes::e4m3;
+  OperandType qk = OperandType::e4m3;
+  OperandType pv = OperandType::e4m3;
   int stages = 2;    ///< K tiles, and V tiles, in flight
   int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
   Mask mask{};
@@ -45,7 +45,7 @@ struct EightBitConfig {
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers()); }
   /// Lazy rescaling: the exponent's reference moves only when P grows too large. It needs a P in floating
   /// point, which has room above 1; integers have none, and scales by row of V differ by more.
-  [[nodiscard]] constexpr bool lazy_rescaling() const { return pv != Codes::s8 && !v_row_scales; }
+  [[nodiscard]] constexpr bool lazy_rescaling() const { return pv != OperandType::s8 && !v_row_scales; }
   [[nodiscard]] constexpr bool v_has_zero_point() const {
     return takes_zero_point(pv, v_row_scales, tiling.head_dim_v);
   }
@@ -74,7 +74,7 @@ constexpr int rows_of_v_stages = 2;
 /// pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int eight_bit_shared_bytes(const EightBitConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * byte_tile_columns(c.tiling.head_dim_qk);
-  const int v_row = c.pv == Codes::input ? 2 * c.tiling.head_dim_v : c.tiling.head_dim_v;
+  const int v_row = c.pv == OperandType::input ? 2 * c.tiling.head_dim_v : c.tiling.head_dim_v;
   const int kv_tiles = c.stages * quant_block * (byte_tile_columns(c.tiling.head_dim_qk) + v_row);
   const int scales = 4 * quant_block * c.stages * ((c.row_scales ? 1 : 0) + (c.v_row_scales ? 1 : 0));
   const int block_scales = 8 * c.stages;

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "kernels/config/append.hpp"
 #include "kernels/config/backward.hpp"
 #include "kernels/config/eight_bit.hpp"
 #include "kernels/config/forward.hpp"
@@ -24,11 +25,11 @@ constexpr const char* name_of(ScoreTransform transform) {
   }
   return "unknown";
 }
-constexpr const char* name_of(Codes codes) {
-  switch (codes) {
-    case Codes::e4m3: return "e4m3";
-    case Codes::s8: return "s8";
-    case Codes::input: return "input";
+constexpr const char* name_of(OperandType type) {
+  switch (type) {
+    case OperandType::e4m3: return "e4m3";
+    case OperandType::s8: return "s8";
+    case OperandType::input: return "input";
   }
   return "unknown";
 }
@@ -42,6 +43,24 @@ constexpr const char* name_of(ScaleGroup group) {
   }
   return "unknown";
 }
+constexpr const char* name_of(KeySource keys) {
+  switch (keys) {
+    case KeySource::rows: return "rows";
+    case KeySource::entries: return "entries";
+    case KeySource::pages: return "pages";
+  }
+  return "unknown";
+}
+constexpr const char* name_of(Stored type) {
+  switch (type) {
+    case Stored::f32: return "f32";
+    case Stored::f16: return "f16";
+    case Stored::bf16: return "bf16";
+    case Stored::e4m3: return "e4m3";
+    case Stored::s8: return "s8";
+  }
+  return "unknown";
+}
 template <typename Enum>
 constexpr const char* type_name();
 template <>
@@ -49,17 +68,26 @@ constexpr const char* type_name<Element>() {
   return "Element";
 }
 template <>
+constexpr const char* type_name<KeySource>() {
+  return "KeySource";
+}
+template <>
 constexpr const char* type_name<ScoreTransform>() {
   return "ScoreTransform";
 }
 
 template <>
-constexpr const char* type_name<Codes>() {
-  return "Codes";
+constexpr const char* type_name<OperandType>() {
+  return "OperandType";
 }
 template <>
 constexpr const char* type_name<ScaleGroup>() {
   return "ScaleGroup";
+}
+
+template <>
+constexpr const char* type_name<Stored>() {
+  return "Stored";
 }
 
 template <typename T, typename U>
@@ -119,12 +147,13 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardSchedule>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [dynamic, specialised, overlap, pingpong, output_late] = x;
+  auto& [dynamic, specialised, overlap, pingpong, output_late, split] = x;
   f("dynamic", dynamic);
   f("specialised", specialised);
   f("overlap", overlap);
   f("pingpong", pingpong);
   f("output_late", output_late);
+  f("split", split);
 }
 
 template <typename T, typename F>
@@ -148,11 +177,12 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, transform, schedule] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
   f("mask", mask);
+  f("keys", keys);
   f("transform", transform);
   f("schedule", schedule);
 }
@@ -196,6 +226,27 @@ requires is<T, PackConfig>
 constexpr void for_each_member(T& x, F&& f) {
   auto& [paired] = x;
   f("paired", paired);
+}
+
+template <typename T, typename F>
+requires is<T, AppendConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [from, to, rotary, interleaved, f32_tables, vectors] = x;
+  f("from", from);
+  f("to", to);
+  f("rotary", rotary);
+  f("interleaved", interleaved);
+  f("f32_tables", f32_tables);
+  f("vectors", vectors);
+}
+
+template <typename T, typename F>
+requires is<T, MergeConfig>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [from, to, vectors] = x;
+  f("from", from);
+  f("to", to);
+  f("vectors", vectors);
 }
 
 template <typename T, typename F>

@@ -14,6 +14,9 @@ struct ForwardSchedule {
   bool overlap = true;       ///< softmax of one block runs under the products of the next, in one warpgroup
   bool pingpong = true;      ///< one warpgroup's softmax runs under the products of the others
   bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+  /// CTAs share the key blocks of all tiles evenly (tile/split.cuh), and `combine` merges what is partial;
+  /// with varlen. Else a CTA computes whole tiles.
+  bool split = false;
 
   constexpr bool operator==(const ForwardSchedule&) const = default;
 };
@@ -24,6 +27,7 @@ struct ForwardConfig {
   int stages = 2;    ///< K tiles, and V tiles, in flight
   int q_stages = 1;  ///< 2: the next tile's Q comes in while this tile's is still read
   Mask mask{};
+  KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
 
@@ -44,6 +48,29 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int kv_tiles = c.stages * c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
   const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
   return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
+}
+
+/// Rows that a CTA of the kernel `combine` merges, a warp each; it has a CTA for each group of rows of a tile
+/// and each CTA of the forward kernel.
+constexpr int combine_rows = 8;
+
+/// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and their LSE.
+constexpr long long partial_outputs(const Tiling& t, int ctas) {
+  return 2LL * ctas * t.block_m * t.head_dim_v;
+}
+constexpr long long partial_lses(const Tiling& t, int ctas) {
+  return 2LL * ctas * t.block_m;
+}
+
+/// What the kernel `combine` needs of a forward Config.
+constexpr ForwardConfig combine_config(const ForwardConfig& c) {
+  ForwardConfig combine;
+  combine.tiling = c.tiling;
+  combine.tiling.head_dim_qk = c.tiling.head_dim_v;
+  combine.mask.varlen = true;
+  combine.keys = c.keys;
+  combine.schedule.split = true;
+  return combine;
 }
 
 struct ForwardParams {
@@ -75,7 +102,13 @@ struct ForwardParams {
   float softcap;       ///< read if the Config says so
   bool packed_q;       ///< q and out have no batch dimension
   bool packed_k;
-  bool out_vectors;  ///< rows of out allow 16-byte stores
+  bool out_vectors;                        ///< rows of out allow 16-byte stores
+  PageTable pages;                         ///< read if the Config's keys are pages
+  LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries
+  int cache_batch;                         ///< entries of k and v
+  float* part_out;  ///< partial results of splits: (2 * split_ctas, block_m, head_dim_v of the Config)
+  float* part_lse;  ///< (2 * split_ctas, block_m)
+  int split_ctas;   ///< CTAs of the forward kernel, as `combine` is to know them
 };
 
 }  // namespace tandem

@@ -11,8 +11,8 @@ struct QuantizeConfig {
   Element element = Element::bf16;
   int head_dim_qk = 128;  ///< the true ones, not padded: the rotation of a row depends on them
   int head_dim_v = 128;
-  Codes qk = Codes::e4m3;
-  Codes pv = Codes::e4m3;
+  OperandType qk = OperandType::e4m3;
+  OperandType pv = OperandType::e4m3;
   ScaleGroup qk_scales = ScaleGroup::block;  ///< for k any but channel; for q and v block or row
   ScaleGroup v_scales = ScaleGroup::block;
   bool rotate_qk = true;
@@ -56,10 +56,10 @@ constexpr int quantize_channels(int head_dim) {
   return (head_dim + 31) / 32 * 32;
 }
 
-/// Dynamic shared memory of arrange_codes: the warps' maxima twice, and the tile of V.
+/// Dynamic shared memory of arrange_quantized: the warps' maxima twice, and the tile of V.
 constexpr int arrange_shared_bytes(const QuantizeConfig& c) {
   const int tables = 2 * 2 * 4 * (quantize_threads / 32);
-  return tables + (c.pv == Codes::input ? 0 : quant_block * quantize_channels(c.head_dim_v));
+  return tables + (c.pv == OperandType::input ? 0 : quant_block * quantize_channels(c.head_dim_v));
 }
 /// The rows of a pass.
 constexpr int quantize_rows_bytes(const QuantizeConfig& c) {
@@ -88,16 +88,16 @@ constexpr int mean_shared_bytes(const QuantizeConfig& c) {
   return 2 * quant_block * quantize_channels(c.head_dim_qk);
 }
 
-/// A tensor, its quantized values (codes) and scales. Strides of codes are in bytes; for V, `row` is the
-/// stride from channel to channel.
+/// A tensor, its quantized values and scales. Strides of quantized values are in bytes;
+/// for V, `row` is the stride from channel to channel.
 struct QuantizedTensor {
   const void* source;
   Strides stride;
-  unsigned char* codes;
-  Strides code_stride;
+  unsigned char* quantized;
+  Strides quantized_stride;
   float* scales;
   ScaleStrides scale_stride;
-  int code_columns;  ///< columns of codes that are written in each row: 0 past the head dimension
+  int quantized_columns;  ///< columns that are written in each row: 0 past the head dimension
   bool padded_rows;  ///< scales by row are written up to the end of a sequence's last block: 0 past its rows
   bool nan_markers;  ///< s8, scales by block: rows with a NaN get a marker; else it makes the scale NaN
 };
@@ -157,8 +157,8 @@ struct CallerScales {
   bool by_row;
 };
 
-/// What arrange_codes and dequantize are launched with. In `quantize` the sources are quantized values, and
-/// there is no mean.
+/// What arrange_quantized and dequantize are launched with. In `quantize` the sources are quantized values,
+/// and there is no mean.
 struct ArrangeParams {
   QuantizeParams quantize;
   CallerScales q_scale, k_scale, v_scale;

@@ -67,6 +67,11 @@ struct Mask {
   constexpr bool operator==(const Mask&) const = default;
 };
 
+/// Where a kernel finds keys and values. `rows`: consecutive keys of a sequence are consecutive rows of k and
+/// v. `entries`: so they are, of the entry that cache_batch_idx names, behind leftpad_k rows. `pages`: they
+/// are rows of pages, in the order of a page table. The last two go with Mask::varlen.
+enum class KeySource : int { rows, entries, pages };
+
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {
   long long batch;
@@ -78,6 +83,17 @@ struct Strides {
 struct LengthArray {
   const void* data;
   long long stride;
+  bool wide;
+};
+
+/// Which page holds which keys of a sequence: entries i32 or i64 (wide), as the user gave them.
+struct PageTable {
+  const void* data;
+  long long batch_stride;
+  long long stride;
+  int count;      ///< pages of the cache
+  int page_size;  ///< rows of one
+  int box_rows;   ///< that one box of TMA loads: divides page_size and block_n
   bool wide;
 };
 

@@ -1,7 +1,7 @@
 // Barriers among threads, and the fences between ordinary accesses and the asynchronous units.
 #pragma once
 
-#include "kernels/ptx/base.cuh"
+#include "kernels/ptx/trace.cuh"
 
 namespace tandem::ptx {
 
@@ -17,7 +17,9 @@ TANDEM_DEVICE void sync_block() {
 /// Named barrier 1 to 15 (0 is sync_block's): waits until `threads` threads have arrived or synced.
 TANDEM_DEVICE void named_barrier_sync(int id, int threads) {
 #if TANDEM_ON_DEVICE
+  trace(TraceEvent::join, static_cast<u32>(id));
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  trace(TraceEvent::join_end, static_cast<u32>(id));
 #else
   emulator::named_barrier_sync(id, threads);
 #endif
@@ -55,6 +57,8 @@ TANDEM_DEVICE void sync_cluster() {
 TANDEM_DEVICE void wait_for_previous_grid() {
 #if TANDEM_ON_DEVICE
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+  emulator::wait_for_previous_grid();
 #endif
 }
 TANDEM_DEVICE void launch_next_grid() {

@@ -77,7 +77,7 @@ TANDEM_DEVICE u32 lane_index_anew() {
 #endif
 }
 
-/// Index of this block in the grid, and the number of blocks.
+/// Index of this CTA in the grid, and the number of CTAs.
 TANDEM_DEVICE u32 block_index() {
 #if TANDEM_ON_DEVICE
   return blockIdx.x;

@@ -124,16 +124,16 @@ TANDEM_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
 #endif
 }
 
-/// Two e4m3 codes as f32, the first in bits 0 to 7.
-TANDEM_DEVICE void unpack_e4m3(float& first, float& second, u32 codes) {
+/// Two e4m3 values as f32, the first in bits 0 to 7.
+TANDEM_DEVICE void unpack_e4m3(float& first, float& second, u32 quantized) {
 #if TANDEM_ON_DEVICE
   asm("{ .reg .b16 low, high; .reg .b32 both; cvt.rn.f16x2.e4m3x2 both, %2; mov.b32 {low, high}, both; "
       "cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
       : "=f"(first), "=f"(second)
-      : "h"(static_cast<u16>(codes)));
+      : "h"(static_cast<u16>(quantized)));
 #else
-  first = emulator::unpack_e4m3(codes & 0xFFU);
-  second = emulator::unpack_e4m3(codes >> 8 & 0xFFU);
+  first = emulator::unpack_e4m3(quantized & 0xFFU);
+  second = emulator::unpack_e4m3(quantized >> 8 & 0xFFU);
 #endif
 }
 

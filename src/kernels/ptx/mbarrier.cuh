@@ -1,7 +1,7 @@
 // Transaction barriers in shared memory: phases, arrivals, and bytes that TMA still owes.
 #pragma once
 
-#include "kernels/ptx/base.cuh"
+#include "kernels/ptx/trace.cuh"
 
 namespace tandem::ptx {
 
@@ -22,6 +22,7 @@ TANDEM_DEVICE void mbarrier_init(Mbarrier& bar, u32 arrivals) {
 /// Makes initialised barriers visible to TMA and to the cluster.
 TANDEM_DEVICE void fence_mbarrier_init() {
 #if TANDEM_ON_DEVICE
+  trace_init();
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #else
   emulator::fence_mbarrier_init();
@@ -77,7 +78,9 @@ TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
 /// completed).
 TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
+  trace_at(TraceEvent::wait, &bar);
   TANDEM_MBARRIER_WAIT("");
+  trace_at(TraceEvent::wait_end, &bar);
 #else
   emulator::mbarrier_wait(&bar, parity);
 #endif
@@ -86,7 +89,9 @@ TANDEM_DEVICE void mbarrier_wait(Mbarrier& bar, u32 parity) {
 /// The same where the other block of a cluster arrives, or its copies do: what came before that is visible.
 TANDEM_DEVICE void mbarrier_wait_other(Mbarrier& bar, u32 parity) {
 #if TANDEM_ON_DEVICE
+  trace_at(TraceEvent::wait, &bar);
   TANDEM_MBARRIER_WAIT(".acquire.cluster");
+  trace_at(TraceEvent::wait_end, &bar);
 #else
   emulator::mbarrier_wait(&bar, parity);
 #endif

@@ -118,8 +118,8 @@ TANDEM_DEVICE u32 atomic_add_ordered(u32* p, u32 value) {
 #endif
 }
 
-/// Reads a semaphore: a word of global memory that thread blocks raise by semaphore_increment. What a block
-/// wrote before it raised the semaphore is then visible.
+/// Reads a semaphore: a word of global memory that CTAs increment (semaphore_increment). What a CTA wrote
+/// before it did is then visible.
 TANDEM_DEVICE u32 semaphore_read(const u32* p) {
 #if TANDEM_ON_DEVICE
   u32 now;
@@ -129,7 +129,7 @@ TANDEM_DEVICE u32 semaphore_read(const u32* p) {
   return emulator::semaphore_read(p);
 #endif
 }
-/// Waits until the semaphore is `value`, and then sees what other blocks wrote before they raised it.
+/// Waits until the semaphore is `value`, and then sees what other CTAs wrote before they incremented it.
 TANDEM_DEVICE void semaphore_wait(const u32* p, u32 value) {
 #if TANDEM_ON_DEVICE
   while (semaphore_read(p) != value) {
@@ -190,7 +190,7 @@ TANDEM_DEVICE void copy_async(Vec4* shared, const Vec4* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 #else
-  emulator::store_shared(shared, emulator::load_global(global));
+  emulator::copy_async(shared, global, sizeof(Vec4));
 #endif
 }
 TANDEM_DEVICE void copy_async(float* shared, const float* global) {
@@ -198,12 +198,14 @@ TANDEM_DEVICE void copy_async(float* shared, const float* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 #else
-  emulator::store_shared(shared, emulator::load_global(global));
+  emulator::copy_async(shared, global, sizeof(float));
 #endif
 }
 TANDEM_DEVICE void wait_for_copies() {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.wait_all;" ::: "memory");
+#else
+  emulator::wait_for_copies();
 #endif
 }
 

@@ -27,6 +27,7 @@ TANDEM_DEVICE void prefetch_tensor_map(const TensorMap& map) {
 TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i32 c0, i32 c1, i32 c2, i32 c3,
                             CacheHint hint) {
 #if TANDEM_ON_DEVICE
+  trace_at(TraceEvent::load, &bar);
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),

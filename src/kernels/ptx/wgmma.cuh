@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/config/types.hpp"
-#include "kernels/ptx/base.cuh"
+#include "kernels/ptx/trace.cuh"
 
 namespace tandem::ptx {
 
@@ -44,6 +44,7 @@ TANDEM_DEVICE void forget_address(MatrixDescriptor& d) {
 /// Orders register accesses before the WGMMAs that follow. First thing before a batch.
 TANDEM_DEVICE void wgmma_fence() {
 #if TANDEM_ON_DEVICE
+  trace(TraceEvent::issue);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #else
   emulator::wgmma_fence();
@@ -53,6 +54,7 @@ TANDEM_DEVICE void wgmma_fence() {
 TANDEM_DEVICE void wgmma_commit() {
 #if TANDEM_ON_DEVICE
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  trace(TraceEvent::issue_end);
 #else
   emulator::wgmma_commit();
 #endif
@@ -60,7 +62,9 @@ TANDEM_DEVICE void wgmma_commit() {
 template <int pending>
 TANDEM_DEVICE void wgmma_wait() {
 #if TANDEM_ON_DEVICE
+  trace(TraceEvent::wait_products, pending);
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  trace(TraceEvent::wait_products_end, pending);
 #else
   emulator::wgmma_wait(pending);
 #endif

@@ -24,7 +24,7 @@ struct EightBitByTileRows : EightBitRows<C> {
   static_assert(!C.lazy_rescaling() && !Base::keeps_input);
 
   /// Maxima of scores that are not masked are found among the integer sums.
-  static constexpr bool integer_maxima = C.qk == Codes::s8 && !C.row_scales && !C.softcap;
+  static constexpr bool integer_maxima = C.qk == OperandType::s8 && !C.row_scales && !C.softcap;
 
   TANDEM_DEVICE EightBitByTileRows(Consumer& consumer, const tile::QueryTile& tile) : Base(consumer, tile) {
     this->clear_output();
@@ -92,7 +92,7 @@ struct EightBitByTileRows : EightBitRows<C> {
   template <typename Meanwhile>
   TANDEM_DEVICE void only_scores(bool masked, Meanwhile meanwhile) {
     ScoreSum sums[scores];
-    float converted[C.qk == Codes::s8 ? scores : 1];
+    float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
     c.issue_scores(sums);
     ptx::wgmma_wait<0>();
@@ -110,7 +110,7 @@ struct EightBitByTileRows : EightBitRows<C> {
   /// Scores of this block and P V of the previous one, in flight together.
   TANDEM_DEVICE void overlapped(bool masked) {
     ScoreSum sums[scores];
-    float converted[C.qk == Codes::s8 ? scores : 1];
+    float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
     OutputSum held[part_outputs];
     c.pingpong_wait();

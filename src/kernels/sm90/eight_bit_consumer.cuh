@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/barrier.cuh"
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/sm90/eight_bit_producer.cuh"
 #include "kernels/tile/lazy_softmax.cuh"
 #include "kernels/tile/logits.cuh"
@@ -26,15 +26,15 @@ TANDEM_DEVICE float (&pick_scores(i32 (&)[n], float (&converted)[n]))[n] {
 template <EightBitConfig C>
 struct EightBitConsumer {
   using Shared = EightBitShared<C>;
-  static constexpr bool keeps_input = C.pv == Codes::input;
+  static constexpr bool keeps_input = C.pv == OperandType::input;
   static constexpr int scores = quant_block / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
   static constexpr int part_outputs = C.part_columns() / 2;
   static constexpr int words = keeps_input ? scores / 2 : scores / 4;  ///< of packed P
-  static constexpr Bytes score_bytes = C.qk == Codes::e4m3 ? Bytes::e4m3 : Bytes::s8;
-  static constexpr Bytes output_bytes = C.pv == Codes::e4m3    ? Bytes::e4m3
-                                        : C.v_has_zero_point() ? Bytes::u8_u8
-                                                               : Bytes::u8;
+  static constexpr Bytes score_bytes = C.qk == OperandType::e4m3 ? Bytes::e4m3 : Bytes::s8;
+  static constexpr Bytes output_bytes = C.pv == OperandType::e4m3 ? Bytes::e4m3
+                                        : C.v_has_zero_point()    ? Bytes::u8_u8
+                                                                  : Bytes::u8;
   using Softmax =
       typename Select<C.lazy_rescaling(), tile::LazySoftmax<C.linear_exp2>, tile::TileSoftmax<C>>::type;
   using ScoreSum = typename ptx::ByteSum<score_bytes>::type;
@@ -59,7 +59,7 @@ struct EightBitConsumer {
   float cap_unit[units];
   float cap_shift[2];
   /// Whether rows of Q's block, and of the K block whose scores came last, have NaN markers.
-  static constexpr bool has_nan_markers = C.qk == Codes::s8 && !C.row_scales;
+  static constexpr bool has_nan_markers = C.qk == OperandType::s8 && !C.row_scales;
   bool q_has_nan = false;
   bool k_has_nan = false;
 
@@ -216,7 +216,7 @@ struct EightBitConsumer {
            query;
   }
   TANDEM_DEVICE void convert_scores(float (&s)[scores], const ScoreSum (&sums)[scores]) {
-    if constexpr (C.qk == Codes::s8) {
+    if constexpr (C.qk == OperandType::s8) {
 #pragma unroll
       for (int i = 0; i < scores; ++i) s[i] = ptx::to_float(sums[i]);
     }

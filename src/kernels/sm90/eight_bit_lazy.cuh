@@ -107,7 +107,7 @@ struct EightBitLazyRows : EightBitRows<C> {
   template <bool first = false, typename Meanwhile>
   TANDEM_DEVICE void only_scores(bool masked, Meanwhile meanwhile) {
     ScoreSum sums[scores];
-    float converted[C.qk == Codes::s8 ? scores : 1];
+    float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
     c.issue_scores(sums);
     ptx::wgmma_wait<0>();
@@ -124,7 +124,7 @@ struct EightBitLazyRows : EightBitRows<C> {
   /// Scores of this block and P V of the previous one, in flight together.
   TANDEM_DEVICE void overlapped(bool masked) {
     ScoreSum sums[scores];
-    float converted[C.qk == Codes::s8 ? scores : 1];
+    float converted[C.qk == OperandType::s8 ? scores : 1];
     float(&s)[scores] = pick_scores(sums, converted);
     OutputSum held[part_outputs];
     c.pingpong_wait();

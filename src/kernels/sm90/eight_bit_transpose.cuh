@@ -3,7 +3,7 @@
 // and as many blocks ahead of the consumers as V has buffers.
 #pragma once
 
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/sm90/eight_bit_producer.cuh"
 
 namespace tandem {

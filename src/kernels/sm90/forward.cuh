@@ -37,7 +37,7 @@ struct ForwardConsumer {
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.tiling> output;
-  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
+  ForwardTiles<C> tiles;
   /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
@@ -127,7 +127,11 @@ struct ForwardConsumer {
       if (t.blocks.first < t.blocks.end) {
         more = compute(t);
       } else {
-        output.store_empty(t.index);
+        if constexpr (C.schedule.split) {
+          t.part == tile::whole_tile ? output.store_empty(t.index) : output.store_empty_part(t.index, t.part);
+        } else {
+          output.store_empty(t.index);
+        }
         more = find(t);
       }
     }
@@ -252,7 +256,8 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling.element>(s, p, t.index, first_query, block * C.tiling.block_n, position);
+          tile::load_scores<C.tiling.element, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n,
+                                                      position);
           tile::transform_scores<C.transform>(s, p);
           exponentials(s);
         }
@@ -309,12 +314,17 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // registers for it.
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
+  const int part = t.part;
   bool more = false;
   if constexpr (find_early) more = find(t);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  output.store(index, o, softmax);
+  if constexpr (C.schedule.split) {
+    part == tile::whole_tile ? output.store(index, o, softmax) : output.store_part(index, o, softmax, part);
+  } else {
+    output.store(index, o, softmax);
+  }
   if constexpr (!find_early) more = find(t);
   return more;
 }
@@ -335,6 +345,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
+  if constexpr (C.schedule.split) ptx::launch_next_grid();
 
   auto consume = [&](int warpgroup) {
     ForwardConsumer<C> consumer(p, shared, warpgroup, static_cast<int>(ptx::thread_index()) % warpgroup_size);

@@ -27,6 +27,11 @@ struct ForwardShared {
   tile::DynamicScheduler::Shared tiles;
 };
 
+/// The tiles that a CTA computes.
+template <ForwardConfig C>
+using ForwardTiles = typename Select<C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys>,
+                                     tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type;
+
 // ---- Producer ----
 
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
@@ -35,12 +40,15 @@ template <ForwardConfig C>
 struct ForwardLoader {
   using Shared = ForwardShared<C>;
 
+  /// Boxes of pages are many: all lanes start copies.
+  static constexpr bool by_all_lanes = C.keys == KeySource::pages;
+
   const ForwardParams& p;
   Shared& shared;
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic> tiles;
+  ForwardTiles<C> tiles;
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
 
@@ -49,23 +57,46 @@ struct ForwardLoader {
     t.blocks = {0, 0, 0, 0};
   }
 
+  // The two paths have nothing in common but their order: shared lines would cost the kernels without pages
+  // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
-    ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-    tile::load_keys(shared.k[k_at.stage], p.k, full, p, t.index, b * C.tiling.block_n);
+    if constexpr (by_all_lanes) {
+      load_pages(shared.k_ring, k_at, shared.k[k_at.stage], p.k, b);
+    } else {
+      ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
+      tile::load_keys<C.keys>(shared.k[k_at.stage], p.k, full, p, t.index, b * C.tiling.block_n, hint());
+    }
     k_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
-    ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    tile::load_keys(shared.v[v_at.stage], p.v, full, p, t.index, b * C.tiling.block_n);
+    if constexpr (by_all_lanes) {
+      load_pages(shared.v_ring, v_at, shared.v[v_at.stage], p.v, b);
+    } else {
+      ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
+      tile::load_keys<C.keys>(shared.v[v_at.stage], p.v, full, p, t.index, b * C.tiling.block_n, hint());
+    }
     v_at.advance();
+  }
+  /// Block `b` of K or V from pages: all lanes share its boxes.
+  template <typename Ring, typename Position, typename Tile>
+  TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b) {
+    if (leader) ring.acquire(at, Tile::bytes);
+    ptx::sync_warp();
+    tile::load_pages(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
+                     static_cast<int>(ptx::thread_index()) % warp_size, hint());
+  }
+  TANDEM_DEVICE ptx::CacheHint hint() const {
+    return tile::hint_of<C.schedule.split, C.tiling.block_m>(t.index);
   }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
     const int row = t.index.begin_q + t.index.m * C.tiling.block_m;
     for (int w = 0; w < C.consumers(); ++w) {
-      ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
-      shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,
-                                   ptx::CacheHint::first);
+      if (!by_all_lanes || leader) {
+        ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
+        shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,
+                                     ptx::CacheHint::first);
+      }
       if (w == 0) load_k(t.blocks.end - 1);
     }
     q_at.advance();
@@ -79,9 +110,9 @@ struct ForwardLoader {
         if (!tiles.template next<true>(t, leader)) return false;
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
-      if (leader) load_q();
+      if (by_all_lanes || leader) load_q();
     }
-    if (leader) {
+    if (by_all_lanes || leader) {
       if (block > t.blocks.first) load_k(block - 1);
       load_v(block);
     }

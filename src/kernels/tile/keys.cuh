@@ -1,6 +1,6 @@
 // Where the keys of a tile's sequence lie in k and v, and how a block of them is loaded. The loaders of all
-// forward kernels use these functions and nothing else, so that another layout of keys (pages of a cache) has
-// one place. In a dense batch and in a varlen one alike, consecutive keys are consecutive rows.
+// forward kernels use these functions and nothing else. In a dense batch and in a varlen one alike,
+// consecutive keys are consecutive rows; in a cache they may be rows of pages.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -17,15 +17,50 @@ TANDEM_DEVICE int key_row(const TileIndex& t, int key) {
 TANDEM_DEVICE int key_head(const ForwardParams& p, const TileIndex& t) {
   return t.head / (p.heads_q / p.heads_kv);
 }
+template <KeySource keys = KeySource::rows>
 TANDEM_DEVICE int key_batch(const ForwardParams& p, const TileIndex& t) {
+  if constexpr (keys == KeySource::entries) return t.batch_k;
   return p.packed_k ? 0 : t.batch;
 }
 
+/// Entry `i` of sequence `batch` in the page table. What names no page is -1.
+TANDEM_DEVICE int page_at(const PageTable& pages, int batch, int i) {
+  const i64 at = batch * pages.batch_stride + i * pages.stride;
+  i64 page = 0;
+  if (pages.wide) {
+    page = ptx::load_global(static_cast<const long long*>(pages.data) + at);
+  } else {
+    page = ptx::load_global(static_cast<const int*>(pages.data) + at);
+  }
+  return page >= 0 && page < pages.count ? static_cast<int>(page) : -1;
+}
+
+/// How long the L2 should keep keys: where one tile has all queries of a sequence nobody reads them again.
+template <bool split, int block_m>
+TANDEM_DEVICE ptx::CacheHint hint_of(const TileIndex& t) {
+  if constexpr (!split) return ptx::CacheHint::last;
+  return t.end_q <= block_m ? ptx::CacheHint::first : ptx::CacheHint::last;
+}
+
 /// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows.
-template <typename Tile>
+template <KeySource keys = KeySource::rows, typename Tile>
 TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
-                             const TileIndex& t, int key) {
-  to.load(map, full, key_row(t, key), key_head(p, t), key_batch(p, t), ptx::CacheHint::last);
+                             const TileIndex& t, int key, ptx::CacheHint hint = ptx::CacheHint::last) {
+  to.load(map, full, key_row(t, key), key_head(p, t), key_batch<keys>(p, t), hint);
+}
+
+/// The same from pages, box by box; all lanes of a warp call. Past the sequence's end no entry of the table
+/// is read: such boxes lie outside the tensor, which TMA reads as zeros.
+template <typename Tile>
+TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
+                              const TileIndex& t, int key, int lane, ptx::CacheHint hint) {
+  const int box_rows = p.pages.box_rows;
+  for (int row = lane * box_rows; row < Tile::row_count; row += warp_size * box_rows) {
+    const int at = key + row;
+    const int number = at / p.pages.page_size;
+    const int page = at < t.seqlen_k ? page_at(p.pages, t.batch, number) : -1;
+    to.load_rows(row, map, full, at - number * p.pages.page_size, key_head(p, t), page, hint);
+  }
 }
 
 }  // namespace tandem::tile

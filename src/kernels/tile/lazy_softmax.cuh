@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem::tile {

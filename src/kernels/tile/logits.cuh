@@ -55,13 +55,16 @@ TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block
 /// whose exponentials have overflowed, after its K in shared memory has been released. `query` and `key` are
 /// the sequence positions of the warpgroup's tile origin.
-template <Element element, int n>
+template <Element element, KeySource keys = KeySource::rows, int n>
 TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
                                const FragmentPosition& position) {
   const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
   const i64 head_k = key_head(p, t);
-  const u16* k = static_cast<const u16*>(p.k_data) + key_batch(p, t) * p.k_stride.batch +
-                 head_k * p.k_stride.head + (key_row(t, key) + position.first_col) * p.k_stride.row;
+  const u16* k = static_cast<const u16*>(p.k_data) + head_k * p.k_stride.head;
+  if constexpr (keys != KeySource::pages) {
+    k = static_cast<const u16*>(p.k_data) + key_batch<keys>(p, t) * p.k_stride.batch +
+        head_k * p.k_stride.head + (key_row(t, key) + position.first_col) * p.k_stride.row;
+  }
   const u16* q[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -77,12 +80,24 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
     for (int i = 0; i < n - 4; ++i) s[i] = s[i + 4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n - 4 + i] = 0.0F;
+    const u16* rows[2];
+    if constexpr (keys == KeySource::pages) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = key + position.first_col + 8 * j + i;
+        const int number = at / p.pages.page_size;
+        // The block has no mask, so that every key of it has a page; one that names none is read as the
+        // first.
+        const i64 page = max(0, page_at(p.pages, t.batch, number));
+        rows[i] = k + page * p.k_stride.batch + (at - number * p.pages.page_size) * p.k_stride.row;
+      }
+    }
 #pragma unroll 1
     for (int d = 0; d < p.head_dim_qk / 2; ++d) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 x = pair(q[i / 2], d);
-        const u32 y = pair(k + (8 * j + i % 2) * p.k_stride.row, d);
+        const u32 y = pair(keys == KeySource::pages ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
         s[n - 4 + i] = ptx::fma(unpack_low<element>(x), unpack_low<element>(y), s[n - 4 + i]);
         s[n - 4 + i] = ptx::fma(unpack_high<element>(x), unpack_high<element>(y), s[n - 4 + i]);
       }

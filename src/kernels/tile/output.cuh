@@ -1,9 +1,10 @@
 // The epilogue of the forward kernels: from a warpgroup's accumulators to out and LSE in global memory.
-// Another kind of output (f32 partial results) has its place here: every forward kernel ends in Output::store
-// or store_empty.
+// Every forward kernel ends in Output::store or store_empty, or, where it computes a part of a tile's keys,
+// in store_part or store_empty_part: f32 and LSE for the kernel `combine`.
 #pragma once
 
 #include "kernels/config/forward.hpp"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/softmax.cuh"
@@ -23,6 +24,9 @@ struct Output {
   TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
   TANDEM_DEVICE void store_empty(const TileIndex& t);
+  TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
+                                int part);
+  TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE u16* out_row(const TileIndex& t, int query) const;
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, float value);
@@ -69,6 +73,7 @@ TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& 
 /// store.
 template <Tiling T>
 TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax) {
+  ptx::trace(TraceEvent::stores);
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
   const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e : 0.0F;
@@ -135,6 +140,54 @@ TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
     const int query = first + i / units;
     const int col = i % units * 8;
     store_columns(out_row(t, query) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+  }
+}
+
+/// Writes the normalised O of a part of the keys and its LSE, without the sink.
+template <Tiling T>
+TANDEM_DEVICE void Output<T>::store_part(const TileIndex& t, float (&o)[outputs],
+                                         const OnlineSoftmax& softmax, int part) {
+  const int quad_lane = thread % 4;
+  const FragmentPosition position(thread);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = warpgroup * 64 + position.row(h);
+    float factor = 0.0F;
+    const float lse = softmax.finish(h, false, 0.0F, factor);
+    const bool empty = factor == 0.0F;  // O is then 0, whatever a NaN in V has made of it
+    const bool used = t.m * T.block_m + row < t.seqlen_q;
+    const i64 at = static_cast<i64>(part) * T.block_m + row;
+    if (used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
+    float* const out = p.part_out + at * T.head_dim_v + 8 * quad_lane;
+#pragma unroll
+    for (int g = 0; g < T.head_dim_v / 32; ++g) {
+      u32 even[4];
+      u32 odd[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 4 * (4 * g + j) + 2 * h;
+        even[j] = empty ? 0U : ptx::bits_of(o[i] * factor);
+        odd[j] = empty ? 0U : ptx::bits_of(o[i + 1] * factor);
+      }
+      transpose_quad(even, quad_lane);
+      transpose_quad(odd, quad_lane);
+      if (!used) continue;
+      auto* const words = reinterpret_cast<ptx::Vec4*>(out + 32 * g);
+      ptx::store_global(words, ptx::Vec4{even[0], odd[0], even[1], odd[1]});
+      ptx::store_global(words + 1, ptx::Vec4{even[2], odd[2], even[3], odd[3]});
+    }
+  }
+}
+
+/// The same of keys that no query of the tile sees: an LSE of -inf and an O of 0.
+template <Tiling T>
+TANDEM_DEVICE void Output<T>::store_empty_part(const TileIndex& t, int part) {
+  const int rows = min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
+  const i64 at = static_cast<i64>(part) * T.block_m + warpgroup * 64;
+  if (thread < rows) ptx::store_global(p.part_lse + at + thread, -ptx::infinity());
+  auto* const words = reinterpret_cast<ptx::Vec4*>(p.part_out + at * T.head_dim_v);
+  for (int i = thread; i < rows * (T.head_dim_v / 4); i += warpgroup_size) {
+    ptx::store_global(words + i, ptx::Vec4{0, 0, 0, 0});
   }
 }
 

@@ -2,7 +2,7 @@
 // after exponentials have overwritten them: the tensor cores would need all warps of the warpgroup for it.
 #pragma once
 
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/tile/byte_tile.cuh"
 #include "kernels/tile/fragment.cuh"
 
@@ -15,7 +15,8 @@ TANDEM_DEVICE void decode(u32 word, float (&x)[4]) {
   for (int i = 0; i < 4; ++i) {
     const u32 code = word >> (8 * i) & 0xFFU;
     if constexpr (bytes == Bytes::e4m3) {
-      // The exponent's bias is 120 less than that of f32; subnormal codes become subnormal numbers first.
+      // The exponent's bias is 120 less than that of f32; subnormal e4m3 values become subnormal numbers
+      // first.
       const float value = ptx::float_of((code & 0x80U) << 24 | (code & 0x7FU) << 20) * 0x1p120F;
       x[i] = (code & 0x7FU) == 0x7FU ? ptx::quiet_nan() : value;
     } else {

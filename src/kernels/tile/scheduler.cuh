@@ -13,6 +13,7 @@ struct TileIndex {
   int m = 0;
   int head = 0;
   int batch = 0;
+  int batch_k = 0;  ///< the entry of k and v, where that is chosen by index
   int begin_q = 0;  ///< first row of the sequence in q, and in k
   int begin_k = 0;
   int seqlen_q = 0;  ///< rows in use
@@ -240,8 +241,29 @@ TANDEM_DEVICE SequenceRows other_side(const VarlenSide& side, int b) {
   return {ptx::warp_uniform(r.begin), ptx::warp_uniform(r.used), ptx::warp_uniform(r.end)};
 }
 
+/// The keys of a cache that take part, of those that lengths say: behind padding, in the entry that an index
+/// names, in pages if there are any.
+template <KeySource keys>
+TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
+  if constexpr (keys == KeySource::pages) {
+    if (p.pages.count == 0) t.seqlen_k = 0;
+  }
+  if constexpr (keys != KeySource::entries) return;
+  int entry = t.batch;
+  if (t.batch < p.batch) {
+    if (p.leftpad_k.data != nullptr) {
+      t.begin_k = clamp_to(length_at(p.leftpad_k, t.batch), 0, t.seqlen_k);
+      t.seqlen_k -= t.begin_k;
+    }
+    if (p.cache_batch_idx.data != nullptr) entry = length_at(p.cache_batch_idx, t.batch);
+  }
+  const bool exists = entry >= 0 && entry < p.cache_batch;
+  t.batch_k = exists ? entry : 0;
+  if (!exists) t.seqlen_k = 0;
+}
+
 /// Tiles of a varlen batch, each sequence's longest first.
-template <int block_m>
+template <int block_m, KeySource keys>
 struct VarlenTiles {
   VarlenBlocks<block_m> blocks;
 
@@ -260,6 +282,12 @@ struct VarlenTiles {
         other_side({p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k}, b.batch);
     t.begin_k = k.begin;
     t.seqlen_k = k.used;
+    locate_keys<keys>(p, t);
+    if constexpr (keys == KeySource::entries) {  // all lanes have the same, which ptxas does not see
+      t.batch_k = ptx::warp_uniform(t.batch_k);
+      t.begin_k = ptx::warp_uniform(t.begin_k);
+      t.seqlen_k = ptx::warp_uniform(t.seqlen_k);
+    }
     return true;
   }
 };

@@ -17,6 +17,7 @@ struct SharedTile {
   static constexpr Swizzle swizzle = strip_cols == 64 ? Swizzle::b128 : Swizzle::b64;
   static constexpr u32 row_bytes = strip_cols * 2;
   static constexpr u32 strip_bytes = rows * row_bytes;
+  static constexpr int row_count = rows;
   static constexpr u32 bytes = strips * strip_bytes;
   static_assert(cols % strip_cols == 0 && rows % 8 == 0 && rows <= 256);
 
@@ -29,6 +30,16 @@ struct SharedTile {
 #pragma unroll
     for (int s = 0; s < strips; ++s) {
       ptx::tma_load(data + s * strip_bytes, map, bar, col + s * strip_cols, row, head, batch, hint);
+    }
+  }
+
+  /// The same by a map whose boxes have fewer rows, into the rows from `first` on.
+  TANDEM_DEVICE void load_rows(int first, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head,
+                               i32 batch, ptx::CacheHint hint) {
+#pragma unroll
+    for (int s = 0; s < strips; ++s) {
+      ptx::tma_load(data + s * strip_bytes + first * row_bytes, map, bar, s * strip_cols, row, head, batch,
+                    hint);
     }
   }
 

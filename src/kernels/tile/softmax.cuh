@@ -1,6 +1,7 @@
 // Online softmax over the rows that a thread shares with its quad (four lanes hold a row).
 #pragma once
 
+#include "kernels/ptx/trace.cuh"
 #include "kernels/tile/fragment.cuh"
 
 namespace tandem::tile {
@@ -63,6 +64,7 @@ struct OnlineSoftmax {
   template <int n, typename Beside>
   TANDEM_DEVICE void exponentials(float (&s)[n], float (&total)[2], float scale_log2, Beside beside) const {
     static_assert(n % 8 == 0);
+    ptx::trace(TraceEvent::exponentials);
     constexpr int size = n / 4;
     const float subtract[2] = {shift(reference[0]), shift(reference[1])};
     float chain[4] = {0.0F, 0.0F, 0.0F, 0.0F};

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/config/eight_bit.hpp"
-#include "kernels/ptx/codes.cuh"
+#include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/lazy_softmax.cuh"
 
@@ -27,10 +27,10 @@ struct TileSoftmax {
   /// The factor by which a scale of V may exceed v_unit.
   static constexpr float growth = 0x1p10F;
   static constexpr bool joins = C.v_row_scales;  ///< V's scales multiply P
-  static constexpr float range = C.pv == Codes::e4m3 ? e4m3_p_range : u8_p_range;
+  static constexpr float range = C.pv == OperandType::e4m3 ? e4m3_p_range : u8_p_range;
   /// P's range as a summand of the exponent.
   static constexpr float offset = joins ? 0.0F : 7.994353437F;
-  static_assert(u8_p_range == 255.0F && (joins || C.pv == Codes::s8));
+  static_assert(u8_p_range == 255.0F && (joins || C.pv == OperandType::s8));
 
   float maximum[2];  ///< of the tile
   float reference[2];
@@ -137,7 +137,7 @@ struct TileSoftmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * h + e];
-          x = C.pv == Codes::s8 ? ptx::round_to_byte(x, inverse) : x * inverse;
+          x = C.pv == OperandType::s8 ? ptx::round_to_byte(x, inverse) : x * inverse;
         }
       }
     }
@@ -146,7 +146,7 @@ struct TileSoftmax {
   /// Adds the tile's sum and finds its weight. If necessary it changes the units of `o`, which holds all
   /// earlier tiles. `due`: the excess is subtracted now.
   template <int n, int words>
-  TANDEM_DEVICE void add_tile(float v_scale, const u32 (&codes)[words], bool due, float (&o)[n]) {
+  TANDEM_DEVICE void add_tile(float v_scale, const u32 (&quantized)[words], bool due, float (&o)[n]) {
     const bool above[2] = {maximum[0] - reference[0] > headroom, maximum[1] - reference[1] > headroom};
     bool changes = C.adds_late() || zero_point ? ptx::any_lane(above[0] || above[1])
                                                : ptx::ballot(above[0] || above[1]) != 0;
@@ -161,21 +161,21 @@ struct TileSoftmax {
         scale_row(h, factor * change, o);
       }
     }
-    weigh(v_scale, codes);
+    weigh(v_scale, quantized);
   }
   /// The first tile of a row: its maximum becomes the reference. If C.adds_late(), add_tile is called later.
   /// (With a zero point start calls the whole of add_tile, for which ptxas finds registers: with weigh alone
   /// head dimension 256 spills 132 bytes, 300 if causal; with add_tile none, and 16.)
   template <int n, int words>
-  TANDEM_DEVICE void start(float v_scale, const u32 (&codes)[words], float (&o)[n]) {
+  TANDEM_DEVICE void start(float v_scale, const u32 (&quantized)[words], float (&o)[n]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) reference[h] = maximum[h];
     if constexpr (zero_point) {
       per_v_unit = inverse_power(v_scale);
       excess[0] = excess[1] = 0.0F;
-      add_tile(v_scale, codes, false, o);
+      add_tile(v_scale, quantized, false, o);
     } else if constexpr (!C.adds_late()) {
-      weigh(v_scale, codes);
+      weigh(v_scale, quantized);
     }
   }
   /// Zero point: brings O, which holds all tiles, into the units of the sums, and O, the sums and the
@@ -228,7 +228,7 @@ struct TileSoftmax {
     }
   }
   template <int words>
-  TANDEM_DEVICE void weigh(float v_scale, const u32 (&codes)[words]) {
+  TANDEM_DEVICE void weigh(float v_scale, const u32 (&quantized)[words]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A row that sees no key of the tile has no maximum.
@@ -239,7 +239,7 @@ struct TileSoftmax {
         weight[h] = worth * (subnormal_weight / range) * (v_scale * per_v_unit);
         u32 zero_point_sum = 0;
 #pragma unroll
-        for (int i = h; i < words; i += 2) zero_point_sum = ptx::add_128_times(zero_point_sum, codes[i]);
+        for (int i = h; i < words; i += 2) zero_point_sum = ptx::add_128_times(zero_point_sum, quantized[i]);
         excess[h] = ptx::fma(ptx::float_of(zero_point_sum), weight[h], excess[h]);
       } else {
         weight[h] = worth * (1.0F / range) * (joins ? tile_unit[h] : v_scale);

@@ -4,6 +4,7 @@
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/select.cuh"
+#include "kernels/tile/split.cuh"
 
 namespace tandem::tile {
 
@@ -13,15 +14,22 @@ struct QueryTile {
   TileIndex index;
   Visibility visible;
   BlockRange blocks;
+  int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
 };
 
+template <Mask M>
+TANDEM_DEVICE Visibility visible_of(const ForwardParams& p, const TileIndex& t) {
+  return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
+          M.causal ? p.window_right : Visibility::unbounded};
+}
+
 /// The tiles of this CTA, one after another. Producer and consumers walk the same ones.
-template <Tiling T, Mask M, bool dynamic>
+template <Tiling T, Mask M, bool dynamic, KeySource keys = KeySource::rows>
 struct QueryTiles {
   const ForwardParams& p;
   StaticScheduler<M.causal && !M.varlen> static_tiles;
   DynamicScheduler dynamic_tiles;
-  typename Select<M.varlen, VarlenTiles<T.block_m>, DenseTiles<M.causal>>::type tiles;
+  typename Select<M.varlen, VarlenTiles<T.block_m, keys>, DenseTiles<M.causal>>::type tiles;
 
   TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : p(params), dynamic_tiles(shared, params.tile_counter) {}
@@ -39,9 +47,31 @@ struct QueryTiles {
     // scheduler has synchronised the warp already, and a second synchronisation would undo the effect of the
     // first.
     if constexpr (M.varlen && !dynamic) ptx::sync_warp();
-    t.visible = {t.index.seqlen_q, t.index.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
-                 M.causal ? p.window_right : Visibility::unbounded};
+    t.visible = visible_of<M>(p, t.index);
     t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
+    return true;
+  }
+};
+
+/// The same where CTAs share key blocks.
+template <Tiling T, Mask M, KeySource keys>
+struct SplitQueryTiles {
+  const ForwardParams& p;
+  SplitTiles<T, keys> tiles;
+
+  TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
+      : p(params), tiles{{params}} {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
+    typename SplitTiles<T, keys>::Piece piece;
+    if (!tiles.next(t.index, piece)) return false;
+    ptx::sync_warp();
+    t.visible = visible_of<M>(p, t.index);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
+    t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
+    t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
+    t.part = piece.part;
     return true;
   }
 };

@@ -137,6 +137,11 @@ Result cuModuleGetFunction(abi::Function* function, abi::Module, const char* nam
   *function = handle<abi::Function>(id);
   return called("cuModuleGetFunction");
 }
+Result cuModuleGetGlobal_v2(abi::DevicePointer* pointer, std::size_t* bytes, abi::Module, const char*) {
+  *pointer = reinterpret_cast<abi::DevicePointer>(&fake::state().trace_target);
+  *bytes = sizeof(fake::state().trace_target);
+  return called("cuModuleGetGlobal");
+}
 Result cuFuncGetAttribute(int* value, abi::FunctionAttribute, abi::Function) {
   *value = 0;
   return abi::success;
@@ -153,6 +158,13 @@ Result cuLaunchKernelEx(const abi::LaunchConfig* config, abi::Function function,
     launch.params = *static_cast<const tandem::ForwardParams*>(arguments[0]);
   }
   fake::state().launches.push_back(launch);
+  // What a traced kernel would write, of every warp: one record.
+  if (const tandem::TraceTarget& target = fake::state().trace_target; target.records != nullptr) {
+    for (unsigned warp = 0; warp < config->block_x / 32; ++warp) {
+      target.records[std::size_t{warp} * target.records_a_warp] = {
+          .clock = 100 + warp, .what = static_cast<unsigned>(tandem::TraceEvent::join) << 24 | warp};
+    }
+  }
   return called("cuLaunchKernelEx");
 }
 Result cuTensorMapEncodeTiled(void* map, abi::TensorMapType, std::uint32_t rank, void* base,

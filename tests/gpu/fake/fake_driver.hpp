@@ -7,6 +7,7 @@
 
 #include "gpu/abi.hpp"
 #include "kernels/config/forward.hpp"
+#include "kernels/config/trace.hpp"
 
 namespace tandem::gpu::fake {
 
@@ -30,6 +31,7 @@ struct Driver {
   std::vector<abi::Context> current;  ///< the stack of contexts of the one thread that tests
   int live_allocations = 0;
   std::size_t allocated_bytes = 0;  ///< since the start
+  TraceTarget trace_target = {};    ///< the only global variable of every module
 };
 
 /// The state behind the functions.

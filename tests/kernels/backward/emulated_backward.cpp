@@ -86,12 +86,18 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   std::future<void> beside;
   if (converts && run.convert_beside && grid > 0) beside = std::async(std::launch::async, convert);
   if (grid > 0) {
+    emulator::Options after_preprocess = options;
+    // All of the workspace but gradients that nobody asked for, which the main kernel writes.
+    const auto* const memory = reinterpret_cast<char*>(scratch.data());
+    const auto preprocessed = workspace.at(gpu::Region::dk, reinterpret_cast<char*>(scratch.data())) - memory;
+    if (rows_blocks > 0)
+      after_preprocess.of_previous_grid = {{memory, static_cast<std::size_t>(preprocessed), true}};
     emulator::launch(kernels.main, params,
                      {.blocks = grid,
                       .threads = static_cast<unsigned>(config.threads()),
                       .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
                       .cluster = static_cast<unsigned>(config.tiling.cluster)},
-                     options);
+                     after_preprocess);
   }
   if (beside.valid()) {
     beside.get();

@@ -1,5 +1,5 @@
-// Every Config family of the 8-bit forward kernel in the emulator, on random problems, against the CPU, which
-// has the same codes and scales.
+// Every Config family of the 8-bit forward kernel in the emulator, on random problems: against fp64 by the
+// recipe (harness/recipe_reference.hpp), and against the CPU, which has the same quantized values and scales.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "cpu/cpu.hpp"
 #include "eight_bit/emulated_eight_bit.hpp"
 #include "emulated_call.hpp"
+#include "harness/recipe_reference.hpp"
 #include "launch.hpp"
 
 // After it: the device language has names at file scope that it declares inside others.
@@ -57,8 +58,8 @@ double largest_difference(const std::vector<double>& got, const std::vector<doub
 /// each rounds it in units of its own: by up to 1/16 of P in e4m3, of values up to 4, which would be 0.5 if
 /// all went the same way. Where V's scales join P, out differs in the last place of bf16.
 double tolerance(const EightBitConfig& config) {
-  if (config.v_row_scales || config.pv == Codes::input) return 0.02;
-  return config.pv == Codes::e4m3 ? 0.125 : 0.07;
+  if (config.v_row_scales || config.pv == OperandType::input) return 0.02;
+  return config.pv == OperandType::e4m3 ? 0.125 : 0.07;
 }
 
 /// The largest is luck's, this one the method's: two roundings of P to e4m3 are each 0.027 off over a binade,
@@ -117,6 +118,7 @@ void expect_the_cpus_results(const EmulatedEightBit& kernel, const harness::Case
     ADD_FAILURE() << fault.what();
     return;
   }
+  EXPECT_TRUE(harness::follows_recipe(call, harness::expect_recipe(call, recipe_of(config))));
   EXPECT_LE(largest_difference(call.lse.values(), expected.lse), lse_tolerance(config));
   EXPECT_LE(rms_difference(call.lse.values(), expected.lse), lse_rms_tolerance(config));
   EXPECT_LE(largest_difference(call.out.values(), expected.out), tolerance(config));
@@ -192,7 +194,7 @@ void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness:
   const std::vector<double> out = call.out.values();
   const std::vector<double> lse = call.lse.values();
   // f32's own, or what the tensor cores' sums of e4m3 products lose and ordinary ones do not.
-  const double relative = kernel.config.qk == Codes::e4m3 ? 0x1p-12 : 0x1p-21;
+  const double relative = kernel.config.qk == OperandType::e4m3 ? 0x1p-12 : 0x1p-21;
   for (std::size_t i = 0; i < lse.size(); ++i) {
     ASSERT_EQ(std::isnan(lse[i]), std::isnan(expected.lse[i])) << "lse of row " << i;
     if (!std::isnan(lse[i]) && lse[i] != expected.lse[i]) {

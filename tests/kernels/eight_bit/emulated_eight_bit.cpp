@@ -18,12 +18,12 @@ using harness::Call;
 using harness::Case;
 using harness::Random;
 
-constexpr std::uint8_t poison_code = 0x7F;  // NaN in e4m3
+constexpr std::uint8_t poison = 0x7F;  // NaN in e4m3
 
-/// Codes and scales of one tensor, on the axes of quantized_layout.hpp. What the kernel must not use is
-/// poison.
+/// Quantized values and scales of one tensor, on the axes of quantized_layout.hpp. What the kernel must not
+/// use is poison.
 struct Quantized {
-  std::vector<std::uint8_t> codes;
+  std::vector<std::uint8_t> quantized;
   std::vector<float> scales;
   std::vector<float> mean;  ///< K: [batch][head][head_dim]
 };
@@ -34,7 +34,7 @@ struct Side {
   std::int64_t heads, rows, head_dim;
   bool packed;
   Rows (*rows_of)(const Problem&, std::int64_t);
-  Codes codes;
+  OperandType type;
   bool row_scales, rotate, smooth;
 };
 
@@ -54,47 +54,46 @@ std::int64_t head_begin(const Side& side, std::int64_t b, std::int64_t h, std::i
 Quantized quantize_side(const Problem& p, const Side& side, bool v) {
   const std::int64_t blocks = quantized_blocks(side.rows, p.batch, side.packed);
   const std::int64_t keys = blocks * quant_block;
-  const std::int64_t pitch = code_pitch(side.head_dim);
+  const std::int64_t pitch = quantized_pitch(side.head_dim);
   const std::int64_t entries = side.packed ? 1 : p.batch;
   const std::int64_t groups = side.row_scales ? keys : blocks;
   Quantized q;
-  q.codes.assign(static_cast<std::size_t>(entries * side.heads * pitch * (v ? keys : side.rows)),
-                 poison_code);
+  q.quantized.assign(static_cast<std::size_t>(entries * side.heads * pitch * (v ? keys : side.rows)), poison);
   q.scales.assign(static_cast<std::size_t>(entries * side.heads * groups), NAN);
   if (side.smooth) q.mean.assign(static_cast<std::size_t>(p.batch * side.heads * side.head_dim), 0.0F);
   for_each_head(p, side, [&](std::int64_t b, std::int64_t h, const Rows& rows) {
     const std::int64_t used = rows.used;
     const std::int64_t in_use = (used + quant_block - 1) / quant_block;
-    std::vector<std::uint8_t> codes(static_cast<std::size_t>(used * side.head_dim));
+    std::vector<std::uint8_t> quantized(static_cast<std::size_t>(used * side.head_dim));
     std::vector<float> scales(static_cast<std::size_t>(side.row_scales ? used : in_use));
     if (used > 0) {
       const Operand& o = side.operand;
       const std::int64_t at =
           (side.packed ? 0 : b) * o.batch_stride + rows.begin * o.row_stride + h * o.head_stride;
-      QuantizeJob job;
-      job.batch = job.heads = 1;
-      job.rows = used;
-      job.head_dim = side.head_dim;
-      job.x = o;
-      job.x.data = static_cast<std::uint16_t*>(o.data) + at;
-      job.codes = {.data = codes.data(),
-                   .dtype = side.codes == Codes::e4m3 ? DType::e4m3 : DType::s8,
-                   .batch_stride = 0,
-                   .row_stride = side.head_dim,
-                   .head_stride = 0};
-      job.scales = {
+      QuantizeProblem problem;
+      problem.batch = problem.heads = 1;
+      problem.rows = used;
+      problem.head_dim = side.head_dim;
+      problem.x = o;
+      problem.x.data = static_cast<std::uint16_t*>(o.data) + at;
+      problem.codes = {.data = quantized.data(),
+                       .dtype = side.type == OperandType::e4m3 ? DType::e4m3 : DType::s8,
+                       .batch_stride = 0,
+                       .row_stride = side.head_dim,
+                       .head_stride = 0};
+      problem.scales = {
           .data = scales.data(), .dtype = DType::f32, .batch_stride = 0, .row_stride = 1, .head_stride = 0};
       if (side.smooth) {
-        job.mean = {.data = q.mean.data() + (b * side.heads + h) * side.head_dim,
-                    .dtype = DType::f32,
-                    .batch_stride = 0,
-                    .row_stride = 0,
-                    .head_stride = 0};
+        problem.mean = {.data = q.mean.data() + (b * side.heads + h) * side.head_dim,
+                        .dtype = DType::f32,
+                        .batch_stride = 0,
+                        .row_stride = 0,
+                        .head_stride = 0};
       }
-      job.group = side.row_scales ? ScaleGroup::row : ScaleGroup::block;
-      job.rotate = side.rotate;
-      job.nan_markers = !v;
-      cpu::quantize(job, cpu::Target::portable, 1);
+      problem.group = side.row_scales ? ScaleGroup::row : ScaleGroup::block;
+      problem.rotate = side.rotate;
+      problem.nan_markers = !v;
+      cpu::quantize(problem, cpu::Target::portable, 1);
     }
     const std::int64_t first = first_block(static_cast<int>(rows.begin), static_cast<int>(b), side.packed);
     const std::int64_t group = side.row_scales ? first * quant_block : first;
@@ -105,13 +104,13 @@ Quantized quantize_side(const Problem& p, const Side& side, bool v) {
     }
     for (std::int64_t i = 0; i < (v ? in_use * quant_block : used); ++i) {
       for (std::int64_t c = 0; c < side.head_dim; ++c) {
-        const std::uint8_t code = i < used ? codes[static_cast<std::size_t>(i * side.head_dim + c)] : 0;
+        const std::uint8_t code = i < used ? quantized[static_cast<std::size_t>(i * side.head_dim + c)] : 0;
         const std::int64_t key = first * quant_block + i / 16 * 16 + v_position_of(static_cast<int>(i % 16));
         const std::int64_t at = v ? head_begin(side, b, h, pitch * keys) + c * keys + key
                                   : head_begin(side, b, h, side.rows * pitch) + (rows.begin + i) * pitch + c;
         const unsigned zero_point =
-            v && takes_zero_point(side.codes, side.row_scales, side.head_dim) ? 0x80 : 0;
-        q.codes[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(code ^ zero_point);
+            v && takes_zero_point(side.type, side.row_scales, side.head_dim) ? 0x80 : 0;
+        q.quantized[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(code ^ zero_point);
       }
     }
   });
@@ -205,7 +204,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
                     recipe.pv, config.v_row_scales, recipe.rotate_v, false};
   const Quantized q = quantize_side(p, q_side, false);
   const Quantized k = quantize_side(p, k_side, false);
-  const bool keeps_v = recipe.pv == Codes::input;
+  const bool keeps_v = recipe.pv == OperandType::input;
   const Quantized v = keeps_v ? Quantized{} : quantize_side(p, v_side, true);
   const std::vector<float> shift = shifts(p, q_side, call, k);
 
@@ -214,16 +213,21 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   for (const Quantized* x : {&q, &k, &v}) {
-    options.buffers.push_back(emulator::readable(x->codes));
+    options.buffers.push_back(emulator::readable(x->quantized));
     options.buffers.push_back(emulator::readable(x->scales));
   }
   options.buffers.push_back(emulator::readable(shift));
+  options.of_previous_grid = {emulator::readable(shift)};
+  for (const Quantized* x : {&q, &k, &v}) {
+    options.of_previous_grid.push_back(emulator::readable(x->quantized));
+    options.of_previous_grid.push_back(emulator::readable(x->scales));
+  }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
   gpu::LoadedMaps maps = gpu::eight_bit_maps(p, config);
-  const std::array<const void*, 3> codes = {q.codes.data(), k.codes.data(), v.codes.data()};
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    if (maps[i]->region != gpu::Region::none) maps[i]->spec.base = codes[i];
+  const std::array<const void*, 3> quantized = {q.quantized.data(), k.quantized.data(), v.quantized.data()};
+  for (std::size_t i = 0; i < quantized.size(); ++i) {
+    if (maps[i]->region != gpu::Region::none) maps[i]->spec.base = quantized[i];
   }
   const EightBitParams params =
       gpu::make_eight_bit_params(p, config,

@@ -1,5 +1,5 @@
-// Whole 8-bit forward calls in the emulator: codes and scales made by the CPU's quantiser, the GPU backend's
-// own Params and tensor maps, the kernels as host code.
+// Whole 8-bit forward calls in the emulator: quantized values and scales made by the CPU's quantiser, the GPU
+// backend's own Params and tensor maps, the kernels as host code.
 #pragma once
 
 #include <cstdint>

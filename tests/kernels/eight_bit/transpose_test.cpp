@@ -1,5 +1,5 @@
-// Codes of the caller's that the 8-bit kernel reads where they are, V's transposed on their way, against the
-// same codes arranged first: the same bits.
+// Quantized values of the caller's that the 8-bit kernel reads where they are, V's transposed on their way,
+// against the same quantized values arranged first: the same bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,12 +9,13 @@
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
-#include "harness/codes.hpp"
+#include "harness/quantized.hpp"
+#include "harness/recipe_reference.hpp"
 #include "plan/quantize_plan.hpp"
 #include "problem/recipe_of.hpp"
 
 // After the other headers, as they say.
-#include "kernels/common/arrange_codes.cuh"
+#include "kernels/common/arrange_quantized.cuh"
 
 namespace tandem::kernel_tests {
 namespace {
@@ -44,7 +45,7 @@ void expect_same(const std::vector<double>& got, const std::vector<double>& want
   }
 }
 
-/// `config` is one of the families'; `change`: of codes and scales.
+/// `config` is one of the families'; `change`: of quantized values and scales.
 template <EightBitConfig config, QuantizeConfig arrange>
 void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity granularity,
            void (*change)(Call&)) {
@@ -55,13 +56,13 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   }
   ASSERT_NE(kernel, nullptr);
   Call call(c);
-  harness::bring_codes(call, DType::e4m3, granularity);
+  harness::quantize_inputs(call, DType::e4m3, granularity);
   change(call);
   call.prepare(Pass::forward);
   const Problem p = make_problem(call.forward_args());
   const Recipe recipe = tandem::recipe_of(p);
   ASSERT_EQ(choose_quantize_config(p, recipe), arrange);
-  ASSERT_TRUE(gpu::can_read_codes(p, transposing(config)));
+  ASSERT_TRUE(gpu::can_read_quantized(p, transposing(config)));
   emulator::Options options;
   options.seed = 3;
   add_buffers(options, call.inputs(), false);
@@ -72,7 +73,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
   std::vector<unsigned int> counter(1, 0);
   options.buffers.push_back(emulator::writable(counter));
   const QuantizeParams q = gpu::make_quantize_params(p, recipe, space, scratch.data);
-  emulator::launch(arrange_codes<arrange>, gpu::make_arrange_params(p, q),
+  emulator::launch(arrange_quantized<arrange>, gpu::make_arrange_params(p, q),
                    {.blocks = static_cast<unsigned>(q.items_q + q.items_k + q.items_v),
                     .threads = quantize_threads,
                     .shared_bytes = static_cast<std::size_t>(arrange_shared_bytes(arrange))},
@@ -93,6 +94,7 @@ void check(std::span<const EmulatedEightBit> family, const Case& c, Granularity 
          options);
   expect_same(call.out.values(), out);
   expect_same(call.lse.values(), lse);
+  EXPECT_TRUE(harness::follows_recipe(call, harness::expect_recipe(call)));
   for (const Box* box : call.outputs(Pass::forward)) EXPECT_TRUE(box->changed_outside().empty());
 }
 
@@ -141,8 +143,8 @@ TEST(TransposedValues, ScalesOfBlocksSomeNegative) {
   });
 }
 
-/// Head dimensions that are padded, a scale for both query heads, none for V; past the keys in use codes are
-/// NaN.
+/// Head dimensions that are padded, a scale for both query heads, none for V; past the keys in use quantized
+/// values are NaN.
 TEST(TransposedValues, PackedSequencesOfAnyLength) {
   constexpr EightBitConfig config{.tiling = {.element = Element::f16, .head_dim_qk = 64, .head_dim_v = 64},
                                   .q_stages = 2,

@@ -1,5 +1,5 @@
 // The quantiser's kernels and the 8-bit attention kernel one after the other in the emulator, as a call on a
-// GPU launches them, against the CPU's forward.
+// GPU launches them, against fp64 by the recipe and the CPU's forward.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "emulated_call.hpp"
 #include "emulated_quantize.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
+#include "harness/recipe_reference.hpp"
 #include "plan/quantize_plan.hpp"
 
 namespace tandem::kernel_tests {
@@ -77,7 +78,7 @@ Case case_of(const EightBitConfig& config) {
     c.slack_k = 4;
   }
   c.options.causal = config.mask.causal;
-  c.options.scale = -0.1F;  // its sign goes into Q's codes
+  c.options.scale = -0.1F;  // its sign goes into Q's quantized values
   return c;
 }
 
@@ -92,6 +93,7 @@ void check_whole(Precision precision, double out_bound, double lse_bound) {
   Call call(case_of(config));
   call.prepare(Pass::forward);
   run_whole<quantizer_of(config, recipe)>(*kernel, call, recipe);
+  EXPECT_TRUE(harness::follows_recipe(call, harness::expect_recipe(call, recipe)));
   const std::vector<double> out = call.out.values();
   const std::vector<double> lse = call.lse.values();
   call.spec.options.precision = precision;
@@ -109,8 +111,8 @@ TEST(WholeQuantizedCall, Fp8) {
 
 TEST(WholeQuantizedCall, Int8) {
   check_whole<EightBitConfig{.tiling = {.element = Element::f16},
-                             .qk = Codes::s8,
-                             .pv = Codes::s8,
+                             .qk = OperandType::s8,
+                             .pv = OperandType::s8,
                              .mask = {.causal = true},
                              .rotated_v = true,
                              .schedule = {.dynamic = true, .pingpong = false}},
@@ -119,8 +121,8 @@ TEST(WholeQuantizedCall, Int8) {
 
 TEST(WholeQuantizedCall, Int8Accurate) {
   check_whole<EightBitConfig{.tiling = {.element = Element::f16},
-                             .qk = Codes::s8,
-                             .pv = Codes::input,
+                             .qk = OperandType::s8,
+                             .pv = OperandType::input,
                              .mask = {.causal = true, .varlen = true},
                              .row_scales = true,
                              .parts = 1,

@@ -5,7 +5,7 @@ namespace tandem::kernel_tests {
 
 std::span<const EmulatedEightBit> wide_eight_bit() {
   constexpr EightBitConfig int8{
-      .qk = Codes::s8, .pv = Codes::s8, .rotated_v = true, .schedule = {.pingpong = false}};
+      .qk = OperandType::s8, .pv = OperandType::s8, .rotated_v = true, .schedule = {.pingpong = false}};
   static constexpr auto kernels = emulate_eight_bit<
       EightBitConfig{.parts = 1},
       EightBitConfig{.mask = {.causal = true}, .linear_exp2 = true, .schedule = {.dynamic = true}},
@@ -29,8 +29,8 @@ std::span<const EmulatedEightBit> wide_eight_bit() {
         return c;
       }(int8),
       EightBitConfig{.tiling = {.element = Element::f16},
-                     .qk = Codes::s8,
-                     .pv = Codes::input,
+                     .qk = OperandType::s8,
+                     .pv = OperandType::input,
                      .mask = {.causal = true, .varlen = true},
                      .row_scales = true,
                      .parts = 1,

@@ -22,6 +22,7 @@ void arrive(Block& block, Barrier& b, const char* what) {
         fmt::format("{}: more arrivals than expected at mbarrier +{}: phase {} takes {} and has them all",
                     what, b.offset, b.phase, b.arrivals));
   }
+  record({.kind = Step::Kind::arrive, .thing = b.offset, .number = b.phase});
   join(b.arriving, block.self().clock);
   block.tick();
   --b.pending;
@@ -54,6 +55,9 @@ void named_barrier(int id, int threads, bool waits, const char* what) {
                            count));
   }
   b.present[self.index] = true;
+  record({.kind = waits ? Step::Kind::join_named : Step::Kind::arrive_named,
+          .thing = static_cast<std::uint32_t>(id),
+          .number = b.generation});
   join(b.seen, self.clock);
   block.tick();
   if (++b.arrived == b.expected) {
@@ -154,6 +158,12 @@ void mbarrier_wait(void* bar, std::uint32_t parity) {
   Barrier& b = block.barrier(bar, "mbarrier_wait");
   const std::uint32_t index = block.barrier_index(b);
   if (parity > 1) block.fail(fmt::format("mbarrier_wait at +{}: parity {}", b.offset, parity));
+  // A fresh barrier's phase of parity 1 counts as completed: no phase is waited for then.
+  if (b.phase % 2 == parity || b.phase > 0) {
+    record({.kind = Step::Kind::wait,
+            .thing = b.offset,
+            .number = b.phase % 2 == parity ? b.phase : b.phase - 1});
+  }
   if (b.phase % 2 != parity) {
     acquire(self, b, index, b.phase);
     return;

@@ -58,6 +58,18 @@ Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
     prepare(thread.context, stacks.bottom(t), &Block::thread_main);
     ready_.push_back(&thread);
   }
+  if (options.recording != nullptr && options.recording->block == index) prepare_recording();
+}
+
+void Block::prepare_recording() {
+  if (options_.seed != 0 || cluster_ != nullptr)
+    fail("a recording takes seed 0, which elects lane 0, and no cluster");
+  options_.recording->warps.assign(warps.size(), {});
+  tallies_.resize(warps.size());
+  for (std::size_t w = 0; w < warps.size(); ++w) {
+    tallies_[w].steps = &options_.recording->warps[w];
+    threads_[32 * w].tally = &tallies_[w];
+  }
 }
 
 Block& Block::current() {
@@ -96,7 +108,9 @@ Thread& Block::next_thread() {
 
 void Block::resume(Thread& thread) {
   running_ = &thread;
+  tally = thread.tally;
   switch_context(scheduler_, thread.context);
+  tally = nullptr;
   running_ = nullptr;
 }
 
@@ -240,6 +254,7 @@ void Block::report_deadlock() {
 }
 
 void Block::check_finished() {
+  for (Tally& t : tallies_) t.flush();
   // By luck alone the other block had not ended before.
   if (reached_other_)
     fail("ended after it had reached into the other block of the cluster: sync_cluster is missing");

@@ -15,6 +15,7 @@
 #include "fiber.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
+#include "recording.hpp"
 #include "shadow.hpp"
 
 namespace tandem::emulator {
@@ -46,6 +47,15 @@ struct Thread {
   std::uint32_t stores_done = 0;
   std::deque<std::uint32_t> store_groups;  ///< stores issued at each commit
   int registers = 0;
+  Tally* tally = nullptr;  ///< of lane 0 where the block is recorded
+  /// A copy that the thread has started, and not waited for.
+  struct Copy {
+    void* shared;
+    std::array<char, 16> data;
+    std::size_t bytes;
+  };
+  std::vector<Copy> copies;
+  bool previous_grid_ended = false;  ///< it has waited for it
 };
 
 struct Barrier {
@@ -170,6 +180,7 @@ class Block {
   void receive();
   void apply(const Message& message);
   void check_finished();
+  void prepare_recording();
   [[noreturn]] void report_deadlock();
   [[nodiscard]] std::string describe(const Thread& thread) const;
 
@@ -188,6 +199,7 @@ class Block {
   std::uint64_t random_state_;
   std::uint32_t elected_lane_ = 0;
   std::vector<Thread> threads_;
+  std::vector<Tally> tallies_;  ///< by warp, where the block is recorded
   std::deque<Thread*> ready_;
   std::vector<Barrier> barriers_;
   std::multimap<std::uint64_t, std::function<void()>> actions_;

@@ -12,11 +12,10 @@
 // A fault is an emulator::Fault whose text says what, where and who. Shared addresses are printed as +offset
 // from the start of dynamic shared memory.
 //
-// How it works. The threads of a block are fibers (fiber.hpp) that switch where a thread can block. The copy
-// engine and the tensor cores act later than they are asked to, by a random number of scheduling steps
-// (block.hpp). Vector clocks (clock.hpp) know what happens before what, and a shadow of shared memory
-// (shadow.hpp) who wrote and read each word: an access that only lucky timing makes right is a fault in every
-// interleaving.
+// How it works. The threads of a CTA are fibers (fiber.hpp) that switch where a thread can block. TMA and the
+// tensor cores act later than they are asked to, by a random number of scheduling steps (block.hpp). Vector
+// clocks (clock.hpp) know what happens before what, and a shadow of shared memory (shadow.hpp) who wrote and
+// read each word: an access that only lucky timing makes right is a fault in every interleaving.
 //
 // This header declares what src/kernels/ptx calls. What a function does is written there.
 #pragma once
@@ -42,6 +41,7 @@ void sync_cluster();
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 void fence_async_shared();
+void wait_for_previous_grid();
 
 void mbarrier_init(void* bar, std::uint32_t arrivals);
 void fence_mbarrier_init();
@@ -54,6 +54,8 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);
+void copy_async(void* shared, const void* global, std::size_t bytes);
+void wait_for_copies();
 void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar);
 void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
@@ -95,6 +97,7 @@ float fmax_nan(float a, float b);
 float fma(float a, float b, float c);
 float infinity();
 float multiply(float a, float b);
+float divide(float a, float b);
 float max_magnitude(float largest, float x);
 std::uint32_t pack_bf16(float low, float high);
 std::uint32_t pack_f16(float low, float high);

@@ -9,7 +9,7 @@
 
 namespace tandem::emulator {
 
-/// Memory for the stacks of one block's threads, reused from block to block; a page below each faults on
+/// Memory for the stacks of one CTA's threads, reused from CTA to CTA; a page below each faults on
 /// overflow.
 class Stacks {
  public:

@@ -10,6 +10,7 @@
 
 #include "emulator.hpp"
 #include "kernels/config/tensor_map_spec.hpp"
+#include "recording.hpp"
 
 namespace tandem::emulator {
 
@@ -50,6 +51,8 @@ struct Options {
   unsigned host_threads = 1;    ///< blocks, or clusters, run at once
   bool skipped_phases = false;  ///< a thread may let a barrier's phases pass without waiting for them
   std::vector<Buffer> buffers = {};
+  Recording* recording = nullptr;             ///< takes the steps of its block; seed 0 and no cluster then
+  std::vector<Buffer> of_previous_grid = {};  ///< in them, too; only for who has waited for that grid
 };
 
 /// Runs `kernel` as every thread of every block. Throws Fault at the first fault.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <thread>
 
@@ -26,32 +27,38 @@ void check_register(float x) {
 }
 
 float exp2(float x) {
+  count(&Work::special);
   check_register(x);
   return flush(std::exp2(x));
 }
 
 float log2(float x) {
+  count(&Work::special);
   check_register(x);
   return std::log2(flush(x));
 }
 
 float reciprocal(float x) {
+  count(&Work::special);
   check_register(x);
   return flush(1.0F / flush(x));
 }
 
 int add_min_relu(int a, int b, int most) {
+  count(&Work::arithmetic);
   const auto sum = static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
   return std::max(std::min(sum, most), 0);
 }
 
 float fmax(float a, float b) {
+  count(&Work::arithmetic);
   check_register(a);
   check_register(b);
   return std::fmax(a, b);
 }
 
 float fmax_nan(float a, float b) {
+  count(&Work::arithmetic);
   check_register(a);
   check_register(b);
   if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<float>::quiet_NaN();
@@ -59,6 +66,7 @@ float fmax_nan(float a, float b) {
 }
 
 float fma(float a, float b, float c) {
+  count(&Work::arithmetic);
   check_register(a);
   check_register(b);
   check_register(c);
@@ -70,12 +78,20 @@ float infinity() {
 }
 
 float multiply(float a, float b) {
+  count(&Work::arithmetic);
   check_register(a);
   check_register(b);
   return a * b;
 }
 
+float divide(float a, float b) {
+  check_register(a);
+  check_register(b);
+  return a / b;
+}
+
 float max_magnitude(float largest, float x) {
+  count(&Work::arithmetic);
   check_register(x);
   if (std::isnan(largest) || std::isnan(x)) return std::numeric_limits<float>::quiet_NaN();
   return std::fmax(largest, std::fabs(x));
@@ -104,12 +120,14 @@ std::uint32_t to_f16(float x) {
 }  // namespace
 
 std::uint32_t pack_bf16(float low, float high) {
+  count(&Work::arithmetic);
   check_register(low);
   check_register(high);
   return to_bf16(low) | to_bf16(high) << 16;
 }
 
 std::uint32_t pack_f16(float low, float high) {
+  count(&Work::arithmetic);
   check_register(low);
   check_register(high);
   return to_f16(low) | to_f16(high) << 16;
@@ -117,7 +135,7 @@ std::uint32_t pack_f16(float low, float high) {
 
 namespace {
 
-/// By rounding to a multiple of the spacing of the codes about x; every step is exact but that one.
+/// By rounding to a multiple of the spacing of the e4m3 numbers about x; every step is exact but that one.
 std::uint32_t to_e4m3(float x) {
   if (std::isnan(x)) return 0x7F;
   const std::uint32_t sign = std::signbit(x) ? 0x80U : 0U;
@@ -131,11 +149,13 @@ std::uint32_t to_e4m3(float x) {
 }  // namespace
 
 std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  count(&Work::arithmetic);
   for (const float x : {a, b, c, d}) check_register(x);
   return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
 }
 
 float unpack_e4m3(std::uint32_t code) {
+  count(&Work::arithmetic);
   const auto exponent = static_cast<int>(code >> 3 & 15);
   const auto mantissa = static_cast<float>(code & 7);
   if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fffffffU);
@@ -145,6 +165,7 @@ float unpack_e4m3(std::uint32_t code) {
 }
 
 std::uint32_t pack_u8(float a, float b, float c, float d) {
+  count(&Work::arithmetic);
   std::uint32_t packed = 0;
   int shift = 0;
   for (const float x : {a, b, c, d}) {
@@ -157,6 +178,7 @@ std::uint32_t pack_u8(float a, float b, float c, float d) {
 }
 
 std::uint32_t low_bytes(float a, float b, float c, float d) {
+  count(&Work::arithmetic);
   std::uint32_t packed = 0;
   int shift = 0;
   for (const float x : {a, b, c, d}) {
@@ -168,6 +190,7 @@ std::uint32_t low_bytes(float a, float b, float c, float d) {
 }
 
 float to_float(int x) {
+  count(&Work::arithmetic);
   check_register(std::bit_cast<float>(x));
   return static_cast<float>(x);
 }
@@ -175,6 +198,7 @@ float to_float(int x) {
 void check_global(const void* p, std::size_t bytes, bool write) {
   Block& block = Block::current();
   const char* what = write ? "global store" : "global load";
+  count(write ? &Work::stored : &Work::loads, write ? static_cast<std::uint32_t>(bytes) : 1);
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   if (address % bytes != 0 && bytes <= 16)
     block.fail(fmt::format("{}: {} is not aligned to {} bytes", what, p, bytes));
@@ -221,6 +245,7 @@ void semaphore_increment(std::uint32_t* p) {
 
 void check_shared_read(const void* p, std::size_t bytes) {
   Block& block = Block::current();
+  count(&Work::shared);
   const std::uint32_t offset = block.shared_offset(p, bytes, "shared load");
   Thread& self = block.self();
   block.check(block.shadow().read(offset, static_cast<std::uint32_t>(bytes), self.index, self.clock), offset,
@@ -229,14 +254,47 @@ void check_shared_read(const void* p, std::size_t bytes) {
 
 void check_shared_write(const void* p, std::size_t bytes) {
   Block& block = Block::current();
+  count(&Work::shared);
   const std::uint32_t offset = block.shared_offset(p, bytes, "shared store");
   Thread& self = block.self();
   block.check(block.shadow().write(offset, static_cast<std::uint32_t>(bytes), self.index, self.clock), offset,
               "shared store");
 }
 
+/// The bytes come as late as they can: until the wait, shared memory holds NaN.
+void copy_async(void* shared, const void* global, std::size_t bytes) {
+  check_global(global, bytes, false);
+  check_shared_write(shared, bytes);
+  Thread::Copy copy{.shared = shared, .data = {}, .bytes = bytes};
+  std::memcpy(copy.data.data(), global, bytes);
+  std::memset(shared, 0xff, bytes);
+  Block::current().self().copies.push_back(copy);
+}
+
+void wait_for_copies() {
+  Block& block = Block::current();
+  Thread& self = block.self();
+  constexpr const char* what = "copy to shared memory";
+  for (const Thread::Copy& copy : self.copies) {
+    const std::uint32_t offset = block.shared_offset(copy.shared, copy.bytes, what);
+    const auto bytes = static_cast<std::uint32_t>(copy.bytes);
+    block.check(block.shadow().write(offset, bytes, self.index, self.clock), offset, what);
+    std::memcpy(copy.shared, copy.data.data(), copy.bytes);
+  }
+  self.copies.clear();
+}
+
+void wait_for_previous_grid() {
+  Block::current().self().previous_grid_ended = true;
+}
+
 void Block::check_range(const void* p, std::size_t bytes, bool write, const char* what) {
   const auto begin = reinterpret_cast<std::uintptr_t>(p);
+  for (const Buffer& b : options_.of_previous_grid) {
+    const auto first = reinterpret_cast<std::uintptr_t>(b.data);
+    if (!self().previous_grid_ended && begin < first + b.bytes && first < begin + bytes)
+      fail(fmt::format("{}: the previous grid writes there, and nobody has waited for it", what));
+  }
   const Buffer* nearest = nullptr;
   for (const Buffer& b : options_.buffers) {
     const auto first = reinterpret_cast<std::uintptr_t>(b.data);

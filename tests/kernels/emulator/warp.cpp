@@ -64,6 +64,7 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
   Block& block = Block::current();
   Thread& self = block.self();
   Warp& warp = block.warps[self.index / 32];
+  count(&Work::exchanges);
   if (warp.arrived == 0) {
     warp.operation = operation;
     warp.argument = argument;

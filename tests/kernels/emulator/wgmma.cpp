@@ -36,6 +36,78 @@ void reserve_operand(Block& block, MatrixInstruction& m, std::uint32_t index, st
   });
 }
 
+/// What a thread asks for; all threads of a warpgroup must ask for the same.
+struct Request {
+  int n;
+  MatrixType type;
+  bool a_in_registers;
+  std::uint64_t a, b;
+  bool a_mn_major, b_mn_major;
+  bool accumulate;
+};
+
+/// WGMMA `number` of the warpgroup, as its first thread issues it. `accumulator` is null where the registers
+/// are not those of an open one.
+MatrixInstruction* begin(Block& block, Thread& self, std::uint32_t number, const Request& r,
+                         const std::shared_ptr<Accumulator>& accumulator) {
+  const std::uint32_t index = self.index / matrix_threads;
+  MatrixInstruction* m = &block.warpgroups[index].instructions.emplace_back();
+  *m = {.number = number,
+        .n = r.n,
+        .type = r.type,
+        .a_in_registers = r.a_in_registers,
+        .a = r.a,
+        .b = r.b,
+        .a_mn_major = r.a_mn_major,
+        .b_mn_major = r.b_mn_major,
+        .accumulate = r.accumulate,
+        .opens = accumulator == nullptr};
+  m->first_thread = self.index;
+  m->waits = self.matrix.waits;
+  m->accumulator = accumulator;
+  if (m->opens) {
+    m->accumulator = std::make_shared<Accumulator>();
+    m->accumulator->n = r.n;
+    m->accumulator->values.resize(static_cast<std::size_t>(64 * r.n));
+  }
+  if (m->a_in_registers) {
+    m->a_registers.resize(4 * matrix_threads);
+  } else {
+    reserve_operand(block, *m, index, r.a, r.a_mn_major, 64);
+  }
+  reserve_operand(block, *m, index, r.b, r.b_mn_major, static_cast<std::uint32_t>(r.n));
+  return m;
+}
+
+/// Fails where a thread's WGMMA differs from its warpgroup's, or touches registers that are in use.
+void check(Block& block, const MatrixThread& mine, const MatrixInstruction& m, const Request& r,
+           const std::shared_ptr<Accumulator>& accumulator) {
+  if (m.n != r.n || m.type != r.type || m.a != r.a || m.b != r.b || m.a_mn_major != r.a_mn_major ||
+      m.b_mn_major != r.b_mn_major || m.accumulate != r.accumulate || m.a_in_registers != r.a_in_registers) {
+    block.fail(fmt::format(
+        "wgmma: differs from WGMMA {} of its warpgroup as thread {} issued it: a {:#x} / {:#x}, b {:#x} / "
+        "{:#x}, n {} / {}, accumulate {} / {}",
+        m.number, m.first_thread, r.a, m.a, r.b, m.b, r.n, m.n, r.accumulate, m.accumulate));
+  }
+  if (m.waits != mine.waits) {
+    block.fail(
+        fmt::format("wgmma: this warp has waited {} times before WGMMA {}, thread {} {} times: a wait "
+                    "must not stand in a branch that a warp takes alone",
+                    mine.waits, m.number, m.first_thread, m.waits));
+  }
+  if (m.opens != (accumulator == nullptr) || (!m.opens && accumulator != m.accumulator)) {
+    block.fail(fmt::format("wgmma: WGMMA {} uses other accumulators here than in thread {}", m.number,
+                           m.first_thread));
+  }
+  if (!mine.fenced && (m.opens || m.a_in_registers)) {
+    block.fail("wgmma: no wgmma_fence between its registers' last use and this WGMMA");
+  }
+  if (m.accumulator->n != r.n) {
+    block.fail(fmt::format("wgmma: n = {} on accumulators that a WGMMA of n = {} still owns", r.n,
+                           m.accumulator->n));
+  }
+}
+
 /// The calling thread's share of its next WGMMA.
 void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, std::uint64_t a,
            std::uint64_t b, bool a_mn_major, bool b_mn_major, bool accumulate) {
@@ -43,66 +115,16 @@ void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, s
   Thread& self = block.self();
   const std::uint32_t index = self.index / matrix_threads;
   const std::uint32_t rank = self.index % matrix_threads;
-  Warpgroup& group = block.warpgroups[index];
   MatrixThread& mine = self.matrix;
   const std::uint32_t number = ++mine.issued;
+  const Request request{n, type, a_registers != nullptr, a, b, a_mn_major, b_mn_major, accumulate};
 
   const auto open =
       std::find_if(mine.open.begin(), mine.open.end(), [&](const auto& o) { return o.registers == d; });
-  MatrixInstruction* m = group.find(number);
-  if (m == nullptr) {
-    m = &group.instructions.emplace_back();
-    *m = {.number = number,
-          .n = n,
-          .type = type,
-          .a_in_registers = a_registers != nullptr,
-          .a = a,
-          .b = b,
-          .a_mn_major = a_mn_major,
-          .b_mn_major = b_mn_major,
-          .accumulate = accumulate,
-          .opens = open == mine.open.end()};
-    m->first_thread = self.index;
-    m->waits = mine.waits;
-    if (m->opens) {
-      m->accumulator = std::make_shared<Accumulator>();
-      m->accumulator->n = n;
-      m->accumulator->values.resize(static_cast<std::size_t>(64 * n));
-    } else {
-      m->accumulator = open->accumulator;
-    }
-    if (m->a_in_registers) {
-      m->a_registers.resize(4 * matrix_threads);
-    } else {
-      reserve_operand(block, *m, index, a, a_mn_major, 64);
-    }
-    reserve_operand(block, *m, index, b, b_mn_major, static_cast<std::uint32_t>(n));
-  }
-  if (m->n != n || m->type != type || m->a != a || m->b != b || m->a_mn_major != a_mn_major ||
-      m->b_mn_major != b_mn_major || m->accumulate != accumulate ||
-      m->a_in_registers != (a_registers != nullptr)) {
-    block.fail(fmt::format(
-        "wgmma: differs from WGMMA {} of its warpgroup as thread {} issued it: a {:#x} / {:#x}, b {:#x} / "
-        "{:#x}, n {} / {}, accumulate {} / {}",
-        number, m->first_thread, a, m->a, b, m->b, n, m->n, accumulate, m->accumulate));
-  }
-  if (m->waits != mine.waits) {
-    block.fail(
-        fmt::format("wgmma: this warp has waited {} times before WGMMA {}, thread {} {} times: a wait "
-                    "must not stand in a branch that a warp takes alone",
-                    mine.waits, number, m->first_thread, m->waits));
-  }
-  if (m->opens != (open == mine.open.end()) || (!m->opens && open->accumulator != m->accumulator)) {
-    block.fail(fmt::format("wgmma: WGMMA {} uses other accumulators here than in thread {}", number,
-                           m->first_thread));
-  }
-  if (!mine.fenced && (m->opens || m->a_in_registers)) {
-    block.fail("wgmma: no wgmma_fence between its registers' last use and this WGMMA");
-  }
-  if (m->accumulator->n != n) {
-    block.fail(
-        fmt::format("wgmma: n = {} on accumulators that a WGMMA of n = {} still owns", n, m->accumulator->n));
-  }
+  const std::shared_ptr<Accumulator> accumulator = open == mine.open.end() ? nullptr : open->accumulator;
+  MatrixInstruction* m = block.warpgroups[index].find(number);
+  if (m == nullptr) m = begin(block, self, number, request, accumulator);
+  check(block, mine, *m, request, accumulator);
   for (const auto& [event, offset] : m->sources) {
     block.check(block.shadow().async_visible(event, self.clock), offset, "wgmma operand");
   }
@@ -128,6 +150,12 @@ void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, s
     }
     mine.operands.push_back({a_registers, number});
   }
+  const std::uint32_t bits = type == MatrixType::f16 || type == MatrixType::bf16 ? 16 : 8;
+  record({.kind = Step::Kind::issue_product,
+          .registers = a_registers != nullptr,
+          .thing = bits,
+          .number = number,
+          .amount = std::uint64_t{2} * 64 * static_cast<std::uint64_t>(n) * (256 / bits)});
   if (++m->issued == matrix_threads) block.later([&block, index] { execute_next(block, index); });
 }
 
@@ -210,6 +238,7 @@ void wgmma_wait(int pending) {
   }
   const std::uint32_t index = self.index / matrix_threads;
   Warpgroup& group = block.warpgroups[index];
+  if (target != mine.retired) record({.kind = Step::Kind::wait_products, .number = target});
   if (group.executed < target) {
     group.waiting.push_back(&self);
     block.suspend({Wait::Kind::matrix, index, target});

@@ -2,6 +2,7 @@
 #include "api/make_problem.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "gpu/forward_params.hpp"
@@ -12,6 +13,28 @@ namespace tandem::kernel_tests {
 using harness::Call;
 using harness::Case;
 using harness::Random;
+
+namespace {
+
+/// Puts the keys of a case where the Config looks for them.
+void make_cache(Case& c, KeySource keys, Random& random) {
+  c.packed_k = false;
+  c.lengths_k.clear();
+  if (keys == KeySource::pages) {
+    c.page_size = random.pick<std::int64_t>({2, 6, 16, 24, 64});
+    c.seqlen_k = (c.seqlen_k / c.page_size + 1) * c.page_size;
+  } else {
+    c.cache_batch = c.batch + 1;
+    for (std::int64_t b = 0; b < c.batch; ++b) c.cache_index.push_back(random.between(0, c.batch));
+  }
+  c.used_k.clear();
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    c.used_k.push_back(random.between(0, c.seqlen_k));
+    if (keys == KeySource::entries) c.leftpad.push_back(random.between(0, c.used_k.back()));
+  }
+}
+
+}  // namespace
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
   Random random(seed + 1000);
@@ -32,6 +55,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   } else if (!c.packed_q && !c.packed_k && c.used_q.empty() && c.used_k.empty()) {
     for (std::size_t b = 0; b < batch; ++b) c.used_k.push_back(random.between(0, c.seqlen_k));
   }
+  if (config.keys != KeySource::rows) make_cache(c, config.keys, random);
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (lengths->size() > batch) lengths->resize(batch);
   }
@@ -50,6 +74,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   c.q = harness::random_layout(random, rank_q, true);
   c.k = harness::random_layout(random, rank_k, true);
   c.v = harness::random_layout(random, rank_k, true);
+  if (config.keys != KeySource::rows) c.k.expanded = c.v.expanded = 0;
   c.out = harness::random_layout(random, rank_q, false);
   c.dout = c.dq = c.dk = c.dv = {};
   return c;
@@ -57,6 +82,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
 
 std::string EmulatorRunner::refuses(const Case& c) const {
   const ForwardConfig& config = kernel_.config;
+  if (c.key_dtype) return "no kernel reads 8-bit keys of a cache";
   if (c.dtype != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
     return "another element type";
   if (c.head_dim_qk > config.tiling.head_dim_qk || c.head_dim_v > config.tiling.head_dim_v)
@@ -69,7 +95,12 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                 : scale > 0.0F           ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
-  const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
+  const KeySource keys = c.page_size > 0 ? KeySource::pages
+                         : c.of_cache()  ? KeySource::entries
+                                         : KeySource::rows;
+  if (keys != config.keys) return "keys lie elsewhere";
+  if (keys == KeySource::pages && !c.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
+  const bool varlen = c.of_cache() || c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
   if (varlen && !config.mask.varlen) return "lengths differ";
   return {};
 }
@@ -94,13 +125,30 @@ void EmulatorRunner::forward(Call& call) {
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const ForwardParams params =
-      gpu::make_forward_params(p, kernel_.config.tiling, gpu::forward_maps(p, kernel_.config.tiling),
-                               &emulator::encode, sms, tiles > blocks ? tile_counter.data() : nullptr);
+  const Tiling& tiling = kernel_.config.tiling;
+  const bool split = kernel_.config.schedule.split;
+  const auto ctas = split ? gpu::split_ctas(p, tiling, static_cast<int>(split_blocks))
+                          : static_cast<int>(std::min<std::int64_t>(tiles, blocks));
+  // NaN: combine may read nothing that no CTA has written.
+  std::vector<float> part_out(split ? partial_outputs(tiling, ctas) : 0, std::nanf(""));
+  std::vector<float> part_lse(split ? partial_lses(tiling, ctas) : 0, std::nanf(""));
+  if (split) {
+    options.buffers.push_back(emulator::writable(part_out));
+    options.buffers.push_back(emulator::writable(part_lse));
+  }
+  const ForwardParams params = gpu::make_forward_params(
+      p, tiling, gpu::forward_maps(p, tiling), &emulator::encode, sms,
+      tiles > blocks ? tile_counter.data() : nullptr, {part_out.data(), part_lse.data(), ctas});
   emulator::launch(kernel_.kernel, params,
-                   {.blocks = static_cast<unsigned>(std::min<std::int64_t>(tiles, blocks)),
+                   {.blocks = static_cast<unsigned>(ctas),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),
                     .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))},
+                   options);
+  if (!split || ctas == 1) return;
+  emulator::launch(kernel_.combine, params,
+                   {.blocks = static_cast<unsigned>((ctas - 1) * (tiling.block_m / combine_rows)),
+                    .threads = 32 * combine_rows,
+                    .shared_bytes = 0},
                    options);
 }
 

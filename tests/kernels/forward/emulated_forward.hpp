@@ -18,6 +18,7 @@ namespace tandem::kernel_tests {
 struct EmulatedForward {
   ForwardConfig config;
   void (*kernel)(ForwardParams);
+  void (*combine)(ForwardParams) = nullptr;  ///< of a Config with splits
 };
 
 /// Every Config family, in three files so that they compile side by side.
@@ -27,6 +28,8 @@ std::span<const EmulatedForward> widest_forwards();
 /// One for each element type, score transform and bound on the head dimension, that knows every mask and any
 /// lengths.
 std::span<const EmulatedForward> general_forwards();
+/// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
+std::span<const EmulatedForward> split_forwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
@@ -41,9 +44,10 @@ class EmulatorRunner : public harness::Runner {
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 
-  std::uint64_t seed = 0;  ///< of the interleaving
-  unsigned blocks = 2;     ///< of the grid: a block has many tiles, as on a GPU
-  int sms = 2;             ///< for the order of tiles: few, so that some heads come in order
+  std::uint64_t seed = 0;     ///< of the interleaving
+  unsigned blocks = 2;        ///< of the grid: a block has many tiles, as on a GPU
+  unsigned split_blocks = 5;  ///< the same where blocks share tiles
+  int sms = 2;                ///< for the order of tiles: few, so that some heads come in order
 
  private:
   EmulatedForward kernel_;

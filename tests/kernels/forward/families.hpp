@@ -2,13 +2,20 @@
 #pragma once
 
 #include "forward/emulated_forward.hpp"
+#include "kernels/common/combine.cuh"
 #include "kernels/sm90/forward.cuh"
 
 namespace tandem::kernel_tests {
 
+template <ForwardConfig config>
+constexpr auto combine_of() -> void (*)(ForwardParams) {
+  if constexpr (config.schedule.split) return &tandem::combine<combine_config(config)>;
+  return nullptr;
+}
+
 template <ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
-  return {EmulatedForward{configs, &tandem::forward<configs>}...};
+  return {EmulatedForward{configs, &tandem::forward<configs>, combine_of<configs>()}...};
 }
 
 }  // namespace tandem::kernel_tests

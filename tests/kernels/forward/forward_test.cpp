@@ -15,7 +15,7 @@ constexpr std::uint64_t cases_a_family = 6;
 
 std::vector<EmulatedForward> all_forwards() {
   std::vector<EmulatedForward> all;
-  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards()}) {
+  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
@@ -43,6 +43,7 @@ TEST_P(EmulatedForwardTest, RandomProblemsMatchTheOracle) {
   EmulatorRunner runner(GetParam());
   for (std::uint64_t seed = 0; seed < cases_a_family; ++seed) {
     runner.seed = seed;
+    runner.split_blocks = seed % 2 == 0 ? 5 : 40;
     expect_the_oracles_results(runner, random_forward_case(seed, GetParam().config));
   }
 }
@@ -67,6 +68,15 @@ harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::i
   spec.seqlen_q = queries;
   spec.seqlen_k = keys;
   spec.q = spec.k = spec.v = spec.out = {};
+  spec.leftpad.clear();
+  if (config.keys == KeySource::entries) {
+    spec.cache_batch = 1;
+    spec.cache_index = {0};
+  }
+  if (config.keys == KeySource::pages) {
+    spec.page_size = keys % 2 == 0 ? 2 : 1;
+    spec.used_k = {keys};
+  }
   return spec;
 }
 
@@ -93,6 +103,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   harness::Case spec = one_head(GetParam().config, 1, 200);
   spec.used_k =
       GetParam().config.mask.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
+  if (GetParam().config.keys == KeySource::entries) spec.cache_index = {0, 0};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;

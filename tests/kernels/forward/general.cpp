@@ -4,24 +4,53 @@
 namespace tandem::kernel_tests {
 namespace {
 
-constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform) {
+constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform,
+                                KeySource keys = KeySource::rows) {
   return {.tiling = {.element = element,
                      .head_dim_qk = head_dim,
                      .head_dim_v = head_dim,
                      .block_n = head_dim == 256 ? 80 : 128},
           .mask = {.causal = true, .local = true, .varlen = true},
+          .keys = keys,
           .transform = transform,
           .schedule = {.pingpong = head_dim != 256}};
 }
 
+/// The tile of a step of generation: 64 rows, whose key blocks thread blocks share.
+constexpr ForwardConfig split(Element element, int head_dim, KeySource keys,
+                              ScoreTransform transform = ScoreTransform::raw) {
+  ForwardConfig c = general(element, head_dim, transform, keys);
+  c.tiling.block_m = 64;
+  c.tiling.block_n = head_dim == 256 ? 32 : 64;
+  c.schedule.pingpong = false;
+  c.schedule.split = true;
+  return c;
+}
+
 }  // namespace
+
+std::span<const EmulatedForward> split_forwards() {
+  static constexpr auto kernels =
+      emulate<split(Element::f16, 64, KeySource::rows), split(Element::bf16, 64, KeySource::rows),
+              split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap),
+              split(Element::bf16, 256, KeySource::rows), split(Element::f16, 64, KeySource::pages),
+              split(Element::bf16, 64, KeySource::pages), split(Element::bf16, 256, KeySource::pages),
+              split(Element::bf16, 64, KeySource::entries)>();
+  return kernels;
+}
 
 std::span<const EmulatedForward> general_forwards() {
   static constexpr auto kernels = emulate<
       general(Element::f16, 64, ScoreTransform::raw), general(Element::f16, 64, ScoreTransform::scaled),
       general(Element::f16, 64, ScoreTransform::softcap), general(Element::bf16, 64, ScoreTransform::raw),
       general(Element::bf16, 64, ScoreTransform::scaled), general(Element::bf16, 64, ScoreTransform::softcap),
-      general(Element::f16, 256, ScoreTransform::raw), general(Element::bf16, 256, ScoreTransform::raw)>();
+      general(Element::f16, 256, ScoreTransform::raw), general(Element::bf16, 256, ScoreTransform::raw),
+      general(Element::f16, 64, ScoreTransform::raw, KeySource::pages),
+      general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages),
+      general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages),
+      general(Element::bf16, 256, ScoreTransform::softcap, KeySource::pages),
+      general(Element::f16, 64, ScoreTransform::raw, KeySource::entries),
+      general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries)>();
   return kernels;
 }
 

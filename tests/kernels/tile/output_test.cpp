@@ -28,7 +28,7 @@ struct Outputs {
 
 /// Warpgroup 1 of tile 0 writes its 64 rows of head 1: queries 64 to 128 of a sequence that begins in row 10
 /// of a packed tensor, of which 90 are in use and 110 are there.
-Outputs store(bool empty, bool vectors, const float* sink = nullptr) {
+Outputs store(bool empty, bool vectors, const float* sink = nullptr, int warpgroup = 1) {
   Outputs outputs;
   std::vector<float> sinks(heads, sink != nullptr ? *sink : 0.0F);
   ForwardParams p{};
@@ -52,7 +52,7 @@ Outputs store(bool empty, bool vectors, const float* sink = nullptr) {
   emulator::launch(
       [&] {
         const int thread = static_cast<int>(ptx::thread_index());
-        Output<tiling> output{p, 1, thread};
+        Output<tiling> output{p, warpgroup, thread};
         if (empty) return output.store_empty(t);
         const FragmentPosition position(thread);
         float o[tiling.head_dim_v / 2];
@@ -110,6 +110,17 @@ TEST(TileOutput, ATileThatSeesNoKeyIsZeroWithAnLseOfMinusInfinityOrTheSink) {
   expect_rows(store(true, false), 51, true, -INFINITY);
   const float sink = 1.25F;
   expect_rows(store(true, false, &sink), 51, true, 1.25);
+}
+
+/// The rows behind them are another warpgroup's or tile's, which may see keys.
+TEST(TileOutput, AWarpgroupThatSeesNoKeyWritesNoMoreThanItsRows) {
+  const Outputs outputs = store(true, false, nullptr, 0);
+  for (int row = 0; row < batch_rows; ++row) {
+    const bool written = row >= 10 && row < 10 + 64;
+    const auto at = static_cast<std::size_t>(row * heads + 1);
+    EXPECT_EQ(outputs.out[at * pitch], written ? u16{0} : poison) << row;
+    EXPECT_EQ(std::isnan(outputs.lse[static_cast<std::size_t>(batch_rows + row)]), !written) << row;
+  }
 }
 
 }  // namespace

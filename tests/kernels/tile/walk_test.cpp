@@ -149,6 +149,20 @@ void expect_varlen_tiles_once() {
   coverage.expect_each_once();
 }
 
+/// Lengths of 64 bits: what no int can be becomes one that is as wrong, for the clamping that follows.
+TEST(TileWalk, LengthsOf64BitsAreIntsOrTheLargestOrNegative) {
+  const std::vector<long long> given{5, 0, 1LL << 31, (1LL << 40) + 5, -3, -(1LL << 40) + 5};
+  std::vector<int> got(given.size());
+  const LengthArray lengths{given.data(), 1, true};
+  emulator::launch(
+      [&] {
+        const auto i = static_cast<int>(ptx::thread_index());
+        if (i < static_cast<int>(got.size())) got[static_cast<std::size_t>(i)] = length_at(lengths, i);
+      },
+      {.threads = 32}, {.buffers = {emulator::readable(given)}});
+  EXPECT_EQ(got, (std::vector<int>{5, 0, 0x7fffffff, 0x7fffffff, -1, -1}));
+}
+
 TEST(TileWalk, VarlenTilesOfAFixedOrder) {
   expect_varlen_tiles_once<false>();
 }

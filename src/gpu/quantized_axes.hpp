@@ -1,5 +1,5 @@
-// Extents of codes and scales in a quantised call, as quantized_layout.hpp has them: what the quantiser
-// writes by and the 8-bit kernel reads by.
+// Extents of quantized values and scales in a quantised call, as quantized_layout.hpp has them: what the
+// quantiser writes by and the 8-bit kernel reads by.
 #pragma once
 
 #include "problem/problem.hpp"
@@ -9,24 +9,24 @@
 namespace tandem::gpu {
 
 /// Extents of q, or of k and v.
-struct CodeAxes {
+struct QuantizedAxes {
   std::int64_t entries;  ///< batch entries that the tensors have: one of packed sequences
   std::int64_t heads;
   std::int64_t rows;
   std::int64_t blocks;  ///< of quant_block rows, of all sequences of an entry
 };
-inline CodeAxes query_axes(const Problem& p) {
+inline QuantizedAxes query_axes(const Problem& p) {
   return {p.packed_q ? 1 : p.batch, p.heads_q, p.rows_q, quantized_blocks(p.rows_q, p.batch, p.packed_q)};
 }
-inline CodeAxes key_axes(const Problem& p) {
+inline QuantizedAxes key_axes(const Problem& p) {
   return {p.packed_k ? 1 : p.batch, p.heads_kv, p.rows_k, quantized_blocks(p.rows_k, p.batch, p.packed_k)};
 }
 
 /// Scales of a head, one a row (up to its last block's end) or one a block.
-inline std::int64_t scales_of_head(const CodeAxes& axes, bool by_row) {
+inline std::int64_t scales_of_head(const QuantizedAxes& axes, bool by_row) {
   return by_row ? axes.blocks * quant_block : axes.blocks;
 }
-inline ScaleStrides scale_strides(const CodeAxes& axes, bool by_row) {
+inline ScaleStrides scale_strides(const QuantizedAxes& axes, bool by_row) {
   const std::int64_t groups = scales_of_head(axes, by_row);
   return {.batch = axes.heads * groups, .head = groups, .group = 1};
 }

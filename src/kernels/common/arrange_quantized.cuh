@@ -34,9 +34,9 @@ TANDEM_DEVICE float take_scale(const QuantizedTensor& x, const CallerScales& s, 
 }
 
 /// Four values negated. -128, whose negative s8 does not have, becomes 127.
-template <Codes codes>
+template <OperandType type>
 TANDEM_DEVICE u32 negate(u32 word) {
-  if constexpr (codes == Codes::e4m3) return word ^ 0x80808080U;
+  if constexpr (type == OperandType::e4m3) return word ^ 0x80808080U;
   u32 result = 0;
 #pragma unroll
   for (int i = 0; i < 32; i += 8) {
@@ -47,8 +47,8 @@ TANDEM_DEVICE u32 negate(u32 word) {
 }
 
 /// Eight values of a row from `col` on. Those past its end, and those of rows that are not in use, are 0.
-template <Codes codes, bool vectors>
-TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used, bool negative) {
+template <OperandType type, bool vectors>
+TANDEM_DEVICE Quantized8 load_quantized(const u8* row, int col, int head_dim, bool used, bool negative) {
   u32 words[2] = {0, 0};
   if constexpr (vectors) {
     if (used && col < head_dim) {
@@ -63,7 +63,7 @@ TANDEM_DEVICE Codes8 load_codes(const u8* row, int col, int head_dim, bool used,
         words[i / 4] |= static_cast<u32>(ptx::load_global(row + col + i)) << (8 * (i % 4));
     }
   }
-  if (negative) return {negate<codes>(words[0]), negate<codes>(words[1])};
+  if (negative) return {negate<type>(words[0]), negate<type>(words[1])};
   return {words[0], words[1]};
 }
 
@@ -82,11 +82,12 @@ TANDEM_DEVICE void arrange_rows(const ArrangeParams& p, int number) {
   const bool negative = (scale < 0.0F) != (which == Which::q && p.quantize.scale < 0.0F);
   const i64 at = item.begin + static_cast<i64>(item.first + row);
   const u8* const from = static_cast<const u8*>(x.source) + offset_of(x.stride, item, at);
-  u8* const to = x.codes + offset_of(x.code_stride, item, at);
+  u8* const to = x.quantized + offset_of(x.quantized_stride, item, at);
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_qk>::vectors; ++j) {
     const int col = (4 * j + t) * 8;
-    store_codes<C.vectors>(x, to, col, load_codes<C.qk, C.vectors>(from, col, C.head_dim_qk, true, negative));
+    store_quantized<C.vectors>(x, to, col,
+                               load_quantized<C.qk, C.vectors>(from, col, C.head_dim_qk, true, negative));
   }
 }
 
@@ -104,20 +105,21 @@ TANDEM_DEVICE void arrange_values(const ArrangeParams& p, int number) {
   const Tables table = tables<C>();
 #pragma unroll
   for (int j = 0; j < Row<C.head_dim_v>::vectors; ++j) {
-    put_value_codes<C>(table, thread, j,
-                       load_codes<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
-                                                   item.first + key < item.used, scale < 0.0F));
+    put_quantized_v<C>(table, thread, j,
+                       load_quantized<C.pv, C.vectors>(from, (4 * j + t) * 8, C.head_dim_v,
+                                                       item.first + key < item.used, scale < 0.0F));
   }
   ptx::sync_block();
-  u8* const codes = x.codes + offset_of(x.code_stride, item, 0) + static_cast<i64>(item.block) * quant_block;
-  store_value_codes<C>(codes, x.code_stride.row, table, thread);
+  u8* const quantized =
+      x.quantized + offset_of(x.quantized_stride, item, 0) + static_cast<i64>(item.block) * quant_block;
+  store_quantized_v<C>(quantized, x.quantized_stride.row, table, thread);
 }
 
 }  // namespace quantizer
 
 /// Work items of K, then of V and of Q.
 template <QuantizeConfig C>
-TANDEM_KERNEL __launch_bounds__(quantize_threads) arrange_codes(const __grid_constant__ ArrangeParams p) {
+TANDEM_KERNEL __launch_bounds__(quantize_threads) arrange_quantized(const __grid_constant__ ArrangeParams p) {
   ptx::launch_next_grid();
   int item = static_cast<int>(ptx::block_index());
   if (item < p.quantize.items_k) {

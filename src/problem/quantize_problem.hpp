@@ -8,7 +8,7 @@ namespace tandem {
 
 /// Operands as in Problem; scales by (batch, block or row, head), mean by (batch, -, head) with contiguous
 /// channels.
-struct QuantizeJob {
+struct QuantizeProblem {
   Device device;
   std::int64_t batch = 0;
   std::int64_t rows = 0;

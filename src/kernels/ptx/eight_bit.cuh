@@ -13,6 +13,14 @@ TANDEM_DEVICE float multiply(float a, float b) {
   return emulator::multiply(a, b);
 #endif
 }
+/// The quotient to nearest even, as IEEE 754 has it.
+TANDEM_DEVICE float divide(float a, float b) {
+#if TANDEM_ON_DEVICE
+  return __fdiv_rn(a, b);
+#else
+  return emulator::divide(a, b);
+#endif
+}
 /// The bits of an f32, and back.
 TANDEM_DEVICE u32 bits_of(float x) {
 #if TANDEM_ON_DEVICE
@@ -50,12 +58,13 @@ TANDEM_DEVICE u32 round_s8(float x) {
   return bits_of(x + 0x1.8p23F);  // the last bit of such a float is worth 1
 }
 
-/// sum + 128 times the sum of the four u8 of `codes`.
-TANDEM_DEVICE u32 add_128_times(u32 sum, u32 codes) {
+/// sum + 128 times the sum of the four u8 of `quantized`.
+TANDEM_DEVICE u32 add_128_times(u32 sum, u32 quantized) {
 #if TANDEM_ON_DEVICE
-  return __dp4a(codes, 0x80808080U, sum);
+  return __dp4a(quantized, 0x80808080U, sum);
 #else
-  return sum + 128 * ((codes & 0xFFU) + (codes >> 8 & 0xFFU) + (codes >> 16 & 0xFFU) + (codes >> 24));
+  return sum + 128 * ((quantized & 0xFFU) + (quantized >> 8 & 0xFFU) + (quantized >> 16 & 0xFFU) +
+                      (quantized >> 24));
 #endif
 }
 

@@ -1,4 +1,4 @@
-#include "codes.hpp"
+#include "quantized.hpp"
 
 namespace tandem::harness {
 namespace {
@@ -15,35 +15,36 @@ std::vector<std::int64_t> scales_shape(const Tensor& x, Granularity granularity)
   return shape;
 }
 
-void bring(Box& x, Box& scale, const Layout& layout, DType dtype, Granularity granularity) {
+void quantize_input(Box& x, Box& scale, const Layout& layout, DType dtype, Granularity granularity) {
   const Tensor& t = x.view();
-  Box codes(dtype, {t.shape.begin(), t.shape.begin() + t.rank}, layout, false);
+  Box quantized(dtype, {t.shape.begin(), t.shape.begin() + t.rank}, layout, false);
   scale = Box(DType::f32, scales_shape(t, granularity), {}, false);
   if (t.numel() > 0) {
-    quantize({.x = t, .codes = codes.view(), .scales = scale.view(), .mean = {}, .granularity = granularity},
-             Execution{.threads = 1});
+    quantize(
+        {.x = t, .codes = quantized.view(), .scales = scale.view(), .mean = {}, .granularity = granularity},
+        Execution{.threads = 1});
   }
-  x = codes;
+  x = quantized;
 }
 
 }  // namespace
 
-void bring_mixed_codes(Call& call, DType codes, Granularity granularity) {
-  bring(call.k, call.k_scale, call.spec.k, codes, granularity);
-  bring(call.v, call.v_scale, call.spec.v, codes, granularity);
+void quantize_keys_and_values(Call& call, DType dtype, Granularity granularity) {
+  quantize_input(call.k, call.k_scale, call.spec.k, dtype, granularity);
+  quantize_input(call.v, call.v_scale, call.spec.v, dtype, granularity);
 }
 
-void bring_codes(Call& call, DType codes, Granularity granularity) {
-  bring(call.q, call.q_scale, call.spec.q, codes, granularity);
-  bring_mixed_codes(call, codes, granularity);
-  call.spec.options.precision = codes == DType::s8 ? Precision::int8 : Precision::fp8;
+void quantize_inputs(Call& call, DType dtype, Granularity granularity) {
+  quantize_input(call.q, call.q_scale, call.spec.q, dtype, granularity);
+  quantize_keys_and_values(call, dtype, granularity);
+  call.spec.options.precision = dtype == DType::s8 ? Precision::int8 : Precision::fp8;
   call.spec.options.strict = false;
 }
 
 namespace {
 
-Box dequantized(const Box& codes, const Box& scale, DType dtype) {
-  const Tensor& t = codes.view();
+Box dequantized(const Box& quantized, const Box& scale, DType dtype) {
+  const Tensor& t = quantized.view();
   const std::size_t first = t.rank == 4 ? 1 : 0;
   const std::int64_t rows = t.shape[first];
   const std::int64_t heads = t.shape[first + 1];
@@ -51,12 +52,12 @@ Box dequantized(const Box& codes, const Box& scale, DType dtype) {
   const std::int64_t all_heads = t.numel() / (rows * columns);  // of all batch entries
   const std::int64_t groups = scale.numel() / all_heads;        // of a head; 0: one scale for all
   Box values(dtype, {t.shape.begin(), t.shape.begin() + t.rank}, {}, false);
-  for (std::int64_t n = 0; n < codes.numel(); ++n) {
+  for (std::int64_t n = 0; n < quantized.numel(); ++n) {
     const std::int64_t row = n / columns / heads % rows;
     const std::int64_t head = n / columns / heads / rows * heads + n / columns % heads;
     const std::int64_t group = groups == rows ? row : groups == 1 ? 0 : row / 128;
     const double s = scale.get(groups == 0 ? 0 : head * groups + group);
-    values.set(n, static_cast<double>(static_cast<float>(codes.get(n) * s)));
+    values.set(n, static_cast<double>(static_cast<float>(quantized.get(n) * s)));
   }
   return values;
 }

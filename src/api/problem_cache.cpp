@@ -1,0 +1,85 @@
+// k and v as a cache: pages, entries chosen by index, padding on the left.
+#include "api/problem_builder.hpp"
+
+namespace tandem {
+
+using check::invalid;
+
+void ProblemBuilder::cache_arguments() const {
+  for (const Argument& a : {page_table_, leftpad_k_, cache_batch_idx_}) {
+    check::consistent(a);
+    if (!a.given()) continue;
+    if (p_.pass == Pass::backward) {
+      invalid("{} is given to backward; a cache has no gradients: pass k and v as they were computed",
+              a.name);
+    }
+    if (cu_seqlens_k_.given()) {
+      invalid(
+          "{} and cu_seqlens_k are both given; the lengths of a cache's sequences are seqused_k: leave "
+          "cu_seqlens_k out",
+          a.name);
+    }
+    if (quantized_inputs() || options_.precision != Precision::exact) {
+      invalid(
+          "{} is given with 8-bit queries or an 8-bit precision; pass q in f16, bf16 or f32 and leave the "
+          "precision exact (k and v may be 8-bit)",
+          a.name);
+    }
+  }
+  if (page_table_.given() && cache_batch_idx_.given()) {
+    invalid(
+        "page_table and cache_batch_idx are both given; reorder the rows of page_table, and leave "
+        "cache_batch_idx out");
+  }
+}
+
+void ProblemBuilder::shapes_of_keys() const {
+  if (page_table_.given()) {
+    check::shape(k_, {k_.size(0), k_.size(1), p_.heads_kv, p_.head_dim_qk},
+                 "(pages, page_size, heads_kv, head_dim of q)");
+    check::shape(v_, {k_.size(0), k_.size(1), p_.heads_kv, p_.head_dim_v},
+                 "(pages of k, page_size of k, heads_kv of k, head_dim_v)");
+  } else if (p_.packed_k) {
+    check::shape(k_, {p_.rows_k, p_.heads_kv, p_.head_dim_qk}, "(total_k, heads_kv, head_dim of q)");
+    check::shape(v_, {p_.rows_k, p_.heads_kv, p_.head_dim_v}, "(total_k of k, heads_kv of k, head_dim_v)");
+  } else if (cache_batch_idx_.given()) {
+    check::shape(k_, {k_.size(0), p_.rows_k, p_.heads_kv, p_.head_dim_qk},
+                 "(entries of the cache, seqlen_k, heads_kv, head_dim of q)");
+    check::shape(v_, {k_.size(0), p_.rows_k, p_.heads_kv, p_.head_dim_v},
+                 "(entries of k, seqlen_k of k, heads_kv of k, head_dim_v)");
+  } else {
+    check::shape(k_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_qk},
+                 "(batch of q, seqlen_k, heads_kv, head_dim of q)");
+    check::shape(v_, {p_.batch, p_.rows_k, p_.heads_kv, p_.head_dim_v},
+                 "(batch of q, seqlen_k of k, heads_kv of k, head_dim_v)");
+  }
+}
+
+std::int64_t ProblemBuilder::rows_of_pages() const {
+  check::rank(page_table_, 2, "(batch, max_pages)");
+  check::shape(page_table_, {p_.batch, page_table_.size(1)}, "(batch of q, max_pages)");
+  check::extent(page_table_);
+  const std::int64_t page_size = k_.size(1);
+  if (page_size < 1) invalid("k has pages of {} rows; a page has one at least", page_size);
+  std::int64_t rows = 0;
+  if (__builtin_mul_overflow(page_table_.size(1), page_size, &rows)) {
+    invalid("page_table has {} pages a sequence, of {} rows each; their product must fit 63 bits",
+            page_table_.size(1), page_size);
+  }
+  return rows;
+}
+
+Pages ProblemBuilder::pages() {
+  if (!page_table_.given()) return {};
+  check::dtype(page_table_, {DType::i32, DType::i64});
+  common(page_table_);
+  return {.table = address_of(page_table_.tensor),
+          .wide = page_table_.tensor.dtype == DType::i64,
+          .batch_stride = stride_of(page_table_.tensor, 0),
+          .stride = stride_of(page_table_.tensor, 1),
+          .per_sequence = page_table_.size(1),
+          .count = k_.size(0),
+          .page_size = k_.size(1)};
+}
+
+}  // namespace tandem

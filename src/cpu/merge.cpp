@@ -1,0 +1,94 @@
+#include "cpu/merge.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "cpu/convert.hpp"
+#include "cpu/forward_kernels.hpp"
+#include "cpu/operand.hpp"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+/// The merged LSE of a row, and what is left of its parts: those that are not empty, with their weights.
+struct Weights {
+  std::vector<const void*> from;
+  std::vector<double> weights;
+  double lse = minus_infinity;
+
+  void find(const MergeJob& job, std::int64_t b, std::int64_t row, std::int64_t head) {
+    from.clear();
+    weights.clear();
+    lse = minus_infinity;
+    double largest = minus_infinity;
+    bool finite = true;
+    for (const MergePart& part : job.parts) {
+      const auto value =
+          static_cast<double>(*reinterpret_cast<const float*>(element(part.lse, b, row, head)));
+      if (value == minus_infinity) continue;
+      finite = finite && std::isfinite(value);
+      largest = std::max(largest, value);
+      from.push_back(element(part.out, b, row, head));
+      weights.push_back(value);
+    }
+    if (from.empty()) return;
+    if (!finite) {
+      lse = std::numeric_limits<double>::quiet_NaN();
+      return;
+    }
+    double sum = 0.0;
+    for (double& w : weights) sum += w = std::exp(w - largest);
+    for (double& w : weights) w /= sum;
+    lse = largest + std::log(sum);
+  }
+};
+
+/// Every element of a row of out becomes `value`.
+void fill(const MergeJob& job, std::byte* row, float value) {
+  for (std::int64_t c = 0; c < job.head_dim; ++c) store_from_f32(row, job.out.dtype, c, value);
+}
+
+void merge_row(const MergeJob& job, const CacheKernel& kernel, Weights& weights, std::int64_t n) {
+  const std::int64_t head = n % job.heads;
+  const std::int64_t row = n / job.heads % job.rows;
+  const std::int64_t b = n / job.heads / job.rows;
+  weights.find(job, b, row, head);
+  std::byte* const to = element(job.out, b, row, head);
+  if (job.lse.given()) {
+    *reinterpret_cast<float*>(element(job.lse, b, row, head)) = static_cast<float>(weights.lse);
+  }
+  if (weights.from.empty()) return fill(job, to, 0.0F);
+  if (std::isnan(weights.lse)) return fill(job, to, std::numeric_limits<float>::quiet_NaN());
+  const DType dtype = job.parts.front().out.dtype;
+  if (weights.from.size() == 1 && dtype == job.out.dtype) {
+    std::memcpy(to, weights.from.front(), static_cast<std::size_t>(job.head_dim) * size_of(dtype));
+    return;
+  }
+  kernel.merge({.from = weights.from.data(),
+                .weights = weights.weights.data(),
+                .parts = static_cast<int>(weights.from.size()),
+                .from_dtype = dtype,
+                .to = to,
+                .to_dtype = job.out.dtype,
+                .dim = static_cast<int>(job.head_dim)});
+}
+
+}  // namespace
+
+void merge(const MergeJob& job, Target target, int wanted_threads) {
+  const CacheKernel& kernel = cache_kernel(target);
+  const int threads = usable_threads(wanted_threads);
+#pragma omp parallel num_threads(threads)
+  {
+    Weights weights;
+#pragma omp for schedule(static)
+    for (std::int64_t n = 0; n < job.count(); ++n) merge_row(job, kernel, weights, n);
+  }
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,12 @@
+// merge on the CPU.
+#pragma once
+
+#include "cpu/cpu.hpp"
+#include "problem/merge_job.hpp"
+
+namespace tandem::cpu {
+
+/// threads 0: OMP_NUM_THREADS, or every core.
+void merge(const MergeJob& job, Target target, int threads);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,58 @@
+// 8-bit codes of f32 numbers, one at a time: plain code, the compiler's to vectorise. Sources that include it
+// are compiled without contraction, so that codes are the GPU's.
+#pragma once
+
+#include "cpu/simd/vec.hpp"
+#include "problem/recipe.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+constexpr float limit_of(OperandType type) {
+  return type == OperandType::s8 ? largest_s8 : largest_e4m3;
+}
+
+TANDEM_INLINE bool is_finite(float x) {
+  return __builtin_fabsf(x) <= 3.4028235e38F;
+}
+
+/// To nearest, ties to even, for |x| <= 2^22; NaN stays NaN. The compiler may not reorder it: no -ffast-math
+/// here.
+TANDEM_INLINE float round_even(float x) {
+  return (x + 0x1.8p23F) - 0x1.8p23F;
+}
+
+TANDEM_INLINE float clamp(float x, float limit) {  // NaN stays NaN
+  return x > limit ? limit : (x < -limit ? -limit : x);
+}
+
+/// The e4m3 code of |x| <= 448, or of NaN: to nearest, ties to even.
+TANDEM_INLINE std::uint8_t e4m3_code(float x) {
+  const float magnitude = __builtin_fabsf(x);
+  std::uint32_t sign = 0;
+  std::uint32_t bits = 0;
+  std::uint32_t small = 0;
+  const float aligned = magnitude + 0x1p14F;  // the last bit of 2^14 + m is 2^-9, the smallest code's value
+  __builtin_memcpy(&sign, &x, sizeof sign);
+  __builtin_memcpy(&bits, &magnitude, sizeof bits);
+  __builtin_memcpy(&small, &aligned, sizeof small);
+  const std::uint32_t normal = ((bits + 0x7FFFFU + ((bits >> 20) & 1U)) >> 20) - (120U << 3);
+  std::uint32_t code = magnitude < 0x1p-6F ? small - (141U << 23) : normal;
+  code = magnitude <= largest_e4m3 ? code : 0x7FU;
+  return static_cast<std::uint8_t>(code | ((sign >> 24) & 0x80U));
+}
+
+TANDEM_INLINE std::uint8_t s8_code(float x) {
+  const float whole = round_even(x);
+  return static_cast<std::uint8_t>(static_cast<std::int8_t>(whole == whole ? static_cast<int>(whole) : 0));
+}
+
+/// The code of x, given x over its scale: to nearest even, saturated. An infinite x counts as NaN, so that it
+/// does not pass for the largest code; s8 has no NaN, and 0 in its place.
+template <OperandType type>
+TANDEM_INLINE std::uint8_t code_of_quotient(float x, float quotient) {
+  constexpr float limit = limit_of(type);
+  const float inside = is_finite(x) ? clamp(quotient, limit) : __builtin_nanf("");
+  return type == OperandType::s8 ? s8_code(inside) : e4m3_code(inside);
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,129 @@
+// Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i with
+// w_i = exp(LSE_i - max LSE), always from the first keys to the last, so that the bits are the same each
+// time. A sink joins the sum here. One warp a row. Tiles that one CTA has computed whole are written already.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/output.cuh"
+#include "kernels/tile/split.cuh"
+
+namespace tandem {
+
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on.
+template <ForwardConfig C>
+struct CombineRow {
+  const ForwardParams& p;
+  const int row;  ///< in the tile
+  const int first;
+  const u32 tails;
+  const u32 count;  ///< of partial results
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+
+  TANDEM_DEVICE i64 place(u32 i) const {
+    const int part = i == 0 ? first : tile::part_of_tail(tails + i - 1);
+    return static_cast<i64>(part) * C.tiling.block_m + row;
+  }
+  /// That of partial result `i`; -inf past the last.
+  TANDEM_DEVICE float lse(u32 i) const {
+    return i < count ? ptx::load_global(p.part_lse + place(i)) : -ptx::infinity();
+  }
+
+  /// The largest LSE. A NaN is found by the sum.
+  TANDEM_DEVICE float largest() const {
+    float top = -ptx::infinity();
+    for (u32 i = static_cast<u32>(lane); i < count; i += warp_size) top = ptx::fmax(top, lse(i));
+#pragma unroll
+    for (int d = 1; d < warp_size; d *= 2) top = ptx::fmax(top, ptx::shuffle_xor(top, d));
+    return top;
+  }
+
+  TANDEM_DEVICE void merge(const tile::TileIndex& t, int query) {
+    tile::Output<C.tiling> output{p, 0, 0};
+    const float sink =
+        p.sink != nullptr ? ptx::load_global(p.sink + t.head * p.sink_stride) : -ptx::infinity();
+    const float largest_part = largest();
+    const float top = ptx::fmax(largest_part, sink);
+    const float base = top == -ptx::infinity() ? 0.0F : top;
+    constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
+    ptx::Float4 sum[vectors];
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
+    float total = ptx::exp2((sink - base) * tile::log2_e);
+    // Lane i has the weight of every 32nd partial result, so that loads of O wait for no other load.
+    for (u32 begin = 0; begin < count; begin += warp_size) {
+      const float weights = ptx::exp2((lse(begin + static_cast<u32>(lane)) - base) * tile::log2_e);
+      const u32 end = min(count - begin, static_cast<u32>(warp_size));
+#pragma unroll 8
+      for (u32 i = 0; i < end; ++i) {
+        const float weight = ptx::shuffle(weights, static_cast<int>(i));
+        total += weight;
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+          const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
+          const auto o = ptx::load_global(reinterpret_cast<const ptx::Float4*>(
+              p.part_out + place(begin + i) * C.tiling.head_dim_v + col));
+          sum[v].x = ptx::fma(weight, o.x, sum[v].x);
+          sum[v].y = ptx::fma(weight, o.y, sum[v].y);
+          sum[v].z = ptx::fma(weight, o.z, sum[v].z);
+          sum[v].w = ptx::fma(weight, o.w, sum[v].w);
+        }
+      }
+    }
+    // A NaN among the parts' LSE is not their largest, but is in the sum.
+    const bool seen = largest_part != -ptx::infinity() || total != total;
+    const float factor = seen ? ptx::reciprocal(total) : 0.0F;
+    if (lane == 0) {
+      output.store_lse(t, query, seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
+    }
+    u16* const out = output.out_row(t, query);
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int col = v * 128 + lane * 4;
+      store_four(out + col, p.head_dim_v - col,
+                 tile::pack<C.tiling.element>(sum[v].x * factor, sum[v].y * factor),
+                 tile::pack<C.tiling.element>(sum[v].z * factor, sum[v].w * factor));
+    }
+  }
+
+  /// Four columns of a row, of which `left` exist.
+  TANDEM_DEVICE void store_four(u16* at, int left, u32 low, u32 high) const {
+    const u32 words[2] = {low, high};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < left) ptx::store_global(at + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+    }
+  }
+};
+
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size) combine(const __grid_constant__ ForwardParams p) {
+  constexpr u32 groups = C.tiling.block_m / combine_rows;
+  const u32 cta = ptx::block_index() / groups + 1;  // of the forward kernel: a tile may cross where it begins
+  tile::SplitLine<C.tiling, C.keys> line{p};
+  const u32 total = line.total();
+  const u32 ctas = min(static_cast<u32>(p.split_ctas), total);
+  const auto begin = [&](u32 i) { return tile::share_begin(total, i, ctas); };
+  const u32 at = begin(cta);
+  if (cta >= ctas) return;
+  tile::TileIndex t;
+  u32 start = 0;
+  u32 cost = 0;
+  line.locate(at, t, start, cost);
+  // One group of CTAs merges a tile: that of the first share that begins inside it.
+  if (at == start || begin(cta - 1) > start) return;
+  u32 end = cta + 1;
+  while (end < ctas && begin(end) < start + cost) ++end;
+  const int row =
+      static_cast<int>(ptx::block_index() % groups * combine_rows + ptx::thread_index() / warp_size);
+  const int query = t.m * C.tiling.block_m + row;
+  ptx::wait_for_previous_grid();
+  if (query >= t.end_q) return;
+  if (query >= t.seqlen_q) {
+    CombineRow<C>{p, row, 0, 0, 0}.merge(t, query);
+    return;
+  }
+  CombineRow<C>{p, row, tile::part_of_head(cta - 1), cta, end - cta + 1}.merge(t, query);
+}
+
+}  // namespace tandem

@@ -1,0 +1,149 @@
+// Elements of rows in memory as f32 and back, several at a time. Where a Config does not promise alignment
+// they are read and written one by one.
+#pragma once
+
+#include "kernels/config/append.hpp"
+#include "kernels/ptx/eight_bit.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "problem/recipe.hpp"
+
+namespace tandem::stored {
+
+/// The address of an element.
+template <Stored type>
+TANDEM_DEVICE const u8* at(const void* row, i64 element) {
+  return static_cast<const u8*>(row) + element * stored_bytes(type);
+}
+template <Stored type>
+TANDEM_DEVICE u8* at(void* row, i64 element) {
+  return static_cast<u8*>(row) + element * stored_bytes(type);
+}
+
+template <Stored type>
+TANDEM_DEVICE float unpack(u16 bits) {
+  return ptx::unpack < type == Stored::f16 ? Element::f16 : Element::bf16 > (bits);
+}
+
+/// `count` elements (4 or 8) from `col` on; past `columns` 0. With vectors they are all there.
+template <Stored type, bool vectors, int count>
+TANDEM_DEVICE void load(float (&x)[count], const void* row, int col, int columns) {
+  const u8* const first = at<type>(row, col);
+  if constexpr (!vectors) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      x[i] = 0.0F;
+      if (col + i >= columns) continue;
+      if constexpr (type == Stored::f32) {
+        x[i] = ptx::load_global(reinterpret_cast<const float*>(first) + i);
+      } else {
+        x[i] = unpack<type>(ptx::load_global(reinterpret_cast<const u16*>(first) + i));
+      }
+    }
+  } else if constexpr (type == Stored::f32) {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const ptx::Vec4 v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(first) + i / 4);
+      x[i] = ptx::float_of(v.x);
+      x[i + 1] = ptx::float_of(v.y);
+      x[i + 2] = ptx::float_of(v.z);
+      x[i + 3] = ptx::float_of(v.w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const u64 four = ptx::load_global(reinterpret_cast<const u64*>(first) + i / 4);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[i + j] = unpack<type>(static_cast<u16>(four >> (16 * j)));
+    }
+  }
+}
+
+template <Stored type>
+TANDEM_DEVICE u32 pack_two(float low, float high) {
+  return type == Stored::f16 ? ptx::pack_f16(low, high) : ptx::pack_bf16(low, high);
+}
+
+/// Rounds and stores `count` elements (4 or 8) of a 16-bit type or f32, those before `columns`.
+template <Stored type, bool vectors, int count>
+TANDEM_DEVICE void store(const float (&x)[count], void* row, int col, int columns) {
+  u8* const first = at<type>(row, col);
+  if constexpr (type == Stored::f32) {
+#pragma unroll
+    for (int i = 0; i < count; i += vectors ? 4 : 1) {
+      if constexpr (vectors) {
+        ptx::store_global(reinterpret_cast<ptx::Vec4*>(first) + i / 4,
+                          ptx::Vec4{ptx::bits_of(x[i]), ptx::bits_of(x[i + 1]), ptx::bits_of(x[i + 2]),
+                                    ptx::bits_of(x[i + 3])});
+      } else {
+        if (col + i < columns) ptx::store_global(reinterpret_cast<float*>(first) + i, x[i]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const u32 low = pack_two<type>(x[i], x[i + 1]);
+      const u32 high = pack_two<type>(x[i + 2], x[i + 3]);
+      if constexpr (vectors) {
+        ptx::store_global(reinterpret_cast<u64*>(first) + i / 4, static_cast<u64>(high) << 32 | low);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const u32 two = j < 2 ? low : high;
+          if (col + i + j < columns) {
+            ptx::store_global(reinterpret_cast<u16*>(first) + i + j, static_cast<u16>(two >> (16 * (j % 2))));
+          }
+        }
+      }
+    }
+  }
+}
+
+/// x over scale as the code is made of: an infinite x counts as NaN, as every NaN is the same one.
+TANDEM_DEVICE float quotient(float x, float scale) {
+  constexpr float largest_float = 3.4028235e38F;
+  const float q = ptx::divide(x, scale);
+  const bool number = x >= -largest_float && x <= largest_float && q == q;
+  return number ? q : ptx::quiet_nan();
+}
+
+/// The s8 code of a quotient; of NaN 0.
+TANDEM_DEVICE u32 s8_code(float q) {
+  const float inside = q > largest_s8 ? largest_s8 : (q < -largest_s8 ? -largest_s8 : q);
+  return q == q ? ptx::round_s8(inside) & 0xFFU : 0U;
+}
+
+/// The codes of eight quotients.
+template <Stored type>
+TANDEM_DEVICE u64 codes_of(const float (&q)[8]) {
+  if constexpr (type == Stored::e4m3) {
+    const u32 low = ptx::pack_e4m3(q[0], q[1], q[2], q[3]);
+    const u32 high = ptx::pack_e4m3(q[4], q[5], q[6], q[7]);
+    return static_cast<u64>(high) << 32 | low;
+  } else {
+    u64 codes = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) codes |= static_cast<u64>(s8_code(q[i])) << (8 * i);
+    return codes;
+  }
+}
+
+/// Rounds eight elements to codes and stores them.
+template <Stored type, bool vectors>
+TANDEM_DEVICE void store_codes(const float (&x)[8], float scale, void* row, int col, int columns) {
+  float q[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) q[i] = quotient(x[i], scale);
+  const u64 codes = codes_of<type>(q);
+  u8* const first = static_cast<u8*>(row) + col;
+  if constexpr (vectors) {
+    ptx::store_global(reinterpret_cast<u64*>(first), codes);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < columns) ptx::store_global(first + i, static_cast<u8>(codes >> (8 * i)));
+    }
+  }
+}
+
+}  // namespace tandem::stored

@@ -1,0 +1,99 @@
+// What host and device share of the kernels that write to caches and merge parts. Plain aggregates, as in
+// config/types.hpp.
+#pragma once
+
+#include "kernels/config/types.hpp"
+
+namespace tandem {
+
+/// Element types of rows in memory.
+enum class Stored : int { f32, f16, bf16, e4m3, s8 };
+
+constexpr int stored_bytes(Stored type) {
+  return type == Stored::f32 ? 4 : type == Stored::e4m3 || type == Stored::s8 ? 1 : 2;
+}
+
+struct AppendConfig {
+  Stored from = Stored::bf16;  ///< of new rows (and q)
+  Stored to = Stored::bf16;    ///< of the cache: `from`, or 8 bits
+  bool rotary = false;         ///< keys (and q) get a rotary embedding
+  bool interleaved = false;    ///< the embedding's pairs are neighbouring channels
+  bool f32_tables = true;      ///< the embedding's tables are f32; else of type `from`
+  bool vectors = true;         ///< rows, caches and tables allow 16-byte accesses (8-byte ones to codes)
+
+  constexpr bool operator==(const AppendConfig&) const = default;
+};
+
+constexpr int append_threads = 256;
+/// Tokens that a thread block looks at before it writes those that are its own.
+constexpr int append_batch = 1024;
+/// Dynamic shared memory: their rows of the cache.
+constexpr int append_shared_bytes = 8 * append_batch;
+
+/// A tensor of new rows and the cache that they go to; or q and q_out.
+struct AppendTensor {
+  const void* rows;  ///< null: no such tensor
+  Strides row_stride;
+  void* cache;
+  Strides cache_stride;  ///< batch: from entry (or page) to entry
+  const float* scales;   ///< of codes; null stands for 1
+  long long scale_batch;
+  long long scale_head;
+  int columns;
+};
+
+struct AppendParams {
+  AppendTensor k, v, q;
+  LengthArray cu_seqlens_new, seqused_new, cache_seqlens, cache_batch_idx, slot_mapping, rotary_offsets;
+  LengthArray page_table;  ///< stride from page to page of a sequence
+  long long page_table_batch;
+  const void* cos;
+  const void* sin;
+  long long cos_stride;
+  long long sin_stride;
+  long long positions;
+  long long entries;
+  long long entry_rows;
+  long long rows_of_sequence;
+  int rotary_dim;
+  int batch;
+  int tokens;
+  int rows_new;
+  int heads_kv;
+  int heads_q;
+  bool packed;
+};
+
+/// Merges rows of parts.
+struct MergeConfig {
+  Stored from = Stored::f32;
+  Stored to = Stored::bf16;
+  bool vectors = true;  ///< rows of the parts and of out allow accesses of 4 elements
+
+  constexpr bool operator==(const MergeConfig&) const = default;
+};
+
+constexpr int merge_threads = 256;
+/// Parts that may lie anywhere; any number may lie at even distances.
+constexpr int merge_most_parts = 64;
+
+struct MergeParams {
+  const void* outs[merge_most_parts];
+  const float* lses[merge_most_parts];
+  long long out_step;  ///< elements from part to part where `even`, from the first
+  long long lse_step;
+  Strides part_stride;      ///< of a part's out
+  Strides part_lse_stride;  ///< of a part's lse
+  void* out;
+  Strides out_stride;
+  float* lse;  ///< may be null
+  Strides lse_stride;
+  long long count;  ///< rows of all heads
+  int rows;
+  int heads;
+  int columns;
+  int parts;
+  bool even;
+};
+
+}  // namespace tandem

@@ -1,0 +1,169 @@
+// Split-KV: the key blocks of all tiles form a line, of which each CTA takes an equal share. A tile that lies
+// in the shares of two or more CTAs leaves a partial result in each, which the kernel `combine` merges; any
+// other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
+// any; a CTA has two partial results at most, however long sequences are.
+#pragma once
+
+#include "kernels/tile/scheduler.cuh"
+
+namespace tandem::tile {
+
+/// Rows of a sequence in q and in k, and its part of the line.
+struct SplitSequence {
+  SequenceRows q;
+  int begin_k;
+  int seqlen_k;
+  int batch_k;
+  u32 tiles;  ///< 0: nothing of it is written
+  u32 cost;   ///< of a tile, in key blocks; 1 at least, so that every tile has a place in the line
+};
+
+/// The line of a varlen batch. All lanes of a warp call, and get the same values.
+template <Tiling T, KeySource keys>
+struct SplitLine {
+  const ForwardParams& p;
+  int first = 0;   ///< sequence of lane 0
+  u32 before = 0;  ///< blocks of the sequences before `first`
+
+  /// Packed tensors have two more sequences: the rows past the last one and those before the first.
+  TANDEM_DEVICE int sequences() const { return p.batch + (p.packed_q ? 2 : 0); }
+
+  TANDEM_DEVICE SplitSequence sequence(int b) const {
+    SplitSequence s{{0, 0, 0}, 0, 0, 0, 0, 1};
+    if (b < p.batch) {
+      s.q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
+      const SequenceRows k = sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, b);
+      TileIndex t;
+      t.batch = b;
+      t.begin_k = k.begin;
+      t.seqlen_k = k.used;
+      locate_keys<keys>(p, t);
+      s.begin_k = t.begin_k;
+      s.seqlen_k = t.seqlen_k;
+      s.batch_k = t.batch_k;
+      s.cost = static_cast<u32>(max(1, blocks_seen(t.seqlen_k)));
+    } else if (b == p.batch && p.packed_q) {
+      s.q.begin = clamp_to(length_at(p.cu_seqlens_q, b), 0, p.rows_q);
+      s.q.end = p.rows_q;
+    } else if (b == p.batch + 1 && p.packed_q) {
+      s.q.end = clamp_to(length_at(p.cu_seqlens_q, 0), 0, p.rows_q);
+    }
+    s.tiles = static_cast<u32>(ceil_div(s.q.end - s.q.begin, T.block_m) * p.heads_q);
+    return s;
+  }
+
+  /// The key blocks that a tile of such a sequence visits at most: a window shows no more than its width.
+  TANDEM_DEVICE int blocks_seen(int seqlen_k) const {
+    const int all = ceil_div(seqlen_k, T.block_n);
+    constexpr int wide = 0x20000000;
+    if (p.window_left >= wide || p.window_right >= wide) return all;
+    return min(all, ceil_div(T.block_m + p.window_left + p.window_right, T.block_n) + 1);
+  }
+
+  /// The blocks of the whole line.
+  TANDEM_DEVICE u32 total() const {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    u32 sum = 0;
+    for (int b = lane; b < sequences(); b += warp_size) {
+      const SplitSequence s = sequence(b);
+      sum += s.tiles * s.cost;
+    }
+#pragma unroll
+    for (int d = 1; d < warp_size; d *= 2) sum += ptx::shuffle_xor(sum, d);
+    return sum;
+  }
+
+  /// The tile that block `at` of the line belongs to, and where in the line the tile starts. `at` is in the
+  /// line, and not before that of an earlier call.
+  TANDEM_DEVICE void locate(u32 at, TileIndex& t, u32& start, u32& cost) {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    SplitSequence s{};
+    u32 through = 0;
+    u32 beyond = 0;
+    for (;; first += warp_size) {
+      s = first + lane < sequences() ? sequence(first + lane) : SplitSequence{};
+      through = s.tiles * s.cost;
+#pragma unroll
+      for (int d = 1; d < warp_size; d *= 2) {
+        const u32 lower = ptx::shuffle_up(through, d);
+        if (lane >= d) through += lower;
+      }
+      beyond = ptx::ballot(before + through > at);
+      if (beyond != 0 || first + warp_size >= sequences()) break;
+      before += ptx::shuffle(through, warp_size - 1);
+    }
+    const int owner = ptx::warp_uniform(ptx::find_first_set(beyond));
+    const auto pick = [&](int value) {
+      return ptx::warp_uniform(static_cast<int>(ptx::shuffle(static_cast<u32>(value), owner)));
+    };
+    cost = static_cast<u32>(pick(static_cast<int>(s.cost)));
+    const u32 sequence_start = before + static_cast<u32>(pick(static_cast<int>(through - s.tiles * s.cost)));
+    const u32 tile = (at - sequence_start) / cost;
+    start = sequence_start + tile * cost;
+    t.batch = ptx::warp_uniform(first + owner);
+    t.begin_q = pick(s.q.begin);
+    t.seqlen_q = pick(s.q.used);
+    t.end_q = pick(s.q.end) - t.begin_q;
+    t.begin_k = pick(s.begin_k);
+    t.seqlen_k = pick(s.seqlen_k);
+    t.batch_k = pick(s.batch_k);
+    const int m_blocks = ceil_div(t.end_q, T.block_m);
+    t.head = static_cast<int>(tile) / m_blocks;
+    t.m = static_cast<int>(tile) - t.head * m_blocks;
+  }
+};
+
+/// Where the share of CTA `i` of `ctas` begins in a line of `total` blocks.
+TANDEM_DEVICE u32 share_begin(u32 total, u32 i, u32 ctas) {
+  return static_cast<u32>(static_cast<u64>(total) * i / ctas);
+}
+
+/// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
+TANDEM_DEVICE int part_of_head(u32 cta) {
+  return static_cast<int>(2 * cta + 1);
+}
+TANDEM_DEVICE int part_of_tail(u32 cta) {
+  return static_cast<int>(2 * cta);
+}
+constexpr int whole_tile = -1;
+
+/// The tiles, whole or in part, of this CTA's share.
+template <Tiling T, KeySource keys>
+struct SplitTiles {
+  SplitLine<T, keys> line;
+  u32 at = 0;
+  u32 end = 0;
+  bool begun = false;
+
+  /// Blocks [skip, skip + count) of the tile's, and its partial result or whole_tile.
+  struct Piece {
+    int skip;
+    int count;
+    int part;
+  };
+
+  TANDEM_DEVICE bool next(TileIndex& t, Piece& piece) {
+    const u32 cta = ptx::block_index();
+    if (!begun) {
+      const u32 total = line.total();
+      const u32 ctas = min(ptx::grid_size(), total);  // each has a block at least
+      at = cta < ctas ? share_begin(total, cta, ctas) : total;
+      end = cta < ctas ? share_begin(total, cta + 1, ctas) : total;
+      begun = true;
+    }
+    if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
+    u32 start = 0;
+    u32 cost = 0;
+    line.locate(at, t, start, cost);
+    const u32 stop = min(end, start + cost);
+    piece.skip = ptx::warp_uniform(static_cast<int>(at - start));
+    piece.count = ptx::warp_uniform(static_cast<int>(stop - at));
+    const bool whole = at == start && stop == start + cost;
+    piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
+    piece.part = ptx::warp_uniform(piece.part);
+    at = stop;
+    return true;
+  }
+};
+
+}  // namespace tandem::tile

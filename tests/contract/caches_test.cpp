@@ -1,0 +1,348 @@
+// Contract lines 17 and 18: keys and values in pages, in entries chosen by index, behind padding.
+#include <cmath>
+
+#include "contract/contract.hpp"
+
+namespace tandem::harness {
+namespace {
+
+/// Three sequences of a cache; the lengths end inside pages and at their edges.
+Case cache_case(DType dtype, std::int64_t page_size) {
+  Case c = plain_case(dtype);
+  c.batch = 3;
+  c.seqlen_q = 5;
+  c.seqlen_k = 150 / page_size * page_size + page_size;
+  c.page_size = page_size;
+  c.used_k = {141, page_size, 97};
+  return c;
+}
+
+TEST(Contract17_Caches, PagesOfAnySize) {
+  for (const DType dtype : float_dtypes) {
+    for (const std::int64_t page_size : {1, 2, 3, 7, 16, 32, 48, 64, 100, 128, 256}) {
+      for (const bool causal : {false, true}) {
+        Case c = cache_case(dtype, page_size);
+        c.options.causal = causal;
+        c.options.check = page_size % 2 == 0;
+        for (const std::int64_t seqlen_q : {1, 5, 70}) {
+          c.seqlen_q = seqlen_q;
+          run_everywhere(c);
+        }
+      }
+    }
+  }
+}
+
+TEST(Contract17_Caches, PagesWithEveryFeature) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    Random random(seed);
+    Case c = cache_case(random.pick({DType::f32, DType::bf16, DType::f16}),
+                        random.pick<std::int64_t>({1, 16, 24, 64}));
+    c.seed = seed;
+    c.head_dim_qk = 8 * random.between(1, 32);
+    c.head_dim_v = 8 * random.between(1, 32);
+    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
+    c.options.window_left = random.between(-1, 40);
+    c.options.causal = random.chance(0.5);
+    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
+    c.sink = random.chance(0.5);
+    c.packed_q = random.chance(0.5);
+    c.lengths_q = {1, 40, 9};
+    c.metadata = random.pick({DType::i32, DType::i64});
+    c.k = random_layout(random, 4, false);
+    c.v = random_layout(random, 4, false);
+    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
+    run_everywhere(c);
+  }
+}
+
+TEST(Contract17_Caches, EntriesChosenByIndexAndPaddingOnTheLeft) {
+  for (const DType dtype : float_dtypes) {
+    Case c = plain_case(dtype);
+    c.batch = 3;
+    c.cache_batch = 5;
+    c.cache_index = {4, 0, 4};
+    c.used_k = {139, 17, 139};
+    c.options.causal = true;
+    c.options.check = true;
+    run_everywhere(c);
+    c.leftpad = {0, 17, 60};
+    run_everywhere(c);
+    c.cache_index.clear();
+    run_everywhere(c);
+  }
+}
+
+const std::vector<DType> eight_bits{DType::e4m3, DType::s8};
+
+TEST(Contract17_Caches, EightBitsInPagesOfAnySize) {
+  for (const DType keys : eight_bits) {
+    for (const DType dtype : float_dtypes) {
+      for (const std::int64_t page_size : {1, 3, 16, 100}) {
+        Case c = cache_case(dtype, page_size);
+        c.key_dtype = keys;
+        c.options.causal = page_size != 3;
+        c.options.check = page_size == 16;
+        c.scales = page_size == 1 ? 1 : 2;
+        for (const std::int64_t seqlen_q : {1, 5, 70}) {
+          c.seqlen_q = seqlen_q;
+          run_everywhere(c);
+        }
+      }
+    }
+  }
+}
+
+TEST(Contract17_Caches, EightBitsWithEveryFeature) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) {
+    Random random(seed);
+    Case c = cache_case(random.pick({DType::f32, DType::bf16, DType::f16}),
+                        random.pick<std::int64_t>({1, 16, 24, 64}));
+    c.seed = seed;
+    c.key_dtype = random.pick({DType::e4m3, DType::s8});
+    c.scales = c.key_dtype == DType::s8 ? 2 : static_cast<int>(random.between(0, 2));
+    c.head_dim_qk = 8 * random.between(1, 32);
+    c.head_dim_v = 8 * random.between(1, 32);
+    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
+    c.options.window_left = random.between(-1, 40);
+    c.options.causal = random.chance(0.5);
+    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
+    c.sink = random.chance(0.5);
+    c.packed_q = random.chance(0.5);
+    c.lengths_q = {1, 40, 9};
+    c.metadata = random.pick({DType::i32, DType::i64});
+    c.k = random_layout(random, 4, false);
+    c.v = random_layout(random, 4, false);
+    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
+    run_everywhere(c);
+  }
+}
+
+TEST(Contract17_Caches, EightBitsInEntriesChosenByIndex) {
+  for (const DType keys : eight_bits) {
+    Case c = plain_case(DType::bf16);
+    c.key_dtype = keys;
+    c.scales = 2;
+    c.batch = 3;
+    c.cache_batch = 5;
+    c.cache_index = {4, 0, 4};
+    c.used_k = {139, 17, 139};
+    c.leftpad = {0, 17, 60};
+    c.options.causal = true;
+    run_everywhere(c);
+  }
+}
+
+/// A NaN in a visible key of 8 bits reaches the rows that see it, and no other.
+TEST(Contract17_Caches, EightBitsKeepNaN) {
+  for (const std::int64_t seqlen_q : {2, 70}) {
+    Case c = cache_case(DType::bf16, 16);
+    c.key_dtype = DType::e4m3;
+    c.seqlen_q = seqlen_q;
+    c.options.causal = true;
+    Call call(c);
+    const auto [page, at] = call.cache_place(0, c.used_k[0] - 1);  // the last query alone sees it
+    call.k.set(((page * c.page_size + at) * c.heads_kv + 1) * c.head_dim_qk + 5, std::nan(""));
+    on_every_runner(c, [&](Runner& runner) {
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      for (std::int64_t n = 0; n < call.out.numel(); ++n) {
+        const std::int64_t row = n / c.head_dim_v / c.heads_q;
+        const bool sees = row == seqlen_q - 1 && n / c.head_dim_v % c.heads_q >= c.heads_q / 2;
+        ASSERT_EQ(std::isnan(call.out.get(n)), sees) << n;
+      }
+    });
+  }
+}
+
+/// Lengths whose last rows are around the edge of a page.
+TEST(Contract17_Caches, PrefixesAroundTheEdgesOfPages) {
+  for (const std::int64_t length : {1, 14, 15, 16, 17, 31, 32, 33, 47, 128, 129}) {
+    for (const std::int64_t seqlen_q : {1, 129}) {
+      Case c = cache_case(DType::bf16, 16);
+      c.seqlen_q = seqlen_q;
+      c.used_k = {length, length - 1, 141};
+      c.options.causal = true;
+      run_everywhere(c);
+      c.key_dtype = DType::e4m3;
+      run_everywhere(c);
+    }
+  }
+}
+
+/// Pages that fall and rise along a sequence, one of them twice, shared with another sequence.
+TEST(Contract17_Caches, PagesThatRepeatAndAreShared) {
+  for (const bool eight_bit : {false, true}) {
+    for (const std::int64_t seqlen_q : {1, 70}) {
+      Case c = cache_case(DType::bf16, 16);
+      if (eight_bit) c.key_dtype = DType::s8, c.scales = 1;
+      c.seqlen_q = seqlen_q;
+      c.batch = 2;
+      c.used_k = {112, 80};
+      Call call(c);
+      const std::vector<double> first{9, 3, 8, 3, 0, 7, 1};
+      const std::vector<double> second{9, 3, 2, 0, 8};
+      for (std::size_t n = 0; n < first.size(); ++n) call.page_table.set(static_cast<int>(n), first[n]);
+      for (std::size_t n = 0; n < second.size(); ++n) {
+        call.page_table.set(c.pages_per_sequence() + static_cast<int>(n), second[n]);
+      }
+      Random random(5);
+      for (Box* box : {&call.k, &call.v}) {
+        for (std::int64_t n = 0; n < box->numel(); ++n) box->set(n, std::round(4.0 * random.normal()) / 4.0);
+      }
+      run_everywhere(call);
+    }
+  }
+}
+
+/// The rows of a contiguous cache of one sequence, put into the pages of another.
+void copy_rows(const Call& dense, Call& cache) {
+  copy(dense.q, cache.q);
+  for (const auto& [from, to] :
+       {std::pair{&dense.k_scale, &cache.k_scale}, {&dense.v_scale, &cache.v_scale}}) {
+    if (from->given()) copy(*from, *to);
+  }
+  const Case& c = cache.spec;
+  const std::int64_t inner = c.heads_kv * c.head_dim_qk;
+  for (std::int64_t row = 0; row < c.used_k[0]; ++row) {
+    const auto [page, at] = cache.cache_place(0, row);
+    copy(dense.k, cache.k, row * inner, (page * c.page_size + at) * inner, inner);
+    copy(dense.v, cache.v, row * inner, (page * c.page_size + at) * inner, inner);
+  }
+}
+
+/// The same request through a contiguous cache and through pages.
+TEST(Contract18_Caches, PagesGiveTheBitsOfContiguousKeys) {
+  for (const DType dtype : float_dtypes) {
+    for (const std::int64_t seqlen_q : {1, 3, 70}) {
+      Case dense = plain_case(dtype);
+      dense.batch = 1;
+      dense.seqlen_q = seqlen_q;
+      dense.seqlen_k = 520;
+      dense.used_k = {515};
+      dense.options.causal = true;
+      Call call(dense);
+      for (const std::int64_t page_size : {1, 8, 13, 104}) {
+        Case paged = dense;
+        paged.page_size = page_size;
+        Call cache(paged);
+        copy_rows(call, cache);
+        on_every_runner(paged, [&](Runner& runner) {
+          EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
+        });
+      }
+    }
+  }
+}
+
+TEST(Contract18_Caches, EightBitPagesGiveTheBitsOfContiguousOnes) {
+  for (const DType keys : eight_bits) {
+    for (const std::int64_t seqlen_q : {1, 3, 70}) {
+      Case dense = plain_case(DType::bf16);
+      dense.key_dtype = keys;
+      dense.scales = 2;
+      dense.batch = 1;
+      dense.seqlen_q = seqlen_q;
+      dense.seqlen_k = 304;
+      dense.used_k = {299};
+      dense.options.causal = true;
+      Call call(dense);
+      for (const std::int64_t page_size : {1, 16, 19}) {
+        Case paged = dense;
+        paged.page_size = page_size;
+        Call cache(paged);
+        copy_rows(call, cache);
+        on_every_runner(paged, [&](Runner& runner) {
+          EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
+        });
+      }
+    }
+  }
+}
+
+/// A decoding step alone, and beside the prefill of another request of 129 tokens.
+TEST(Contract18_Caches, ARequestDoesNotNoticeAPrefillBesideIt) {
+  for (const bool eight_bit : {false, true}) {
+    Case both = cache_case(DType::bf16, 16);
+    if (eight_bit) both.key_dtype = DType::e4m3;
+    both.batch = 2;
+    both.packed_q = true;
+    both.lengths_q = {1, 129};
+    both.seqlen_k = 1600;
+    both.used_k = {1555, 129};
+    both.options.causal = true;
+    Case alone = both;
+    alone.batch = 1;
+    alone.lengths_q = {1};
+    alone.used_k = {1555};
+    Call pair(both), single(alone);
+    copy(pair.q, single.q, 0, 0, single.q.numel());
+    for (std::int64_t i = 0; i * both.page_size < alone.used_k[0]; ++i) {
+      single.page_table.set(i, static_cast<double>(i));
+      const auto page = static_cast<std::int64_t>(pair.page_table.get(i));
+      const std::int64_t inner = both.page_size * both.heads_kv * both.head_dim_qk;
+      copy(pair.k, single.k, page * inner, i * inner, inner);
+      copy(pair.v, single.v, page * inner, i * inner, inner);
+    }
+    on_every_runner(both, [&](Runner& runner) {
+      for (const int threads : {1, 2, 3}) {
+        pair.spec.threads = threads;
+        const Results together = run(runner, pair, false);
+        const Results apart = run(runner, single, false);
+        const auto row = static_cast<std::ptrdiff_t>(apart[0].size());
+        const std::vector<std::byte> first(together[0].begin(), together[0].begin() + row);
+        EXPECT_TRUE(same_bits(first, apart[0])) << threads;
+      }
+    });
+  }
+}
+
+/// 32,768 pages of a sequence, in a cache of more elements than 32 bits count: entries of the table and
+/// offsets of pages need 64 bits.
+TEST(Contract12_Caches, ThirtyTwoThousandPagesOfALargeCache) {
+  Case c;
+  c.dtype = c.out_dtype = DType::bf16;
+  c.seqlen_q = 1;
+  c.heads_q = c.heads_kv = 1;
+  c.page_size = 1;
+  c.seqlen_k = 32768;
+  c.used_k = {32768};
+  c.k.pad = c.v.pad = 65536;
+  c.k.sparse = c.v.sparse = true;
+  run_everywhere(c);
+}
+
+/// Whatever the table, the lengths, the padding and the index hold: nothing is read or written out of bounds.
+TEST(Contract12_Caches, NoAccessOutOfBoundsWhateverTheyContain) {
+  const std::vector<double> nonsense{-1, 0, 1, 7, 100, 2147483647, -2147483648.0};
+  for (const DType metadata : {DType::i32, DType::i64}) {
+    for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+      Case c = cache_case(DType::bf16, 16);
+      c.metadata = metadata;
+      c.leftpad = {1, 2, 3};
+      if (seed % 2 == 0) {
+        c.page_size = 0;
+        c.cache_index = {0, 1, 2};
+        c.cache_batch = 3;
+      }
+      c.k.ends_at_guard = c.v.ends_at_guard = c.out.ends_at_guard = true;
+      Call call(c);
+      Random random(seed);
+      for (Box* box : {&call.k, &call.v}) fill(*box, random, 1.0);
+      for (Box* box : {&call.page_table, &call.leftpad_k, &call.cache_batch_idx, &call.seqused_k}) {
+        for (std::int64_t n = 0; box->given() && n < box->numel(); ++n) {
+          box->set(n, nonsense[static_cast<std::size_t>(random.between(0, 6))]);
+        }
+      }
+      on_every_runner(c, [&](Runner& runner) {
+        call.prepare(Pass::forward);
+        runner.forward(call);
+        EXPECT_EQ(call.out.changed_outside(), "");
+        for (const double value : call.out.values()) ASSERT_FALSE(std::isnan(value));
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::harness

@@ -1,0 +1,100 @@
+// Calls whose k and v are a cache: where each row lies, and the same rows as dense tensors.
+#include <limits>
+#include <numeric>
+
+#include "call.hpp"
+
+namespace tandem::harness {
+
+std::int64_t Case::cache_rows(std::int64_t b) const {
+  return used_k.empty() ? seqlen_k : used_k[static_cast<std::size_t>(b)];
+}
+
+std::int64_t Case::cache_padding(std::int64_t b) const {
+  return leftpad.empty() ? 0 : leftpad[static_cast<std::size_t>(b)];
+}
+
+Box vector_box(DType dtype, const std::vector<double>& values) {
+  Layout layout;
+  layout.ends_at_guard = true;  // metadata is where an access out of bounds is likeliest
+  Box box(dtype, {static_cast<std::int64_t>(values.size())}, layout, false);
+  for (std::size_t n = 0; n < values.size(); ++n) box.set(static_cast<std::int64_t>(n), values[n]);
+  return box;
+}
+
+std::pair<std::int64_t, std::int64_t> Call::cache_place(std::int64_t b, std::int64_t row) const {
+  if (spec.page_size > 0) {
+    const std::int64_t entry = b * spec.pages_per_sequence() + row / spec.page_size;
+    return {static_cast<std::int64_t>(page_table.get(entry)), row % spec.page_size};
+  }
+  if (!spec.cache_index.empty()) return {spec.cache_index[static_cast<std::size_t>(b)], row};
+  return {b, row};
+}
+
+/// The table of pages, in a random order with two pages that nobody uses, and what else says where keys are.
+/// NaN wherever no sequence has a row, and nonsense in entries that no row needs.
+void Call::make_cache(Random& random) {
+  const Case& c = spec;
+  if (c.page_size > 0) {
+    std::vector<double> pages(static_cast<std::size_t>(k.view().shape[0]));
+    std::iota(pages.begin(), pages.end(), 0.0);
+    for (std::size_t n = pages.size(); n-- > 1;) {
+      std::swap(pages[n], pages[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(n)))]);
+    }
+    Layout layout;
+    layout.ends_at_guard = true;
+    page_table = Box(c.metadata, {c.batch, c.pages_per_sequence()}, layout, false);
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      for (std::int64_t i = 0; i < c.pages_per_sequence(); ++i) {
+        const std::int64_t entry = b * c.pages_per_sequence() + i;
+        const bool needed = i * c.page_size < c.cache_rows(b);
+        page_table.set(entry, needed ? pages[static_cast<std::size_t>(entry)]
+                                     : random.pick({-1.0, 2147483647.0, -2147483648.0, 0.0}));
+      }
+    }
+  }
+  if (!c.leftpad.empty()) leftpad_k = vector_box(c.metadata, {c.leftpad.begin(), c.leftpad.end()});
+  if (!c.cache_index.empty()) {
+    cache_batch_idx = vector_box(c.metadata, {c.cache_index.begin(), c.cache_index.end()});
+  }
+  poison_cache(k, c.k);
+  poison_cache(v, c.v);
+}
+
+void Call::poison_cache(Box& box, const Layout& layout) const {
+  if (layout.expanded != 0) return;
+  const std::int64_t inner = spec.heads_kv * box.view().shape[3];
+  const std::int64_t rows = box.view().shape[1];
+  std::vector<bool> used(static_cast<std::size_t>(box.view().shape[0] * rows), false);
+  for (std::int64_t b = 0; b < spec.batch; ++b) {
+    for (std::int64_t row = spec.cache_padding(b); row < spec.cache_rows(b); ++row) {
+      const auto [entry, at] = cache_place(b, row);
+      used[static_cast<std::size_t>(entry * rows + at)] = true;
+    }
+  }
+  for (std::size_t n = 0; n < used.size(); ++n) {
+    if (used[n]) continue;
+    for (std::int64_t i = 0; i < inner; ++i) {
+      box.set(static_cast<std::int64_t>(n) * inner + i, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
+Box Call::dense_keys(const Box& cache) const {
+  const std::int64_t dim = cache.view().shape[3];
+  const std::int64_t inner = spec.heads_kv * dim;
+  Box dense(cache.dtype(), {spec.batch, spec.seqlen_k, spec.heads_kv, dim}, {}, false);
+  for (std::int64_t b = 0; b < spec.batch; ++b) {
+    const std::int64_t first = spec.cache_padding(b);
+    for (std::int64_t row = first; row < spec.cache_rows(b); ++row) {
+      const auto [entry, at] = cache_place(b, row);
+      for (std::int64_t i = 0; i < inner; ++i) {
+        dense.set((b * spec.seqlen_k + row - first) * inner + i,
+                  cache.get((entry * cache.view().shape[1] + at) * inner + i));
+      }
+    }
+  }
+  return dense;
+}
+
+}  // namespace tandem::harness

@@ -1,0 +1,108 @@
+// The kernels of append_kv and merge in the emulator: the contract's tests with them as the backend, and what
+// the CPU has no counterpart of. The main is here, since it chooses the runner.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "api/make_merge_job.hpp"
+#include "cache/emulated_cache.hpp"
+#include "gpu/append_params.hpp"
+#include "launch.hpp"
+#include "plan/append_plan.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+/// More parts than the kernel's parameters have room for, at even distances in one tensor.
+TEST(MergeKernel, TakesAnyNumberOfPartsInOneTensor) {
+  constexpr std::int64_t parts = 100;
+  constexpr std::int64_t rows = 3;
+  constexpr std::int64_t heads = 2;
+  constexpr std::int64_t dim = 12;
+  std::vector<float> outs(parts * rows * heads * dim);
+  std::vector<float> lses(parts * heads * rows);
+  harness::Random random(9);
+  for (float& x : outs) x = static_cast<float>(random.normal());
+  for (float& x : lses) x = static_cast<float>(2.0 * random.normal());
+  std::vector<float> out(rows * heads * dim);
+  std::vector<float> lse(heads * rows);
+  std::vector<float> expected(out.size());
+  std::vector<float> expected_lse(lse.size());
+  std::vector<ConstTensor> out_views;
+  std::vector<ConstTensor> lse_views;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    out_views.emplace_back(outs.data() + i * rows * heads * dim, DType::f32,
+                           std::initializer_list<std::int64_t>{rows, heads, dim});
+    lse_views.emplace_back(lses.data() + i * heads * rows, DType::f32,
+                           std::initializer_list<std::int64_t>{heads, rows});
+  }
+  merge({.outs = out_views,
+         .lses = lse_views,
+         .out = Tensor(expected.data(), DType::f32, {rows, heads, dim}),
+         .lse = Tensor(expected_lse.data(), DType::f32, {heads, rows})});
+  const MergeJob job = make_merge_job({.outs = out_views,
+                                       .lses = lse_views,
+                                       .out = Tensor(out.data(), DType::f32, {rows, heads, dim}),
+                                       .lse = Tensor(lse.data(), DType::f32, {heads, rows})});
+  ASSERT_TRUE(gpu::parts_are_even(job));
+  emulator::Options options;
+  options.buffers = {emulator::readable(outs), emulator::readable(lses), emulator::writable(out),
+                     emulator::writable(lse)};
+  emulate_merge(job, options);
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-6);
+  for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], expected_lse[i], 1e-6 * std::abs(lse[i]));
+}
+
+/// Tokens of more than one batch of a block, with some that go to one row in different batches.
+TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
+  harness::AppendCase c;
+  c.heads_kv = 1;
+  c.head_dim = 16;
+  c.head_dim_v = 8;
+  c.entries = 70;
+  c.entry_rows = 16;
+  for (std::int64_t n = 0; n < 2100; ++n) c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
+  harness::AppendCall call(c);
+  EmulatedCache runner;
+  call.prepare();
+  runner.append(call);
+  EXPECT_TRUE(call.correct());
+}
+
+TEST(AppendKernel, TheConfigFollowsFromTheJob) {
+  AppendJob job;
+  alignas(16) static std::byte memory[64];
+  job.k_new = {.data = memory, .dtype = DType::bf16, .row_stride = 64, .head_stride = 64};
+  job.k_cache = {.data = memory, .dtype = DType::e4m3, .row_stride = 64, .head_stride = 64};
+  job.head_dim_k = 64;
+  EXPECT_EQ(choose_append_config(job), (AppendConfig{.from = Stored::bf16, .to = Stored::e4m3}));
+  job.k_cache.data = memory + 4;
+  EXPECT_FALSE(choose_append_config(job).vectors);
+  job.k_cache.data = memory + 8;
+  EXPECT_TRUE(choose_append_config(job).vectors);
+  job.head_dim_k = 60;
+  EXPECT_FALSE(choose_append_config(job).vectors);
+  job.head_dim_k = 64;
+  job.cos = job.sin = {.data = memory, .dtype = DType::bf16, .row_stride = 32};
+  job.interleaved = true;
+  EXPECT_EQ(choose_append_config(job), (AppendConfig{.from = Stored::bf16,
+                                                     .to = Stored::e4m3,
+                                                     .rotary = true,
+                                                     .interleaved = true,
+                                                     .f32_tables = false}));
+}
+
+/// What has nothing for the emulator: errors before a launch, and calls past the runner.
+constexpr const char* filter = "-*KAndVInterleavedInOneTensor:*WithCheckTwoTokens*";
+
+}  // namespace
+}  // namespace tandem::kernel_tests
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = tandem::kernel_tests::filter;
+  static tandem::kernel_tests::EmulatedCache runner;
+  tandem::harness::use_only(runner);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,115 @@
+#include "cache/emulated_cache.hpp"
+
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "api/append_builder.hpp"
+#include "api/make_merge_job.hpp"
+#include "emulated_call.hpp"
+#include "gpu/append_params.hpp"
+#include "kernels/common/append.cuh"
+#include "kernels/common/merge.cuh"
+#include "launch.hpp"
+#include "plan/append_plan.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+constexpr bool is_code(Stored type) {
+  return type == Stored::e4m3 || type == Stored::s8;
+}
+
+/// The Configs that are compiled here: every kind of rows and caches; f16, which differs from bf16 by two
+/// instructions, to its own dtype alone.
+constexpr bool is_compiled(const AppendConfig& c) {
+  if (is_code(c.from)) return c.to == c.from && !c.rotary && !c.interleaved && c.f32_tables;
+  if (c.to != c.from && !is_code(c.to)) return false;
+  if (c.from == Stored::f16 && c.to != Stored::f16) return false;
+  return c.rotary || (!c.interleaved && c.f32_tables);
+}
+
+constexpr AppendConfig append_config(int n) {
+  return {.from = static_cast<Stored>(n % 5),
+          .to = static_cast<Stored>(n / 5 % 5),
+          .rotary = n / 25 % 2 != 0,
+          .interleaved = n / 50 % 2 != 0,
+          .f32_tables = n / 100 % 2 != 0,
+          .vectors = n / 200 % 2 != 0};
+}
+constexpr int append_kinds = 400;
+
+using AppendKernel = void (*)(AppendParams);
+template <int n>
+constexpr AppendKernel append_kernel() {
+  if constexpr (is_compiled(append_config(n))) {
+    return &tandem::append<append_config(n)>;
+  } else {
+    return nullptr;
+  }
+}
+template <int... n>
+AppendKernel find(const AppendConfig& config, std::integer_sequence<int, n...>) {
+  AppendKernel found = nullptr;
+  ((config == append_config(n) ? void(found = append_kernel<n>()) : void()), ...);
+  return found;
+}
+
+constexpr MergeConfig merge_config(int n) {
+  return {.from = static_cast<Stored>(n % 3), .to = static_cast<Stored>(n / 3 % 3), .vectors = n / 9 != 0};
+}
+using MergeKernel = void (*)(MergeParams);
+template <int... n>
+MergeKernel find(const MergeConfig& config, std::integer_sequence<int, n...>) {
+  MergeKernel found = nullptr;
+  ((config == merge_config(n) ? void(found = &tandem::merge<merge_config(n)>) : void()), ...);
+  return found;
+}
+
+}  // namespace
+
+void emulate_append(const AppendJob& job, const emulator::Options& options) {
+  const AppendKernel kernel =
+      find(choose_append_config(job), std::make_integer_sequence<int, append_kinds>());
+  if (kernel == nullptr) throw std::logic_error("no kernel was compiled for it");
+  const auto grid = static_cast<unsigned>(gpu::append_grid(job, 1));
+  if (grid == 0) return;
+  emulator::launch(kernel, gpu::make_append_params(job),
+                   {.blocks = grid, .threads = append_threads, .shared_bytes = append_shared_bytes}, options);
+}
+
+void emulate_merge(const MergeJob& job, const emulator::Options& options) {
+  const MergeKernel kernel = find(choose_merge_config(job), std::make_integer_sequence<int, 18>());
+  const auto grid = static_cast<unsigned>(gpu::merge_grid(job, 1));
+  if (grid == 0) return;
+  emulator::launch(kernel, gpu::make_merge_params(job), {.blocks = grid, .threads = merge_threads}, options);
+}
+
+std::string EmulatedCache::refuses_append(const harness::AppendCase& c) const {
+  return c.dtype == DType::f16 && c.cache_dtype != c.dtype ? "not compiled here" : "";
+}
+
+std::string EmulatedCache::refuses_merge(const harness::MergeCase& /*c*/) const {
+  return {};
+}
+
+void EmulatedCache::append(harness::AppendCall& call) {
+  emulator::Options options;
+  add_buffers(options,
+              {&call.k_new, &call.v_new, &call.cu_seqlens_new, &call.seqused_new, &call.page_table,
+               &call.cache_batch_idx, &call.leftpad_k, &call.cache_seqlens, &call.slot_mapping, &call.k_scale,
+               &call.v_scale, &call.rotary_cos, &call.rotary_sin, &call.rotary_offsets, &call.q},
+              false);
+  add_buffers(options, {&call.k_cache, &call.v_cache, &call.q_out}, true);
+  emulate_append(make_append_job(call.args()), options);
+}
+
+void EmulatedCache::merge(harness::MergeCall& call) {
+  emulator::Options options;
+  for (harness::Box& box : call.outs) add_buffers(options, {&box}, false);
+  for (harness::Box& box : call.lses) add_buffers(options, {&box}, false);
+  add_buffers(options, {&call.out, &call.lse}, true);
+  emulate_merge(make_merge_job(call.args()), options);
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,32 @@
+// The kernels of append_kv and merge in the emulator, as a backend of the contract's tests.
+#pragma once
+
+#include <cstdint>
+
+#include "harness/runner.hpp"
+#include "problem/append_job.hpp"
+#include "problem/merge_job.hpp"
+
+namespace tandem::emulator {
+struct Options;
+}
+
+namespace tandem::kernel_tests {
+
+class EmulatedCache : public harness::Runner {
+ public:
+  [[nodiscard]] std::string name() const override { return "emulated"; }
+  [[nodiscard]] std::string refuses(const harness::Case&) const override { return "caches alone"; }
+  [[nodiscard]] std::string refuses_append(const harness::AppendCase& c) const override;
+  [[nodiscard]] std::string refuses_merge(const harness::MergeCase& c) const override;
+  void forward(harness::Call&) override {}
+  void backward(harness::Call&) override {}
+  void append(harness::AppendCall& call) override;
+  void merge(harness::MergeCall& call) override;
+};
+
+/// Runs the kernels that the plan chooses, on memory that `options` names.
+void emulate_append(const AppendJob& job, const emulator::Options& options);
+void emulate_merge(const MergeJob& job, const emulator::Options& options);
+
+}  // namespace tandem::kernel_tests

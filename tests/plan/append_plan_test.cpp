@@ -1,0 +1,124 @@
+// The plans of append_kv and merge: one launch or none, and what the kernels refuse.
+#include "plan/append_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "kernels/config/fields.hpp"
+#include "plan/plan_gpu.hpp"
+
+namespace tandem {
+namespace {
+
+AppendJob append_job() {
+  alignas(16) static std::array<std::byte, 64> memory;
+  AppendJob job;
+  job.device = {.kind = Device::Kind::cuda, .index = 0};
+  job.batch = 8;
+  job.rows_new = 100;
+  job.heads_kv = 2;
+  job.head_dim_k = 64;
+  job.entries = 8;
+  job.entry_rows = 1000;
+  job.k_new = {.data = memory.data(),
+               .dtype = DType::bf16,
+               .batch_stride = 12800,
+               .row_stride = 128,
+               .head_stride = 64};
+  job.k_cache = job.k_new;
+  return job;
+}
+
+/// Two parts of `rows` rows beside one another.
+MergeJob merge_job(std::int64_t rows, std::size_t parts) {
+  static std::array<float, 65536> memory;
+  MergeJob job;
+  job.device = {.kind = Device::Kind::cuda, .index = 0};
+  job.batch = 1;
+  job.rows = rows;
+  job.heads = 1;
+  job.head_dim = 4;
+  job.out = {.data = memory.data(), .dtype = DType::bf16, .row_stride = 4};
+  for (std::size_t i = 0; i < parts; ++i) {
+    job.parts.push_back({.out = {.data = memory.data() + 64 * i, .row_stride = 4},
+                         .lse = {.data = memory.data() + 8 * i, .row_stride = 1}});
+  }
+  return job;
+}
+
+template <typename Plan>
+std::string objection(const Plan& plan) {
+  try {
+    plan();
+  } catch (const Error& error) {
+    return error.status() == Status::unsupported ? error.what() : "another status";
+  }
+  return "none";
+}
+
+TEST(AppendPlan, IsOneLaunch) {
+  const AppendJob job = append_job();
+  const gpu::AppendSteps steps = append_steps(job, choose_append_config(job), 132);
+  ASSERT_EQ(steps.list.size(), 1U);
+  EXPECT_EQ(steps.list.begin()->kernel, gpu::Kernel::append);
+  EXPECT_EQ(steps.list.begin()->grid, 4U * 132U);
+}
+
+TEST(AppendPlan, HasNoMoreBlocksThanTokens) {
+  AppendJob job = append_job();
+  job.rows_new = 1;
+  EXPECT_EQ(append_steps(job, choose_append_config(job), 132).list.begin()->grid, 8U);
+}
+
+TEST(AppendPlan, LaunchesNothingForNothing) {
+  AppendJob job = append_job();
+  job.rows_new = 0;
+  EXPECT_TRUE(append_steps(job, choose_append_config(job), 132).list.empty());
+  job = append_job();
+  job.heads_kv = 0;
+  EXPECT_TRUE(append_steps(job, choose_append_config(job), 132).list.empty());
+  const MergeJob none = merge_job(0, 2);
+  EXPECT_TRUE(merge_steps(none, choose_merge_config(none), 132).list.empty());
+}
+
+TEST(AppendPlan, RefusesMoreTokensThanItCounts) {
+  AppendJob job = append_job();
+  job.rows_new = std::int64_t{1} << 30;
+  EXPECT_EQ(objection([&] { plan_append(job); }),
+            "an extent of 8589934592 is above the GPU kernels' 1073741823; split the append");
+}
+
+TEST(MergePlan, IsOneLaunchOfAWarpARow) {
+  const MergeJob job = merge_job(20, 2);
+  const gpu::MergeSteps steps = merge_steps(job, choose_merge_config(job), 132);
+  ASSERT_EQ(steps.list.size(), 1U);
+  EXPECT_EQ(steps.list.begin()->grid, 3U);
+  EXPECT_EQ(choose_merge_config(job), (MergeConfig{.from = Stored::f32, .to = Stored::bf16}));
+}
+
+TEST(MergePlan, RefusesPartsOfOtherStridesAndTooManyPlaces) {
+  MergeJob job = merge_job(2, 3);
+  job.parts[2].lse.row_stride = 2;
+  EXPECT_EQ(
+      objection([&] { plan_merge(job); }),
+      "outs[2] or its lse has other strides than outs[0]; on a GPU all parts have one layout: make them "
+      "contiguous");
+  job = merge_job(2, 65);
+  job.parts[7].out.data = static_cast<float*>(job.parts[7].out.data) + 4;
+  EXPECT_EQ(objection([&] { plan_merge(job); }),
+            "outs has 65 parts in places of their own, above the GPU kernel's 64; stack them in one tensor");
+}
+
+TEST(AppendPlan, ShipsEachConfigOnce) {
+  const std::vector<AppendConfig> configs = shipped_append_configs();
+  for (std::size_t i = 0; i < configs.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j)
+      EXPECT_NE(gpu::expression_of(configs[i]), gpu::expression_of(configs[j]));
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,400 @@
+"""Caches behind FlashAttention-3's and vLLM's names, as engines use them: pages in any order, NaN in unused
+rows, slices of tables and of results, sequences without rows, appending with a rotary embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import tandem
+import torch
+from pages import paged, row_of, used
+from tandem import flash_attn, vllm_flash_attn
+from tandem.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+from test_forward import DTYPES
+
+LENGTHS = [53, 20, 0, 1]
+SINK = torch.tensor([-1.0, 0.5, 2.0, 7.0])
+
+
+def cache(dtype: torch.dtype = torch.float32, rows: int = 53) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, rows, 2, 32).to(dtype), torch.randn(4, rows, 2, 32).to(dtype)
+
+
+def check(
+    got: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], **options: Any
+) -> None:
+    """The result and the LSE of (batch, seqlen_q, heads, head_dim), each sequence by the plain formula."""
+    out, lse = got
+    for b, n in enumerate(lengths):
+        inputs = q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n]
+        expected, expected_lse = oracle.exact(*inputs, **options)
+        same = () if q.dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
+        oracle.assert_close(out[b : b + 1], expected, *same)
+        oracle.assert_close(lse[b : b + 1], expected_lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("page_size", [1, 16, 20])
+@pytest.mark.parametrize("seqlen_q", [1, 3])
+def test_pages(dtype: torch.dtype, page_size: int, seqlen_q: int) -> None:
+    q, (k, v) = torch.randn(4, seqlen_q, 4, 32).to(dtype), cache(dtype)
+    k_pages, v_pages, table = paged(k, v, LENGTHS, page_size)
+    wide = torch.full((6, table.shape[1] + 3), 1 << 30, dtype=torch.int32)
+    wide[1:5, 2:-1] = table
+    options: dict[str, Any] = {"causal": True, "softcap": 3.0}
+    given = {
+        "cache_seqlens": used(LENGTHS),
+        "window_size": (30, 0),
+        "return_softmax_lse": True,
+        "s_aux": SINK.bfloat16(),
+    }
+    for name, each in (("page_table", table), ("block_table", wide[1:5, 2:-1])):
+        got = flash_attn_with_kvcache(q, k_pages, v_pages, **given, **options, **{name: each})
+        check(got, q, k, v, LENGTHS, window=(30, 0), sink=SINK, **options)
+
+
+def test_hints_change_nothing() -> None:
+    q, (k, v) = torch.randn(4, 2, 4, 32), cache()
+    k_pages, v_pages, table = paged(k, v, LENGTHS, 16)
+    given = {"cache_seqlens": used(LENGTHS), "page_table": table, "causal": True}
+    expected = flash_attn_with_kvcache(q, k_pages, v_pages, **given)
+    metadata = flash_attn.get_scheduler_metadata(
+        4, 2, 53, 4, 2, 32, given["cache_seqlens"], page_size=16, causal=True
+    )
+    assert metadata.dtype == torch.int32 and metadata.numel() == 0
+    for hints in (
+        {"scheduler_metadata": metadata, "num_splits": 4},
+        {
+            "scheduler_metadata": torch.zeros(9, dtype=torch.int32),
+            "pack_gqa": True,
+            "sm_margin": 8,
+            "max_seqlen_q": 0,
+        },
+    ):
+        assert torch.equal(flash_attn_with_kvcache(q, k_pages, v_pages, **given, **hints), expected)
+
+
+def test_chosen_entries_behind_padding() -> None:
+    q, (k, v) = torch.randn(3, 2, 4, 32), cache()
+    index, padding, lengths = torch.tensor([2, 0, 2]), torch.tensor([7, 0, 10]), [20, 53, 40]
+    given = {"cache_batch_idx": index, "cache_leftpad": padding}
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=used(lengths), **given, causal=True)
+    for b in range(3):
+        rows = (slice(index[b], index[b] + 1), slice(padding[b], lengths[b]))
+        oracle.assert_close(out[b : b + 1], oracle.exact(q[b : b + 1], k[rows], v[rows], causal=True)[0])
+    # an integer counts for each sequence of the call, not of the cache
+    assert flash_attn_with_kvcache(q[:2], k, v, cache_seqlens=9, cache_batch_idx=index[:2]).shape == (
+        2,
+        2,
+        4,
+        32,
+    )
+
+
+def test_varlen_queries_some_without_rows() -> None:
+    (k, v), cu, lengths = cache(), torch.tensor([0, 3, 3, 5, 6], dtype=torch.int32), [53, 20, 0, 1]
+    q = torch.randn(8, 4, 32)  # two rows past the last sequence
+    k_pages, v_pages, table = paged(k, v, lengths, 16)
+    given = {"seqused_k": used(lengths), "block_table": table, "causal": True, "return_lse": True}
+    out, lse = flash_attn_varlen_func(q, k_pages, v_pages, cu, None, 3, 1 << 20, num_splits=7, **given)
+    for b, n in enumerate(lengths):
+        rows = slice(int(cu[b]), int(cu[b + 1]))
+        expected = oracle.exact(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True)
+        oracle.assert_close(out[None, rows], expected[0])
+        oracle.assert_close(lse[None, :, rows], expected[1])
+    assert torch.equal(out[6:], torch.zeros(2, 4, 32)) and (lse[:, 6:] == -torch.inf).all()
+    empty = flash_attn_varlen_func(
+        q[:0], k_pages, v_pages, cu * 0, None, 0, 0, seqused_k=used(lengths), block_table=table
+    )
+    assert empty.shape == (0, 4, 32)
+    with pytest.raises(tandem.InvalidArgumentError, match="^block_table is given without seqused_k"):
+        flash_attn_varlen_func(q, k_pages, v_pages, cu, None, block_table=table)
+
+
+def test_results_of_the_callers() -> None:
+    (k, v), cu = cache(), torch.tensor([0, 3, 3, 5, 6])
+    k_pages, v_pages, table = paged(k, v, LENGTHS, 16)
+    q, buffer = torch.randn(6, 4, 32), torch.full((9, 4, 40), torch.nan)
+    given = {"seqused_k": used(LENGTHS), "block_table": table, "causal": True}
+    expected, expected_lse = flash_attn_varlen_func(q, k_pages, v_pages, cu, None, **given, return_lse=True)
+    mine = buffer[2:8, :, 8:]
+    out, lse = flash_attn_varlen_func(q, k_pages, v_pages, cu, None, **given, return_lse=True, out=mine)
+    assert out is mine and torch.equal(mine, expected) and torch.equal(lse, expected_lse)
+    assert buffer.isnan().sum() == buffer.numel() - mine.numel()
+    assert (
+        flash_attn_varlen_func(q, k_pages, v_pages, cu, None, **given, out=mine, attention_chunk=16) is mine
+    )
+
+
+@pytest.mark.parametrize("chunk", [7, 16])
+def test_chunks_of_a_cache(chunk: int) -> None:
+    q, (k, v) = torch.randn(4, 3, 4, 32), cache()
+    k_pages, v_pages, table = paged(k, v, LENGTHS, 8)
+    options: dict[str, Any] = {"cache_seqlens": used(LENGTHS), "causal": True, "attention_chunk": chunk}
+    expected = flash_attn_with_kvcache(q, k, v, **options)
+    torch.testing.assert_close(
+        flash_attn_with_kvcache(q, k_pages, v_pages, page_table=table, **options), expected
+    )
+    chosen = flash_attn_with_kvcache(
+        q[:, :1], k.flip(0), v.flip(0), cache_batch_idx=torch.tensor([3, 2, 1, 0]), **options
+    )
+    torch.testing.assert_close(chosen, flash_attn_with_kvcache(q[:, :1], k, v, **options))
+    with pytest.raises(tandem.UnsupportedError, match="^attention_chunk is given with cache_leftpad"):
+        flash_attn_with_kvcache(q, k, v, cache_leftpad=used([0] * 4), **options)
+
+
+def rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int, interleaved: bool
+) -> torch.Tensor:
+    """One row (heads, head_dim) by complex numbers."""
+    half = cos.shape[1]
+    x = x.double()
+    pairs = x[:, : 2 * half].unflatten(1, (half, 2) if interleaved else (2, half))
+    pairs = pairs if interleaved else pairs.transpose(1, 2)
+    angle = torch.complex(cos[position].double(), sin[position].double())
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angle)
+    turned = (turned if interleaved else turned.transpose(1, 2)).flatten(1)
+    return torch.cat([turned, x[:, 2 * half :]], 1).to(torch.float32)
+
+
+@pytest.mark.parametrize("place", ["contiguous", "pages", "chosen entries"])
+@pytest.mark.parametrize("rotary", [None, "neighbours", "halves"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_append(place: str, rotary: str | None, causal: bool) -> None:
+    before, after = [30, 20, 0, 5], [33, 23, 3, 8]
+    q, (k, v), (new_k, new_v) = torch.randn(4, 3, 4, 32), cache(rows=33), cache(rows=3)
+    whole_k, whole_v = (torch.cat([t, torch.zeros(4, 3, 2, 32)], 1) for t in (k, v))
+    angles = torch.randn(40, 8)
+    tables = (angles.cos(), angles.sin())
+    expected_q = q.clone()
+    for b, n in enumerate(before):
+        for j in range(3):
+            turned = new_k[b, j]
+            if rotary is not None:
+                turned = rotated(turned, *tables, n + j, rotary == "neighbours")
+                expected_q[b, j] = rotated(q[b, j], *tables, n + j if causal else n, rotary == "neighbours")
+            whole_k[b, n + j], whole_v[b, n + j] = turned, new_v[b, j]
+    given: dict[str, Any] = {"cache_seqlens": used(before), "causal": causal, "return_softmax_lse": True}
+    if rotary is not None:
+        given |= {
+            "rotary_cos": tables[0],
+            "rotary_sin": tables[1],
+            "rotary_interleaved": rotary == "neighbours",
+        }
+    if place == "pages":
+        k_cache, v_cache, given["page_table"] = paged(k, v, after, 8)
+    elif place == "chosen entries":
+        k_cache, v_cache = k.flip(0).clone(), v.flip(0).clone()
+        given["cache_batch_idx"] = torch.tensor([3, 2, 1, 0])
+    else:
+        k_cache, v_cache = k.clone(), v.clone()
+    untouched = k_cache.clone()
+    got = flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given)
+    check(got, expected_q, whole_k, whole_v, after, causal=causal)
+    if place == "pages":
+        for b, n in enumerate(before):
+            torch.testing.assert_close(row_of(k_cache, given["page_table"], b, n + 2), whole_k[b, n + 2])
+            assert torch.equal(row_of(v_cache, given["page_table"], b, n), whole_v[b, n])
+        changed = (k_cache != untouched) & ~(k_cache.isnan() & untouched.isnan())
+        assert changed.flatten(2).any(-1).sum() == 12
+        # the same rows, packed, and places of another beginning
+        given |= {
+            "cu_seqlens_k_new": torch.tensor([0, 3, 6, 9, 12]),
+            "cu_seqlens_q": torch.tensor([0, 3, 6, 9, 12]),
+        }
+        if rotary is not None:
+            given["rotary_seqlens"] = used(before)
+        packed = (t.flatten(0, 1) for t in (new_k, new_v))
+        out, lse = flash_attn_with_kvcache(q.flatten(0, 1), k_cache, v_cache, *packed, **given)
+        torch.testing.assert_close(out.unflatten(0, (4, 3)), got[0])
+        torch.testing.assert_close(lse.unflatten(1, (4, 3)).transpose(0, 1), got[1])
+
+
+def test_ragged_append_and_where_it_does_not_fit() -> None:
+    q, (k, v) = torch.randn(4, 1, 4, 32), cache(rows=24)
+    k_cache, v_cache, table = paged(k, v, [24, 24, 8, 24], 8)
+    new_k, new_v = torch.randn(6, 2, 32), torch.randn(6, 2, 32)
+    cu, before = torch.tensor([0, 2, 2, 5, 5]), used([22, 24, 5, 9])
+    given: dict[str, Any] = {
+        "page_table": table,
+        "cu_seqlens_k_new": cu,
+        "cache_seqlens": before,
+        "causal": True,
+    }
+    out = flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given)
+    k[0, 22:], v[0, 22:], k[2, 5:8], v[2, 5:8] = new_k[:2], new_v[:2], new_k[2:5], new_v[2:5]
+    check(
+        (out, tandem.attention(q, k, v, seqused_k=used([24, 24, 8, 9]), return_lse=True)[1]),
+        q,
+        k,
+        v,
+        [24, 24, 8, 9],
+    )
+    kept = k_cache.clone(), v_cache.clone()
+    for change, message in (
+        (
+            {"cache_seqlens": used([23, 24, 5, 9])},
+            r"cache_seqlens\[0\] is 23; 2 rows more are rows 23 to 24, and a s",
+        ),
+        (
+            {"cache_seqlens": used([22, 24, 6, 9])},
+            r"page_table\[2, 1\] is -1; row 8 of sequence 2 is appended there",
+        ),
+        ({"cache_seqlens": used([22, 24, -1, 9])}, r"cache_seqlens\[2\] is -1; 3 rows more"),
+        ({"cache_seqlens": None}, "k is given without cache_seqlens"),
+        (
+            {"cu_seqlens_k_new": torch.tensor([0, 2, 1, 5, 5])},
+            r"cu_seqlens_k_new is \[0, 2, 1, 5, 5\]; offsets asc",
+        ),
+        ({"cu_seqlens_k_new": None}, r"k has shape \(6, 2, 32\); pass \(4, seqlen_new"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"rotary_cos": torch.ones(8, 4)}, "rotary_cos and rotary_sin belong together"),
+        (
+            {"rotary_cos": torch.ones(8, 4), "rotary_sin": torch.ones(8, 4)},
+            "k has positions 5 to 23, but rotary_cos has 8",
+        ),
+        (
+            {"rotary_cos": torch.ones(9, 17), "rotary_sin": torch.ones(9, 17)},
+            "rotary_cos has 17 columns, for 34",
+        ),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
+            flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, **given | change)
+    for k_new, message in (
+        (new_k.half(), "k is torch.float16 but k_cache is torch.float32; convert k"),
+        (new_k[:, :1], "k has shape"),
+        (new_k[:5], "v has shape"),
+        (
+            new_k.clone().requires_grad_(),
+            "k is appended to a cache, and one of q, k, v and the caches requires",
+        ),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
+            flash_attn_with_kvcache(q, k_cache, v_cache, k_new, new_v, **given)
+    for a, b in zip((k_cache, v_cache), kept, strict=True):  # nothing was written
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def vllm(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, **options: Any) -> Any:
+    return vllm_flash_attn.flash_attn_varlen_func(q, k, v, 0, cu, 1 << 20, **options)
+
+
+def test_vllms_order_and_what_it_hands_over() -> None:
+    """A step with prefill, decode and a request without rows (padding for CUDA graphs): a result in a slice,
+    descales by expand, a bfloat16 sink, a list for the window, hints."""
+    (k, v), lengths, cu = (
+        cache(torch.bfloat16),
+        [53, 20, 0, 7],
+        torch.tensor([0, 20, 21, 21, 22], dtype=torch.int32),
+    )
+    q, out = torch.randn(22, 4, 32).bfloat16(), torch.full((30, 4, 32), torch.nan, dtype=torch.bfloat16)
+    k_pages, v_pages, table = paged(k, v, lengths, 16)
+    descale = torch.tensor(3.0).expand(4, 2)
+    metadata = vllm_flash_attn.get_scheduler_metadata(4, 20, 53, 4, 2, 32, used(lengths), cu_seqlens_q=cu)
+    options: dict[str, Any] = {
+        "causal": True,
+        "window_size": [40, -1],
+        "softcap": 0.0,
+        "s_aux": SINK.bfloat16(),
+    }
+    options |= {"scheduler_metadata": metadata, "num_splits": 3, "fa_version": 3, "return_softmax_lse": True}
+    got, lse = vllm(
+        q, k_pages, v_pages, cu, seqused_k=used(lengths), block_table=table, out=out[4:26],
+        q_descale=descale, k_descale=descale, v_descale=descale, **options,
+    )  # fmt: skip
+    assert got.data_ptr() == out[4:].data_ptr() and out[:4].isnan().all() and out[26:].isnan().all()
+    for b, n in enumerate(lengths):
+        rows = slice(int(cu[b]), int(cu[b + 1]))
+        inputs = q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n]
+        expected, expected_lse = oracle.exact(*inputs, causal=True, window=(40, -1), sink=SINK)
+        same = oracle.same_dtype(*inputs, causal=True, window=(40, -1), sink=SINK)[0]
+        oracle.assert_close(got[None, rows], expected, same)
+        oracle.assert_close(lse[None, :, rows], expected_lse)
+
+
+def test_vllms_cascade() -> None:
+    """A prefix that all requests share, as one sequence, and the rest of each, joined by their LSE."""
+    (k, v), q = cache(), torch.randn(3, 4, 32)
+    prefix_k, prefix_v = torch.randn(1, 32, 2, 32), torch.randn(1, 32, 2, 32)
+    k_all, v_all = (torch.cat([p.expand(4, -1, -1, -1), t], 1)[:3] for p, t in ((prefix_k, k), (prefix_v, v)))
+    k_pages, v_pages, table = paged(k_all, v_all, [62, 40, 33], 8)
+    cu = torch.arange(4)
+    common, common_lse = vllm(
+        q,
+        k_pages,
+        v_pages,
+        torch.tensor([0, 3]),
+        seqused_k=used([32]),
+        block_table=table[:1],
+        return_softmax_lse=True,
+    )
+    rest, rest_lse = vllm(
+        q,
+        k_pages,
+        v_pages,
+        cu,
+        seqused_k=used([30, 8, 1]),
+        block_table=table[:, 4:],
+        causal=True,
+        return_softmax_lse=True,
+    )
+    share = (common_lse - torch.logaddexp(common_lse, rest_lse)).exp().T[..., None]
+    whole = vllm(q, k_pages, v_pages, cu, seqused_k=used([62, 40, 33]), block_table=table, causal=True)
+    torch.testing.assert_close(common * share + rest * (1 - share), whole)
+
+
+def test_vllms_keys_without_pages() -> None:
+    q, k, v = torch.randn(9, 4, 32), torch.randn(12, 2, 32), torch.randn(12, 2, 32)
+    cu_q, cu_k = torch.tensor([0, 4, 9]), torch.tensor([0, 5, 12])
+    out = vllm(q, k, v, cu_q, cu_seqlens_k=cu_k, causal=True)
+    assert torch.equal(out, tandem.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True))
+    q8, k8, v8 = (t.to(torch.float8_e4m3fn) for t in (q, k, v))
+    descale = torch.tensor(0.5).expand(2, 2)
+    scaled = vllm(
+        q8, k8, v8, cu_q, cu_seqlens_k=cu_k, q_descale=descale, k_descale=descale, v_descale=descale
+    )
+    dense = torch.full((2, 2), 0.5)
+    names = {name: dense for name in ("q_scale", "k_scale", "v_scale")}
+    same = tandem.attention(q8, k8, v8, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **names)
+    assert torch.equal(scaled, same)
+
+
+def test_what_vllm_asks_and_tandem_lacks() -> None:
+    q, (k, v), cu = torch.randn(4, 4, 32), cache(), torch.arange(5)
+    given = {"seqused_k": used(LENGTHS)}
+    for name, value in (
+        ("q_v", q),
+        ("dropout_p", 0.1),
+        ("alibi_slopes", torch.ones(4)),
+        ("output_scale", torch.ones(1)),
+        ("cp_world_size", 2),
+        ("mask_mod", print),
+        ("block_sparse_tensors", q),
+        ("aux_tensors", [q]),
+        ("dynamic_causal", q),
+    ):
+        with pytest.raises(tandem.UnsupportedError, match=f"^{name} is "):
+            vllm(q, k, v, cu, **given, **{name: value})
+    for lengths, which in (({}, "neither"), (given | {"cu_seqlens_k": cu}, "both")):
+        with pytest.raises(
+            tandem.InvalidArgumentError, match=f"^cu_seqlens_k and seqused_k are {which} given"
+        ):
+            vllm(q, k, v, cu, **lengths)
+    assert (
+        vllm_flash_attn.is_fa_version_supported(3)
+        and vllm_flash_attn.fa_version_unsupported_reason(2) is None
+    )
+    with pytest.raises(tandem.InvalidArgumentError, match="^fa_version is 5"):
+        vllm_flash_attn.is_fa_version_supported(5)
+
+
+def test_compiled_in_one_graph() -> None:
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, n: torch.Tensor) -> Any:
+        return flash_attn_with_kvcache(q, k, v, cache_seqlens=n, page_table=table, causal=True)
+
+    (k, v), q = cache(), torch.randn(4, 1, 4, 32)
+    inputs = (q, *paged(k, v, LENGTHS, 16), used(LENGTHS))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), step(*inputs))

@@ -1,0 +1,107 @@
+"""What the Transformers integration refuses: masks, options and models that it does not know."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tandem
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
+
+from tandem.integrations import transformers as integration  # noqa: E402
+from test_transformers import ROWS, SMALL, models, padding, tokens  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    integration.register()
+
+
+def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
+    ours = models("llama")[1]
+    ids = tokens()
+    with pytest.raises(tandem.UnsupportedError, match='a mask tensor.*2D mask, or .*"sdpa"'):
+        ours(input_ids=ids, attention_mask=torch.ones(3, 1, ROWS, ROWS, dtype=torch.bool))
+    t5 = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    with pytest.raises(tandem.UnsupportedError, match='a position bias.*"sdpa"'):
+        model = transformers.T5EncoderModel(t5).eval()
+        model.set_attn_implementation("tandem")
+        model(input_ids=ids)
+    q = torch.randn(1, 2, 4, 8)
+    for name, value in (("dropout", 0.1), ("output_attentions", True), ("cache", object())):
+        with pytest.raises(tandem.UnsupportedError, match="asks for"):
+            integration.attention_forward(torch.nn.Module(), q, q, q, None, **{name: value})
+
+
+def test_tensors_that_change_the_mathematics_are_refused() -> None:
+    """What a model hands to attention and Tandem does not take, whatever it is called."""
+    q = torch.randn(1, 2, 4, 8)
+    call = functools.partial(integration.attention_forward, torch.nn.Module(), q, q, q, None, is_causal=True)
+    for name in ("block_indices", "indices", "sinks", "not_yet_invented"):
+        with pytest.raises(tandem.UnsupportedError, match=f'with {name}=, a tensor.*"eager"'):
+            call(**{name: torch.zeros(1)})
+        call(**{name: None})
+    call(position_ids=torch.arange(4)[None], use_cache=True, num_items_in_batch=torch.tensor(4))
+
+
+OWN_ATTENTION = {
+    "bloom": ("BloomConfig", {"n_head": 4, "n_layer": 1}),
+    "mpnet": ("MPNetConfig", {}),
+    "roformer": ("RoFormerConfig", {"embedding_size": 32}),
+}
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_models_with_attention_of_their_own(name: str) -> None:
+    config, extra = OWN_ATTENTION[name]
+    sizes = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "head_dim")}
+    sizes |= {"num_hidden_layers": 1, **extra}
+    small = getattr(transformers, config)(**sizes)
+    model = transformers.AutoModel.from_config(small, attn_implementation="tandem").eval()
+    with pytest.raises(tandem.UnsupportedError, match='computes its attention itself.*"eager"'):
+        model(input_ids=tokens(), attention_mask=padding("right"))
+
+
+def test_a_mask_is_no_tensor() -> None:
+    mask = integration.attention_mask(1, 4, 4)
+    scores = torch.zeros(1, 2, 4, 4)
+    uses: list[Callable[[], Any]] = [
+        lambda: scores + mask,
+        lambda: mask + scores,
+        lambda: (1.0 - mask) * -1e4,
+        lambda: mask[:, :, :, :4],
+        lambda: mask == 0,
+        lambda: mask < 0,
+        lambda: ~mask,
+        lambda: mask.size(),
+        lambda: mask.dtype,
+        lambda: mask.to(torch.float32),
+        lambda: scores.masked_fill(mask, 0.0),
+        lambda: torch.where(mask, scores, 0.0),
+        lambda: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, attn_mask=mask),
+    ]
+    for use in uses:
+        with pytest.raises(tandem.UnsupportedError, match="computes its attention itself"):
+            use()
+    assert not hasattr(mask, "to") and mask.shape == (1, 1, 4, 4) and mask.ndim == 4
+    for twin in (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert twin.pattern == mask.pattern and twin.shape == mask.shape
+
+
+def test_masks_that_are_not_known_are_refused() -> None:
+    makers = importlib.import_module("transformers.masking_utils")
+    blocks = makers.blockwise_overlay(torch.zeros(1, 4, dtype=torch.int64))
+    for function in (
+        makers.or_masks(makers.causal_mask_function, blocks),
+        makers.chunked_causal_mask_function(4, torch.zeros(1)),
+        lambda b, h, q, k: q >= k,
+    ):
+        with pytest.raises(tandem.UnsupportedError, match="this model's mask is built by"):
+            integration.attention_mask(1, 4, 4, mask_function=function)
