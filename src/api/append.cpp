@@ -1,4 +1,4 @@
-// append_kv: arguments -> job -> backend.
+// append_kv: arguments -> problem -> backend.
 #include "cpu/append.hpp"
 #include "api/append_builder.hpp"
 #include "api/trace.hpp"
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-AppendJob make_append_job(const AppendArgs& args) {
+AppendProblem make_append_problem(const AppendArgs& args) {
   AppendBuilder builder(args);
   builder.sizes();
   builder.dtypes_and_device();
@@ -16,20 +16,20 @@ AppendJob make_append_job(const AppendArgs& args) {
   builder.rotary();
   builder.queries();
   builder.outputs_and_contents();
-  return builder.job();
+  return builder.problem();
 }
 
 void append_kv(const AppendArgs& args, const Execution& execution) {
-  const AppendJob job = make_append_job(args);
+  const AppendProblem problem = make_append_problem(args);
   check::threads(execution.threads);
-  if (job.device.kind == Device::Kind::cuda) {
-    const gpu::AppendSteps steps = plan_append(job);
-    const Trace trace(job);
+  if (problem.device.kind == Device::Kind::cuda) {
+    const gpu::AppendSteps steps = plan_append(problem);
+    const Trace trace(problem);
     gpu::run(steps, execution.stream);
     return;
   }
-  const Trace trace(job);
-  cpu::append(job, cpu::best_target(), execution.threads);
+  const Trace trace(problem);
+  cpu::append(problem, cpu::best_target(), execution.threads);
 }
 
 }  // namespace tandem

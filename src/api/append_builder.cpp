@@ -34,8 +34,8 @@ void AppendBuilder::arguments_together() const {
 }
 
 void AppendBuilder::new_rows() {
-  job_.packed = slots() || cu_seqlens_new_.given();
-  if (job_.packed) {
+  problem_.packed = slots() || cu_seqlens_new_.given();
+  if (problem_.packed) {
     check::rank(k_new_, 3, "(total_new, heads_kv, head_dim), as cu_seqlens_new or slot_mapping is given");
   } else {
     check::rank(k_new_, 4,
@@ -43,24 +43,24 @@ void AppendBuilder::new_rows() {
                 "slot_mapping is given");
   }
   check::extent(k_new_);
-  const int d = job_.packed ? 0 : 1;
-  job_.rows_new = k_new_.size(d);
-  job_.heads_kv = k_new_.size(d + 1);
-  job_.head_dim_k = k_new_.size(d + 2);
+  const int d = problem_.packed ? 0 : 1;
+  problem_.rows_new = k_new_.size(d);
+  problem_.heads_kv = k_new_.size(d + 1);
+  problem_.head_dim_k = k_new_.size(d + 2);
   if (slots()) {
-    job_.batch = 1;
+    problem_.batch = 1;
   } else if (cu_seqlens_new_.given()) {
     check::rank(cu_seqlens_new_, 1, "(batch + 1)");
     check::extent(cu_seqlens_new_);
     if (cu_seqlens_new_.size(0) < 1) {
       invalid("cu_seqlens_new has no elements; it has batch + 1 offsets, the first of them 0");
     }
-    job_.batch = cu_seqlens_new_.size(0) - 1;
+    problem_.batch = cu_seqlens_new_.size(0) - 1;
   } else {
-    job_.batch = k_new_.size(0);
+    problem_.batch = k_new_.size(0);
   }
-  if (job_.head_dim_k < 1 || job_.head_dim_k > max_row) {
-    invalid("head_dim of k_new is {}; it must be from 1 to {}", job_.head_dim_k, max_row);
+  if (problem_.head_dim_k < 1 || problem_.head_dim_k > max_row) {
+    invalid("head_dim of k_new is {}; it must be from 1 to {}", problem_.head_dim_k, max_row);
   }
 }
 
@@ -71,24 +71,25 @@ void AppendBuilder::cache_rows() {
               paged ? "(pages, page_size, heads_kv, head_dim)" : "(batch, seqlen, heads_kv, head_dim)");
   check::extent(k_cache_);
   const bool by_batch = !paged && !slots() && !cache_batch_idx_.given();
-  job_.entries = k_cache_.size(0);
-  job_.entry_rows = k_cache_.size(1);
+  problem_.entries = k_cache_.size(0);
+  problem_.entry_rows = k_cache_.size(1);
   check::shape(k_cache_,
-               {by_batch ? job_.batch : job_.entries, job_.entry_rows, job_.heads_kv, job_.head_dim_k},
+               {by_batch ? problem_.batch : problem_.entries, problem_.entry_rows, problem_.heads_kv,
+                problem_.head_dim_k},
                paged      ? "(pages, page_size, heads_kv of k_new, head_dim of k_new)"
                : by_batch ? "(batch of k_new, seqlen, heads_kv of k_new, head_dim of k_new)"
                           : "(entries, seqlen, heads_kv of k_new, head_dim of k_new)");
   if (!paged) return;
   check::rank(page_table_, 2, "(batch, max_pages)");
-  check::shape(page_table_, {job_.batch, page_table_.size(1)}, "(batch of k_new, max_pages)");
+  check::shape(page_table_, {problem_.batch, page_table_.size(1)}, "(batch of k_new, max_pages)");
   check::extent(page_table_);
-  if (job_.entry_rows < 1) {
-    invalid("k_cache has pages of {} rows; a page has one at least", job_.entry_rows);
+  if (problem_.entry_rows < 1) {
+    invalid("k_cache has pages of {} rows; a page has one at least", problem_.entry_rows);
   }
   std::int64_t rows = 0;
-  if (__builtin_mul_overflow(page_table_.size(1), job_.entry_rows, &rows)) {
+  if (__builtin_mul_overflow(page_table_.size(1), problem_.entry_rows, &rows)) {
     invalid("page_table has {} pages a sequence, of {} rows each; their product must fit 63 bits",
-            page_table_.size(1), job_.entry_rows);
+            page_table_.size(1), problem_.entry_rows);
   }
 }
 
@@ -98,13 +99,14 @@ void AppendBuilder::values() {
       v_new_, k_new_.tensor.rank,
       symbols_of_rows("(total_new, heads_kv, head_dim_v)", "(batch, seqlen_new, heads_kv, head_dim_v)"));
   check::extent(v_new_);
-  job_.head_dim_v = v_new_.last_size();
-  if (job_.head_dim_v < 1 || job_.head_dim_v > max_row) {
-    invalid("head_dim of v_new is {}; it must be from 1 to {}", job_.head_dim_v, max_row);
+  problem_.head_dim_v = v_new_.last_size();
+  if (problem_.head_dim_v < 1 || problem_.head_dim_v > max_row) {
+    invalid("head_dim of v_new is {}; it must be from 1 to {}", problem_.head_dim_v, max_row);
   }
-  shape_of_rows(v_new_, job_.heads_kv, job_.head_dim_v, "(total_new of k_new, heads_kv of k_new, head_dim_v)",
+  shape_of_rows(v_new_, problem_.heads_kv, problem_.head_dim_v,
+                "(total_new of k_new, heads_kv of k_new, head_dim_v)",
                 "(batch of k_new, seqlen_new of k_new, heads_kv of k_new, head_dim_v)");
-  check::shape(v_cache_, {job_.entries, job_.entry_rows, job_.heads_kv, job_.head_dim_v},
+  check::shape(v_cache_, {problem_.entries, problem_.entry_rows, problem_.heads_kv, problem_.head_dim_v},
                "(entries of k_cache, seqlen of k_cache, heads_kv of k_new, head_dim_v of v_new)");
 }
 
@@ -118,10 +120,10 @@ void AppendBuilder::sizes() {
 
 void AppendBuilder::shape_of_rows(const Argument& a, std::int64_t heads, std::int64_t head_dim,
                                   const char* packed, const char* batched) const {
-  if (job_.packed) {
-    check::shape(a, {job_.rows_new, heads, head_dim}, packed);
+  if (problem_.packed) {
+    check::shape(a, {problem_.rows_new, heads, head_dim}, packed);
   } else {
-    check::shape(a, {job_.batch, job_.rows_new, heads, head_dim}, batched);
+    check::shape(a, {problem_.batch, problem_.rows_new, heads, head_dim}, batched);
   }
 }
 
@@ -143,7 +145,7 @@ void AppendBuilder::dtypes_and_device() {
   if (d.kind == Device::Kind::cuda && d.index < 0) {
     invalid("k_new is on cuda device {}; devices count from 0", d.index);
   }
-  job_.device = d;
+  problem_.device = d;
 }
 
 void AppendBuilder::common(const Argument& a) const {
@@ -155,10 +157,10 @@ void AppendBuilder::common(const Argument& a) const {
 Operand AppendBuilder::rows(const Argument& a) const {
   common(a);
   check::last_dimension_contiguous(a);
-  const std::size_t row = job_.packed ? 0 : 1;
+  const std::size_t row = problem_.packed ? 0 : 1;
   return {.data = address_of(a.tensor),
           .dtype = a.tensor.dtype,
-          .batch_stride = job_.packed ? 0 : stride_of(a.tensor, 0),
+          .batch_stride = problem_.packed ? 0 : stride_of(a.tensor, 0),
           .row_stride = stride_of(a.tensor, row),
           .head_stride = stride_of(a.tensor, row + 1)};
 }
@@ -183,28 +185,28 @@ Lengths AppendBuilder::lengths(const Argument& a, std::int64_t count, const char
 }
 
 void AppendBuilder::operands() {
-  job_.k_new = rows(k_new_);
-  job_.k_cache = cache(k_cache_);
+  problem_.k_new = rows(k_new_);
+  problem_.k_cache = cache(k_cache_);
   if (v_new_.given()) {
-    job_.v_new = rows(v_new_);
-    job_.v_cache = cache(v_cache_);
+    problem_.v_new = rows(v_new_);
+    problem_.v_cache = cache(v_cache_);
   }
-  job_.cu_seqlens_new = lengths(cu_seqlens_new_, job_.batch + 1, "(batch + 1)");
-  job_.seqused_new = lengths(seqused_new_, job_.batch, "(batch)");
-  job_.cache_seqlens = lengths(cache_seqlens_, job_.batch, "(batch)");
-  job_.cache_batch_idx = lengths(cache_batch_idx_, job_.batch, "(batch)");
-  job_.leftpad_k = lengths(leftpad_k_, job_.batch, "(batch)");
-  job_.slot_mapping = lengths(slot_mapping_, job_.rows_new, "(total_new of k_new)");
+  problem_.cu_seqlens_new = lengths(cu_seqlens_new_, problem_.batch + 1, "(batch + 1)");
+  problem_.seqused_new = lengths(seqused_new_, problem_.batch, "(batch)");
+  problem_.cache_seqlens = lengths(cache_seqlens_, problem_.batch, "(batch)");
+  problem_.cache_batch_idx = lengths(cache_batch_idx_, problem_.batch, "(batch)");
+  problem_.leftpad_k = lengths(leftpad_k_, problem_.batch, "(batch)");
+  problem_.slot_mapping = lengths(slot_mapping_, problem_.rows_new, "(total_new of k_new)");
   if (!page_table_.given()) return;
   check::dtype(page_table_, {DType::i32, DType::i64});
   common(page_table_);
-  job_.pages = {.table = address_of(page_table_.tensor),
-                .wide = page_table_.tensor.dtype == DType::i64,
-                .batch_stride = stride_of(page_table_.tensor, 0),
-                .stride = stride_of(page_table_.tensor, 1),
-                .per_sequence = page_table_.size(1),
-                .count = job_.entries,
-                .page_size = job_.entry_rows};
+  problem_.pages = {.table = address_of(page_table_.tensor),
+                    .wide = page_table_.tensor.dtype == DType::i64,
+                    .batch_stride = stride_of(page_table_.tensor, 0),
+                    .stride = stride_of(page_table_.tensor, 1),
+                    .per_sequence = page_table_.size(1),
+                    .count = problem_.entries,
+                    .page_size = problem_.entry_rows};
 }
 
 Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const Argument& rows) const {
@@ -221,7 +223,7 @@ Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const 
   if (a.tensor.rank == 1) {
     check::shape(a, {1}, symbols);
   } else {
-    check::shape(a, {job_.batch, job_.heads_kv}, symbols);
+    check::shape(a, {problem_.batch, problem_.heads_kv}, symbols);
     s.batch_stride = stride_of(a.tensor, 0);
     s.head_stride = stride_of(a.tensor, 1);
   }
@@ -231,13 +233,13 @@ Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const 
 }
 
 void AppendBuilder::scales() {
-  job_.k_scale = scales_of(k_scale_, k_cache_, k_new_);
+  problem_.k_scale = scales_of(k_scale_, k_cache_, k_new_);
   if (v_scale_.given() && !v_cache_.given()) invalid("v_scale is given without v_cache; leave it out");
-  job_.v_scale = scales_of(v_scale_, v_cache_, v_new_);
+  problem_.v_scale = scales_of(v_scale_, v_cache_, v_new_);
 }
 
 Operand AppendBuilder::table(const Argument& a) const {
-  check::shape(a, {job_.positions, job_.rotary_dim / 2}, "(positions, rotary_dim / 2)");
+  check::shape(a, {problem_.positions, problem_.rotary_dim / 2}, "(positions, rotary_dim / 2)");
   if (a.tensor.dtype != DType::f32) check::same_dtype(a, k_new_);
   common(a);
   check::last_dimension_contiguous(a);
@@ -264,26 +266,26 @@ void AppendBuilder::rotary() {
   }
   check::rank(rotary_cos_, 2, "(positions, rotary_dim / 2)");
   check::extent(rotary_cos_);
-  job_.positions = rotary_cos_.size(0);
-  if (job_.positions < 1) invalid("rotary_cos has no positions; it must have one at least");
+  problem_.positions = rotary_cos_.size(0);
+  if (problem_.positions < 1) invalid("rotary_cos has no positions; it must have one at least");
   // Unsigned, since the sizes of a table without elements may be any.
   const std::uint64_t dim = 2 * static_cast<std::uint64_t>(rotary_cos_.size(1));
-  if (dim % 16 != 0 || dim > static_cast<std::uint64_t>(job_.head_dim_k)) {
+  if (dim % 16 != 0 || dim > static_cast<std::uint64_t>(problem_.head_dim_k)) {
     invalid("rotary_cos has shape {}: rotary_dim is {}; it must be a multiple of 16 and at most head_dim {}",
-            check::shape_of(rotary_cos_.tensor), dim, job_.head_dim_k);
+            check::shape_of(rotary_cos_.tensor), dim, problem_.head_dim_k);
   }
-  job_.rotary_dim = static_cast<std::int64_t>(dim);
-  job_.interleaved = args_.rotary_interleaved;
-  job_.cos = table(rotary_cos_);
-  job_.sin = table(rotary_sin_);
+  problem_.rotary_dim = static_cast<std::int64_t>(dim);
+  problem_.interleaved = args_.rotary_interleaved;
+  problem_.cos = table(rotary_cos_);
+  problem_.sin = table(rotary_sin_);
   check::same_dtype(rotary_sin_, rotary_cos_);
   if (slots() && !rotary_offsets_.given()) {
     invalid(
         "rotary_offsets is missing; with slot_mapping it has the position of each token: pass a tensor of "
         "shape (total_new)");
   }
-  job_.rotary_offsets = slots() ? lengths(rotary_offsets_, job_.rows_new, "(total_new of k_new)")
-                                : lengths(rotary_offsets_, job_.batch, "(batch)");
+  problem_.rotary_offsets = slots() ? lengths(rotary_offsets_, problem_.rows_new, "(total_new of k_new)")
+                                    : lengths(rotary_offsets_, problem_.batch, "(batch)");
 }
 
 void AppendBuilder::queries() {
@@ -294,14 +296,15 @@ void AppendBuilder::queries() {
   if (!q_.given()) return;
   check::rank(q_, k_new_.tensor.rank,
               symbols_of_rows("(total_new, heads_q, head_dim)", "(batch, seqlen_new, heads_q, head_dim)"));
-  job_.heads_q = q_.size(q_.tensor.rank - 2);
+  problem_.heads_q = q_.size(q_.tensor.rank - 2);
   for (const Argument* a : {&q_, &q_out_}) {
-    shape_of_rows(*a, job_.heads_q, job_.head_dim_k, "(total_new of k_new, heads_q, head_dim of k_new)",
+    shape_of_rows(*a, problem_.heads_q, problem_.head_dim_k,
+                  "(total_new of k_new, heads_q, head_dim of k_new)",
                   "(batch of k_new, seqlen_new of k_new, heads_q, head_dim of k_new)");
     check::same_dtype(*a, k_new_);
   }
-  job_.q = rows(q_);
-  job_.q_out = rows(q_out_);
+  problem_.q = rows(q_);
+  problem_.q_out = rows(q_out_);
 }
 
 void AppendBuilder::outputs_and_contents() const {
@@ -312,7 +315,7 @@ void AppendBuilder::outputs_and_contents() const {
       {k_cache_, v_cache_, q_out_},
       {k_new_, v_new_, cu_seqlens_new_, seqused_new_, page_table_, cache_batch_idx_, leftpad_k_,
        cache_seqlens_, slot_mapping_, k_scale_, v_scale_, rotary_cos_, rotary_sin_, rotary_offsets_, q_});
-  if (args_.check) check::append_contents(job_);
+  if (args_.check) check::append_contents(problem_);
 }
 
 }  // namespace tandem

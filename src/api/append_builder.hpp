@@ -1,4 +1,4 @@
-// Turns the arguments of append_kv into an AppendJob: the sizes first, then every tensor against them.
+// Turns the arguments of append_kv into an AppendProblem: the sizes first, then every tensor against them.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 #include <span>
 
 #include "api/check.hpp"
-#include "problem/append_job.hpp"
+#include "problem/append_problem.hpp"
 #include "tandem/cache.hpp"
 
 namespace tandem {
@@ -30,7 +30,7 @@ class AppendBuilder {
   /// Outputs do not overlap themselves, one another or an input; with `check`, what the integers hold.
   void outputs_and_contents() const;
 
-  AppendJob& job() { return job_; }
+  AppendProblem& problem() { return problem_; }
 
  private:
   void arguments_together() const;
@@ -40,7 +40,7 @@ class AppendBuilder {
   [[nodiscard]] bool slots() const { return slot_mapping_.given(); }
   /// The shape of a tensor of new rows as the documentation calls it.
   [[nodiscard]] const char* symbols_of_rows(const char* packed, const char* batched) const {
-    return job_.packed ? packed : batched;
+    return problem_.packed ? packed : batched;
   }
   void shape_of_rows(const Argument& a, std::int64_t heads, std::int64_t head_dim, const char* packed,
                      const char* batched) const;
@@ -53,7 +53,7 @@ class AppendBuilder {
   [[nodiscard]] Operand table(const Argument& a) const;
 
   const AppendArgs& args_;
-  AppendJob job_;
+  AppendProblem problem_;
   const Argument k_new_{"k_new", args_.k_new};
   const Argument v_new_{"v_new", args_.v_new};
   const Argument k_cache_{"k_cache", args_.k_cache};
@@ -75,13 +75,13 @@ class AppendBuilder {
 };
 
 /// All of it.
-AppendJob make_append_job(const AppendArgs& args);
+AppendProblem make_append_problem(const AppendArgs& args);
 
 namespace check {
 
 /// What the integers of an append hold: lengths fit, entries, pages and positions exist, and no two tokens
 /// go to one row. Reads them; where they are on a GPU this waits for it.
-void append_contents(const AppendJob& job);
+void append_contents(const AppendProblem& problem);
 
 }  // namespace check
 

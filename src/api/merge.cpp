@@ -1,16 +1,16 @@
-// merge: arguments -> job -> backend.
+// merge: arguments -> problem -> backend.
 #include "cpu/merge.hpp"
 
 #include <array>
 #include <cstdio>
 
 #include "api/check.hpp"
-#include "api/make_merge_job.hpp"
+#include "api/make_merge_problem.hpp"
 #include "api/operand_of.hpp"
 #include "api/trace.hpp"
 #include "gpu/run.hpp"
 #include "plan/plan_gpu.hpp"
-#include "problem/append_job.hpp"
+#include "problem/append_problem.hpp"
 #include "tandem/cache.hpp"
 
 namespace tandem {
@@ -49,18 +49,18 @@ class MergeBuilder {
     check::extent(a);
     check::dtype(a, {DType::f32, DType::f16, DType::bf16});
     d_ = a.tensor.rank - 3;
-    job_.batch = d_ == 1 ? a.size(0) : 1;
-    job_.rows = a.size(d_);
-    job_.heads = a.size(d_ + 1);
-    job_.head_dim = a.size(d_ + 2);
-    if (job_.head_dim < 1 || job_.head_dim > max_row) {
-      invalid("head_dim of outs is {}; it must be from 1 to {}", job_.head_dim, max_row);
+    problem_.batch = d_ == 1 ? a.size(0) : 1;
+    problem_.rows = a.size(d_);
+    problem_.heads = a.size(d_ + 1);
+    problem_.head_dim = a.size(d_ + 2);
+    if (problem_.head_dim < 1 || problem_.head_dim > max_row) {
+      invalid("head_dim of outs is {}; it must be from 1 to {}", problem_.head_dim, max_row);
     }
     const Device d = a.tensor.device;
     if (d.kind != Device::Kind::cpu && d.kind != Device::Kind::cuda) {
       invalid("outs[0] is on a device of kind {}; use cpu (0) or cuda (1)", static_cast<int>(d.kind));
     }
-    job_.device = d;
+    problem_.device = d;
   }
 
   void operands() {
@@ -68,18 +68,18 @@ class MergeBuilder {
       const Part out("outs", i, args_.outs[i]);
       const Part lse("lses", i, args_.lses[i]);
       check::given(out.argument, out_symbols);
-      MergePart& part = job_.parts.emplace_back();
+      MergePart& part = problem_.parts.emplace_back();
       part.out = like_out(out.argument);
       check::same_dtype(out.argument, first_.argument);
       part.lse = like_lse(lse.argument);
     }
     const Argument out{"out", args_.out};
     check::given(out, out_symbols);
-    job_.out = like_out(out);
+    problem_.out = like_out(out);
     check::dtype(out, {DType::f32, DType::f16, DType::bf16});
     const Argument lse{"lse", args_.lse};
     check::consistent(lse);
-    if (lse.given()) job_.lse = like_lse(lse);
+    if (lse.given()) problem_.lse = like_lse(lse);
     for (const Argument& a : {out, lse}) {
       if (a.given()) check::no_self_overlap(a);
     }
@@ -90,7 +90,7 @@ class MergeBuilder {
     }
   }
 
-  MergeJob& job() { return job_; }
+  MergeProblem& problem() { return problem_; }
 
  private:
   void common(const Argument& a) const {
@@ -101,9 +101,10 @@ class MergeBuilder {
 
   Operand like_out(const Argument& a) const {
     if (d_ == 1) {
-      check::shape(a, {job_.batch, job_.rows, job_.heads, job_.head_dim}, "the shape of outs[0]");
+      check::shape(a, {problem_.batch, problem_.rows, problem_.heads, problem_.head_dim},
+                   "the shape of outs[0]");
     } else {
-      check::shape(a, {job_.rows, job_.heads, job_.head_dim}, "the shape of outs[0]");
+      check::shape(a, {problem_.rows, problem_.heads, problem_.head_dim}, "the shape of outs[0]");
     }
     common(a);
     check::last_dimension_contiguous(a);
@@ -114,9 +115,9 @@ class MergeBuilder {
     const char* const symbols = d_ == 1 ? "(batch, heads_q, seqlen_q)" : "(heads_q, total_q)";
     check::given(a, symbols);
     if (d_ == 1) {
-      check::shape(a, {job_.batch, job_.heads, job_.rows}, symbols);
+      check::shape(a, {problem_.batch, problem_.heads, problem_.rows}, symbols);
     } else {
-      check::shape(a, {job_.heads, job_.rows}, symbols);
+      check::shape(a, {problem_.heads, problem_.rows}, symbols);
     }
     check::dtype(a, {DType::f32});
     common(a);
@@ -133,30 +134,30 @@ class MergeBuilder {
 
   const MergeArgs& args_;
   const Part first_{"outs", 0, args_.outs.empty() ? ConstTensor{} : args_.outs.front()};
-  MergeJob job_;
+  MergeProblem problem_;
   int d_ = 0;  ///< dimensions before the rows
 };
 
 }  // namespace
 
-MergeJob make_merge_job(const MergeArgs& args) {
+MergeProblem make_merge_problem(const MergeArgs& args) {
   MergeBuilder builder(args);
   builder.sizes();
   builder.operands();
-  return builder.job();
+  return builder.problem();
 }
 
 void merge(const MergeArgs& args, const Execution& execution) {
-  const MergeJob job = make_merge_job(args);
+  const MergeProblem problem = make_merge_problem(args);
   check::threads(execution.threads);
-  if (job.device.kind == Device::Kind::cuda) {
-    const gpu::MergeSteps steps = plan_merge(job);
-    const Trace trace(job);
+  if (problem.device.kind == Device::Kind::cuda) {
+    const gpu::MergeSteps steps = plan_merge(problem);
+    const Trace trace(problem);
     gpu::run(steps, execution.stream);
     return;
   }
-  const Trace trace(job);
-  cpu::merge(job, cpu::best_target(), execution.threads);
+  const Trace trace(problem);
+  cpu::merge(problem, cpu::best_target(), execution.threads);
 }
 
 }  // namespace tandem

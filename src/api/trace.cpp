@@ -39,20 +39,21 @@ std::string summary(const QuantizeProblem& problem) {
   return text;
 }
 
-std::string summary(const AppendJob& job) {
-  std::string text =
-      fmt::format("append {} to {} b{} n{} h{} d{}/{}", name_of(job.k_new.dtype), name_of(job.k_cache.dtype),
-                  job.batch, job.rows_new, job.heads_kv, job.head_dim_k, job.head_dim_v);
-  if (job.slot_mapping.given()) text += " slots";
-  if (job.cu_seqlens_new.given()) text += " packed";
-  if (job.pages.given()) text += " paged";
-  if (job.cos.given()) text += " rotary";
+std::string summary(const AppendProblem& problem) {
+  std::string text = fmt::format("append {} to {} b{} n{} h{} d{}/{}", name_of(problem.k_new.dtype),
+                                 name_of(problem.k_cache.dtype), problem.batch, problem.rows_new,
+                                 problem.heads_kv, problem.head_dim_k, problem.head_dim_v);
+  if (problem.slot_mapping.given()) text += " slots";
+  if (problem.cu_seqlens_new.given()) text += " packed";
+  if (problem.pages.given()) text += " paged";
+  if (problem.cos.given()) text += " rotary";
   return text;
 }
 
-std::string summary(const MergeJob& job) {
-  return fmt::format("merge {} to {} parts {} b{} n{} h{} d{}", name_of(job.parts.front().out.dtype),
-                     name_of(job.out.dtype), job.parts.size(), job.batch, job.rows, job.heads, job.head_dim);
+std::string summary(const MergeProblem& problem) {
+  return fmt::format("merge {} to {} parts {} b{} n{} h{} d{}", name_of(problem.parts.front().out.dtype),
+                     name_of(problem.out.dtype), problem.parts.size(), problem.batch, problem.rows,
+                     problem.heads, problem.head_dim);
 }
 
 bool Trace::ranges_are_watched() {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "problem/append_job.hpp"
-#include "problem/merge_job.hpp"
+#include "problem/append_problem.hpp"
+#include "problem/merge_problem.hpp"
 #include "problem/problem.hpp"
 #include "problem/quantize_problem.hpp"
 
@@ -20,18 +20,18 @@ std::string summary(const Problem& problem);
 std::string summary(const QuantizeProblem& problem);
 
 /// "append bf16 to e4m3 b8 n1 h8 d128/128 paged rotary".
-std::string summary(const AppendJob& job);
+std::string summary(const AppendProblem& problem);
 
 /// "merge f32 to bf16 parts 4 b2 n1 h32 d128".
-std::string summary(const MergeJob& job);
+std::string summary(const MergeProblem& problem);
 
 /// Stands for a running call, from its launch to its return. Costs two loads where nobody looks.
 class Trace {
  public:
-  /// Of a Problem, or of a job that has a summary.
-  template <typename Job>
-  explicit Trace(const Job& job) : range_(ranges_are_watched()) {
-    if (range_ || is_logged()) begin(summary(job));
+  /// Of any problem that has a summary.
+  template <typename AnyProblem>
+  explicit Trace(const AnyProblem& problem) : range_(ranges_are_watched()) {
+    if (range_ || is_logged()) begin(summary(problem));
   }
   ~Trace();
   Trace(const Trace&) = delete;

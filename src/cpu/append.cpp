@@ -13,22 +13,22 @@ namespace {
 
 /// One call: what its threads share.
 struct Append {
-  const AppendJob& job;
+  const AppendProblem& problem;
   const CacheKernel& kernel;
 
   /// Row `n` of a tensor of new rows, or of q.
   [[nodiscard]] std::byte* new_row(const Operand& o, std::int64_t n) const {
-    return job.packed ? element(o, 0, n, 0) : element(o, n / job.rows_new, n % job.rows_new, 0);
+    return problem.packed ? element(o, 0, n, 0) : element(o, n / problem.rows_new, n % problem.rows_new, 0);
   }
 
   void embed(AppendRow& row, const NewToken& token) const {
-    if (!job.cos.given()) return;
-    const std::int64_t position = position_of(job, token);
-    row.cos = element(job.cos, 0, position, 0);
-    row.sin = element(job.sin, 0, position, 0);
-    row.table_dtype = job.cos.dtype;
-    row.rotary_dim = static_cast<int>(job.rotary_dim);
-    row.interleaved = job.interleaved;
+    if (!problem.cos.given()) return;
+    const std::int64_t position = position_of(problem, token);
+    row.cos = element(problem.cos, 0, position, 0);
+    row.sin = element(problem.sin, 0, position, 0);
+    row.table_dtype = problem.cos.dtype;
+    row.rotary_dim = static_cast<int>(problem.rotary_dim);
+    row.interleaved = problem.interleaved;
   }
 
   [[nodiscard]] static AppendRow row_of(const Operand& from, const Operand& to, std::int64_t heads,
@@ -43,9 +43,9 @@ struct Append {
 
   void write(const Operand& from, const Operand& cache, std::int64_t dim, const Scales& scales,
              std::int64_t n, const NewToken& token, std::int64_t slot, bool embedded) const {
-    AppendRow row = row_of(from, cache, job.heads_kv, dim);
+    AppendRow row = row_of(from, cache, problem.heads_kv, dim);
     row.from = new_row(from, n);
-    row.to = element(cache, slot / job.entry_rows, slot % job.entry_rows, 0);
+    row.to = element(cache, slot / problem.entry_rows, slot % problem.entry_rows, 0);
     if (embedded) embed(row, token);
     if (scales.data != nullptr) {
       row.scales = scales.data + token.sequence * scales.batch_stride;
@@ -57,42 +57,43 @@ struct Append {
   /// The tokens whose rows belong to thread `me` of `all`: each row of the cache has one writer, so that of
   /// tokens that go to one row the last is kept whole.
   void write_rows_of(int me, int all) const {
-    for (std::int64_t n = 0; n < job.tokens(); ++n) {
-      const NewToken token = new_token(job, n);
-      const std::int64_t slot = slot_of(job, token);
+    for (std::int64_t n = 0; n < problem.tokens(); ++n) {
+      const NewToken token = new_token(problem, n);
+      const std::int64_t slot = slot_of(problem, token);
       if (slot < 0 || slot % all != me) continue;
-      write(job.k_new, job.k_cache, job.head_dim_k, job.k_scale, n, token, slot, true);
-      if (job.v_new.given()) {
-        write(job.v_new, job.v_cache, job.head_dim_v, job.v_scale, n, token, slot, false);
+      write(problem.k_new, problem.k_cache, problem.head_dim_k, problem.k_scale, n, token, slot, true);
+      if (problem.v_new.given()) {
+        write(problem.v_new, problem.v_cache, problem.head_dim_v, problem.v_scale, n, token, slot, false);
       }
     }
   }
 
   void embed_query(std::int64_t n) const {
-    const NewToken token = tandem::new_token(job, n);
-    AppendRow row = row_of(job.q, job.q_out, job.heads_q, job.head_dim_k);
-    row.from = new_row(job.q, n);
-    row.to = new_row(job.q_out, n);
+    const NewToken token = tandem::new_token(problem, n);
+    AppendRow row = row_of(problem.q, problem.q_out, problem.heads_q, problem.head_dim_k);
+    row.from = new_row(problem.q, n);
+    row.to = new_row(problem.q_out, n);
     if (token.used) {
       embed(row, token);
       kernel.append(row);
       return;
     }
     const std::size_t item = size_of(row.to_dtype);
-    for (std::int64_t h = 0; h < job.heads_q; ++h) {
+    for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       std::memset(static_cast<std::byte*>(row.to) + h * row.to_stride * static_cast<std::int64_t>(item), 0,
-                  item * static_cast<std::size_t>(job.head_dim_k));
+                  item * static_cast<std::size_t>(problem.head_dim_k));
     }
   }
 };
 
 }  // namespace
 
-void append(const AppendJob& job, Target target, int wanted_threads) {
-  const Append call{.job = job, .kernel = cache_kernel(target)};
-  const bool writes = job.heads_kv > 0;
-  const bool embeds = job.q.given() && job.heads_q > 0;
-  const std::int64_t tokens = writes || embeds ? job.tokens() : 0;  // of empty tensors they may be any number
+void append(const AppendProblem& problem, Target target, int wanted_threads) {
+  const Append call{.problem = problem, .kernel = cache_kernel(target)};
+  const bool writes = problem.heads_kv > 0;
+  const bool embeds = problem.q.given() && problem.heads_q > 0;
+  const std::int64_t tokens =
+      writes || embeds ? problem.tokens() : 0;  // of empty tensors they may be any number
   if (tokens == 0) return;
   const int threads = static_cast<int>(std::min<std::int64_t>(usable_threads(wanted_threads), tokens));
 #pragma omp parallel num_threads(threads)

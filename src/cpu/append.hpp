@@ -2,11 +2,11 @@
 #pragma once
 
 #include "cpu/cpu.hpp"
-#include "problem/append_job.hpp"
+#include "problem/append_problem.hpp"
 
 namespace tandem::cpu {
 
 /// threads 0: OMP_NUM_THREADS, or every core.
-void append(const AppendJob& job, Target target, int threads);
+void append(const AppendProblem& problem, Target target, int threads);
 
 }  // namespace tandem::cpu

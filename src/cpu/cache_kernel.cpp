@@ -4,7 +4,7 @@
 #include "cpu/simd/codes.hpp"
 #include "cpu/simd/rotary.hpp"
 #include "cpu/simd/stage.hpp"
-#include "problem/append_job.hpp"
+#include "problem/append_problem.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {

@@ -21,13 +21,13 @@ struct Weights {
   std::vector<double> weights;
   double lse = minus_infinity;
 
-  void find(const MergeJob& job, std::int64_t b, std::int64_t row, std::int64_t head) {
+  void find(const MergeProblem& problem, std::int64_t b, std::int64_t row, std::int64_t head) {
     from.clear();
     weights.clear();
     lse = minus_infinity;
     double largest = minus_infinity;
     bool finite = true;
-    for (const MergePart& part : job.parts) {
+    for (const MergePart& part : problem.parts) {
       const auto value =
           static_cast<double>(*reinterpret_cast<const float*>(element(part.lse, b, row, head)));
       if (value == minus_infinity) continue;
@@ -49,24 +49,24 @@ struct Weights {
 };
 
 /// Every element of a row of out becomes `value`.
-void fill(const MergeJob& job, std::byte* row, float value) {
-  for (std::int64_t c = 0; c < job.head_dim; ++c) store_from_f32(row, job.out.dtype, c, value);
+void fill(const MergeProblem& problem, std::byte* row, float value) {
+  for (std::int64_t c = 0; c < problem.head_dim; ++c) store_from_f32(row, problem.out.dtype, c, value);
 }
 
-void merge_row(const MergeJob& job, const CacheKernel& kernel, Weights& weights, std::int64_t n) {
-  const std::int64_t head = n % job.heads;
-  const std::int64_t row = n / job.heads % job.rows;
-  const std::int64_t b = n / job.heads / job.rows;
-  weights.find(job, b, row, head);
-  std::byte* const to = element(job.out, b, row, head);
-  if (job.lse.given()) {
-    *reinterpret_cast<float*>(element(job.lse, b, row, head)) = static_cast<float>(weights.lse);
+void merge_row(const MergeProblem& problem, const CacheKernel& kernel, Weights& weights, std::int64_t n) {
+  const std::int64_t head = n % problem.heads;
+  const std::int64_t row = n / problem.heads % problem.rows;
+  const std::int64_t b = n / problem.heads / problem.rows;
+  weights.find(problem, b, row, head);
+  std::byte* const to = element(problem.out, b, row, head);
+  if (problem.lse.given()) {
+    *reinterpret_cast<float*>(element(problem.lse, b, row, head)) = static_cast<float>(weights.lse);
   }
-  if (weights.from.empty()) return fill(job, to, 0.0F);
-  if (std::isnan(weights.lse)) return fill(job, to, std::numeric_limits<float>::quiet_NaN());
-  const DType dtype = job.parts.front().out.dtype;
-  if (weights.from.size() == 1 && dtype == job.out.dtype) {
-    std::memcpy(to, weights.from.front(), static_cast<std::size_t>(job.head_dim) * size_of(dtype));
+  if (weights.from.empty()) return fill(problem, to, 0.0F);
+  if (std::isnan(weights.lse)) return fill(problem, to, std::numeric_limits<float>::quiet_NaN());
+  const DType dtype = problem.parts.front().out.dtype;
+  if (weights.from.size() == 1 && dtype == problem.out.dtype) {
+    std::memcpy(to, weights.from.front(), static_cast<std::size_t>(problem.head_dim) * size_of(dtype));
     return;
   }
   kernel.merge({.from = weights.from.data(),
@@ -74,20 +74,20 @@ void merge_row(const MergeJob& job, const CacheKernel& kernel, Weights& weights,
                 .parts = static_cast<int>(weights.from.size()),
                 .from_dtype = dtype,
                 .to = to,
-                .to_dtype = job.out.dtype,
-                .dim = static_cast<int>(job.head_dim)});
+                .to_dtype = problem.out.dtype,
+                .dim = static_cast<int>(problem.head_dim)});
 }
 
 }  // namespace
 
-void merge(const MergeJob& job, Target target, int wanted_threads) {
+void merge(const MergeProblem& problem, Target target, int wanted_threads) {
   const CacheKernel& kernel = cache_kernel(target);
   const int threads = usable_threads(wanted_threads);
 #pragma omp parallel num_threads(threads)
   {
     Weights weights;
 #pragma omp for schedule(static)
-    for (std::int64_t n = 0; n < job.count(); ++n) merge_row(job, kernel, weights, n);
+    for (std::int64_t n = 0; n < problem.count(); ++n) merge_row(problem, kernel, weights, n);
   }
 }
 

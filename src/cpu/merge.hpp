@@ -2,11 +2,11 @@
 #pragma once
 
 #include "cpu/cpu.hpp"
-#include "problem/merge_job.hpp"
+#include "problem/merge_problem.hpp"
 
 namespace tandem::cpu {
 
 /// threads 0: OMP_NUM_THREADS, or every core.
-void merge(const MergeJob& job, Target target, int threads);
+void merge(const MergeProblem& problem, Target target, int threads);
 
 }  // namespace tandem::cpu

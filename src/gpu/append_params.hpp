@@ -3,24 +3,24 @@
 #pragma once
 
 #include "kernels/config/append.hpp"
-#include "problem/append_job.hpp"
-#include "problem/merge_job.hpp"
+#include "problem/append_problem.hpp"
+#include "problem/merge_problem.hpp"
 
 namespace tandem::gpu {
 
 Stored stored(DType dtype);
 
-/// Whether every row that the job reads or writes allows the accesses of AppendConfig::vectors.
-bool allows_append_vectors(const AppendJob& job);
+/// Whether every row that the problem reads or writes allows the accesses of AppendConfig::vectors.
+bool allows_append_vectors(const AppendProblem& problem);
 /// Thread blocks of the launch on a device of so many multiprocessors; 0 if there is nothing to do.
-std::int64_t append_grid(const AppendJob& job, int multiprocessors);
-AppendParams make_append_params(const AppendJob& job);
+std::int64_t append_grid(const AppendProblem& problem, int multiprocessors);
+AppendParams make_append_params(const AppendProblem& problem);
 
-bool allows_merge_vectors(const MergeJob& job);
-std::int64_t merge_grid(const MergeJob& job, int multiprocessors);
+bool allows_merge_vectors(const MergeProblem& problem);
+std::int64_t merge_grid(const MergeProblem& problem, int multiprocessors);
 bool same_strides(const Operand& a, const Operand& b);
 /// Whether the parts lie at even distances. If not they are merge_most_parts at most.
-bool parts_are_even(const MergeJob& job);
-MergeParams make_merge_params(const MergeJob& job);
+bool parts_are_even(const MergeProblem& problem);
+MergeParams make_merge_params(const MergeProblem& problem);
 
 }  // namespace tandem::gpu

@@ -96,14 +96,14 @@ void run(const QuantizeSteps& steps, void* stream_handle) {
 
 void run(const AppendSteps& steps, void* stream) {
   if (steps.list.empty()) return;
-  launch_all(steps.list, {}, steps.job.device.index, static_cast<abi::Stream>(stream), nullptr,
-             [&](char* /*memory*/) { return SharedParams<AppendParams>{make_append_params(steps.job)}; });
+  launch_all(steps.list, {}, steps.problem.device.index, static_cast<abi::Stream>(stream), nullptr,
+             [&](char* /*memory*/) { return SharedParams<AppendParams>{make_append_params(steps.problem)}; });
 }
 
 void run(const MergeSteps& steps, void* stream) {
   if (steps.list.empty()) return;
-  launch_all(steps.list, {}, steps.job.device.index, static_cast<abi::Stream>(stream), nullptr,
-             [&](char* /*memory*/) { return SharedParams<MergeParams>{make_merge_params(steps.job)}; });
+  launch_all(steps.list, {}, steps.problem.device.index, static_cast<abi::Stream>(stream), nullptr,
+             [&](char* /*memory*/) { return SharedParams<MergeParams>{make_merge_params(steps.problem)}; });
 }
 
 }  // namespace tandem::gpu

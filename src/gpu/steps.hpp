@@ -10,8 +10,8 @@
 #include "gpu/kernel_name.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/workspace.hpp"
-#include "problem/append_job.hpp"
-#include "problem/merge_job.hpp"
+#include "problem/append_problem.hpp"
+#include "problem/merge_problem.hpp"
 #include "problem/quantize_problem.hpp"
 #include "tandem/error.hpp"
 
@@ -83,11 +83,11 @@ struct QuantizeSteps {
 
 /// The same of append_kv and of merge, which take no workspace.
 struct AppendSteps {
-  AppendJob job;
+  AppendProblem problem;
   StepList list;
 };
 struct MergeSteps {
-  MergeJob job;
+  MergeProblem problem;
   StepList list;
 };
 

@@ -4,21 +4,21 @@
 
 namespace tandem {
 
-AppendConfig choose_append_config(const AppendJob& job) {
+AppendConfig choose_append_config(const AppendProblem& problem) {
   AppendConfig c;
-  c.from = gpu::stored(job.k_new.dtype);
-  c.to = gpu::stored(job.k_cache.dtype);
-  c.rotary = job.cos.given();
-  c.interleaved = c.rotary && job.interleaved;
-  c.f32_tables = !c.rotary || job.cos.dtype == DType::f32;
-  c.vectors = gpu::allows_append_vectors(job);
+  c.from = gpu::stored(problem.k_new.dtype);
+  c.to = gpu::stored(problem.k_cache.dtype);
+  c.rotary = problem.cos.given();
+  c.interleaved = c.rotary && problem.interleaved;
+  c.f32_tables = !c.rotary || problem.cos.dtype == DType::f32;
+  c.vectors = gpu::allows_append_vectors(problem);
   return c;
 }
 
-MergeConfig choose_merge_config(const MergeJob& job) {
-  return {.from = gpu::stored(job.parts.front().out.dtype),
-          .to = gpu::stored(job.out.dtype),
-          .vectors = gpu::allows_merge_vectors(job)};
+MergeConfig choose_merge_config(const MergeProblem& problem) {
+  return {.from = gpu::stored(problem.parts.front().out.dtype),
+          .to = gpu::stored(problem.out.dtype),
+          .vectors = gpu::allows_merge_vectors(problem)};
 }
 
 std::vector<AppendConfig> shipped_append_configs() {
@@ -37,9 +37,9 @@ std::vector<MergeConfig> shipped_merge_configs() {
           {.from = Stored::f32, .to = Stored::f32}};
 }
 
-gpu::AppendSteps append_steps(const AppendJob& job, const AppendConfig& config, int multiprocessors) {
-  gpu::AppendSteps steps{.job = job, .list = {}};
-  const std::int64_t grid = gpu::append_grid(job, multiprocessors);
+gpu::AppendSteps append_steps(const AppendProblem& problem, const AppendConfig& config, int multiprocessors) {
+  gpu::AppendSteps steps{.problem = problem, .list = {}};
+  const std::int64_t grid = gpu::append_grid(problem, multiprocessors);
   if (grid > 0) {
     steps.list.add(
         {.kernel = gpu::Kernel::append, .config = config, .grid = static_cast<unsigned int>(grid)});
@@ -47,9 +47,9 @@ gpu::AppendSteps append_steps(const AppendJob& job, const AppendConfig& config, 
   return steps;
 }
 
-gpu::MergeSteps merge_steps(const MergeJob& job, const MergeConfig& config, int multiprocessors) {
-  gpu::MergeSteps steps{.job = job, .list = {}};
-  const std::int64_t grid = gpu::merge_grid(job, multiprocessors);
+gpu::MergeSteps merge_steps(const MergeProblem& problem, const MergeConfig& config, int multiprocessors) {
+  gpu::MergeSteps steps{.problem = problem, .list = {}};
+  const std::int64_t grid = gpu::merge_grid(problem, multiprocessors);
   if (grid > 0) {
     steps.list.add({.kernel = gpu::Kernel::merge, .config = config, .grid = static_cast<unsigned int>(grid)});
   }

@@ -124,39 +124,41 @@ gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem) {
                         gpu::properties(problem.device.index).multiprocessors);
 }
 
-gpu::AppendSteps plan_append(const AppendJob& job) {
-  for (const std::int64_t extent : {job.tokens(), job.batch, job.heads_kv, job.heads_q}) {
+gpu::AppendSteps plan_append(const AppendProblem& problem) {
+  for (const std::int64_t extent : {problem.tokens(), problem.batch, problem.heads_kv, problem.heads_q}) {
     if (extent > INT_MAX / 2) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the append", extent, INT_MAX / 2);
     }
   }
-  check_gpu(job.device.index);
-  return append_steps(job, choose_append_config(job), gpu::properties(job.device.index).multiprocessors);
+  check_gpu(problem.device.index);
+  return append_steps(problem, choose_append_config(problem),
+                      gpu::properties(problem.device.index).multiprocessors);
 }
 
-gpu::MergeSteps plan_merge(const MergeJob& job) {
-  for (const std::int64_t extent : {job.rows, job.heads}) {
+gpu::MergeSteps plan_merge(const MergeProblem& problem) {
+  for (const std::int64_t extent : {problem.rows, problem.heads}) {
     if (extent > INT_MAX) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);
     }
   }
-  const MergePart& first = job.parts.front();
-  for (std::size_t i = 1; i < job.parts.size(); ++i) {
-    const bool same =
-        gpu::same_strides(job.parts[i].out, first.out) && gpu::same_strides(job.parts[i].lse, first.lse);
+  const MergePart& first = problem.parts.front();
+  for (std::size_t i = 1; i < problem.parts.size(); ++i) {
+    const bool same = gpu::same_strides(problem.parts[i].out, first.out) &&
+                      gpu::same_strides(problem.parts[i].lse, first.lse);
     if (same) continue;
     unsupported(
         "outs[{}] or its lse has other strides than outs[0]; on a GPU all parts have one layout: make "
         "them contiguous",
         i);
   }
-  if (job.parts.size() > merge_most_parts && !gpu::parts_are_even(job)) {
+  if (problem.parts.size() > merge_most_parts && !gpu::parts_are_even(problem)) {
     unsupported(
         "outs has {} parts in places of their own, above the GPU kernel's {}; stack them in one tensor",
-        job.parts.size(), merge_most_parts);
+        problem.parts.size(), merge_most_parts);
   }
-  check_gpu(job.device.index);
-  return merge_steps(job, choose_merge_config(job), gpu::properties(job.device.index).multiprocessors);
+  check_gpu(problem.device.index);
+  return merge_steps(problem, choose_merge_config(problem),
+                     gpu::properties(problem.device.index).multiprocessors);
 }
 
 }  // namespace tandem

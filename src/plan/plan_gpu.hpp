@@ -14,8 +14,8 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr)
 gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem);
 
 /// The same of calls to append_kv and merge.
-gpu::AppendSteps plan_append(const AppendJob& job);
-gpu::MergeSteps plan_merge(const MergeJob& job);
+gpu::AppendSteps plan_append(const AppendProblem& problem);
+gpu::MergeSteps plan_merge(const MergeProblem& problem);
 
 /// Throws Error (unsupported) where the kernels cannot run on that device, or there is no driver.
 void check_gpu(int index);

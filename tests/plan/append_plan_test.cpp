@@ -13,40 +13,40 @@
 namespace tandem {
 namespace {
 
-AppendJob append_job() {
+AppendProblem append_problem() {
   alignas(16) static std::array<std::byte, 64> memory;
-  AppendJob job;
-  job.device = {.kind = Device::Kind::cuda, .index = 0};
-  job.batch = 8;
-  job.rows_new = 100;
-  job.heads_kv = 2;
-  job.head_dim_k = 64;
-  job.entries = 8;
-  job.entry_rows = 1000;
-  job.k_new = {.data = memory.data(),
-               .dtype = DType::bf16,
-               .batch_stride = 12800,
-               .row_stride = 128,
-               .head_stride = 64};
-  job.k_cache = job.k_new;
-  return job;
+  AppendProblem problem;
+  problem.device = {.kind = Device::Kind::cuda, .index = 0};
+  problem.batch = 8;
+  problem.rows_new = 100;
+  problem.heads_kv = 2;
+  problem.head_dim_k = 64;
+  problem.entries = 8;
+  problem.entry_rows = 1000;
+  problem.k_new = {.data = memory.data(),
+                   .dtype = DType::bf16,
+                   .batch_stride = 12800,
+                   .row_stride = 128,
+                   .head_stride = 64};
+  problem.k_cache = problem.k_new;
+  return problem;
 }
 
 /// Two parts of `rows` rows beside one another.
-MergeJob merge_job(std::int64_t rows, std::size_t parts) {
+MergeProblem merge_problem(std::int64_t rows, std::size_t parts) {
   static std::array<float, 65536> memory;
-  MergeJob job;
-  job.device = {.kind = Device::Kind::cuda, .index = 0};
-  job.batch = 1;
-  job.rows = rows;
-  job.heads = 1;
-  job.head_dim = 4;
-  job.out = {.data = memory.data(), .dtype = DType::bf16, .row_stride = 4};
+  MergeProblem problem;
+  problem.device = {.kind = Device::Kind::cuda, .index = 0};
+  problem.batch = 1;
+  problem.rows = rows;
+  problem.heads = 1;
+  problem.head_dim = 4;
+  problem.out = {.data = memory.data(), .dtype = DType::bf16, .row_stride = 4};
   for (std::size_t i = 0; i < parts; ++i) {
-    job.parts.push_back({.out = {.data = memory.data() + 64 * i, .row_stride = 4},
-                         .lse = {.data = memory.data() + 8 * i, .row_stride = 1}});
+    problem.parts.push_back({.out = {.data = memory.data() + 64 * i, .row_stride = 4},
+                             .lse = {.data = memory.data() + 8 * i, .row_stride = 1}});
   }
-  return job;
+  return problem;
 }
 
 template <typename Plan>
@@ -60,55 +60,55 @@ std::string objection(const Plan& plan) {
 }
 
 TEST(AppendPlan, IsOneLaunch) {
-  const AppendJob job = append_job();
-  const gpu::AppendSteps steps = append_steps(job, choose_append_config(job), 132);
+  const AppendProblem problem = append_problem();
+  const gpu::AppendSteps steps = append_steps(problem, choose_append_config(problem), 132);
   ASSERT_EQ(steps.list.size(), 1U);
   EXPECT_EQ(steps.list.begin()->kernel, gpu::Kernel::append);
   EXPECT_EQ(steps.list.begin()->grid, 4U * 132U);
 }
 
 TEST(AppendPlan, HasNoMoreBlocksThanTokens) {
-  AppendJob job = append_job();
-  job.rows_new = 1;
-  EXPECT_EQ(append_steps(job, choose_append_config(job), 132).list.begin()->grid, 8U);
+  AppendProblem problem = append_problem();
+  problem.rows_new = 1;
+  EXPECT_EQ(append_steps(problem, choose_append_config(problem), 132).list.begin()->grid, 8U);
 }
 
 TEST(AppendPlan, LaunchesNothingForNothing) {
-  AppendJob job = append_job();
-  job.rows_new = 0;
-  EXPECT_TRUE(append_steps(job, choose_append_config(job), 132).list.empty());
-  job = append_job();
-  job.heads_kv = 0;
-  EXPECT_TRUE(append_steps(job, choose_append_config(job), 132).list.empty());
-  const MergeJob none = merge_job(0, 2);
+  AppendProblem problem = append_problem();
+  problem.rows_new = 0;
+  EXPECT_TRUE(append_steps(problem, choose_append_config(problem), 132).list.empty());
+  problem = append_problem();
+  problem.heads_kv = 0;
+  EXPECT_TRUE(append_steps(problem, choose_append_config(problem), 132).list.empty());
+  const MergeProblem none = merge_problem(0, 2);
   EXPECT_TRUE(merge_steps(none, choose_merge_config(none), 132).list.empty());
 }
 
 TEST(AppendPlan, RefusesMoreTokensThanItCounts) {
-  AppendJob job = append_job();
-  job.rows_new = std::int64_t{1} << 30;
-  EXPECT_EQ(objection([&] { plan_append(job); }),
+  AppendProblem problem = append_problem();
+  problem.rows_new = std::int64_t{1} << 30;
+  EXPECT_EQ(objection([&] { plan_append(problem); }),
             "an extent of 8589934592 is above the GPU kernels' 1073741823; split the append");
 }
 
 TEST(MergePlan, IsOneLaunchOfAWarpARow) {
-  const MergeJob job = merge_job(20, 2);
-  const gpu::MergeSteps steps = merge_steps(job, choose_merge_config(job), 132);
+  const MergeProblem problem = merge_problem(20, 2);
+  const gpu::MergeSteps steps = merge_steps(problem, choose_merge_config(problem), 132);
   ASSERT_EQ(steps.list.size(), 1U);
   EXPECT_EQ(steps.list.begin()->grid, 3U);
-  EXPECT_EQ(choose_merge_config(job), (MergeConfig{.from = Stored::f32, .to = Stored::bf16}));
+  EXPECT_EQ(choose_merge_config(problem), (MergeConfig{.from = Stored::f32, .to = Stored::bf16}));
 }
 
 TEST(MergePlan, RefusesPartsOfOtherStridesAndTooManyPlaces) {
-  MergeJob job = merge_job(2, 3);
-  job.parts[2].lse.row_stride = 2;
+  MergeProblem problem = merge_problem(2, 3);
+  problem.parts[2].lse.row_stride = 2;
   EXPECT_EQ(
-      objection([&] { plan_merge(job); }),
+      objection([&] { plan_merge(problem); }),
       "outs[2] or its lse has other strides than outs[0]; on a GPU all parts have one layout: make them "
       "contiguous");
-  job = merge_job(2, 65);
-  job.parts[7].out.data = static_cast<float*>(job.parts[7].out.data) + 4;
-  EXPECT_EQ(objection([&] { plan_merge(job); }),
+  problem = merge_problem(2, 65);
+  problem.parts[7].out.data = static_cast<float*>(problem.parts[7].out.data) + 4;
+  EXPECT_EQ(objection([&] { plan_merge(problem); }),
             "outs has 65 parts in places of their own, above the GPU kernel's 64; stack them in one tensor");
 }
 

@@ -4,7 +4,7 @@
 // A row of the cache belongs to one warp: the hash of its number says to which. Every thread block looks at
 // all tokens, append_batch at a time, notes the rows that are its own, and its warps write theirs in the
 // order of the tokens. So no two warps write to one row, and of tokens that go to one row the last is kept,
-// whole: a lane writes the same columns of both. problem/append_job.hpp has the same rules for the host.
+// whole: a lane writes the same columns of both. problem/append_problem.hpp has the same rules for the host.
 #pragma once
 
 #include "kernels/common/stored_rows.cuh"

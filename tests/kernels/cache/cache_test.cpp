@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "api/make_merge_job.hpp"
+#include "api/make_merge_problem.hpp"
 #include "cache/emulated_cache.hpp"
 #include "gpu/append_params.hpp"
 #include "launch.hpp"
@@ -41,15 +41,15 @@ TEST(MergeKernel, TakesAnyNumberOfPartsInOneTensor) {
          .lses = lse_views,
          .out = Tensor(expected.data(), DType::f32, {rows, heads, dim}),
          .lse = Tensor(expected_lse.data(), DType::f32, {heads, rows})});
-  const MergeJob job = make_merge_job({.outs = out_views,
-                                       .lses = lse_views,
-                                       .out = Tensor(out.data(), DType::f32, {rows, heads, dim}),
-                                       .lse = Tensor(lse.data(), DType::f32, {heads, rows})});
-  ASSERT_TRUE(gpu::parts_are_even(job));
+  const MergeProblem problem = make_merge_problem({.outs = out_views,
+                                                   .lses = lse_views,
+                                                   .out = Tensor(out.data(), DType::f32, {rows, heads, dim}),
+                                                   .lse = Tensor(lse.data(), DType::f32, {heads, rows})});
+  ASSERT_TRUE(gpu::parts_are_even(problem));
   emulator::Options options;
   options.buffers = {emulator::readable(outs), emulator::readable(lses), emulator::writable(out),
                      emulator::writable(lse)};
-  emulate_merge(job, options);
+  emulate_merge(problem, options);
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-6);
   for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], expected_lse[i], 1e-6 * std::abs(lse[i]));
 }
@@ -71,26 +71,26 @@ TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
 }
 
 TEST(AppendKernel, TheConfigFollowsFromTheJob) {
-  AppendJob job;
+  AppendProblem problem;
   alignas(16) static std::byte memory[64];
-  job.k_new = {.data = memory, .dtype = DType::bf16, .row_stride = 64, .head_stride = 64};
-  job.k_cache = {.data = memory, .dtype = DType::e4m3, .row_stride = 64, .head_stride = 64};
-  job.head_dim_k = 64;
-  EXPECT_EQ(choose_append_config(job), (AppendConfig{.from = Stored::bf16, .to = Stored::e4m3}));
-  job.k_cache.data = memory + 4;
-  EXPECT_FALSE(choose_append_config(job).vectors);
-  job.k_cache.data = memory + 8;
-  EXPECT_TRUE(choose_append_config(job).vectors);
-  job.head_dim_k = 60;
-  EXPECT_FALSE(choose_append_config(job).vectors);
-  job.head_dim_k = 64;
-  job.cos = job.sin = {.data = memory, .dtype = DType::bf16, .row_stride = 32};
-  job.interleaved = true;
-  EXPECT_EQ(choose_append_config(job), (AppendConfig{.from = Stored::bf16,
-                                                     .to = Stored::e4m3,
-                                                     .rotary = true,
-                                                     .interleaved = true,
-                                                     .f32_tables = false}));
+  problem.k_new = {.data = memory, .dtype = DType::bf16, .row_stride = 64, .head_stride = 64};
+  problem.k_cache = {.data = memory, .dtype = DType::e4m3, .row_stride = 64, .head_stride = 64};
+  problem.head_dim_k = 64;
+  EXPECT_EQ(choose_append_config(problem), (AppendConfig{.from = Stored::bf16, .to = Stored::e4m3}));
+  problem.k_cache.data = memory + 4;
+  EXPECT_FALSE(choose_append_config(problem).vectors);
+  problem.k_cache.data = memory + 8;
+  EXPECT_TRUE(choose_append_config(problem).vectors);
+  problem.head_dim_k = 60;
+  EXPECT_FALSE(choose_append_config(problem).vectors);
+  problem.head_dim_k = 64;
+  problem.cos = problem.sin = {.data = memory, .dtype = DType::bf16, .row_stride = 32};
+  problem.interleaved = true;
+  EXPECT_EQ(choose_append_config(problem), (AppendConfig{.from = Stored::bf16,
+                                                         .to = Stored::e4m3,
+                                                         .rotary = true,
+                                                         .interleaved = true,
+                                                         .f32_tables = false}));
 }
 
 /// What has nothing for the emulator: errors before a launch, and calls past the runner.

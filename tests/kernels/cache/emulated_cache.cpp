@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "api/append_builder.hpp"
-#include "api/make_merge_job.hpp"
+#include "api/make_merge_problem.hpp"
 #include "emulated_call.hpp"
 #include "gpu/append_params.hpp"
 #include "kernels/common/append.cuh"
@@ -68,21 +68,22 @@ MergeKernel find(const MergeConfig& config, std::integer_sequence<int, n...>) {
 
 }  // namespace
 
-void emulate_append(const AppendJob& job, const emulator::Options& options) {
+void emulate_append(const AppendProblem& problem, const emulator::Options& options) {
   const AppendKernel kernel =
-      find(choose_append_config(job), std::make_integer_sequence<int, append_kinds>());
+      find(choose_append_config(problem), std::make_integer_sequence<int, append_kinds>());
   if (kernel == nullptr) throw std::logic_error("no kernel was compiled for it");
-  const auto grid = static_cast<unsigned>(gpu::append_grid(job, 1));
+  const auto grid = static_cast<unsigned>(gpu::append_grid(problem, 1));
   if (grid == 0) return;
-  emulator::launch(kernel, gpu::make_append_params(job),
+  emulator::launch(kernel, gpu::make_append_params(problem),
                    {.blocks = grid, .threads = append_threads, .shared_bytes = append_shared_bytes}, options);
 }
 
-void emulate_merge(const MergeJob& job, const emulator::Options& options) {
-  const MergeKernel kernel = find(choose_merge_config(job), std::make_integer_sequence<int, 18>());
-  const auto grid = static_cast<unsigned>(gpu::merge_grid(job, 1));
+void emulate_merge(const MergeProblem& problem, const emulator::Options& options) {
+  const MergeKernel kernel = find(choose_merge_config(problem), std::make_integer_sequence<int, 18>());
+  const auto grid = static_cast<unsigned>(gpu::merge_grid(problem, 1));
   if (grid == 0) return;
-  emulator::launch(kernel, gpu::make_merge_params(job), {.blocks = grid, .threads = merge_threads}, options);
+  emulator::launch(kernel, gpu::make_merge_params(problem), {.blocks = grid, .threads = merge_threads},
+                   options);
 }
 
 std::string EmulatedCache::refuses_append(const harness::AppendCase& c) const {
@@ -101,7 +102,7 @@ void EmulatedCache::append(harness::AppendCall& call) {
                &call.v_scale, &call.rotary_cos, &call.rotary_sin, &call.rotary_offsets, &call.q},
               false);
   add_buffers(options, {&call.k_cache, &call.v_cache, &call.q_out}, true);
-  emulate_append(make_append_job(call.args()), options);
+  emulate_append(make_append_problem(call.args()), options);
 }
 
 void EmulatedCache::merge(harness::MergeCall& call) {
@@ -109,7 +110,7 @@ void EmulatedCache::merge(harness::MergeCall& call) {
   for (harness::Box& box : call.outs) add_buffers(options, {&box}, false);
   for (harness::Box& box : call.lses) add_buffers(options, {&box}, false);
   add_buffers(options, {&call.out, &call.lse}, true);
-  emulate_merge(make_merge_job(call.args()), options);
+  emulate_merge(make_merge_problem(call.args()), options);
 }
 
 }  // namespace tandem::kernel_tests

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "harness/runner.hpp"
-#include "problem/append_job.hpp"
-#include "problem/merge_job.hpp"
+#include "problem/append_problem.hpp"
+#include "problem/merge_problem.hpp"
 
 namespace tandem::emulator {
 struct Options;
@@ -26,7 +26,7 @@ class EmulatedCache : public harness::Runner {
 };
 
 /// Runs the kernels that the plan chooses, on memory that `options` names.
-void emulate_append(const AppendJob& job, const emulator::Options& options);
-void emulate_merge(const MergeJob& job, const emulator::Options& options);
+void emulate_append(const AppendProblem& problem, const emulator::Options& options);
+void emulate_merge(const MergeProblem& problem, const emulator::Options& options);
 
 }  // namespace tandem::kernel_tests

@@ -13,7 +13,7 @@ struct MergePart {
 };
 
 /// Operands as in Problem; packed queries are those of one batch entry.
-struct MergeJob {
+struct MergeProblem {
   Device device;
   std::int64_t batch = 0;
   std::int64_t rows = 0;

@@ -13,7 +13,7 @@ constexpr std::int64_t max_row = 1024;
 
 /// Operands as in Problem. A cache's batch_stride leads from entry (or page) to entry, its row_stride from
 /// row to row of one.
-struct AppendJob {
+struct AppendProblem {
   Device device;
   std::int64_t batch = 0;     ///< sequences; 1 with slot_mapping
   std::int64_t rows_new = 0;  ///< new rows of one batch entry, or of all (packed)
@@ -51,56 +51,56 @@ struct NewToken {
 };
 
 /// The token in new row `n` of all. With offsets that do not ascend some token, or none.
-inline NewToken new_token(const AppendJob& job, std::int64_t n) {
-  if (job.slot_mapping.given()) return {.sequence = 0, .index = n, .used = true};
+inline NewToken new_token(const AppendProblem& problem, std::int64_t n) {
+  if (problem.slot_mapping.given()) return {.sequence = 0, .index = n, .used = true};
   NewToken t;
-  if (!job.packed) {
-    t = {.sequence = n / job.rows_new, .index = n % job.rows_new, .used = true};
-  } else if (job.batch > 0) {
-    std::int64_t past = job.batch;  // its first row is past n, as that of t.sequence is not
+  if (!problem.packed) {
+    t = {.sequence = n / problem.rows_new, .index = n % problem.rows_new, .used = true};
+  } else if (problem.batch > 0) {
+    std::int64_t past = problem.batch;  // its first row is past n, as that of t.sequence is not
     while (past - t.sequence > 1) {
       const std::int64_t middle = t.sequence + (past - t.sequence) / 2;
-      (job.cu_seqlens_new[middle] <= n ? t.sequence : past) = middle;
+      (problem.cu_seqlens_new[middle] <= n ? t.sequence : past) = middle;
     }
-    const Rows rows = sequence_rows(job.cu_seqlens_new, {}, job.rows_new, t.sequence);
+    const Rows rows = sequence_rows(problem.cu_seqlens_new, {}, problem.rows_new, t.sequence);
     t.index = n - rows.begin;
     t.used = rows.begin <= n && n < rows.end;
   }
-  if (t.used && job.seqused_new.given()) t.used = t.index < job.seqused_new[t.sequence];
+  if (t.used && problem.seqused_new.given()) t.used = t.index < problem.seqused_new[t.sequence];
   return t;
 }
 
 /// The row of the cache that a token goes to, counted over all entries; -1 where there is none for it.
-inline std::int64_t slot_of(const AppendJob& job, const NewToken& token) {
+inline std::int64_t slot_of(const AppendProblem& problem, const NewToken& token) {
   if (!token.used) return -1;
-  if (job.slot_mapping.given()) {
-    const std::int64_t slot = job.slot_mapping[token.index];
-    return slot >= 0 && slot < job.entries * job.entry_rows ? slot : -1;
+  if (problem.slot_mapping.given()) {
+    const std::int64_t slot = problem.slot_mapping[token.index];
+    return slot >= 0 && slot < problem.entries * problem.entry_rows ? slot : -1;
   }
-  const std::int64_t first = job.cache_seqlens[token.sequence];
-  if (first < 0 || first >= job.rows_of_sequence() - token.index) return -1;
+  const std::int64_t first = problem.cache_seqlens[token.sequence];
+  if (first < 0 || first >= problem.rows_of_sequence() - token.index) return -1;
   std::int64_t row = first + token.index;
   std::int64_t entry = token.sequence;
-  if (job.pages.given()) {
-    entry = job.pages.entry(token.sequence, row / job.entry_rows);
-    row %= job.entry_rows;
-  } else if (job.cache_batch_idx.given()) {
-    entry = job.cache_batch_idx[token.sequence];
+  if (problem.pages.given()) {
+    entry = problem.pages.entry(token.sequence, row / problem.entry_rows);
+    row %= problem.entry_rows;
+  } else if (problem.cache_batch_idx.given()) {
+    entry = problem.cache_batch_idx[token.sequence];
   }
-  return entry >= 0 && entry < job.entries ? entry * job.entry_rows + row : -1;
+  return entry >= 0 && entry < problem.entries ? entry * problem.entry_rows + row : -1;
 }
 
 /// A token's position as the caller's integers have it, but that it is kept from overflowing.
-inline std::int64_t wanted_position(const AppendJob& job, const NewToken& token) {
+inline std::int64_t wanted_position(const AppendProblem& problem, const NewToken& token) {
   constexpr std::int64_t far = std::int64_t{1} << 62;
-  if (job.slot_mapping.given()) return job.rotary_offsets[token.index];
-  const Lengths& offsets = job.rotary_offsets.given() ? job.rotary_offsets : job.cache_seqlens;
+  if (problem.slot_mapping.given()) return problem.rotary_offsets[token.index];
+  const Lengths& offsets = problem.rotary_offsets.given() ? problem.rotary_offsets : problem.cache_seqlens;
   return std::clamp(offsets[token.sequence], -far, far - 1) + token.index;
 }
 
 /// The row of the rotary embedding's tables that a token takes.
-inline std::int64_t position_of(const AppendJob& job, const NewToken& token) {
-  return std::clamp<std::int64_t>(wanted_position(job, token), 0, job.positions - 1);
+inline std::int64_t position_of(const AppendProblem& problem, const NewToken& token) {
+  return std::clamp<std::int64_t>(wanted_position(problem, token), 0, problem.positions - 1);
 }
 
 }  // namespace tandem
