@@ -157,7 +157,7 @@ template <typename Scores, int rows, typename K>
     if (masked) hide_keys(seen.rows[first + r], begin, block.count, s);
     soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
   }
-  weigh<rows>(block.v, head.v_offset, block.count, scores,
+  weigh<Scores, rows>(block.v, head.v_offset, block.count, scores,
               head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
 }
 
