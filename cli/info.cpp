@@ -1,4 +1,6 @@
 // tandem info: what this machine and this build have; or what a file has.
+#include <fmt/format.h>
+
 #include <memory>
 #include <vector>
 

@@ -1,5 +1,7 @@
 #include "inputs.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>

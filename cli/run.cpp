@@ -1,4 +1,6 @@
 // tandem run: tensors in, attention, tensors out.
+#include <fmt/format.h>
+
 #include <memory>
 
 #include "call.hpp"

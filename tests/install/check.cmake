@@ -1,6 +1,6 @@
 # Installs a built tree to a fresh prefix, then builds and runs projects that know nothing but that prefix.
 #   cmake -D BUILD=<tree> -D SOURCE=<this directory> -D WORK=<scratch> -D SHARED=<ON or OFF> -P check.cmake
-# With SHARED=OFF, the static library is configured and built first, in WORK.
+# With SHARED=OFF, the static library is configured and built first, in <tree>-static.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -12,11 +12,13 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c ${WORK}/docs)
 if(NOT SHARED)
-  run(${CMAKE_COMMAND} -S ${SOURCE}/../.. -B ${WORK}/static -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
+  # Beside the tree that was built: at the same depth paths are the same, so that the compiler cache has all of it.
+  set(static ${BUILD}-static)
+  run(${CMAKE_COMMAND} -S ${SOURCE}/../.. -B ${static} -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
     -D CMAKE_C_COMPILER=${C_COMPILER} -D CMAKE_CXX_COMPILER=${CXX_COMPILER} -D BUILD_SHARED_LIBS=OFF
     -D TANDEM_BUILD_CLI=OFF -D TANDEM_BUILD_TESTS=OFF -D TANDEM_BUILD_BENCH=OFF)
-  run(${CMAKE_COMMAND} --build ${WORK}/static)
-  set(BUILD ${WORK}/static)
+  run(${CMAKE_COMMAND} --build ${static})
+  set(BUILD ${static})
 endif()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 
