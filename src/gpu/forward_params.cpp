@@ -78,14 +78,66 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .cache_batch = as_int(p.cache_batch),
           .part_out = parts.out,
           .part_lse = parts.lse,
-          .split_ctas = parts.ctas};
+          .split_ctas = parts.division.ctas,
+          .split_blocks = parts.division.split_blocks,
+          .part_rows = parts.division.part_rows};
 }
 
-int split_ctas(const Problem& p, const Tiling& tiling, int multiprocessors) {
-  const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t size) {
+  return (n + size - 1) / size;
+}
+
+/// The most splits that a tile visits: as many as its sequence has, or as a window shows.
+std::int64_t most_splits(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
+  const std::int64_t all = ceil_div(p.rows_k, split_size);
+  if (p.window_left < 0 || p.window_right < 0) return std::max<std::int64_t>(1, all);
+  const std::int64_t seen = ceil_div(tiling.block_m + p.window_left + p.window_right, split_size) + 1;
+  return std::clamp<std::int64_t>(all, 1, seen);
+}
+
+/// Splits of all tiles.
+std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
+  const std::int64_t of_tiles = forward_tile_count(p, tiling) * most_splits(p, tiling, split_size);
+  if (!p.packed_k || p.packed_q) return of_tiles;
+  // Sequences whose keys follow each other in k have no more splits than these together.
+  const std::int64_t tiles = p.heads_q * ceil_div(p.rows_q, tiling.block_m);
+  return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
+}
+
+}  // namespace
+
+WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors) {
+  const Tiling& tiling = config.tiling;
   const std::int64_t tiles = forward_tile_count(p, tiling);
-  return tiles >= multiprocessors ? multiprocessors
-                                  : static_cast<int>(std::min<std::int64_t>(tiles * blocks, multiprocessors));
+  const auto ctas_of = [&](std::int64_t items) {
+    return static_cast<int>(std::min<std::int64_t>(items, multiprocessors));
+  };
+  WorkDivision d{.ctas = ctas_of(tiles)};
+  if (config.schedule.invariant) {
+    constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
+    const std::int64_t split_size = std::min(p.split_size, largest);
+    d.split_blocks = as_int(split_size / tiling.block_n);
+    if (!config.schedule.split) {
+      d.part_outputs = merged_numbers(tiling) * d.ctas;
+      return d;
+    }
+    const std::int64_t items = split_items(p, tiling, split_size);
+    const std::int64_t rows = p.packed_q ? tiling.block_m : std::min<std::int64_t>(p.rows_q, tiling.block_m);
+    d.ctas = ctas_of(items);
+    d.part_rows = as_int(ceil_div(rows, combine_rows) * combine_rows);
+    d.part_outputs = items * d.part_rows * tiling.head_dim_v;
+    d.part_lses = items * d.part_rows;
+    if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
+  } else if (config.schedule.split) {
+    const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.rows_k, tiling.block_n));
+    d.ctas = tiles >= multiprocessors ? multiprocessors : ctas_of(tiles * blocks);
+    d.part_outputs = partial_outputs(tiling, d.ctas);
+    d.part_lses = partial_lses(tiling, d.ctas);
+    d.combine_ctas = std::int64_t{d.ctas - 1} * (tiling.block_m / combine_rows);
+  }
+  return d;
 }
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {

@@ -19,16 +19,23 @@ TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, L
 /// Those of all three, as they are.
 LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
+/// How a forward launch divides its work, and the room that partial results take.
+struct WorkDivision {
+  int ctas = 0;                   ///< one a multiprocessor, or one a work item where there are fewer
+  std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out, and of part_lse
+  std::int64_t part_lses = 0;
+  std::int64_t combine_ctas = 0;  ///< of the kernel behind it; 0: there is nothing to merge
+  int split_blocks = 0;           ///< as in ForwardParams
+  int part_rows = 0;
+};
+WorkDivision divide_work(const Problem& problem, const ForwardConfig& config, int multiprocessors);
+
 /// Where the partial results of splits go.
 struct SplitParts {
   float* out = nullptr;
   float* lse = nullptr;
-  int ctas = 0;
+  WorkDivision division;
 };
-
-/// CTAs of a forward launch whose CTAs share the key blocks of all tiles: one a multiprocessor, or one a
-/// block where there are fewer.
-int split_ctas(const Problem& problem, const Tiling& tiling, int multiprocessors);
 
 /// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how
 /// many heads' causal tiles are interleaved.

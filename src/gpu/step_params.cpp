@@ -47,12 +47,13 @@ unsigned int* StepParams::tile_counter() const {
   return w.counter_bytes() > 0 ? w.at<unsigned int>(Region::counters, memory_) : nullptr;
 }
 
-SplitParts StepParams::split_parts(unsigned int ctas) const {
+SplitParts StepParams::split_parts() const {
   const Workspace& w = steps_.workspace;
-  if (!std::get<ForwardConfig>(steps_.config).schedule.split) return {};
+  const auto& config = std::get<ForwardConfig>(steps_.config);
+  if (!config.schedule.split && !config.schedule.invariant) return {};
   return {.out = w.at<float>(Region::part_out, memory_),
           .lse = w.at<float>(Region::part_lse, memory_),
-          .ctas = static_cast<int>(ctas)};
+          .division = divide_work(problem(), config, steps_.multiprocessors)};
 }
 
 PackParams StepParams::pack(Loaded tensor) const {
@@ -98,7 +99,7 @@ const void* StepParams::of(const Step& step) {
     case Kernel::forward:
       return fill<ForwardParams>([&] {
         return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(), encode_,
-                                   steps_.multiprocessors, tile_counter(), split_parts(step.grid));
+                                   steps_.multiprocessors, tile_counter(), split_parts());
       });
     case Kernel::combine: return std::get_if<ForwardParams>(&filled_);
     case Kernel::eight_bit_forward:

@@ -26,7 +26,7 @@ class StepParams {
   QuantizeParams quantize() const;
   EightBitParams eight_bit(const EightBitConfig& config) const;
   unsigned int* tile_counter() const;
-  SplitParts split_parts(unsigned int ctas) const;
+  SplitParts split_parts() const;
   template <typename Params, typename Make>
   const void* fill(Make&& make);
 

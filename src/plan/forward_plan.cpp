@@ -74,16 +74,46 @@ bool shares_keys(const Problem& p) {
 }
 
 /// As many stages as shared memory holds: what is in flight hides the latency of global memory.
+ForwardConfig with_most_stages(ForwardConfig c) {
+  c.stages = 1;
+  while (c.stages < 8 && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
+
 ForwardConfig with_shared_keys(ForwardConfig c) {
   const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
   c.tiling.block_m = few;
   c.tiling.block_n = width <= 256 ? 128 : 64;
   c.mask.varlen = true;
   c.schedule = {.pingpong = false, .split = true};
-  c.stages = 1;
-  while (c.stages < 8 && forward_objection(c).empty()) ++c.stages;
-  if (!forward_objection(c).empty()) --c.stages;
-  return c;
+  return with_most_stages(c);
+}
+
+constexpr const char* fixed_parts =
+    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
+    "order";
+constexpr const char* fixed_tiles =
+    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
+
+/// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
+/// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
+ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
+  constexpr std::int64_t enough_tiles =
+      4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
+  const auto rounded = [](std::int64_t head_dim) { return (head_dim + 63) / 64 * 64; };
+  c.tiling.block_n = rounded(p.head_dim_qk) + rounded(p.head_dim_v) <= 256 ? 128 : 64;
+  c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
+  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
+  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
+  const bool shared = queries <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
+                      batch * p.heads_q < enough_tiles;
+  if (shared) {
+    c.tiling.block_m = few;
+    c.mask.varlen = true;
+    c.schedule = {.pingpong = false, .split = true, .invariant = true};
+  }
+  return with_most_stages(c);
 }
 
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
@@ -137,6 +167,7 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
   if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
+  if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
@@ -178,6 +209,7 @@ ForwardConfig choose_forward_config(const Problem& p) {
                                  : ScoreTransform::scaled;
   c.mask.varlen = has_lengths(p);
   c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
+  if (p.split_size > 0) return with_fixed_splits(c, p);
   if (shares_keys(p)) return with_shared_keys(c);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
@@ -227,10 +259,11 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
   const char* const why =
-      c.schedule.split ? few_queries
-                       : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
-                                      c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
-                             .why;
+      c.schedule.invariant ? (c.schedule.split ? fixed_parts : fixed_tiles)
+      : c.schedule.split   ? few_queries
+                           : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
+                                          c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
+                               .why;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
@@ -238,8 +271,9 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   c.tiling.head_dim_v),
       fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.tiling.block_m,
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
-      fmt::format("{} persistent scheduler; unmasked blocks keep their rows' maxima, and are checked{}",
-                  c.schedule.dynamic ? "dynamic" : "static",
+      fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static",
+                  c.schedule.invariant ? "every block moves its rows' maxima"
+                                       : "unmasked blocks keep their rows' maxima, and are checked",
                   c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),

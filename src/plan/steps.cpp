@@ -92,18 +92,16 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
     make_loadable(steps, which,
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, which); });
   }
-  if (!config.schedule.split) {
-    steps.list.add({.kernel = Kernel::forward, .config = config, .grid = persistent_grid(tiles, steps)});
-    return;
+  const gpu::WorkDivision work = gpu::divide_work(steps.problem, config, steps.multiprocessors);
+  if (work.part_outputs > 0) {
+    steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
+    steps.workspace.take(Region::part_lse, work.part_lses * std::int64_t{sizeof(float)});
   }
-  const int ctas = gpu::split_ctas(steps.problem, config.tiling, steps.multiprocessors);
-  steps.workspace.take(Region::part_out, partial_outputs(config.tiling, ctas) * std::int64_t{sizeof(float)});
-  steps.workspace.take(Region::part_lse, partial_lses(config.tiling, ctas) * std::int64_t{sizeof(float)});
-  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = grid_of(ctas)});
-  if (ctas == 1) return;
+  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = grid_of(work.ctas)});
+  if (work.combine_ctas == 0) return;
   steps.list.add({.kernel = Kernel::combine,
                   .config = combine_config(config),
-                  .grid = grid_of(std::int64_t{ctas - 1} * (config.tiling.block_m / combine_rows)),
+                  .grid = grid_of(work.combine_ctas),
                   .programmatic = true});
 }
 

@@ -103,6 +103,7 @@ struct Problem {
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   bool deterministic = false;
+  std::int64_t split_size = 0;  ///< keys of a split; 0: off. Then bits do not depend on the batch
   Precision precision = Precision::exact;
   bool strict = false;
 

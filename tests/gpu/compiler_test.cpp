@@ -94,7 +94,9 @@ TEST(KernelExpression, NamesEveryField) {
                       "tandem::KeySource::rows, .transform = tandem::ScoreTransform::softcap, "),
             std::string::npos)
       << text;
-  EXPECT_TRUE(text.ends_with(", .pingpong = true, .output_late = false, .split = false}}")) << text;
+  EXPECT_TRUE(
+      text.ends_with(", .pingpong = true, .output_late = false, .split = false, .invariant = false}}"))
+      << text;
 }
 
 TEST(Sources, AreEmbedded) {

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+
+#include "gpu/forward_params.hpp"
 
 namespace tandem {
 namespace {
@@ -158,6 +161,47 @@ TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {
   const ForwardConfig c;  // 128 x 128, head_dim 128: Q 32 KB, two stages of K and V 128 KB
   EXPECT_GE(forward_shared_bytes(c), (32 + 128) * 1024);
   EXPECT_LE(forward_shared_bytes(c), (32 + 128 + 1) * 1024);
+}
+
+/// What bits depend on is the same for every call of a model: only who computes what may differ.
+TEST(ForwardPlan, ASplitSizeFixesBlocksOfKeysByTheModelAlone) {
+  for (const auto& [qk, v, block_n] :
+       std::vector<std::array<int, 3>>{{64, 64, 128}, {128, 128, 128}, {192, 128, 64}, {256, 256, 64}}) {
+    for (const std::int64_t queries : {1, 5, 64, 700}) {
+      for (const std::int64_t batch : {1, 600}) {
+        for (const std::int64_t keys : {100, 5000}) {
+          Problem p = problem(qk, v, queries, keys);
+          p.batch = batch;
+          p.split_size = 1024;
+          const ForwardConfig c = choose_forward_config(p);
+          EXPECT_EQ(forward_objection(c), "");
+          EXPECT_EQ(c.tiling.block_n, block_n);
+          EXPECT_TRUE(c.schedule.invariant);
+          EXPECT_EQ(c.schedule.split, queries <= 64 && keys > 1024 && batch == 1);
+          EXPECT_TRUE(c.stages >= 2 || qk == 256);
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardPlan, PartsOfSplitsHaveAsManyPlacesAsThereAre) {
+  Problem p = problem(128, 128, 4, 5000);
+  p.heads_q = p.heads_kv = 8;
+  p.batch = 2;
+  p.split_size = 1024;
+  const ForwardConfig c = choose_forward_config(p);
+  const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
+  EXPECT_EQ(work.ctas, 2 * 8 * 5);  // tiles, splits
+  EXPECT_EQ(work.split_blocks, 8);
+  EXPECT_EQ(work.part_rows, combine_rows);
+  EXPECT_EQ(work.part_lses, 80 * combine_rows);
+  EXPECT_EQ(work.part_outputs, 80 * combine_rows * 128);
+  EXPECT_EQ(work.combine_ctas, 16);
+  p.window_left = 100;
+  p.window_right = 0;
+  EXPECT_EQ(gpu::divide_work(p, c, 132).part_lses,
+            16 * 2 * combine_rows);  // a window crosses one edge at most
 }
 
 TEST(ForwardExplain, SaysWhichTileAndWhy) {

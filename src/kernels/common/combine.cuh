@@ -1,6 +1,7 @@
 // Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i with
 // w_i = exp(LSE_i - max LSE), always from the first keys to the last, so that the bits are the same each
 // time. A sink joins the sum here. One warp a row. Tiles that one CTA has computed whole are written already.
+// With a fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -9,6 +10,27 @@
 #include "kernels/tile/split.cuh"
 
 namespace tandem {
+
+/// Writes a row, of which each lane has four columns of every 128.
+template <Tiling T, int vectors>
+TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex& t, int query,
+                                  const ptx::Float4 (&sum)[vectors], float factor, float lse) {
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  if (lane == 0) output.store_lse(t, query, lse);
+  u16* const out = output.out_row(t, query);
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    const int col = v * 128 + lane * 4;
+    const u32 words[2] = {tile::pack<T.element>(sum[v].x * factor, sum[v].y * factor),
+                          tile::pack<T.element>(sum[v].z * factor, sum[v].w * factor)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (col + i < output.p.head_dim_v) {
+        ptx::store_global(out + col + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+      }
+    }
+  }
+}
 
 /// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on.
 template <ForwardConfig C>
@@ -26,7 +48,7 @@ struct CombineRow {
   }
   /// That of partial result `i`; -inf past the last.
   TANDEM_DEVICE float lse(u32 i) const {
-    return i < count ? ptx::load_global(p.part_lse + place(i)) : -ptx::infinity();
+    return i < count ? ptx::load_written(p.part_lse + place(i)) : -ptx::infinity();
   }
 
   /// The largest LSE. A NaN is found by the sum.
@@ -73,31 +95,70 @@ struct CombineRow {
     // A NaN among the parts' LSE is not their largest, but is in the sum.
     const bool seen = largest_part != -ptx::infinity() || total != total;
     const float factor = seen ? ptx::reciprocal(total) : 0.0F;
-    if (lane == 0) {
-      output.store_lse(t, query, seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
-    }
-    u16* const out = output.out_row(t, query);
-#pragma unroll
-    for (int v = 0; v < vectors; ++v) {
-      const int col = v * 128 + lane * 4;
-      store_four(out + col, p.head_dim_v - col,
-                 tile::pack<C.tiling.element>(sum[v].x * factor, sum[v].y * factor),
-                 tile::pack<C.tiling.element>(sum[v].z * factor, sum[v].w * factor));
-    }
-  }
-
-  /// Four columns of a row, of which `left` exist.
-  TANDEM_DEVICE void store_four(u16* at, int left, u32 low, u32 high) const {
-    const u32 words[2] = {low, high};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < left) ptx::store_global(at + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
-    }
+    store_combined<C.tiling>(output, t, query, sum, factor,
+                             seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
   }
 };
 
+/// One row of a tile of a call with a fixed split size, whose parts are [first, first + count).
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size) combine(const __grid_constant__ ForwardParams p) {
+TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t, int query, int row,
+                                    u32 first, u32 count) {
+  constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  tile::Output<C.tiling> output{p, 0, 0};
+  tile::PartMerge merge;
+  ptx::Float4 sum[vectors];
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll 4
+  for (u32 i = count; i > 0; --i) {
+    const i64 place = static_cast<i64>(first + i - 1) * p.part_rows + row;
+    const tile::PartMerge::Weights w = merge.take(ptx::load_written(p.part_lse + place));
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
+      const auto o = ptx::load_global(
+          reinterpret_cast<const ptx::Float4*>(p.part_out + place * C.tiling.head_dim_v + col));
+      sum[v].x = tile::PartMerge::add(sum[v].x, o.x, w);
+      sum[v].y = tile::PartMerge::add(sum[v].y, o.y, w);
+      sum[v].z = tile::PartMerge::add(sum[v].z, o.z, w);
+      sum[v].w = tile::PartMerge::add(sum[v].w, o.w, w);
+    }
+  }
+  const bool has_sink = p.sink != nullptr;
+  const float sink = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
+  float factor = 0.0F;
+  const float lse = merge.finish(has_sink, sink, factor);
+  if (factor == 0.0F) {
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
+  }
+  store_combined<C.tiling>(output, t, query, sum, factor, lse);
+}
+
+/// The tiles of such a call, each part_rows / combine_rows CTAs.
+template <ForwardConfig C>
+TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
+  const u32 groups = static_cast<u32>(p.part_rows) / combine_rows;
+  const u32 number = ptx::block_index() / groups;
+  tile::SplitLine<C.tiling, C.keys, true> line{p};
+  tile::TileIndex t;
+  u32 start = 0;
+  u32 cost = 0;
+  if (!line.locate_tile(number, t, start, cost) || cost == 1) return;
+  const int row = static_cast<int>((ptx::block_index() - number * groups) * combine_rows +
+                                   ptx::thread_index() / warp_size);
+  const int query = t.m * C.tiling.block_m + row;
+  ptx::wait_for_previous_grid();
+  if (query < t.end_q) combine_in_order<C>(p, t, query, row, start, query < t.seqlen_q ? cost : 0);
+}
+
+/// At least four CTAs an SM: without a number ptxas takes 40 registers a thread, for six of them, and puts 12
+/// bytes into local memory.
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 4) combine(const __grid_constant__ ForwardParams p) {
+  if constexpr (C.schedule.invariant) return combine_splits<C>(p);
   constexpr u32 groups = C.tiling.block_m / combine_rows;
   const u32 cta = ptx::block_index() / groups + 1;  // of the forward kernel: a tile may cross where it begins
   tile::SplitLine<C.tiling, C.keys> line{p};

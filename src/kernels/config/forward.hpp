@@ -17,6 +17,10 @@ struct ForwardSchedule {
   /// CTAs share the key blocks of all tiles evenly (tile/split.cuh), and `combine` merges what is partial;
   /// with varlen. Else a CTA computes whole tiles.
   bool split = false;
+  /// A row's bits depend on its keys alone: keys are cut at multiples of ForwardParams::split_blocks, rows
+  /// find the maximum of every block, and the parts are merged one behind the other, from the last keys to
+  /// the first. With `split` each part is a work item, else a CTA computes those of a tile.
+  bool invariant = false;
 
   constexpr bool operator==(const ForwardSchedule&) const = default;
 };
@@ -62,6 +66,11 @@ constexpr long long partial_lses(const Tiling& t, int ctas) {
   return 2LL * ctas * t.block_m;
 }
 
+/// Numbers that a CTA keeps of a tile's parts that it has merged: O, and four for each thread.
+constexpr long long merged_numbers(const Tiling& t) {
+  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8);
+}
+
 /// What the kernel `combine` needs of a forward Config.
 constexpr ForwardConfig combine_config(const ForwardConfig& c) {
   ForwardConfig combine;
@@ -70,6 +79,7 @@ constexpr ForwardConfig combine_config(const ForwardConfig& c) {
   combine.mask.varlen = true;
   combine.keys = c.keys;
   combine.schedule.split = true;
+  combine.schedule.invariant = c.schedule.invariant;
   return combine;
 }
 
@@ -109,6 +119,10 @@ struct ForwardParams {
   float* part_out;  ///< partial results of splits: (2 * split_ctas, block_m, head_dim_v of the Config)
   float* part_lse;  ///< (2 * split_ctas, block_m)
   int split_ctas;   ///< CTAs of the forward kernel, as `combine` is to know them
+  // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
+  // without split, part_out has merged_numbers() for each CTA instead.
+  int split_blocks;  ///< key blocks of a split
+  int part_rows;     ///< a multiple of combine_rows
 };
 
 }  // namespace tandem

@@ -36,7 +36,7 @@ struct ForwardConsumer {
   const float scale_log2;
   typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::Output<C.tiling> output;
+  tile::Output<C.tiling, C.schedule.invariant> output;
   ForwardTiles<C> tiles;
   /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
@@ -136,6 +136,17 @@ struct ForwardConsumer {
       }
     }
   }
+  /// The epilogue.
+  TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax,
+                           int part, bool opens, bool closes) {
+    if (C.schedule.split && part != tile::whole_tile) {
+      output.store_part(t, o, softmax, part);
+    } else if constexpr (C.schedule.invariant) {
+      output.store_merged(t, o, softmax, opens, closes);
+    } else {
+      output.store(t, o, softmax);
+    }
+  }
   TANDEM_DEVICE bool find(tile::QueryTile& t) {
     return tiles.template next<false>(t, warp_leader());
   }
@@ -223,7 +234,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // lazily: its exponentials are relative to the reference of earlier blocks, no maximum is found, and O is
   // rescaled only if the exponentials are too large.
   auto iteration = [&](auto masked) {
-    constexpr bool lazy = !decltype(masked)::value;
+    constexpr bool lazy = !decltype(masked)::value && !C.schedule.invariant;
     pingpong_wait();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
@@ -315,16 +326,14 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   constexpr bool find_early = outputs <= 96;
   const tile::TileIndex index = t.index;
   const int part = t.part;
+  const bool opens = t.opens;
+  const bool closes = t.closes;
   bool more = false;
   if constexpr (find_early) more = find(t);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(o);
   release_v();
-  if constexpr (C.schedule.split) {
-    part == tile::whole_tile ? output.store(index, o, softmax) : output.store_part(index, o, softmax, part);
-  } else {
-    output.store(index, o, softmax);
-  }
+  store(index, o, softmax, part, opens, closes);
   if constexpr (!find_early) more = find(t);
   return more;
 }

@@ -1,18 +1,20 @@
 // The epilogue of the forward kernels: from a warpgroup's accumulators to out and LSE in global memory.
 // Every forward kernel ends in Output::store or store_empty, or, where it computes a part of a tile's keys,
-// in store_part or store_empty_part: f32 and LSE for the kernel `combine`.
+// in store_part or store_empty_part: f32 and LSE for the kernel `combine`. Where it computes all parts of a
+// tile one behind the other, store_merged takes them.
 #pragma once
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/tile/part_merge.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/softmax.cuh"
 
 namespace tandem::tile {
 
-/// Writes the 64 rows of one consumer warpgroup.
-template <Tiling T>
+/// Writes the 64 rows of one consumer warpgroup. `invariant`: the Config is.
+template <Tiling T, bool invariant = false>
 struct Output {
   static constexpr int outputs = T.head_dim_v / 2;
 
@@ -27,13 +29,16 @@ struct Output {
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
                                 int part);
   TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
+  TANDEM_DEVICE void store_merged(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
+                                  bool opens, bool closes);
+  TANDEM_DEVICE i64 part_row(int part, int row) const;
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
   TANDEM_DEVICE u16* out_row(const TileIndex& t, int query) const;
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, float value);
 };
 
-template <Tiling T>
-TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE u16* Output<T, invariant>::out_row(const TileIndex& t, int query) const {
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
   return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
@@ -41,8 +46,8 @@ TANDEM_DEVICE u16* Output<T>::out_row(const TileIndex& t, int query) const {
 }
 
 /// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float value) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_lse(const TileIndex& t, int query, float value) {
   if (p.lse == nullptr) return;
   if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
     value = ptx::load_global(p.sink + t.head * p.sink_stride);
@@ -55,8 +60,9 @@ TANDEM_DEVICE void Output<T>::store_lse(const TileIndex& t, int query, float val
 
 /// Eight columns of a row, from `at` on, of which `left` exist. `vectors`: p.out_vectors, known to the
 /// compiler where code must not branch.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_columns(u16* at, int left, const ptx::Vec4& words,
+                                                       bool vectors) {
   if (vectors) {
     if (left > 0) ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), words);
     return;
@@ -71,8 +77,9 @@ TANDEM_DEVICE void Output<T>::store_columns(u16* at, int left, const ptx::Vec4& 
 /// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store(const TileIndex& t, float (&o)[outputs],
+                                               const OnlineSoftmax& softmax) {
   ptx::trace(TraceEvent::stores);
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
@@ -102,9 +109,9 @@ TANDEM_DEVICE void Output<T>::store(const TileIndex& t, float (&o)[outputs], con
   }
 }
 
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[outputs],
-                                          const float (&factor)[2], bool vectors) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_words(const TileIndex& t, const float (&o)[outputs],
+                                                     const float (&factor)[2], bool vectors) {
   const int quad_lane = thread % 4;
   const FragmentPosition position(thread);
 #pragma unroll
@@ -128,8 +135,8 @@ TANDEM_DEVICE void Output<T>::store_words(const TileIndex& t, const float (&o)[o
 }
 
 /// Writes a tile whose queries see no key: out 0, LSE -inf, or the sink as store_lse has it.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_empty(const TileIndex& t) {
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
   constexpr int units = T.head_dim_v / 8;
@@ -143,10 +150,16 @@ TANDEM_DEVICE void Output<T>::store_empty(const TileIndex& t) {
   }
 }
 
+/// Where row `row` of a partial result lies.
+template <Tiling T, bool invariant>
+TANDEM_DEVICE i64 Output<T, invariant>::part_row(int part, int row) const {
+  return static_cast<i64>(part) * (invariant ? p.part_rows : T.block_m) + row;
+}
+
 /// Writes the normalised O of a part of the keys and its LSE, without the sink.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_part(const TileIndex& t, float (&o)[outputs],
-                                         const OnlineSoftmax& softmax, int part) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&o)[outputs],
+                                                    const OnlineSoftmax& softmax, int part) {
   const int quad_lane = thread % 4;
   const FragmentPosition position(thread);
 #pragma unroll
@@ -156,7 +169,7 @@ TANDEM_DEVICE void Output<T>::store_part(const TileIndex& t, float (&o)[outputs]
     const float lse = softmax.finish(h, false, 0.0F, factor);
     const bool empty = factor == 0.0F;  // O is then 0, whatever a NaN in V has made of it
     const bool used = t.m * T.block_m + row < t.seqlen_q;
-    const i64 at = static_cast<i64>(part) * T.block_m + row;
+    const i64 at = part_row(part, row);
     if (used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
     float* const out = p.part_out + at * T.head_dim_v + 8 * quad_lane;
 #pragma unroll
@@ -180,15 +193,74 @@ TANDEM_DEVICE void Output<T>::store_part(const TileIndex& t, float (&o)[outputs]
 }
 
 /// The same of keys that no query of the tile sees: an LSE of -inf and an O of 0.
-template <Tiling T>
-TANDEM_DEVICE void Output<T>::store_empty_part(const TileIndex& t, int part) {
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_empty_part(const TileIndex& t, int part) {
   const int rows = min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
-  const i64 at = static_cast<i64>(part) * T.block_m + warpgroup * 64;
+  const i64 at = part_row(part, warpgroup * 64);
   if (thread < rows) ptx::store_global(p.part_lse + at + thread, -ptx::infinity());
   auto* const words = reinterpret_cast<ptx::Vec4*>(p.part_out + at * T.head_dim_v);
   for (int i = thread; i < rows * (T.head_dim_v / 4); i += warpgroup_size) {
     ptx::store_global(words + i, ptx::Vec4{0, 0, 0, 0});
   }
+}
+
+/// Merges a tile's next part with those before it, which part_out has: for each warpgroup O and, for each
+/// thread, the state of its two rows, where the same thread reads what it has written. `opens`: there are
+/// none before. `closes`: there are none behind; then the result is written.
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_merged(const TileIndex& t, float (&o)[outputs],
+                                                      const OnlineSoftmax& softmax, bool opens, bool closes) {
+  constexpr int vectors = outputs / 4;
+  auto* const kept =
+      reinterpret_cast<ptx::Float4*>(p.part_out + merged_numbers(T) * ptx::block_index() +
+                                     static_cast<i64>(merged_numbers(T) / (T.block_m / 64)) * warpgroup) +
+      thread;
+  PartMerge rows[2];
+  if (!opens) {
+    const ptx::Float4 state = ptx::load_global(kept + vectors * warpgroup_size);
+    rows[0] = {state.x, state.y};
+    rows[1] = {state.z, state.w};
+  }
+  float factor[2];
+  PartMerge::Weights weights[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) weights[h] = rows[h].take(softmax.finish(h, false, 0.0F, factor[h]));
+#pragma unroll
+  for (int v = 0; v < vectors; ++v) {
+    ptx::Float4 before{0.0F, 0.0F, 0.0F, 0.0F};
+    if (!opens) before = ptx::load_global(kept + v * warpgroup_size);
+    float(&each)[4] = reinterpret_cast<float(&)[4]>(o[4 * v]);
+    // A row that sees none of the keys has a factor of 0, and an O of 0 whatever a NaN in V has made of it.
+    const auto part = [&](int i) { return factor[i / 2] == 0.0F ? 0.0F : each[i] * factor[i / 2]; };
+    each[0] = PartMerge::add(before.x, part(0), weights[0]);
+    each[1] = PartMerge::add(before.y, part(1), weights[0]);
+    each[2] = PartMerge::add(before.z, part(2), weights[1]);
+    each[3] = PartMerge::add(before.w, part(3), weights[1]);
+    if (!closes) ptx::store_global(kept + v * warpgroup_size, {each[0], each[1], each[2], each[3]});
+  }
+  if (!closes) {
+    ptx::store_global(kept + vectors * warpgroup_size,
+                      {rows[0].maximum, rows[0].total, rows[1].maximum, rows[1].total});
+    return;
+  }
+  const FragmentPosition position(thread);
+  const bool has_sink = p.sink != nullptr;
+  const float sink = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
+    float lse = rows[h].finish(has_sink, sink, factor[h]);
+    if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
+      factor[h] = 0.0F;
+      lse = -ptx::infinity();
+    }
+    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+  }
+#pragma unroll
+  for (int i = 0; i < outputs; ++i) {
+    if (factor[i / 2 % 2] == 0.0F) o[i] = 0.0F;
+  }
+  store_words(t, o, factor, p.out_vectors);
 }
 
 }  // namespace tandem::tile

@@ -1,7 +1,8 @@
 // Split-KV: the key blocks of all tiles form a line, of which each CTA takes an equal share. A tile that lies
 // in the shares of two or more CTAs leaves a partial result in each, which the kernel `combine` merges; any
 // other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
-// any; a CTA has two partial results at most, however long sequences are.
+// any; a CTA has two partial results at most, however long sequences are. With a fixed split size the line is
+// of splits, each of which leaves a partial result.
 #pragma once
 
 #include "kernels/tile/scheduler.cuh"
@@ -18,12 +19,16 @@ struct SplitSequence {
   u32 cost;   ///< of a tile, in key blocks; 1 at least, so that every tile has a place in the line
 };
 
-/// The line of a varlen batch. All lanes of a warp call, and get the same values.
-template <Tiling T, KeySource keys>
+/// The line of a varlen batch, in key blocks, or, if `by_split`, in splits of a fixed number of them. All
+/// lanes of a warp call, and get the same values.
+template <Tiling T, KeySource keys, bool by_split = false>
 struct SplitLine {
   const ForwardParams& p;
   int first = 0;   ///< sequence of lane 0
   u32 before = 0;  ///< blocks of the sequences before `first`
+
+  /// Keys of an item of the line.
+  TANDEM_DEVICE int item_keys() const { return by_split ? p.split_blocks * T.block_n : T.block_n; }
 
   /// Packed tensors have two more sequences: the rows past the last one and those before the first.
   TANDEM_DEVICE int sequences() const { return p.batch + (p.packed_q ? 2 : 0); }
@@ -52,12 +57,12 @@ struct SplitLine {
     return s;
   }
 
-  /// The key blocks that a tile of such a sequence visits at most: a window shows no more than its width.
+  /// The items that a tile of such a sequence visits at most: a window shows no more than its width.
   TANDEM_DEVICE int blocks_seen(int seqlen_k) const {
-    const int all = ceil_div(seqlen_k, T.block_n);
+    const int all = ceil_div(seqlen_k, item_keys());
     constexpr int wide = 0x20000000;
     if (p.window_left >= wide || p.window_right >= wide) return all;
-    return min(all, ceil_div(T.block_m + p.window_left + p.window_right, T.block_n) + 1);
+    return min(all, ceil_div(T.block_m + p.window_left + p.window_right, item_keys()) + 1);
   }
 
   /// The blocks of the whole line.
@@ -76,30 +81,52 @@ struct SplitLine {
   /// The tile that block `at` of the line belongs to, and where in the line the tile starts. `at` is in the
   /// line, and not before that of an earlier call.
   TANDEM_DEVICE void locate(u32 at, TileIndex& t, u32& start, u32& cost) {
+    u32 none = 0;
+    search<false>(at, t, start, cost, none);
+  }
+  /// The same of the `number`-th tile; false if there are fewer. Once.
+  TANDEM_DEVICE bool locate_tile(u32 number, TileIndex& t, u32& start, u32& cost) {
+    u32 items = 0;
+    return search<true>(number, t, start, cost, items);
+  }
+
+ private:
+  /// `items` before lane 0's sequence, where tiles are counted.
+  template <bool by_tile>
+  TANDEM_DEVICE bool search(u32 at, TileIndex& t, u32& start, u32& cost, u32& items) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     SplitSequence s{};
     u32 through = 0;
+    u32 items_through = 0;
     u32 beyond = 0;
     for (;; first += warp_size) {
       s = first + lane < sequences() ? sequence(first + lane) : SplitSequence{};
-      through = s.tiles * s.cost;
-#pragma unroll
-      for (int d = 1; d < warp_size; d *= 2) {
-        const u32 lower = ptx::shuffle_up(through, d);
-        if (lane >= d) through += lower;
-      }
+      through = sum_of_lanes_through(by_tile ? s.tiles : s.tiles * s.cost);
+      if constexpr (by_tile) items_through = sum_of_lanes_through(s.tiles * s.cost);
       beyond = ptx::ballot(before + through > at);
       if (beyond != 0 || first + warp_size >= sequences()) break;
       before += ptx::shuffle(through, warp_size - 1);
+      if constexpr (by_tile) items += ptx::shuffle(items_through, warp_size - 1);
+    }
+    if constexpr (by_tile) {
+      if (ptx::warp_uniform(beyond != 0 ? 1 : 0) == 0) return false;
     }
     const int owner = ptx::warp_uniform(ptx::find_first_set(beyond));
     const auto pick = [&](int value) {
       return ptx::warp_uniform(static_cast<int>(ptx::shuffle(static_cast<u32>(value), owner)));
     };
     cost = static_cast<u32>(pick(static_cast<int>(s.cost)));
-    const u32 sequence_start = before + static_cast<u32>(pick(static_cast<int>(through - s.tiles * s.cost)));
-    const u32 tile = (at - sequence_start) / cost;
-    start = sequence_start + tile * cost;
+    u32 tile = 0;
+    if constexpr (by_tile) {
+      tile = at - before - static_cast<u32>(pick(static_cast<int>(through - s.tiles)));
+      start =
+          items + static_cast<u32>(pick(static_cast<int>(items_through - s.tiles * s.cost))) + tile * cost;
+    } else {
+      const u32 sequence_start =
+          before + static_cast<u32>(pick(static_cast<int>(through - s.tiles * s.cost)));
+      tile = (at - sequence_start) / cost;
+      start = sequence_start + tile * cost;
+    }
     t.batch = ptx::warp_uniform(first + owner);
     t.begin_q = pick(s.q.begin);
     t.seqlen_q = pick(s.q.used);
@@ -110,12 +137,25 @@ struct SplitLine {
     const int m_blocks = ceil_div(t.end_q, T.block_m);
     t.head = static_cast<int>(tile) / m_blocks;
     t.m = static_cast<int>(tile) - t.head * m_blocks;
+    return true;
+  }
+
+  /// The sum of `value` of this lane and those before it.
+  static TANDEM_DEVICE u32 sum_of_lanes_through(u32 value) {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+#pragma unroll
+    for (int d = 1; d < warp_size; d *= 2) {
+      const u32 lower = ptx::shuffle_up(value, d);
+      if (lane >= d) value += lower;
+    }
+    return value;
   }
 };
 
-/// Where the share of CTA `i` of `ctas` begins in a line of `total` blocks.
+/// Where the share of CTA `i` of `ctas` begins in a line of `total` blocks: total * i / ctas. A division of
+/// 64 bits would be a call, for which ptxas saves registers in local memory.
 TANDEM_DEVICE u32 share_begin(u32 total, u32 i, u32 ctas) {
-  return static_cast<u32>(static_cast<u64>(total) * i / ctas);
+  return total / ctas * i + total % ctas * i / ctas;
 }
 
 /// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
@@ -127,15 +167,16 @@ TANDEM_DEVICE int part_of_tail(u32 cta) {
 }
 constexpr int whole_tile = -1;
 
-/// The tiles, whole or in part, of this CTA's share.
-template <Tiling T, KeySource keys>
+/// The tiles, whole or in part, of this CTA's share. `by_split`: each split of a tile by itself, whose
+/// partial result is its number in the line.
+template <Tiling T, KeySource keys, bool by_split = false>
 struct SplitTiles {
-  SplitLine<T, keys> line;
+  SplitLine<T, keys, by_split> line;
   u32 at = 0;
   u32 end = 0;
   bool begun = false;
 
-  /// Blocks [skip, skip + count) of the tile's, and its partial result or whole_tile.
+  /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile.
   struct Piece {
     int skip;
     int count;
@@ -155,11 +196,15 @@ struct SplitTiles {
     u32 start = 0;
     u32 cost = 0;
     line.locate(at, t, start, cost);
-    const u32 stop = min(end, start + cost);
+    const u32 stop = by_split ? at + 1 : min(end, start + cost);
     piece.skip = ptx::warp_uniform(static_cast<int>(at - start));
     piece.count = ptx::warp_uniform(static_cast<int>(stop - at));
     const bool whole = at == start && stop == start + cost;
-    piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
+    if constexpr (by_split) {
+      piece.part = whole ? whole_tile : static_cast<int>(at);
+    } else {
+      piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
+    }
     piece.part = ptx::warp_uniform(piece.part);
     at = stop;
     return true;

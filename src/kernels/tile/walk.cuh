@@ -15,6 +15,10 @@ struct QueryTile {
   Visibility visible;
   BlockRange blocks;
   int part = whole_tile;  ///< the partial result that these blocks are for, or whole_tile
+  /// Of a tile that is computed split by split, from the last keys to the first: whether these blocks are its
+  /// first ones, and its last ones.
+  bool opens = true;
+  bool closes = true;
 };
 
 template <Mask M>
@@ -53,24 +57,59 @@ struct QueryTiles {
   }
 };
 
-/// The same where CTAs share key blocks.
-template <Tiling T, Mask M, KeySource keys>
+/// The same, each tile split by split, from the last keys to the first.
+template <Tiling T, Mask M, bool dynamic, KeySource keys>
+struct QueryTilesBySplit {
+  QueryTiles<T, M, dynamic, keys> tiles;
+  int first = 0;  ///< blocks [first, rest) of the tile are left ...
+  int rest = 0;
+  int end = 0;  ///< ... of [first, end)
+
+  TANDEM_DEVICE QueryTilesBySplit(const ForwardParams& params, DynamicScheduler::Shared& shared)
+      : tiles(params, shared) {}
+
+  template <bool producer>
+  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+    if (rest <= first) {
+      if (!tiles.template next<producer>(t, leader)) return false;
+      first = t.blocks.first;
+      rest = end = t.blocks.end;
+    }
+    // A tile without keys comes once, as it is.
+    t.blocks.end = rest;
+    t.blocks.first =
+        rest > first ? max(first, (rest - 1) / tiles.p.split_blocks * tiles.p.split_blocks) : first;
+    t.opens = rest == end;
+    t.closes = t.blocks.first == first;
+    rest = t.blocks.first;
+    return true;
+  }
+};
+
+/// The same where CTAs share key blocks, or splits.
+template <Tiling T, Mask M, KeySource keys, bool by_split = false>
 struct SplitQueryTiles {
   const ForwardParams& p;
-  SplitTiles<T, keys> tiles;
+  SplitTiles<T, keys, by_split> tiles;
 
   TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
       : p(params), tiles{{params}} {}
 
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
-    typename SplitTiles<T, keys>::Piece piece;
+    typename SplitTiles<T, keys, by_split>::Piece piece;
     if (!tiles.next(t.index, piece)) return false;
     ptx::sync_warp();
     t.visible = visible_of<M>(p, t.index);
     t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
-    t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
-    t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
+    if constexpr (by_split) {
+      const int split = t.blocks.first / p.split_blocks + piece.skip;
+      t.blocks.first = min(max(t.blocks.first, split * p.split_blocks), t.blocks.end);
+      t.blocks.end = max(t.blocks.first, min((split + 1) * p.split_blocks, t.blocks.end));
+    } else {
+      t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
+      t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);
+    }
     t.part = piece.part;
     return true;
   }

@@ -156,6 +156,7 @@ harness::Case random_eight_bit_case(std::uint64_t seed, const EightBitConfig& co
   c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.scales = 0;
   c.amplitude = 1.0;
+  c.options.split_size = 0;
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = 1;
   c.heads_q = random.between(1, 2);

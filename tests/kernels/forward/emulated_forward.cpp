@@ -65,6 +65,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   if (config.mask.causal && !config.mask.local) c.options.causal = true;
   if (config.mask.local && c.options.window_left < 0) c.options.window_left = random.between(0, 80);
   c.options.softcap = config.transform == ScoreTransform::softcap ? random.pick({0.5F, 2.0F, 15.0F}) : 0.0F;
+  c.options.split_size = config.schedule.invariant ? random.pick<std::int64_t>({128, 256}) : 0;
   if (config.transform == ScoreTransform::scaled) c.options.scale = random.pick({0.0F, -0.125F});
   if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
     c.options.scale = 0.3F;
@@ -82,6 +83,8 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
 
 std::string EmulatorRunner::refuses(const Case& c) const {
   const ForwardConfig& config = kernel_.config;
+  if ((c.options.split_size > 0) != config.schedule.invariant)
+    return "a split size takes a Config of its own";
   if (c.key_dtype) return "no kernel reads 8-bit keys of a cache";
   if (c.dtype != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
     return "another element type";
@@ -127,29 +130,31 @@ void EmulatorRunner::forward(Call& call) {
   options.buffers.push_back(emulator::writable(tile_counter));
   const Tiling& tiling = kernel_.config.tiling;
   const bool split = kernel_.config.schedule.split;
-  const auto ctas = split ? gpu::split_ctas(p, tiling, static_cast<int>(split_blocks))
-                          : static_cast<int>(std::min<std::int64_t>(tiles, blocks));
-  // NaN: combine may read nothing that no CTA has written.
-  std::vector<float> part_out(split ? partial_outputs(tiling, ctas) : 0, std::nanf(""));
-  std::vector<float> part_lse(split ? partial_lses(tiling, ctas) : 0, std::nanf(""));
-  if (split) {
+  const gpu::WorkDivision work =
+      gpu::divide_work(p, kernel_.config, static_cast<int>(split ? split_blocks : blocks));
+  // NaN: nothing may be read that no CTA has written.
+  std::vector<float> part_out(static_cast<std::size_t>(work.part_outputs), std::nanf(""));
+  std::vector<float> part_lse(static_cast<std::size_t>(work.part_lses), std::nanf(""));
+  emulator::Options merging = options;
+  if (work.part_outputs > 0) {
     options.buffers.push_back(emulator::writable(part_out));
     options.buffers.push_back(emulator::writable(part_lse));
+    merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
+    for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
   const ForwardParams params = gpu::make_forward_params(
       p, tiling, gpu::forward_maps(p, tiling), &emulator::encode, sms,
-      tiles > blocks ? tile_counter.data() : nullptr, {part_out.data(), part_lse.data(), ctas});
+      tiles > blocks ? tile_counter.data() : nullptr, {part_out.data(), part_lse.data(), work});
   emulator::launch(kernel_.kernel, params,
-                   {.blocks = static_cast<unsigned>(ctas),
+                   {.blocks = static_cast<unsigned>(work.ctas),
                     .threads = static_cast<unsigned>(kernel_.config.threads()),
                     .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))},
                    options);
-  if (!split || ctas == 1) return;
-  emulator::launch(kernel_.combine, params,
-                   {.blocks = static_cast<unsigned>((ctas - 1) * (tiling.block_m / combine_rows)),
-                    .threads = 32 * combine_rows,
-                    .shared_bytes = 0},
-                   options);
+  if (work.combine_ctas == 0) return;
+  emulator::launch(
+      kernel_.combine, params,
+      {.blocks = static_cast<unsigned>(work.combine_ctas), .threads = 32 * combine_rows, .shared_bytes = 0},
+      merging);
 }
 
 void EmulatorRunner::backward(Call& call) {

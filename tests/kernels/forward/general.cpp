@@ -27,6 +27,13 @@ constexpr ForwardConfig split(Element element, int head_dim, KeySource keys,
   return c;
 }
 
+/// The same of calls with a split size: its splits shared by thread blocks, or computed one by one.
+constexpr ForwardConfig invariant(ForwardConfig c) {
+  c.tiling.block_n = c.tiling.head_dim_v == 256 ? 32 : 64;
+  c.schedule.invariant = true;
+  return c;
+}
+
 }  // namespace
 
 std::span<const EmulatedForward> split_forwards() {
@@ -35,7 +42,16 @@ std::span<const EmulatedForward> split_forwards() {
               split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap),
               split(Element::bf16, 256, KeySource::rows), split(Element::f16, 64, KeySource::pages),
               split(Element::bf16, 64, KeySource::pages), split(Element::bf16, 256, KeySource::pages),
-              split(Element::bf16, 64, KeySource::entries)>();
+              split(Element::bf16, 64, KeySource::entries),
+              invariant(split(Element::f16, 64, KeySource::rows)),
+              invariant(split(Element::bf16, 64, KeySource::rows)),
+              invariant(split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap)),
+              invariant(split(Element::bf16, 256, KeySource::rows)),
+              invariant(split(Element::f16, 64, KeySource::pages)),
+              invariant(split(Element::bf16, 64, KeySource::pages)),
+              invariant(split(Element::bf16, 64, KeySource::pages, ScoreTransform::softcap)),
+              invariant(split(Element::bf16, 256, KeySource::pages)),
+              invariant(split(Element::bf16, 64, KeySource::entries))>();
   return kernels;
 }
 
@@ -50,7 +66,16 @@ std::span<const EmulatedForward> general_forwards() {
       general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages),
       general(Element::bf16, 256, ScoreTransform::softcap, KeySource::pages),
       general(Element::f16, 64, ScoreTransform::raw, KeySource::entries),
-      general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries)>();
+      general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries),
+      invariant(general(Element::f16, 64, ScoreTransform::raw)),
+      invariant(general(Element::bf16, 64, ScoreTransform::raw)),
+      invariant(general(Element::bf16, 64, ScoreTransform::softcap)),
+      invariant(general(Element::bf16, 256, ScoreTransform::raw)),
+      invariant(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
+      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)),
+      invariant(general(Element::bf16, 64, ScoreTransform::softcap, KeySource::pages)),
+      invariant(general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages)),
+      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries))>();
   return kernels;
 }
 
