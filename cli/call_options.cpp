@@ -31,6 +31,10 @@ void add_attention_options(CLI::App& command, AttentionOptions& options) {
           "Forward in the inputs' dtype (exact), or in 8 bits from f16 or bf16: fp8, int8, int8-accurate")
       ->transform(CLI::CheckedTransformer(precisions).description("{exact,fp8,int8,int8-accurate}"));
   command.add_flag("--strict", options.strict, "8 bits: no scale and no mean looks at later rows");
+  command
+      .add_option("--split-size", options.split_size,
+                  "Keys of a split, a multiple of 128: bits then do not depend on the batch; 0: off")
+      ->capture_default_str();
 }
 
 void add_execution_options(CLI::App& command, int& threads, std::string& device) {

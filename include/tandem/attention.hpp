@@ -82,6 +82,13 @@ struct AttentionOptions {
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
   bool strict = false;
+  /// Forward: keys of a split, a multiple of 128; 0: off. Keys are then cut at its multiples, counted from
+  /// the sequence's first key, and everything else that bits depend on follows from the model alone: heads,
+  /// head dimensions, dtype and mask. A sequence's results do not depend on what else is in the batch, on its
+  /// place there, on padding, on pages, or on whether its queries came in one call, in chunks or one by one.
+  /// 1024 suits most lengths: small splits keep more of the machine busy with few sequences, large ones cost
+  /// less in long prefills. With precision exact. Backward takes it too, and is the same with it.
+  std::int64_t split_size = 0;
 };
 
 /// The tensors that forward and backward share.

@@ -87,6 +87,7 @@ typedef struct tandem_options {
   int32_t precision; /* a tandem_precision */
   int32_t strict;    /* 8-bit precisions: no scale and no mean looks at a later row */
   int32_t reserved;
+  int64_t split_size; /* keys of a split, a multiple of 128; bits then do not depend on the batch; 0: off */
 } tandem_options;
 
 /* Arguments of tandem_forward: ForwardArgs of attention.hpp, which has shapes and dtypes. A tensor that is
@@ -226,7 +227,7 @@ TANDEM_API const char* tandem_version(void);
 
 /* Full attention, without a mask, in the dtype of the inputs. */
 static inline tandem_options tandem_options_default(void) {
-  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, tandem_exact, 0, 0};
+  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, tandem_exact, 0, 0, 0};
   return options;
 }
 

@@ -121,7 +121,7 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
 
 Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
                std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
-               bool pad, std::int64_t threads, std::int64_t precision, bool strict) {
+               bool pad, std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size) {
   Wish wish{.inputs = inputs, .outputs = outputs, .options = {}, .execution = {}, .device = {}};
   if (has_scale) wish.options.scale = scale;
   wish.options.causal = causal;
@@ -132,6 +132,7 @@ Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale
   wish.options.pad = pad;
   wish.options.precision = static_cast<Precision>(precision);
   wish.options.strict = strict;
+  wish.options.split_size = split_size;
   wish.execution.threads = static_cast<int>(threads);
   return wish;
 }
@@ -169,7 +170,8 @@ auto with_options(auto binding) {
       .template Attr<bool>("pad")
       .template Attr<std::int64_t>("threads")
       .template Attr<std::int64_t>("precision")
-      .template Attr<bool>("strict");
+      .template Attr<bool>("strict")
+      .template Attr<std::int64_t>("split_size");
 }
 
 template <bool backward_pass>

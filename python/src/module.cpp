@@ -102,7 +102,7 @@ float number(nb::handle value) {
 
 Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
                      nb::handle softcap, bool deterministic, bool pad, bool check, Precision precision,
-                     bool strict, int threads) {
+                     bool strict, std::int64_t split_size, int threads) {
   AttentionOptions o;
   if (!scale.is_none()) o.scale = number(scale);
   o.causal = causal;
@@ -114,6 +114,7 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
   o.check = check;
   o.precision = precision;
   o.strict = strict;
+  o.split_size = split_size;
   return {.attention = o, .threads = threads};
 }
 
@@ -288,7 +289,8 @@ void define_classes(nb::module_& m) {
       .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
            nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
            nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
-           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("threads") = 0)
+           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
+           nb::arg("threads") = 0)
       .def_ro("threads", &Options::threads);
 }
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         check: bool
         precision: str
         strict: bool
+        split_size: int
         threads: int
 
 
@@ -90,6 +91,7 @@ def attention(
     check: bool = False,
     precision: str = "exact",
     strict: bool = False,
+    split_size: int = 0,
     threads: int = 0,
 ) -> Any:
     """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
@@ -155,6 +157,10 @@ def attention(
         their size in it), and products are in that.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
+      split_size: a multiple of 128, such as 1024: keys are cut at its multiples, and a sequence's bits then
+        depend on nothing but the sequence: not on the batch, its place there, padding or pages, nor on
+        whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";
+        gradients are the same with it.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
 
     Returns:
@@ -184,7 +190,18 @@ def attention(
         cache_batch_idx,
     )
     call = _call.Call(
-        scale, causal, window, softcap, deterministic, pad, check, threads, metadata, precision, strict
+        scale,
+        causal,
+        window,
+        softcap,
+        deterministic,
+        pad,
+        check,
+        threads,
+        metadata,
+        precision,
+        strict,
+        split_size,
     )
     if _arrays.is_torch(q):
         from tandem import _torch

@@ -38,6 +38,7 @@ _KINDS = {
     "window": "(left, right), two integers; -1 is unbounded",
     "softcap": "a number; 0 is off",
     "threads": "an integer; 0 is every core",
+    "split_size": "an integer, a multiple of 128; 0 is off",
 }
 
 
@@ -57,6 +58,7 @@ class Call:
     metadata: tuple[Any, ...] = (None,) * len(METADATA)
     precision: str = "exact"
     strict: bool = False
+    split_size: int = 0
 
     def options(self) -> _core.Options:
         """The options as C++ takes them; an error that names the first of another type."""
@@ -67,9 +69,8 @@ class Call:
         try:
             return plain._options()
         except TypeError:  # plain() has judged the others, but for numbers out of range
-            unfit = [
-                name for name in ("scale", "softcap", "threads") if not _fits(name, getattr(plain, name))
-            ]
+            numbers = ("scale", "softcap", "threads", "split_size")
+            unfit = [name for name in numbers if not _fits(name, getattr(plain, name))]
             name = unfit[0] if unfit else "window"
             raise misfit(name, getattr(self, name)) from None
 
@@ -86,6 +87,7 @@ class Call:
             self.check,
             self.precision_code(),
             self.strict,
+            self.split_size,
             self.threads,
         )
 
@@ -104,6 +106,7 @@ class Call:
             self.metadata,
             self.precision,
             flag("strict", self.strict),
+            _integer(self.split_size),
         )
 
     def precision_code(self) -> _core.Precision:

@@ -25,12 +25,14 @@ def problem(
     softcap: float,
     deterministic: bool = False,
     metadata: tuple[Any, ...] = (None,) * len(_call.METADATA),
+    split_size: int = 0,
 ) -> _call.Call:
     """The call that means this. FlashAttention pads head dimensions itself: it has no option for that."""
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
-    return _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
+    options = {"pad": True, "metadata": metadata, "split_size": split_size}
+    return _call.Call(scale, causal, window, softcap, deterministic, **options)
 
 
 def run(

@@ -21,7 +21,8 @@ _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
     ", ".join(f"Tensor? {name}" for name in _call.METADATA)
     + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
-    " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict"
+    " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict,"
+    " SymInt split_size"
 )
 
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
@@ -46,17 +47,17 @@ def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
     o = call.plain()
     options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
-    return (*o.metadata, *options, o.threads, o.precision, o.strict)
+    return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size)
 
 
 def unflat(flat: Sequence[Any]) -> _call.Call:
     """The inverse of flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
     count = len(_call.METADATA)
-    scale, causal, left, right, softcap, deterministic, pad, check, threads, precision, strict = flat[count:]
+    scale, causal, left, right, softcap, deterministic, pad, check, threads, *rest = flat[count:]
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     metadata = tuple(flat[:count])
     return _call.Call(
-        scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, precision, strict
+        scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, *rest
     )
 
 

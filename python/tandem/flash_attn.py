@@ -62,6 +62,7 @@ def flash_attn_func(
     sink: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     return_lse: bool = False,
+    split_size: int = 0,
 ) -> Any:
     """Attention of a batch of equally long sequences.
 
@@ -83,6 +84,8 @@ def flash_attn_func(
       deterministic: gradients are bitwise reproducible.
       return_attn_probs, return_lse: also return the LSE (FlashAttention-3's and 4's names for that).
       sink, learnable_sink: ``(heads_q,)`` float32, float16 or bfloat16, differentiable; two names of one.
+      split_size: a multiple of 128: a sequence's bits then do not depend on the batch, as `tandem.attention`
+        has it; 0 is off.
 
     Returns:
       out ``(batch, seqlen_q, heads_q, head_dim_v)``; with ``return_attn_probs`` or ``return_lse`` a pair of
@@ -93,7 +96,7 @@ def flash_attn_func(
     """
     _flash.refuse(qv=qv)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale, None, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
 
@@ -130,6 +133,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     block_table: Tensor | None = None,
     out: Tensor | None = None,
+    split_size: int = 0,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -151,7 +155,7 @@ def flash_attn_varlen_func(
     _flash.refuse(qv=qv)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     metadata = (*lengths, q_descale, k_descale, v_descale, block_table, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata)
+    call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
         raise InvalidArgumentError(
@@ -263,6 +267,7 @@ def flash_attn_with_kvcache(
     return_lse: bool = False,
     s_aux: Tensor | None = None,
     block_table: Tensor | None = None,
+    split_size: int = 0,
 ) -> Any:
     """Attention to a cache of keys and values, contiguous or in pages. As `flash_attn_func`, and:
 
@@ -297,7 +302,9 @@ def flash_attn_with_kvcache(
         )
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
     metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, None, None, None)
-    call = _flash.problem(softmax_scale, causal, window_size, softcap, metadata=metadata)
+    call = _flash.problem(
+        softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
+    )
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_softmax_lse
     return _flash_cache.cached(
         call,

@@ -55,6 +55,7 @@ class _Options:
     threads: int
     precision: str
     strict: bool
+    split_size: int
     out_dtype: str | None
 
     def attributes(self) -> dict[str, Any]:
@@ -70,6 +71,7 @@ class _Options:
             "threads": np.int64(self.threads),
             "precision": np.int64(self.call().precision_code().value),
             "strict": self.strict,
+            "split_size": np.int64(self.split_size),
         }
 
     def call(self) -> _call.Call:
@@ -83,6 +85,7 @@ class _Options:
             threads=self.threads,
             precision=self.precision,
             strict=self.strict,
+            split_size=self.split_size,
         )
 
 
@@ -113,6 +116,7 @@ def attention(
     threads: int = 0,
     precision: str = "exact",
     strict: bool = False,
+    split_size: int = 0,
 ) -> Any:
     """As `tandem.attention`, on JAX arrays; all its arguments but ``out`` and ``check``. Gradients flow to q,
     k, v and sink, from the LSE too; those of a cache (``page_table`` and so on) are an error.
@@ -125,7 +129,17 @@ def attention(
     return_lse = _call.flag("return_lse", return_lse)
     window = _call.pair("window", window)
     options = _Options(
-        scale, causal, window, softcap, deterministic, pad, threads, precision, strict, out_dtype
+        scale,
+        causal,
+        window,
+        softcap,
+        deterministic,
+        pad,
+        threads,
+        precision,
+        strict,
+        split_size,
+        out_dtype,
     )
     given = (
         cu_seqlens_q,

@@ -22,15 +22,15 @@ using tandem::c::output;
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// since, tandem_forward_args by the cache, tandem_quantize_args by the rotary embedding, tandem_execution by
-/// the interruption.
+/// and `split_size` since, tandem_forward_args by the cache, tandem_quantize_args by the rotary embedding,
+/// tandem_execution by the interruption.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
 constexpr std::size_t execution_size_0_1 = 40;
 constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
-static_assert(sizeof(tandem_options) == options_size_0_1 + 8);
+static_assert(sizeof(tandem_options) == options_size_0_1 + 16);
 static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1 + 3 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
@@ -59,6 +59,7 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.check = o.check != 0;
   r.precision = static_cast<tandem::Precision>(o.precision);
   r.strict = o.strict != 0;
+  r.split_size = o.split_size;
   return r;
 }
 

@@ -67,6 +67,7 @@ class ProblemBuilder {
   void head_dim(const char* name, std::int64_t d, const char* tensors) const;
   void device();
   void precision();
+  void split_size();
   void precision_of_quantized(Precision precision, DType dtype) const;
   /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
   /// scales.

@@ -1,6 +1,7 @@
 // Scale, softcap, windows and precision.
 #include "api/problem_builder.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace tandem {
@@ -31,6 +32,24 @@ void ProblemBuilder::options() {
   p_.window_right = right >= p_.rows_q - 1 ? -1 : right;
   p_.deterministic = options_.deterministic;
   precision();
+  split_size();
+}
+
+void ProblemBuilder::split_size() {
+  constexpr std::int64_t unit = 128;  // every kernel's blocks of keys divide it
+  const std::int64_t size = options_.split_size;
+  if (size < 0 || size % unit != 0) {
+    const std::int64_t least = std::max<std::int64_t>(size / unit, 0) + 1;
+    invalid("split_size is {}; it must be a multiple of {}, such as {}, or 0 (off)", size, unit,
+            std::min<std::int64_t>(least, std::int64_t{1} << 40) * unit);
+  }
+  if (size > 0 && p_.pass == Pass::forward && p_.precision != Precision::exact) {
+    invalid(
+        "split_size is {} with precision {}, whose scales depend on a sequence's other rows; leave the "
+        "precision exact, or split_size out",
+        size, name_of(p_.precision));
+  }
+  p_.split_size = size;
 }
 
 void ProblemBuilder::window(const char* name, std::int64_t value) {

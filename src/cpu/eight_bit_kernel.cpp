@@ -74,7 +74,7 @@ void fold(const Work& w, int stripe, bool last) {
   float* const out = w.s.out + static_cast<std::int64_t>(row) * dim;
   fold_run<stripe_lanes>(totals, dim, out, w.s.sum + row, w.s.maximum + row,
                          [](Vec old, Vec now) { return hn::Sub(old, now); });
-  if (last) close_totals<stripe_lanes>(totals, dim, out, w.s.sum + row);
+  if (last) close_totals<stripe_lanes>(totals, dim, out, w.s.sum + row, w.s.maximum + row);
 }
 
 void run(const EightBitTile& tile) {

@@ -11,7 +11,8 @@ namespace {
 /// Work items of sequence b.
 std::int64_t items_of(const Problem& p, const Config& config, std::int64_t b) {
   if (is_short(p, b)) return short_units(p, config, b);
-  return (query_rows(p, b).used * p.group() + config.block_q - 1) / config.block_q * p.heads_kv;
+  if (shared_sum_numbers(p, config) > 0) return split_units(p, config, b);
+  return tiles_of(p, config, b) * p.heads_kv;
 }
 
 TilePages pages_of(const Problem& p, std::int64_t b, std::int64_t first_row) {
@@ -34,23 +35,40 @@ std::size_t scratch_bytes(const Problem& p, const Config& config) {
   return std::max(of_tiles, short_scratch_bytes(p, config));
 }
 
-void run_tile(const ForwardRun& run, std::int64_t b, std::int64_t kv_head, std::int64_t tile) {
-  ForwardTile t = run.head(b, kv_head);
-  t.first = tile * run.config.block_q;
-  t.count = static_cast<int>(std::min<std::int64_t>(run.config.block_q, t.seqlen_q * t.group - t.first));
-  forward_kernel(run.config.target).run(t);
-}
-
 /// Item `item` of the `items` that sequence b has.
 void run_item(const ForwardRun& run, std::int64_t b, std::int64_t item, std::int64_t items) {
   if (run.stops()) return;
   if (is_short(run.problem, b)) return run_short(run, b, item);
+  if (run.split_sums != nullptr) return run_split(run, b, item);
   // The last tile of a causal sequence sees the most keys: it goes first.
   const std::int64_t tiles = items / run.problem.heads_kv;
-  run_tile(run, b, item / tiles, tiles - 1 - item % tiles);
+  forward_kernel(run.config.target).run(tile_of(run, b, item / tiles, tiles - 1 - item % tiles));
+}
+
+/// Joins what threads have shared.
+void finish_shared(const ForwardRun& run) {
+  const Problem& p = run.problem;
+  if (run.partials == nullptr && run.split_sums == nullptr) return;
+#pragma omp for schedule(dynamic, 1)
+  for (std::int64_t head = 0; head < p.batch * p.heads_kv; ++head) {
+    const std::int64_t b = head / p.heads_kv;
+    run.partials != nullptr ? fold_shared(run, b, head % p.heads_kv)
+                            : finish_splits(run, b, head % p.heads_kv);
+  }
 }
 
 }  // namespace
+
+std::int64_t tiles_of(const Problem& p, const Config& config, std::int64_t b) {
+  return (query_rows(p, b).used * p.group() + config.block_q - 1) / config.block_q;
+}
+
+ForwardTile tile_of(const ForwardRun& run, std::int64_t b, std::int64_t kv_head, std::int64_t tile) {
+  ForwardTile t = run.head(b, kv_head);
+  t.first = tile * run.config.block_q;
+  t.count = static_cast<int>(std::min<std::int64_t>(run.config.block_q, t.seqlen_q * t.group - t.first));
+  return t;
+}
 
 ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b, std::int64_t kv_head) {
   const Rows q_rows = query_rows(p, b);
@@ -83,6 +101,7 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.seqlen_k = k_rows.used;
   t.window_left = p.window_left;
   t.window_right = p.window_right;
+  t.split_size = p.split_size;
   t.scale = p.scale * p.q_scale.at(b, kv_head) * p.k_scale.at(b, kv_head);
   t.softcap = p.softcap;
   t.v_scale = p.v_scale.at(b, kv_head);
@@ -94,7 +113,8 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
 std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
   if (p.precision != Precision::exact) return eight_bit_workspace_bytes(p, config);
   return static_cast<std::size_t>(config.threads) * scratch_bytes(p, config) +
-         shared_partial_numbers(p, config) * sizeof(double) + scratch_alignment;
+         shared_partial_numbers(p, config) * sizeof(double) + shared_sum_numbers(p, config) * sizeof(float) +
+         scratch_alignment;
 }
 
 void forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
@@ -105,11 +125,11 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
                  .scratch = scratch,
                  .scratch_bytes = scratch_bytes(p, config),
                  .partials = nullptr,
+                 .split_sums = nullptr,
                  .stop = stop};
-  if (shared_partial_numbers(p, config) > 0) {
-    run.partials =
-        reinterpret_cast<double*>(scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes);
-  }
+  std::byte* const shared = scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes;
+  if (shared_partial_numbers(p, config) > 0) run.partials = reinterpret_cast<double*>(shared);
+  if (shared_sum_numbers(p, config) > 0) run.split_sums = reinterpret_cast<float*>(shared);
   std::int64_t all_items = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) all_items += items_of(p, config, b);
 
@@ -133,12 +153,7 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
       run_item(run, b, item - first_item, items);
     }
 
-    if (run.partials != nullptr) {
-#pragma omp for schedule(dynamic, 1)
-      for (std::int64_t head = 0; head < p.batch * p.heads_kv; ++head) {
-        fold_shared(run, head / p.heads_kv, head % p.heads_kv);
-      }
-    }
+    finish_shared(run);
   }
 }
 

@@ -5,106 +5,17 @@
 //
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
+#include "cpu/forward_products.hpp"
 #include "cpu/forward_softmax.hpp"
 #include "cpu/forward_stage.hpp"
 #include "cpu/forward_tile.hpp"
 #include "cpu/key_rows.hpp"
 #include "cpu/lane_totals.hpp"
 #include "cpu/one_key.hpp"
-#include "cpu/simd/product.hpp"
 #include "cpu/simd/stage.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
-
-/// Rows of the next block on their way into the second-level cache while this one is computed: a row of K and
-/// a row of V for every key scored.
-struct Ahead {
-  const char* k = nullptr;
-  const char* v = nullptr;
-  std::int64_t k_stride = 0;  ///< bytes
-  std::int64_t v_stride = 0;
-  int k_bytes = 0;
-  int v_bytes = 0;
-  int rows = 0;
-
-  void fetch(int count) {
-    for (; count > 0 && rows > 0; --count, --rows) {
-      for (int i = 0; i < k_bytes; i += 64) __builtin_prefetch(k + i, 0, 2);
-      for (int i = 0; i < v_bytes; i += 64) __builtin_prefetch(v + i, 0, 2);
-      k += k_stride;
-      v += v_stride;
-    }
-  }
-};
-
-template <typename Math, int rows, int vecs>
-TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_stride,
-                              const typename Math::Word* q, int depth, float* scores) {
-  Vec acc[rows][vecs];
-  for (auto& row : acc) {
-    for (Vec& a : row) a = zero();
-  }
-  multiply_tile<Math, rows, vecs>(acc, k, k_stride, 1, q, stripe_lanes, depth);
-  for (int r = 0; r < rows; ++r) {
-    for (int v = 0; v < vecs; ++v) store(acc[r][v], scores + r * stripe_lanes + v * vec_lanes);
-  }
-}
-
-/// S^T = K Q^T for `count` keys.
-template <typename Math, int vecs>
-[[gnu::noinline]] void score(const typename Math::Word* k, std::int64_t k_stride, int count,
-                             const typename Math::Word* q, int depth, float* scores, Ahead& ahead) {
-  constexpr int rows = tile_rows(vecs);
-  int j = 0;
-  for (; j + rows <= count; j += rows) {
-    ahead.fetch(rows);
-    score_rows<Math, rows, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
-  }
-  for (; j < count; ++j) {
-    score_rows<Math, 1, vecs>(k + j * k_stride, k_stride, q, depth, scores + j * stripe_lanes);
-  }
-}
-
-template <typename Math, int rows, int vecs>
-TANDEM_INLINE void accumulate_rows(const typename Math::Word* v, std::int64_t v_stride,
-                                   const typename Math::Word* p, int depth, float* out) {
-  Vec acc[rows][vecs];
-  for (auto& row : acc) {
-    for (Vec& a : row) a = zero();
-  }
-  multiply_tile<Math, rows, vecs>(acc, v, 1, v_stride, p, stripe_lanes, depth);
-  for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < vecs; ++i) {
-      float* const sum = out + r * stripe_lanes + i * vec_lanes;
-      store(hn::Add(load(sum), acc[r][i]), sum);
-    }
-  }
-}
-
-/// O^T += V^T P^T over `depth` words of keys, for `dims` columns of V. The block has a sum of its own, which
-/// is then added (lane_totals.hpp says why).
-template <typename Math, int vecs>
-[[gnu::noinline]] void accumulate(const typename Math::Word* v, std::int64_t v_stride, int dims,
-                                  const typename Math::Word* p, int depth, float* out) {
-  constexpr int rows = tile_rows(vecs);
-  int c = 0;
-  for (; c + rows <= dims; c += rows) {
-    accumulate_rows<Math, rows, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
-  }
-  for (; c < dims; ++c) accumulate_rows<Math, 1, vecs>(v + c, v_stride, p, depth, out + c * stripe_lanes);
-}
-
-/// Calls f with the number of registers as a constant.
-template <typename Function>
-TANDEM_INLINE void with_vecs(int vecs, Function f) {
-  switch (vecs) {
-    case 1: f.template operator()<1>(); break;
-    case 2: f.template operator()<2>(); break;
-    case 3: f.template operator()<3>(); break;
-    default: f.template operator()<stripe_vecs>(); break;
-  }
-}
 
 /// One block of keys against one stripe of queries.
 template <typename Math>
@@ -119,7 +30,12 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     segments[0] = {.begin = 0, .end = b.count, .first_vec = 0, .last_vec = s.vecs};
   } else {
     for (int v = 0; v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
-    segment_count = cut_segments(keys, s.vecs, b.count, segments);
+    if (t.split_size == 0) {
+      segment_count = cut_segments(keys, s.vecs, b.count, segments);
+    } else {
+      segments[0] = widen_to_one(keys, s.vecs, b.count);
+      segment_count = segments[0].first_vec < segments[0].last_vec ? 1 : 0;
+    }
   }
 
   constexpr int epw = Math::elements_per_word;
@@ -225,22 +141,31 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
   });
 }
 
-/// `T` is q's type, `K` that of k and v.
-template <typename Math, typename T, typename K>
-void run_tile(const ForwardTile& t) {
-  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
-  const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
-  float* const rows = floats(layout.rows);
-  float* const scores = floats(layout.scores);
-
-  const Logits logits = logits_of(t);
-
-  Stripe<Math> stripes[max_stripes];
-  int stripe_count = 0;
-  std::int64_t begin = t.seqlen_k;
+/// The stripes of a tile, and the keys [begin, end) that some row of them sees.
+template <typename Math>
+struct Stripes {
+  Stripe<Math> of[max_stripes];
+  int count = 0;
+  std::int64_t begin = 0;
   std::int64_t end = 0;
+};
+
+/// Forgets what the rows of a stripe have seen.
+template <typename Math>
+void restart(const Stripe<Math>& s, int dims) {
+  for (int i = 0; i < stripe_lanes; ++i) {
+    s.maximum[i] = negative_infinity;
+    s.sum[i] = 0.0F;
+  }
+  __builtin_memset(s.out, 0, static_cast<std::size_t>(dims) * stripe_lanes * sizeof(float));
+}
+
+template <typename Math>
+void open_stripes(const ForwardTile& t, const ForwardScratch& layout, Stripes<Math>& stripes) {
+  const auto floats = [&](std::size_t offset) { return reinterpret_cast<float*>(t.scratch + offset); };
+  stripes.begin = t.seqlen_k;
   for (int lane = 0; lane < t.count; lane += stripe_lanes) {
-    Stripe<Math>& s = stripes[stripe_count++];
+    Stripe<Math>& s = stripes.of[stripes.count++];
     s.count = t.count - lane < stripe_lanes ? t.count - lane : stripe_lanes;
     s.vecs = (s.count + vec_lanes - 1) / vec_lanes;
     s.q = reinterpret_cast<typename Math::Word*>(t.scratch + layout.q) +
@@ -251,30 +176,45 @@ void run_tile(const ForwardTile& t) {
     s.first_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.first_key) + lane;
     s.last_key = reinterpret_cast<std::int64_t*>(t.scratch + layout.last_key) + lane;
     bound_keys(t, t.first + lane, s);
-    if (s.begin < begin) begin = s.begin;
-    if (s.end > end) end = s.end;
-    pack_queries<Math, T>(t, t.first + lane, s.count, logits.sign, rows, s.q);
-    for (int i = 0; i < stripe_lanes; ++i) {
-      s.maximum[i] = negative_infinity;
-      s.sum[i] = 0.0F;
-    }
-    __builtin_memset(s.out, 0, static_cast<std::size_t>(t.head_dim_v) * stripe_lanes * sizeof(float));
+    if (s.begin < stripes.begin) stripes.begin = s.begin;
+    if (s.end > stripes.end) stripes.end = s.end;
   }
+}
 
-  // Sums of rows that see no more than one run have the same bits either way.
-  const bool in_runs = begin < end && begin / run_keys != (end - 1) / run_keys;
-  for (int i = 0; in_runs && i < stripe_count; ++i) {
-    stripes[i].totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes, t.head_dim_v);
-    open_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v);
+template <typename Math, typename T>
+void pack_stripes(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
+                  const Stripes<Math>& stripes) {
+  auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
+  for (int i = 0; i < stripes.count; ++i) {
+    const Stripe<Math>& s = stripes.of[i];
+    pack_queries<Math, T>(t, t.first + static_cast<std::int64_t>(i) * stripe_lanes, s.count, logits.sign,
+                          rows, s.q);
+    restart(s, t.head_dim_v);
   }
+}
 
-  // Blocks start at multiples of block_k: how rows are grouped into tiles changes no bit of their results.
+/// The totals of all stripes of a tile, none of whose runs has been added.
+template <typename Math>
+void open_all_totals(const ForwardTile& t, const ForwardScratch& layout, Stripes<Math>& stripes) {
+  for (int i = 0; i < stripes.count; ++i) {
+    Stripe<Math>& s = stripes.of[i];
+    s.totals = totals_at(t.scratch + layout.totals, t.block_q, i * stripe_lanes, t.head_dim_v);
+    open_totals<stripe_lanes>(s.totals, t.head_dim_v);
+  }
+}
+
+/// Keys [begin, end) against all stripes, block by block. Blocks start at multiples of block_k, whatever rows
+/// the tile has.
+template <typename Math, typename K>
+void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
+                const Stripes<Math>& stripes, std::int64_t begin, std::int64_t end) {
+  auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     const Block<Math> block = stage<Math, K>(t, layout, key, count);
     Ahead ahead;
-    if (end - key - count > 0) {
-      const std::int64_t left = end - key - count;
+    const std::int64_t left = stripes.end - key - count;
+    if (left > 0) {
       const KeyRun<K> run = key_run<K>(t, key + count, left < t.block_k ? static_cast<int>(left) : t.block_k);
       ahead = {.k = reinterpret_cast<const char*>(run.k),
                .v = reinterpret_cast<const char*>(run.v),
@@ -284,54 +224,141 @@ void run_tile(const ForwardTile& t) {
                .v_bytes = t.head_dim_v * static_cast<int>(sizeof(K)),
                .rows = run.count};
     }
-    for (int i = 0; i < stripe_count; ++i) attend(block, stripes[i], t, logits, scores, ahead);
-    const bool run_ends = key / run_keys != (key + t.block_k) / run_keys || key + t.block_k >= end;
-    for (int i = 0; in_runs && run_ends && i < stripe_count; ++i) fold(stripes[i], t.head_dim_v, logits);
-    if (run_ends && t.stop()) return;
+    for (int i = 0; i < stripes.count; ++i) attend(block, stripes.of[i], t, logits, scores, ahead);
   }
-  for (int i = 0; in_runs && i < stripe_count; ++i) {
-    close_totals<stripe_lanes>(stripes[i].totals, t.head_dim_v, stripes[i].out, stripes[i].sum);
-  }
+}
 
-  for (int i = 0; i < stripe_count; ++i) {
+template <typename Math, typename T, typename K>
+void write_stripes(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
+                   const Stripes<Math>& stripes) {
+  auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
+  for (int i = 0; i < stripes.count; ++i) {
     const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
     switch (t.out_dtype) {
-      case DType::f16: write_rows<Math, T, K, f16>(t, first, stripes[i], logits, rows); break;
-      case DType::bf16: write_rows<Math, T, K, bf16>(t, first, stripes[i], logits, rows); break;
-      default: write_rows<Math, T, K, float>(t, first, stripes[i], logits, rows); break;
+      case DType::f16: write_rows<Math, T, K, f16>(t, first, stripes.of[i], logits, rows); break;
+      case DType::bf16: write_rows<Math, T, K, bf16>(t, first, stripes.of[i], logits, rows); break;
+      default: write_rows<Math, T, K, float>(t, first, stripes.of[i], logits, rows); break;
     }
   }
 }
 
-template <typename Math, typename T>
-void run_with_keys(const ForwardTile& t) {
+template <typename Math>
+void close_all_totals(const ForwardTile& t, const Stripes<Math>& stripes) {
+  for (int i = 0; i < stripes.count; ++i) {
+    const Stripe<Math>& s = stripes.of[i];
+    close_totals<stripe_lanes>(s.totals, t.head_dim_v, s.out, s.sum, s.maximum);
+  }
+}
+
+/// A tile whole, in pieces or from its pieces. `T` is q's type, `K` that of k and v.
+template <typename Math, typename T, typename K>
+struct TilePass {
+  const ForwardTile& t;
+  const ForwardScratch layout = forward_scratch(t.block_q, t.block_k, t.head_dim_qk, t.head_dim_v);
+  const Logits logits = logits_of(t);
+  const KeyRuns runs = key_runs(t.split_size, t.block_k);
+  Stripes<Math> stripes{};
+
+  void run() {
+    open_stripes(t, layout, stripes);
+    pack_stripes<Math, T>(t, layout, logits, stripes);
+    const std::int64_t begin = stripes.begin;
+    const std::int64_t end = stripes.end;
+    const std::int64_t first = begin < end ? runs.at(begin) : 0;
+    const std::int64_t last = begin < end ? runs.at(end - 1) : -1;
+    // Sums of rows that see no more than one run have the same bits either way.
+    const bool in_runs = first < last;
+    if (in_runs) open_all_totals(t, layout, stripes);
+    for (std::int64_t i = first; i <= last; ++i) {
+      attend_run<Math, K>(t, layout, logits, stripes, i == first ? begin : runs.begin(i),
+                          runs.end(i) < end ? runs.end(i) : end);
+      for (int s = 0; in_runs && s < stripes.count; ++s) {
+        fold(stripes.of[s], t.head_dim_v, logits);
+        // A run of a split has its own maximum, so that it may also be computed alone; others keep theirs,
+        // which spares them the first rescaling.
+        if (t.split_size != 0) restart(stripes.of[s], t.head_dim_v);
+      }
+      if (t.stop()) return;
+    }
+    if (in_runs) close_all_totals(t, stripes);
+    write_stripes<Math, T, K>(t, layout, logits, stripes);
+  }
+
+  void attend_one(std::int64_t run, float* sums) {
+    open_stripes(t, layout, stripes);
+    pack_stripes<Math, T>(t, layout, logits, stripes);
+    const std::int64_t begin = stripes.begin > runs.begin(run) ? stripes.begin : runs.begin(run);
+    const std::int64_t end = stripes.end < runs.end(run) ? stripes.end : runs.end(run);
+    if (begin < end) attend_run<Math, K>(t, layout, logits, stripes, begin, end);
+    for (int i = 0; i < stripes.count; ++i, sums += split_sum_numbers(stripe_lanes, t.head_dim_v)) {
+      const Stripe<Math>& s = stripes.of[i];
+      const std::size_t numbers = static_cast<std::size_t>(t.head_dim_v) * stripe_lanes;
+      __builtin_memcpy(sums, s.out, numbers * sizeof(float));
+      __builtin_memcpy(sums + numbers, s.sum, stripe_lanes * sizeof(float));
+      __builtin_memcpy(sums + numbers + stripe_lanes, s.maximum, stripe_lanes * sizeof(float));
+    }
+  }
+
+  void finish(std::int64_t count, float* sums, std::size_t stride) {
+    open_stripes(t, layout, stripes);
+    open_all_totals(t, layout, stripes);
+    const std::size_t numbers = split_sum_numbers(stripe_lanes, t.head_dim_v);
+    for (std::int64_t run = 0; run < count; ++run, sums += stride) {
+      for (int i = 0; i < stripes.count; ++i) {
+        Stripe<Math> s = stripes.of[i];
+        s.out = sums + static_cast<std::size_t>(i) * numbers;
+        s.sum = s.out + static_cast<std::size_t>(t.head_dim_v) * stripe_lanes;
+        s.maximum = s.sum + stripe_lanes;
+        fold(s, t.head_dim_v, logits);
+      }
+    }
+    close_all_totals(t, stripes);
+    write_stripes<Math, T, K>(t, layout, logits, stripes);
+  }
+};
+
+/// Calls f with the TilePass of the tile's types.
+template <typename Math, typename T, typename Function>
+void with_keys(const ForwardTile& t, const Function& f) {
   switch (t.key_dtype == t.dtype ? DType::f32 : t.key_dtype) {
-    case DType::e4m3: run_tile<Math, T, e4m3>(t); break;
-    case DType::s8: run_tile<Math, T, s8>(t); break;
-    default: run_tile<Math, T, T>(t); break;
+    case DType::e4m3: f(TilePass<Math, T, e4m3>{t}); break;
+    case DType::s8: f(TilePass<Math, T, s8>{t}); break;
+    default: f(TilePass<Math, T, T>{t}); break;
+  }
+}
+
+template <typename Function>
+void with_types(const ForwardTile& t, const Function& f) {
+  switch (t.dtype) {
+    case DType::f16: with_keys<F32Math, f16>(t, f); break;
+    case DType::e4m3: f(TilePass<F32Math, e4m3, e4m3>{t}); break;
+    case DType::bf16:
+#if defined(__AVX512BF16__)
+      if (t.head_dim_qk % 2 == 0) {
+        with_keys<Bf16Math, bf16>(t, f);
+        break;
+      }
+#endif
+      with_keys<F32Math, bf16>(t, f);
+      break;
+    default: with_keys<F32Math, float>(t, f); break;
   }
 }
 
 void run(const ForwardTile& t) {
-  switch (t.dtype) {
-    case DType::f16: run_with_keys<F32Math, f16>(t); break;
-    case DType::e4m3: run_tile<F32Math, e4m3, e4m3>(t); break;
-    case DType::bf16:
-#if defined(__AVX512BF16__)
-      if (t.head_dim_qk % 2 == 0) {
-        run_with_keys<Bf16Math, bf16>(t);
-        break;
-      }
-#endif
-      run_with_keys<F32Math, bf16>(t);
-      break;
-    default: run_with_keys<F32Math, float>(t); break;
-  }
+  with_types(t, [](auto&& pass) { pass.run(); });
+}
+void attend_run_alone(const ForwardTile& t, std::int64_t run, float* sums) {
+  with_types(t, [&](auto&& pass) { pass.attend_one(run, sums); });
+}
+void finish_runs(const ForwardTile& t, std::int64_t runs, float* sums, std::size_t stride) {
+  with_types(t, [&](auto&& pass) { pass.finish(runs, sums, stride); });
 }
 
 }  // namespace
 
 extern const ForwardKernel forward_kernel;
-const ForwardKernel forward_kernel{.stripe = stripe_lanes, .run = run};
+const ForwardKernel forward_kernel{
+    .stripe = stripe_lanes, .run = run, .attend = attend_run_alone, .finish = finish_runs};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -161,6 +161,27 @@ template <typename Math>
   store(hn::Add(sum, more), s.sum + lane);
 }
 
+/// With a split size: the one segment that all registers of a stripe have whose rows see some key of a block,
+/// so that which other rows they share the stripe with does not change how a row's terms are added up. What a
+/// row does not see adds zeros. Empty if first_vec == last_vec.
+TANDEM_INLINE Segment widen_to_one(LaneKeys* keys, int vecs, int count) {
+  Segment g{.begin = count, .end = 0, .first_vec = vecs, .last_vec = 0};
+  for (int v = 0; v < vecs; ++v) {
+    if (keys[v].begin >= keys[v].end) continue;
+    if (keys[v].begin < g.begin) g.begin = keys[v].begin;
+    if (keys[v].end > g.end) g.end = keys[v].end;
+    if (v < g.first_vec) g.first_vec = v;
+    g.last_vec = v + 1;
+  }
+  if (g.first_vec >= g.last_vec) return {.begin = 0, .end = 0, .first_vec = 0, .last_vec = 0};
+  for (int v = g.first_vec; v < g.last_vec; ++v) {
+    keys[v].partial |= keys[v].begin != g.begin || keys[v].end != g.end;
+    keys[v].begin = g.begin;
+    keys[v].end = g.end;
+  }
+  return g;
+}
+
 /// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.
 TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segment* segments) {
   int n = 0;

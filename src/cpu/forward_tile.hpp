@@ -62,6 +62,9 @@ struct ForwardTile {
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
 
+  /// Keys of a split (Problem::split_size); 0: off. With it no row's bits depend on the others of its tile.
+  std::int64_t split_size = 0;
+
   float scale = 1.0F;  ///< of q k, dequantisation included
   float softcap = 0.0F;
   float v_scale = 1.0F;
@@ -79,9 +82,33 @@ constexpr int short_rows = 8;
 /// heads of a key next to one another: it then reads memory from front to back.
 constexpr int short_heads = 8;
 
-/// Keys whose terms a row adds up in f32, by blocks: from a multiple of so many keys to the next. Those sums
-/// are added in f64 (lane_totals.hpp).
+/// The most keys whose terms a row adds up in f32, by blocks. Those sums are added in f64 (lane_totals.hpp).
 constexpr int run_keys = 4096;
+
+/// Where the keys of a sequence are cut into such runs: at multiples of run_keys, or with a split size at its
+/// multiples, and splits of more than run_keys keys into even parts. Every cut is between blocks.
+struct KeyRuns {
+  std::int64_t split = run_keys;
+  std::int64_t parts = 1;        ///< runs that a split has
+  std::int64_t size = run_keys;  ///< keys of each, but for the last
+
+  /// The run that has `key`, and the keys [begin, end) of run `i`.
+  [[nodiscard, gnu::always_inline]] std::int64_t at(std::int64_t key) const {
+    return key / split * parts + key % split / size;
+  }
+  [[nodiscard, gnu::always_inline]] std::int64_t begin(std::int64_t i) const {
+    return i / parts * split + i % parts * size;
+  }
+  [[nodiscard, gnu::always_inline]] std::int64_t end(std::int64_t i) const { return begin(i + 1); }
+};
+
+[[gnu::always_inline]] inline KeyRuns key_runs(std::int64_t split_size, std::int64_t block_k) {
+  if (split_size == 0) return {};
+  KeyRuns runs{.split = split_size, .parts = (split_size + run_keys - 1) / run_keys, .size = split_size};
+  const std::int64_t even = (split_size + runs.parts - 1) / runs.parts;
+  runs.size = (even + block_k - 1) / block_k * block_k;
+  return runs;
+}
 
 /// The pieces of a thread's scratch memory, as offsets in bytes.
 struct ForwardScratch {
@@ -143,7 +170,17 @@ struct ForwardScratch {
 struct ForwardKernel {
   int stripe = 0;  ///< lanes that one register tile covers; block_q is a multiple of it
   void (*run)(const ForwardTile& tile) = nullptr;
+  /// The same in pieces, with a split size: `attend` leaves the sums of one run of keys, split_sum_numbers()
+  /// floats, and `finish` adds those of runs [0, runs), `stride` floats from one to the next, and writes out
+  /// and lse.
+  void (*attend)(const ForwardTile& tile, std::int64_t run, float* sums) = nullptr;
+  void (*finish)(const ForwardTile& tile, std::int64_t runs, float* sums, std::size_t stride) = nullptr;
 };
+
+/// Floats of the sums of `rows` rows, a multiple of ForwardKernel::stripe: O, sum and maximum.
+[[gnu::always_inline]] inline std::size_t split_sum_numbers(std::int64_t rows, std::int64_t head_dim_v) {
+  return static_cast<std::size_t>(rows * (head_dim_v + 2));
+}
 
 /// Numbers in a partial result of a short query, f64, and in its sums of a run of keys, f32: maximum, sum and
 /// O of every row.

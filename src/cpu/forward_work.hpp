@@ -1,5 +1,5 @@
-// What the pieces of one forward call share: the long tiles (forward.cpp) and the short queries
-// (short_forward.cpp).
+// What the pieces of one forward call share: the long tiles (forward.cpp), the short queries
+// (short_forward.cpp), and tiles whose splits threads share (split_forward.cpp).
 #pragma once
 
 #include <omp.h>
@@ -18,8 +18,9 @@ struct ForwardRun {
   const Config& config;
   std::byte* scratch;  ///< one for each thread
   std::size_t scratch_bytes;
-  double* partials;  ///< of splits that threads share: [batch][heads_kv][splits]; null if they share none
-  Stop* stop;        ///< may be null
+  double* partials;   ///< of splits that threads share: [batch][heads_kv][splits]; null if they share none
+  float* split_sums;  ///< the same with a split size: split_sum_numbers of each [tile][heads_kv][run]
+  Stop* stop;         ///< may be null
 
   [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
   [[nodiscard]] ForwardTile head(std::int64_t b, std::int64_t kv_head) const {
@@ -29,6 +30,10 @@ struct ForwardRun {
     return t;
   }
 };
+
+/// Tiles of query rows that sequence `b` has for each KV head, and one of them.
+std::int64_t tiles_of(const Problem& problem, const Config& config, std::int64_t b);
+ForwardTile tile_of(const ForwardRun& run, std::int64_t b, std::int64_t kv_head, std::int64_t tile);
 
 /// Whether sequence `b` has so few query rows that the short kernel attends to them.
 bool is_short(const Problem& problem, std::int64_t b);
@@ -42,5 +47,13 @@ std::int64_t short_units(const Problem& problem, const Config& config, std::int6
 void run_short(const ForwardRun& run, std::int64_t b, std::int64_t unit);
 /// Finishes a KV head of the short sequence `b`, whose splits threads have shared.
 void fold_shared(const ForwardRun& run, std::int64_t b, std::int64_t kv_head);
+
+/// Floats in ForwardRun::split_sums; 0: a thread computes whole tiles.
+std::size_t shared_sum_numbers(const Problem& problem, const Config& config);
+/// Pieces of work in sequence `b` where threads share its splits, and one of them.
+std::int64_t split_units(const Problem& problem, const Config& config, std::int64_t b);
+void run_split(const ForwardRun& run, std::int64_t b, std::int64_t unit);
+/// Finishes all tiles of a KV head of sequence `b`.
+void finish_splits(const ForwardRun& run, std::int64_t b, std::int64_t kv_head);
 
 }  // namespace tandem::cpu

@@ -35,22 +35,29 @@ void open_totals(const LaneTotals& t, int dims) {
   __builtin_memset(t.out, 0, static_cast<std::size_t>(dims) * lanes * sizeof(double));
 }
 
-/// Adds a run's O, sum and maximum to the totals and starts the next run, which keeps the maximum.
-/// exponent(old, now) is the power of two that sums relative to `old` have relative to `now`.
+/// Adds a run's O, sum and maximum to the totals, and clears O and sum. exponent(from, to) is the power of
+/// two that sums relative to the maximum `from` have relative to `to`.
 template <int lanes, typename Exponent>
 [[gnu::noinline]] void fold_run(const LaneTotals& t, int dims, float* out, float* sum, const float* maximum,
                                 const Exponent& exponent) {
-  float weight[lanes];
+  float weight_total[lanes];
+  float weight_run[lanes];
+  // Two infinities have no difference.
+  const auto weight = [&](Vec from, Vec to) {
+    return hn::IfThenElse(hn::Eq(from, to), broadcast(1.0F), exp2(exponent(from, to)));
+  };
   for (int i = 0; i < lanes; i += vec_lanes) {
     const Vec old = load(t.maximum + i);
     const Vec now = load(maximum + i);
-    // Two infinities have no difference.
-    store(hn::IfThenElse(hn::Eq(old, now), broadcast(1.0F), exp2(exponent(old, now))), weight + i);
-    store(now, t.maximum + i);
+    const Vec top = hn::Max(old, now);
+    store(weight(old, top), weight_total + i);
+    store(weight(now, top), weight_run + i);
+    store(top, t.maximum + i);
   }
   const auto add = [&](double* total, float* run) __attribute__((always_inline)) {
     for (int i = 0; i < lanes; ++i) {
-      total[i] = total[i] * static_cast<double>(weight[i]) + static_cast<double>(run[i]);
+      total[i] = total[i] * static_cast<double>(weight_total[i]) +
+                 static_cast<double>(run[i]) * static_cast<double>(weight_run[i]);
       run[i] = 0.0F;
     }
   };
@@ -58,10 +65,13 @@ template <int lanes, typename Exponent>
   for (int c = 0; c < dims; ++c) add(t.out + c * lanes, out + c * lanes);
 }
 
-/// The totals as O and sum, rounded to f32.
+/// The totals as O and sum, rounded to f32, and their maximum.
 template <int lanes>
-void close_totals(const LaneTotals& t, int dims, float* out, float* sum) {
-  for (int i = 0; i < lanes; ++i) sum[i] = static_cast<float>(t.sum[i]);
+void close_totals(const LaneTotals& t, int dims, float* out, float* sum, float* maximum) {
+  for (int i = 0; i < lanes; ++i) {
+    sum[i] = static_cast<float>(t.sum[i]);
+    maximum[i] = t.maximum[i];
+  }
   for (int i = 0; i < dims * lanes; ++i) out[i] = static_cast<float>(t.out[i]);
 }
 

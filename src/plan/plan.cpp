@@ -81,6 +81,11 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
     lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
                                 name_of(problem.k.dtype)));
   }
+  if (problem.split_size > 0 && problem.pass == Pass::forward) {
+    lines.push_back(fmt::format(
+        "split_size {}: keys are cut at its multiples; a sequence's bits do not depend on the batch",
+        problem.split_size));
+  }
   if (problem.precision == Precision::exact) return lines;
   const std::string what = problem.pass == Pass::backward
                                ? "the backward of an 8-bit forward is 16-bit"

@@ -1,6 +1,7 @@
 /* The C interface, used as a C program would: statuses, messages, struct versions, threads, full memory. */
 #include <math.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,6 +215,14 @@ static void test_struct_versions(void) {
   CHECK_FAILS(
       tandem_forward(&args, NULL), tandem_invalid_argument,
       "options.struct_size is 8; set it to sizeof the struct, at least 56 (the _default function does)");
+
+  /* split_size came last; a caller whose options end before it has none. */
+  options = tandem_options_default();
+  options.split_size = 100;
+  CHECK_FAILS(tandem_forward(&args, NULL), tandem_invalid_argument,
+              "split_size is 100; it must be a multiple of 128, such as 128, or 0 (off)");
+  options.struct_size = offsetof(tandem_options, split_size);
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
 
   /* A caller of the first version, whose options end before `strict`: it is not read. */
   options = tandem_options_default();

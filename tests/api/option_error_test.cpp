@@ -41,6 +41,17 @@ INSTANTIATE_TEST_SUITE_P(
                 "scale is nan; it must be finite"},
         Forward{"scale_infinite", dense_forward, [](F& a) { a.options.scale = -infinity; },
                 "scale is -inf; it must be finite"},
+        Forward{"split_size_uneven", dense_forward, [](F& a) { a.options.split_size = 200; },
+                "split_size is 200; it must be a multiple of 128, such as 256, or 0 (off)"},
+        Forward{"split_size_negative", dense_forward, [](F& a) { a.options.split_size = -128; },
+                "split_size is -128; it must be a multiple of 128, such as 128, or 0 (off)"},
+        Forward{"split_size_of_eight_bits", e4m3_forward,
+                [](F& a) {
+                  a.options.precision = Precision::fp8;
+                  a.options.split_size = 256;
+                },
+                "split_size is 256 with precision fp8, whose scales depend on a sequence's other rows; leave "
+                "the precision exact, or split_size out"},
         Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
                 "softcap is -1.5; it must be finite and at least 0 (0: off)"},
         Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },

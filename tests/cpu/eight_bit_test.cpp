@@ -142,6 +142,7 @@ TEST(Quantized, RandomProblems) {
     c.dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
     c.scales = 0;
     c.amplitude = 1.0;
+    c.options.split_size = 0;
     if (c.options.scale && std::abs(*c.options.scale) > 0.3F) c.options.scale.reset();
     run_all_precisions(c);
   }

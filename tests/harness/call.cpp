@@ -155,6 +155,7 @@ std::string Case::describe() const {
   }
   if (options.softcap != 0.0F) text += fmt::format(" softcap {}", options.softcap);
   if (options.deterministic) text += " deterministic";
+  if (options.split_size != 0) text += fmt::format(" split_size {}", options.split_size);
   if (sink) text += " sink";
   if (dlse) text += " dlse";
   if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);

@@ -108,6 +108,7 @@ std::vector<Feature> features_of(const Case& c, std::int64_t tile) {
       {"dlse", c.dlse ? 1 : 0},
       {"unwanted gradients", static_cast<int>(c.unwanted)},
       {"deterministic", c.options.deterministic ? 1 : 0},
+      {"split size", c.options.split_size > 0 ? 1 : 0},
       {"metadata", static_cast<int>(c.metadata)},
       {"pages", c.page_size == 0          ? 0
                 : c.page_size % tile == 0 ? 1

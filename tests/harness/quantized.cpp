@@ -39,6 +39,7 @@ void quantize_inputs(Call& call, DType dtype, Granularity granularity) {
   quantize_keys_and_values(call, dtype, granularity);
   call.spec.options.precision = dtype == DType::s8 ? Precision::int8 : Precision::fp8;
   call.spec.options.strict = false;
+  call.spec.options.split_size = 0;
 }
 
 namespace {

@@ -127,6 +127,7 @@ Case random_case(std::uint64_t seed, std::int64_t size) {
   c.threads = static_cast<int>(random.between(1, 2));
   c.workspace = random.chance(0.7);
   if (random.chance(0.25)) c.unwanted = static_cast<unsigned>(random.between(1, 6));
+  if (random.chance(0.2)) c.options.split_size = random.pick<std::int64_t>({128, 256, 1024});
   return c;
 }
 
