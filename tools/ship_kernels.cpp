@@ -54,6 +54,9 @@ std::vector<Item> items_to_compile() {
     shared.push_back(name);
     items.emplace_back(name, "");
   };
+  for (const ForwardConfig& config : shipped_forward_configs()) {
+    if (config.schedule.split) add_once(gpu::kernel_name(gpu::Kernel::combine, combine_config(config)));
+  }
   for (const BackwardConfig& config : shipped_backward_configs()) {
     items.emplace_back(gpu::kernel_name(gpu::Kernel::backward, config), backward_objection(config));
     for (const gpu::Kernel kernel : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert}) {

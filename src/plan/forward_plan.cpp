@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
@@ -215,6 +216,30 @@ ForwardConfig choose_forward_config(const Problem& p) {
                                    keys_of(p, c), c.mask.varlen));
 }
 
+namespace {
+
+/// Steps of generation: from rows and from pages, of one query or of a few.
+void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
+    for (const Element element : {Element::bf16, Element::f16}) {
+      if (qk == 192 && element == Element::f16) continue;
+      for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
+        for (const bool causal : {false, true}) {
+          ForwardConfig c;
+          c.tiling.element = element;
+          c.tiling.head_dim_qk = qk;
+          c.tiling.head_dim_v = v;
+          c.mask.causal = causal;
+          c.keys = keys;
+          configs.push_back(with_shared_keys(c));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<ForwardConfig> shipped_forward_configs() {
   struct Head {
     int qk, v;
@@ -248,6 +273,7 @@ std::vector<ForwardConfig> shipped_forward_configs() {
       }
     }
   }
+  add_shipped_decode_configs(configs);
   return configs;
 }
 

@@ -44,6 +44,8 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
     const auto kernel = find_shipped(kernel_name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
     EXPECT_EQ(std::string(kernel->cubin.data() + 1, 3), "ELF");
+    if (config.schedule.split)
+      EXPECT_TRUE(find_shipped(kernel_name(Kernel::combine, combine_config(config))));
   }
 }
 
@@ -90,6 +92,7 @@ TEST_P(ShippedForward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
   each(shipped_forward_configs(), [](const ForwardConfig& config) {
     ASSERT_EQ(forward_objection(config), "");
     expect_fast(kernel_name(config), forward_local_bytes_allowed(config));
+    if (config.schedule.split) expect_fast(kernel_name(Kernel::combine, combine_config(config)));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedForward, ShippedSet::groups_of(shipped_forward_configs().size()));

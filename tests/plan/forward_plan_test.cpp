@@ -75,6 +75,23 @@ TEST(ForwardPlan, UsualModelsAreShipped) {
   }
 }
 
+TEST(ForwardPlan, StepsOfGenerationAreShipped) {
+  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  const std::int32_t lengths[2] = {};
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const std::int64_t queries : {1, 4}) {
+      for (const bool pages : {false, true}) {
+        Problem p = problem(head_dim, head_dim, queries, 4096);
+        p.window_right = queries > 1 ? 0 : -1;
+        p.seqused_k.data = lengths;
+        if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
+        EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end())
+            << head_dim << " " << queries << " " << pages;
+      }
+    }
+  }
+}
+
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;
