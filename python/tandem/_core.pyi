@@ -51,6 +51,7 @@ class Options:
         check: bool = False,
         precision: Precision = ...,
         strict: bool = False,
+        split_size: int = 0,
         threads: int = 0,
     ) -> None: ...
     @property

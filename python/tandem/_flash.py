@@ -31,8 +31,9 @@ def problem(
     left, right = _call.pair("window_size", window_size)
     # FlashAttention-4 writes an unbounded side as None.
     window = (-1 if left is None else left, -1 if right is None else right)
-    options = {"pad": True, "metadata": metadata, "split_size": split_size}
-    return _call.Call(scale, causal, window, softcap, deterministic, **options)
+    call = _call.Call(scale, causal, window, softcap, deterministic, pad=True, metadata=metadata)
+    call.split_size = split_size
+    return call
 
 
 def run(

@@ -38,10 +38,11 @@ PARAMETERS = {
 }
 
 
-# Beyond it, what its forks have.
+# Beyond it, what its forks have, and Tandem's own split_size.
 MORE = {
-    "flash_attn_varlen_func": ["s_aux", "block_table", "out"],
-    "flash_attn_with_kvcache": ["s_aux", "block_table"],
+    "flash_attn_func": ["split_size"],
+    "flash_attn_varlen_func": ["s_aux", "block_table", "out", "split_size"],
+    "flash_attn_with_kvcache": ["s_aux", "block_table", "split_size"],
 }
 
 
