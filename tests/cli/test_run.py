@@ -26,6 +26,7 @@ def close(got, expected, bound=1e-5):
         (["--window-left", 5, "--window-right", 2], {"window_left": 5, "window_right": 2}),
         (["--window-left=-1", "--causal", "--scale", -0.3], {"causal": True, "scale": -0.3}),
         (["--softcap", 2.5, "--threads", 1, "--device", "cpu"], {"softcap": 2.5}),
+        (["--split-size", 128, "--causal"], {"causal": True}),
     ],
 )
 def test_safetensors_round_trip(run_json, tmp_path, tensors, flags, options):

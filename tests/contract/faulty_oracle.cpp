@@ -98,6 +98,14 @@ void depends_on_the_call(const Call&, reference::Forward& f) {
   if (!f.out.empty()) f.out[0] *= 1.0 + 0.01 * (++calls % 2);
 }
 
+/// As where splits end depends on all lengths of the batch, or kernels on the number of queries.
+void depends_on_the_batch(const Call& call, reference::Forward& f) {
+  for (double& x : f.out) x *= 1.0 + 0.01 * static_cast<double>(call.spec.batch);
+}
+void depends_on_the_queries(const Call& call, reference::Forward& f) {
+  for (double& x : f.out) x *= call.spec.rows_q() == 1 ? 1.01 : 1.0;
+}
+
 /// As if the first entry's results were the second's for want of a stride.
 void depends_on_the_layout(const Call& call, reference::Forward& f) {
   if (!call.spec.q.order.empty() && !f.out.empty()) std::swap(f.out.front(), f.out.back());
@@ -203,6 +211,12 @@ const Fault all_faults[] = {
     {.name = "depends_on_the_call",
      .caught_by = "Contract15_Reproducible.ShortQueriesOverLongKeys",
      .forward = depends_on_the_call},
+    {.name = "depends_on_the_batch",
+     .caught_by = "Contract16_BatchInvariance.NothingDependsOnTheRestOfTheBatch",
+     .forward = depends_on_the_batch},
+    {.name = "depends_on_the_queries",
+     .caught_by = "Contract16_BatchInvariance.PrefillChunksAndStepsGiveTheSameBits",
+     .forward = depends_on_the_queries},
     {.name = "depends_on_the_layout",
      .caught_by = "Contract10_Strides.InputsInAnyLayoutGiveTheSameBits",
      .forward = depends_on_the_layout},
