@@ -158,7 +158,7 @@ template <typename Scores, int rows, typename K>
     soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
   }
   weigh<Scores, rows>(block.v, head.v_offset, block.count, scores,
-              head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
+                      head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
 }
 
 /// All rows of a head against a block of keys.

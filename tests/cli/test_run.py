@@ -146,7 +146,7 @@ def test_s8_keys_beside_16_bit_queries(run, run_json, tmp_path, tensors):
     run("run", tmp_path / "in.safetensors", "-o", tmp_path / "out.safetensors")
     out = load_file(tmp_path / "out.safetensors")["out"]
     assert out.dtype == np.float16
-    # The scales are factors of the logits and of out, so that the contract's bounds hold for the 8-bit values.
+    # The scales are factors of the logits and of out: the contract's bounds hold for the 8-bit values.
     run_json("verify", tmp_path / "in.safetensors")
     close(out, attention(tensors["q"], quantized["k"] / 30, quantized["v"] / 30)[0], 4e-3)
 
