@@ -44,8 +44,9 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
     const auto kernel = find_shipped(kernel_name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
     EXPECT_EQ(std::string(kernel->cubin.data() + 1, 3), "ELF");
-    if (config.schedule.split)
+    if (config.schedule.split) {
       EXPECT_TRUE(find_shipped(kernel_name(Kernel::combine, combine_config(config))));
+    }
   }
 }
 
