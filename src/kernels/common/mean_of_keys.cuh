@@ -25,31 +25,31 @@ TANDEM_DEVICE float embedded(const QuantizeParams& p, const u16* tile, int row, 
          (first ? -turned : turned);
 }
 
-/// Sums `heads` heads from item.head on, each in a segment of the 128 rows that the CTA sums. There is more
-/// than one only if a sequence is a single block.
+/// The keys of a tile that are summed: `rows` in each of `heads` segments of 1 << shift rows.
+struct MeanTile {
+  bool sampled;
+  int rows;
+  int heads;
+  int shift;
+};
+
+/// Loads the keys into shared memory, all loads in flight at the same time.
 template <QuantizeConfig C>
-TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int heads, int shift) {
+TANDEM_DEVICE void load_mean_tile(const QuantizeParams& p, const WorkItem& item, const MeanTile& keys,
+                                  ptx::Vec4* tile, int thread) {
   constexpr int threads = mean_threads(C);
   constexpr int vectors = quantize_channels(C.head_dim_qk) / 8;  ///< of a row
-  constexpr int pitch = quantize_channels(C.head_dim_qk);
-  const bool sampled = item.used > p.mean_all_keys;
-  const int step = sampled ? mean_step : 1;
-  if (item.first % (step * quant_block) != 0) return;
-  const int thread = static_cast<int>(ptx::thread_index());
-  const int left = max(0, item.used - item.first);
-  const int rows = min(quant_block, sampled ? sampled_keys(left) : left);
   const u16* const first = static_cast<const u16*>(p.k.source) +
                            offset_of(p.k.stride, item, item.begin + static_cast<i64>(item.first));
-  auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
 #pragma unroll
   for (int i = 0; i < quant_block * vectors / threads; ++i) {
     const int at = i * threads + thread;
-    const int segment = C.varlen ? at / vectors >> shift : 0;
-    const int row = C.varlen ? at / vectors & ((1 << shift) - 1) : at / vectors;
+    const int segment = C.varlen ? at / vectors >> keys.shift : 0;
+    const int row = C.varlen ? at / vectors & ((1 << keys.shift) - 1) : at / vectors;
     const int col = at % vectors * 8;
     const u16* const from =
-        first + segment * p.k.stride.head + (sampled ? sampled_key(row) : row) * p.k.stride.row;
-    const bool used = row < rows && segment < heads;
+        first + segment * p.k.stride.head + (keys.sampled ? sampled_key(row) : row) * p.k.stride.row;
+    const bool used = row < keys.rows && segment < keys.heads;
     if (C.vectors && used && col < C.head_dim_qk) {
       ptx::copy_async(tile + at, reinterpret_cast<const ptx::Vec4*>(from + col));
     } else {
@@ -58,6 +58,70 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int
   }
   ptx::wait_for_copies();
   ptx::sync_block();
+}
+
+/// The sums over `rows` rows of the tile, from `begin` on, of this thread's two channels, `c` and c + 1.
+template <QuantizeConfig C>
+TANDEM_DEVICE ptx::Float2 sum_of_rows(const QuantizeParams& p, const WorkItem& item, const ptx::Vec4* tile,
+                                      int begin, int rows, int thread) {
+  constexpr int pitch = quantize_channels(C.head_dim_qk);
+  const int c = 2 * thread;
+  float low = 0.0F;
+  float high = 0.0F;
+#pragma unroll 8
+  for (int row = 0; row < rows; ++row) {
+    const int at = begin + row;
+    const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + at * (pitch / 2) + thread);
+    float a = ptx::unpack<C.element>(static_cast<u16>(pair));
+    float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
+    if constexpr (C.rotary) {
+      a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, item.first + row);
+      b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, item.first + row);
+    }
+    low += ptx::max_magnitude(0.0F, a) <= largest_float ? a : 0.0F;
+    high += ptx::max_magnitude(0.0F, b) <= largest_float ? b : 0.0F;
+  }
+  return {low, high};
+}
+
+/// What the CTAs of a head have found in every `step`-th of its `blocks` blocks, `pitch` floats apart from
+/// `all` on, added up in double.
+template <typename Store>
+TANDEM_DEVICE void add_up_blocks(const float* all, int blocks, int step, int pitch, Store store_mean) {
+  double low_sum = 0.0;
+  double high_sum = 0.0;
+  constexpr int batch = 16;  // loads in flight
+  for (int block = 0; block < blocks; block += batch * step) {
+    ptx::Float2 pairs[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      pairs[i] = {0.0F, 0.0F};
+      const int at = block + i * step;
+      if (at >= blocks) continue;
+      pairs[i] = ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(at) * pitch));
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      low_sum += static_cast<double>(pairs[i].x);
+      high_sum += static_cast<double>(pairs[i].y);
+    }
+  }
+  store_mean(0, low_sum, high_sum);
+}
+
+/// Sums `heads` heads from item.head on, each in a segment of the 128 rows that the CTA sums. There is more
+/// than one only if a sequence is a single block.
+template <QuantizeConfig C>
+TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int heads, int shift) {
+  constexpr int pitch = quantize_channels(C.head_dim_qk);
+  const bool sampled = item.used > p.mean_all_keys;
+  const int step = sampled ? mean_step : 1;
+  if (item.first % (step * quant_block) != 0) return;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int left = max(0, item.used - item.first);
+  const int rows = min(quant_block, sampled ? sampled_keys(left) : left);
+  auto* const tile = reinterpret_cast<ptx::Vec4*>(ptx::dynamic_shared());
+  load_mean_tile<C>(p, item, MeanTile{sampled, rows, heads, shift}, tile, thread);
 
   const int c = 2 * thread;
   const bool sums_channels = c < pitch;
@@ -73,26 +137,11 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int
       p.sums +
       ((static_cast<i64>(item.entry) * p.heads_kv + item.head) * p.axis_blocks_k + item.block) * pitch + c;
   for (int segment = 0; segment < heads && sums_channels; ++segment) {
-    float low = 0.0F;
-    float high = 0.0F;
-    const int begin = segment << shift;
-#pragma unroll 8
-    for (int row = 0; row < rows; ++row) {
-      const int at = begin + row;
-      const u32 pair = ptx::load_shared(reinterpret_cast<const u32*>(tile) + at * (pitch / 2) + thread);
-      float a = ptx::unpack<C.element>(static_cast<u16>(pair));
-      float b = ptx::unpack<C.element>(static_cast<u16>(pair >> 16));
-      if constexpr (C.rotary) {
-        a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, item.first + row);
-        b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, item.first + row);
-      }
-      low += ptx::max_magnitude(0.0F, a) <= largest_float ? a : 0.0F;
-      high += ptx::max_magnitude(0.0F, b) <= largest_float ? b : 0.0F;
-    }
+    const ptx::Float2 sum = sum_of_rows<C>(p, item, tile, segment << shift, rows, thread);
     if (blocks == 1) {
-      store_mean(segment, static_cast<double>(low), static_cast<double>(high));
+      store_mean(segment, static_cast<double>(sum.x), static_cast<double>(sum.y));
     } else {
-      ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), ptx::Float2{low, high});
+      ptx::store_global(reinterpret_cast<ptx::Float2*>(sums), sum);
     }
   }
   if (blocks == 1) return;
@@ -104,26 +153,8 @@ TANDEM_DEVICE void find_means(const QuantizeParams& p, const WorkItem& item, int
   }
   ptx::sync_block();
   if (ptx::load_shared(before) + 1 != static_cast<u32>(blocks) || !sums_channels) return;
-  double low_sum = 0.0;
-  double high_sum = 0.0;
   const float* const all = sums - static_cast<i64>(item.first / quant_block) * pitch;
-  constexpr int batch = 16;  // loads in flight
-  for (int block = 0; block < item.blocks; block += batch * step) {
-    ptx::Float2 pairs[batch];
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      pairs[i] = {0.0F, 0.0F};
-      const int at = block + i * step;
-      if (at >= item.blocks) continue;
-      pairs[i] = ptx::load_global(reinterpret_cast<const ptx::Float2*>(all + static_cast<i64>(at) * pitch));
-    }
-#pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      low_sum += static_cast<double>(pairs[i].x);
-      high_sum += static_cast<double>(pairs[i].y);
-    }
-  }
-  store_mean(0, low_sum, high_sum);
+  add_up_blocks(all, item.blocks, step, pitch, store_mean);
 }
 
 }  // namespace quantizer
