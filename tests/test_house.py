@@ -1,12 +1,16 @@
-"""Arrows of src/ point down, and tests are named by their rooms."""
+"""Arrows of src/ point down, tests are named by their rooms, and files and functions are short."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-SOURCE = TESTS.parent / "src"
+ROOT = TESTS.parent
+SOURCE = ROOT / "src"
 
 # A room includes itself, the public headers, and the rooms named here.
 MAY_INCLUDE = {
@@ -71,3 +75,55 @@ def test_ctest_knows_tests_by_their_room() -> None:
         assert "gtest_discover_tests" not in text, path
         for name in re.findall(r"add_test\(NAME (\S+)", text) + re.findall(r"PREFIX (\S+\.)\n", text):
             assert name.startswith(f"{room}."), path
+
+
+# Lines at most.
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 80
+# The loop over blocks of keys, in local lambdas. As member functions that take one struct, or references to
+# the same variables, the same statements become other machine code.
+LONGER = {("src/kernels/sm90/forward.cuh", "ForwardConsumer<C>::compute"): 190}
+
+
+def sources(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in listed.stdout.split()]
+
+
+def cpp_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Name and lines of what has parameters and a body, at most one level inside a class."""
+    lines = text.splitlines()
+    for start, line in enumerate(lines):
+        head = re.match(r"( {0,2})(?!namespace|struct|class|enum|union|extern|})\S.*\{$", line)
+        if head and re.search(r"[()]", line):
+            end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith(head[1] + "}")), start)
+            named = re.search(r"([\w:<>~]+)\(", line)
+            yield named[1] if named else "", end - start + 1
+
+
+def python_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Name and lines of the body, without the docstring."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            yield node.name, (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_files_are_short() -> None:
+    files = sources("*.c", "*.h", "*.cpp", "*.hpp", "*.cuh", "*.py")
+    assert len(files) > 400
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_text().count("\n") for path in files}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_functions_fit_a_screen() -> None:
+    found = []
+    for path in sources("*.c", "*.h", "*.cpp", "*.hpp", "*.cuh", "*.py"):
+        functions = python_functions if path.suffix == ".py" else cpp_functions
+        name = path.relative_to(ROOT).as_posix()
+        found += [(name, function, lines) for function, lines in functions(path.read_text())]
+    assert len(found) > 3000
+    long = {(name, function): lines for name, function, lines in found if lines > LONGEST_FUNCTION}
+    assert {key: lines for key, lines in long.items() if lines > LONGER.get(key, LONGEST_FUNCTION)} == {}

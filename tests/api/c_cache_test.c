@@ -4,27 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tandem/tandem.h"
+#include "c_check.h"
 
-static int failures = 0;
+int failures = 0;
 
-#define CHECK(condition)                                             \
-  do {                                                               \
-    if (!(condition)) {                                              \
-      printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      printf("  last error: %s\n", tandem_last_error());             \
-      ++failures;                                                    \
-    }                                                                \
-  } while (0)
-
-#define CHECK_FAILS(call, message)                                                   \
-  do {                                                                               \
-    CHECK((call) == tandem_invalid_argument);                                        \
-    if (strcmp(tandem_last_error(), (message)) != 0) {                               \
-      printf("%s:%d: message is \"%s\"\n", __FILE__, __LINE__, tandem_last_error()); \
-      ++failures;                                                                    \
-    }                                                                                \
-  } while (0)
+#define CHECK_INVALID(call, message) CHECK_FAILS(call, tandem_invalid_argument, message)
 
 enum { pages = 3, page_size = 2, head_dim = 4 };
 
@@ -48,20 +32,20 @@ static void test_append(void) {
     CHECK(cache[i] == (token < 0 ? 0.0F : k_new[token * head_dim + i % head_dim]));
   }
   before[0] = 3;
-  CHECK_FAILS(tandem_append_kv(&args, NULL),
-              "cache_seqlens[0] is 3 and 2 tokens are appended; a sequence has rows 0 to 3 of the cache");
+  CHECK_INVALID(tandem_append_kv(&args, NULL),
+                "cache_seqlens[0] is 3 and 2 tokens are appended; a sequence has rows 0 to 3 of the cache");
 
   /* The embedding of channels (0, 1) and (2, 3) needs 16 channels. */
   float cos[8] = {0};
   args.rotary_cos = args.rotary_sin = tandem_contiguous(cos, tandem_f32, 2, (const int64_t[]){1, 8});
-  CHECK_FAILS(
+  CHECK_INVALID(
       tandem_append_kv(&args, NULL),
       "rotary_cos has shape (1, 8): rotary_dim is 16; it must be a multiple of 16 and at most head_dim "
       "4");
 
-  CHECK_FAILS(tandem_append_kv(NULL, NULL), "args is NULL; pass the address of a tandem_append_args");
+  CHECK_INVALID(tandem_append_kv(NULL, NULL), "args is NULL; pass the address of a tandem_append_args");
   args.struct_size = 8;
-  CHECK_FAILS(
+  CHECK_INVALID(
       tandem_append_kv(&args, NULL),
       "args.struct_size is 8; set it to sizeof the struct, at least 1600 (the _default function does)");
 }
@@ -90,16 +74,16 @@ static void test_merge(void) {
   CHECK(tandem_merge(&args, NULL) == tandem_ok);
   CHECK(out[0] == 1.0F && out[1] == -3.0F && lse[0] == 0.0F);
 
-  CHECK_FAILS(tandem_merge(NULL, NULL), "args is NULL; pass the address of a tandem_merge_args");
+  CHECK_INVALID(tandem_merge(NULL, NULL), "args is NULL; pass the address of a tandem_merge_args");
   args.lses = NULL;
-  CHECK_FAILS(tandem_merge(&args, NULL),
-              "args.lses is NULL but parts is 2; pass the address of that many tensors");
+  CHECK_INVALID(tandem_merge(&args, NULL),
+                "args.lses is NULL but parts is 2; pass the address of that many tensors");
   args.parts = -1;
-  CHECK_FAILS(tandem_merge(&args, NULL), "parts is -1; it must be 1 at least");
+  CHECK_INVALID(tandem_merge(&args, NULL), "parts is -1; it must be 1 at least");
   args.parts = 0;
-  CHECK_FAILS(tandem_merge(&args, NULL), "outs has no parts; pass one at least");
+  CHECK_INVALID(tandem_merge(&args, NULL), "outs has no parts; pass one at least");
   args.struct_size = 0;
-  CHECK_FAILS(
+  CHECK_INVALID(
       tandem_merge(&args, NULL),
       "args.struct_size is 0; set it to sizeof the struct, at least 208 (the _default function does)");
 }

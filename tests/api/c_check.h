@@ -26,5 +26,6 @@ extern int failures;
     }                                                                                \
   } while (0)
 
+void test_cache(void);
 void test_quantize(void);
 void test_quantize_rotary(void);

@@ -68,12 +68,13 @@ std::string AppendCase::describe() const {
   return text.str();
 }
 
+Box AppendCall::new_rows(std::int64_t heads, std::int64_t dim, const Layout& layout, bool output) const {
+  return spec.packed() ? Box(spec.dtype, {spec.rows(), heads, dim}, layout, output)
+                       : Box(spec.dtype, {spec.batch, spec.seqlen_new, heads, dim}, layout, output);
+}
+
 AppendCall::AppendCall(const AppendCase& c) : spec(c) {
   Random random(c.seed);
-  const auto new_rows = [&](std::int64_t heads, std::int64_t dim, const Layout& layout, bool output) {
-    return c.packed() ? Box(c.dtype, {c.rows(), heads, dim}, layout, output)
-                      : Box(c.dtype, {c.batch, c.seqlen_new, heads, dim}, layout, output);
-  };
   k_new = new_rows(c.heads_kv, c.head_dim, c.k_new, false);
   fill(k_new, random, 2.0);
   std::int64_t entries = c.entries;
@@ -96,61 +97,70 @@ AppendCall::AppendCall(const AppendCase& c) : spec(c) {
   slot_mapping = integers(c.metadata, c.slots);
   leftpad_k = integers(c.metadata, c.leftpad);
   rotary_offsets = integers(c.metadata, c.offsets);
-  if (c.max_pages > 0) {
-    std::vector<double> pages(static_cast<std::size_t>(entries));
-    std::iota(pages.begin(), pages.end(), 0.0);
-    for (std::size_t n = pages.size(); n-- > 1;) {
-      std::swap(pages[n], pages[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(n)))]);
+  if (c.max_pages > 0) make_page_table(random);
+  if (c.scales > 0) make_scales(random);
+  if (c.rotary_dim > 0) make_rotary(random);
+}
+
+void AppendCall::make_page_table(Random& random) {
+  const AppendCase& c = spec;
+  std::vector<double> pages(static_cast<std::size_t>(k_cache.view().shape[0]));
+  std::iota(pages.begin(), pages.end(), 0.0);
+  for (std::size_t n = pages.size(); n-- > 1;) {
+    std::swap(pages[n], pages[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(n)))]);
+  }
+  Layout layout;
+  layout.ends_at_guard = true;
+  page_table = Box(c.metadata, {c.batch, c.max_pages}, layout, false);
+  for (std::int64_t n = 0; n < page_table.numel(); ++n) {
+    page_table.set(n, pages[static_cast<std::size_t>(n)]);
+  }
+  // Entries that no new token needs hold nonsense.
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    std::vector<bool> needed(static_cast<std::size_t>(c.max_pages));
+    for (const AppendedToken& token : tokens()) {
+      const std::int64_t row = c.before[static_cast<std::size_t>(b)] + token.index;
+      if (token.sequence == b && row >= 0 && row / c.entry_rows < c.max_pages) {
+        needed[static_cast<std::size_t>(row / c.entry_rows)] = true;
+      }
     }
+    for (std::int64_t i = 0; i < c.max_pages; ++i) {
+      if (needed[static_cast<std::size_t>(i)]) continue;
+      page_table.set(b * c.max_pages + i, random.pick({-1.0, 2147483647.0, -2147483648.0, 0.0}));
+    }
+  }
+}
+
+void AppendCall::make_scales(Random& random) {
+  const AppendCase& c = spec;
+  const std::vector<std::int64_t> shape =
+      c.scales == 1 ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{c.batch, c.heads_kv};
+  for (Box* box : {&k_scale, &v_scale}) {
+    if (box == &v_scale && c.head_dim_v == 0) continue;
+    *box = Box(DType::f32, shape, {}, false);
+    for (std::int64_t n = 0; n < box->numel(); ++n) {
+      box->set(n, std::exp(random.normal()) / (is_integer_code(c.cache_dtype) ? 30.0 : 4.0));
+    }
+  }
+}
+
+void AppendCall::make_rotary(Random& random) {
+  const AppendCase& c = spec;
+  for (Box* box : {&rotary_cos, &rotary_sin}) {
     Layout layout;
     layout.ends_at_guard = true;
-    page_table = Box(c.metadata, {c.batch, c.max_pages}, layout, false);
-    for (std::int64_t n = 0; n < page_table.numel(); ++n) {
-      page_table.set(n, pages[static_cast<std::size_t>(n)]);
-    }
-    // Entries that no new token needs hold nonsense.
-    for (std::int64_t b = 0; b < c.batch; ++b) {
-      std::vector<bool> needed(static_cast<std::size_t>(c.max_pages));
-      for (const AppendedToken& token : tokens()) {
-        const std::int64_t row = c.before[static_cast<std::size_t>(b)] + token.index;
-        if (token.sequence == b && row >= 0 && row / c.entry_rows < c.max_pages) {
-          needed[static_cast<std::size_t>(row / c.entry_rows)] = true;
-        }
-      }
-      for (std::int64_t i = 0; i < c.max_pages; ++i) {
-        if (needed[static_cast<std::size_t>(i)]) continue;
-        page_table.set(b * c.max_pages + i, random.pick({-1.0, 2147483647.0, -2147483648.0, 0.0}));
-      }
+    layout.pad = c.seed % 3 == 0 ? 3 : 0;
+    *box = Box(c.table_dtype, {c.positions, c.rotary_dim / 2}, layout, false);
+    for (std::int64_t n = 0; n < box->numel(); ++n) {
+      const double angle = static_cast<double>(n / (c.rotary_dim / 2)) *
+                           std::pow(0.7, static_cast<double>(n % (c.rotary_dim / 2)));
+      box->set(n, box == &rotary_cos ? std::cos(angle) : std::sin(angle));
     }
   }
-  if (c.scales > 0) {
-    const std::vector<std::int64_t> shape =
-        c.scales == 1 ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{c.batch, c.heads_kv};
-    for (Box* box : {&k_scale, &v_scale}) {
-      if (box == &v_scale && c.head_dim_v == 0) continue;
-      *box = Box(DType::f32, shape, {}, false);
-      for (std::int64_t n = 0; n < box->numel(); ++n) {
-        box->set(n, std::exp(random.normal()) / (is_integer_code(c.cache_dtype) ? 30.0 : 4.0));
-      }
-    }
-  }
-  if (c.rotary_dim > 0) {
-    for (Box* box : {&rotary_cos, &rotary_sin}) {
-      Layout layout;
-      layout.ends_at_guard = true;
-      layout.pad = c.seed % 3 == 0 ? 3 : 0;
-      *box = Box(c.table_dtype, {c.positions, c.rotary_dim / 2}, layout, false);
-      for (std::int64_t n = 0; n < box->numel(); ++n) {
-        const double angle = static_cast<double>(n / (c.rotary_dim / 2)) *
-                             std::pow(0.7, static_cast<double>(n % (c.rotary_dim / 2)));
-        box->set(n, box == &rotary_cos ? std::cos(angle) : std::sin(angle));
-      }
-    }
-    if (c.heads_q > 0) {
-      q = new_rows(c.heads_q, c.head_dim, c.q, false);
-      fill(q, random, 2.0);
-      q_out = new_rows(c.heads_q, c.head_dim, c.q_out, true);
-    }
+  if (c.heads_q > 0) {
+    q = new_rows(c.heads_q, c.head_dim, c.q, false);
+    fill(q, random, 2.0);
+    q_out = new_rows(c.heads_q, c.head_dim, c.q_out, true);
   }
 }
 

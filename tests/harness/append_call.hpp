@@ -83,6 +83,11 @@ class AppendCall {
       cache_seqlens, slot_mapping, k_scale, v_scale, rotary_cos, rotary_sin, rotary_offsets, q, q_out;
 
  private:
+  /// A tensor with a row for each new token.
+  [[nodiscard]] Box new_rows(std::int64_t heads, std::int64_t dim, const Layout& layout, bool output) const;
+  void make_page_table(Random& random);
+  void make_scales(Random& random);
+  void make_rotary(Random& random);
   /// Element index -> value, of what is written.
   using Written = std::map<std::int64_t, double>;
 

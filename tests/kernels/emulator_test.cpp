@@ -1,5 +1,4 @@
-// The emulator's own behaviour: scheduling, collectives, barriers, the tensor cores' queue, checks of
-// addresses.
+// The emulator itself: scheduling, collectives, barriers, the tensor cores' queue, checks of addresses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
