@@ -10,7 +10,7 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
-file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c ${WORK}/docs)
+file(REMOVE_RECURSE ${WORK}/prefix ${WORK}/cpp ${WORK}/c ${WORK}/docs ${WORK}/serve)
 if(NOT SHARED)
   # Beside the tree that was built: at the same depth paths are the same, so that the compiler cache has all of it.
   set(static ${BUILD}-static)
@@ -41,6 +41,15 @@ foreach(language cpp c)
     message(FATAL_ERROR "the ${language} program printed '${output}'")
   endif()
 endforeach()
+
+# The example that serves: it checks its own results, and that pages were shared, copied and taken back.
+run(${CMAKE_COMMAND} -S ${SOURCE}/../../examples/serve -B ${WORK}/serve -G ${GENERATOR} -D CMAKE_BUILD_TYPE=${CONFIG}
+  -D CMAKE_CXX_COMPILER=${CXX_COMPILER} -D CMAKE_PREFIX_PATH=${WORK}/prefix)
+run(${CMAKE_COMMAND} --build ${WORK}/serve)
+run(${WORK}/serve/serve)
+if(NOT output MATCHES "[1-9][0-9]* pages shared, [1-9][0-9]* of them copied before a write, [1-9][0-9]* evictions")
+  message(FATAL_ERROR "the example that serves printed '${output}'")
+endif()
 
 # What README and the guide show, as it stands there: C++ with the guide's CMake, and C by its command.
 function(snippet page language path)
