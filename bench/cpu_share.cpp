@@ -33,6 +33,7 @@ struct Shape {
   std::int64_t head_dim = 128, head_dim_v = 128;
   std::int64_t window = -1;
   bool by_rows = false;
+  bool v_in_k = false;  ///< v is the first columns of k
 };
 
 /// Blocks that replace the plan's, 0 to keep them.
@@ -130,6 +131,10 @@ Measured measure(const Shape& s, Tile tile, double seconds) {
   args.q = q.view;
   args.k = k.view;
   args.v = v.view;
+  if (s.v_in_k) {
+    args.v = k.view;
+    args.v.shape[3] = s.head_dim_v;
+  }
   args.out = out.view;
   args.lse = {lse.data(), DType::f32, {s.batch, s.heads, s.seqlen_q}};
   args.options.causal = s.causal;
@@ -180,6 +185,7 @@ int main(int argc, char** argv) {
   app.add_option("--window", s.window, "sliding window to the left");
   app.add_flag("--by-rows", s.by_rows,
                "(batch, seqlen, heads, head_dim) in memory, not (batch, heads, seqlen, head_dim)");
+  app.add_flag("--v-in-k", s.v_in_k, "v is the first columns of k, as in a cache of latent vectors");
   app.add_option("--block-q", tile.block_q, "overrides the tile");
   app.add_option("--block-k", tile.block_k, "overrides the tile");
   app.add_option("--seconds", seconds, "CPU time of a cell")->capture_default_str();

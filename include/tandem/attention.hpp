@@ -9,7 +9,7 @@
 //
 // Shapes. A tensor is (batch, seqlen, heads, head_dim), or, for sequences of different lengths packed end to
 // end ("varlen"), (total, heads, head_dim) together with `cu_seqlens`. Any strides whose last dimension is
-// contiguous.
+// contiguous. Head dimensions are at most 1024 on the CPU, and 256 on a GPU and in 8-bit precisions.
 //
 // Memory. Inputs may share memory with one another. An output has memory of its own: no element of it shares
 // memory with another of its elements, with an element of another output, or with one of any input; in place

@@ -29,6 +29,9 @@ METADATA = (
 #: The last of METADATA: those that make k and v a cache.
 CACHE = METADATA[-3:]
 
+#: The largest head dimension, by device.
+WIDEST = {"cpu": 1024, "cuda": 256}
+
 #: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)
 

@@ -16,8 +16,6 @@ from tandem import _arrays, _call
 
 _arrays.meet_torch()
 
-_MAX_HEAD_DIM = 256  # tandem.attention's
-
 
 class Handle:
     """Keeps the operators registered; `remove` gives PyTorch its own back."""
@@ -44,7 +42,7 @@ class Handle:
 
 def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
     """`ours`, or PyTorch's own operator for what Tandem lacks: mask tensors, dropout, float64, and head
-    dimensions above 256.
+    dimensions above 256 on a GPU or 1024 on the CPU.
 
     PyTorch picks flash attention for these on the CPU (dropout apart), and for dropout on a GPU. A backward
     call goes where its forward went, since both have the same dtype, head dimension and options.
@@ -64,7 +62,7 @@ def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[.
 
 
 def _is_ours(t: Tensor) -> bool:
-    return t.dtype != torch.float64 and t.shape[-1] <= _MAX_HEAD_DIM
+    return t.dtype != torch.float64 and t.shape[-1] <= _call.WIDEST[t.device.type]
 
 
 def _problem(

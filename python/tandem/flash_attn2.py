@@ -52,7 +52,7 @@ def flash_attn_func(
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, float16 or bfloat16; float32 on the CPU. Head dimensions
-        are any up to 256.
+        are any up to 256, on the CPU up to 1024.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       dropout_p: an error unless 0.
       softmax_scale: default ``head_dim_qk ** -0.5``.

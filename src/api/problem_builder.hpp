@@ -68,6 +68,7 @@ class ProblemBuilder {
   void device();
   void precision();
   void split_size();
+  void eight_bit_head_dims() const;
   void precision_of_quantized(Precision precision, DType dtype) const;
   /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
   /// scales.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace tandem {
 
@@ -69,6 +70,7 @@ void ProblemBuilder::precision() {
   p_.precision = precision;
   p_.strict = options_.strict;
   const DType dtype = q_.tensor.dtype;
+  eight_bit_head_dims();
   if (quantized_inputs()) return precision_of_quantized(precision, dtype);
   if (p_.pass == Pass::forward && mixed() && precision != Precision::exact) {
     invalid(
@@ -81,6 +83,18 @@ void ProblemBuilder::precision() {
       "precision {} rounds f16 or bf16 inputs to 8 bits, but q is {}; convert q, k and v first, or leave "
       "the precision exact",
       name_of(precision), name_of(dtype));
+}
+
+void ProblemBuilder::eight_bit_head_dims() const {
+  if (p_.precision == Precision::exact) return;
+  for (const auto& [name, head_dim] :
+       {std::pair{"head_dim", p_.head_dim_qk}, {"head_dim_v", p_.head_dim_v}}) {
+    if (head_dim <= max_eight_bit_head_dim) continue;
+    invalid("{} {} is above {}, the most with precision {}; {}", name, head_dim, max_eight_bit_head_dim,
+            name_of(p_.precision),
+            q_.tensor.dtype == DType::s8 ? "pass q in f16, bf16 or f32 and leave the precision exact"
+                                         : "leave the precision exact");
+  }
 }
 
 void ProblemBuilder::precision_of_quantized(Precision precision, DType dtype) const {

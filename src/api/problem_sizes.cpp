@@ -4,7 +4,6 @@
 namespace tandem {
 namespace {
 
-constexpr std::int64_t max_head_dim = 256;
 constexpr std::int64_t head_dim_multiple = 8;
 
 }  // namespace

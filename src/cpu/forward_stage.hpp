@@ -72,6 +72,12 @@ static void stage_pairs(const ForwardTile& t, const ForwardScratch& layout, std:
 }
 #endif
 
+/// Whether v is the first columns of k, as in a cache of latent vectors: one converted row serves both.
+inline bool lies_in_k(const ForwardTile& t) {
+  return t.v == t.k && t.v_stride == t.k_stride && t.head_dim_v <= t.head_dim_qk &&
+         (t.pages.table == nullptr || t.pages.v_stride == t.pages.k_stride);
+}
+
 /// Where the block's K and V are: in the user's memory where the products can read it, else converted into
 /// scratch.
 template <typename Math, typename K>
@@ -92,13 +98,15 @@ Block<Math> stage(const ForwardTile& t, const ForwardScratch& layout, std::int64
       }
     }
     auto* staged_k = reinterpret_cast<float*>(t.scratch + layout.k);
-    auto* staged_v = reinterpret_cast<float*>(t.scratch + layout.v);
+    const bool shared = lies_in_k(t);
+    auto* staged_v = shared ? staged_k : reinterpret_cast<float*>(t.scratch + layout.v);
     b.k = staged_k;
     b.k_stride = staged_stride(t.head_dim_qk);
     b.v = staged_v;
-    b.v_stride = staged_stride(t.head_dim_v);
+    b.v_stride = shared ? b.k_stride : staged_stride(t.head_dim_v);
     for_each_run<K>(t, begin, count, [&](int first, const KeyRun<K>& run) {
       widen_rows(run.k, t.k_stride, run.count, t.head_dim_qk, staged_k + first * b.k_stride, b.k_stride);
+      if (shared) return;
       widen_rows(run.v, t.v_stride, run.count, t.head_dim_v, staged_v + first * b.v_stride, b.v_stride);
     });
   }

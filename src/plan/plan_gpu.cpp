@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <climits>
+#include <utility>
 
 #include "gpu/append_params.hpp"
 #include "gpu/device.hpp"
@@ -51,9 +52,10 @@ void check_problem(const Problem& p) {
         "tensors to the CPU",
         name_of(p.k.dtype), name_of(p.q.dtype));
   }
-  for (const std::int64_t head_dim : {p.head_dim_qk, p.head_dim_v}) {
-    if (head_dim > 256)
-      unsupported("head_dim {} is above 256, the GPU kernels' most; copy the tensors to the CPU", head_dim);
+  for (const auto& [name, head_dim] : {std::pair{"head_dim", p.head_dim_qk}, {"head_dim_v", p.head_dim_v}}) {
+    if (head_dim <= max_gpu_head_dim) continue;
+    unsupported("{} {} is above {}, the GPU kernels' most; copy the tensors to the CPU, which takes up to {}",
+                name, head_dim, max_gpu_head_dim, max_head_dim);
   }
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)

@@ -82,6 +82,11 @@ struct Pages {
 
 enum class Pass { forward, backward };
 
+/// The largest head dimension of any backend. GPU kernels, and products in 8 bits, take less.
+constexpr std::int64_t max_head_dim = 1024;
+constexpr std::int64_t max_gpu_head_dim = 256;
+constexpr std::int64_t max_eight_bit_head_dim = 256;
+
 struct Problem {
   Pass pass = Pass::forward;
   Device device;

@@ -168,21 +168,21 @@ INSTANTIATE_TEST_SUITE_P(
                 "head_dim_v 12 is not a multiple of 8; pad v to 16, or set the option pad"},
         Forward{"head_dim_large", dense_forward,
                 [](F& a) {
-                  a.q = tensor(0, DType::f32, {2, 5, 4, 264});
-                  a.k = tensor(1, DType::f32, {2, 7, 2, 264});
+                  a.q = tensor(0, DType::f32, {2, 5, 4, 1032});
+                  a.k = tensor(1, DType::f32, {2, 7, 2, 1032});
                 },
-                "head_dim 264 is above 256; split it over more heads"},
+                "head_dim 1032 is above 1024; split it over more heads"},
         Forward{"head_dim_large_padded", dense_forward,
                 [](F& a) {
-                  a.v = tensor(2, DType::f32, {2, 7, 2, 257});
+                  a.v = tensor(2, DType::f32, {2, 7, 2, 1025});
                   a.options.pad = true;
                 },
-                "head_dim_v 257 is above 256; split it over more heads"},
+                "head_dim_v 1025 is above 1024; split it over more heads"},
         Forward{"head_dim_zero", dense_forward,
                 [](F& a) {
                   a.v = tensor(2, DType::f32, {2, 7, 2, 0});
                 },
-                "head_dim_v is 0; it must be from 1 to 256"}),
+                "head_dim_v is 0; it must be from 1 to 1024"}),
     case_name<ForwardArgs>);
 
 INSTANTIATE_TEST_SUITE_P(

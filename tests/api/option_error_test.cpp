@@ -70,6 +70,22 @@ INSTANTIATE_TEST_SUITE_P(
                 [](F& a) { a.options.precision = Precision::int8_accurate; },
                 "precision int8-accurate rounds f16 or bf16 inputs to 8 bits, but q is f32; "
                 "convert q, k and v first, or leave the precision exact"},
+        Forward{"precision_of_wide_heads", dense_forward,
+                [](F& a) {
+                  a.q = tensor(0, DType::bf16, {2, 5, 4, 576});
+                  a.k = tensor(1, DType::bf16, {2, 7, 2, 576});
+                  a.v.dtype = a.out.dtype = DType::bf16;
+                  a.options.precision = Precision::fp8;
+                },
+                "head_dim 576 is above 256, the most with precision fp8; leave the precision exact"},
+        Forward{"precision_of_wide_s8", e4m3_forward,
+                [](F& a) {
+                  a.q.dtype = a.k.dtype = DType::s8;
+                  a.v = tensor(2, DType::s8, {2, 7, 2, 512});
+                  a.options.precision = Precision::int8;
+                },
+                "head_dim_v 512 is above 256, the most with precision int8; pass q in f16, bf16 or f32 and "
+                "leave the precision exact"},
         Forward{"precision_of_e4m3", e4m3_forward, [](F& a) { a.options.precision = Precision::int8; },
                 "precision int8 does not take q in e4m3; pass precision fp8, or 16-bit tensors"},
         Forward{

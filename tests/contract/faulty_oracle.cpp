@@ -76,6 +76,12 @@ void finite_sentinel(const Call&, reference::Forward& f) {
   for (double& lse : f.lse) lse = std::isinf(lse) ? lse : std::max(lse, -1e5);
 }
 
+void wide_heads_cut_off(const Call& call, reference::Forward& f) {
+  Problem p = call.problem();
+  p.head_dim_qk = std::min<std::int64_t>(p.head_dim_qk, 256);
+  f = reference::forward(p);
+}
+
 /// By 1/32, which 16 bits do not need and P in 8 bits would cost.
 void fewer_bits(const Call& call, reference::Forward& f) {
   if (call.spec.result_dtype() == DType::f32) return;
@@ -188,6 +194,9 @@ const Fault all_faults[] = {
     {.name = "wide_lengths_cut_off",
      .caught_by = "Contract12_Metadata.WideOffsetsAreNotTruncated",
      .problem = wide_lengths_cut_off},
+    {.name = "wide_heads_cut_off",
+     .caught_by = "Contract11_WideHeads.UpTo1024AndOthersPadded",
+     .forward = wide_heads_cut_off},
     {.name = "lse_in_base_2",
      .caught_by = every_feature,
      .forward = [](const Call&, reference::Forward& f) { multiply(f.lse, std::numbers::log2e); }},

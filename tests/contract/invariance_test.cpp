@@ -178,6 +178,25 @@ TEST(Contract16_BatchInvariance, WithASoftcapAndWideHeads) {
   }
 }
 
+/// Of 16 heads that share latent keys, whose first columns are the values.
+TEST(Contract16_BatchInvariance, OfWideHeads) {
+  for (const DType dtype : float_dtypes) {
+    Case c = model_case(dtype);
+    c.heads_q = 16;
+    c.head_dim_qk = 576;
+    c.head_dim_v = 512;
+    c.seqlen_q = c.seqlen_k = 200;
+    on_every_runner(c, [&](Runner& runner) {
+      Sequence sequence(c);
+      run(runner, sequence.whole(), false);
+      for (const Piece piece : {Piece{0, 7}, Piece{120, 20}, Piece{199, 1}}) {
+        sequence.expect_same(runner, {piece}, 0, true, 2);
+        sequence.expect_same(runner, {piece}, 48, false);
+      }
+    });
+  }
+}
+
 /// A request beside a prefill of 129 tokens and other steps, at any place of the batch, on any threads.
 TEST(Contract16_BatchInvariance, NothingDependsOnTheRestOfTheBatch) {
   for (const DType dtype : float_dtypes) {

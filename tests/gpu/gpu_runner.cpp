@@ -1,5 +1,6 @@
 #include "gpu_runner.hpp"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <vector>
@@ -91,6 +92,7 @@ std::string why_no_gpu() {
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
+  if (std::max(spec.head_dim_qk, spec.head_dim_v) > max_gpu_head_dim) return "heads are too wide";
   if (spec.of_cache() && spec.key_dtype) return "no kernel reads 8-bit keys of a cache";
   if (spec.page_size > 0 && !spec.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {

@@ -107,6 +107,12 @@ void Box::set(std::int64_t index, double value) {
   encode(view_.dtype, view_.data, offset(index), value);
 }
 
+Box Box::first_columns(std::int64_t count) const {
+  Box columns = *this;
+  columns.view_.shape[static_cast<std::size_t>(view_.rank - 1)] = count;
+  return columns;
+}
+
 std::vector<double> Box::values() const {
   std::vector<double> all(static_cast<std::size_t>(numel()));
   for_each_row([&](std::int64_t index, std::int64_t at) {

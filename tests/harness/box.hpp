@@ -66,6 +66,8 @@ class Box {
   /// The element at a logical (row-major) index.
   [[nodiscard]] double get(std::int64_t index) const;
   void set(std::int64_t index, double value);
+  /// The first `count` columns of the tensor, in the same memory.
+  [[nodiscard]] Box first_columns(std::int64_t count) const;
   /// All elements in logical order.
   [[nodiscard]] std::vector<double> values() const;
   /// The bytes of all elements in logical order, for bitwise comparison.

@@ -143,6 +143,7 @@ std::string Case::describe() const {
   if (key_dtype) text += fmt::format(" on {} scales {}", name_of(*key_dtype), scales);
   if (packed_q) text += fmt::format(" lengths_q {} slack {}", lengths_q, slack_q);
   if (packed_k) text += fmt::format(" lengths_k {} slack {}", lengths_k, slack_k);
+  if (v_in_k) text += " v in k";
   if (page_size > 0) text += fmt::format(" page_size {}", page_size);
   if (!leftpad.empty()) text += fmt::format(" leftpad {}", leftpad);
   if (!cache_index.empty()) text += fmt::format(" cache_index {} of {}", cache_index, cache_batch);
@@ -182,11 +183,11 @@ Call::Call(const Case& c) : spec(c) {
                false);
   };
   k = keys(c.head_dim_qk, c.k);
-  v = keys(c.head_dim_v, c.v);
+  v = c.v_in_k ? k.first_columns(c.head_dim_v) : keys(c.head_dim_v, c.v);
   out = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.out, true);
   fill(q, random, c.amplitude);
   fill_keys(k, random, c.amplitude);
-  fill_keys(v, random, 1.0);
+  if (!c.v_in_k) fill_keys(v, random, 1.0);
   if (c.lse) lse = Box(DType::f32, lse_shape(c), c.lse_layout, true);
   if (c.sink) {
     sink = Box(DType::f32, {c.heads_q}, {}, false);
@@ -205,7 +206,7 @@ Call::Call(const Case& c) : spec(c) {
     make_cache(random);
   } else {
     poison_rows(k, c.k, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_qk, key_rows_of);
-    poison_rows(v, c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
+    poison_rows(v, c.v_in_k ? c.k : c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
   }
 
   if (c.dtype == DType::e4m3) {

@@ -41,6 +41,8 @@ struct Case {
   DType metadata = DType::i32;
   /// k and v are a cache in pages of so many rows, in a random order. 0: they are not.
   std::int64_t page_size = 0;
+  /// v is the first head_dim_v columns of k, in k's memory, as in a cache of latent vectors.
+  bool v_in_k = false;
   std::vector<std::int64_t> leftpad;  ///< leftpad_k; empty is not given
   /// cache_batch_idx; empty is not given. k and v then have `cache_batch` entries.
   std::vector<std::int64_t> cache_index;

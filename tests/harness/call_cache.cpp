@@ -58,7 +58,7 @@ void Call::make_cache(Random& random) {
     cache_batch_idx = vector_box(c.metadata, {c.cache_index.begin(), c.cache_index.end()});
   }
   poison_cache(k, c.k);
-  poison_cache(v, c.v);
+  poison_cache(v, c.v_in_k ? c.k : c.v);
 }
 
 void Call::poison_cache(Box& box, const Layout& layout) const {

@@ -160,6 +160,36 @@ TEST(Plan, QuantizedInputsOnAGpuNeedAPrecisionAndSixteenBitsOut) {
             "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
 }
 
+ForwardArgs args_of_heads(std::int64_t d_qk, std::int64_t d_v, Device device = {}) {
+  ForwardArgs a;
+  a.q = ConstTensor(nullptr, DType::bf16, {2, 64, 8, d_qk}, device);
+  a.k = ConstTensor(nullptr, DType::bf16, {2, 64, 2, d_qk}, device);
+  a.v = ConstTensor(nullptr, DType::bf16, {2, 64, 2, d_v}, device);
+  a.out = Tensor(nullptr, DType::bf16, {2, 64, 8, d_v}, device);
+  return a;
+}
+
+/// The message of the error that planning heads of these dimensions on a GPU ends in.
+std::string refusal_of_heads(std::int64_t d_qk, std::int64_t d_v) {
+  try {
+    plan_of(args_of_heads(d_qk, d_v, {.kind = Device::Kind::cuda, .index = 0}));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    return e.what();
+  }
+  return "none";
+}
+
+TEST(Plan, WideHeadsRunOnTheCpuAlone) {
+  EXPECT_EQ(refusal_of_heads(576, 512),
+            "head_dim 576 is above 256, the GPU kernels' most; copy the tensors to the CPU, which takes up "
+            "to 1024");
+  EXPECT_EQ(refusal_of_heads(64, 512),
+            "head_dim_v 512 is above 256, the GPU kernels' most; copy the tensors to the CPU, which takes up "
+            "to 1024");
+  EXPECT_EQ(plan_of(args_of_heads(576, 512)).backend, Device::Kind::cpu);
+}
+
 TEST(Plan, IsMadeForGpusThatAreNotThere) {
   int index = gpu::first_described;
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {

@@ -131,7 +131,7 @@ def _for_pytorch(found: list[Outcome]) -> str:
         ("Masks that Tandem does not know", "mask is built by"),
         ("Masks that the model makes as a tensor", "a mask tensor"),
         ("Position biases", "a position bias"),
-        ("Heads of more than 256 dimensions", "more than 256"),
+        ("Heads of more than 1024 dimensions", "dimensions, more than"),
         ("Windows without causality whose queries are not the last keys", "queries stand at keys"),
     ):
         served = [o.model_type for o in found if why in o.why and o.instead.startswith("right")]

@@ -40,6 +40,16 @@ def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
             integration.attention_forward(torch.nn.Module(), q, q, q, None, **{name: value})
 
 
+@pytest.mark.parametrize(("device", "head_dim", "most"), [("cpu", 1032, 1024), ("meta", 264, 256)])
+def test_wide_heads_are_refused_where_no_kernel_has_them(device: str, head_dim: int, most: int) -> None:
+    """A device that is not the CPU is taken for a GPU."""
+    q = torch.randn(1, 2, 4, head_dim, device=device)
+    with pytest.raises(
+        tandem.UnsupportedError, match=f'heads of {head_dim} dimensions, more than {most}.*"sdpa"'
+    ):
+        integration.attention_forward(torch.nn.Module(), q, q, q, None, is_causal=True)
+
+
 def test_tensors_that_change_the_mathematics_are_refused() -> None:
     """What a model hands to attention and Tandem does not take, whatever it is called."""
     q = torch.randn(1, 2, 4, 8)

@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from tandem import _call
 from tandem._errors import UnsupportedError
 from tandem.integrations._masks import Mask
 from tandem.integrations._patterns import SDPA
-
-WIDEST = 256  # the largest head dimension of any kernel
 
 _logger = logging.getLogger("tandem")
 _said: set[str] = set()
@@ -50,8 +49,10 @@ def lacking(
         return "a position bias", SDPA
     if isinstance(mask, Tensor):
         return "a mask tensor", "pass a 2D mask, or " + SDPA
-    if max(query.shape[-1], value.shape[-1]) > WIDEST:
-        return f"heads of {max(query.shape[-1], value.shape[-1])} dimensions, more than {WIDEST}", SDPA
+    head_dim = max(query.shape[-1], value.shape[-1])
+    widest = _call.WIDEST.get(query.device.type, _call.WIDEST["cuda"])
+    if head_dim > widest:
+        return f"heads of {head_dim} dimensions, more than {widest}", SDPA
     if query.dtype == torch.float64:
         return "float64", "convert it with model.float(), or " + SDPA
     return None

@@ -42,8 +42,8 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
       unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
         "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: dropout in
         attention, position biases, masks that Tandem does not know (4D masks too), head dimensions above 256
-        and float64. Each such reason is said once, as a warning to ``logging.getLogger("tandem")``; what
-        PyTorch lacks too stays an error.
+        on a GPU or 1024 on the CPU, and float64. Each such reason is said once, as a warning to
+        ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
 
     Raises:
       InvalidArgumentError: another choice.
