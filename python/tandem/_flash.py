@@ -103,8 +103,6 @@ def only_packed(remedy: str, **packed: Any) -> None:
 
 #: What Tandem lacks: what it would take, and what to do instead, by the name that FlashAttention or vLLM has.
 _LACKS = {
-    "qv": ("no second query product", "concatenate qv to q and v to k"),
-    "q_v": ("no second query product", "concatenate q_v to q and v to k"),
     "dropout_p": ("no dropout", "pass 0"),
     "alibi_slopes": ("no position bias", "pass None"),
     "output_scale": ("no scaled output", "scale the result"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _chunks, _flash, _plans
+from tandem import _append, _call, _chunks, _flash, _latent, _plans
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 
@@ -26,9 +26,11 @@ def cached(
     page_table: Any = None,
     leftpad: Any = None,
     batch_idx: Any = None,
+    qv: Any = None,
+    scales: Any = None,
 ) -> Any:
     """Attention to rows `leftpad` to `cache_seqlens` of caches (entries, seqlen, heads, head_dim), or (pages,
-    page_size, heads, head_dim), behind which `new` is written first."""
+    page_size, heads, head_dim), behind which `new` is written first. `scales` are the descales by name."""
     given = {"page_table": page_table, "cache_leftpad": leftpad, "cache_batch_idx": batch_idx}
     _flash.only_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     _flash.only_tensors(**{name: t for name, t in given.items() if t is not None})
@@ -54,9 +56,10 @@ def cached(
     metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
     metadata |= {"page_table": page_table, "leftpad_k": leftpad, "cache_batch_idx": batch_idx}
     sink = _flash.plain(sink)
+    joined_q, joined_k = _latent.joined(q, k_cache, v_cache, qv, **(scales or {}))
     if not new.given():
         call.metadata = tuple((metadata | {"seqused_k": used}).values())
-        return attend(call, q, k_cache, v_cache, sink, return_lse, chunk)
+        return attend(call, joined_q, joined_k, v_cache, sink, return_lse, chunk)
     if used is None:
         raise InvalidArgumentError("k is given without cache_seqlens; pass how many rows there are before it")
     _flash.only_tensors(k=new.k, v=new.v)
@@ -64,12 +67,13 @@ def cached(
     at = _append.places(new, used)
     call.metadata = tuple((metadata | {"seqused_k": at.begin + at.count}).values())
     # What the call would raise comes before the caches are written.
-    _plans.check(call, q, k_cache, v_cache, sink, None)
+    _plans.check(call, joined_q, joined_k, v_cache, sink, None)
     entry, row = _append.slots(at, k_cache, page_table, batch_idx)
     by_row = call.causal or tuple(call.window) != (-1, -1)
     q, k = _append.rotated(new, at, q, metadata["cu_seqlens_q"], by_row)
     _append.write(k_cache, entry, row, k)
     _append.write(v_cache, entry, row, new.v)
+    q, k_cache = _latent.joined(q, k_cache, v_cache, qv)
     return attend(call, q, k_cache, v_cache, sink, return_lse, chunk)
 
 

@@ -6,8 +6,8 @@ The parameters and their meaning are those of FlashAttention-3's ``flash_attn_in
 function takes ``sink`` (a learnable logit per head that joins the softmax's denominator), gives an LSE that
 gradients flow through, and knows FlashAttention-4's spellings: ``learnable_sink``, ``return_lse`` and None
 for an unbounded side of a window. Caches of keys and values are read contiguous or in pages. What Tandem
-cannot do is an error that says so, never something else computed quietly: ``qv``, scales without float8
-inputs, appending to a cache on a GPU.
+cannot do is an error that says so, never something else computed quietly: scales without float8 inputs,
+appending to a cache on a GPU.
 
 `serve` makes ``import flash_attn_interface`` find this module; importing this module does not.
 `tandem.flash_attn2` has FlashAttention-2's functions, `tandem.vllm_flash_attn` vLLM's.
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _flash, _flash_cache
+from tandem import _append, _flash, _flash_cache, _latent
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -68,11 +68,13 @@ def flash_attn_func(
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, float16, bfloat16 or float8_e4m3fn; float32 on the CPU.
-        Head dimensions are any up to 256.
+        Head dimensions are any up to 256, on the CPU up to 1024.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
-      qv: an error unless None; Tandem has no second query product.
+      qv: the shape of q with v's head dimension: scores are ``q k + qv v`` (latent attention, MLA), and the
+        default scale is ``(head_dim_qk + head_dim_v) ** -0.5``. k and v are then columns of one tensor, side
+        by side, which are read where they lie; others are an error. Without gradients and descales.
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
@@ -94,8 +96,9 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    _flash.refuse(qv=qv)
-    metadata = (None, None, None, None, q_descale, k_descale, v_descale, None, None, None)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    q, k = _latent.joined(q, k, v, qv, **scales)
+    metadata = (None, None, None, None, *scales.values(), None, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
@@ -152,9 +155,10 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _flash.refuse(qv=qv)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    q, k = _latent.joined(q, k, v, qv, **scales)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    metadata = (*lengths, q_descale, k_descale, v_descale, block_table, None, None)
+    metadata = (*lengths, *scales.values(), block_table, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
@@ -295,13 +299,13 @@ def flash_attn_with_kvcache(
       return_softmax_lse, return_lse: also return the LSE.
       s_aux: a third name of ``sink``.
     """
-    _flash.refuse(qv=qv)
     if page_table is not None and block_table is not None:
         raise InvalidArgumentError(
             "page_table and block_table are both given, two names of one; pass one of them"
         )
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
-    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, None, None, None)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    metadata = (cu_seqlens_q, None, None, None, *scales.values(), None, None, None)
     call = _flash.problem(
         softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
     )
@@ -319,6 +323,8 @@ def flash_attn_with_kvcache(
         page_table=block_table if page_table is None else page_table,
         leftpad=cache_leftpad,
         batch_idx=cache_batch_idx,
+        qv=qv,
+        scales=scales,
     )
 
 
@@ -371,7 +377,7 @@ def register_with_torch() -> None:
     ``torch.nn.attention.activate_flash_attention_impl("tandem")`` then makes scaled_dot_product_attention run
     on Tandem wherever PyTorch picks flash attention, on CPU and CUDA tensors, and
     ``restore_flash_attention_impl()`` gives PyTorch's own back. What Tandem lacks stays PyTorch's: calls with
-    a mask tensor or dropout, in float64, or of head dimensions above 256.
+    a mask tensor or dropout, in float64, or of head dimensions above 256 (on the CPU 1024).
 
     Raises:
       UnsupportedError: the installed PyTorch has no registry of such implementations.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _flash, flash_attn
+from tandem import _flash, _latent, flash_attn
 from tandem._errors import InvalidArgumentError
 
 __all__ = [
@@ -88,7 +88,8 @@ def flash_attn_varlen_func(
         too. vLLM hands them over with every call; those of 16-bit tensors are not read.
       s_aux: ``(heads_q,)``: a logit per head that joins the softmax's denominator (a sink), bfloat16 as well.
       scheduler_metadata, num_splits, fa_version, deterministic, return_attn_probs: change no result.
-      q_v, dropout_p, alibi_slopes, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors,
+      q_v: as ``qv`` of `tandem.flash_attn.flash_attn_func`.
+      dropout_p, alibi_slopes, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors,
         dynamic_causal: an error unless the default.
 
     Returns:
@@ -98,7 +99,6 @@ def flash_attn_varlen_func(
       As `tandem.attention`.
     """
     _flash.refuse(
-        q_v=q_v,
         dropout_p=dropout_p,
         alibi_slopes=alibi_slopes,
         output_scale=output_scale,
@@ -113,6 +113,7 @@ def flash_attn_varlen_func(
         raise InvalidArgumentError(f"cu_seqlens_k and seqused_k are {which} given; pass one of them")
     scales = ((q, q_descale), (k, k_descale), (v, v_descale))
     q_descale, k_descale, v_descale = (scale if t.dtype in _CODES else None for t, scale in scales)
+    q, k = _latent.joined(q, k, v, q_v, "q_v", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     return flash_attn.flash_attn_varlen_func(
         q,
         k,

@@ -365,7 +365,6 @@ def test_what_vllm_asks_and_tandem_lacks() -> None:
     q, (k, v), cu = torch.randn(4, 4, 32), cache(), torch.arange(5)
     given = {"seqused_k": used(LENGTHS)}
     for name, value in (
-        ("q_v", q),
         ("dropout_p", 0.1),
         ("alibi_slopes", torch.ones(4)),
         ("output_scale", torch.ones(1)),

@@ -1,0 +1,112 @@
+"""FlashAttention's qv: two products with the queries, of keys and values that are columns of one cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import tandem
+import torch
+from tandem import flash_attn, vllm_flash_attn
+
+BATCH, KEYS, HEADS = 2, 50, 16
+
+
+def latent(d: int = 64, d_v: int = 512, rows: int = KEYS, **options: Any) -> tuple[torch.Tensor, ...]:
+    """q, qv, and a cache of which v is the first d_v columns and k the d behind them."""
+    q = torch.randn(BATCH, 3, HEADS, d, **options)
+    return q, torch.randn(BATCH, 3, HEADS, d_v, **options), torch.randn(BATCH, rows, 1, d_v + d, **options)
+
+
+def expected(q: torch.Tensor, qv: torch.Tensor, cache: torch.Tensor, **options: Any) -> Any:
+    d_v = qv.shape[-1]
+    return oracle.exact(torch.cat((qv, q), -1), cache, cache[..., :d_v], **options)[0]
+
+
+def test_scores_are_the_sum_of_two_products() -> None:
+    q, qv, cache = latent()
+    v, k = cache.split([512, 64], -1)
+    out = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
+    oracle.assert_close(out, expected(q, qv, cache, causal=True))
+    scaled = flash_attn.flash_attn_func(q, k, v, qv=qv, softmax_scale=0.1)
+    oracle.assert_close(scaled, expected(q, qv, cache, scale=0.1))
+
+
+def test_in_16_bits() -> None:
+    q, qv, cache = latent(dtype=torch.bfloat16)
+    v, k = cache.split([512, 64], -1)
+    out = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
+    same = oracle.same_dtype(torch.cat((qv, q), -1), cache, v, causal=True)[0]
+    oracle.assert_close(out, expected(q, qv, cache, causal=True), same)
+
+
+def test_k_may_come_before_v() -> None:
+    q, qv, cache = latent()
+    k, v = cache.split([64, 512], -1)
+    out = flash_attn.flash_attn_func(q, k, v, qv=qv)
+    oracle.assert_close(out, oracle.exact(torch.cat((q, qv), -1), cache, v)[0])
+
+
+def test_a_cache_in_pages_is_read_where_it_lies() -> None:
+    q, qv, cache = latent(rows=64)
+    pages = cache.view(8, 16, 1, 576)[[5, 2, 7, 0, 1, 6, 3, 4]]
+    table = torch.tensor([[3, 4, 1, 6], [7, 0, 5, 2]], dtype=torch.int32)
+    used = torch.tensor([50, 33], dtype=torch.int32)
+    v, k = pages[..., :512], pages[..., 512:]
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, qv=qv, cache_seqlens=used, page_table=table, causal=True
+    )
+    for b in range(BATCH):
+        one = slice(b, b + 1)
+        oracle.assert_close(out[one], expected(q[one], qv[one], cache[one, : used[b]], causal=True))
+    cu = torch.tensor([0, 3, 6], dtype=torch.int32)
+    # As vLLM makes them: the head's dimension is put in behind, with strides of its own.
+    flat = pages.squeeze(2)
+    packed = vllm_flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1),
+        flat[..., 512:].unsqueeze(-2),
+        flat[..., :512].unsqueeze(-2),
+        3,
+        cu,
+        50,
+        seqused_k=used,
+        q_v=qv.flatten(0, 1),
+        softmax_scale=576**-0.5,
+        causal=True,
+        block_table=table,
+    )
+    assert torch.equal(packed, out.flatten(0, 1))
+
+
+def test_what_is_appended_takes_part() -> None:
+    q, qv, cache = latent()
+    rows = cache[:, 20:23].clone()
+    cache[:, 20:] = float("nan")
+    v, k = cache[..., :512], cache[..., 512:]
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, k=rows[..., 512:], v=rows[..., :512], qv=qv, cache_seqlens=20, causal=True
+    )
+    assert torch.equal(cache[:, 20:23], rows)
+    oracle.assert_close(out, expected(q, qv, cache[:, :23], causal=True))
+
+
+def test_what_it_lacks_is_an_error_with_a_remedy() -> None:
+    q, qv, cache = latent(16, 32)
+    v, k = cache.split([32, 16], -1)
+
+    def run(name: str, **changed: Any) -> None:
+        given = {"q": q, "k": k, "v": v, "qv": qv} | changed
+        with pytest.raises(tandem.TandemError, match=name):
+            flash_attn.flash_attn_func(**given)
+
+    apart = "^qv is given with k and v that do not lie side by side; make them columns of one tensor, v the "
+    run(apart, k=k.clone())
+    run(apart, k=cache[..., 28:44])
+    run(apart, v=v[:, :, :, :32].flip(1))
+    run(r"^qv has shape \(2, 3, 16, 16\); pass \(2, 3, 16, 32\)", qv=q)
+    run("^qv is torch.float64 but q is torch.float32; convert", qv=qv.double())
+    run("^qv has no gradients; call under torch.no_grad", qv=qv.clone().requires_grad_())
+    run("^qv is given with k_descale; leave k_descale out", k_descale=torch.ones(2, 1))
+    with pytest.raises(TypeError, match="^qv is a builtins.int; pass a torch.Tensor"):
+        flash_attn.flash_attn_func(q, k, v, qv=3)  # type: ignore[arg-type]
