@@ -8,7 +8,8 @@
 #   make docs     the documentation as a site in build/site, from docs/, the headers and the docstrings
 #   make lint     formatting and clang-tidy
 #   make format   format all sources in place
-#   make wheel    the Python package as dist/*.whl, with JAX and compiled GPU kernels inside
+#   make wheel    the Python package as dist/*.whl, with JAX and compiled GPU kernels inside, for any Linux with a C
+#                 library no older than this machine's
 #   make clean    remove build/ (but not build/venv) and dist/
 
 build := build/release
@@ -47,7 +48,10 @@ format:
 
 wheel:
 	scripts/bootstrap
-	$(python) -m pip wheel --no-deps --no-build-isolation -C build-dir=build/wheel -C cmake.define.TANDEM_SHIP_KERNELS=ON -w dist .
+	rm -rf build/wheelhouse
+	$(python) -m pip wheel --no-deps --no-build-isolation -C build-dir=build/wheel -C cmake.define.TANDEM_SHIP_KERNELS=ON \
+	  -w build/wheelhouse .
+	PATH="$(CURDIR)/build/venv/bin:$$PATH" $(python) -m auditwheel repair -w dist build/wheelhouse/*.whl
 	du -h dist/*.whl
 
 clean:
