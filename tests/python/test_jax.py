@@ -235,3 +235,41 @@ def test_a_cache_in_pages_under_jit() -> None:
         jax.grad(lambda q: step(q, *given[1:], to_jax(used(lengths)))[0].sum())(given[0])
     with pytest.raises(tandem.InvalidArgumentError, match="^page_table and cu_seqlens_k are both given"):
         attention(*given[:3], page_table=given[3], cu_seqlens_k=to_jax(torch.tensor([0, 1, 2, 3])))
+
+
+def test_generation_from_pages_in_a_scan() -> None:
+    """Appends and steps inside of one compiled loop, which then serves other pages and lengths."""
+    steps, page_size, lengths = 5, 8, [30, 7]
+    q, new_k, new_v = torch.randn(steps, 2, 1, 4, 32), *torch.randn(2, steps, 2, 2, 32)
+    whole_k, whole_v = torch.randn(2, 2, 40, 2, 32)
+    traced = 0
+
+    @jax.jit
+    def generate(q: Any, new_k: Any, new_v: Any, k: Any, v: Any, table: Any, lengths: Any) -> Any:
+        nonlocal traced
+        traced += 1
+
+        def step(carry: Any, given: Any) -> Any:
+            k, v, lengths = carry
+            page, row = table[jnp.arange(2), lengths // page_size], lengths % page_size
+            k, v = k.at[page, row].set(given[1]), v.at[page, row].set(given[2])
+            options = {"page_table": table, "seqused_k": lengths + 1, "causal": True}
+            return (k, v, lengths + 1), attention(given[0], k, v, **options)
+
+        return jax.lax.scan(step, (k, v, lengths), (q, new_k, new_v))[1]
+
+    for before in (lengths, [0, 16]):
+        k, v, table = paged(whole_k, whole_v, [n + steps for n in before], page_size)
+        for b, n in enumerate(before):  # rows of the steps, which an append is to fill
+            for t in range(n, n + steps):
+                for pool in (k, v):
+                    pool[int(table[b, t // page_size]), t % page_size] = torch.nan
+        out = generate(*(to_jax(t) for t in (q, new_k, new_v, k, v, table, used(before))))
+        for i in range(steps):
+            after = [n + i + 1 for n in before]
+            for whole, new in ((whole_k, new_k), (whole_v, new_v)):
+                for b, n in enumerate(after):
+                    whole[b, n - 1] = new[i, b]
+            expected = tandem.attention(q[i], whole_k, whole_v, seqused_k=used(after), causal=True)
+            torch.testing.assert_close(to_torch(out[i]), expected)
+    assert traced == 1
