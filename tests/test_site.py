@@ -117,7 +117,8 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 def test_the_reference_has_every_public_name_of_the_package(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text()
-    for module in ("", "flash_attn", "flash_attn2", "vllm_flash_attn", "jax", "integrations.transformers"):
+    engines = ("integrations.sglang", "integrations.transformers", "integrations.vllm")
+    for module in ("", "flash_attn", "flash_attn2", "vllm_flash_attn", "jax", *engines):
         path = ROOT / "python" / "tandem" / (f"{module.replace('.', '/')}.py" if module else "__init__.py")
         exported = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.MULTILINE | re.DOTALL)
         assert exported

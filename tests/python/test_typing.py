@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USE = """
 import numpy as np, torch, tandem
 import tandem.flash_attn, tandem.flash_attn2, tandem.integrations.transformers, tandem.jax, tandem.selftest
-import tandem.vllm_flash_attn
+import tandem.integrations._sglang, tandem.integrations._vllm, tandem.vllm_flash_attn
 a = np.zeros((1, 2, 3, 8), np.float32)
 t = torch.zeros(1, 2, 3, 8)
 reveal_type(tandem.attention(t, t, t, causal=True))

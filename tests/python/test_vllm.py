@@ -1,0 +1,238 @@
+"""The vLLM backend, with small copies of what it uses of vLLM 0.32: vLLM itself is too large for these tests.
+
+What a whole engine gave is in docs/guides/serve.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import oracle
+import pytest
+import tandem
+import torch
+from pages import paged, used
+
+HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 32, 16
+
+
+class AttentionBackendEnum(enum.Enum):
+    FLASH_ATTN = "vllm.FlashAttentionBackend"
+    CPU_ATTN = "vllm.CPUAttentionBackend"
+
+
+class AttentionMetadataBuilder:
+    def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
+        self.given = (kv_cache_spec, layer_names, vllm_config, device)
+
+
+class AttentionCGSupport(enum.Enum):
+    ALWAYS = 3
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """tandem.integrations.vllm and ._vllm beside the copies, and where backends were registered."""
+    overrides: dict[Any, str] = {}
+    members = dict(AttentionBackendEnum.__members__)
+
+    class Enum:
+        __members__ = members
+
+        def __class_getitem__(cls, name: str) -> Any:
+            if name not in members:
+                raise ValueError(f"Unknown attention backend: '{name}'")
+            return members[name]
+
+    def register_backend(backend: Any, class_path: str | None = None) -> None:
+        if isinstance(backend, str):
+            if backend in members:
+                raise ValueError(f"Backend {backend} already exists")
+            members[backend] = backend  # type: ignore[assignment]
+        overrides[backend] = str(class_path)
+
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
+        "vllm.v1": {},
+        "vllm.v1.attention": {},
+        "vllm.v1.attention.backend": {
+            "AttentionBackend": object,
+            "AttentionImpl": object,
+            "AttentionMetadataBuilder": AttentionMetadataBuilder,
+            "AttentionCGSupport": AttentionCGSupport,
+            "MultipleOf": lambda base: ("multiple of", base),
+        },
+        "vllm.v1.attention.backends": {},
+        "vllm.v1.attention.backends.registry": {
+            "AttentionBackendEnum": Enum,
+            "register_backend": register_backend,
+        },
+    }
+    modules = {}
+    for name, content in contents.items():
+        modules[name] = ModuleType(name)
+        vars(modules[name]).update(content)
+        monkeypatch.setitem(sys.modules, name, modules[name])
+    vars(modules["vllm"])["envs"] = modules["vllm.envs"]
+    monkeypatch.delenv("TANDEM_VLLM", raising=False)
+    plugin = importlib.import_module("tandem.integrations.vllm")
+    backend = importlib.import_module("tandem.integrations._vllm")
+    yield SimpleNamespace(
+        plugin=plugin, backend=backend, overrides=overrides, members=members, envs=modules["vllm.envs"]
+    )
+    del sys.modules["tandem.integrations._vllm"]
+
+
+def test_the_package_tells_vllm_of_itself() -> None:
+    (point,) = (p for p in entry_points(group="vllm.general_plugins") if p.name == "tandem")
+    assert point.value == "tandem.integrations.vllm:register"
+
+
+def test_registering(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "tandem.integrations._vllm.TandemBackend"
+    for _ in range(2):  # every process does, some twice
+        vllm.plugin.register()
+    assert vllm.overrides == {"TANDEM": path}
+    module, _, name = path.rpartition(".")
+    assert getattr(importlib.import_module(module), name).get_name() in vllm.members
+    monkeypatch.setenv("TANDEM_VLLM", "CPU_ATTN")
+    vllm.plugin.register()
+    vllm.plugin.register("FLASH_ATTN")
+    assert vllm.overrides == {
+        "TANDEM": path, AttentionBackendEnum.CPU_ATTN: path, AttentionBackendEnum.FLASH_ATTN: path
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="Unknown attention backend: 'TPU'"):
+        vllm.plugin.register("TPU")
+
+
+def layer(vllm: Any, **options: Any) -> Any:
+    return vllm.backend.TandemBackend.get_impl_cls()(HEADS, HEAD_DIM, HEAD_DIM**-0.5, HEADS_KV, **options)
+
+
+def metadata(
+    vllm: Any, cu: Any, lengths: Any, table: Any, slots: Any, tokens: int, causal: Any = True
+) -> Any:
+    common = SimpleNamespace(
+        num_actual_tokens=tokens,
+        query_start_loc=cu,
+        seq_lens=lengths,
+        block_table_tensor=table,
+        slot_mapping=slots,
+        causal=causal,
+    )
+    builder = vllm.backend.TandemBackend.get_builder_cls()(None, [], None, "cpu")
+    return builder.build(0, common)
+
+
+def step(vllm: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    """Of four requests: 20 tokens of a prompt, a token, none (padding for graphs), three tokens. Returns k
+    and v of all, a cache in vLLM's layout without the step's rows, and what vLLM hands over.
+    """
+    before, new = [33, 19, 0, 4], [20, 1, 0, 3]
+    after = [a + b for a, b in zip(before, new, strict=True)]
+    k, v = torch.randn(2, 4, 53, HEADS_KV, HEAD_DIM, dtype=dtype)
+    k_pages, v_pages, table = paged(k, v, after, PAGE)
+    cache = torch.cat([k_pages, v_pages], -1).transpose(1, 2).contiguous()  # blocks, heads, rows, k and v
+    rows, slots = [], []
+    for b, n in enumerate(before):
+        for t in range(n, after[b]):
+            page, row = int(table[b, t // PAGE]), t % PAGE
+            cache[page, :, row] = torch.nan
+            slots.append(page * PAGE + row)
+            rows.append((k[b, t], v[b, t]))
+    table[table < 0] = 0  # vLLM's null block
+    key, value = (torch.stack(t) for t in zip(*rows, strict=True))
+    cu = torch.tensor([0, *new]).cumsum(0).int()
+    return k, v, cache, key, value, cu, used(after), table, torch.tensor(slots)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("feature", ["plain", "window", "softcap and sink", "not causal"])
+def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
+    k, v, cache, key, value, cu, lengths, table, slots = step(vllm, dtype)
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 7.0]).bfloat16() if "sink" in feature else None
+    causal = feature != "not causal"
+    impl = layer(
+        vllm,
+        sliding_window=10 if feature == "window" else None,
+        logits_soft_cap=5.0 if "softcap" in feature else None,
+        sinks=sinks,
+    )
+    padding = torch.full((8, HEADS_KV, HEAD_DIM), torch.nan, dtype=dtype)
+    impl.do_kv_cache_update(None, torch.cat([key, padding]), torch.cat([value, padding]), cache, slots)
+    q = torch.randn(32, HEADS, HEAD_DIM, dtype=dtype)
+    output = torch.full_like(q, 9.0)
+    at = metadata(vllm, cu, lengths, table, slots, 24, causal)
+    at = vllm.backend.TandemMetadataBuilder(None, [], None, "cpu").update_block_table(
+        at, table.clone(), slots
+    )
+    assert impl.forward(None, q, key, value, cache, at, output) is output
+    options: dict[str, Any] = {"causal": causal, "sink": None if sinks is None else sinks.float()}
+    options |= {"softcap": 5.0 if "softcap" in feature else 0.0}
+    options |= {"window": (9, 0) if feature == "window" else (-1, -1)}
+    for b in range(4):
+        rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
+        inputs = q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n]
+        same = () if dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
+        oracle.assert_close(output[None, rows], oracle.exact(*inputs, **options)[0], *same)
+    assert (output[24:] == 9).all()
+
+
+def test_what_else_is_in_the_batch(vllm: Any) -> None:
+    """Under VLLM_BATCH_INVARIANT a request's bits do not depend on it, and its tokens' chunks change none."""
+    vllm.envs.VLLM_BATCH_INVARIANT = True
+    assert vllm.backend.TandemBackend.supports_batch_invariance()
+    impl = layer(vllm)
+    assert impl.split_size > 0 and impl.split_size % 128 == 0
+    k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
+    impl.do_kv_cache_update(None, key, value, cache, slots)
+    q = torch.randn(24, HEADS, HEAD_DIM)
+    beside, alone, last = torch.empty_like(q), torch.empty_like(q[:20]), torch.empty_like(q[:1])
+    impl.forward(None, q, key, value, cache, metadata(vllm, cu, lengths, table, slots, 24), beside)
+    one = metadata(vllm, cu[:2], lengths[:1], table[:1], slots, 20)
+    impl.forward(None, q[:20], key, value, cache, one, alone)
+    one = metadata(vllm, torch.tensor([0, 1], dtype=torch.int32), lengths[:1], table[:1], slots, 1)
+    impl.forward(None, q[19:20], key, value, cache, one, last)
+    assert torch.equal(beside[:20], alone) and torch.equal(alone[19:], last)
+
+
+def test_where_memory_is_measured(vllm: Any) -> None:
+    q = torch.randn(3, HEADS, HEAD_DIM)
+    output = torch.full_like(q, torch.nan)
+    layer(vllm).forward(None, q, q, q, torch.empty(0), None, output)
+    assert not output.any()
+
+
+def test_what_tandem_lacks(vllm: Any) -> None:
+    for name, value in (
+        ("alibi_slopes", [1.0] * HEADS),
+        ("attn_type", "encoder_only"),
+        ("kv_cache_dtype", "fp8"),
+    ):
+        with pytest.raises(tandem.UnsupportedError, match=f"^{name} is .*; choose another attention backend"):
+            layer(vllm, **{name: value})
+    q = torch.randn(3, HEADS, HEAD_DIM)
+    with pytest.raises(tandem.UnsupportedError, match="^output_scale is given"):
+        layer(vllm).forward(None, q, q, q, q, None, q, output_scale=torch.ones(1))
+    each = torch.tensor([True, False])
+    with pytest.raises(tandem.UnsupportedError, match="^causal is a tensor, a flag for each request"):
+        metadata(vllm, None, None, None, None, 0, each)
+
+
+def test_what_vllm_asks(vllm: Any) -> None:
+    backend = vllm.backend.TandemBackend
+    assert [backend.supports_head_size(n) for n in (8, 64, 256, 264, 60, 0)] == [True] * 3 + [False] * 3
+    for major, minor, ours in ((9, 0, True), (10, 0, False), (8, 0, False)):
+        assert backend.supports_compute_capability(SimpleNamespace(major=major, minor=minor)) is ours
+    assert backend.supports_sink() and backend.supports_sliding_window() and backend.supports_non_causal()
+    assert backend.get_supported_kernel_block_sizes() == [("multiple of", 16)]
+    assert not backend.forward_includes_kv_cache_update
+    builder = backend.get_builder_cls()
+    assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.ALWAYS
