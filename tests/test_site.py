@@ -195,6 +195,7 @@ def test_a_documented_command_exists(page: str, line: str) -> None:
             ".",
             "apt-get",
             "build/example",
+            "build/serve/serve",
             "cc",
             "cmake",
             "export",

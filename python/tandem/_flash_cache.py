@@ -27,10 +27,9 @@ def cached(
     leftpad: Any = None,
     batch_idx: Any = None,
     qv: Any = None,
-    scales: Any = None,
 ) -> Any:
     """Attention to rows `leftpad` to `cache_seqlens` of caches (entries, seqlen, heads, head_dim), or (pages,
-    page_size, heads, head_dim), behind which `new` is written first. `scales` are the descales by name."""
+    page_size, heads, head_dim), behind which `new` is written first."""
     given = {"page_table": page_table, "cache_leftpad": leftpad, "cache_batch_idx": batch_idx}
     _flash.only_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     _flash.only_tensors(**{name: t for name, t in given.items() if t is not None})
@@ -56,7 +55,10 @@ def cached(
     metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
     metadata |= {"page_table": page_table, "leftpad_k": leftpad, "cache_batch_idx": batch_idx}
     sink = _flash.plain(sink)
-    joined_q, joined_k = _latent.joined(q, k_cache, v_cache, qv, **(scales or {}))
+    descales = {
+        name.replace("scale", "descale"): metadata[name] for name in ("q_scale", "k_scale", "v_scale")
+    }
+    joined_q, joined_k = _latent.joined(q, k_cache, v_cache, qv, **descales)
     if not new.given():
         call.metadata = tuple((metadata | {"seqused_k": used}).values())
         return attend(call, joined_q, joined_k, v_cache, sink, return_lse, chunk)

@@ -72,9 +72,8 @@ def flash_attn_func(
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
-      qv: the shape of q with v's head dimension: scores are ``q k + qv v`` (latent attention, MLA), and the
-        default scale is ``(head_dim_qk + head_dim_v) ** -0.5``. k and v are then columns of one tensor, side
-        by side, which are read where they lie; others are an error. Without gradients and descales.
+      qv: q's shape with v's head dimension: scores are ``q k + qv v`` (MLA), times ``(head_dim_qk +
+        head_dim_v) ** -0.5``. k and v must lie side by side in one tensor. Without gradients and descales.
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
@@ -96,9 +95,8 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    q, k = _latent.joined(q, k, v, qv, **scales)
-    metadata = (None, None, None, None, *scales.values(), None, None, None)
+    q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale, None, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
@@ -155,10 +153,9 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    q, k = _latent.joined(q, k, v, qv, **scales)
+    q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    metadata = (*lengths, *scales.values(), block_table, None, None)
+    metadata = (*lengths, q_descale, k_descale, v_descale, block_table, None, None)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
@@ -304,8 +301,7 @@ def flash_attn_with_kvcache(
             "page_table and block_table are both given, two names of one; pass one of them"
         )
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    metadata = (cu_seqlens_q, None, None, None, *scales.values(), None, None, None)
+    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, None, None, None)
     call = _flash.problem(
         softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
     )
@@ -324,7 +320,6 @@ def flash_attn_with_kvcache(
         leftpad=cache_leftpad,
         batch_idx=cache_batch_idx,
         qv=qv,
-        scales=scales,
     )
 
 
