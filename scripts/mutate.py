@@ -6,187 +6,47 @@
     python scripts/mutate.py --retry                          tries survivors again, after a test was added
     python scripts/mutate.py --sample                         a few mutants of the parts, as `make test` does
 
-scripts/mutants.py says what a mutant is. build/release has to hold the kernels' tests. Of them, what includes
-the changed file is compiled again with the changed one before it on the include path, linked beside what is
-in build/release, and run: first the file that killed most mutants of this one, or the quickest to build, then
-program by program, until a test fails. A mutant that none notices survives. One that does not compile does
-not count. A program that takes far more time than without a mutant hangs, and has noticed. Results are kept
-line by line in build/mutation/results.jsonl. docs/results/mutation.md has the last run, and why each survivor
-survived.
+scripts/mutants.py says what a mutant is. build/release has to hold the kernels' tests. All mutants are
+compiled into them at once, each behind a switch (scripts/mutant_schemata.py), and each is tried by the
+tests that reach its switch.
+
+What the compiler decides, as in `if constexpr`, cannot be switched. Such a mutant is compiled alone: of
+the tests, what includes the changed file is compiled again with the changed one before it on the include
+path, linked beside what is in build/release, and run: first the file that killed most mutants of this
+one, or the quickest to build, then program by program, until a test fails.
+
+A mutant that no test notices survives. One that does not compile does not count. A program that takes far
+more time than without a mutant hangs, and has noticed. Results are kept line by line in
+build/mutation/results.jsonl. docs/results/mutation.md has the last run, and why each survivor survived.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import resource
-import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from mutants import KERNELS, ROOT, Mutant, chosen
+from mutant_build import PROGRAMS, WORK, Build, Program, noticed, run
+from mutant_schemata import Schemata
+from mutants import ROOT, Mutant, chosen
 
-WORK = ROOT / "build" / "mutation"
 OVERLAY = WORK / "overlay"  # before src/ on the include path
-# The quickest first. The contract's tests run every mask and length on a few kernels.
-PROGRAMS = {
-    "kernels_tile_tests": "kernels",
-    "kernels_pack_tests": "kernels",
-    "kernels_emulator_tests": "kernels",
-    "kernels_quantize_tests": "kernels",
-    "kernels_forward_tests": "kernels",
-    "kernels_eight_bit_tests": "kernels",
-    "kernels_backward_tests": "kernels",
-    "contract_emulated_tests": "contract",
-}
-# -O1 compiles in half the time of -O3. A mutant may leave a name unused, which is no reason not to try it.
-MUTANT_FLAGS = ["-O1", "-w"]
-
-
-@dataclass
-class Program:
-    name: str
-    path: str  # in the build
-    link: list[str]
-    objects: list[str]  # that go into it, from archives too
-
-
-class Build:
-    """A release build: what its test programs are made of, and by which commands."""
-
-    def __init__(self, directory: Path, names: list[str]) -> None:
-        self.directory = directory
-        entries = json.loads((directory / "compile_commands.json").read_text())
-        self.commands = {}
-        for entry in entries:
-            command = shlex.split(entry["command"])
-            self.commands[command[command.index("-o") + 1]] = command
-        self.headers = self.read_headers()
-        self.programs = [self.read_program(name) for name in names]
-
-    def ninja(self, *arguments: str) -> str:
-        command = ["ninja", "-C", str(self.directory), "-t", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def read_headers(self) -> dict[str, set[str]]:
-        """Of each object, the files of src/kernels that it includes."""
-        headers: dict[str, set[str]] = {}
-        name = ""
-        for line in self.ninja("deps").splitlines():
-            if line.startswith("    "):
-                path = Path(os.path.normpath(self.directory / line.strip()))
-                if path.is_relative_to(KERNELS):
-                    headers[name].add(path.relative_to(ROOT).as_posix())
-            elif line:
-                name = line.split(":")[0]
-                headers[name] = set()
-        return headers
-
-    def read_program(self, name: str) -> Program:
-        path = f"tests/{PROGRAMS[name]}/{name}"
-        if not (self.directory / path).exists():
-            sys.exit(f"mutate: {self.directory / path} is not built; build the targets {' '.join(PROGRAMS)}")
-        text = next(part for part in self.ninja("commands", "-s", path).split("&&") if f"-o {path}" in part)
-        # Of an archive, only what is needed goes in: the linker says what.
-        link = shlex.split(text)
-        trace = [*link, "-Wl,--trace", "-Wl,--trace"]
-        trace[trace.index("-o") + 1] = str(WORK / "traced")
-        done = subprocess.run(trace, cwd=self.directory, capture_output=True, text=True, check=True)
-        objects = []
-        for line in (done.stdout + done.stderr).splitlines():
-            if member := re.fullmatch(r"\((.*\.a)\)(.*\.o)", line):
-                archive = Path(member[1])
-                prefix = f"{archive.parent}/CMakeFiles/{archive.stem.removeprefix('lib')}.dir/"
-                objects += [o for o in self.commands if o.startswith(prefix) and o.endswith("/" + member[2])]
-            elif line in self.commands:
-                objects.append(line)
-        return Program(name, path, link, objects)
-
-    def compile(self, target: str, to: Path, before_sources: Path) -> bool:
-        command = [word for word in self.commands[target] if not word.endswith("ccache")]
-        command[command.index("-o") + 1] = str(to)
-        command[1:1] = ["-I", str(before_sources)]
-        to.parent.mkdir(parents=True, exist_ok=True)
-        return run([*command, *MUTANT_FLAGS], self.directory, 600).status == 0
-
-    def link(self, program: Program, changed: dict[str, Path], to: Path) -> None:
-        """A definition in an object that is named comes before the same in an archive."""
-        words = [str(changed.get(word, word)) for word in program.link]
-        words[words.index("-o") + 1] = str(to)
-        words[1:1] = [str(path) for name, path in changed.items() if name not in program.link]
-        done = run(words, self.directory, 600)
-        if done.status != 0:
-            sys.exit(f"mutate: {program.name} does not link\n{done.output[-2000:]}")
-
-
-@dataclass
-class Run:
-    status: int
-    output: str
-    seconds: float
-    hangs: bool
-
-
-def run(command: list[str], cwd: Path, wall: float, cpu: float = 0.0) -> Run:
-    """Runs to the end, or until the time is over, by the clock or of the processor."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if cpu > 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu), int(cpu) + 5))
-
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=log, preexec_fn=limit)  # noqa: PLW1509
-        try:
-            status, late = process.wait(wall), False
-        except subprocess.TimeoutExpired:
-            process.kill()
-            status, late = process.wait(), True
-        log.seek(0)
-        output = log.read().decode(errors="replace")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    hangs = late or (cpu > 0 and seconds >= int(cpu))
-    return Run(status, output, seconds, hangs)
+SAMPLE = 30
 
 
 class Session:
-    """Tries mutants, and learns which tests to run first."""
+    """Tries mutants that are compiled alone, and learns which tests to run first."""
 
-    def __init__(self, build: Build, jobs: int) -> None:
+    def __init__(self, build: Build, seconds: dict[str, float]) -> None:
         self.build = build
-        self.jobs = jobs
+        self.seconds = seconds  # that each program takes without a mutant
         self.kills: dict[str, Counter[tuple[str, str]]] = {}
-        self.baseline_file = WORK / "baseline.json"
-        self.baseline = json.loads(self.baseline_file.read_text()) if self.baseline_file.exists() else {}
-
-    def usual(self, program: Program) -> dict[str, float]:
-        """How long the program runs without a mutant, by the clock and of the processor."""
-        stamp = (self.build.directory / program.path).stat().st_mtime
-        known = self.baseline.get(program.name)
-        if known and known["stamp"] == stamp:
-            return known
-        started = time.monotonic()
-        done = self.run_tests(program, self.build.directory / program.path, 3600, 0)
-        if done.status != 0:
-            sys.exit(f"mutate: {program.name} fails without a mutant\n{done.output[-2000:]}")
-        known = {"stamp": stamp, "wall": time.monotonic() - started, "cpu": done.seconds}
-        self.baseline[program.name] = known
-        self.baseline_file.write_text(json.dumps(self.baseline, indent=1))
-        return known
-
-    def run_tests(self, program: Program, path: Path, wall: float, cpu: float) -> Run:
-        return run([str(path), "--gtest_break_on_failure"], self.build.directory, wall, cpu)
 
     def attempt(self, mutant: Mutant) -> dict[str, str]:
         """What became of a mutant: the outcome, and which test noticed it and how."""
@@ -201,65 +61,62 @@ class Session:
         if not any(concerned.values()):
             return {"outcome": "in no test"}
         compiled: dict[str, bool] = {}  # objects, and whether the mutant is other code
-        tried: dict[str, set[str]] = {}
+        linked: dict[str, set[str]] = {}
         for program, objects in self.order(mutant.file, concerned):
-            wanted = [o for o in objects if o not in compiled]
-            if not self.compile(wanted):
-                return {"outcome": "does not compile"}
-            compiled.update({o: self.differs(o) for o in wanted})
-            different = {o for o in concerned[program.name] if compiled.get(o)}
-            if different == tried.get(program.name, set()):
-                continue
-            tried[program.name] = different
-            if noticed := self.noticed(program, {o: self.place(o) for o in sorted(different)}):
-                self.kills.setdefault(mutant.file, Counter())[program.name, objects[0]] += 1
-                return {"outcome": "killed", **noticed}
-        return {"outcome": "survived"} | ({} if tried else {"how": "is the same machine code"})
+            for o in objects:
+                if o not in compiled:
+                    if self.build.compile(o, self.place(o), OVERLAY).status != 0:
+                        return {"outcome": "does not compile"}
+                    compiled[o] = self.differs(o)
+                # The first object that differs is tried alone; of later ones, all of a program at once.
+                different = {name for name in objects if compiled.get(name)}
+                if different == linked.get(program.name, set()) or (
+                    any(linked.values()) and o != objects[-1]
+                ):
+                    continue
+                linked[program.name] = different
+                if found := self.tried(program, {name: self.place(name) for name in sorted(different)}):
+                    self.kills.setdefault(mutant.file, Counter())[program.name, o] += 1
+                    return {"outcome": "killed", **found}
+        return {"outcome": "survived"} | ({} if linked else {"how": "is the same machine code"})
 
     def differs(self, name: str) -> bool:
         """Whether the compiler makes other code of the mutant than of the sources as they are."""
         usual = WORK / "unchanged" / name
         stamp = (self.build.directory / name).stat().st_mtime
         if not usual.exists() or usual.stat().st_mtime < stamp:
-            if not self.build.compile(name, usual, WORK / "nothing"):
+            if self.build.compile(name, usual, WORK / "nothing").status != 0:
                 sys.exit(f"mutate: {name} does not compile without a mutant")
         return usual.read_bytes() != self.place(name).read_bytes()
 
     def order(self, file: str, concerned: dict[str, list[str]]) -> list[tuple[Program, list[str]]]:
-        """One object first, then all of each program. For lack of experience, the smallest of the first
-        program that has any."""
-        programs = [program for program in self.build.programs if concerned[program.name]]
+        """First what killed most mutants of the file; then the quickest program, the smallest object."""
         kills = self.kills.get(file, Counter())
-        pairs = [(program, o) for program in programs for o in concerned[program.name]]
-        position = {program.name: i for i, program in enumerate(programs)}
-        first = min(
-            pairs,
-            key=lambda pair: (
-                -kills[pair[0].name, pair[1]],
-                position[pair[0].name],
-                (self.build.directory / pair[1]).stat().st_size,
-            ),
-        )
-        return [(first[0], [first[1]])] + [(program, concerned[program.name]) for program in programs]
+        most = {
+            name: max((kills[name, o] for o in objects), default=0) for name, objects in concerned.items()
+        }
+        return [
+            (
+                program,
+                sorted(
+                    concerned[program.name],
+                    key=lambda o: (-kills[program.name, o], (self.build.directory / o).stat().st_size),
+                ),
+            )
+            for program in sorted(self.build.programs, key=lambda program: -most[program.name])
+            if concerned[program.name]
+        ]
 
     def place(self, name: str) -> Path:
         return WORK / "objects" / name
 
-    def compile(self, objects: list[str]) -> bool:
-        with ThreadPoolExecutor(self.jobs) as pool:
-            return all(pool.map(lambda o: self.build.compile(o, self.place(o), OVERLAY), objects))
-
-    def noticed(self, program: Program, changed: dict[str, Path]) -> dict[str, str] | None:
-        usual = self.usual(program)
+    def tried(self, program: Program, changed: dict[str, Path]) -> dict[str, str] | None:
         path = WORK / program.name
         self.build.link(program, changed, path)
-        done = self.run_tests(program, path, max(120.0, 10 * usual["wall"]), 3 * usual["cpu"] + 20)
-        if done.status == 0:
-            return None
-        tests = re.findall(r"^\[ RUN      \] (\S+)", done.output, re.MULTILINE)
-        # Google Test traps at the first failed expectation.
-        how = "hangs" if done.hangs else "fails" if done.status == -5 else "crashes"
-        return {"program": program.name, "test": tests[-1] if tests else "", "how": how}
+        command = [str(path), "--gtest_break_on_failure"]
+        seconds = self.seconds[program.name]
+        done = run(command, self.build.directory, max(120.0, 10 * seconds), 3 * seconds + 20)
+        return noticed(program.name, done)
 
 
 def outcomes(kept: Path, published: Path | None) -> dict[str, dict]:
@@ -307,13 +164,37 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def sample(build: Path) -> int:
-    """What `make test` tries: the tests of the parts that kernels are written in, which are quick to build. A
-    changed line may bring a mutant that no test can notice, so not all have to be killed."""
-    session = Session(Build(build, ["kernels_tile_tests"]), 1)
-    files = {file for o in session.build.programs[0].objects for file in session.build.headers.get(o, ())}
+def results_of(
+    build: Build, mutants: list[Mutant], wanted: list[Mutant], directory: Path, jobs: int
+) -> Iterator[dict]:
+    """Compiles all mutants together and tries those that are wanted; at last, those that have to be compiled
+    alone."""
+    schemata = Schemata(build, mutants, directory, jobs)
+    session = Session(build, schemata.seconds)
+    alone = [mutant for mutant in wanted if not schemata.reaches(mutant)]
+    together = [mutant for mutant in wanted if schemata.reaches(mutant)]
+    for number, mutant in enumerate(together + alone, 1):
+        started = time.monotonic()
+        attempt = schemata.attempt if schemata.reaches(mutant) else session.attempt
+        result = asdict(mutant) | attempt(mutant)
+        what = " ".join(result.get(name, "") for name in ("outcome", "how", "test"))
+        seconds = f"{time.monotonic() - started:5.1f} s"
+        print(f"[{number}/{len(wanted)}] {seconds} {mutant.file}:{mutant.line} {what}", flush=True)
+        yield result
+
+
+def sample(directory: Path) -> int:
+    """What `make test` tries: mutants of the parts that kernels are written in, by the tests of the parts,
+    which are quick to build. Those that these tests do not reach do not count here. A changed line may bring
+    a mutant that no test can notice, so not all have to be killed."""
+    build = Build(directory, ["kernels_tile_tests"])
+    files = {file for o in build.programs[0].objects for file in build.headers.get(o, ())}
     parts = sorted(file for file in files if file.startswith("src/kernels/tile/"))
-    return report([asdict(mutant) | session.attempt(mutant) for mutant in chosen(10, 1, parts)], 0.8)
+    mutants = chosen(SAMPLE, 1, parts)
+    schemata = Schemata(build, mutants, WORK / "sample", 1, checks_first=False)
+    reached = [mutant for mutant in mutants if schemata.reaches(mutant)]
+    print(f"{len(reached)} of {len(mutants)} mutants are in the tests of the parts")
+    return report([asdict(mutant) | schemata.attempt(mutant) for mutant in reached], 0.8)
 
 
 def main() -> int:
@@ -334,17 +215,12 @@ def main() -> int:
         final = ("killed", "does not compile")
         known = {rank: result for rank, result in known.items() if result["outcome"] in final}
     if not args.report:
-        session = Session(Build(args.build.resolve(), list(PROGRAMS)), args.jobs)
-        for number, mutant in enumerate(mutants, 1):
-            if mutant.rank in known:
-                continue
-            started = time.monotonic()
-            result = known[mutant.rank] = asdict(mutant) | session.attempt(mutant)
+        wanted = [mutant for mutant in mutants if mutant.rank not in known]
+        build = Build(args.build.resolve(), list(PROGRAMS))
+        for result in results_of(build, mutants, wanted, WORK / "schemata", args.jobs):
+            known[result["rank"]] = result
             with kept.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            what = " ".join(result.get(name, "") for name in ("outcome", "how", "test"))
-            seconds = f"{time.monotonic() - started:5.1f} s"
-            print(f"[{number}/{len(mutants)}] {seconds} {mutant.file}:{mutant.line} {what}", flush=True)
     results = [known[mutant.rank] | {"line": mutant.line} for mutant in mutants if mutant.rank in known]
     if args.json:
         args.json.write_text(json.dumps({"seed": args.seed, "mutants": results}, indent=1) + "\n")
