@@ -235,7 +235,11 @@ void set_no_numbers(Call& call) {
     for (std::int64_t channel = 0; channel < 64; ++channel) {
       for (std::int64_t row = 128; row < 150; ++row) set(1, row, 0, channel, channel % 2 == 0 ? 0.0 : -0.0);
       set(1, 3, 0, channel, 1e-35);
+      // A NaN whose group has no magnitude of 1: it must not count as one.
+      for (std::int64_t row = 0; row < 128; ++row)
+        set(1, row, 1, channel, 0.01 * static_cast<double>((row + channel) % 50));
     }
+    set(1, 9, 1, 4, std::numeric_limits<double>::quiet_NaN());
   }
 }
 

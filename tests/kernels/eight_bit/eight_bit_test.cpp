@@ -177,13 +177,14 @@ TEST(EmulatedEightBitParts, ChangeNoBit) {
 
 /// Kernels that know every mask, on one causal f16 sequence of 200 queries.
 void expect_as_on_the_cpu(const EmulatedEightBit& kernel, void (*spoil)(harness::Call&),
-                          std::int64_t keys = 200) {
+                          std::int64_t keys = 200, std::int64_t heads_q = 1) {
   harness::Case spec;
   spec.dtype = spec.out_dtype = DType::f16;
   spec.head_dim_qk = kernel.config.tiling.head_dim_qk;
   spec.head_dim_v = kernel.config.tiling.head_dim_v;
   spec.seqlen_q = 200;
   spec.seqlen_k = keys;
+  spec.heads_q = heads_q;
   spec.options.causal = true;
   SCOPED_TRACE(describe(kernel.config));
   harness::Call call(spec);
@@ -220,13 +221,30 @@ std::vector<EmulatedEightBit> causal_f16_kernels() {
 }
 
 TEST(EmulatedEightBitCorners, NanInAKeyOrAQueryMakesTheRowsThatSeeItNan) {
-  ASSERT_EQ(causal_f16_kernels().size(), 7U);
+  ASSERT_EQ(causal_f16_kernels().size(), 8U);
   for (const EmulatedEightBit& kernel : causal_f16_kernels()) {
     expect_as_on_the_cpu(kernel, [](harness::Call& call) {
       call.k.set(150 * call.spec.head_dim_qk + 3, NAN);
       call.q.set(20 * call.spec.head_dim_qk, NAN);
     });
   }
+}
+
+/// Each CTA computes several tiles, whose Q is in one stage after the other.
+TEST(EmulatedEightBitCorners, NanInQueriesOfTilesThatFollowEachOther) {
+  int kernels = 0;
+  for (const EmulatedEightBit& kernel : causal_f16_kernels()) {
+    if (kernel.config.qk != OperandType::s8 || kernel.config.q_stages < 2) continue;
+    const auto spoil = [](harness::Call& call) {
+      const auto set = [&](std::int64_t row, std::int64_t head) {
+        call.q.set((row * call.spec.heads_q + head) * call.spec.head_dim_qk + 5, NAN);
+      };
+      for (std::int64_t head = 0; head < call.spec.heads_q; ++head) set(11 + 37 * head, head);
+    };
+    expect_as_on_the_cpu(kernel, spoil, 200, 4);
+    ++kernels;
+  }
+  EXPECT_EQ(kernels, 1);
 }
 
 TEST(EmulatedEightBitCorners, NanInAQueryThatSeesNoKeyChangesNothing) {
