@@ -13,11 +13,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import family_films
+import family_sizes
 import transformers
-from family_settings import GIVEN
+from family_settings import GIVEN as _GIVEN
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
+
+GIVEN = _GIVEN | family_sizes.GIVEN | family_films.GIVEN
 
 #: Sizes by the name of the configuration's field: the first expression that fits the whole name decides.
 SIZES: list[tuple[str, int]] = [
@@ -122,6 +126,8 @@ def _fields(default: PreTrainedConfig, way: str) -> dict[str, Any]:
         if isinstance(getattr(kind, name, None), property):
             continue
         value, size = _attribute(default, name), size_of(name)
+        if isinstance(value, PreTrainedConfig) and name in GIVEN.get(kind.model_type, {}):
+            continue
         if isinstance(value, PreTrainedConfig):
             given = {} if way == "names" else _set_by_its_owner(value)
             fields[name] = shrunk(type(value), way, **given)
@@ -187,6 +193,14 @@ def shrunk(kind: type[PreTrainedConfig], way: str = WAYS[0], **given: Any) -> Pr
     raise failed
 
 
+#: Classes that Transformers maps no model type to, or maps another one first, by what they are for.
+FIRST = {
+    "layoutxlm": "LayoutLMv2Model",
+    "nougat": "VisionEncoderDecoderModel",
+    "sapiens2": "Sapiens2ForSemanticSegmentation",  # its head is a family
+}
+
+
 def _source(config: type[PreTrainedConfig]) -> str:
     return config.__module__.replace(".configuration_", ".modeling_")
 
@@ -196,7 +210,7 @@ def classes(model_type: str) -> Iterator[type[PreTrainedModel]]:
     config = CONFIG_MAPPING[model_type]
     tables = [key for key in vars(modeling_auto) if re.fullmatch(r"MODEL_(FOR|WITH)\w+_MAPPING_NAMES", key)]
     first = ["MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL"]
-    names = [
+    names = [FIRST.get(model_type)] + [
         getattr(modeling_auto, table, {}).get(model_type)
         for table in [f"{name}_MAPPING_NAMES" for name in first]
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import family_films
 import family_heard
 import family_seen
 
-ARGUMENTS = family_seen.ARGUMENTS | family_heard.ARGUMENTS
+ARGUMENTS = (
+    family_seen.ARGUMENTS | family_heard.ARGUMENTS | dict.fromkeys(family_films.GIVEN, family_films.session)
+)
 
 
 def of(config: Any, takes: Any, side: str) -> dict[str, Any] | None:
@@ -16,4 +19,9 @@ def of(config: Any, takes: Any, side: str) -> dict[str, Any] | None:
     if make is None:
         return None
     arguments = make(config, side)
-    return arguments if {*arguments} <= {*takes} else None
+    return arguments if arguments and {*arguments} <= {*takes} else None
+
+
+def call(model: Any, arguments: dict[str, Any]) -> Any:
+    """The model's outputs: of one call, or of one for each frame of a film."""
+    return family_films.run(model, arguments) if "inference_session" in arguments else model(**arguments)

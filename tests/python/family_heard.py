@@ -176,6 +176,62 @@ def _mels(config: Any, side: str) -> dict[str, Any]:
     return {"spectrogram": torch.randn(BATCH, ROWS, config.model_in_dim)}
 
 
+def _protein(config: Any, side: str) -> dict[str, Any]:
+    """Chains of residues of one atom each, two to a row: padded on the right alone, as the model asks."""
+    from transformers.models.esmfold2.modeling_esmfold2 import EsmFold2AtomInputs
+
+    mask = padding("right" if side == "right" else "none").bool()
+    places = torch.arange(ROWS).expand(BATCH, ROWS)
+    chain = (places >= ROWS // 2).long()
+    residues = torch.randint(2, 22, (BATCH, ROWS))
+    atoms = EsmFold2AtomInputs(
+        ref_pos=torch.randn(BATCH, ROWS, 3),
+        ref_charge=torch.zeros(BATCH, ROWS),
+        atom_attention_mask=mask,
+        ref_element=torch.randint(1, 16, (BATCH, ROWS)),
+        ref_atom_name_chars=torch.randint(0, 32, (BATCH, ROWS, config.max_chars)),
+        ref_space_uid=places,
+        atom_to_token=places,
+    )
+    return {
+        "token_index": places,
+        "residue_index": places - chain * (ROWS // 2),
+        **{name: chain for name in ("asym_id", "sym_id", "entity_id")},
+        "mol_type": torch.zeros(BATCH, ROWS, dtype=torch.int64),
+        "res_type": residues,
+        "token_bonds": torch.zeros(BATCH, ROWS, ROWS, 1),
+        "attention_mask": mask,
+        "atom_inputs": atoms,
+        "input_ids": residues,
+    }
+
+
+def _assistant(config: Any, side: str) -> dict[str, Any]:
+    """One token of a draft, over keys and values that the model it helps has kept."""
+    text = config.text_config
+    rows = (BATCH, text.num_key_value_heads, ROWS, text.head_dim)
+    return {
+        "inputs_embeds": torch.randn(BATCH, 1, 2 * config.backbone_hidden_size),
+        "position_ids": torch.full((BATCH, 1), ROWS - 1),
+        "attention_mask": padding(side),
+        "shared_kv_states": {kind: (torch.randn(rows), torch.randn(rows)) for kind in text.layer_types},
+    }
+
+
+def _codes(config: Any, side: str) -> dict[str, Any]:
+    sizes = config.dit_config
+    return {
+        "code": torch.randint(0, sizes.num_embeds, (1, ROWS // sizes.repeats)),
+        "conditioning": torch.randn(1, sizes.enc_emb_dim),
+        "reference_mel": torch.randn(1, ROWS, sizes.mel_dim),
+        "num_steps": 3,
+    }
+
+
+def _mel_spectrogram(config: Any, side: str) -> dict[str, Any]:
+    return {"mel_spectrogram": torch.randn(BATCH, config.mel_dim, ROWS)}
+
+
 #: By model type.
 ARGUMENTS: dict[str, Make] = {
     **dict.fromkeys(("time_series_transformer", "autoformer", "informer"), _time_series),
@@ -198,6 +254,10 @@ ARGUMENTS: dict[str, Make] = {
     "audio-spectrogram-transformer": _spectrogram,
     **dict.fromkeys(("mimi_decoder", "pocket_tts_audio_tokenizer_decoder"), _latents),
     "muse_glimmer_assistant": _noise,
+    "esmfold2": _protein,
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _assistant),
+    "qwen2_5_omni_token2wav": _codes,
+    "qwen2_5_omni_bigvgan": _mel_spectrogram,
     "pi0": _robot,
     **dict.fromkeys(("neucodec", "xcodec2"), _wave_and_mels),
     "vibevoice_acoustic_tokenizer": _mono(6400),

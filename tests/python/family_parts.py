@@ -29,11 +29,17 @@ def by_name(config: PreTrainedConfig, nested: bool = True) -> dict[str, str]:
     return named
 
 
-def _kind_of(module: torch.nn.Module, named: dict[str, str]) -> str:
-    """The model type that a module belongs to, by the configuration that it keeps or by its class's name."""
+#: Modules whose class does not tell which configuration they are for, but whose place does.
+PLACES = {"model.embed_audio": "Gemma4UnifiedAudio"}
+
+
+def _kind_of(place: str, module: torch.nn.Module, named: dict[str, str]) -> str:
+    """The model type that a module belongs to: by its configuration, its class's name, or its place."""
     own = getattr(module, "config", None)
     if isinstance(own, PreTrainedConfig) and own.model_type:
         return str(own.model_type)
+    if (of_place := PLACES.get(place)) in named:
+        return named[str(of_place)]
     begins = [name for name in named if type(module).__name__.startswith(name)]
     return named[max(begins, key=len)] if begins else ""
 
@@ -52,8 +58,8 @@ def watched(model: PreTrainedModel) -> Iterator[set[str]]:
         del running[-1:]
 
     named = by_name(model.config)
-    for module in model.modules():
-        if kind := _kind_of(module, named):
+    for place, module in model.named_modules():
+        if kind := _kind_of(place, module, named):
             hooks.append(module.register_forward_pre_hook(functools.partial(enter, kind)))
             hooks.append(module.register_forward_hook(leave, always_call=True))
     try:

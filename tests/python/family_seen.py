@@ -211,6 +211,57 @@ def _rgba(config: Any, side: str) -> dict[str, Any]:
     return {"pixel_values": torch.randn(BATCH, 4, 32, 32)}
 
 
+def _image_tokens(count: int, *shape: int) -> Make:
+    """A text each with an image of `shape` in it, of `count` tokens where no side has padding."""
+
+    def make(config: Any, side: str) -> dict[str, Any]:
+        given = text(side)
+        given["input_ids"][:, 6 : 6 + count] = config.image_token_id
+        return {"pixel_values": torch.randn(BATCH, *shape), **given}
+
+    return make
+
+
+def _classes(config: Any, side: str) -> dict[str, Any]:
+    return {
+        "pixel_values": image(config.image_size),
+        "classes_input_ids": tokens(side),
+        "classes_attention_mask": padding(side),
+        "tasks_input_ids": tokens(side),
+        "tasks_attention_mask": padding(side),
+        "classes_structure": torch.ones(BATCH, dtype=torch.int64),
+    }
+
+
+def _patches_and_sound(config: Any, side: str) -> dict[str, Any]:
+    """A text each with one patch of an image and one frame of a sound, where no side has padding."""
+    given = text(side)
+    given["input_ids"][:, 6], given["input_ids"][:, 7] = config.image_token_id, config.audio_token_id
+    kinds = torch.zeros(BATCH, ROWS, dtype=torch.int64)
+    kinds[:, 6] = 1
+    return {
+        **given,
+        "pixel_values": torch.rand(BATCH, 1, 3 * config.vision_config.model_patch_size**2),
+        "image_position_ids": torch.ones(BATCH, 1, 2, dtype=torch.int64),
+        "input_features": torch.randn(BATCH, 1, config.audio_config.audio_embed_dim),
+        "input_features_mask": torch.ones(BATCH, 1, dtype=torch.bool),
+        "mm_token_type_ids": kinds,
+    }
+
+
+def _film(config: Any, side: str) -> dict[str, Any]:
+    """Frames, with padding on the right at most, and a text and a sound where the model takes them."""
+    after = "right" if side == "right" else "none"
+    film = {
+        "pixel_values_videos": torch.randn(BATCH, ROWS, 3, 32, 32),
+        "padding_mask_videos": padding(after),
+    }
+    if "audio" in config.model_type:
+        film["input_values"] = torch.randn(BATCH, 1, 1920 * ROWS)
+        film["padding_mask"] = padding(after).repeat_interleave(1920, 1)
+    return film if config.model_type.endswith("encoder") else film | text(side)
+
+
 #: By model type.
 ARGUMENTS: dict[str, Make] = {
     "siglip2": _siglip2,
@@ -230,6 +281,12 @@ ARGUMENTS: dict[str, Make] = {
     **dict.fromkeys(("sam3_detr_decoder", "sam3_lite_text_detr_decoder"), _sam3_detr(False)),
     **dict.fromkeys(("sam3_mask_decoder", "sam3_lite_text_mask_decoder"), _sam3_masks),
     **dict.fromkeys(("sam", "sam_hq", "sam2", "edgetam", "sam3_tracker"), _points),
+    "fast_vlm": _image_tokens(4, 3, 64, 64),
+    "perception_lm": _image_tokens(4, 1, 3, 32, 32),
+    **dict.fromkeys(("pe_video", "pe_video_encoder", "pe_audio_video", "pe_audio_video_encoder"), _film),
+    "pp_chart2table": _image_tokens(1, 3, 32, 32),
+    "gemma4_unified": _patches_and_sound,
+    "omdet-turbo": _classes,
     "gemma4_vision": _placed_patches,
     "inkling_vision": _inkling,
     "inkling2_vision": _inkling2,

@@ -13,7 +13,7 @@ _MOE = {
     "topk_group": 1,
     "topk_method": "greedy",
 }
-_TINY = {
+TINY = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -21,7 +21,7 @@ _TINY = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 64,
 }
-_VISION = {**_TINY, "image_size": 32, "patch_size": 8}
+VISION = {**TINY, "image_size": 32, "patch_size": 8}
 _RESNET = {
     "model_type": "resnet",
     "embedding_size": 8,
@@ -134,8 +134,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 32, "encoder_hash_byte_group_size": [2, 3]},
     "bridgetower": {
         "hidden_size": 128,
-        "text_config": {**_TINY, "hidden_size": 128},
-        "vision_config": {**_TINY, "hidden_size": 128, "image_size": 32, "patch_size": 8},
+        "text_config": {**TINY, "hidden_size": 128},
+        "vision_config": {**TINY, "hidden_size": 128, "image_size": 32, "patch_size": 8},
     },
     "bridgetower_vision_model": {"hidden_size": 128},
     "chameleon": {"vocabulary_map": {"<image>": 63, **_IMAGE_TOKENS}},
@@ -188,7 +188,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "deepstack_layer_map": [[0, 0], [1, 1]],
         "downsample_rate": "1/2",
         "spatial_target_layers": [0, 1, 0, 1],
-        "vision_config": {**_VISION, "model_type": "clip_vision_model", "hidden_size": 128},
+        "vision_config": {**VISION, "model_type": "clip_vision_model", "hidden_size": 128},
     },
     **dict.fromkeys(("instructblip", "instructblipvideo"), _QUERIES),
     "kosmos-2": {"latent_query_num": 2},
@@ -221,7 +221,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "idefics": {"use_resampler": True},
     "chmv2": {
         "backbone_config": {
-            **_VISION,
+            **VISION,
             "model_type": "dinov3_vit",
             "num_hidden_layers": 4,
             "hidden_size": 64,
@@ -331,7 +331,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "vitmatte": {
         "fusion_hidden_sizes": [32, 16, 16, 8],
         "convstream_hidden_sizes": [8, 8, 16],
-        "backbone_config": {**_VISION, "model_type": "vitdet", "patch_size": 16, "num_channels": 4},
+        "backbone_config": {**VISION, "model_type": "vitdet", "patch_size": 16, "num_channels": 4},
     },
     "upernet": {
         "backbone_config": {**_RESNET, "out_features": ["stage1", "stage2", "stage3", "stage4"]},
