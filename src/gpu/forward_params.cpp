@@ -21,7 +21,7 @@ int heads_in_order(const Problem& p, std::int64_t m_blocks, int sms) {
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
   const int box_rows = which == Loaded::q ? 64
-                       : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
+                       : p.pages.given()  ? page_box_rows(p, tiling.block_n)
                                           : tiling.block_n;
   return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows,
                          p.out.data);
@@ -72,7 +72,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
           .out_vectors = allows_vectors(p.out, p.head_dim_v),
-          .pages = page_table_of(p.pages, tiling.block_n),
+          .pages = page_table_of(p, tiling.block_n),
           .leftpad_k = lengths_of(p.leftpad_k),
           .cache_batch_idx = lengths_of(p.cache_batch_idx),
           .cache_batch = as_int(p.cache_batch),

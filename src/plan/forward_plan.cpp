@@ -126,7 +126,8 @@ std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
 
 /// A multiple of 32; of 64 where single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
 int padded(std::int64_t head_dim, const Problem& p) {
-  const std::int64_t unit = p.pages.given() && p.pages.page_size % 2 != 0 ? 64 : 32;
+  const bool single_rows = p.pages.given() && (p.pages.page_size % 2 != 0 || p.leftpad_k.given());
+  const std::int64_t unit = single_rows ? 64 : 32;
   return static_cast<int>((head_dim + unit - 1) / unit * unit);
 }
 
@@ -209,7 +210,9 @@ ForwardConfig choose_forward_config(const Problem& p) {
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
   c.mask.varlen = has_lengths(p);
-  c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
+  c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
+           : p.of_cache()  ? KeySource::entries
+                           : KeySource::rows;
   if (p.split_size > 0) return with_fixed_splits(c, p);
   if (shares_keys(p)) return with_shared_keys(c);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
@@ -290,7 +293,7 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                            : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
                                           c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
                                .why;
-  return {
+  std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
@@ -304,6 +307,12 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };
+  if (c.keys == KeySource::padded_pages) {
+    lines.emplace_back(
+        "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
+        "are loaded in larger boxes");
+  }
+  return lines;
 }
 
 }  // namespace tandem

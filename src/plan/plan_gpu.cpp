@@ -40,12 +40,6 @@ void check_problem(const Problem& p) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));
   }
-  if (p.pages.given() && p.leftpad_k.given()) {
-    unsupported(
-        "leftpad_k with page_table has no GPU kernel; begin each sequence at the first row of a page, or "
-        "copy "
-        "the tensors to the CPU");
-  }
   if (p.of_cache() && p.mixed()) {
     unsupported(
         "k and v in {} are not read from a cache by GPU kernels; convert them to {}, or copy the "

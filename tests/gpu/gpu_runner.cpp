@@ -94,7 +94,6 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
   if (std::max(spec.head_dim_qk, spec.head_dim_v) > max_gpu_head_dim) return "heads are too wide";
   if (spec.of_cache() && spec.key_dtype) return "no kernel reads 8-bit keys of a cache";
-  if (spec.page_size > 0 && !spec.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
     if (layout->sparse) return "tensors larger than their memory cannot be copied";
   }

@@ -48,6 +48,7 @@ constexpr const char* name_of(KeySource keys) {
     case KeySource::rows: return "rows";
     case KeySource::entries: return "entries";
     case KeySource::pages: return "pages";
+    case KeySource::padded_pages: return "padded_pages";
   }
   return "unknown";
 }

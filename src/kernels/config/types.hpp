@@ -70,8 +70,12 @@ struct Mask {
 
 /// Where a kernel finds keys and values. `rows`: consecutive keys of a sequence are consecutive rows of k and
 /// v. `entries`: so they are, of the entry that cache_batch_idx names, behind leftpad_k rows. `pages`: they
-/// are rows of pages, in the order of a page table. The last two go with Mask::varlen.
-enum class KeySource : int { rows, entries, pages };
+/// are rows of pages, in the order of a page table; `padded_pages`: behind leftpad_k rows of those. All but
+/// the first go with Mask::varlen.
+enum class KeySource : int { rows, entries, pages, padded_pages };
+constexpr bool in_pages(KeySource keys) {
+  return keys == KeySource::pages || keys == KeySource::padded_pages;
+}
 
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {

@@ -44,7 +44,7 @@ struct ForwardLoader {
   using Shared = ForwardShared<C>;
 
   /// Boxes of pages are many: all lanes start copies.
-  static constexpr bool by_all_lanes = C.keys == KeySource::pages;
+  static constexpr bool by_all_lanes = in_pages(C.keys);
 
   const ForwardParams& p;
   Shared& shared;
@@ -85,8 +85,8 @@ struct ForwardLoader {
   TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b) {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
-    tile::load_pages(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
-                     static_cast<int>(ptx::thread_index()) % warp_size, hint());
+    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
+                             static_cast<int>(ptx::thread_index()) % warp_size, hint());
   }
   TANDEM_DEVICE ptx::CacheHint hint() const {
     return tile::hint_of<C.schedule.split, C.tiling.block_m>(t.index);

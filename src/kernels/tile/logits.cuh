@@ -61,7 +61,7 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
   const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
   const i64 head_k = key_head(p, t);
   const u16* k = static_cast<const u16*>(p.k_data) + head_k * p.k_stride.head;
-  if constexpr (keys != KeySource::pages) {
+  if constexpr (!in_pages(keys)) {
     k = static_cast<const u16*>(p.k_data) + key_batch<keys>(p, t) * p.k_stride.batch +
         head_k * p.k_stride.head + (key_row(t, key) + position.first_col) * p.k_stride.row;
   }
@@ -81,10 +81,10 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n - 4 + i] = 0.0F;
     const u16* rows[2];
-    if constexpr (keys == KeySource::pages) {
+    if constexpr (in_pages(keys)) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = key + position.first_col + 8 * j + i;
+        const int at = paged_row<keys>(t, key + position.first_col + 8 * j + i);
         const int number = at / p.pages.page_size;
         // The block has no mask, so that every key of it has a page; one that names none is read as the
         // first.
@@ -97,7 +97,7 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 x = pair(q[i / 2], d);
-        const u32 y = pair(keys == KeySource::pages ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
+        const u32 y = pair(in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
         s[n - 4 + i] = ptx::fma(unpack_low<element>(x), unpack_low<element>(y), s[n - 4 + i]);
         s[n - 4 + i] = ptx::fma(unpack_high<element>(x), unpack_high<element>(y), s[n - 4 + i]);
       }

@@ -20,7 +20,7 @@ namespace {
 void make_cache(Case& c, KeySource keys, Random& random) {
   c.packed_k = false;
   c.lengths_k.clear();
-  if (keys == KeySource::pages) {
+  if (in_pages(keys)) {
     c.page_size = random.pick<std::int64_t>({2, 6, 16, 24, 64});
     c.seqlen_k = (c.seqlen_k / c.page_size + 1) * c.page_size;
   } else {
@@ -30,7 +30,7 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   c.used_k.clear();
   for (std::int64_t b = 0; b < c.batch; ++b) {
     c.used_k.push_back(random.between(0, c.seqlen_k));
-    if (keys == KeySource::entries) c.leftpad.push_back(random.between(0, c.used_k.back()));
+    if (keys != KeySource::pages) c.leftpad.push_back(random.between(0, c.used_k.back()));
   }
 }
 
@@ -98,11 +98,10 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                 : scale > 0.0F           ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
-  const KeySource keys = c.page_size > 0 ? KeySource::pages
+  const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
                                          : KeySource::rows;
   if (keys != config.keys) return "keys lie elsewhere";
-  if (keys == KeySource::pages && !c.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
   const bool varlen = c.of_cache() || c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
   if (varlen && !config.mask.varlen) return "lengths differ";
   return {};

@@ -73,9 +73,12 @@ harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::i
     spec.cache_batch = 1;
     spec.cache_index = {0};
   }
-  if (config.keys == KeySource::pages) {
+  if (in_pages(config.keys)) {
+    const std::int64_t padding = config.keys == KeySource::padded_pages ? 6 : 0;
     spec.page_size = keys % 2 == 0 ? 2 : 1;
-    spec.used_k = {keys};
+    spec.seqlen_k += padding;
+    spec.used_k = {spec.seqlen_k};
+    if (padding > 0) spec.leftpad = {padding};
   }
   return spec;
 }
@@ -104,6 +107,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   spec.used_k =
       GetParam().config.mask.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
   if (GetParam().config.keys == KeySource::entries) spec.cache_index = {0, 0};
+  if (GetParam().config.keys == KeySource::padded_pages) spec.leftpad = {6, 0};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;
