@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/param_fields.hpp"
+#include "kernels/config/eight_bit.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -23,8 +24,9 @@ TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded 
   const int box_rows = which == Loaded::q ? 64
                        : p.pages.given()  ? page_box_rows(p, tiling.block_n)
                                           : tiling.block_n;
-  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows,
-                         p.out.data);
+  const bool bytes = which != Loaded::q && p.mixed();
+  return rows_tensor_map(loaded_tensor(p, which), tiling.element,
+                         bytes ? byte_strip_columns(padded) : strip_columns(padded), box_rows, p.out.data);
 }
 
 LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
@@ -81,6 +83,16 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .split_ctas = parts.division.ctas,
           .split_blocks = parts.division.split_blocks,
           .part_rows = parts.division.part_rows};
+}
+
+MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
+                                     const SplitParts& parts) {
+  const auto scales = [](const Scales& s) {
+    return HeadScales{.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
+  };
+  return {make_forward_params(p, tiling, maps, encode, sms, tile_counter, parts), scales(p.k_scale),
+          scales(p.v_scale)};
 }
 
 namespace {

@@ -241,12 +241,6 @@ TANDEM_DEVICE SequenceRows other_side(const VarlenSide& side, int b) {
   return {ptx::warp_uniform(r.begin), ptx::warp_uniform(r.used), ptx::warp_uniform(r.end)};
 }
 
-/// Leaves out the first rows of a sequence, which leftpad_k counts.
-TANDEM_DEVICE void skip_padding(const ForwardParams& p, TileIndex& t) {
-  t.begin_k = clamp_to(length_at(p.leftpad_k, t.batch), 0, t.seqlen_k);
-  t.seqlen_k -= t.begin_k;
-}
-
 /// The keys of a cache that take part, of those that lengths say: behind padding, in the entry that an index
 /// names, in pages if there are any.
 template <KeySource keys>
@@ -255,12 +249,18 @@ TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
     if (p.pages.count == 0) t.seqlen_k = 0;
   }
   if constexpr (keys == KeySource::padded_pages) {
-    if (t.batch < p.batch) skip_padding(p, t);
+    if (t.batch < p.batch) {
+      t.begin_k = clamp_to(length_at(p.leftpad_k, t.batch), 0, t.seqlen_k);
+      t.seqlen_k -= t.begin_k;
+    }
   }
   if constexpr (keys != KeySource::entries) return;
   int entry = t.batch;
   if (t.batch < p.batch) {
-    if (p.leftpad_k.data != nullptr) skip_padding(p, t);
+    if (p.leftpad_k.data != nullptr) {
+      t.begin_k = clamp_to(length_at(p.leftpad_k, t.batch), 0, t.seqlen_k);
+      t.seqlen_k -= t.begin_k;
+    }
     if (p.cache_batch_idx.data != nullptr) entry = length_at(p.cache_batch_idx, t.batch);
   }
   const bool exists = entry >= 0 && entry < p.cache_batch;

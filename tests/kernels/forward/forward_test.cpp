@@ -15,7 +15,8 @@ constexpr std::uint64_t cases_a_family = 6;
 
 std::vector<EmulatedForward> all_forwards() {
   std::vector<EmulatedForward> all;
-  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards()}) {
+  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(),
+                             mixed_split_forwards(), mixed_forwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
