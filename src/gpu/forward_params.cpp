@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "gpu/param_fields.hpp"
-#include "kernels/config/eight_bit.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -22,11 +21,10 @@ int heads_in_order(const Problem& p, std::int64_t m_blocks, int sms) {
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
   const int box_rows = which == Loaded::q ? 64
-                       : p.pages.given()  ? page_box_rows(p, tiling.block_n)
+                       : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
                                           : tiling.block_n;
-  const bool bytes = which != Loaded::q && p.mixed();
-  return rows_tensor_map(loaded_tensor(p, which), tiling.element,
-                         bytes ? byte_strip_columns(padded) : strip_columns(padded), box_rows, p.out.data);
+  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows,
+                         p.out.data);
 }
 
 LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
@@ -74,7 +72,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
           .out_vectors = allows_vectors(p.out, p.head_dim_v),
-          .pages = page_table_of(p, tiling.block_n),
+          .pages = page_table_of(p.pages, tiling.block_n),
           .leftpad_k = lengths_of(p.leftpad_k),
           .cache_batch_idx = lengths_of(p.cache_batch_idx),
           .cache_batch = as_int(p.cache_batch),
@@ -83,16 +81,6 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .split_ctas = parts.division.ctas,
           .split_blocks = parts.division.split_blocks,
           .part_rows = parts.division.part_rows};
-}
-
-MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
-                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
-                                     const SplitParts& parts) {
-  const auto scales = [](const Scales& s) {
-    return HeadScales{.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
-  };
-  return {make_forward_params(p, tiling, maps, encode, sms, tile_counter, parts), scales(p.k_scale),
-          scales(p.v_scale)};
 }
 
 namespace {

@@ -8,7 +8,6 @@
 
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
-#include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {
@@ -55,12 +54,6 @@ constexpr const char* few_queries =
 constexpr int few = 64;
 constexpr int worth_sharing = 256;
 
-/// Queries of a sequence, the mean where they are packed.
-std::int64_t queries_of(const Problem& p) {
-  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
-  return p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
-}
-
 /// Whether CTAs share the keys of a step of generation or of a few queries at once (docs/kernels/decode.md
 /// has the numbers). A tile alone is read at the rate of one multiprocessor; shared ones at that of the
 /// memory, and `combine` takes its time. Lengths that only the device knows may be very unequal: whole tiles
@@ -71,12 +64,12 @@ bool shares_keys(const Problem& p) {
   constexpr double together = 4.1e6;  // all of them
   constexpr double combining = 7;     // microseconds
   const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
+  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
   const std::int64_t keys = p.packed_k ? p.rows_k / batch : p.rows_k;
   const auto heads = static_cast<double>(batch * p.heads_q);  // a tile each
-  if (queries_of(p) > few || keys < worth_sharing || heads >= 4 * multiprocessors) return false;
+  if (queries > few || keys < worth_sharing || heads >= 4 * multiprocessors) return false;
   if (has_lengths(p)) return true;
-  const double bytes =
-      static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * static_cast<double>(size_of(p.k.dtype));
+  const double bytes = static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * 2;
   const double shared = heads * bytes / together + combining;
   return shared < std::ceil(heads / multiprocessors) * bytes / alone && heads < multiprocessors;
 }
@@ -89,22 +82,10 @@ ForwardConfig with_most_stages(ForwardConfig c) {
   return c;
 }
 
-/// `head_dim` in whole units.
-constexpr std::int64_t rounded(std::int64_t head_dim, std::int64_t unit) {
-  return (head_dim + unit - 1) / unit * unit;
-}
-
-/// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
-/// of a block are to be as many in both cases.
-constexpr std::int64_t converted_unit = 128;
-/// The widest O that two consumer warpgroups have beside a converting one.
-constexpr int converted_head_dim_of_two = 128;
-
 ForwardConfig with_shared_keys(ForwardConfig c) {
-  const std::int64_t unit = c.converts() ? converted_unit : 1;
+  const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
   c.tiling.block_m = few;
-  c.tiling.block_n =
-      rounded(c.tiling.head_dim_qk, unit) + rounded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
+  c.tiling.block_n = width <= 256 ? 128 : 64;
   c.mask.varlen = true;
   c.schedule = {.pingpong = false, .split = true};
   return with_most_stages(c);
@@ -121,34 +102,18 @@ constexpr const char* fixed_tiles =
 ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   constexpr std::int64_t enough_tiles =
       4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
-  const std::int64_t unit = c.converts() ? converted_unit : 64;
-  c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
+  const auto rounded = [](std::int64_t head_dim) { return (head_dim + 63) / 64 * 64; };
+  c.tiling.block_n = rounded(p.head_dim_qk) + rounded(p.head_dim_v) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
-  if (c.converts() && c.tiling.head_dim_v > converted_head_dim_of_two) {
-    c.tiling.block_m = 64;
-    c.schedule.pingpong = false;
-  }
   const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
-  const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
+  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
+  const bool shared = queries <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
                       batch * p.heads_q < enough_tiles;
   if (shared) {
     c.tiling.block_m = few;
     c.mask.varlen = true;
     c.schedule = {.pingpong = false, .split = true, .invariant = true};
   }
-  return with_most_stages(c);
-}
-
-constexpr const char* converted_tiles =
-    "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
-
-/// Whole tiles on 8-bit keys.
-ForwardConfig with_converted_keys(ForwardConfig c, const Problem& p) {
-  const bool one_warpgroup = queries_of(p) <= few || c.tiling.head_dim_v > converted_head_dim_of_two;
-  c = with_shared_keys(c);
-  c.mask.varlen = has_lengths(p);
-  c.tiling.block_m = one_warpgroup ? 64 : 128;
-  c.schedule = {.dynamic = c.mask.causal || c.mask.local, .pingpong = !one_warpgroup};
   return with_most_stages(c);
 }
 
@@ -159,11 +124,10 @@ std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
-/// A multiple of 32, of 64 for 8-bit keys, whose tiles are swizzled by 64 bytes at least. Twice that where
-/// single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
+/// A multiple of 32; of 64 where single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
 int padded(std::int64_t head_dim, const Problem& p) {
-  const bool single_rows = p.pages.given() && (p.pages.page_size % 2 != 0 || p.leftpad_k.given());
-  return static_cast<int>(rounded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1)));
+  const std::int64_t unit = p.pages.given() && p.pages.page_size % 2 != 0 ? 64 : 32;
+  return static_cast<int>((head_dim + unit - 1) / unit * unit);
 }
 
 ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
@@ -206,22 +170,6 @@ std::string forward_objection(const ForwardConfig& c) {
     return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
-  if (c.converts()) {
-    if (!c.schedule.specialised)
-      return "8-bit keys take a producer warpgroup, behind which another converts them";
-    if (c.consumers() > 2)
-      return "8-bit keys take one or two consumer warpgroups: there are registers for no more";
-    if (c.consumers() == 2 && c.tiling.head_dim_v > converted_head_dim_of_two)
-      return "8-bit keys take one consumer warpgroup from a head_dim_v of 129 on: four warpgroups begin with "
-             "128 "
-             "registers a thread, and ptxas refuses wider products";
-    if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % 64 != 0)
-      return "8-bit keys take head dimensions that are multiples of 64, a swizzled row";
-    if (c.tiling.block_n % 32 != 0)
-      return "8-bit keys take blocks of whole 32 rows, as four warps convert them";
-    if (c.transform == ScoreTransform::raw)
-      return "8-bit keys take scaled scores: the sign of their scale is unknown";
-  }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
@@ -250,11 +198,6 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
 }
 
-bool reads_eight_bits(const Problem& p) {
-  if (!p.mixed() || has_fine_scales(p)) return false;
-  return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
-}
-
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
@@ -265,18 +208,10 @@ ForwardConfig choose_forward_config(const Problem& p) {
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
-  if (p.mixed()) {
-    c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
-    // The scale of K, which the device knows, may have any sign.
-    if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
-  }
   c.mask.varlen = has_lengths(p);
-  c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
-           : p.of_cache()  ? KeySource::entries
-                           : KeySource::rows;
+  c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
   if (p.split_size > 0) return with_fixed_splits(c, p);
   if (shares_keys(p)) return with_shared_keys(c);
-  if (c.converts()) return with_converted_keys(c, p);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
 }
@@ -296,10 +231,6 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
           c.tiling.head_dim_v = v;
           c.mask.causal = causal;
           c.keys = keys;
-          configs.push_back(with_shared_keys(c));
-          if (qk == 192) continue;
-          c.key_type = OperandType::e4m3;
-          c.transform = ScoreTransform::scaled;
           configs.push_back(with_shared_keys(c));
         }
       }
@@ -356,11 +287,10 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   const char* const why =
       c.schedule.invariant ? (c.schedule.split ? fixed_parts : fixed_tiles)
       : c.schedule.split   ? few_queries
-      : c.converts()       ? converted_tiles
-                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
-                                    keys_of(problem, c), c.mask.varlen)
-                           .why;
-  std::vector<std::string> lines = {
+                           : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
+                                          c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
+                               .why;
+  return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
@@ -374,18 +304,6 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };
-  if (c.converts()) {
-    lines.push_back(fmt::format(
-        "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
-        "are factors of the scores and of out",
-        name_of(c.key_type), name_of(c.tiling.element)));
-  }
-  if (c.keys == KeySource::padded_pages) {
-    lines.emplace_back(
-        "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
-        "are loaded in larger boxes");
-  }
-  return lines;
 }
 
 }  // namespace tandem

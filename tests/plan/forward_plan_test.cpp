@@ -92,18 +92,6 @@ TEST(ForwardPlan, StepsOfGenerationAreShipped) {
   }
 }
 
-TEST(ForwardPlan, PagesBehindPaddingAreLoadedByRows) {
-  const std::int32_t lengths[2] = {};
-  Problem p = problem(96, 96, 1, 4096);
-  p.pages = {.table = lengths, .count = 9, .page_size = 64};
-  EXPECT_EQ(gpu::forward_tensor_map(p, choose_forward_config(p).tiling, gpu::Loaded::k).box[1], 64);
-  p.leftpad_k.data = lengths;
-  const ForwardConfig c = choose_forward_config(p);
-  EXPECT_EQ(c.keys, KeySource::padded_pages);
-  EXPECT_EQ(c.tiling.head_dim_qk, 128) << "TMA writes to multiples of 128 bytes";
-  EXPECT_EQ(gpu::forward_tensor_map(p, c.tiling, gpu::Loaded::k).box[1], 1);
-}
-
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;

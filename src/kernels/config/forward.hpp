@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/config/types.hpp"
-#include "problem/recipe.hpp"
 
 namespace tandem {
 
@@ -26,11 +25,6 @@ struct ForwardSchedule {
   constexpr bool operator==(const ForwardSchedule&) const = default;
 };
 
-/// Where K and V have 8 bits in memory: the 16-bit tiles of each that products read (one is read while the
-/// other is filled), and the warps that fill them, a warpgroup.
-constexpr int converted_stages = 2;
-constexpr int converting_warps = 4;
-
 /// Everything that specialises the forward kernel.
 struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
@@ -40,37 +34,24 @@ struct ForwardConfig {
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
-  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
-  /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
-  OperandType key_type = OperandType::input;
 
   constexpr bool operator==(const ForwardConfig&) const = default;
-  /// K and V are converted in shared memory.
-  [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
-  /// Tiles of K, and of V, that products read.
-  [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
-  [[nodiscard]] constexpr int threads() const {
-    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
-  }
+  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (schedule.specialised ? 1 : 0)); }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (converts()) return split_registers_with_converter(consumers());
     if (schedule.specialised) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
 };
 
-/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
-/// their pairs of 8-byte barriers, and a ring of two tile numbers.
+/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and
+/// a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
-  const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v);
-  const int kv_tiles = c.tile_stages() * kv_elements * 2;
-  const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
-  const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
-  const int barriers = 16 * (rings + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + byte_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  const int kv_tiles = c.stages * c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
+  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
+  return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
 }
 
 /// Rows that a CTA of the kernel `combine` merges, a warp each; it has a CTA for each group of rows of a tile
@@ -142,19 +123,6 @@ struct ForwardParams {
   // without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split
   int part_rows;     ///< a multiple of combine_rows
-};
-
-/// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.
-struct HeadScales {
-  const float* data;
-  long long batch_stride;
-  long long head_stride;
-};
-
-/// What the forward kernel is launched with where K and V have 8 bits. They are not fields of ForwardParams:
-/// the 8-bit kernels' own parameters lie behind those.
-struct MixedForwardParams : ForwardParams {
-  HeadScales k_scale, v_scale;
 };
 
 }  // namespace tandem

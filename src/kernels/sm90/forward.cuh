@@ -4,7 +4,6 @@
 // warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
 // starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
 // one after the other, so that the exponentials of one run under the products of the others (ping-pong).
-// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh).
 // Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the
 // arithmetic.
 #pragma once
@@ -12,7 +11,7 @@
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
-#include "kernels/sm90/forward_converter.cuh"
+#include "kernels/sm90/forward_producer.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/output.cuh"
@@ -29,20 +28,20 @@ struct ForwardConsumer {
   static constexpr int scores = C.tiling.block_n / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
 
-  const ForwardKernelParams<C>& p;
+  const ForwardParams& p;
   Shared& shared;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
   const tile::FragmentPosition position;
   const float scale_log2;
-  typename tile::Ring<C.tile_stages()>::Position k_at, v_at;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.tiling, C.schedule.invariant> output;
   ForwardTiles<C> tiles;
   /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
-  TANDEM_DEVICE ForwardConsumer(const ForwardKernelParams<C>& params, Shared& s, int warpgroup_, int thread_)
+  TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
         shared(s),
         warpgroup(warpgroup_),
@@ -54,15 +53,6 @@ struct ForwardConsumer {
         loader(params, s) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
-
-  /// What transform_scores multiplies Q K^T by.
-  TANDEM_DEVICE float score_scale(const tile::TileIndex& t) const {
-    if constexpr (C.converts()) {
-      return p.scale * tile::scale_of(p.k_scale, p, t);
-    } else {
-      return p.scale;
-    }
-  }
 
   /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
   /// have been released, whose buffers it fills.
@@ -149,11 +139,6 @@ struct ForwardConsumer {
   /// The epilogue.
   TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax,
                            int part, bool opens, bool closes) {
-    if constexpr (C.converts()) {
-      const float v_scale = tile::scale_of(p.v_scale, p, t);
-#pragma unroll
-      for (int i = 0; i < outputs; ++i) o[i] *= v_scale;
-    }
     if (C.schedule.split && part != tile::whole_tile) {
       output.store_part(t, o, softmax, part);
     } else if constexpr (C.schedule.invariant) {
@@ -181,7 +166,6 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   float rescale[2];
   float total[2];
   int block = t.blocks.end - 1;
-  const float scale = score_scale(t.index);
   const auto nothing = [](int) {};
   // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
   // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
@@ -194,7 +178,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
-    tile::transform_scores<C.transform>(s, scale, p.softcap);
+    tile::transform_scores<C.transform>(s, p);
     if (masked) tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n, position);
   };
   auto exponentials = [&](auto& seen) {
@@ -221,7 +205,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   if constexpr (halves) {
     ptx::pin_registers(s);
     release_scores();
-    tile::transform_scores<C.transform>(s, scale, p.softcap);
+    tile::transform_scores<C.transform>(s, p);
     auto masked_exponentials = [&](auto& seen) {
       tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n, position);
       exponentials(seen);
@@ -283,9 +267,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling.element, C.keys, C.key_type>(s, p, t.index, first_query,
-                                                                  block * C.tiling.block_n, position);
-          tile::transform_scores<C.transform>(s, scale, p.softcap);
+          tile::load_scores<C.tiling.element, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n,
+                                                      position);
+          tile::transform_scores<C.transform>(s, p);
           exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);
@@ -357,13 +341,17 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
 // ---- Entry ----
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardKernelParams<C> p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.
   const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
   if (ptx::thread_index() == 0) {
-    shared.init();
+    shared.k_ring.init(C.consumers() * 4);
+    shared.v_ring.init(C.consumers() * 4);
+    for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
+    shared.tiles.ring.init(C.consumers() * 4);
+    ptx::fence_mbarrier_init();
   }
   ptx::sync_block();
   if constexpr (C.schedule.split) ptx::launch_next_grid();
@@ -381,15 +369,9 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
         while (loader.step()) {
         }
       }
-    } else if (C.converts() && warp < 8) {
-      if constexpr (C.converts()) {
-        ptx::release_registers<C.registers().converter>();
-        ForwardConverter<C> converter(p, shared, warp - 4);
-        converter.run();
-      }
     } else {
       ptx::claim_registers<C.registers().consumer>();
-      consume(warp / 4 - (C.converts() ? 2 : 1));
+      consume(warp / 4 - 1);
     }
   } else {
     consume(warp / 4);

@@ -18,7 +18,6 @@ namespace tandem::kernel_tests {
 struct EmulatedForward {
   ForwardConfig config;
   void (*kernel)(ForwardParams);
-  void (*mixed)(MixedForwardParams);         ///< the same of a Config that converts; the other is null
   void (*combine)(ForwardParams) = nullptr;  ///< of a Config with splits
 };
 
@@ -31,9 +30,6 @@ std::span<const EmulatedForward> widest_forwards();
 std::span<const EmulatedForward> general_forwards();
 /// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
 std::span<const EmulatedForward> split_forwards();
-/// The same on keys of 8 bits: those that share, and those that do not.
-std::span<const EmulatedForward> mixed_split_forwards();
-std::span<const EmulatedForward> mixed_forwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.

@@ -13,18 +13,9 @@ constexpr auto combine_of() -> void (*)(ForwardParams) {
   return nullptr;
 }
 
-template <ForwardConfig config>
-constexpr EmulatedForward emulated() {
-  if constexpr (config.converts()) {
-    return {config, nullptr, &tandem::forward<config>, combine_of<config>()};
-  } else {
-    return {config, &tandem::forward<config>, nullptr, combine_of<config>()};
-  }
-}
-
 template <ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
-  return {emulated<configs>()...};
+  return {EmulatedForward{configs, &tandem::forward<configs>, combine_of<configs>()}...};
 }
 
 }  // namespace tandem::kernel_tests

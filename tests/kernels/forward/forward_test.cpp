@@ -15,8 +15,7 @@ constexpr std::uint64_t cases_a_family = 6;
 
 std::vector<EmulatedForward> all_forwards() {
   std::vector<EmulatedForward> all;
-  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(),
-                             mixed_split_forwards(), mixed_forwards()}) {
+  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
@@ -74,12 +73,9 @@ harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::i
     spec.cache_batch = 1;
     spec.cache_index = {0};
   }
-  if (in_pages(config.keys)) {
-    const std::int64_t padding = config.keys == KeySource::padded_pages ? 6 : 0;
+  if (config.keys == KeySource::pages) {
     spec.page_size = keys % 2 == 0 ? 2 : 1;
-    spec.seqlen_k += padding;
-    spec.used_k = {spec.seqlen_k};
-    if (padding > 0) spec.leftpad = {padding};
+    spec.used_k = {keys};
   }
   return spec;
 }
@@ -108,7 +104,6 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   spec.used_k =
       GetParam().config.mask.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
   if (GetParam().config.keys == KeySource::entries) spec.cache_index = {0, 0};
-  if (GetParam().config.keys == KeySource::padded_pages) spec.leftpad = {6, 0};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;
