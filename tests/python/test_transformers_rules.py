@@ -345,8 +345,8 @@ def test_position_biases_and_wide_heads_go_to_pytorch_when_asked(instead: str) -
             model(ids, attention_mask=padding("right"), decoder_input_ids=ids[:, :4]).last_hidden_state
         )
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
-    wide = {"head_dim": 320, "num_attention_heads": 2, "num_key_value_heads": 1}
-    with pytest.raises(tandem.UnsupportedError, match='heads of 320 dimensions.*unsupported="sdpa"'):
+    wide = {"head_dim": 1032, "num_attention_heads": 2, "num_key_value_heads": 1}
+    with pytest.raises(tandem.UnsupportedError, match='heads of 1032 dimensions.*unsupported="sdpa"'):
         llama("tandem", **wide)(ids)
     mask = padding("left")
     assert mask is not None
