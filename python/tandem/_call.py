@@ -29,9 +29,6 @@ METADATA = (
 #: The last of METADATA: those that make k and v a cache.
 CACHE = METADATA[-3:]
 
-#: The largest head dimension, by device.
-WIDEST = {"cpu": 1024, "cuda": 256}
-
 #: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)
 
@@ -180,6 +177,11 @@ def pair(name: str, window: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise misfit(name, window, "window") from None
     return left, right
+
+
+def widest_head(device: str) -> int:
+    """The largest head dimension on a kind of device, by PyTorch's name of it."""
+    return 1024 if device == "cpu" else 256
 
 
 def lse_shape(q: Any) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[.
 
 
 def _is_ours(t: Tensor) -> bool:
-    return t.dtype != torch.float64 and t.shape[-1] <= _call.WIDEST[t.device.type]
+    return t.dtype != torch.float64 and t.shape[-1] <= _call.widest_head(t.device.type)
 
 
 def _problem(

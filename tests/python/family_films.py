@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from family_basics import padding, tokens
 from family_settings import TINY, VISION
-from family_sizes import HIERA, MASKS
+from family_sizes import MASKS, SAM2_VISION
 
 FRAMES = 3
 _GRID = 4  # patches along a side of an image
@@ -60,7 +60,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "sam2_video": {
         **_MEMORY,
         **_images(64),
-        "vision_config": HIERA,
+        "vision_config": SAM2_VISION,
         "memory_attention_feed_forward_hidden_size": 48,
     },
     "sam3_tracker_video": {
@@ -87,7 +87,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "new_det_thresh": 0.0,
         "det_nms_thresh": 0.0,
     },
-    "edgetam_video": {**_MEMORY, **_images(64), "vision_config": HIERA, **_PERCEIVER},
+    "edgetam_video": {**_MEMORY, **_images(64), "vision_config": SAM2_VISION, **_PERCEIVER},
 }
 
 

@@ -22,6 +22,16 @@ TINY = {
     "max_position_embeddings": 64,
 }
 VISION = {**TINY, "image_size": 32, "patch_size": 8}
+HIERA = {
+    "hidden_size": 16,
+    "embed_dim_per_stage": [16, 32, 48, 64],
+    "num_attention_heads_per_stage": [2, 2, 2, 2],
+    "blocks_per_stage": [1, 1, 2, 1],
+    "global_attention_blocks": [3],
+    "window_positional_embedding_background_size": [2, 2],
+    "window_size_per_stage": [8, 4, 2, 1],
+    "image_size": [64, 64],
+}
 _RESNET = {
     "model_type": "resnet",
     "embedding_size": 8,
@@ -339,19 +349,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "auxiliary_channels": 8,
         "hidden_size": 16,
     },
-    **dict.fromkeys(
-        ("sam2_hiera_det_model", "edgetam_hiera"),
-        {
-            "hidden_size": 16,
-            "embed_dim_per_stage": [16, 32, 48, 64],
-            "num_attention_heads_per_stage": [2, 2, 2, 2],
-            "blocks_per_stage": [1, 1, 2, 1],
-            "global_attention_blocks": [3],
-            "window_positional_embedding_background_size": [2, 2],
-            "window_size_per_stage": [8, 4, 2, 1],
-            "image_size": [64, 64],
-        },
-    ),
+    **dict.fromkeys(("sam2_hiera_det_model", "edgetam_hiera"), HIERA),
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 16},
     "nougat": {
         "encoder": {

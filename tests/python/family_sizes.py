@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from family_settings import TINY, VISION
+from family_settings import HIERA, TINY, VISION
 from transformers import ViTConfig
 
 _ATOMS = {
@@ -23,22 +23,18 @@ _SHARED_KEYS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 4,
 }
-HIERA = {
+SAM2_VISION = {
     "model_type": "sam2_vision_model",
     "fpn_hidden_size": 128,
     "backbone_channel_list": [64, 48, 32, 16],
     "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
-    "backbone_config": {
-        "model_type": "sam2_hiera_det_model",
-        "hidden_size": 16,
-        "embed_dim_per_stage": [16, 32, 48, 64],
-        "num_attention_heads_per_stage": [2, 2, 2, 2],
-        "blocks_per_stage": [1, 1, 2, 1],
-        "global_attention_blocks": [3],
-        "window_positional_embedding_background_size": [2, 2],
-        "window_size_per_stage": [8, 4, 2, 1],
-        "image_size": [64, 64],
-    },
+    "backbone_config": {**HIERA, "model_type": "sam2_hiera_det_model"},
+}
+_BIGVGAN = {
+    "mel_dim": 16,
+    "upsample_initial_channel": 32,
+    "upsample_rates": [3, 2],
+    "upsample_kernel_sizes": [7, 4],
 }
 MASKS = {"mlp_dim": 48, "num_attention_heads": 4, "iou_head_hidden_dim": 32}
 _DECODER = {**TINY, "num_key_value_heads": 2}
@@ -98,12 +94,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "text_config": {**_SHARED_KEYS, "model_type": "gemma4_unified_text", "num_kv_shared_layers": 2},
         "backbone_hidden_size": 32,
     },
-    "qwen2_5_omni_bigvgan": {
-        "mel_dim": 16,
-        "upsample_initial_channel": 32,
-        "upsample_rates": [3, 2],
-        "upsample_kernel_sizes": [7, 4],
-    },
+    "qwen2_5_omni_bigvgan": _BIGVGAN,
     "qwen2_5_omni_token2wav": {
         "dit_config": {
             "hidden_size": 32,
@@ -122,15 +113,10 @@ GIVEN: dict[str, dict[str, Any]] = {
             "enc_attention_channels": 8,
             "enc_se_channels": 8,
         },
-        "bigvgan_config": {
-            "mel_dim": 16,
-            "upsample_initial_channel": 32,
-            "upsample_rates": [3, 2],
-            "upsample_kernel_sizes": [7, 4],
-        },
+        "bigvgan_config": _BIGVGAN,
     },
     "edgetam": {
-        "vision_config": HIERA,
+        "vision_config": SAM2_VISION,
         "mask_decoder_config": {**MASKS, "hidden_size": 128},
         "prompt_encoder_config": {"hidden_size": 128, "image_size": 64, "patch_size": 16},
     },

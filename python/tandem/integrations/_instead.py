@@ -50,7 +50,7 @@ def lacking(
     if isinstance(mask, Tensor):
         return "a mask tensor", "pass a 2D mask, or " + SDPA
     head_dim = max(query.shape[-1], value.shape[-1])
-    widest = _call.WIDEST.get(query.device.type, _call.WIDEST["cuda"])
+    widest = _call.widest_head(query.device.type)
     if head_dim > widest:
         return f"heads of {head_dim} dimensions, more than {widest}", SDPA
     if query.dtype == torch.float64:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem._api import attention
 from tandem._cache import append_kv
+from tandem._call import widest_head
 from tandem._errors import UnsupportedError
 from tandem.integrations.vllm import NAME
 
@@ -194,7 +195,7 @@ class TandemBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 0 < head_size <= 256
+        return head_size % 8 == 0 and 0 < head_size <= widest_head("cuda")
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
