@@ -1,20 +1,44 @@
 #include "gpu/forward_params.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "gpu/param_fields.hpp"
+#include "problem/effective.hpp"
 
 namespace tandem::gpu {
 namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t size) {
+  return (n + size - 1) / size;
+}
 
 /// The (batch, query head) pairs whose causal tiles come head by head; those of the others are interleaved.
 /// On `sms` SMs of equal speed, the tiles that begin after the last of a sequence's longest should take as
 /// long as it does: m_blocks of its work, where a head has m_blocks (m_blocks + 1) / 2. It is twice as many
 /// heads, since SMs do not become free all at once.
-int heads_in_order(const Problem& p, std::int64_t m_blocks, int sms) {
+int heads_in_order(std::int64_t heads, std::int64_t m_blocks, int sms) {
   const std::int64_t interleaved = std::int64_t{2} * sms / (m_blocks + 1) + 1;
-  return as_int(std::max<std::int64_t>(0, p.heads_q * p.batch - interleaved));
+  return as_int(std::max<std::int64_t>(0, heads - interleaved));
 }
+
+/// What the rows of a tile are.
+struct TileRows {
+  HeadRows of_64;
+  std::int64_t queries;  ///< of a tile
+  std::int64_t heads;    ///< that tiles have, one each; of a group they may be fewer than its query heads
+
+  TileRows(const Problem& p, const Tiling& tiling)
+      : of_64(tiling.heads_as_rows ? best_head_rows(p) : HeadRows{}),
+        queries(tiling.block_m / 64 * of_64.queries),
+        heads(tiling.heads_as_rows ? of_64.tile_heads(p) : p.heads_q) {}
+
+  /// Rows of a tile that `count` queries take, or as many as there are.
+  [[nodiscard]] std::int64_t before(std::int64_t count) const {
+    const std::int64_t taken = std::min(count, queries);
+    return taken / of_64.queries * 64 + taken % of_64.queries * of_64.heads;
+  }
+};
 
 }  // namespace
 
@@ -23,8 +47,16 @@ TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded 
   const int box_rows = which == Loaded::q ? 64
                        : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
                                           : tiling.block_n;
-  return rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows,
-                         p.out.data);
+  TensorMapSpec spec =
+      rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows, p.out.data);
+  if (which == Loaded::q && tiling.heads_as_rows) {
+    const HeadRows rows = TileRows(p, tiling).of_64;
+    std::swap(spec.dims[1], spec.dims[2]);
+    std::swap(spec.strides[0], spec.strides[1]);
+    spec.box[1] = as_int(rows.heads);
+    spec.box[2] = as_int(rows.queries);
+  }
+  return spec;
 }
 
 LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
@@ -38,6 +70,7 @@ LoadedMaps forward_maps(const Problem& p, const Tiling& tiling) {
 ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                   const SplitParts& parts) {
+  const TileRows rows(p, tiling);
   return {.q = encode(maps[index_of(Loaded::q)]->spec),
           .k = encode(maps[index_of(Loaded::k)]->spec),
           .v = encode(maps[index_of(Loaded::v)]->spec),
@@ -57,14 +90,14 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .seqused_k = lengths_of(p.seqused_k),
           .tile_counter = tile_counter,
           .batch = as_int(p.batch),
-          .heads_q = as_int(p.heads_q),
+          .heads_q = as_int(rows.heads),
           .heads_kv = as_int(p.heads_kv),
           .rows_q = as_int(p.rows_q),
           .rows_k = as_int(p.rows_k),
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
-          .m_blocks = as_int(blocks_of(p.rows_q, tiling.block_m)),
-          .heads_in_order = heads_in_order(p, blocks_of(p.rows_q, tiling.block_m), sms),
+          .m_blocks = as_int(ceil_div(p.rows_q, rows.queries)),
+          .heads_in_order = heads_in_order(rows.heads * p.batch, ceil_div(p.rows_q, rows.queries), sms),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,
@@ -80,20 +113,21 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .part_lse = parts.lse,
           .split_ctas = parts.division.ctas,
           .split_blocks = parts.division.split_blocks,
-          .part_rows = parts.division.part_rows};
+          .part_rows = parts.division.part_rows,
+          .group = as_int(p.group()),
+          .row_heads = as_int(rows.of_64.heads),
+          .row_queries = as_int(rows.of_64.queries),
+          .row_heads_reciprocal = 65536 / as_int(rows.of_64.heads) + 1};
 }
 
 namespace {
-
-constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t size) {
-  return (n + size - 1) / size;
-}
 
 /// The most splits that a tile visits: as many as its sequence has, or as a window shows.
 std::int64_t most_splits(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
   const std::int64_t all = ceil_div(p.rows_k, split_size);
   if (p.window_left < 0 || p.window_right < 0) return std::max<std::int64_t>(1, all);
-  const std::int64_t seen = ceil_div(tiling.block_m + p.window_left + p.window_right, split_size) + 1;
+  const std::int64_t seen =
+      ceil_div(TileRows(p, tiling).queries + p.window_left + p.window_right, split_size) + 1;
   return std::clamp<std::int64_t>(all, 1, seen);
 }
 
@@ -102,7 +136,8 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
   const std::int64_t of_tiles = forward_tile_count(p, tiling) * most_splits(p, tiling, split_size);
   if (!p.packed_k || p.packed_q) return of_tiles;
   // Sequences whose keys follow each other in k have no more splits than these together.
-  const std::int64_t tiles = p.heads_q * ceil_div(p.rows_q, tiling.block_m);
+  const TileRows rows(p, tiling);
+  const std::int64_t tiles = rows.heads * ceil_div(p.rows_q, rows.queries);
   return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
 }
 
@@ -124,9 +159,10 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
       return d;
     }
     const std::int64_t items = split_items(p, tiling, split_size);
-    const std::int64_t rows = p.packed_q ? tiling.block_m : std::min<std::int64_t>(p.rows_q, tiling.block_m);
+    const TileRows rows(p, tiling);
     d.ctas = ctas_of(items);
-    d.part_rows = as_int(ceil_div(rows, combine_rows) * combine_rows);
+    d.part_rows =
+        p.packed_q ? tiling.block_m : as_int(ceil_div(rows.before(p.rows_q), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
     if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
@@ -141,7 +177,8 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
 }
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
-  return p.heads_q * tiles_of(p.rows_q, tiling.block_m, p.batch, p.packed_q);
+  const TileRows rows(p, tiling);
+  return rows.heads * tiles_of(p.rows_q, static_cast<int>(rows.queries), p.batch, p.packed_q);
 }
 
 }  // namespace tandem::gpu

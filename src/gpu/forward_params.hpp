@@ -12,8 +12,9 @@ namespace tandem::gpu {
 constexpr std::array<Loaded, 3> forward_loaded_tensors = {Loaded::q, Loaded::k, Loaded::v};
 
 /// How a kernel with this `tiling` reads a tensor: dimensions (head_dim, rows, heads, batch), boxes of one
-/// strip of columns by 64 rows (q), block_n rows (k, v) or the part of a page that goes into a block. Whether
-/// TMA can is for tma_can_read to say.
+/// strip of columns by 64 rows (q), block_n rows (k, v) or the part of a page that goes into a block. Of q
+/// with heads as rows: dimensions (head_dim, heads, rows, batch), boxes of the heads and queries that 64 rows
+/// of a tile have. Whether TMA can is for tma_can_read to say.
 TensorMapSpec forward_tensor_map(const Problem& problem, const Tiling& tiling, Loaded which);
 
 /// Those of all three, as they are.

@@ -177,6 +177,7 @@ std::string eight_bit_objection(const EightBitConfig& c) {
   if (c.tiling.block_n != quant_block) {
     return fmt::format("block_n {} is not {}, the rows of a scale block", c.tiling.block_n, quant_block);
   }
+  if (c.tiling.heads_as_rows) return "heads_as_rows is of 16-bit tiles: scales go by row of q";
   if (c.parts < 1 || c.part_columns() % 16 != 0) {
     return fmt::format("parts {} do not divide head_dim_v {} into multiples of 16", c.parts,
                        c.tiling.head_dim_v);

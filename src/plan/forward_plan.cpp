@@ -54,6 +54,19 @@ constexpr const char* few_queries =
 constexpr int few = 64;
 constexpr int worth_sharing = 256;
 
+/// Heads that share keys are rows of one tile where that makes fewer tiles than a tile a head: of the few
+/// queries that a sequence has, keys are then read once a KV head.
+bool takes_heads_as_rows(const Problem& p) {
+  return queries_of(p) <= few && best_head_rows(p).heads > 1;
+}
+
+/// Tiles of 64 rows, of which a head's queries are one if heads are not rows.
+double tiles_of_few_queries(const Problem& p) {
+  const HeadRows rows = takes_heads_as_rows(p) ? best_head_rows(p) : HeadRows{};
+  return static_cast<double>(std::max<std::int64_t>(p.batch, 1) * rows.tile_heads(p) *
+                             ((queries_of(p) + rows.queries - 1) / rows.queries));
+}
+
 /// Whether CTAs share the keys of a step of generation or of a few queries at once (docs/kernels/decode.md
 /// has the numbers). A tile alone is read at the rate of one multiprocessor; shared ones at that of the
 /// memory, and `combine` takes its time. Lengths that only the device knows may be very unequal: whole tiles
@@ -63,15 +76,13 @@ bool shares_keys(const Problem& p) {
   constexpr double alone = 43e3;      // bytes a microsecond, one multiprocessor
   constexpr double together = 4.1e6;  // all of them
   constexpr double combining = 7;     // microseconds
-  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
-  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
-  const std::int64_t keys = p.packed_k ? p.rows_k / batch : p.rows_k;
-  const auto heads = static_cast<double>(batch * p.heads_q);  // a tile each
-  if (queries > few || keys < worth_sharing || heads >= 4 * multiprocessors) return false;
+  const std::int64_t keys = p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : p.rows_k;
+  const double count = tiles_of_few_queries(p);
+  if (queries_of(p) > few || keys < worth_sharing || count >= 4 * multiprocessors) return false;
   if (has_lengths(p)) return true;
   const double bytes = static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * 2;
-  const double shared = heads * bytes / together + combining;
-  return shared < std::ceil(heads / multiprocessors) * bytes / alone && heads < multiprocessors;
+  const double shared = count * bytes / together + combining;
+  return shared < std::ceil(count / multiprocessors) * bytes / alone && count < multiprocessors;
 }
 
 /// As many stages as shared memory holds: what is in flight hides the latency of global memory.
@@ -82,15 +93,19 @@ ForwardConfig with_most_stages(ForwardConfig c) {
   return c;
 }
 
-ForwardConfig with_shared_keys(ForwardConfig c) {
+/// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
+/// kernel serves both, and the mask costs nothing where no query feels it.
+ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
   const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
   c.tiling.block_m = few;
   c.tiling.block_n = width <= 256 ? 128 : 64;
   c.mask.varlen = true;
-  c.schedule = {.pingpong = false, .split = true};
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  c.schedule = {.pingpong = false, .split = shared};
   return with_most_stages(c);
 }
 
+constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
 constexpr const char* fixed_parts =
     "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
     "order";
@@ -100,15 +115,12 @@ constexpr const char* fixed_tiles =
 /// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
-  constexpr std::int64_t enough_tiles =
-      4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
+  constexpr double enough_tiles = 4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
   const auto rounded = [](std::int64_t head_dim) { return (head_dim + 63) / 64 * 64; };
   c.tiling.block_n = rounded(p.head_dim_qk) + rounded(p.head_dim_v) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
-  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
-  const std::int64_t queries = p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
-  const bool shared = queries <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
-                      batch * p.heads_q < enough_tiles;
+  const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
+                      tiles_of_few_queries(p) < enough_tiles;
   if (shared) {
     c.tiling.block_m = few;
     c.mask.varlen = true;
@@ -210,29 +222,32 @@ ForwardConfig choose_forward_config(const Problem& p) {
                                  : ScoreTransform::scaled;
   c.mask.varlen = has_lengths(p);
   c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
+  c.tiling.heads_as_rows = takes_heads_as_rows(p);
   if (p.split_size > 0) return with_fixed_splits(c, p);
-  if (shares_keys(p)) return with_shared_keys(c);
+  const bool shared = shares_keys(p);
+  if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
 }
 
 namespace {
 
-/// Steps of generation: from rows and from pages, of one query or of a few.
+/// Steps of generation: from rows and from pages, of one query or of a few, of one head or several in a tile.
 void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
     for (const Element element : {Element::bf16, Element::f16}) {
       if (qk == 192 && element == Element::f16) continue;
       for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
-        for (const bool causal : {false, true}) {
-          ForwardConfig c;
-          c.tiling.element = element;
-          c.tiling.head_dim_qk = qk;
-          c.tiling.head_dim_v = v;
-          c.mask.causal = causal;
-          c.keys = keys;
-          configs.push_back(with_shared_keys(c));
-        }
+        ForwardConfig c;
+        c.tiling.element = element;
+        c.tiling.head_dim_qk = qk;
+        c.tiling.head_dim_v = v;
+        c.keys = keys;
+        configs.push_back(with_few_queries(c, true));
+        c.mask.causal = true;
+        configs.push_back(with_few_queries(c, true));
+        c.tiling.heads_as_rows = true;
+        for (const bool shared : {false, true}) configs.push_back(with_few_queries(c, shared));
       }
     }
   }
@@ -283,19 +298,32 @@ int forward_local_bytes_allowed(const ForwardConfig& c) {
   return c.tiling.head_dim_v <= 192 || c.tiling.block_n != 80 || c.mask.varlen ? 0 : c.mask.causal ? 8 : 12;
 }
 
+namespace {
+
+/// What the rows of a tile are, in words.
+std::string rows_of(const Problem& p, const Tiling& tiling) {
+  if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
+  const HeadRows rows = best_head_rows(p);
+  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / 64 * rows.queries,
+                     rows.heads);
+}
+
+}  // namespace
+
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const char* const why =
-      c.schedule.invariant ? (c.schedule.split ? fixed_parts : fixed_tiles)
-      : c.schedule.split   ? few_queries
-                           : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
-                                          c.mask.causal || c.mask.local, keys_of(problem, c), c.mask.varlen)
-                               .why;
+  const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
+                          : c.schedule.split       ? few_queries
+                          : c.tiling.heads_as_rows ? few_rows
+                                                   : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
+                                                                  c.mask.causal || c.mask.local,
+                                                                  keys_of(problem, c), c.mask.varlen)
+                                                         .why;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
-      fmt::format("tile {} queries x {} keys, {} stages, ping-pong {}: {}", c.tiling.block_m,
+      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
       fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static",
                   c.schedule.invariant ? "every block moves its rows' maxima"

@@ -1,5 +1,7 @@
 #include "problem/effective.hpp"
 
+#include <algorithm>
+
 namespace tandem {
 
 // Query 0 sees rows_k - rows_q + window_right at most, the last one rows_k - 1 - window_left at least: a
@@ -25,6 +27,28 @@ void fold_heads_into_rows(Problem& p) {
     o->head_stride *= p.rows_q;
   }
   p.window_right = -1;  // the one query sees every key
+}
+
+std::int64_t queries_of(const Problem& p) {
+  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1);
+  return p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
+}
+
+HeadRows best_head_rows(const Problem& p) {
+  const auto ceil_div = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
+  const std::int64_t queries = std::max<std::int64_t>(queries_of(p), 1);
+  HeadRows best;
+  std::int64_t fewest = p.group() * ceil_div(queries, best.queries);
+  // `parts` of a group are as many tiles at least.
+  for (std::int64_t parts = ceil_div(p.group(), 64); parts < std::min(p.group(), fewest); ++parts) {
+    const std::int64_t heads = ceil_div(p.group(), parts);
+    const HeadRows rows{.heads = heads, .queries = 64 / heads};
+    const std::int64_t tiles = ceil_div(p.group(), heads) * ceil_div(queries, rows.queries);
+    if (tiles >= fewest) continue;
+    best = rows;
+    fewest = tiles;
+  }
+  return best;
 }
 
 }  // namespace tandem

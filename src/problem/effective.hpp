@@ -1,4 +1,4 @@
-// The problem that a kernel sees: which masks it needs, and heads as rows where nothing tells them apart.
+// The problem that a kernel sees: which masks it needs, and which heads are rows of one tile.
 #pragma once
 
 #include "problem/problem.hpp"
@@ -15,5 +15,23 @@ bool has_lengths(const Problem& problem);
 /// step of generation then reads the keys that heads share once, not once a head. Leaves other problems as
 /// they are.
 void fold_heads_into_rows(Problem& problem);
+
+/// Queries of a sequence: the mean, rounded up, where they are packed.
+std::int64_t queries_of(const Problem& problem);
+
+/// How query heads that share keys divide 64 rows of a tile: `heads` of each of `queries` queries.
+struct HeadRows {
+  std::int64_t heads = 1;
+  std::int64_t queries = 64;
+
+  /// Tiles that all heads of a query take: several of a group that has more heads.
+  [[nodiscard]] std::int64_t tile_heads(const Problem& p) const {
+    return p.heads_kv * ((p.group() + heads - 1) / heads);
+  }
+};
+
+/// The division with the fewest tiles of 64 rows for queries_of(problem) queries, and of those the one with
+/// the most heads, which reads keys least often.
+HeadRows best_head_rows(const Problem& problem);
 
 }  // namespace tandem

@@ -24,6 +24,8 @@ class EmulatedGpu : public harness::Runner {
       for (const EmulatedForward& kernel : kernels)
         sharing_.push_back(std::make_unique<EmulatorRunner>(kernel));
     }
+    for (const EmulatedForward& kernel : heads_as_rows_forwards())
+      grouped_.push_back(std::make_unique<EmulatorRunner>(kernel));
   }
   [[nodiscard]] std::string name() const override { return "emulated gpu"; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
@@ -62,9 +64,13 @@ class EmulatedGpu : public harness::Runner {
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
            config.softcap == (c.options.softcap > 0.0F);
   }
-  /// Few queries take the kernels that share keys, as the plan has it.
+  /// Few queries take the kernels that share keys, and those of grouped heads the kernels with heads as rows,
+  /// as the plan has it.
   [[nodiscard]] harness::Runner* find(const harness::Case& spec) const {
     const bool few = spec.rows_q() <= 64 * std::max<std::int64_t>(spec.batch, 1);
+    for (const auto& runner : grouped_) {
+      if (few && spec.heads_q > spec.heads_kv && runner->refuses(spec).empty()) return runner.get();
+    }
     for (const auto& runner : few ? sharing_ : runners_) {
       if (runner->refuses(spec).empty()) return runner.get();
     }
@@ -75,7 +81,7 @@ class EmulatedGpu : public harness::Runner {
     throw std::logic_error("no kernel was compiled for it");
   }
 
-  std::vector<std::unique_ptr<EmulatorRunner>> runners_, sharing_;
+  std::vector<std::unique_ptr<EmulatorRunner>> runners_, sharing_, grouped_;
 };
 
 /// A test of which no case was small enough would pass without having tried anything; one whose cases were

@@ -72,6 +72,30 @@ TEST(ForwardTensorMap, DescribesRowsHeadsAndBatches) {
   EXPECT_EQ(workspace_bytes(p, c), 0U);
 }
 
+/// Boxes of heads by rows: in shared memory the heads of a query follow each other.
+TEST(ForwardTensorMap, HeadsAsRowsAreInnerToRows) {
+  Problem p = contiguous();
+  p.rows_q = 5;
+  Tiling tiling{.block_m = 64, .heads_as_rows = true};
+  const TensorMapSpec q = forward_tensor_map(p, tiling, Loaded::q);
+  EXPECT_EQ(q.dims, (std::array<std::int64_t, 5>{128, 8, 5, 2, 0}));
+  EXPECT_EQ(q.strides, (std::array<std::int64_t, 4>{128 * 2, 8 * 128 * 2, 100 * 8 * 128 * 2, 0}));
+  EXPECT_EQ(q.box, (std::array<int, 5>{64, 4, 16, 1, 0}));
+  const ForwardParams params = params_of(p, tiling);
+  EXPECT_EQ(params.heads_q, 2) << "a tile has the four query heads of a KV head";
+  EXPECT_EQ(params.group, 4);
+  EXPECT_EQ(params.row_heads, 4);
+  EXPECT_EQ(params.row_queries, 16);
+  EXPECT_EQ(params.m_blocks, 1);
+}
+
+/// Rows divide by a multiplication.
+TEST(ForwardParameters, TheReciprocalDividesEveryRow) {
+  for (int heads = 1; heads <= 64; ++heads) {
+    for (int row = 0; row < 64; ++row) ASSERT_EQ(row * (65536 / heads + 1) >> 16, row / heads) << heads;
+  }
+}
+
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
   Problem p = contiguous();
   p.head_dim_qk = 96;

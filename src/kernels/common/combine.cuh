@@ -13,11 +13,11 @@ namespace tandem {
 
 /// Writes a row, of which each lane has four columns of every 128.
 template <Tiling T, int vectors>
-TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex& t, int query,
+TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex& t, const tile::TileRow& row,
                                   const ptx::Float4 (&sum)[vectors], float factor, float lse) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  if (lane == 0) output.store_lse(t, query, lse);
-  u16* const out = output.out_row(t, query);
+  if (lane == 0) output.store_lse(t, row.query, row.head, lse);
+  u16* const out = output.out_row(t, row.query, row.head);
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int col = v * 128 + lane * 4;
@@ -60,10 +60,10 @@ struct CombineRow {
     return top;
   }
 
-  TANDEM_DEVICE void merge(const tile::TileIndex& t, int query) {
+  TANDEM_DEVICE void merge(const tile::TileIndex& t, const tile::TileRow& own) {
     tile::Output<C.tiling> output{p, 0, 0};
     const float sink =
-        p.sink != nullptr ? ptx::load_global(p.sink + t.head * p.sink_stride) : -ptx::infinity();
+        p.sink != nullptr ? ptx::load_global(p.sink + own.head * p.sink_stride) : -ptx::infinity();
     const float largest_part = largest();
     const float top = ptx::fmax(largest_part, sink);
     const float base = top == -ptx::infinity() ? 0.0F : top;
@@ -95,15 +95,15 @@ struct CombineRow {
     // A NaN among the parts' LSE is not their largest, but is in the sum.
     const bool seen = largest_part != -ptx::infinity() || total != total;
     const float factor = seen ? ptx::reciprocal(total) : 0.0F;
-    store_combined<C.tiling>(output, t, query, sum, factor,
+    store_combined<C.tiling>(output, t, own, sum, factor,
                              seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
   }
 };
 
 /// One row of a tile of a call with a fixed split size, whose parts are [first, first + count).
 template <ForwardConfig C>
-TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t, int query, int row,
-                                    u32 first, u32 count) {
+TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileIndex& t,
+                                    const tile::TileRow& own, int row, u32 first, u32 count) {
   constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   tile::Output<C.tiling> output{p, 0, 0};
@@ -127,14 +127,14 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
     }
   }
   const bool has_sink = p.sink != nullptr;
-  const float sink = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
+  const float sink = has_sink ? ptx::load_global(p.sink + own.head * p.sink_stride) : 0.0F;
   float factor = 0.0F;
   const float lse = merge.finish(has_sink, sink, factor);
   if (factor == 0.0F) {
 #pragma unroll
     for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
   }
-  store_combined<C.tiling>(output, t, query, sum, factor, lse);
+  store_combined<C.tiling>(output, t, own, sum, factor, lse);
 }
 
 /// The tiles of such a call, each part_rows / combine_rows CTAs.
@@ -149,9 +149,9 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   if (!line.locate_tile(number, t, start, cost) || cost == 1) return;
   const int row = static_cast<int>((ptx::block_index() - number * groups) * combine_rows +
                                    ptx::thread_index() / warp_size);
-  const int query = t.m * C.tiling.block_m + row;
+  const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
   ptx::wait_for_previous_grid();
-  if (query < t.end_q) combine_in_order<C>(p, t, query, row, start, query < t.seqlen_q ? cost : 0);
+  if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
 }
 
 /// At least four CTAs an SM: without a number ptxas takes 40 registers a thread, for six of them, and puts 12
@@ -177,14 +177,14 @@ TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 4) combine(const __grid
   while (end < ctas && begin(end) < start + cost) ++end;
   const int row =
       static_cast<int>(ptx::block_index() % groups * combine_rows + ptx::thread_index() / warp_size);
-  const int query = t.m * C.tiling.block_m + row;
+  const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
   ptx::wait_for_previous_grid();
-  if (query >= t.end_q) return;
-  if (query >= t.seqlen_q) {
-    CombineRow<C>{p, row, 0, 0, 0}.merge(t, query);
+  if (own.query >= t.end_q) return;
+  if (own.query >= t.seqlen_q) {
+    CombineRow<C>{p, row, 0, 0, 0}.merge(t, own);
     return;
   }
-  CombineRow<C>{p, row, tile::part_of_head(cta - 1), cta, end - cta + 1}.merge(t, query);
+  CombineRow<C>{p, row, tile::part_of_head(cta - 1), cta, end - cta + 1}.merge(t, own);
 }
 
 }  // namespace tandem

@@ -115,12 +115,13 @@ constexpr const char* part_name() {
 template <typename T, typename F>
 requires is<T, Tiling>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n] = x;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, heads_as_rows] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
+  f("heads_as_rows", heads_as_rows);
 }
 
 template <typename T, typename F>

@@ -84,7 +84,9 @@ constexpr ForwardConfig combine_config(const ForwardConfig& c) {
 }
 
 struct ForwardParams {
-  TensorMap q, k, v;   ///< dimensions (head_dim, rows, heads, batch); boxes: one strip of a SharedTile
+  /// Dimensions (head_dim, rows, heads, batch), or of q with heads_as_rows (head_dim, heads, rows, batch);
+  /// boxes: one strip of a SharedTile.
+  TensorMap q, k, v;
   const void* q_data;  ///< what the maps of q and k describe
   const void* k_data;
   void* out;
@@ -98,13 +100,13 @@ struct ForwardParams {
   LengthArray cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   unsigned int* tile_counter;  ///< 0 before the launch (dynamic); null where every tile has a block
   int batch;
-  int heads_q;
+  int heads_q;  ///< with heads_as_rows, tiles' heads: those of a KV head may be several
   int heads_kv;
   int rows_q;  ///< rows of q in a batch entry, or in all when packed
   int rows_k;
   int head_dim_qk;     ///< the true one
   int head_dim_v;      ///< the true one, as out has it
-  int m_blocks;        ///< tiles of block_m queries in rows_q (dense schedule)
+  int m_blocks;        ///< tiles in rows_q (dense schedule)
   int heads_in_order;  ///< (batch, head) pairs whose tiles come head by head; the others interleave (causal)
   int window_left;     ///< INT_MAX: unbounded
   int window_right;    ///< INT_MAX: unbounded
@@ -123,6 +125,11 @@ struct ForwardParams {
   // without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split
   int part_rows;     ///< a multiple of combine_rows
+  // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
+  int group;  ///< query heads that share keys
+  int row_heads;
+  int row_queries;
+  int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
 };
 
 }  // namespace tandem

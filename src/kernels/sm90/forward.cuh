@@ -156,9 +156,11 @@ struct ForwardConsumer {
 /// Computes tile `t` and replaces it by the next one; false if there is none.
 template <ForwardConfig C>
 TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
-  const int first_query = t.index.m * C.tiling.block_m + warpgroup * 64;
+  const int first_query = C.tiling.heads_as_rows ? tile::first_query<C.tiling>(p, t.index.m, warpgroup)
+                                                 : t.index.m * C.tiling.block_m + warpgroup * 64;
+  const int queries = tile::queries_of_64<C.tiling>(p);
   const tile::BlockRange own =
-      tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + 64);
+      tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + queries);
   float s[scores];
   float o[outputs];
   u32 probabilities[scores / 2];
@@ -179,7 +181,10 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
     tile::transform_scores<C.transform>(s, p);
-    if (masked) tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n, position);
+    if (masked) {
+      tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, position));
+    }
   };
   auto exponentials = [&](auto& seen) {
     softmax.update(seen, rescale, scale_log2);
@@ -207,11 +212,12 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     release_scores();
     tile::transform_scores<C.transform>(s, p);
     auto masked_exponentials = [&](auto& seen) {
-      tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n, position);
+      tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, position));
       exponentials(seen);
     };
-    if (ptx::ballot(t.visible.end_key(first_query + 63) - block * C.tiling.block_n <= C.tiling.block_n / 2) !=
-        0) {
+    if (ptx::ballot(t.visible.end_key(first_query + (queries - 1)) - block * C.tiling.block_n <=
+                    C.tiling.block_n / 2) != 0) {
       masked_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
 #pragma unroll
       for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
@@ -267,8 +273,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling.element, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n,
-                                                      position);
+          tile::load_scores<C.tiling, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n, position);
           tile::transform_scores<C.transform>(s, p);
           exponentials(s);
         }
@@ -352,6 +357,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
     for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
     shared.tiles.ring.init(C.consumers() * 4);
     ptx::fence_mbarrier_init();
+  }
+  for (int w = 0; w < C.consumers(); ++w) {
+    for (auto& q : shared.q[w]) {
+      tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
+    }
   }
   ptx::sync_block();
   if constexpr (C.schedule.split) ptx::launch_next_grid();

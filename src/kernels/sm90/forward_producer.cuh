@@ -88,17 +88,16 @@ struct ForwardLoader {
     tile::load_pages(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
                      static_cast<int>(ptx::thread_index()) % warp_size, hint());
   }
-  TANDEM_DEVICE ptx::CacheHint hint() const {
-    return tile::hint_of<C.schedule.split, C.tiling.block_m>(t.index);
-  }
+  TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
-    const int row = t.index.begin_q + t.index.m * C.tiling.block_m;
+    const int row = t.index.begin_q + tile::first_query<C.tiling>(p, t.index.m, 0);
     for (int w = 0; w < C.consumers(); ++w) {
       if (!by_all_lanes || leader) {
-        ptx::Mbarrier& full = shared.q_ring[w].acquire(q_at, Shared::QTile::bytes);
-        shared.q[w][q_at.stage].load(p.q, full, row + w * 64, t.index.head, p.packed_q ? 0 : t.index.batch,
-                                     ptx::CacheHint::first);
+        ptx::Mbarrier& full =
+            shared.q_ring[w].acquire(q_at, tile::queries_bytes<C.tiling, typename Shared::QTile>(p));
+        tile::load_queries<C.tiling>(shared.q[w][q_at.stage], full, p, t.index,
+                                     row + w * tile::queries_of_64<C.tiling>(p));
       }
       if (w == 0) load_k(t.blocks.end - 1);
     }

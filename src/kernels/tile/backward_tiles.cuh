@@ -83,7 +83,7 @@ struct BackwardTiles {
 
   const BackwardParams& p;
   int round = 0;
-  tile::VarlenBlocks<C.tile_keys()> varlen;
+  tile::VarlenBlocks varlen;
 
   TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params) : p(params) {}
 
@@ -98,7 +98,7 @@ struct BackwardTiles {
     if constexpr (C.mask.varlen) {
       tile::VarlenBlock b;
       const tile::VarlenSide keys{p.cu_seqlens_k, p.seqused_k, p.rows_k, p.batch, p.heads_kv, p.packed_k};
-      if (!varlen.locate(keys, number, b)) return false;
+      if (!varlen.locate(keys, C.tile_keys(), number, b)) return false;
       t.n = ith_tile(b.block, b.blocks);
       t.head_kv = b.head;
       t.batch = b.batch;

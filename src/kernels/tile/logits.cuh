@@ -55,7 +55,7 @@ TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block
 /// whose exponentials have overflowed, after its K in shared memory has been released. `query` and `key` are
 /// the sequence positions of the warpgroup's tile origin.
-template <Element element, KeySource keys = KeySource::rows, int n>
+template <Tiling T, KeySource keys = KeySource::rows, int n>
 TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
                                const FragmentPosition& position) {
   const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
@@ -69,9 +69,10 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // Rows past the sequence's end are computed and not stored, so any row will do.
-    const i64 row = t.begin_q + min(query + position.row(h), t.seqlen_q - 1);
+    const TileRow at = row_at<T>(p, t, query, position.row(h));
+    const i64 row = t.begin_q + min(at.query, t.seqlen_q - 1);
     q[h] = static_cast<const u16*>(p.q_data) + (p.packed_q ? 0 : t.batch) * p.q_stride.batch +
-           t.head * p.q_stride.head + row * p.q_stride.row;
+           at.head * p.q_stride.head + row * p.q_stride.row;
   }
   // Registers cannot be indexed: each iteration shifts the scores by four and appends four.
 #pragma unroll 1
@@ -98,8 +99,8 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
       for (int i = 0; i < 4; ++i) {
         const u32 x = pair(q[i / 2], d);
         const u32 y = pair(keys == KeySource::pages ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
-        s[n - 4 + i] = ptx::fma(unpack_low<element>(x), unpack_low<element>(y), s[n - 4 + i]);
-        s[n - 4 + i] = ptx::fma(unpack_high<element>(x), unpack_high<element>(y), s[n - 4 + i]);
+        s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), unpack_low<T.element>(y), s[n - 4 + i]);
+        s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), unpack_high<T.element>(y), s[n - 4 + i]);
       }
     }
   }

@@ -97,11 +97,12 @@ TANDEM_DEVICE int columns_below(int end) {
 }
 
 /// Sets scores of invisible keys to -inf. `query` and `key` are the sequence positions of the warpgroup's
-/// tile origin. Columns are bits of a word, from which ptxas sets seven predicates at a time (R2P); written
-/// as comparisons, each column would be compared with both edges.
-template <int n>
+/// tile origin, from which `position` counts queries (rows, or as tile/rows.cuh has them). Columns are bits
+/// of a word, from which ptxas sets seven predicates at a time (R2P); written as comparisons, each column
+/// would be compared with both edges.
+template <int n, typename Position>
 TANDEM_DEVICE void apply_mask(float (&s)[n], const Visibility& v, int query, int key,
-                              const FragmentPosition& position) {
+                              const Position& position) {
   constexpr int bits = 24;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

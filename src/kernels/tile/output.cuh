@@ -26,6 +26,7 @@ struct Output {
   TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
   TANDEM_DEVICE void store_empty(const TileIndex& t);
+  TANDEM_DEVICE void store_empty_heads(const TileIndex& t);
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,
                                 int part);
   TANDEM_DEVICE void store_empty_part(const TileIndex& t, int part);
@@ -33,28 +34,46 @@ struct Output {
                                   bool opens, bool closes);
   TANDEM_DEVICE i64 part_row(int part, int row) const;
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
-  TANDEM_DEVICE u16* out_row(const TileIndex& t, int query) const;
-  TANDEM_DEVICE void store_lse(const TileIndex& t, int query, float value);
+  TANDEM_DEVICE u16* out_row(const TileIndex& t, int query, int head) const;
+  /// Query and query head of row `row` of the warpgroup. What a row of one head is stands here as it did
+  /// without tile/rows.cuh: a function more changes ptxas's schedule of all kernels.
+  TANDEM_DEVICE int query_of(const TileIndex& t, int row) const {
+    if constexpr (!T.heads_as_rows) return t.m * T.block_m + warpgroup * 64 + row;
+    return row_at<T>(p, t, first_query<T>(p, t.m, warpgroup), row).query;
+  }
+  TANDEM_DEVICE int head_of(const TileIndex& t, int row) const {
+    if constexpr (!T.heads_as_rows) return t.head;
+    return row_at<T>(p, t, 0, row).head;
+  }
+  /// The sink of its head; 0 without sinks.
+  TANDEM_DEVICE float sink_of(const TileIndex& t, int row) const {
+    return p.sink != nullptr ? ptx::load_global(p.sink + head_of(t, row) * p.sink_stride) : 0.0F;
+  }
+  /// How many rows, from the first on, are of queries before `end`, with those that are none.
+  TANDEM_DEVICE int rows_until(const TileIndex& t, int end) const {
+    return min(queries_of_64<T>(p), end - first_query<T>(p, t.m, warpgroup)) * p.row_heads;
+  }
+  TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value);
 };
 
 template <Tiling T, bool invariant>
-TANDEM_DEVICE u16* Output<T, invariant>::out_row(const TileIndex& t, int query) const {
+TANDEM_DEVICE u16* Output<T, invariant>::out_row(const TileIndex& t, int query, int head) const {
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
-  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + t.head * p.out_stride.head +
+  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
          row * p.out_stride.row;
 }
 
 /// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
 template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_lse(const TileIndex& t, int query, float value) {
+TANDEM_DEVICE void Output<T, invariant>::store_lse(const TileIndex& t, int query, int head, float value) {
   if (p.lse == nullptr) return;
   if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
-    value = ptx::load_global(p.sink + t.head * p.sink_stride);
+    value = ptx::load_global(p.sink + head * p.sink_stride);
   }
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
-  float* lse = p.lse + batch * p.lse_stride.batch + t.head * p.lse_stride.head + row * p.lse_stride.row;
+  float* lse = p.lse + batch * p.lse_stride.batch + head * p.lse_stride.head + row * p.lse_stride.row;
   ptx::store_global(lse, value);
 }
 
@@ -83,17 +102,20 @@ TANDEM_DEVICE void Output<T, invariant>::store(const TileIndex& t, float (&o)[ou
   ptx::trace(TraceEvent::stores);
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
-  const float sink_log2 = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e : 0.0F;
+  const float sink_log2 = (T.heads_as_rows ? false : has_sink)
+                              ? ptx::load_global(p.sink + t.head * p.sink_stride) * log2_e
+                              : 0.0F;
   float factor[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
-    float lse = softmax.finish(h, has_sink, sink_log2, factor[h]);
+    const int query = query_of(t, position.row(h));
+    float lse = softmax.finish(h, has_sink,
+                               T.heads_as_rows ? sink_of(t, position.row(h)) * log2_e : sink_log2, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, head_of(t, position.row(h)), lse);
   }
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
   if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
@@ -116,9 +138,9 @@ TANDEM_DEVICE void Output<T, invariant>::store_words(const TileIndex& t, const f
   const FragmentPosition position(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
+    const int query = query_of(t, position.row(h));
     const int first_col = 8 * quad_lane;
-    u16* const first = out_row(t, query) + first_col;
+    u16* const first = out_row(t, query, head_of(t, position.row(h))) + first_col;
     const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
     for (int g = 0; g < T.head_dim_v / 32; ++g) {
@@ -137,16 +159,31 @@ TANDEM_DEVICE void Output<T, invariant>::store_words(const TileIndex& t, const f
 /// Writes a tile whose queries see no key: out 0, LSE -inf, or the sink as store_lse has it.
 template <Tiling T, bool invariant>
 TANDEM_DEVICE void Output<T, invariant>::store_empty(const TileIndex& t) {
+  if constexpr (T.heads_as_rows) return store_empty_heads(t);
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
   constexpr int units = T.head_dim_v / 8;
   // One thread writes each row's LSE. Inside the loop below it cost kernels of 256 columns 150 bytes of
   // stack.
-  if (thread < rows) store_lse(t, first + thread, -ptx::infinity());
+  if (thread < rows) store_lse(t, first + thread, t.head, -ptx::infinity());
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
     const int col = i % units * 8;
-    store_columns(out_row(t, query) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+    store_columns(out_row(t, query, t.head) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+  }
+}
+
+/// The same of heads as rows, of which some may be none.
+template <Tiling T, bool invariant>
+TANDEM_DEVICE void Output<T, invariant>::store_empty_heads(const TileIndex& t) {
+  constexpr int units = T.head_dim_v / 8;
+  for (int i = thread; i < rows_until(t, t.end_q) * units; i += warpgroup_size) {
+    const int query = query_of(t, i / units);
+    const int head = head_of(t, i / units);
+    const int col = i % units * 8;
+    if (query >= t.end_q) continue;
+    if (col == 0) store_lse(t, query, head, -ptx::infinity());
+    store_columns(out_row(t, query, head) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
   }
 }
 
@@ -168,7 +205,8 @@ TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&
     float factor = 0.0F;
     const float lse = softmax.finish(h, false, 0.0F, factor);
     const bool empty = factor == 0.0F;  // O is then 0, whatever a NaN in V has made of it
-    const bool used = t.m * T.block_m + row < t.seqlen_q;
+    const int query = T.heads_as_rows ? query_of(t, position.row(h)) : t.m * T.block_m + row;
+    const bool used = query < t.seqlen_q;
     const i64 at = part_row(part, row);
     if (used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
     float* const out = p.part_out + at * T.head_dim_v + 8 * quad_lane;
@@ -195,7 +233,8 @@ TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&
 /// The same of keys that no query of the tile sees: an LSE of -inf and an O of 0.
 template <Tiling T, bool invariant>
 TANDEM_DEVICE void Output<T, invariant>::store_empty_part(const TileIndex& t, int part) {
-  const int rows = min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
+  const int rows =
+      T.heads_as_rows ? rows_until(t, t.seqlen_q) : min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
   const i64 at = part_row(part, warpgroup * 64);
   if (thread < rows) ptx::store_global(p.part_lse + at + thread, -ptx::infinity());
   auto* const words = reinterpret_cast<ptx::Vec4*>(p.part_out + at * T.head_dim_v);
@@ -245,16 +284,17 @@ TANDEM_DEVICE void Output<T, invariant>::store_merged(const TileIndex& t, float 
   }
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
-  const float sink = has_sink ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
+  const float sink =
+      (T.heads_as_rows ? false : has_sink) ? ptx::load_global(p.sink + t.head * p.sink_stride) : 0.0F;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int query = t.m * T.block_m + warpgroup * 64 + position.row(h);
-    float lse = rows[h].finish(has_sink, sink, factor[h]);
+    const int query = query_of(t, position.row(h));
+    float lse = rows[h].finish(has_sink, T.heads_as_rows ? sink_of(t, position.row(h)) : sink, factor[h]);
     if (query >= t.seqlen_q) {  // past the end: whatever was computed there is no result
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, lse);
+    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, head_of(t, position.row(h)), lse);
   }
 #pragma unroll
   for (int i = 0; i < outputs; ++i) {

@@ -5,21 +5,9 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
 #include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/rows.cuh"
 
 namespace tandem::tile {
-
-/// One tile of queries: block `m` of (head, batch), and the rows of its sequence.
-struct TileIndex {
-  int m = 0;
-  int head = 0;
-  int batch = 0;
-  int batch_k = 0;  ///< the entry of k and v, where that is chosen by index
-  int begin_q = 0;  ///< first row of the sequence in q, and in k
-  int begin_k = 0;
-  int seqlen_q = 0;  ///< rows in use
-  int seqlen_k = 0;
-  int end_q = 0;  ///< rows of q, with those that are not in use: they are written too
-};
 
 /// Clamps a row count or offset, so that no content of the user's arrays leads outside the tensors.
 TANDEM_DEVICE int clamp_to(int value, int low, int high) {
@@ -172,12 +160,11 @@ struct VarlenBlock {
 /// Blocks of `size` rows of such sequences, numbered sequence by sequence and in each head by head. Each warp
 /// walks the sequences 32 at a time with a prefix sum. A CTA's tile numbers ascend, so it continues where it
 /// stopped. All 32 lanes call.
-template <int size>
 struct VarlenBlocks {
   int first = 0;   ///< sequence of lane 0
   int before = 0;  ///< tiles of the sequences before `first`
 
-  TANDEM_DEVICE bool locate(const VarlenSide& side, int tile, VarlenBlock& t) {
+  TANDEM_DEVICE bool locate(const VarlenSide& side, int size, int tile, VarlenBlock& t) {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     // In packed tensors, rows past the last sequence and rows before the first count as two more sequences,
     // of which no row is in use.
@@ -263,15 +250,14 @@ TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
 }
 
 /// Tiles of a varlen batch, each sequence's longest first.
-template <int block_m, KeySource keys>
+template <Tiling T, KeySource keys>
 struct VarlenTiles {
-  VarlenBlocks<block_m> blocks;
+  VarlenBlocks blocks;
 
   TANDEM_DEVICE bool locate(const ForwardParams& p, int tile, TileIndex& t) {
     VarlenBlock b;
-    if (!blocks.locate({p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q}, tile, b)) {
-      return false;
-    }
+    const VarlenSide queries{p.cu_seqlens_q, p.seqused_q, p.rows_q, p.batch, p.heads_q, p.packed_q};
+    if (!blocks.locate(queries, queries_of_tile<T>(p), tile, b)) return false;
     t.batch = b.batch;
     t.head = b.head;
     t.m = b.blocks - 1 - b.block;

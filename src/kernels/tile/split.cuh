@@ -53,7 +53,7 @@ struct SplitLine {
     } else if (b == p.batch + 1 && p.packed_q) {
       s.q.end = clamp_to(length_at(p.cu_seqlens_q, 0), 0, p.rows_q);
     }
-    s.tiles = static_cast<u32>(ceil_div(s.q.end - s.q.begin, T.block_m) * p.heads_q);
+    s.tiles = static_cast<u32>(ceil_div(s.q.end - s.q.begin, queries_of_tile<T>(p)) * p.heads_q);
     return s;
   }
 
@@ -62,7 +62,7 @@ struct SplitLine {
     const int all = ceil_div(seqlen_k, item_keys());
     constexpr int wide = 0x20000000;
     if (p.window_left >= wide || p.window_right >= wide) return all;
-    return min(all, ceil_div(T.block_m + p.window_left + p.window_right, item_keys()) + 1);
+    return min(all, ceil_div(queries_of_tile<T>(p) + p.window_left + p.window_right, item_keys()) + 1);
   }
 
   /// The blocks of the whole line.
@@ -134,7 +134,7 @@ struct SplitLine {
     t.begin_k = pick(s.begin_k);
     t.seqlen_k = pick(s.seqlen_k);
     t.batch_k = pick(s.batch_k);
-    const int m_blocks = ceil_div(t.end_q, T.block_m);
+    const int m_blocks = ceil_div(t.end_q, queries_of_tile<T>(p));
     t.head = static_cast<int>(tile) / m_blocks;
     t.m = static_cast<int>(tile) - t.head * m_blocks;
     return true;

@@ -33,7 +33,7 @@ struct QueryTiles {
   const ForwardParams& p;
   StaticScheduler<M.causal && !M.varlen> static_tiles;
   DynamicScheduler dynamic_tiles;
-  typename Select<M.varlen, VarlenTiles<T.block_m, keys>, DenseTiles<M.causal>>::type tiles;
+  typename Select<M.varlen, VarlenTiles<T, keys>, DenseTiles<M.causal>>::type tiles;
 
   TANDEM_DEVICE QueryTiles(const ForwardParams& params, DynamicScheduler::Shared& shared)
       : p(params), dynamic_tiles(shared, params.tile_counter) {}
@@ -52,7 +52,8 @@ struct QueryTiles {
     // first.
     if constexpr (M.varlen && !dynamic) ptx::sync_warp();
     t.visible = visible_of<M>(p, t.index);
-    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
+    const int queries = queries_of_tile<T>(p);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
     return true;
   }
 };
@@ -101,7 +102,8 @@ struct SplitQueryTiles {
     if (!tiles.next(t.index, piece)) return false;
     ptx::sync_warp();
     t.visible = visible_of<M>(p, t.index);
-    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * T.block_m, (t.index.m + 1) * T.block_m);
+    const int queries = queries_of_tile<T>(p);
+    t.blocks = BlockRange::of<T.block_n>(t.visible, t.index.m * queries, (t.index.m + 1) * queries);
     if constexpr (by_split) {
       const int split = t.blocks.first / p.split_blocks + piece.skip;
       t.blocks.first = min(max(t.blocks.first, split * p.split_blocks), t.blocks.end);

@@ -34,6 +34,17 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   }
 }
 
+/// Few queries of groups of any size, so that tiles have several heads of each.
+void take_few_queries(Case& c, Random& random) {
+  constexpr std::int64_t most = 20;
+  c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 2, 3, 4, 7, 8, 12, 40, 71});
+  c.seqlen_q = random.between(1, most);
+  for (std::int64_t& length : c.lengths_q) length %= most;
+  for (std::size_t b = 0; b < c.used_q.size(); ++b) {
+    c.used_q[b] = std::min(c.used_q[b] % most, c.packed_q ? c.lengths_q[b] : c.seqlen_q);
+  }
+}
+
 }  // namespace
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
@@ -59,6 +70,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   for (std::vector<std::int64_t>* lengths : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) {
     if (lengths->size() > batch) lengths->resize(batch);
   }
+  if (config.tiling.heads_as_rows) take_few_queries(c, random);
   c.options.causal = config.mask.causal && c.options.causal;
   if (!config.mask.causal) c.options.window_right = -1;
   if (!config.mask.local) c.options.window_left = -1;

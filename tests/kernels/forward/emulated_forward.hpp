@@ -35,6 +35,9 @@ std::span<const EmulatedForward> split_forwards();
 /// allows.
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config);
 
+/// Those whose tiles have query heads of several queries as rows, for few queries of grouped heads.
+std::span<const EmulatedForward> heads_as_rows_forwards();
+
 /// Runs one kernel; gradients are the CPU's, from its outputs. Throws emulator::Fault.
 class EmulatorRunner : public harness::Runner {
  public:

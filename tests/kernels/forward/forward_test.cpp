@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 #include "api/make_problem.hpp"
 #include "forward/emulated_forward.hpp"
@@ -15,7 +17,8 @@ constexpr std::uint64_t cases_a_family = 6;
 
 std::vector<EmulatedForward> all_forwards() {
   std::vector<EmulatedForward> all;
-  for (const auto& family : {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards()}) {
+  for (const auto& family :
+       {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(), heads_as_rows_forwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
@@ -115,6 +118,82 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   expect_the_oracles_results(runner, spec);
 }
 
+class EmulatedGroupTest : public EmulatedForwardTest {};
+
+/// Groups that divide 64 rows, that leave some, and that take two tiles, of which the last has fewer heads;
+/// one query, tiles that are full, and one query more. Keys end beside the edges of blocks.
+TEST_P(EmulatedGroupTest, EveryRowIsItsQueryAndHead) {
+  const ForwardConfig& config = GetParam().config;
+  EmulatorRunner runner(GetParam());
+  const std::vector<std::array<std::int64_t, 2>> shapes{{8, 1},  {8, 8},  {8, 9},  {7, 9},  {7, 10}, {3, 5},
+                                                        {48, 2}, {71, 1}, {71, 2}, {64, 3}, {5, 40}};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto [group, queries] = shapes[i];
+    harness::Case spec = one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
+    spec.heads_kv = 2;
+    spec.heads_q = 2 * group;
+    spec.options.causal = i % 3 != 1;
+    spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
+    spec.sink = i % 2 == 1;
+    runner.seed = i;
+    expect_the_oracles_results(runner, spec);
+  }
+}
+
+/// A NaN in one query of one head makes that row NaN, and no other, wherever it is among the rows of a tile.
+TEST_P(EmulatedGroupTest, ANaNInAQueryStaysInItsRow) {
+  EmulatorRunner runner(GetParam());
+  harness::Case spec = one_head(GetParam().config, 10, 150);
+  spec.heads_q = 7;
+  spec.options.causal = true;
+  spec.options.window_left = -1;
+  harness::Call call(spec);
+  const std::int64_t row = 3 * 7 + 4;
+  call.q.set(row * spec.head_dim_qk, std::nan(""));
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  for (std::int64_t r = 0; r < 70; ++r) {
+    EXPECT_EQ(std::isnan(call.out.get(r * spec.head_dim_v)), r == row)
+        << "query " << r / 7 << ", head " << r % 7;
+  }
+}
+
+/// Which heads share a tile, and which tile, changes no bit of a call with a split size.
+TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
+  const auto results = [](const EmulatedForward& kernel, const harness::Case& spec) {
+    EmulatorRunner runner(kernel);
+    EXPECT_EQ(runner.refuses(spec), "");
+    harness::Call call(spec);
+    call.prepare(Pass::forward);
+    runner.forward(call);
+    std::vector<double> numbers;
+    for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q * spec.head_dim_v; ++i)
+      numbers.push_back(call.out.get(i));
+    for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q; ++i) numbers.push_back(call.lse.get(i));
+    return numbers;
+  };
+  std::size_t compared = 0;
+  for (const EmulatedForward& rows : heads_as_rows_forwards()) {
+    for (const EmulatedForward& heads : split_forwards()) {
+      ForwardConfig same = heads.config;
+      same.tiling.heads_as_rows = true;
+      if (!same.schedule.invariant || !(same == rows.config)) continue;
+      for (const std::int64_t window : {-1, 70}) {
+        harness::Case spec = one_head(rows.config, 6, 300);
+        spec.heads_q = 7;
+        spec.options.causal = true;
+        spec.options.window_left = window;
+        spec.options.split_size = 128;
+        spec.sink = window > 0;
+        spec.lse = true;
+        EXPECT_EQ(results(rows, spec), results(heads, spec)) << describe(rows.config);
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GE(compared, 4U);
+}
+
 std::string name_of(const ::testing::TestParamInfo<EmulatedForward>& parameter) {
   std::string name = describe(parameter.param.config);
   std::replace_if(
@@ -128,6 +207,12 @@ std::vector<EmulatedForward> causal_forwards() {
   return some;
 }
 
+std::vector<EmulatedForward> group_forwards() {
+  const auto kernels = heads_as_rows_forwards();
+  return {kernels.begin(), kernels.end()};
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedGroupTest, ::testing::ValuesIn(group_forwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedForwardTest, ::testing::ValuesIn(all_forwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalForwardTest, ::testing::ValuesIn(causal_forwards()),
                          name_of);

@@ -100,7 +100,7 @@ TEST(TileLogits, ScoresComeFromGlobalMemoryAsFromTheProduct) {
       [&] {
         const FragmentPosition position(static_cast<int>(ptx::thread_index()));
         float s[16] = {};  // 32 keys from 16 on
-        load_scores<Element::bf16>(s, p, t, 64, 16, position);
+        load_scores<Tiling{}>(s, p, t, 64, 16, position);
         for (int i = 0; i < 16; ++i) {
           const int row = std::min(64 + position.row(i / 2 % 2), seqlen_q - 1);
           const int key = 16 + position.col(i / 4) + i % 2;
