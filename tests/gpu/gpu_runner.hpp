@@ -16,6 +16,10 @@ class GpuRunner : public harness::Runner {
   [[nodiscard]] std::string name() const override { return "gpu"; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
   void forward(harness::Call& call) override;
+  /// Without a split size, where keys are shared among CTAs follows from the lengths of the whole batch.
+  [[nodiscard]] bool keeps_bits_beside_others(const harness::Case& spec) const override {
+    return spec.options.split_size > 0;
+  }
   [[nodiscard]] std::string refuses_append(const harness::AppendCase&) const override { return {}; }
   [[nodiscard]] std::string refuses_merge(const harness::MergeCase&) const override { return {}; }
   void append(harness::AppendCall& call) override;

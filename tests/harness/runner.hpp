@@ -23,6 +23,9 @@ class Runner {
   /// Writes call.out and call.lse, or the gradients from them.
   virtual void forward(Call& call) = 0;
   virtual void backward(Call& call) = 0;
+  /// Whether a sequence's bits do not depend on what else is in the batch. The contract promises it with a
+  /// split size.
+  [[nodiscard]] virtual bool keeps_bits_beside_others(const Case&) const { return true; }
 
   /// Why this runner cannot append, or merge; empty if it can.
   [[nodiscard]] virtual std::string refuses_append(const AppendCase&) const { return "not run here"; }
