@@ -24,19 +24,25 @@ int heads_in_order(std::int64_t heads, std::int64_t m_blocks, int sms) {
 
 /// What the rows of a tile are.
 struct TileRows {
-  HeadRows of_64;
+  int unit;  ///< rows that one box of Q fills
+  HeadRows of_unit;
   std::int64_t queries;  ///< of a tile
   std::int64_t heads;    ///< that tiles have, one each; of a group they may be fewer than its query heads
 
   TileRows(const Problem& p, const Tiling& tiling)
-      : of_64(tiling.heads_as_rows ? best_head_rows(p) : HeadRows{}),
-        queries(tiling.block_m / 64 * of_64.queries),
-        heads(tiling.heads_as_rows ? of_64.tile_heads(p) : p.heads_q) {}
+      : unit(tiling.unit()),
+        of_unit(tiling.heads_as_rows ? best_head_rows(p, unit) : HeadRows{.queries = unit}),
+        queries(tiling.block_m / unit * of_unit.queries),
+        heads(tiling.heads_as_rows ? of_unit.tile_heads(p) : p.heads_q) {}
 
   /// Rows of a tile that `count` queries take, or as many as there are.
   [[nodiscard]] std::int64_t before(std::int64_t count) const {
     const std::int64_t taken = std::min(count, queries);
-    return taken / of_64.queries * 64 + taken % of_64.queries * of_64.heads;
+    return taken / of_unit.queries * unit + taken % of_unit.queries * of_unit.heads;
+  }
+  /// Rows of a tile that `combine` merges. Packed sequences may fill any tile.
+  [[nodiscard]] std::int64_t to_merge(const Problem& p) const {
+    return p.packed_q ? queries / of_unit.queries * unit : before(p.rows_q);
   }
 };
 
@@ -44,13 +50,13 @@ struct TileRows {
 
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
-  const int box_rows = which == Loaded::q ? 64
+  const int box_rows = which == Loaded::q ? tiling.unit()
                        : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
                                           : tiling.block_n;
   TensorMapSpec spec =
       rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows, p.out.data);
   if (which == Loaded::q && tiling.heads_as_rows) {
-    const HeadRows rows = TileRows(p, tiling).of_64;
+    const HeadRows rows = TileRows(p, tiling).of_unit;
     std::swap(spec.dims[1], spec.dims[2]);
     std::swap(spec.strides[0], spec.strides[1]);
     spec.box[1] = as_int(rows.heads);
@@ -112,12 +118,12 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .part_out = parts.out,
           .part_lse = parts.lse,
           .split_ctas = parts.division.ctas,
-          .split_blocks = parts.division.split_blocks,
           .part_rows = parts.division.part_rows,
+          .split_blocks = parts.division.split_blocks,
           .group = as_int(p.group()),
-          .row_heads = as_int(rows.of_64.heads),
-          .row_queries = as_int(rows.of_64.queries),
-          .row_heads_reciprocal = 65536 / as_int(rows.of_64.heads) + 1};
+          .row_heads = as_int(rows.of_unit.heads),
+          .row_queries = as_int(rows.of_unit.queries),
+          .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1};
 }
 
 namespace {
@@ -143,12 +149,23 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
 
 }  // namespace
 
+namespace {
+
+/// CTAs that share `blocks` key blocks. The parts that `combine` has to read one behind the other grow with
+/// them: a second CTA a multiprocessor is worth eight blocks each, and the first one two.
+std::int64_t sharing_ctas(std::int64_t blocks, const ForwardConfig& config, int multiprocessors) {
+  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  if (!config.by_warps() || blocks >= 8 * most) return std::min(blocks, most);
+  return std::min<std::int64_t>((blocks + 1) / 2, multiprocessors);
+}
+
+}  // namespace
+
 WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors) {
   const Tiling& tiling = config.tiling;
   const std::int64_t tiles = forward_tile_count(p, tiling);
-  const auto ctas_of = [&](std::int64_t items) {
-    return static_cast<int>(std::min<std::int64_t>(items, multiprocessors));
-  };
+  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles)};
   if (config.schedule.invariant) {
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
@@ -161,17 +178,17 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     const std::int64_t items = split_items(p, tiling, split_size);
     const TileRows rows(p, tiling);
     d.ctas = ctas_of(items);
-    d.part_rows =
-        p.packed_q ? tiling.block_m : as_int(ceil_div(rows.before(p.rows_q), combine_rows) * combine_rows);
+    d.part_rows = as_int(ceil_div(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
     if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.rows_k, tiling.block_n));
-    d.ctas = tiles >= multiprocessors ? multiprocessors : ctas_of(tiles * blocks);
+    d.ctas = static_cast<int>(tiles >= most ? most : sharing_ctas(tiles * blocks, config, multiprocessors));
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_lses = partial_lses(tiling, d.ctas);
-    d.combine_ctas = std::int64_t{d.ctas - 1} * (tiling.block_m / combine_rows);
+    d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
+    if (d.ctas > 1) d.combine_ctas = tiles * std::min(d.part_rows, combine_ctas);
   }
   return d;
 }

@@ -76,6 +76,7 @@ constexpr Place places[] = {
     {"kernels/common/quantize.cuh", "quantize"},
     {"kernels/common/arrange_quantized.cuh", "arrange_quantized"},
     {"kernels/sm90/forward.cuh", "forward"},
+    {"kernels/sm90/decode.cuh", "decode"},
     {"kernels/common/combine.cuh", "combine"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
@@ -110,7 +111,8 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
       return {.threads = quantize_threads, .shared_bytes = quantize_shared_bytes(quantizer())};
     case Kernel::arrange_quantized:
       return {.threads = quantize_threads, .shared_bytes = arrange_shared_bytes(quantizer())};
-    case Kernel::forward: {
+    case Kernel::forward:
+    case Kernel::decode: {
       const auto& c = std::get<ForwardConfig>(config);
       return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};
     }

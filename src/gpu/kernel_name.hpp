@@ -23,6 +23,7 @@ enum class Kernel : int {
   quantize,
   arrange_quantized,
   forward,
+  decode,
   combine,
   eight_bit_forward,
   backward_preprocess,
@@ -45,8 +46,11 @@ std::string expression_of(const KernelConfig& config);
 KernelName kernel_name(Kernel kernel, const KernelConfig& config);
 
 /// The same for the Configs of one kernel.
+inline Kernel kernel_of(const ForwardConfig& config) {
+  return config.by_warps() ? Kernel::decode : Kernel::forward;
+}
 inline KernelName kernel_name(const ForwardConfig& config) {
-  return kernel_name(Kernel::forward, config);
+  return kernel_name(kernel_of(config), config);
 }
 inline KernelName kernel_name(const EightBitConfig& config) {
   return kernel_name(Kernel::eight_bit_forward, config);

@@ -97,6 +97,7 @@ const void* StepParams::of(const Step& step) {
     case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
+    case Kernel::decode:
       return fill<ForwardParams>([&] {
         return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(), encode_,
                                    steps_.multiprocessors, tile_counter(), split_parts());

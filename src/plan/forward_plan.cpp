@@ -60,9 +60,16 @@ bool takes_heads_as_rows(const Problem& p) {
   return queries_of(p) <= few && best_head_rows(p).heads > 1;
 }
 
-/// Tiles of 64 rows, of which a head's queries are one if heads are not rows.
+/// Whether the kernel `decode` serves it: a tile of 16 rows holds all queries that share keys. With a split
+/// size every row goes through the forward kernel's products, whatever its neighbours are.
+bool takes_decode(const Problem& p) {
+  return p.split_size == 0 && queries_of(p) * p.group() <= decode_rows;
+}
+
+/// Tiles of few queries, of which a head's queries are one if heads are not rows.
 double tiles_of_few_queries(const Problem& p) {
-  const HeadRows rows = takes_heads_as_rows(p) ? best_head_rows(p) : HeadRows{};
+  const int unit = takes_decode(p) ? decode_rows : few;
+  const HeadRows rows = takes_heads_as_rows(p) ? best_head_rows(p, unit) : HeadRows{.queries = unit};
   return static_cast<double>(std::max<std::int64_t>(p.batch, 1) * rows.tile_heads(p) *
                              ((queries_of(p) + rows.queries - 1) / rows.queries));
 }
@@ -82,6 +89,11 @@ bool shares_keys(const Problem& p) {
   if (has_lengths(p)) return true;
   const double bytes = static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * 2;
   const double shared = count * bytes / together + combining;
+  if (takes_decode(p)) {
+    constexpr double ctas = 2 * multiprocessors;  // whose tiles the last round may leave some without
+    const double at_once = std::min(count, ctas);
+    return shared < std::ceil(count / ctas) * bytes / std::min(alone, together / at_once);
+  }
   return shared < std::ceil(count / multiprocessors) * bytes / alone && count < multiprocessors;
 }
 
@@ -93,8 +105,26 @@ ForwardConfig with_most_stages(ForwardConfig c) {
   return c;
 }
 
+/// The same for the kernel `decode`, of which an SM holds two CTAs if two stages fit into half of its memory.
+ForwardConfig with_decode_stages(ForwardConfig c) {
+  c.stages = 2;
+  const int ctas = ctas_per_sm(c);
+  while (c.stages < 8 && ctas_per_sm(c) == ctas && forward_objection(c).empty()) ++c.stages;
+  --c.stages;
+  return c;
+}
+
 /// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
 /// kernel serves both, and the mask costs nothing where no query feels it.
+ForwardConfig with_decode(ForwardConfig c, bool shared) {
+  c.tiling.block_m = decode_rows;
+  c.tiling.block_n = 16 * decode_warps;
+  c.q_stages = 2;
+  c.mask.varlen = true;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  c.schedule = {.pingpong = false, .split = shared};
+  return with_decode_stages(c);
+}
 ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
   const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
   c.tiling.block_m = few;
@@ -105,6 +135,7 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
   return with_most_stages(c);
 }
 
+constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
 constexpr const char* fixed_parts =
     "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
@@ -156,10 +187,13 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
 }  // namespace
 
 int forward_registers(const ForwardConfig& c) {
-  return c.tiling.head_dim_v / 2 + c.tiling.block_n / 2 + c.tiling.block_n / 4 + forward_other_registers;
+  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n;
+  const int queries = c.by_warps() ? c.tiling.head_dim_qk / 4 : 0;
+  return c.tiling.head_dim_v / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
 }
 
 int forward_register_limit(const ForwardConfig& c) {
+  if (c.by_warps()) return std::min(255, 65536 / c.threads() / ctas_per_sm(c) / 8 * 8);
   return c.registers().consumer;
 }
 
@@ -169,8 +203,8 @@ std::string forward_objection(const ForwardConfig& c) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }
-  if (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0) {
-    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows",
+  if (!c.by_warps() && (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0)) {
+    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows; or 16",
                        c.tiling.block_m);
   }
   if (c.tiling.block_n < 16 || c.tiling.block_n > 256 || c.tiling.block_n % 16 != 0) {
@@ -182,6 +216,13 @@ std::string forward_objection(const ForwardConfig& c) {
     return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
+  if (c.by_warps()) {
+    if (c.tiling.block_n % (16 * decode_warps) != 0)
+      return fmt::format("block_n {} is not a multiple of {}: each of {} warps takes 16 keys at a time",
+                         c.tiling.block_n, 16 * decode_warps, decode_warps);
+    if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant)
+      return "a tile of 16 rows takes a producer warp, the static scheduler and no split size";
+  }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
   if (forward_shared_bytes(c) > room) {
@@ -225,6 +266,7 @@ ForwardConfig choose_forward_config(const Problem& p) {
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
   if (p.split_size > 0) return with_fixed_splits(c, p);
   const bool shared = shares_keys(p);
+  if (takes_decode(p)) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
@@ -234,7 +276,7 @@ namespace {
 
 /// Steps of generation: from rows and from pages, of one query or of a few, of one head or several in a tile.
 void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
-  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}}) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
     for (const Element element : {Element::bf16, Element::f16}) {
       if (qk == 192 && element == Element::f16) continue;
       for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
@@ -243,11 +285,16 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
         c.tiling.head_dim_qk = qk;
         c.tiling.head_dim_v = v;
         c.keys = keys;
-        configs.push_back(with_few_queries(c, true));
+        for (const bool shared : {false, true}) configs.push_back(with_decode(c, shared));
+        if (qk < 256) configs.push_back(with_few_queries(c, true));
         c.mask.causal = true;
-        configs.push_back(with_few_queries(c, true));
+        for (const bool shared : {false, true}) configs.push_back(with_decode(c, shared));
+        if (qk < 256) configs.push_back(with_few_queries(c, true));
         c.tiling.heads_as_rows = true;
-        for (const bool shared : {false, true}) configs.push_back(with_few_queries(c, shared));
+        for (const bool shared : {false, true}) {
+          configs.push_back(with_decode(c, shared));
+          if (qk < 256) configs.push_back(with_few_queries(c, shared));
+        }
       }
     }
   }
@@ -303,15 +350,16 @@ namespace {
 /// What the rows of a tile are, in words.
 std::string rows_of(const Problem& p, const Tiling& tiling) {
   if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
-  const HeadRows rows = best_head_rows(p);
-  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / 64 * rows.queries,
+  const HeadRows rows = best_head_rows(p, tiling.unit());
+  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / tiling.unit() * rows.queries,
                      rows.heads);
 }
 
 }  // namespace
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
+  const char* const why = c.by_warps()             ? (c.schedule.split ? few_queries : decoding)
+                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
                           : c.schedule.split       ? few_queries
                           : c.tiling.heads_as_rows ? few_rows
                                                    : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
@@ -320,8 +368,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                                                          .why;
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernel forward: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+      fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
+                  c.by_warps() ? "decode" : "forward", name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
       fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),

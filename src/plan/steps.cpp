@@ -97,7 +97,7 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
     steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
     steps.workspace.take(Region::part_lse, work.part_lses * std::int64_t{sizeof(float)});
   }
-  steps.list.add({.kernel = Kernel::forward, .config = config, .grid = grid_of(work.ctas)});
+  steps.list.add({.kernel = gpu::kernel_of(config), .config = config, .grid = grid_of(work.ctas)});
   if (work.combine_ctas == 0) return;
   steps.list.add({.kernel = Kernel::combine,
                   .config = combine_config(config),

@@ -34,15 +34,15 @@ std::int64_t queries_of(const Problem& p) {
   return p.packed_q ? (p.rows_q + batch - 1) / batch : p.rows_q;
 }
 
-HeadRows best_head_rows(const Problem& p) {
+HeadRows best_head_rows(const Problem& p, std::int64_t tile_rows) {
   const auto ceil_div = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
   const std::int64_t queries = std::max<std::int64_t>(queries_of(p), 1);
-  HeadRows best;
+  HeadRows best{.queries = tile_rows};
   std::int64_t fewest = p.group() * ceil_div(queries, best.queries);
   // `parts` of a group are as many tiles at least.
-  for (std::int64_t parts = ceil_div(p.group(), 64); parts < std::min(p.group(), fewest); ++parts) {
+  for (std::int64_t parts = ceil_div(p.group(), tile_rows); parts < std::min(p.group(), fewest); ++parts) {
     const std::int64_t heads = ceil_div(p.group(), parts);
-    const HeadRows rows{.heads = heads, .queries = 64 / heads};
+    const HeadRows rows{.heads = heads, .queries = tile_rows / heads};
     const std::int64_t tiles = ceil_div(p.group(), heads) * ceil_div(queries, rows.queries);
     if (tiles >= fewest) continue;
     best = rows;

@@ -19,7 +19,7 @@ void fold_heads_into_rows(Problem& problem);
 /// Queries of a sequence: the mean, rounded up, where they are packed.
 std::int64_t queries_of(const Problem& problem);
 
-/// How query heads that share keys divide 64 rows of a tile: `heads` of each of `queries` queries.
+/// How query heads that share keys divide the rows of a tile: `heads` of each of `queries` queries.
 struct HeadRows {
   std::int64_t heads = 1;
   std::int64_t queries = 64;
@@ -30,8 +30,8 @@ struct HeadRows {
   }
 };
 
-/// The division with the fewest tiles of 64 rows for queries_of(problem) queries, and of those the one with
+/// The division with the fewest tiles of `rows` rows for queries_of(problem) queries, and of those the one with
 /// the most heads, which reads keys least often.
-HeadRows best_head_rows(const Problem& problem);
+HeadRows best_head_rows(const Problem& problem, std::int64_t rows = 64);
 
 }  // namespace tandem

@@ -26,6 +26,8 @@ class EmulatedGpu : public harness::Runner {
     }
     for (const EmulatedForward& kernel : heads_as_rows_forwards())
       grouped_.push_back(std::make_unique<EmulatorRunner>(kernel));
+    for (const EmulatedForward& kernel : decode_forwards())
+      decoding_.push_back(std::make_unique<EmulatorRunner>(kernel));
   }
   [[nodiscard]] std::string name() const override { return "emulated gpu"; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
@@ -64,10 +66,15 @@ class EmulatedGpu : public harness::Runner {
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
            config.softcap == (c.options.softcap > 0.0F);
   }
-  /// Few queries take the kernels that share keys, and those of grouped heads the kernels with heads as rows,
-  /// as the plan has it.
+  /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
+  /// the fewest the kernel `decode`, as the plan has it.
   [[nodiscard]] harness::Runner* find(const harness::Case& spec) const {
-    const bool few = spec.rows_q() <= 64 * std::max<std::int64_t>(spec.batch, 1);
+    const std::int64_t batch = std::max<std::int64_t>(spec.batch, 1);
+    const bool few = spec.rows_q() <= 64 * batch;
+    const std::int64_t group = spec.heads_kv > 0 ? spec.heads_q / spec.heads_kv : 1;
+    for (const auto& runner : decoding_) {
+      if (spec.rows_q() * group <= decode_rows * batch && runner->refuses(spec).empty()) return runner.get();
+    }
     for (const auto& runner : grouped_) {
       if (few && spec.heads_q > spec.heads_kv && runner->refuses(spec).empty()) return runner.get();
     }
@@ -81,7 +88,7 @@ class EmulatedGpu : public harness::Runner {
     throw std::logic_error("no kernel was compiled for it");
   }
 
-  std::vector<std::unique_ptr<EmulatorRunner>> runners_, sharing_, grouped_;
+  std::vector<std::unique_ptr<EmulatorRunner>> runners_, sharing_, grouped_, decoding_;
 };
 
 /// A test of which no case was small enough would pass without having tried anything; one whose cases were

@@ -97,6 +97,8 @@ const char* name_of(TruthSection section) {
                                                  "wgmma_e4m3_registers",
                                                  "wgmma_u8_registers",
                                                  "pack_e4m3",
+                                                 "mma_bf16",
+                                                 "mma_f16",
                                                  "store_b32",
                                                  "store_b64",
                                                  "store_b128",

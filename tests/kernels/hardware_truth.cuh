@@ -8,6 +8,7 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/warp.cuh"
 #include "kernels/ptx/wgmma_bytes.cuh"
@@ -40,6 +41,8 @@ enum class TruthSection : int {
   wgmma_e4m3_registers,
   wgmma_u8_registers,
   pack_e4m3,
+  mma_bf16,
+  mma_f16,
   store_b32,
   store_b64,
   store_b128,
@@ -70,6 +73,8 @@ constexpr int truth_section_words[truth_sections] = {
     4 * 64 * 4, 32 * 6, 64 * 8,
     // accumulators of 8-bit products, quantized values
     16 * truth_threads, 16 * truth_threads, 32 * truth_threads, 32 * truth_threads, 64 * 2,
+    // accumulators of a warp's products
+    16 * truth_threads, 16 * truth_threads,
     // stores
     0, 0, 0, 0};
 /// Where a section's words begin.
@@ -284,6 +289,34 @@ TANDEM_DEVICE void truth_bytes_registers(Truth& t) {
   finish_product(t, d);
 }
 
+/// Products of a warp: 16 rows of A each, with B out of rows, 64 deep, and out of columns, 16 deep.
+template <Element element>
+TANDEM_DEVICE void truth_mma(Truth& t) {
+  const TensorMap& map = element == Element::bf16 ? t.p.source[2] : t.p.source_f16;
+  t.load(t.s.a, map, Swizzle::b128, 2, 0, 0);
+  t.load(t.s.b[0], map, Swizzle::b128, 1, 64, 64);
+  const int lane = t.thread % 32;
+  const auto at = [](char* tile, int row, int unit) { return tile + row * 128 + (unit ^ row % 8) * 16; };
+  float by_rows[8];
+  float by_columns[8];
+  for (int i = 0; i < 8; ++i) by_rows[i] = by_columns[i] = 1.0F;
+  for (int step = 0; step < 4; ++step) {
+    u32 a[4];
+    u32 b[4];
+    ptx::ldmatrix_x4(at(t.s.a, t.thread / 32 * 16 + lane % 16, 2 * step + lane / 16), a);
+    ptx::ldmatrix_x4(at(t.s.b[0], lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2), b);
+    ptx::mma<element>(by_rows, a, b[0], b[1]);
+    ptx::mma<element>(by_rows + 4, a, b[2], b[3]);
+    if (step > 0) continue;
+    ptx::ldmatrix_x4_transposed(at(t.s.b[0], 16 + lane % 16, 4 + lane / 16), b);
+    ptx::mma<element>(by_columns, a, b[0], b[1]);
+    ptx::mma<element>(by_columns + 4, a, b[2], b[3]);
+  }
+  for (const float x : by_rows) t.record(x);
+  for (const float x : by_columns) t.record(x);
+  ptx::sync_block();
+}
+
 /// Each warp stores four 8 x 8 matrices, one below the other, in rows of 32 bytes.
 TANDEM_DEVICE void truth_stmatrix(Truth& t) {
   char* base = t.s.stage + t.thread / 32 * 1024;
@@ -382,6 +415,8 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     case TruthSection::wgmma_e4m3_registers: truth_bytes_registers<Bytes::e4m3>(t); break;
     case TruthSection::wgmma_u8_registers: truth_bytes_registers<Bytes::u8>(t); break;
     case TruthSection::pack_e4m3: truth_pack_e4m3(t); break;
+    case TruthSection::mma_bf16: truth_mma<Element::bf16>(t); break;
+    case TruthSection::mma_f16: truth_mma<Element::f16>(t); break;
     // A store that begins at a negative row is an illegal instruction, unlike a load.
     case TruthSection::store_b32: truth_store(t, p.target[0], 16, false, 8, 0); break;
     case TruthSection::store_b64: truth_store(t, p.target[1], 32, false, 40, 16); break;

@@ -140,6 +140,21 @@ TEST(Instructions, ProductsWithAInRegisters) {
   });
 }
 
+TEST(Instructions, ProductsOfAWarp) {
+  for (const TruthSection section : {TruthSection::mma_bf16, TruthSection::mma_f16}) {
+    expect_product(truth_begin(section), 8, [&](int m, int n) {
+      float sum = 1;
+      for (int k = 0; k < 64; ++k) sum += results().source(m, k) * results().source(64 + n, 64 + k);
+      return sum;
+    });
+    expect_product(truth_begin(section) + 128 * 8, 8, [&](int m, int n) {
+      float sum = 1;
+      for (int k = 0; k < 16; ++k) sum += results().source(m, k) * results().source(80 + k, 96 + n);
+      return sum;
+    });
+  }
+}
+
 /// Byte `col` of a row of the source, and what it is as e4m3.
 int source_byte(int row, int col) {
   return static_cast<int>(results().in.bf16[static_cast<std::size_t>(row * truth_cols + col / 2)] >>

@@ -211,14 +211,14 @@ TEST(ForwardPlan, PartsOfSplitsHaveAsManyPlacesAsThereAre) {
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.ctas, 2 * 8 * 5);  // tiles, splits
   EXPECT_EQ(work.split_blocks, 8);
-  EXPECT_EQ(work.part_rows, combine_rows);
-  EXPECT_EQ(work.part_lses, 80 * combine_rows);
-  EXPECT_EQ(work.part_outputs, 80 * combine_rows * 128);
+  EXPECT_EQ(work.part_rows, 4);
+  EXPECT_EQ(work.part_lses, 80 * 4);
+  EXPECT_EQ(work.part_outputs, 80 * 4 * 128);
   EXPECT_EQ(work.combine_ctas, 16);
   p.window_left = 100;
   p.window_right = 0;
   EXPECT_EQ(gpu::divide_work(p, c, 132).part_lses,
-            16 * 2 * combine_rows);  // a window crosses one edge at most
+            16 * 2 * 4);  // a window crosses one edge at most
 }
 
 /// A problem of grouped heads and few queries a sequence.
@@ -247,6 +247,28 @@ TEST(HeadRows, AreThoseOfTheFewestTiles) {
   Problem none = grouped(4, 4);
   none.heads_q = none.heads_kv = 0;
   EXPECT_EQ(best_head_rows(none).heads, 1);
+}
+
+TEST(HeadRows, FillTilesOfSixteenRowsToo) {
+  EXPECT_EQ(best_head_rows(grouped(4, 4), 16).heads, 4);
+  EXPECT_EQ(best_head_rows(grouped(5, 3), 16).queries, 3) << "one row is left";
+  EXPECT_EQ(best_head_rows(grouped(1, 7), 16).queries, 16);
+}
+
+/// The kernel `decode` has 16 rows; more of them take the tile of 64.
+TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
+  for (const auto& [group, queries] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
+    const ForwardConfig c = choose_forward_config(grouped(group, queries));
+    EXPECT_TRUE(c.by_warps()) << group << " x " << queries;
+    EXPECT_EQ(c.tiling.heads_as_rows, group > 1);
+    EXPECT_EQ(forward_objection(c), "");
+    EXPECT_EQ(ctas_per_sm(c), 2);
+  }
+  EXPECT_FALSE(choose_forward_config(grouped(4, 5)).by_warps());
+  EXPECT_FALSE(choose_forward_config(grouped(1, 17)).by_warps());
+  Problem fixed = grouped(4, 1);
+  fixed.split_size = 1024;
+  EXPECT_FALSE(choose_forward_config(fixed).by_warps()) << "prefills have the forward kernel's products";
 }
 
 TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
@@ -298,7 +320,7 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
 TEST(ForwardExplain, SaysWhichHeadsAreRows) {
   const Problem p = grouped(4, 4);
   const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
-  EXPECT_NE(lines.at(2).find("tile 16 queries of 4 heads that share keys x 128 keys"), std::string::npos)
+  EXPECT_NE(lines.at(2).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
       << lines.at(2);
 }
 
@@ -310,7 +332,7 @@ TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
   const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
   EXPECT_EQ(work.part_rows, 16);
   EXPECT_EQ(work.part_lses, 2 * 8 * 4 * 16);  // sequences, KV heads, splits, rows
-  EXPECT_EQ(work.combine_ctas, 2 * 8 * 2);
+  EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows));
 }
 
 TEST(ForwardExplain, SaysWhichTileAndWhy) {

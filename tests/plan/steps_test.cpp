@@ -87,14 +87,14 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   ForwardArgs args = forward_args(1, 1000);
   args.k.dtype = args.v.dtype = DType::e4m3;
   const gpu::Steps steps = steps_of(args);
-  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::forward, Kernel::combine}));
+  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::decode, Kernel::combine}));
   EXPECT_EQ(steps.problem.rows_q, 4);
   EXPECT_EQ(steps.problem.heads_q, 2);
   EXPECT_EQ(steps.problem.k.dtype, DType::bf16);
   EXPECT_EQ(steps.sources[gpu::index_of(gpu::Loaded::k)]->dtype, DType::e4m3);
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
-  // Keys and values, and two partial results of 64 rows for each of 32 CTAs: four tiles of eight key blocks.
-  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 64 * (128 + 1) * 4);
+  // Keys and values, and two partial results of 16 rows for each of 32 CTAs: four tiles of 16 key blocks.
+  EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 16 * (128 + 1) * 4);
 }
 
 TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {
@@ -105,11 +105,13 @@ TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {
     if (lengths) args.seqused_k = Tensor(used, DType::i32, {batch}, args.q.device);
     return kernels_of(steps_of(args));
   };
-  const Kernels whole{Kernel::forward};
-  const Kernels shared{Kernel::forward, Kernel::combine};
+  const Kernels whole{Kernel::decode};
+  const Kernels shared{Kernel::decode, Kernel::combine};
   EXPECT_EQ(kernels(1, 8192, 1, false), shared);
   EXPECT_EQ(kernels(1, 255, 1, false), whole);
-  EXPECT_EQ(kernels(65, 8192, 1, false), whole);
+  EXPECT_EQ(kernels(4, 8192, 1, false), shared);
+  EXPECT_EQ(kernels(5, 8192, 1, false), (Kernels{Kernel::forward, Kernel::combine}));  // 20 rows
+  EXPECT_EQ(kernels(65, 8192, 1, false), Kernels{Kernel::forward});
   EXPECT_EQ(kernels(1, 8192, 64, false), whole);  // 128 tiles occupy all multiprocessors
   EXPECT_EQ(kernels(1, 8192, 64, true), shared);  // but one may be longer than all others
   EXPECT_EQ(kernels(1, 8192, 1000, true), whole);

@@ -32,15 +32,23 @@ TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex
   }
 }
 
-/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on.
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. A CTA merges it,
+/// each thread one column, or two of heads wider than 128: so many loads of a thread are under way at once that
+/// they take hardly longer than one.
 template <ForwardConfig C>
 struct CombineRow {
+  static constexpr int threads = combine_rows * warp_size;
+  static constexpr int columns = (C.tiling.head_dim_v + threads - 1) / threads;
+  static constexpr u32 ahead = 16 / columns;
+  using Parts = float[ahead][columns];
+
   const ForwardParams& p;
   const int row;  ///< in the tile
   const int first;
   const u32 tails;
   const u32 count;  ///< of partial results
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int thread = static_cast<int>(ptx::thread_index());
+  const int lane = thread % warp_size;
 
   TANDEM_DEVICE i64 place(u32 i) const {
     const int part = i == 0 ? first : tile::part_of_tail(tails + i - 1);
@@ -50,53 +58,68 @@ struct CombineRow {
   TANDEM_DEVICE float lse(u32 i) const {
     return i < count ? ptx::load_written(p.part_lse + place(i)) : -ptx::infinity();
   }
-
-  /// The largest LSE. A NaN is found by the sum.
-  TANDEM_DEVICE float largest() const {
-    float top = -ptx::infinity();
-    for (u32 i = static_cast<u32>(lane); i < count; i += warp_size) top = ptx::fmax(top, lse(i));
+  /// O of the partial results from `begin` on; past the last, the last again.
+  TANDEM_DEVICE void load(u32 begin, Parts& parts) const {
+#pragma unroll
+    for (u32 i = 0; i < ahead; ++i) {
+      const float* const o = p.part_out + place(min(begin + i, count - 1)) * C.tiling.head_dim_v;
+#pragma unroll
+      for (int c = 0; c < columns; ++c) {
+        parts[i][c] = ptx::load_global(o + min(thread + c * threads, C.tiling.head_dim_v - 1));
+      }
+    }
+  }
+  /// The largest LSE, of which lane i has `own`, that of partial result i. A NaN is found by the sum.
+  TANDEM_DEVICE float largest(float own) const {
+    float top = own;
+    for (u32 i = static_cast<u32>(lane) + warp_size; i < count; i += warp_size) top = ptx::fmax(top, lse(i));
 #pragma unroll
     for (int d = 1; d < warp_size; d *= 2) top = ptx::fmax(top, ptx::shuffle_xor(top, d));
     return top;
   }
 
   TANDEM_DEVICE void merge(const tile::TileIndex& t, const tile::TileRow& own) {
-    tile::Output<C.tiling> output{p, 0, 0};
+    // The first loads of O do not wait for those of LSE.
+    float part_lse = lse(static_cast<u32>(lane));
+    Parts parts;
+    if (count > 0) load(0, parts);
     const float sink =
         p.sink != nullptr ? ptx::load_global(p.sink + own.head * p.sink_stride) : -ptx::infinity();
-    const float largest_part = largest();
+    const float largest_part = largest(part_lse);
     const float top = ptx::fmax(largest_part, sink);
     const float base = top == -ptx::infinity() ? 0.0F : top;
-    constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
-    ptx::Float4 sum[vectors];
+    float sum[columns];
 #pragma unroll
-    for (int v = 0; v < vectors; ++v) sum[v] = {0.0F, 0.0F, 0.0F, 0.0F};
+    for (float& x : sum) x = 0.0F;
     float total = ptx::exp2((sink - base) * tile::log2_e);
-    // Lane i has the weight of every 32nd partial result, so that loads of O wait for no other load.
-    for (u32 begin = 0; begin < count; begin += warp_size) {
-      const float weights = ptx::exp2((lse(begin + static_cast<u32>(lane)) - base) * tile::log2_e);
-      const u32 end = min(count - begin, static_cast<u32>(warp_size));
-#pragma unroll 8
-      for (u32 i = 0; i < end; ++i) {
-        const float weight = ptx::shuffle(weights, static_cast<int>(i));
+    for (u32 begin = 0; begin < count; begin += ahead) {
+      if (begin > 0) load(begin, parts);
+      if (begin > 0 && begin % warp_size == 0) part_lse = lse(begin + static_cast<u32>(lane));
+      const float weights = ptx::exp2((part_lse - base) * tile::log2_e);
+#pragma unroll
+      for (u32 i = 0; i < ahead; ++i) {
+        // Past the last partial result the weight is 0, and O the last one's.
+        const float weight = ptx::shuffle(weights, static_cast<int>((begin + i) % warp_size));
         total += weight;
 #pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-          const int col = min(v * 128 + lane * 4, C.tiling.head_dim_v - 4);
-          const auto o = ptx::load_global(reinterpret_cast<const ptx::Float4*>(
-              p.part_out + place(begin + i) * C.tiling.head_dim_v + col));
-          sum[v].x = ptx::fma(weight, o.x, sum[v].x);
-          sum[v].y = ptx::fma(weight, o.y, sum[v].y);
-          sum[v].z = ptx::fma(weight, o.z, sum[v].z);
-          sum[v].w = ptx::fma(weight, o.w, sum[v].w);
-        }
+        for (int c = 0; c < columns; ++c) sum[c] = ptx::fma(weight, parts[i][c], sum[c]);
       }
     }
     // A NaN among the parts' LSE is not their largest, but is in the sum.
     const bool seen = largest_part != -ptx::infinity() || total != total;
     const float factor = seen ? ptx::reciprocal(total) : 0.0F;
-    store_combined<C.tiling>(output, t, own, sum, factor,
-                             seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
+    tile::Output<C.tiling> output{p, 0, 0};
+    if (thread == 0) {
+      output.store_lse(t, own.query, own.head,
+                       seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
+    }
+    u16* const out = output.out_row(t, own.query, own.head);
+#pragma unroll
+    for (int c = 0; c < columns; ++c) {
+      const int col = thread + c * threads;
+      if (col >= p.head_dim_v) continue;
+      ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum[c] * factor, 0.0F)));
+    }
   }
 };
 
@@ -137,54 +160,61 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   store_combined<C.tiling>(output, t, own, sum, factor, lse);
 }
 
-/// The tiles of such a call, each part_rows / combine_rows CTAs.
+/// Merges a row of a tile of such a call, whose splits are items [start, start + count) of the line.
 template <ForwardConfig C>
-TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
-  const u32 groups = static_cast<u32>(p.part_rows) / combine_rows;
-  const u32 number = ptx::block_index() / groups;
+TANDEM_DEVICE void combine_splits(const ForwardParams& p, u32 number, int row) {
   tile::SplitLine<C.tiling, C.keys, true> line{p};
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
   if (!line.locate_tile(number, t, start, cost) || cost == 1) return;
-  const int row = static_cast<int>((ptx::block_index() - number * groups) * combine_rows +
-                                   ptx::thread_index() / warp_size);
   const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
   ptx::wait_for_previous_grid();
   if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
 }
 
-/// At least four CTAs an SM: without a number ptxas takes 40 registers a thread, for six of them, and puts 12
-/// bytes into local memory.
+/// The CTA in whose share block `at` of a line of `total` blocks lies.
+TANDEM_DEVICE u32 owner_of(u32 at, u32 total, u32 ctas) {
+  u32 cta = min(static_cast<u32>(static_cast<float>(at) / static_cast<float>(total) * static_cast<float>(ctas)),
+                ctas - 1);
+  while (cta > 0 && tile::share_begin(total, cta, ctas) > at) --cta;
+  while (cta + 1 < ctas && tile::share_begin(total, cta + 1, ctas) <= at) ++cta;
+  return cta;
+}
+
+/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size for
+/// each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose end they need, with the
+/// search for their tile behind them.
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 4) combine(const __grid_constant__ ForwardParams p) {
-  if constexpr (C.schedule.invariant) return combine_splits<C>(p);
-  constexpr u32 groups = C.tiling.block_m / combine_rows;
-  const u32 cta = ptx::block_index() / groups + 1;  // of the forward kernel: a tile may cross where it begins
+TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 7) combine(const __grid_constant__ ForwardParams p) {
+  const u32 rows = static_cast<u32>(p.part_rows);
+  const u32 groups = C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas));
+  const u32 number = ptx::block_index() / groups;
+  const u32 group = ptx::block_index() - number * groups;
+  if constexpr (C.schedule.invariant) {
+    return combine_splits<C>(
+        p, number, static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
+  }
   tile::SplitLine<C.tiling, C.keys> line{p};
   const u32 total = line.total();
-  const u32 ctas = min(static_cast<u32>(p.split_ctas), total);
-  const auto begin = [&](u32 i) { return tile::share_begin(total, i, ctas); };
-  const u32 at = begin(cta);
-  if (cta >= ctas) return;
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
-  line.locate(at, t, start, cost);
-  // One group of CTAs merges a tile: that of the first share that begins inside it.
-  if (at == start || begin(cta - 1) > start) return;
+  if (!line.locate_tile(number, t, start, cost)) return;
+  const u32 ctas = min(static_cast<u32>(p.split_ctas), total);
+  const auto begin = [&](u32 i) { return tile::share_begin(total, i, ctas); };
+  const u32 cta = owner_of(start, total, ctas);
   u32 end = cta + 1;
   while (end < ctas && begin(end) < start + cost) ++end;
-  const int row =
-      static_cast<int>(ptx::block_index() % groups * combine_rows + ptx::thread_index() / warp_size);
-  const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
+  if (end == cta + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
-  if (own.query >= t.end_q) return;
-  if (own.query >= t.seqlen_q) {
-    CombineRow<C>{p, row, 0, 0, 0}.merge(t, own);
-    return;
+  for (u32 i = group; i < rows; i += groups) {
+    const int row = static_cast<int>(i);
+    const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
+    if (own.query >= t.end_q) continue;
+    const u32 parts = own.query < t.seqlen_q ? end - cta : 0;
+    CombineRow<C>{p, row, tile::part_of_head(cta), cta + 1, parts}.merge(t, own);
   }
-  CombineRow<C>{p, row, tile::part_of_head(cta - 1), cta, end - cta + 1}.merge(t, own);
 }
 
 }  // namespace tandem

@@ -25,7 +25,16 @@ struct ForwardSchedule {
   constexpr bool operator==(const ForwardSchedule&) const = default;
 };
 
-/// Everything that specialises the forward kernel.
+/// The kernel `decode`: rows of a tile, warps that share the keys of a block, and what they exchange at a
+/// tile's end: O of some columns, rows being so many floats apart that four of them lie in different banks,
+/// and each row's reference and sum. More columns would leave no room for a second CTA.
+constexpr int decode_rows = 16;
+constexpr int decode_warps = 4;
+constexpr int decode_columns = 16;
+constexpr int decode_row_floats = 24;
+constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
+
+/// Everything that specialises the forward kernel, or with tiles of 16 rows the kernel `decode`.
 struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
@@ -36,10 +45,15 @@ struct ForwardConfig {
   ForwardSchedule schedule{};
 
   constexpr bool operator==(const ForwardConfig&) const = default;
-  [[nodiscard]] constexpr int consumers() const { return tiling.block_m / 64; }
-  [[nodiscard]] constexpr int threads() const { return 128 * (consumers() + (schedule.specialised ? 1 : 0)); }
+  /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
+  [[nodiscard]] constexpr bool by_warps() const { return tiling.block_m == decode_rows; }
+  [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
+  [[nodiscard]] constexpr int threads() const {
+    if (by_warps()) return 32 * (decode_warps + 1);
+    return 128 * (consumers() + (schedule.specialised ? 1 : 0));
+  }
   [[nodiscard]] constexpr RegisterSplit registers() const {
-    if (schedule.specialised) return split_registers(consumers());
+    if (schedule.specialised && !by_warps()) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
@@ -51,12 +65,20 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_tiles = c.stages * c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
   const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
-  return (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  const int tiles = (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
 }
 
-/// Rows that a CTA of the kernel `combine` merges, a warp each; it has a CTA for each group of rows of a tile
-/// and each CTA of the forward kernel.
-constexpr int combine_rows = 8;
+/// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
+/// each.
+constexpr int ctas_per_sm(const ForwardConfig& c) {
+  return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
+}
+
+/// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each. Without
+/// one all of its threads merge a row, and a tile has so many CTAs at most.
+constexpr int combine_rows = 4;
+constexpr int combine_ctas = 16;
 
 /// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and their LSE.
 constexpr long long partial_outputs(const Tiling& t, int ctas) {
@@ -121,10 +143,10 @@ struct ForwardParams {
   float* part_out;  ///< partial results of splits: (2 * split_ctas, block_m, head_dim_v of the Config)
   float* part_lse;  ///< (2 * split_ctas, block_m)
   int split_ctas;   ///< CTAs of the forward kernel, as `combine` is to know them
+  int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
   // without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split
-  int part_rows;     ///< a multiple of combine_rows
   // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
   int group;  ///< query heads that share keys
   int row_heads;

@@ -52,13 +52,15 @@ struct Tiling {
       Element::bf16;  ///< of Q, K, V and O; on quantized values of O, and of V where it has 16 bits
   int head_dim_qk = 128;
   int head_dim_v = 128;
-  int block_m = 128;  ///< rows of a tile: 64 x consumer warpgroups
+  int block_m = 128;  ///< rows of a tile: 64 x consumer warpgroups, or 16 in the kernel `decode`
   int block_n = 128;  ///< keys of a block
   /// Rows are (query, head): query heads that share keys are rows of one tile, as tile/rows.cuh has them.
   /// Else a tile's rows are queries of one head.
   bool heads_as_rows = false;
 
   constexpr bool operator==(const Tiling&) const = default;
+  /// Rows that one box of Q fills: those of a warpgroup, or of the tile where it has fewer.
+  [[nodiscard]] constexpr int unit() const { return block_m < 64 ? block_m : 64; }
 };
 
 /// Which keys a query sees, as far as kernels are specialised by it.

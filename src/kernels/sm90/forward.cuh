@@ -158,7 +158,7 @@ template <ForwardConfig C>
 TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   const int first_query = C.tiling.heads_as_rows ? tile::first_query<C.tiling>(p, t.index.m, warpgroup)
                                                  : t.index.m * C.tiling.block_m + warpgroup * 64;
-  const int queries = tile::queries_of_64<C.tiling>(p);
+  const int queries = tile::queries_of_unit<C.tiling>(p);
   const tile::BlockRange own =
       tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + queries);
   float s[scores];

@@ -14,7 +14,7 @@ namespace tandem {
 
 template <ForwardConfig C>
 struct ForwardShared {
-  using QTile = tile::SharedTile<64, C.tiling.head_dim_qk>;
+  using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
   using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
   using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
 
@@ -97,7 +97,7 @@ struct ForwardLoader {
         ptx::Mbarrier& full =
             shared.q_ring[w].acquire(q_at, tile::queries_bytes<C.tiling, typename Shared::QTile>(p));
         tile::load_queries<C.tiling>(shared.q[w][q_at.stage], full, p, t.index,
-                                     row + w * tile::queries_of_64<C.tiling>(p));
+                                     row + w * tile::queries_of_unit<C.tiling>(p));
       }
       if (w == 0) load_k(t.blocks.end - 1);
     }

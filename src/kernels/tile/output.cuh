@@ -51,7 +51,7 @@ struct Output {
   }
   /// How many rows, from the first on, are of queries before `end`, with those that are none.
   TANDEM_DEVICE int rows_until(const TileIndex& t, int end) const {
-    return min(queries_of_64<T>(p), end - first_query<T>(p, t.m, warpgroup)) * p.row_heads;
+    return min(queries_of_unit<T>(p), end - first_query<T>(p, t.m, warpgroup)) * p.row_heads;
   }
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value);
 };

@@ -2,9 +2,10 @@
 // share keys are rows of one tile (Tiling::heads_as_rows). Where tiles are counted, the mask, the loading of
 // Q, the epilogue and `combine` ask here; nothing else knows.
 //
-// With heads as rows each 64 rows, a warpgroup's, hold row_queries queries: row r is head r % row_heads of
-// query r / row_heads. Rows that are left, where row_heads does not divide 64, are 0 and no result. Where a
-// group has more heads than a tile takes, it has several tiles, of which the last may have fewer heads.
+// With heads as rows each unit of rows (Tiling::unit: a warpgroup's 64, or a tile's 16) holds row_queries
+// queries: row r is head r % row_heads of query r / row_heads. Rows that are left, where row_heads does not
+// divide the unit, are 0 and no result. Where a group has more heads than a tile takes, it has several tiles,
+// of which the last may have fewer heads.
 #pragma once
 
 #include "kernels/config/forward.hpp"
@@ -27,29 +28,29 @@ struct TileIndex {
   int end_q = 0;  ///< rows of q, with those that are not in use: they are written too
 };
 
-/// Queries in a warpgroup's 64 rows, and in a tile.
+/// Queries in a unit of rows, and in a tile.
 template <Tiling T>
-TANDEM_DEVICE int queries_of_64(const ForwardParams& p) {
+TANDEM_DEVICE int queries_of_unit(const ForwardParams& p) {
   if constexpr (T.heads_as_rows) return p.row_queries;
-  return 64;
+  return T.unit();
 }
 template <Tiling T>
 TANDEM_DEVICE int queries_of_tile(const ForwardParams& p) {
-  if constexpr (T.heads_as_rows) return T.block_m / 64 * p.row_queries;
+  if constexpr (T.heads_as_rows) return T.block_m / T.unit() * p.row_queries;
   return T.block_m;
 }
-/// Rows that Q fills, of each 64.
+/// Rows that Q fills, of each unit.
 template <Tiling T>
-TANDEM_DEVICE int filled_of_64(const ForwardParams& p) {
+TANDEM_DEVICE int filled_of_unit(const ForwardParams& p) {
   if constexpr (T.heads_as_rows) return p.row_heads * p.row_queries;
-  return 64;
+  return T.unit();
 }
 
-/// The first query of a warpgroup in block `m`.
+/// The first query of unit `warpgroup` in block `m`.
 template <Tiling T>
 TANDEM_DEVICE int first_query(const ForwardParams& p, int m, int warpgroup) {
-  if constexpr (T.heads_as_rows) return (m * (T.block_m / 64) + warpgroup) * p.row_queries;
-  return m * T.block_m + warpgroup * 64;
+  if constexpr (T.heads_as_rows) return (m * (T.block_m / T.unit()) + warpgroup) * p.row_queries;
+  return m * T.block_m + warpgroup * T.unit();
 }
 
 /// Query heads [first, end): those of a tile.
@@ -66,8 +67,8 @@ TANDEM_DEVICE TileHeads heads_of(const ForwardParams& p, const TileIndex& t) {
   return {kv * p.group + first, kv * p.group + min(first + p.row_heads, p.group)};
 }
 
-/// Which query row `row` of 64 is, counted from the first one's.
-TANDEM_DEVICE int query_in_64(const ForwardParams& p, int row) {
+/// Which query row `row` of a unit is, counted from the first one's.
+TANDEM_DEVICE int query_in_unit(const ForwardParams& p, int row) {
   return row * p.row_heads_reciprocal >> 16;
 }
 
@@ -77,12 +78,12 @@ struct TileRow {
   int head;
   static constexpr int none = 0x7fffffff;
 };
-/// Row `row` of the 64 that begin with query `first`.
+/// Row `row` of the unit that begins with query `first`.
 template <Tiling T>
 TANDEM_DEVICE TileRow row_at(const ForwardParams& p, const TileIndex& t, int first, int row) {
   if constexpr (!T.heads_as_rows) return {first + row, t.head};
   const TileHeads heads = heads_of<T>(p, t);
-  const int query = query_in_64(p, row);
+  const int query = query_in_unit(p, row);
   const int head = heads.first + row - query * p.row_heads;
   const bool exists = query < p.row_queries && head < heads.end;
   return {exists ? first + query : TileRow::none, exists ? head : heads.first};
@@ -91,7 +92,7 @@ TANDEM_DEVICE TileRow row_at(const ForwardParams& p, const TileIndex& t, int fir
 template <Tiling T>
 TANDEM_DEVICE TileRow row_of(const ForwardParams& p, const TileIndex& t, int row) {
   if constexpr (!T.heads_as_rows) return {t.m * T.block_m + row, t.head};
-  return row_at<T>(p, t, first_query<T>(p, t.m, row / 64), row % 64);
+  return row_at<T>(p, t, first_query<T>(p, t.m, row / T.unit()), row % T.unit());
 }
 
 /// A thread's position as the mask is to see it: row(h) counts queries. Rows that are none see what the query
@@ -105,14 +106,14 @@ struct QueryPosition {
 template <Tiling T>
 TANDEM_DEVICE auto query_position(const ForwardParams& p, const FragmentPosition& position) {
   if constexpr (T.heads_as_rows) {
-    return QueryPosition{{query_in_64(p, position.row(0)), query_in_64(p, position.row(1))},
+    return QueryPosition{{query_in_unit(p, position.row(0)), query_in_unit(p, position.row(1))},
                          position.first_col};
   } else {
     return position;
   }
 }
 
-/// Starts loading a warpgroup's Q, queries from `row` of q on; `queries_bytes` are credited to `full`. Boxes
+/// Starts loading a unit's Q, queries from `row` of q on; `queries_bytes` are credited to `full`. Boxes
 /// have row_heads heads by row_queries rows of q, in the order of the tile's rows.
 template <Tiling T, typename Tile>
 TANDEM_DEVICE void load_queries(Tile& to, ptx::Mbarrier& full, const ForwardParams& p, const TileIndex& t,
@@ -126,7 +127,7 @@ TANDEM_DEVICE void load_queries(Tile& to, ptx::Mbarrier& full, const ForwardPara
 }
 template <Tiling T, typename Tile>
 TANDEM_DEVICE u32 queries_bytes(const ForwardParams& p) {
-  if constexpr (T.heads_as_rows) return static_cast<u32>(filled_of_64<T>(p)) * Tile::row_bytes * Tile::strips;
+  if constexpr (T.heads_as_rows) return static_cast<u32>(filled_of_unit<T>(p)) * Tile::row_bytes * Tile::strips;
   return Tile::bytes;
 }
 
@@ -135,8 +136,8 @@ TANDEM_DEVICE u32 queries_bytes(const ForwardParams& p) {
 template <Tiling T, typename Tile>
 TANDEM_DEVICE void clear_unfilled(Tile& to, const ForwardParams& p, int thread, int threads) {
   if constexpr (T.heads_as_rows) {
-    if (filled_of_64<T>(p) == 64) return;
-    to.zero_rows(filled_of_64<T>(p), thread, threads);
+    if (filled_of_unit<T>(p) == T.unit()) return;
+    to.zero_rows(filled_of_unit<T>(p), thread, threads);
     ptx::fence_async_shared();
   }
 }

@@ -95,10 +95,12 @@ struct Warp {
     sync,
     elect,
     ldmatrix,
-    stmatrix
+    ldmatrix_transposed,
+    stmatrix,
+    mma
   };
   struct Deposit {
-    std::uint32_t values[4];
+    std::uint32_t values[6];  ///< of mma: four words of A, two of B
     char* row;
   };
   std::uint64_t generation = 0;

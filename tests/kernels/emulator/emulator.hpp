@@ -74,6 +74,8 @@ void wgmma_bytes_shared(void* d, int n, Bytes bytes, std::uint64_t a, std::uint6
 void wgmma_bytes_registers(void* d, int n, Bytes bytes, const std::uint32_t* a, std::uint64_t b,
                            bool accumulate);
 
+void mma(Element element, float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+
 std::uint32_t shuffle_xor(std::uint32_t value, int mask);
 float shuffle_xor(float value, int mask);
 std::uint32_t shuffle(std::uint32_t value, int lane);
@@ -82,6 +84,7 @@ std::uint32_t ballot(bool predicate);
 std::uint32_t reduce_or(std::uint32_t value);
 void sync_warp();
 bool elect_one();
+void ldmatrix_x4(const void* row, std::uint32_t (&d)[4]);
 void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]);
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d);
 

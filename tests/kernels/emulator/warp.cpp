@@ -20,8 +20,10 @@ const char* name(Operation operation) {
     case Operation::reduce_or: return "reduce_or";
     case Operation::sync: return "sync_warp";
     case Operation::elect: return "elect_one";
-    case Operation::ldmatrix: return "ldmatrix_x4_transposed";
+    case Operation::ldmatrix: return "ldmatrix_x4";
+    case Operation::ldmatrix_transposed: return "ldmatrix_x4_transposed";
     case Operation::stmatrix: return "stmatrix_x4";
+    case Operation::mma: return "mma";
   }
   return "";
 }
@@ -34,15 +36,18 @@ void join_lanes(Warp& warp, Thread& last) {
   }
 }
 
-/// Lane l gets rows 2 (l % 4), + 1 of column l / 4 of matrix i, whose row r is at the address of lane 8 i +
-/// r.
-void load_matrices(std::array<Warp::Deposit, 32>& deposits) {
+/// Lane l gets columns 2 (l % 4), + 1 of row l / 4 of matrix i, whose row r is at the address of lane 8 i + r;
+/// transposed, these rows of that column.
+void load_matrices(std::array<Warp::Deposit, 32>& deposits, bool transposed) {
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t i = 0; i < 4; ++i) {
+      std::uint32_t& value = deposits[lane].values[i];
       for (std::uint32_t half = 0; half < 2; ++half) {
+        const std::uint32_t pair = lane % 4 * 2 + half;
+        const std::uint32_t row = transposed ? pair : lane / 4;
+        const std::uint32_t column = transposed ? lane / 4 : pair;
         std::uint16_t element = 0;
-        std::memcpy(&element, deposits[8 * i + lane % 4 * 2 + half].row + lane / 4 * 2, 2);
-        std::uint32_t& value = deposits[lane].values[i];
+        std::memcpy(&element, deposits[8 * i + row].row + column * 2, 2);
         value = half == 0 ? element : value | std::uint32_t{element} << 16;
       }
     }
@@ -82,7 +87,8 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
     return deposits;
   }
   if (operation == Operation::sync) join_lanes(warp, self);
-  if (operation == Operation::ldmatrix) load_matrices(deposits);
+  if (operation == Operation::ldmatrix || operation == Operation::ldmatrix_transposed)
+    load_matrices(deposits, operation == Operation::ldmatrix_transposed);
   if (operation == Operation::stmatrix) store_matrices(deposits);
   warp.arrived = 0;
   ++warp.generation;
@@ -139,16 +145,50 @@ bool elect_one() {
   return thread_index() % 32 == Block::current().elected_lane();
 }
 
-void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]) {
+namespace {
+
+void load_matrices(Operation operation, const void* row, std::uint32_t (&d)[4]) {
   Block& block = Block::current();
-  const std::uint32_t offset = block.shared_offset(row, 16, "ldmatrix_x4_transposed");
+  const std::uint32_t offset = block.shared_offset(row, 16, name(operation));
   if (offset % 16 != 0)
-    block.fail(fmt::format("ldmatrix_x4_transposed at +{}: a row is not aligned to 16 bytes", offset));
+    block.fail(fmt::format("{} at +{}: a row is not aligned to 16 bytes", name(operation), offset));
   check_shared_read(row, 16);
   const std::uint32_t lane = thread_index() % 32;
-  const auto& all =
-      collective(Operation::ldmatrix, 0, {{}, const_cast<char*>(static_cast<const char*>(row))});
+  const auto& all = collective(operation, 0, {{}, const_cast<char*>(static_cast<const char*>(row))});
   std::copy_n(all[lane].values, 4, d);
+}
+
+/// Element `half` of a packed pair.
+float element_of(std::uint32_t pair, std::uint32_t half, Element element) {
+  return unpack(pair >> (16 * half) & 0xffff, element);
+}
+
+}  // namespace
+
+void ldmatrix_x4(const void* row, std::uint32_t (&d)[4]) {
+  load_matrices(Operation::ldmatrix, row, d);
+}
+
+void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]) {
+  load_matrices(Operation::ldmatrix_transposed, row, d);
+}
+
+void mma(Element element, float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  const auto& all = collective(Operation::mma, static_cast<std::uint32_t>(element),
+                               {{a[0], a[1], a[2], a[3], b0, b1}, nullptr});
+  const std::uint32_t lane = thread_index() % 32;
+  for (std::uint32_t h = 0; h < 2; ++h) {
+    for (std::uint32_t e = 0; e < 2; ++e) {
+      float sum = d[2 * h + e];
+      for (std::uint32_t k = 0; k < 16; ++k) {
+        // Lanes of row lane / 4 of A have A; those of column 2 (lane % 4) + e of B have B.
+        const std::uint32_t of_a = all[lane / 4 * 4 + k % 8 / 2].values[2 * (k / 8) + h];
+        const std::uint32_t of_b = all[(lane % 4 * 2 + e) * 4 + k % 8 / 2].values[4 + k / 8];
+        sum += element_of(of_a, k % 2, element) * element_of(of_b, k % 2, element);
+      }
+      d[2 * h + e] = sum;
+    }
+  }
 }
 
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {

@@ -30,6 +30,8 @@ std::span<const EmulatedForward> widest_forwards();
 std::span<const EmulatedForward> general_forwards();
 /// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
 std::span<const EmulatedForward> split_forwards();
+/// Those of tiles of 16 rows.
+std::span<const EmulatedForward> decode_forwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.

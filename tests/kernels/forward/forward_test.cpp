@@ -18,7 +18,8 @@ constexpr std::uint64_t cases_a_family = 6;
 std::vector<EmulatedForward> all_forwards() {
   std::vector<EmulatedForward> all;
   for (const auto& family :
-       {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(), heads_as_rows_forwards()}) {
+       {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(), heads_as_rows_forwards(),
+        decode_forwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;
@@ -208,8 +209,13 @@ std::vector<EmulatedForward> causal_forwards() {
 }
 
 std::vector<EmulatedForward> group_forwards() {
-  const auto kernels = heads_as_rows_forwards();
-  return {kernels.begin(), kernels.end()};
+  std::vector<EmulatedForward> groups;
+  for (const auto& family : {heads_as_rows_forwards(), decode_forwards()}) {
+    for (const EmulatedForward& kernel : family) {
+      if (kernel.config.tiling.heads_as_rows) groups.push_back(kernel);
+    }
+  }
+  return groups;
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedGroupTest, ::testing::ValuesIn(group_forwards()), name_of);
