@@ -134,7 +134,8 @@ struct AttentionInputs {
 /// Arguments of the forward pass.
 struct ForwardArgs : AttentionInputs {
   /// Shape of q with head_dim_v; every element is written, in memory that no other tensor of the call has an
-  /// element in. Same dtype as q; for 8-bit inputs f16, bf16 or, on the CPU, f32.
+  /// element in. Same dtype as q, or on the CPU f32, as parts that are to be merged want it; for 8-bit inputs
+  /// f16, bf16 or, on the CPU, f32.
   Tensor out;
   /// Optional: (batch, heads_q, seqlen_q) f32, or (heads_q, total_q) for varlen queries. Natural logarithm.
   Tensor lse;
@@ -147,7 +148,8 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor lse;   ///< from forward
   ConstTensor dout;  ///< gradient of out
   ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
-  /// The gradients that are wanted; one at least. dq has shape and dtype of q, dk of k, dv of v; dsink is
+  /// The gradients that are wanted; one at least. dq has the shape of q, dk of k, dv of v, and all have q's
+  /// dtype or, on the CPU, f32, as parts that are to be added want it; dsink is
   /// (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one buffer. One that
   /// is not given is not computed where that saves work: on the CPU its products, on a GPU its conversion and
   /// its memory.

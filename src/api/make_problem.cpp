@@ -12,7 +12,7 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
   Problem& p = builder.problem();
   const check::Argument out{"out", args.out};
   const check::Argument lse{"lse", args.lse};
-  p.out = builder.like_q(out, p.head_dim_v, like_out);
+  p.out = builder.like_q(out, p.head_dim_v, like_out, true);
   p.lse = builder.row_statistics(lse);
   builder.outputs({out, lse}, {});
   builder.contents();
@@ -42,9 +42,13 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
     check::invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
   }
   for (const check::Argument& a : {dq, dk, dv}) check::consistent(a);
-  if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query);
-  if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key);
-  if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value);
+  if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query, true);
+  if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key, true);
+  if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value, true);
+  const check::Argument& first = dq.given() ? dq : dk;
+  for (const check::Argument& a : {dk, dv}) {
+    if (a.given() && first.given()) check::same_dtype(a, first);
+  }
   builder.by_head(dsink);
   if (dsink.given() && !args.sink.given())
     check::invalid("dsink is given without sink; pass both, or neither");

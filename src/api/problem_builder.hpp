@@ -40,10 +40,10 @@ class ProblemBuilder {
   /// The tensors that forward and backward share, with their scales and lengths.
   void inputs();
   void options();
-  /// A tensor with the rows and heads of q.
-  Operand like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols);
+  /// A tensor with the rows and heads of q; one that is `written` may be f32 whatever q is.
+  Operand like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols, bool written = false);
   /// A tensor with the rows and heads of k.
-  Operand like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols);
+  Operand like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols, bool written = false);
   /// lse or its gradient.
   Operand row_statistics(const Argument& a);
   /// (heads_q) f32, optional.
@@ -77,7 +77,7 @@ class ProblemBuilder {
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);
   Operand rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
-               const Symbols& symbols);
+               const Symbols& symbols, bool written);
   Operand operand(const Argument& a, bool packed);
   Lengths lengths(const Argument& a, std::int64_t count, std::string_view symbols);
   /// Scales of a tensor of quantized values with these heads and rows.

@@ -77,7 +77,7 @@ Operand ProblemBuilder::operand(const Argument& a, bool packed) {
 }
 
 Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads,
-                             std::int64_t head_dim, const Symbols& symbols) {
+                             std::int64_t head_dim, const Symbols& symbols, bool written) {
   const char* const shape = packed ? symbols.packed : symbols.batched;
   check::given(a, shape);
   if (packed) {
@@ -87,18 +87,20 @@ Operand ProblemBuilder::rows(const Argument& a, bool packed, std::int64_t rows, 
   }
   if (quantized_inputs()) {
     check::dtype(a, {DType::f32, DType::f16, DType::bf16});
-  } else {
+  } else if (!written || a.tensor.dtype != DType::f32) {  // what is written may have all of its digits
     check::same_dtype(a, q_);
   }
   return operand(a, packed);
 }
 
-Operand ProblemBuilder::like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols) {
-  return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols);
+Operand ProblemBuilder::like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols,
+                               bool written) {
+  return rows(a, p_.packed_q, p_.rows_q, p_.heads_q, head_dim, symbols, written);
 }
 
-Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols) {
-  return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols);
+Operand ProblemBuilder::like_k(const Argument& a, std::int64_t head_dim, const Symbols& symbols,
+                               bool written) {
+  return rows(a, p_.packed_k, p_.rows_k, p_.heads_kv, head_dim, symbols, written);
 }
 
 Operand ProblemBuilder::row_statistics(const Argument& a) {

@@ -23,7 +23,8 @@ constexpr std::int64_t backward_run_keys = 4096;
 
 /// What scratch sizes depend on.
 struct BackwardShape {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;     ///< of q, k, v, out and dout
+  DType gradient = DType::f32;  ///< of dq, dk and dv: that dtype, or f32
   std::int64_t head_dim_qk = 0;
   std::int64_t head_dim_v = 0;
   std::int64_t block_q = 0;  ///< a multiple of BackwardKernel::panel

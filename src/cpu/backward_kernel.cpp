@@ -95,8 +95,13 @@ void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
   }
   if (order.last && t.b.dk_sum != nullptr) {
     using Element = typename Tile::Element;
-    if (dk.wanted()) from_panels<Element>(dk.data, dk.panel_step, t.keys, t.d_qk(), t.b.dk, first_key);
-    if (dv.wanted()) from_panels<Element>(dv.data, dv.panel_step, t.keys, t.d_v(), t.b.dv, first_key);
+    const auto write = [&](const Sums& sums, const HeadRows& to) {
+      if (!sums.wanted()) return;
+      from_panels<Element>(t.b.shape.gradient, sums.data, sums.panel_step, t.keys, sums.columns, to,
+                           first_key);
+    };
+    write(dk, t.b.dk);
+    write(dv, t.b.dv);
   }
   if (semaphore != nullptr) __atomic_store_n(semaphore, order.number + 1, __ATOMIC_RELEASE);
 }

@@ -104,8 +104,8 @@ TANDEM_INLINE void add_words(const float* src, std::int64_t count, bool first, f
 
 /// Rounds panels (row i of panel n at src + n * panel_step + i * panel_lanes) to rows of a user's tensor.
 template <typename T>
-TANDEM_INLINE void from_panels(const float* src, std::int64_t panel_step, std::int64_t rows,
-                               std::int64_t columns, const HeadRows& dst, std::int64_t first_row) {
+TANDEM_INLINE void from_panels_as(const float* src, std::int64_t panel_step, std::int64_t rows,
+                                  std::int64_t columns, const HeadRows& dst, std::int64_t first_row) {
   for (std::int64_t r = 0; r < rows; ++r) {
     T* out = row_of<T>(dst, first_row + r);
     const float* in = src + r * panel_lanes;
@@ -117,6 +117,17 @@ TANDEM_INLINE void from_panels(const float* src, std::int64_t panel_step, std::i
         store_first(v, out + c, static_cast<int>(columns - c));
       }
     }
+  }
+}
+
+/// Writes in f32 where `gradient` says so, else as T.
+template <typename T>
+TANDEM_INLINE void from_panels(DType gradient, const float* src, std::int64_t panel_step, std::int64_t rows,
+                               std::int64_t columns, const HeadRows& dst, std::int64_t first_row) {
+  if (gradient == DType::f32) {
+    from_panels_as<float>(src, panel_step, rows, columns, dst, first_row);
+  } else {
+    from_panels_as<T>(src, panel_step, rows, columns, dst, first_row);
   }
 }
 

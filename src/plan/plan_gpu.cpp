@@ -33,11 +33,15 @@ void check_problem(const Problem& p) {
         "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
         name_of(p.q.dtype));
   }
-  if (p.quantized_inputs() && p.out.dtype == DType::f32) {
+  if (p.out.dtype == DType::f32 && p.q.dtype != DType::f32) {
     unsupported("out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
   }
   if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
+                name_of(p.q.dtype));
+  }
+  if (p.gradient_dtype() != p.q.dtype && p.pass == Pass::backward) {
+    unsupported("gradients in f32 have no GPU kernel; make dq, dk and dv {}, or copy the tensors to the CPU",
                 name_of(p.q.dtype));
   }
   if (p.pages.given() && p.leftpad_k.given()) {

@@ -111,9 +111,9 @@ INSTANTIATE_TEST_SUITE_P(
         Forward{"mixed_out", e4m3_forward,
                 [](F& a) {
                   a.q.dtype = DType::bf16;
-                  a.out.dtype = DType::f32;
+                  a.out.dtype = DType::f16;
                 },
-                "out is f32 but q is bf16; convert it to bf16"},
+                "out is f16 but q is bf16; convert it to bf16"},
         Forward{"strict_of_e4m3", e4m3_forward,
                 [](F& a) {
                   a.options.precision = Precision::fp8;
@@ -347,6 +347,12 @@ INSTANTIATE_TEST_SUITE_P(
                  "dlse has shape (2, 4, 6); it must be (batch, heads_q, seqlen_q) = (2, 4, 5)"},
         Backward{"dq_dtype", dense_backward, [](B& a) { a.dq.dtype = DType::f16; },
                  "dq is f16 but q is f32; convert it to f32"},
+        Backward{"dk_dtype", dense_backward,
+                 [](B& a) {
+                   for (ConstTensor* x : {&a.q, &a.k, &a.v, &a.out, &a.dout}) x->dtype = DType::bf16;
+                   for (Tensor* x : {&a.dq, &a.dv}) x->dtype = DType::bf16;
+                 },
+                 "dk is f32 but dq is bf16; convert it to bf16"},
         Backward{"dsink_shape", dense_backward, [](B& a) { a.dsink = tensor(11, DType::f32, {2}); },
                  "dsink has shape (2); it must be (heads_q) = (4)"},
         Backward{"dsink_without_sink", dense_backward, [](B& a) { a.sink = {}; },

@@ -1,0 +1,37 @@
+"""Whether all ranks ask for the same, found before any of them sends a tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from tandem._errors import InvalidArgumentError, TandemError
+from tandem.distributed._comm import Ranks
+
+
+def agree(ranks: Ranks, asked: dict[str, Any], error: Exception | None) -> None:
+    """Raises on every rank where two ranks ask for different things, or one of them has found an error.
+
+    Args:
+      asked: what has to be the same on every rank, by name.
+      error: what this rank has found wrong with its own arguments.
+    """
+    digest = hashlib.sha256(repr(sorted(asked.items())).encode()).digest()
+    own = [int(error is not None), int.from_bytes(digest[:7], "little")]
+    found = ranks.gather_small(own)
+    if all(numbers == found[0] for numbers in found) and error is None:
+        return
+    told = ranks.gather_objects((None if error is None else str(error), asked))
+    if error is not None and isinstance(error, TandemError):
+        raise error
+    for rank, (message, _) in enumerate(told):
+        if message is not None:
+            raise InvalidArgumentError(f"rank {rank} of the group: {message}") from error
+    first = told[0][1]
+    for rank, (_, other) in enumerate(told):
+        for name, value in other.items():
+            if value != first.get(name):
+                raise InvalidArgumentError(
+                    f"ranks disagree on {name}: rank 0 of the group has {first.get(name)}, rank {rank} has "
+                    f"{value}; pass the same on every rank"
+                )

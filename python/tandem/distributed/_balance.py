@@ -1,0 +1,133 @@
+"""Dividing packed sequences of any lengths among ranks: even work, few rows sent.
+
+A sequence on one rank sends nothing. One with more work than a rank may have, ``cap``, has to be cut, and of
+all ways to cut it under a causal mask one sends the least: parts of work ``cap`` off its end, and what is
+left at its start. For order the ranks by their last row of the sequence. The j with the latest ones have work
+``j cap`` at most, so that the next rank's last row is no earlier than where that much work ends, counted from
+the sequence's end; and a rank receives the rows before its last one that it does not hold. Those parts receive
+just that. `least_rows` counts these rows: no layout whose busiest rank has at most ``cap`` sends fewer.
+`divide` cuts so, packs what is left as whole sequences, the most work first, and cuts again only what fits
+nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tandem.distributed._mask import Mask
+
+#: (sequence, begin, end): rows of a sequence
+Part = tuple[int, int, int]
+
+#: The busiest rank over the mean that `divide` may go up to, from the evenest on.
+_CAPS = (1.0, 1.0025, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04, 1.06, 1.08, 1.1)
+#: The first of them is taken that sends at most so many times the least rows of the last.
+_MOST_ROWS = 1.05
+
+
+class Work:
+    """What rows of these sequences cost: their visible pairs, and ``row_pairs`` a row."""
+
+    def __init__(self, lengths: Sequence[int], mask: Mask, row_pairs: float = 0.0) -> None:
+        self.lengths, self.mask, self.row_pairs = lengths, mask, row_pairs
+
+    def of(self, sequence: int, begin: int, end: int) -> float:
+        pairs = self.mask.pairs(begin, end - begin, 1, self.lengths[sequence])
+        return pairs + self.row_pairs * (end - begin)
+
+    def cut(self, sequence: int, begin: int, end: int, work: float) -> int:
+        """The first row of the longest end of the rows [begin, end) that costs at most this."""
+        low, high = begin, end
+        while low < high:
+            middle = (low + high) // 2
+            if self.of(sequence, middle, end) <= work:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def ends(self, sequence: int, cap: float) -> list[Part]:
+        """The parts of a sequence of at most ``cap`` each, off its end; the last one has what is left."""
+        parts, end = [], self.lengths[sequence]
+        while end > 0:
+            begin = min(self.cut(sequence, 0, end, cap), end - 1)
+            parts.append((sequence, begin, end))
+            end = begin
+        return parts
+
+    def received(self, parts: Sequence[Part]) -> int:
+        """Rows of keys that ranks receive of sequences in these parts, each on a rank of its own."""
+        rows = 0
+        for sequence, begin, end in parts:
+            low, high = self.mask.keys(begin, end - 1, self.lengths[sequence])
+            rows += high - low - (end - begin)
+        return rows
+
+
+def least_rows(work: Work, cap: float) -> int:
+    """Rows of keys that are received in all at least, whatever the layout, if no rank has more work."""
+    return sum(work.received(work.ends(s, cap)) for s in range(len(work.lengths)))
+
+
+def divide(lengths: Sequence[int], ranks: int, mask: Mask, row_pairs: float) -> list[list[Part]]:
+    """Of each rank the parts that it holds."""
+    work = Work(lengths, mask, row_pairs)
+    mean = sum(work.of(s, 0, n) for s, n in enumerate(lengths)) / ranks
+    least = least_rows(work, mean * _CAPS[-1])
+    best: tuple[int, list[list[Part]]] | None = None
+    for factor in _CAPS:
+        held = _pack(work, ranks, mean * factor)
+        rows = work.received([part for parts in held for part in parts])
+        if best is None or rows < best[0]:
+            best = rows, held
+        if rows <= _MOST_ROWS * least:
+            break
+    assert best is not None  # there are caps
+    return best[1]
+
+
+def _pack(work: Work, ranks: int, cap: float) -> list[list[Part]]:
+    held: list[list[Part]] = [[] for _ in range(ranks)]
+    load = [0.0] * ranks
+    sizes: dict[Part, float] = {}
+    full: list[Part] = []
+    for sequence in range(len(work.lengths)):
+        *ends, rest = work.ends(sequence, cap) or [(sequence, 0, 0)]
+        full += ends
+        sizes[rest] = work.of(*rest)
+
+    def place(rank: int, part: Part) -> None:
+        held[rank].append(part)
+        load[rank] += work.of(*part)
+
+    for rank, part in enumerate(full):
+        place(rank % ranks, part)
+    left = []
+    for part in sorted(sizes, key=lambda part: (-sizes[part], part)):
+        rank = min(range(ranks), key=lambda r: load[r])
+        if load[rank] + sizes[part] <= cap:
+            place(rank, part)
+        else:
+            left.append(part)
+    for sequence, begin, end in left:
+        while begin < end:
+            rank = min(range(ranks), key=lambda r: load[r])
+            first = work.cut(sequence, begin, end, cap - load[rank])
+            if first == end:  # rounded to rows, nothing fits: the least loaded rank has one row more
+                first = end - 1
+            place(rank, (sequence, first, end))
+            end = first
+    return [_joined(parts) for parts in held]
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """The same rows, neighbours as one part, so that each part's keys are counted once."""
+    by_sequence: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for sequence, begin, end in sorted(parts):
+        ranges = by_sequence[sequence]
+        if ranges and ranges[-1][1] == begin:
+            ranges[-1] = (ranges[-1][0], end)
+        elif begin < end:
+            ranges.append((begin, end))
+    return [(s, begin, end) for s, ranges in by_sequence.items() for begin, end in ranges]

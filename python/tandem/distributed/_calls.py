@@ -1,0 +1,137 @@
+"""The calls of Tandem that attention between pieces of queries and pieces of keys is made of.
+
+A call of Tandem aligns its mask to the bottom right corner: of n queries and m keys, query i sees keys
+``i + m - n - left`` to ``i + m - n + right``. Between two pieces of one step, query i sees key j where
+``low <= j - i <= high``. Without the queries that see none and the keys that none sees, that is a call: its
+last query sees its last key, so that left and right are not negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tandem.distributed._mask import Mask
+from tandem.distributed._routes import Piece
+
+#: (first and last + 1 of the queries, first and last + 1 of the keys), rows of the tensors that hold them
+Pair = tuple[int, int, int, int]
+
+
+@dataclass
+class Group:
+    """One call: pairs with one window, in the order of their queries and of their keys.
+
+    Attributes:
+      new_queries: no row between the first and the last query is in a group before.
+      new_keys: likewise for keys.
+    """
+
+    left: int
+    right: int
+    pairs: list[Pair]
+    new_queries: bool = False
+    new_keys: bool = False
+    lengths: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        return self.pairs[0][0], self.pairs[-1][1]
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        return self.pairs[0][2], self.pairs[-1][3]
+
+    def cu_seqlens(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Those of queries and keys, of several pairs: rows between two pairs are sequences of their own,
+        those of queries without keys and those of keys without queries."""
+        if device not in self.lengths:
+            first, _, first_key, _ = self.pairs[0]
+            cu_q, cu_k = [0], [0]
+            for begin, end, begin_key, end_key in self.pairs:
+                if (cu_q[-1], cu_k[-1]) != (begin - first, begin_key - first_key):
+                    for rows, keys in ((begin - first, cu_k[-1]), (begin - first, begin_key - first_key)):
+                        cu_q.append(rows)
+                        cu_k.append(keys)
+                cu_q.append(end - first)
+                cu_k.append(end_key - first_key)
+            pair = (torch.tensor(cu, dtype=torch.int32, device=device) for cu in (cu_q, cu_k))
+            self.lengths[device] = tuple(pair)  # type: ignore[assignment]
+        return self.lengths[device]
+
+
+def between(queries: Piece, keys: Piece, mask: Mask) -> tuple[int, int, Pair] | None:
+    """(left, right, pair) of the call of two pieces of one sequence and one step; None if no query of these
+    sees one of these keys."""
+    step, apart = queries.step, queries.start - keys.start
+    n, m = queries.count, keys.count
+    # j - i is at most high and at least low; beyond the tensors' corners where the mask is unbounded.
+    high = m if mask.right < 0 else (apart + mask.right) // step
+    low = -n if mask.left < 0 else -(-(apart - mask.left) // step)
+    first, last = max(0, -high), min(n, m - low)
+    first_key, last_key = max(0, first + low), min(m, last + high)
+    if first >= last or first_key >= last_key:
+        return None
+    left = -1 if mask.left < 0 else last_key - last - low
+    right = -1 if mask.right < 0 else high + last - last_key
+    q, k = queries.offset, keys.offset
+    return left, right, (q + first, q + last, k + first_key, k + last_key)
+
+
+def groups(
+    queries: Sequence[Piece],
+    keys: Sequence[Piece],
+    mask: Mask,
+    packed: bool,
+    touched: list[tuple[int, int]],
+) -> list[Group]:
+    """The calls between all queries and all keys, few of them where tensors are ``packed``. ``touched`` are
+    ranges of queries that calls before have written to; those of these calls are added."""
+    by_sequence: dict[int, list[Piece]] = {}
+    for piece in keys:
+        by_sequence.setdefault(piece.sequence, []).append(piece)
+    found: list[Group] = []
+    for piece in queries:
+        for key in by_sequence.get(piece.sequence, ()):
+            call = between(_of_step(piece, key), _of_step(key, piece), mask)
+            if call is not None:
+                _add(found, call, packed)
+    touched_keys: list[tuple[int, int]] = []
+    for group in found:
+        group.new_queries = _is_new(group.queries, touched)
+        group.new_keys = _is_new(group.keys, touched_keys)
+    return found
+
+
+def _of_step(piece: Piece, other: Piece) -> Piece:
+    """A piece of one row has any step."""
+    return Piece(piece.sequence, piece.start, 1, other.step, piece.offset) if piece.count == 1 else piece
+
+
+def _add(found: list[Group], call: tuple[int, int, Pair], packed: bool) -> None:
+    left, right, pair = call
+    for group in found if packed else ():
+        _, last, _, last_key = group.pairs[-1]
+        follows = last <= pair[0] and last_key <= pair[2]
+        if (
+            follows
+            and _same(group.left, left, pair[3] - pair[2])
+            and _same(group.right, right, pair[1] - pair[0])
+        ):
+            group.pairs.append(pair)
+            return
+    found.append(Group(left, right, [pair]))
+
+
+def _same(group: int, bound: int, rows: int) -> bool:
+    """Whether a window's bound means the same as the group's for so many rows."""
+    return group == bound or all(b < 0 or b >= rows - 1 for b in (group, bound))
+
+
+def _is_new(rows: tuple[int, int], touched: list[tuple[int, int]]) -> bool:
+    new = all(end <= rows[0] or rows[1] <= begin for begin, end in touched)
+    touched.append(rows)
+    return new

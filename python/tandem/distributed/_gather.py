@@ -1,0 +1,165 @@
+"""The strategy "gather": each rank receives the keys and values that its queries see, and computes at once.
+
+Some heads of K and V at a time: while attention over one chunk of heads runs, the next chunk is on its way.
+Heads are problems of their own, so that nothing is merged where a rank's queries are consecutive rows or two
+runs of them. A rank sends another the rows that it needs and no others: under a mask or with packed sequences
+that is less than an all-gather sends. In the backward pass the gradients of K and V go back the same way, in
+f32, and their owner adds them by ascending rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tandem.distributed import _calls, _parts, _routes
+from tandem.distributed._comm import Ranks, Waiting
+from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
+from tandem.distributed._layout import Layout
+from tandem.distributed._mask import Mask
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a rank sends and receives, the same for each chunk of heads."""
+
+    groups: list[_calls.Group]
+    exact: bool
+    sends: Tensor  #: rows of the shard that go to other ranks, by rank
+    send_rows: list[int]
+    receive_rows: list[int]
+    own: Tensor  #: rows of the shard that the rank needs itself
+    before: int  #: rows that arrive from lower ranks
+    order: Tensor | None  #: of what arrives, the rank's own rows among it (_routes.Arrivals)
+    back: Tensor | None  #: the inverse of that
+
+    def exchange(self, ranks: Ranks, kv: Tensor) -> tuple[Waiting, Tensor]:
+        return ranks.exchange(kv.index_select(0, self.sends), self.send_rows, self.receive_rows), kv
+
+    def assemble(self, coming: tuple[Waiting, Tensor]) -> Tensor:
+        """The keys and values that the rank needs, in the order of their places."""
+        waiting, kv = coming
+        came = waiting.wait()
+        kv = torch.cat([came[: self.before], kv.index_select(0, self.own), came[self.before :]])
+        return kv if self.order is None else kv.index_select(0, self.order)
+
+    def send_back(self, ranks: Ranks, gradients: Tensor) -> tuple[Waiting, Tensor]:
+        """Sends gradients to the rows' owners."""
+        if self.back is not None:
+            gradients = gradients.index_select(0, self.back)
+        after = self.before + len(self.own)
+        sends = torch.cat([gradients[: self.before], gradients[after:]])
+        return ranks.exchange(sends, self.receive_rows, self.send_rows), gradients[self.before : after]
+
+    def total(self, coming: tuple[Waiting, Tensor], rows: int) -> Tensor:
+        """The gradients of the shard: the rank's own part, then those of the others by ascending rank."""
+        waiting, own = coming
+        came = waiting.wait()
+        total = own.new_zeros((rows, *own.shape[1:])).index_add_(0, self.own, own)
+        begin = 0
+        for count in self.send_rows:
+            if count:
+                here = slice(begin, begin + count)
+                total.index_add_(0, self.sends[here], came[here])
+            begin += count
+        return total
+
+
+@cache
+def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Route:
+    arrived = _routes.arrivals(layout, mask, rank)
+    groups = _calls.groups(_routes.pieces(layout, rank), arrived.keys, mask, layout.packed, [])
+    others = [r for r in range(layout.ranks) if r != rank]
+    to = {r: _routes.route(layout, mask, rank, r) for r in others}
+    come = {r: _routes.rows_of(_routes.route(layout, mask, r, rank)) for r in others}
+    sends = [_routes.index_of(pieces) for pieces in to.values()]
+    order = arrived.order
+    return Route(
+        groups,
+        _parts.is_exact(groups),
+        torch.cat([torch.empty(0, dtype=torch.int64), *sends]).to(device),
+        [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
+        [come.get(r, 0) for r in range(layout.ranks)],
+        _routes.index_of(_routes.route(layout, mask, rank, rank)).to(device),
+        sum(come[r] for r in others if r < rank),
+        None if order is None else order.to(device),
+        None if order is None else order.argsort().to(device),
+    )
+
+
+def chunks(layout: Layout, heads_kv: int) -> list[tuple[int, int]]:
+    """The heads of K and V that are sent together: as many chunks as ranks, so that two of them are about as
+    large as two ranks' K and V; one chunk of each head where there are fewer."""
+    count = min(heads_kv, layout.ranks)
+    bounds = [heads_kv * i // count for i in range(count + 1)]
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
+    route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
+    rows = _parts.Rows.empty(q, v.shape[-1], q.dtype if route.exact else torch.float32)
+    group = q.shape[2] // k.shape[2]
+    todo = chunks(job.layout, k.shape[2])
+
+    def start(i: int) -> tuple[Waiting, Tensor]:
+        a, b = todo[i]
+        return route.exchange(job.ranks, side_by_side(k[:, :, a:b], v[:, :, a:b]))
+
+    coming = start(0)
+    for i, (a, b) in enumerate(todo):
+        kv = route.assemble(coming)
+        if i + 1 < len(todo):
+            coming = start(i + 1)
+        heads = slice(a * group, b * group)
+        part = _parts.Rows(rows.out[:, :, heads], rows.lse[:, heads])
+        inside = sink[heads] if sink is not None and route.exact else None
+        for call in route.groups:
+            _parts.forward(call, job.options, q[:, :, heads], *apart(kv, k.shape[-1]), part, inside)
+    return finished(rows, q, sink, route.exact)
+
+
+def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradients:
+    q = saved.q
+    route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
+    dq = torch.zeros_like(q, dtype=q.dtype if route.exact else torch.float32)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    group = q.shape[2] // k.shape[2]
+    todo = chunks(job.layout, k.shape[2])
+
+    def start(i: int) -> tuple[Waiting, Tensor]:
+        a, b = todo[i]
+        return route.exchange(job.ranks, side_by_side(k[:, :, a:b], v[:, :, a:b]))
+
+    def finish(i: int, returning: tuple[Waiting, Tensor]) -> None:
+        a, b = todo[i]
+        of_k, of_v = apart(route.total(returning, k.shape[1]), k.shape[-1])
+        dk[:, :, a:b] = of_k
+        dv[:, :, a:b] = of_v
+
+    coming = start(0)
+    returning: tuple[Waiting, Tensor] | None = None
+    for i, (a, b) in enumerate(todo):
+        kv = route.assemble(coming)
+        if i + 1 < len(todo):
+            coming = start(i + 1)
+        heads = slice(a * group, b * group)
+        sums = torch.zeros_like(kv, dtype=torch.float32)
+        some = Saved(
+            q[:, :, heads],
+            saved.out[:, :, heads],
+            saved.lse[:, heads],
+            saved.dout[:, :, heads],
+            None if saved.dlse is None else saved.dlse[:, heads],
+        )
+        keys, gradients = apart(kv, k.shape[-1]), apart(sums, k.shape[-1])
+        for call in route.groups:
+            _parts.backward(call, job.options, some, *keys, dq[:, :, heads], *gradients)
+        if returning is not None:
+            finish(i - 1, returning)
+        returning = route.send_back(job.ranks, sums)
+    assert returning is not None  # there is one chunk at least
+    finish(len(todo) - 1, returning)
+    return dq.to(q.dtype), dk, dv

@@ -1,0 +1,57 @@
+"""What the strategies share: one attention over ranks, as a rank sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.distributed._comm import Ranks
+from tandem.distributed._layout import Layout
+from tandem.distributed._mask import Mask
+from tandem.distributed._parts import Options, Rows, Saved, add_sink
+
+
+@dataclass(frozen=True)
+class Job:
+    """An attention over ranks. Tensors have four dimensions, a batch of 1 where sequences are packed."""
+
+    ranks: Ranks
+    layout: Layout
+    mask: Mask
+    options: Options
+
+
+@dataclass
+class Result:
+    """Of a rank's rows, in q's dtype and f32; ``kept`` is what the strategy's backward takes besides."""
+
+    out: Tensor
+    lse: Tensor
+    kept: Any = None
+
+
+Gradients = tuple[Tensor, Tensor, Tensor]  #: dq, dk, dv in the dtype of q, k and v
+
+
+def finished(rows: Rows, q: Tensor, sink: Tensor | None, exact: bool) -> Result:
+    """The result of what all calls gave. Of `is_exact` calls the sink is in it already."""
+    if sink is not None and not exact:
+        add_sink(rows, sink)
+    return Result(rows.out.to(q.dtype), rows.lse)
+
+
+def side_by_side(k: Tensor, v: Tensor) -> Tensor:
+    """K and V as one tensor that can be sent: (rows, batch, heads, head_dim_qk + head_dim_v)."""
+    return torch.cat([k, v], -1).transpose(0, 1)
+
+
+def apart(kv: Tensor, head_dim_qk: int) -> tuple[Tensor, Tensor]:
+    """K and V, (batch, rows, heads, head_dim), as views of what `side_by_side` made."""
+    kv = kv.transpose(0, 1)
+    return kv[..., :head_dim_qk], kv[..., head_dim_qk:]
+
+
+__all__ = ["Gradients", "Job", "Result", "Saved", "apart", "finished", "side_by_side"]

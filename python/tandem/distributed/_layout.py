@@ -1,0 +1,245 @@
+"""Which rank holds which rows of the sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem._errors import InvalidArgumentError
+from tandem.distributed import _balance
+from tandem.distributed._mask import Mask
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows start, start + step, ... of a sequence, ``count`` of them."""
+
+    sequence: int
+    start: int
+    count: int
+    step: int = 1
+
+    @property
+    def last(self) -> int:
+        """The last row of the run, which is not empty."""
+        return self.start + (self.count - 1) * self.step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rank holds which rows.
+
+    A rank's shard is its runs, one behind the other in their order here. A shard may be empty, and shards
+    need not have the same size. Make one with `contiguous`, `zigzag`, `striped`, `balanced` or `of_ranges`;
+    the same on every rank.
+
+    Attributes:
+      lengths: rows of each sequence; of a batch of sequences of one length that length alone.
+      runs: of each rank its runs.
+      kind: what made it.
+      packed: tensors are ``(total, heads, head_dim)``, sequences packed end to end; otherwise ``(batch,
+        seqlen, heads, head_dim)``, and every sequence of the batch is divided in the same way.
+    """
+
+    lengths: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
+    kind: str
+    packed: bool
+
+    @classmethod
+    def contiguous(cls, lengths: int | Iterable[int], ranks: int) -> Layout:
+        """Rank r holds the r-th part of all rows, in their order. Sends the least; for masks without
+        ``causal``, where it is balanced."""
+        numbers, packed = _lengths(lengths, ranks)
+        total = sum(numbers)
+        bounds = [total * r // ranks for r in range(ranks + 1)]
+        runs = [_runs_between(numbers, bounds[r], bounds[r + 1]) for r in range(ranks)]
+        return cls(numbers, tuple(map(tuple, runs)), "contiguous", packed)
+
+    @classmethod
+    def zigzag(cls, lengths: int | Iterable[int], ranks: int) -> Layout:
+        """Each sequence is cut into ``2 ranks`` parts, of which rank r holds the r-th from the start and the
+        r-th from the end: balanced for causal masks. Lengths need not divide evenly. A shard has the first
+        parts of all sequences, then the second ones."""
+        numbers, packed = _lengths(lengths, ranks)
+        parts = 2 * ranks
+        early: list[list[Run]] = [[] for _ in range(ranks)]
+        late: list[list[Run]] = [[] for _ in range(ranks)]
+        for sequence, length in enumerate(numbers):
+            for part in range(parts):
+                begin, end = length * part // parts, length * (part + 1) // parts
+                if begin == end:
+                    continue
+                # Which rank is first changes from sequence to sequence: rows that are left over go around.
+                rank = (min(part, parts - 1 - part) + sequence) % ranks
+                (early if part < ranks else late)[rank].append(Run(sequence, begin, end - begin))
+        runs = tuple(_joined(a + b) for a, b in zip(early, late, strict=True))
+        return cls(numbers, runs, "zigzag", packed)
+
+    @classmethod
+    def striped(cls, lengths: int | Iterable[int], ranks: int) -> Layout:
+        """Rank r holds every ranks-th row from r on (Striped Attention, arXiv:2311.09431): balanced for
+        causal masks and for windows."""
+        numbers, packed = _lengths(lengths, ranks)
+        runs: list[list[Run]] = [[] for _ in range(ranks)]
+        begin = 0
+        for sequence, length in enumerate(numbers):
+            for rank in range(ranks):
+                first = (rank - begin) % ranks
+                if first < length:
+                    runs[rank].append(Run(sequence, first, -(-(length - first) // ranks), ranks))
+            begin += length
+        return cls(numbers, tuple(map(tuple, runs)), "striped", packed)
+
+    @classmethod
+    def balanced(
+        cls,
+        lengths: int | Iterable[int],
+        ranks: int,
+        *,
+        causal: bool = True,
+        window: tuple[int, int] = (-1, -1),
+        row_pairs: float = 0.0,
+    ) -> Layout:
+        """For packed sequences of any lengths: evens out the work under this mask while few rows are sent.
+        Sequences are kept whole where they can be; one that is more than a rank's share is cut into
+        consecutive parts, which are the longer the earlier they are. Shards differ in rows.
+
+        Args:
+          row_pairs: what a row costs besides its visible pairs, in pairs: what the model's other layers do
+            for it. 0 evens out the pairs alone; large numbers even out the rows.
+        """
+        numbers, packed = _lengths(lengths, ranks)
+        cuts = _balance.divide(numbers, ranks, Mask.of(causal, window), row_pairs)
+        runs = (tuple(Run(s, a, b - a) for s, a, b in sorted(held)) for held in cuts)
+        return cls(numbers, tuple(map(_joined, runs)), "balanced", packed)
+
+    @classmethod
+    def of_ranges(cls, lengths: int | Iterable[int], ranges: Sequence[Sequence[tuple[int, int]]]) -> Layout:
+        """Rank r holds the rows ``begin`` to ``end`` of each (begin, end) in ``ranges[r]``, counted through
+        all sequences as ``cu_seqlens`` counts. Every row is in exactly one of them."""
+        numbers, packed = _lengths(lengths, len(ranges))
+        total, reached = sum(numbers), 0
+        for begin, end in sorted(r for held in ranges for r in held if r[0] != r[1]):
+            if begin != reached or end < begin:
+                what = "in no range" if begin > reached else "in two ranges"
+                raise InvalidArgumentError(
+                    f"row {min(begin, reached)} is {what}; each of the {total} rows is in exactly one"
+                )
+            reached = end
+        if reached != total:
+            raise InvalidArgumentError(f"ranges end at row {reached}, but there are {total} rows")
+        runs = (_joined(run for a, b in held for run in _runs_between(numbers, a, b)) for held in ranges)
+        return cls(numbers, tuple(runs), "of_ranges", packed)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks share the rows."""
+        return len(self.runs)
+
+    @property
+    def total(self) -> int:
+        """Rows of all ranks."""
+        return sum(self.lengths)
+
+    @property
+    def dim(self) -> int:
+        """The dimension of tensors that rows are in."""
+        return 0 if self.packed else 1
+
+    def rows(self, rank: int) -> int:
+        """Rows of a rank's shard."""
+        return sum(run.count for run in self.runs[rank])
+
+    def indices(self, rank: int) -> Tensor:
+        """Of each row of the shard its number among the rows of all sequences; int64, on the CPU."""
+        return _indices(self, rank, True)
+
+    def positions(self, rank: int) -> Tensor:
+        """Of each row of the shard its place in its sequence, as rotary embeddings want it; int64, on the
+        CPU."""
+        return _indices(self, rank, False)
+
+    def shard(self, x: Tensor, rank: int, dim: int | None = None) -> Tensor:
+        """The rows of x that a rank holds; x has those of all ranks in dimension ``dim`` (default: 0 for
+        packed tensors, else 1). Differentiable."""
+        dim = self.dim if dim is None else dim
+        if x.shape[dim] != self.total:
+            raise InvalidArgumentError(
+                f"x has {x.shape[dim]} rows in dimension {dim}, but the layout has {self.total}"
+            )
+        return x.index_select(dim, self.indices(rank).to(x.device))
+
+    def unshard(self, shards: Sequence[Tensor], dim: int | None = None) -> Tensor:
+        """The whole tensor of the shards of all ranks, in their order; the inverse of `shard`. See
+        `tandem.distributed.gather` for shards that are on their ranks. Differentiable."""
+        dim = self.dim if dim is None else dim
+        held = [shard.shape[dim] for shard in shards]
+        rows = [self.rows(rank) for rank in range(self.ranks)]
+        if held != rows:
+            raise InvalidArgumentError(f"shards have {held} rows, but the layout's have {rows}")
+        order = torch.cat([self.indices(rank) for rank in range(self.ranks)]).argsort()
+        return torch.cat(list(shards), dim).index_select(dim, order.to(shards[0].device))
+
+    def pairs(self, *, causal: bool = False, window: tuple[int, int] = (-1, -1)) -> list[int]:
+        """Visible pairs of query and key of each rank, of one head: its work, exactly."""
+        mask = Mask.of(causal, window)
+        return [
+            sum(mask.pairs(run.start, run.count, run.step, self.lengths[run.sequence]) for run in held)
+            for held in self.runs
+        ]
+
+
+def _lengths(lengths: int | Iterable[int], ranks: int) -> tuple[tuple[int, ...], bool]:
+    packed = not isinstance(lengths, int)
+    numbers = tuple(map(int, lengths)) if not isinstance(lengths, int) else (lengths,)
+    if ranks < 1:
+        raise InvalidArgumentError(f"ranks is {ranks}; it must be at least 1")
+    for i, length in enumerate(numbers):
+        if length < 0:
+            raise InvalidArgumentError(f"lengths[{i}] is {length}; it must be at least 0")
+    return numbers, packed
+
+
+def _runs_between(lengths: Sequence[int], first: int, last: int) -> list[Run]:
+    """The rows [first, last) of all sequences."""
+    runs, begin = [], 0
+    for sequence, length in enumerate(lengths):
+        low, high = max(first, begin), min(last, begin + length)
+        if low < high:
+            runs.append(Run(sequence, low - begin, high - low))
+        begin += length
+    return runs
+
+
+def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same rows in the same order, neighbours as one run."""
+    joined: list[Run] = []
+    for run in runs:
+        if joined and joined[-1].sequence == run.sequence and joined[-1].last + 1 == run.start:
+            joined[-1] = Run(run.sequence, joined[-1].start, joined[-1].count + run.count)
+        else:
+            joined.append(run)
+    return tuple(joined)
+
+
+@cache
+def _begins(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    begins = [0]
+    for length in lengths:
+        begins.append(begins[-1] + length)
+    return tuple(begins)
+
+
+def _indices(layout: Layout, rank: int, through: bool) -> Tensor:
+    begins: Any = _begins(layout.lengths) if through else [0] * len(layout.lengths)
+    runs = [
+        torch.arange(r.count, dtype=torch.int64) * r.step + (begins[r.sequence] + r.start)
+        for r in layout.runs[rank]
+    ]
+    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)

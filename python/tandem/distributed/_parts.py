@@ -1,0 +1,177 @@
+"""Attention and its gradients between the rows of a rank and keys that are at hand, added up in f32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _arrays, _call, _core
+from tandem import _torch as _torch  # tells the extension module how to read tensors
+from tandem.distributed._calls import Group
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all calls of an attention share."""
+
+    scale: float | None = None
+    softcap: float = 0.0
+    deterministic: bool = False
+
+    def of(self, left: int, right: int, metadata: tuple[Any, ...] = (None,) * 10) -> _call.Call:
+        return _call.Call(
+            scale=self.scale,
+            window=(left, right),
+            softcap=self.softcap,
+            deterministic=self.deterministic,
+            metadata=metadata,
+        )
+
+
+def part_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of results of parts of the keys. Kernels on a GPU have no f32 outputs of 16-bit inputs yet:
+    there a part is rounded before it is added."""
+    return q.dtype if q.is_cuda else torch.float32
+
+
+@dataclass
+class Rows:
+    """What the calls of a rank's queries have given so far. Nothing yet: out 0 and lse -inf."""
+
+    out: Tensor  #: (batch, rows, heads_q, head_dim_v)
+    lse: Tensor  #: (batch, heads_q, rows)
+
+    @classmethod
+    def empty(cls, q: Tensor, head_dim_v: int, dtype: torch.dtype) -> Rows:
+        batch, rows, heads, _ = q.shape
+        out = q.new_zeros((batch, rows, heads, head_dim_v), dtype=dtype)
+        return cls(out, q.new_full((batch, heads, rows), -torch.inf, dtype=torch.float32))
+
+
+def is_exact(groups: Sequence[Group]) -> bool:
+    """Whether each query has one call, whose results are final."""
+    return all(group.new_queries for group in groups)
+
+
+def forward(
+    group: Group, options: Options, q: Tensor, k: Tensor, v: Tensor, rows: Rows, sink: Tensor | None = None
+) -> None:
+    """Adds a call to ``rows``. The sink joins calls that are final (`is_exact`)."""
+    begin, end = group.queries
+    out, lse = rows.out[:, begin:end], rows.lse[:, :, begin:end]
+    in_place = group.new_queries and out.dtype in (q.dtype, part_dtype(q))
+    part = out if in_place else out.new_empty(out.shape, dtype=part_dtype(q))
+    part_lse = lse if in_place else lse.new_empty(lse.shape)
+    tensors, metadata = _of_group(group, (q,), (k, v))
+    arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
+    _core.forward(arrays, options.of(group.left, group.right).options(), _stream(q))
+    if in_place:
+        return
+    if group.new_queries:
+        out.copy_(part)
+        lse.copy_(part_lse)
+    else:
+        merge(out, lse, part, part_lse)
+
+
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Attention over two disjoint sets of keys from that over each, in place of the first. One whose LSE is
+    -inf is empty: it changes nothing."""
+    # A sigmoid of the difference has no overflow, whatever the LSEs. Both -inf: NaN, for which 0 stands.
+    empty = torch.maximum(lse, part_lse) == -torch.inf
+    weight, other = (
+        torch.sigmoid(difference).masked_fill_(empty, 0.0).transpose(1, 2).unsqueeze(-1)
+        for difference in (lse - part_lse, part_lse - lse)
+    )
+    out.mul_(weight).addcmul_(part.to(out.dtype), other)
+    lse.copy_(torch.logaddexp(lse, part_lse))
+
+
+def add_sink(rows: Rows, sink: Tensor) -> None:
+    """Lets the sink, a logit without a value, join the softmax of every row. Once for each row."""
+    logit = sink.to(torch.float32)[None, :, None].expand_as(rows.lse)
+    weight = torch.sigmoid(rows.lse - logit).masked_fill_(rows.lse == -torch.inf, 0.0)
+    rows.out.mul_(weight.transpose(1, 2).unsqueeze(-1))
+    rows.lse.copy_(torch.logaddexp(rows.lse, logit))
+
+
+@dataclass
+class Saved:
+    """Of the whole rows: what a backward call of any part of the keys takes."""
+
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+
+
+def backward(
+    group: Group,
+    options: Options,
+    saved: Saved,
+    k: Tensor,
+    v: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    """Adds the gradients of a call to dq, dk and dv. ``saved.out`` and ``saved.lse`` are of the whole rows,
+    so that the probabilities and their sums over all keys are those of the whole."""
+    dtype = part_dtype(saved.q)
+    places = (
+        (dq[:, slice(*group.queries)], group.new_queries),
+        (dk[:, slice(*group.keys)], group.new_keys),
+        (dv[:, slice(*group.keys)], group.new_keys),
+    )
+    parts = [
+        place if new and place.dtype == dtype else place.new_empty(place.shape, dtype=dtype)
+        for place, new in places
+    ]
+    of_queries = (saved.q, saved.out, saved.dout)
+    (q, out, dout, k, v), metadata = _of_group(group, of_queries, (k, v))
+    lse, dlse = (
+        None if t is None else _flat_one(group, t[:, :, slice(*group.queries)])
+        for t in (saved.lse, saved.dlse)
+    )
+    arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, *_flat(group, *parts), None)
+    _core.backward(arrays, options.of(group.left, group.right).options(), _stream(saved.q))
+    for part, (place, new) in zip(parts, places, strict=True):
+        if part is not place:
+            (place.copy_ if new else place.add_)(part)
+
+
+def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
+    """That of these rows: a sink has the probability exp(sink - lse) and no value."""
+    delta = (out.double() * dout.double()).sum(-1).transpose(1, 2)
+    if dlse is not None:
+        delta = delta - dlse.double()
+    logit = sink.double()[None, :, None]
+    return (torch.exp(logit - lse.double()) * -delta).sum((0, 2)).to(sink.dtype)
+
+
+def _of_group(
+    group: Group, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """The group's rows of these tensors as its call takes them, and the call's metadata."""
+    slices = [t[:, slice(*group.queries)] for t in of_queries] + [t[:, slice(*group.keys)] for t in of_keys]
+    if len(group.pairs) == 1:
+        return tuple(slices), (None,) * 10
+    return _flat(group, *slices), (*group.cu_seqlens(of_queries[0].device), *(None,) * 8)
+
+
+def _flat(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_flat_one(group, t) for t in tensors)
+
+
+def _flat_one(group: Group, t: Tensor) -> Tensor:
+    """A call of several pairs is of packed tensors."""
+    return t if len(group.pairs) == 1 else t[0]
+
+
+def _stream(q: Tensor) -> int:
+    return _arrays.library_of("q", q).stream(q)

@@ -1,0 +1,98 @@
+"""The strategy "ring": K and V of each rank go around, a rank's queries meet one rank's keys after another.
+
+Ring Attention (arXiv:2310.01889), over any layout. In step s rank r computes with the keys of rank r - s
+while those of rank r - s - 1 are on their way, and adds to its results in f32. In the backward pass the
+gradients of K and V travel behind their keys, in f32: each rank adds its part, and what arrives after the last
+step is the sum. The order of additions is that of the ring.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tandem.distributed import _calls, _parts, _routes
+from tandem.distributed._comm import Waiting
+from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
+from tandem.distributed._layout import Layout
+from tandem.distributed._mask import Mask
+
+_KEYS, _GRADIENTS = 1, 2  # tags of what is under way at the same time
+
+
+@cache
+def steps(layout: Layout, mask: Mask, rank: int) -> list[list[_calls.Group]]:
+    """The calls of each step."""
+    touched: list[tuple[int, int]] = []
+    queries = _routes.pieces(layout, rank)
+    return [
+        _calls.groups(
+            queries, _routes.pieces(layout, (rank - s) % layout.ranks), mask, layout.packed, touched
+        )
+        for s in range(layout.ranks)
+    ]
+
+
+class _Turn:
+    """K and V of the rank whose turn it is."""
+
+    def __init__(self, job: Job, k: Tensor, v: Tensor) -> None:
+        self.job, self.step = job, 0
+        self.kv = side_by_side(k, v).contiguous()
+        self.coming: Waiting | None = None
+
+    def rows(self, step: int) -> int:
+        ranks = self.job.ranks
+        return self.job.layout.rows((ranks.rank - step) % ranks.size)
+
+    def start(self) -> Tensor:
+        """The keys and values of this step, after sending for those of the next."""
+        if self.step + 1 < self.job.ranks.size:
+            after = self.kv.new_empty((self.rows(self.step + 1), *self.kv.shape[1:]))
+            self.coming = self.job.ranks.shift(self.kv, after, _KEYS)
+        return self.kv
+
+    def end(self) -> None:
+        if self.coming is not None:
+            self.kv = self.coming.wait()
+            self.coming = None
+        self.step += 1
+
+
+def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
+    calls = steps(job.layout, job.mask, job.ranks.rank)
+    exact = all(map(_parts.is_exact, calls))
+    rows = _parts.Rows.empty(q, v.shape[-1], q.dtype if exact else torch.float32)
+    turn = _Turn(job, k, v)
+    for groups in calls:
+        kv = turn.start()
+        for call in groups:
+            inside = sink if exact else None
+            _parts.forward(call, job.options, q, *apart(kv, k.shape[-1]), rows, inside)
+        turn.end()
+    return finished(rows, q, sink, exact)
+
+
+def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradients:
+    calls = steps(job.layout, job.mask, job.ranks.rank)
+    dq = torch.zeros_like(saved.q, dtype=torch.float32)
+    turn = _Turn(job, k, v)
+    returning: Waiting | None = None
+    for groups in calls:
+        kv = turn.start()
+        sums = torch.zeros_like(kv, dtype=torch.float32)
+        for call in groups:
+            keys, gradients = apart(kv, k.shape[-1]), apart(sums, k.shape[-1])
+            _parts.backward(call, job.options, saved, *keys, dq, *gradients)
+        if returning is not None:  # what the ranks before have added for the same keys
+            sums = returning.wait().add_(sums)
+        after = sums.new_empty((turn.rows(turn.step + 1), *sums.shape[1:]))
+        if job.ranks.size > 1:
+            returning = job.ranks.shift(sums, after, _GRADIENTS)
+        turn.end()
+    if returning is not None:
+        sums = returning.wait()
+    dk, dv = apart(sums, k.shape[-1])
+    return dq.to(saved.q.dtype), dk.to(k.dtype), dv.to(v.dtype)
