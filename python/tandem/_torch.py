@@ -34,7 +34,7 @@ def attention(
             _plans.check(call, q, k, v, sink, out)
     _derivatives.judge_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     recorded = _derivatives.is_recorded(q, k, v, sink)
     _derivatives.judge_cache(call.metadata, recorded)
     if out is not None:
@@ -175,7 +175,7 @@ def _judge(call: _call.Call, q: Any, **others: Any) -> None:
         call.options()
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What autocast, where it is on for their device, makes of q, k and v."""
     device = tensors[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):

@@ -5,28 +5,31 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from tandem._errors import InvalidArgumentError, TandemError
+import torch
+
+from tandem._errors import InvalidArgumentError
 from tandem.distributed._comm import Ranks
 
 
-def agree(ranks: Ranks, asked: dict[str, Any], error: Exception | None) -> None:
+def agree(ranks: Ranks, asked: dict[str, Any], error: Exception | None, device: torch.device) -> None:
     """Raises on every rank where two ranks ask for different things, or one of them has found an error.
 
     Args:
       asked: what has to be the same on every rank, by name.
       error: what this rank has found wrong with its own arguments.
+      device: that of its tensors.
     """
     digest = hashlib.sha256(repr(sorted(asked.items())).encode()).digest()
     own = [int(error is not None), int.from_bytes(digest[:7], "little")]
-    found = ranks.gather_small(own)
+    found = ranks.gather_small(own, device)
     if all(numbers == found[0] for numbers in found) and error is None:
         return
     told = ranks.gather_objects((None if error is None else str(error), asked))
-    if error is not None and isinstance(error, TandemError):
+    if error is not None:
         raise error
     for rank, (message, _) in enumerate(told):
         if message is not None:
-            raise InvalidArgumentError(f"rank {rank} of the group: {message}") from error
+            raise InvalidArgumentError(f"rank {rank} of the group: {message}")
     first = told[0][1]
     for rank, (_, other) in enumerate(told):
         for name, value in other.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tandem
-from tandem import _call
+from tandem import _call, _torch
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree, _cost, _gather, _heads, _parts, _ring
 from tandem.distributed._comm import Ranks
@@ -80,20 +79,22 @@ def context_parallel_attention(
     error: Exception | None = None
     asked: dict[str, Any] = {}
     try:
-        asked = _judge(
-            ranks, layout, q, k, v, sink, cu_seqlens, (causal, window, softcap, scale, deterministic)
-        )
+        causal, deterministic = _call.flag("causal", causal), _call.flag("deterministic", deterministic)
+        window = _call.pair("window", window)
+        options = _parts.Options(scale, softcap, deterministic)
+        asked = _judge(ranks, layout, q, k, v, sink, options, causal=causal, window=window)
         asked["strategy"] = strategy
-        mask = Mask.of(causal, _call.pair("window", window))
+        _judge_lengths(layout, cu_seqlens)
+        mask = Mask.of(causal, window)
         chosen = _cost.choose(layout, mask, _shape(q, k, v, layout), _machine(q), strategy)
     except (TypeError, tandem.TandemError) as found:
         error = found
     if check and ranks.size > 1:
-        _agree.agree(ranks, asked, error)
+        _agree.agree(ranks, asked, error, getattr(q, "device", torch.device("cpu")))
     if error is not None:
         raise error
-    job = Job(ranks, layout, mask, _parts.Options(scale, softcap, deterministic))
-    q, k, v = (t.unsqueeze(0) if layout.packed else t for t in (q, k, v))
+    job = Job(ranks, layout, mask, options)
+    q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _torch.autocast(q, k, v))
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink)
     out, lse = (t[0] if layout.packed else t for t in (out, lse))
@@ -132,55 +133,66 @@ class _Attention(torch.autograd.Function):
 
 
 def _judge(
-    ranks: Ranks,
-    layout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    sink: Any,
-    cu_seqlens: Any,
-    options: tuple[Any, ...],
+    ranks: Ranks, layout: Any, q: Any, k: Any, v: Any, sink: Any, options: _parts.Options, **mask: Any
 ) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
-    causal, window, softcap, scale, deterministic = options
     if not isinstance(layout, Layout):
         raise InvalidArgumentError(f"layout is {layout!r}; make one with tandem.distributed.Layout")
     if layout.ranks != ranks.size:
         raise InvalidArgumentError(f"layout is for {layout.ranks} ranks, but the group has {ranks.size}")
-    dimensions = 3 if layout.packed else 4
-    rows = layout.rows(ranks.rank)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
-        if t.ndim != dimensions:
-            shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
-            raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
-        if t.shape[layout.dim] != rows:
-            raise InvalidArgumentError(
-                f"{name} has {t.shape[layout.dim]} rows, but the layout gives rank {ranks.rank} {rows}; pass "
-                "layout.shard of the whole tensor"
-            )
-    if cu_seqlens is not None:
-        lengths = tuple(cu_seqlens.diff().tolist())
-        if lengths != layout.lengths:
-            raise InvalidArgumentError(f"cu_seqlens has lengths {lengths}, but the layout {layout.lengths}")
-    four = [t.unsqueeze(0) if layout.packed else t for t in (q, k, v)]
-    given: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
+        _judge_tensor(name, t, layout, ranks)
     followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
-    # What a call of one device would raise, this rank's rows alone.
-    tandem.explain(*four, sink=sink, backward=followed, deterministic=deterministic, **given)
+    asked = {
+        "scale": options.scale,
+        "softcap": options.softcap,
+        "deterministic": options.deterministic,
+        **mask,
+    }
+    four = [t.unsqueeze(0) if layout.packed else t for t in _torch.autocast(q, k, v)]
+    # What a call of one device would raise, of this rank's rows alone.
+    tandem.explain(*four, sink=sink, backward=followed, **asked)
     return {
-        **given,
-        "deterministic": deterministic,
-        "dtype": str(q.dtype).removeprefix("torch."),
+        **asked,
+        "dtype": str(four[0].dtype).removeprefix("torch."),
         "device": q.device.type,
         "shape of q but rows": _without_rows(q, layout),
         "shape of k but rows": _without_rows(k, layout),
         "shape of v but rows": _without_rows(v, layout),
         "sink": sink is not None,
         "whether gradients are wanted": followed,
-        "layout": f"{layout.kind} {hashlib.sha256(repr(layout).encode()).hexdigest()[:12]}",
+        "layout": f"{layout.kind} {layout.digest}",
     }
+
+
+def _judge_tensor(name: str, t: Any, layout: Layout, ranks: Ranks) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
+    if t.ndim != (3 if layout.packed else 4):
+        shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
+        raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
+    rows = layout.rows(ranks.rank)
+    if t.shape[layout.dim] != rows:
+        raise InvalidArgumentError(
+            f"{name} has {t.shape[layout.dim]} rows, but the layout gives rank {ranks.rank} {rows}; pass "
+            "layout.shard of the whole tensor"
+        )
+    if t.device.type not in ranks.devices:
+        raise InvalidArgumentError(
+            f"{name} is on {t.device}, but the group sends from {', '.join(sorted(ranks.devices))}; move it, "
+            "or make a group of another backend"
+        )
+
+
+def _judge_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is None:
+        return
+    lengths = tuple(cu_seqlens.diff().tolist())
+    if lengths != layout.lengths or not layout.packed:
+        raise InvalidArgumentError(
+            f"cu_seqlens has sequences of {lengths} rows, but the layout of {layout.lengths}; make the layout "
+            "of cu_seqlens.diff()"
+        )
 
 
 def _without_rows(t: Tensor, layout: Layout) -> tuple[int, ...]:

@@ -4,10 +4,10 @@ A sequence on one rank sends nothing. One with more work than a rank may have, `
 all ways to cut it under a causal mask one sends the least: parts of work ``cap`` off its end, and what is
 left at its start. For order the ranks by their last row of the sequence. The j with the latest ones have work
 ``j cap`` at most, so that the next rank's last row is no earlier than where that much work ends, counted from
-the sequence's end; and a rank receives the rows before its last one that it does not hold. Those parts receive
-just that. `least_rows` counts these rows: no layout whose busiest rank has at most ``cap`` sends fewer.
-`divide` cuts so, packs what is left as whole sequences, the most work first, and cuts again only what fits
-nowhere.
+the sequence's end; and a rank receives the rows before its last one that it does not hold. Those parts
+receive just that. `least_rows` counts these rows: no layout whose busiest rank has at most ``cap`` sends
+fewer. `divide` cuts so, packs what is left as whole sequences, the most work first, and cuts again only what
+fits nowhere.
 """
 
 from __future__ import annotations

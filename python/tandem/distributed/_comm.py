@@ -62,15 +62,15 @@ class Ranks:
         return cls(group, rank, dist.get_world_size(group))
 
     @property
-    def device(self) -> torch.device:
-        """Where small tensors of the library's own go, for the group's backend to send."""
-        if "nccl" in dist.get_backend(self.group) and "gloo" not in dist.get_backend(self.group):
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+    def devices(self) -> set[str]:
+        """The types of devices that the group sends from."""
+        return {device.type for device in self.group._device_types}
 
-    def gather_small(self, numbers: Sequence[int]) -> list[list[int]]:
-        """These int64 numbers of every rank."""
-        own = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+    def gather_small(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """These int64 numbers of every rank. ``device``: that of a GPU's tensors, whose group may send from
+        nowhere else."""
+        place = torch.device("cpu") if "cpu" in self.devices else device
+        own = torch.tensor(numbers, dtype=torch.int64, device=place)
         found = [torch.empty_like(own) for _ in range(self.size)]
         _guarded("comparing arguments", lambda: dist.all_gather(found, own, group=self.group))
         return [t.tolist() for t in found]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _heads, _routes
-from tandem.distributed._layout import Layout
+from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
 STRATEGIES = ("gather", "ring", "heads")
@@ -68,14 +67,14 @@ class Estimate:
     unavailable: str = ""
 
 
-@cache
+@kept_with_layout
 def estimates(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> tuple[Estimate, ...]:
     """Of every strategy."""
     ways: tuple[Callable[..., Estimate], ...] = (_gather, _ring, _with_heads)
     return tuple(way(layout, mask, shape, machine) for way in ways)
 
 
-@cache
+@kept_with_layout
 def choose(layout: Layout, mask: Mask, shape: Shape, machine: Machine, wanted: str) -> str:
     """The strategy that is asked for, or the quickest by the model."""
     if wanted != "auto" and wanted not in STRATEGIES:

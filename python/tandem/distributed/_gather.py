@@ -10,7 +10,6 @@ f32, and their owner adds them by ascending rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from tandem.distributed import _calls, _parts, _routes
 from tandem.distributed._comm import Ranks, Waiting
 from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
-from tandem.distributed._layout import Layout
+from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
 
@@ -68,7 +67,7 @@ class Route:
         return total
 
 
-@cache
+@kept_with_layout
 def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Route:
     arrived = _routes.arrivals(layout, mask, rank)
     groups = _calls.groups(_routes.pieces(layout, rank), arrived.keys, mask, layout.packed, [])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from tandem.distributed import _calls, _parts
 from tandem.distributed._job import Gradients, Job, Result, Saved
-from tandem.distributed._layout import Layout
+from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece
 
@@ -54,14 +53,14 @@ class Order:
     by_place: Tensor  #: the inverse
 
 
-@cache
+@kept_with_layout
 def order_of(layout: Layout, device: torch.device) -> Order:
     numbers = torch.cat([layout.indices(r) for r in range(layout.ranks)])
     rows = [layout.rows(r) for r in range(layout.ranks)]
     return Order(rows, numbers.to(device), numbers.argsort().to(device))
 
 
-@cache
+@kept_with_layout
 def calls(layout: Layout, mask: Mask) -> list[_calls.Group]:
     """Attention over all rows."""
     pieces, begin = [], 0

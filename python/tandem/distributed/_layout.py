@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,26 @@ from torch import Tensor
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _balance
 from tandem.distributed._mask import Mask
+
+Found = TypeVar("Found")
+Arguments = ParamSpec("Arguments")
+
+
+def kept_with_layout(
+    find: Callable[Concatenate[Layout, Arguments], Found],
+) -> Callable[Concatenate[Layout, Arguments], Found]:
+    """A function that finds something once for a layout and its other arguments. It is kept as long as the
+    layout: in training, packed sequences have another one in every step."""
+
+    @functools.wraps(find)
+    def kept(layout: Layout, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        key = (find, args)
+        if key not in layout.kept:
+            layout.kept[key] = find(layout, *args, **kwargs)
+        found: Found = layout.kept[key]
+        return found
+
+    return kept  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -30,7 +52,7 @@ class Run:
         return self.start + (self.count - 1) * self.step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Which rank holds which rows.
 
@@ -186,6 +208,22 @@ class Layout:
         order = torch.cat([self.indices(rank) for rank in range(self.ranks)]).argsort()
         return torch.cat(list(shards), dim).index_select(dim, order.to(shards[0].device))
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """The same for layouts that divide the same rows in the same way."""
+        return hashlib.sha256(repr((self.lengths, self.runs, self.packed)).encode()).hexdigest()[:12]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and (self is other or self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @functools.cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What functions of this layout have found (`kept_with_layout`)."""
+        return {}
+
     def pairs(self, *, causal: bool = False, window: tuple[int, int] = (-1, -1)) -> list[int]:
         """Visible pairs of query and key of each rank, of one head: its work, exactly."""
         mask = Mask.of(causal, window)
@@ -228,16 +266,8 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(joined)
 
 
-@cache
-def _begins(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    begins = [0]
-    for length in lengths:
-        begins.append(begins[-1] + length)
-    return tuple(begins)
-
-
 def _indices(layout: Layout, rank: int, through: bool) -> Tensor:
-    begins: Any = _begins(layout.lengths) if through else [0] * len(layout.lengths)
+    begins = [0, *itertools.accumulate(layout.lengths)] if through else [0] * len(layout.lengths)
     runs = [
         torch.arange(r.count, dtype=torch.int64) * r.step + (begins[r.sequence] + r.start)
         for r in layout.runs[rank]

@@ -2,13 +2,11 @@
 
 Ring Attention (arXiv:2310.01889), over any layout. In step s rank r computes with the keys of rank r - s
 while those of rank r - s - 1 are on their way, and adds to its results in f32. In the backward pass the
-gradients of K and V travel behind their keys, in f32: each rank adds its part, and what arrives after the last
-step is the sum. The order of additions is that of the ring.
+gradients of K and V travel behind their keys, in f32: each rank adds its part, and what arrives after the
+last step is the sum. The order of additions is that of the ring.
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,13 +14,13 @@ from torch import Tensor
 from tandem.distributed import _calls, _parts, _routes
 from tandem.distributed._comm import Waiting
 from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
-from tandem.distributed._layout import Layout
+from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
 _KEYS, _GRADIENTS = 1, 2  # tags of what is under way at the same time
 
 
-@cache
+@kept_with_layout
 def steps(layout: Layout, mask: Mask, rank: int) -> list[list[_calls.Group]]:
     """The calls of each step."""
     touched: list[tuple[int, int]] = []

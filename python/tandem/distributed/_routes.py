@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from tandem.distributed._layout import Layout
+from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
 
@@ -37,7 +36,7 @@ class Piece:
         return Piece(self.sequence, start, last - first, self.step, self.offset + first)
 
 
-@cache
+@kept_with_layout
 def pieces(layout: Layout, rank: int) -> tuple[Piece, ...]:
     """A rank's shard."""
     found, offset = [], 0
@@ -47,7 +46,7 @@ def pieces(layout: Layout, rank: int) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-@cache
+@kept_with_layout
 def needed(layout: Layout, mask: Mask, rank: int) -> dict[int, list[tuple[int, int]]]:
     """Of each sequence the places of keys that a rank's queries see, as disjoint ranges in order."""
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -64,7 +63,7 @@ def needed(layout: Layout, mask: Mask, rank: int) -> dict[int, list[tuple[int, i
     return dict(ranges)
 
 
-@cache
+@kept_with_layout
 def route(layout: Layout, mask: Mask, source: int, to: int) -> tuple[Piece, ...]:
     """The rows of the source's shard whose keys rank ``to`` needs, with their offsets in the shard."""
     wanted = needed(layout, mask, to)
@@ -101,7 +100,7 @@ class Arrivals:
     rows: int
 
 
-@cache
+@kept_with_layout
 def arrivals(layout: Layout, mask: Mask, rank: int) -> Arrivals:
     """What a rank receives of the ranks' routes to it."""
     came: list[tuple[int, Piece]] = []

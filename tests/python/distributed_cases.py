@@ -1,0 +1,189 @@
+"""What every rank does in the tests of tandem.distributed, on gloo or NCCL."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import oracle
+import torch
+import torch.distributed as dist
+from tandem.distributed import Layout, context_parallel_attention, gather
+from torch import Tensor
+
+STRATEGIES = ("gather", "ring", "heads")
+LAYOUTS = ("contiguous", "zigzag", "striped", "balanced", "of_ranges")
+DENSE, PACKED = 61, (5, 0, 33, 1, 70, 2)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A kind of attention: heads, head dimensions and options."""
+
+    heads_q: int = 4
+    heads_kv: int = 2
+    head_dim_qk: int = 32
+    head_dim_v: int = 32
+    options: tuple[tuple[str, Any], ...] = ()
+    sink: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.options)
+
+
+FEATURES = {
+    "causal": Feature(options=(("causal", True),)),
+    "full, d_v": Feature(heads_q=4, heads_kv=4, head_dim_v=16),
+    "window": Feature(options=(("window", (9, 4)),)),
+    "all": Feature(
+        head_dim_qk=48,
+        options=(("causal", True), ("window", (20, -1)), ("softcap", 4.0), ("scale", 0.3)),
+        sink=True,
+    ),
+    "mqa, sink": Feature(heads_kv=1, options=(("causal", True),), sink=True),
+}
+
+
+@dataclass
+class Problem:
+    """Whole tensors, the same on every rank, and what one device makes of them."""
+
+    tensors: list[Tensor]  #: q, k, v
+    sink: Tensor | None
+    dout: Tensor
+    dlse: Tensor
+    options: dict[str, Any]
+    cu: dict[str, Tensor] = field(default_factory=dict)
+
+
+@functools.cache
+def problem(feature: Feature, lengths: int | tuple[int, ...], dtype: torch.dtype) -> Problem:
+    generator = torch.Generator().manual_seed(3)
+    lead = (2, lengths) if isinstance(lengths, int) else (sum(lengths),)
+    f = feature
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*lead, *shape, generator=generator).to(dtype)
+
+    q, k = draw(f.heads_q, f.head_dim_qk), draw(f.heads_kv, f.head_dim_qk)
+    v, dout = draw(f.heads_kv, f.head_dim_v), draw(f.heads_q, f.head_dim_v)
+    dlse = torch.randn(*lead[:-1], f.heads_q, lead[-1], generator=generator)
+    sink = torch.randn(f.heads_q, generator=generator) if f.sink else None
+    found = Problem([q, k, v], sink, dout, dlse, f.arguments())
+    if not isinstance(lengths, int):
+        cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+        found.cu = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    return found
+
+
+@functools.cache
+def expected(feature: Feature, lengths: int | tuple[int, ...], dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    """Of out, LSE, dq, dk, dv and dsink the fp64 reference, and what PyTorch makes of it in 16 bits."""
+    from test_gpu import yardsticks
+
+    p = problem(feature, lengths, dtype)
+    options: dict[str, Any] = {**p.options, **p.cu}
+    if p.sink is not None:
+        options["sink"] = p.sink
+    out, lse = oracle.exact(*p.tensors, **options)
+    exact = oracle.gradients(oracle.exact, *p.tensors, p.dout, p.dlse, **options)
+    if dtype == torch.float32:
+        return [(t,) for t in (out, lse, *exact)]
+    eager = oracle.eager(*p.tensors, **options)[0]
+    same = yardsticks(exact, *p.tensors, p.dout, p.dlse, **options)
+    return [(out, eager), (lse,), *((e, *s) for e, s in zip(exact, same, strict=True))]
+
+
+@functools.cache
+def layout_of(kind: str, lengths: int | tuple[int, ...], ranks: int) -> Layout:
+    if kind == "of_ranges":  # the last rank but one has nothing, and others rows from several places
+        total = lengths if isinstance(lengths, int) else sum(lengths)
+        cuts = [0, 7, 8, total // 2, total // 2 + 11, total - 3, total]
+        ranges: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+        for i, cut in enumerate(itertools.pairwise(cuts)):
+            owner = (i * 5) % ranks
+            ranges[owner if ranks == 1 or owner != ranks - 2 else ranks - 1].append(cut)
+        return Layout.of_ranges(lengths, ranges)
+    made: Layout = getattr(Layout, kind)(lengths, ranks)
+    return made
+
+
+def results(
+    feature: Feature,
+    lengths: int | tuple[int, ...],
+    dtype: torch.dtype,
+    layout: Layout,
+    strategy: str,
+    group: Any = None,
+    device: str = "cpu",
+    **more: Any,
+) -> list[Tensor]:
+    """Out, LSE, dq, dk, dv and dsink of the whole, on every rank, on the CPU."""
+    p = problem(feature, lengths, dtype)
+    rank = dist.get_rank(group)
+    q, k, v = (layout.shard(t, rank).to(device).requires_grad_() for t in p.tensors)
+    sink = None if p.sink is None else p.sink.clone().to(device).requires_grad_()
+    out, lse = context_parallel_attention(
+        q, k, v, layout=layout, group=group, sink=sink, return_lse=True, strategy=strategy, **p.options, **more
+    )
+    dout, dlse = layout.shard(p.dout, rank), layout.shard(p.dlse, rank, -1)
+    torch.autograd.backward((out, lse), (dout.to(device), dlse.to(device)))
+    found = [gather(t, layout=layout, group=group) for t in (out, q.grad, k.grad, v.grad) if t is not None]
+    found.insert(1, gather(lse, layout=layout, group=group, dim=-1))
+    if sink is not None and sink.grad is not None:
+        dist.all_reduce(sink.grad, group=group)
+        found.append(sink.grad)
+    return [t.cpu() for t in found]
+
+
+def right(
+    rank: int, feature: str, lengths: int | tuple[int, ...], dtype: torch.dtype, members: Any, device: str
+) -> None:
+    """Every strategy over every layout, within the bounds of one device."""
+    group = subgroup(members)
+    if members is not None and rank not in members:
+        return
+    size = dist.get_world_size(group)
+    for kind, strategy in itertools.product(LAYOUTS, STRATEGIES):
+        layout = layout_of(kind, lengths, size)
+        found = results(FEATURES[feature], lengths, dtype, layout, strategy, group, device)
+        if dist.get_rank(group) == 0:
+            wanted = expected(FEATURES[feature], lengths, dtype)
+            for name, got, want in zip(("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False):
+                try:
+                    oracle.assert_close(got, *want)
+                except AssertionError as error:
+                    raise AssertionError(f"{name} of {strategy} over {kind}: {error}") from None
+            assert len(found) == len(wanted)
+
+
+_groups: dict[Any, Any] = {}
+
+
+def subgroup(members: tuple[int, ...] | None) -> Any:
+    """A group of these ranks, made once; every rank has to ask for it."""
+    if members is None:
+        return None
+    if members not in _groups:
+        _groups[members] = dist.new_group(list(members))
+    return _groups[members]
+
+
+def same_bits(rank: int, device: str) -> None:
+    """With ``deterministic`` gradients do not depend on which rank is late."""
+    chance = random.Random(rank)
+    for kind, strategy in itertools.product(("zigzag", "striped", "balanced"), STRATEGIES):
+        for lengths in (DENSE, PACKED):
+            layout = layout_of(kind, lengths, dist.get_world_size())
+            first: list[Tensor] = []
+            for _ in range(3):
+                time.sleep(chance.random() * 0.01)
+                got = results(
+                    FEATURES["all"], lengths, torch.bfloat16, layout, strategy, None, device, deterministic=True
+                )[:-1]  # dsink's all-reduce is this test's own
+                first = first or got
+                assert all(torch.equal(a, b) for a, b in zip(first, got, strict=True)), (kind, strategy)

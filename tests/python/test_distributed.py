@@ -1,0 +1,229 @@
+"""tandem.distributed on gloo, on 2 and 4 processes: results and gradients, within the bounds of one device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import distributed_cases as cases
+import pytest
+import tandem
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from distributed_pool import Pool
+from tandem.distributed import Layout, context_parallel_attention, gather
+from torch.distributed.device_mesh import init_device_mesh
+
+PAIR = (1, 3)  # ranks of a group are not those of all processes
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    started = Pool(4, tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
+@pytest.mark.parametrize("feature", cases.FEATURES)
+@pytest.mark.parametrize("members", [PAIR, None], ids=["2", "4"])
+def test_right(
+    pool: Pool, members: Any, feature: str, lengths: int | tuple[int, ...], dtype: torch.dtype
+) -> None:
+    pool.run(cases.right, feature, lengths, dtype, members, "cpu")
+
+
+def test_same_bits_in_every_run(pool: Pool) -> None:
+    pool.run(cases.same_bits, "cpu")
+
+
+def _shards(rank: int, layout: Layout, heads: tuple[int, int] = (4, 2)) -> list[torch.Tensor]:
+    rows = layout.rows(rank)
+    lead = (rows,) if layout.packed else (1, rows)
+    return [torch.randn(*lead, h, 16) for h in (heads[0], heads[1], heads[1])]
+
+
+def _refused(*tensors: Any, **options: Any) -> str:
+    with pytest.raises((tandem.TandemError, TypeError)) as caught:
+        context_parallel_attention(*tensors, **options)
+    return str(caught.value)
+
+
+def _disagreements(rank: int) -> dict[str, str]:
+    """What each rank is told where rank 2 asks for something else, and where it passes something wrong."""
+    layout = Layout.zigzag(64, 4)
+    odd = rank == 2
+    q, k, v = _shards(rank, layout)
+    told = {
+        "causal": _refused(q, k, v, layout=layout, causal=odd),
+        "dtype": _refused(*((t.bfloat16() if odd else t) for t in (q, k, v)), layout=layout),
+        "window": _refused(q, k, v, layout=layout, window=(3 if odd else 4, 0)),
+        "scale": _refused(q, k, v, layout=layout, scale=2.0 if odd else None),
+        "strategy": _refused(q, k, v, layout=layout, strategy="ring" if odd else "gather"),
+        "layout": _refused(q, k, v, layout=Layout.striped(64, 4) if odd else layout),
+        "heads": _refused(*_shards(rank, layout, (2, 2) if odd else (4, 2)), layout=layout),
+        "gradients": _refused(q.clone().requires_grad_(odd), k, v, layout=layout),
+        "rows": _refused(q[:, :-1] if odd else q, k, v, layout=layout),
+        "head_dim": _refused(q[..., :12] if odd else q, k, v, layout=layout),
+        "type": _refused(None if odd else q, k, v, layout=layout),
+    }
+    out = context_parallel_attention(q, k, v, layout=layout)  # the group works as before
+    assert out.shape == q.shape
+    return told
+
+
+def test_ranks_that_disagree_are_told_on_every_rank(pool: Pool) -> None:
+    values = {
+        "causal": ("has False", "has True"),
+        "dtype": ("has float32", "has bfloat16"),
+        "window": ("has (4, 0)", "has (3, 0)"),
+        "scale": ("has None", "has 2.0"),
+        "strategy": ("has gather", "has ring"),
+        "layout": ("has zigzag", "has striped"),
+        "heads": ("has (1, 4, 16)", "has (1, 2, 16)"),
+        "gradients": ("has False", "has True"),
+    }
+    for rank, told in enumerate(pool.run(_disagreements)):
+        for name, (first, other) in values.items():
+            message = told[name]
+            assert message.startswith("ranks disagree on "), message
+            assert f"rank 0 of the group {first}" in message and f"rank 2 {other}" in message, message
+        assert "q has 15 rows, but the layout gives rank 2 16" in told["rows"]
+        assert "12" in told["head_dim"] and "NoneType" in told["type"]
+        for name in ("rows", "head_dim", "type"):
+            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+
+
+def _wrong(rank: int) -> dict[str, str]:
+    layout, packed = Layout.zigzag(64, 4), Layout.balanced([20, 44], 4)
+    q, k, v = _shards(rank, layout)
+    pair = cases.subgroup(PAIR)
+    told = {
+        "layout": _refused(q, k, v, layout="zigzag"),
+        "ranks": _refused(q, k, v, layout=Layout.zigzag(64, 2)),
+        "shape": _refused(q[0], k, v, layout=layout),
+        "strategy": _refused(q, k, v, layout=layout, strategy="tree"),
+        "heads": _refused(*_shards(rank, layout, (6, 3)), layout=layout, strategy="heads"),
+        "window": _refused(q, k, v, layout=layout, window=(-2, 0)),
+        "lengths": _refused(
+            *_shards(rank, packed), layout=packed, cu_seqlens=torch.tensor([0, 10, 64], dtype=torch.int32)
+        ),
+    }
+    if rank not in PAIR:
+        told["group"] = _refused(q, k, v, layout=Layout.zigzag(64, 2), group=pair)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    told["mesh"] = _refused(q, k, v, layout=layout, group=mesh)
+    return told
+
+
+def test_what_is_wrong_is_named(pool: Pool) -> None:
+    parts = {
+        "layout": "layout is 'zigzag'; make one with tandem.distributed.Layout",
+        "ranks": "layout is for 2 ranks, but the group has 4",
+        "shape": "the layout's tensors are (batch, rows, heads, head_dim)",
+        "strategy": "strategy is 'tree'; it must be one of 'auto', 'gather', 'ring', 'heads'",
+        "heads": "6 query heads on 3 key heads cannot be divided among 4 ranks",
+        "window": "-2",
+        "lengths": "cu_seqlens has sequences of (10, 54) rows, but the layout of (20, 44)",
+        "mesh": "DeviceMesh of 2 dimensions",
+    }
+    for rank, told in enumerate(pool.run(_wrong)):
+        for name, part in parts.items():
+            assert part in told[name], told[name]
+        assert (rank not in PAIR) == ("group" in told)
+        if rank not in PAIR:
+            assert f"group does not hold this process, rank {rank} of all" in told["group"]
+
+
+def _on_a_mesh(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    layout = Layout.zigzag(64, 2)
+    torch.manual_seed(int(mesh["data"].get_local_rank()))
+    q, k, v = (torch.randn(1, 64, 4, 16) for _ in range(3))
+    mine = mesh["context"].get_local_rank()
+    out = context_parallel_attention(
+        *(layout.shard(t, mine) for t in (q, k, v)), layout=layout, group=mesh["context"], causal=True
+    )
+    whole = gather(out, layout=layout, group=mesh["context"])
+    torch.testing.assert_close(whole, tandem.attention(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
+
+
+def test_a_dimension_of_a_device_mesh(pool: Pool) -> None:
+    pool.run(_on_a_mesh)
+
+
+def _more_ways(rank: int) -> None:
+    """No gradients; autocast; a compiled model around it; a result that nothing flows back from."""
+    layout = Layout.zigzag(64, 4)
+    torch.manual_seed(1)
+    whole = [torch.randn(1, 64, 4, 16) for _ in range(3)]
+    wanted = tandem.attention(*whole, causal=True)
+    shards = [layout.shard(t, rank) for t in whole]
+    own = layout.shard(wanted, rank)
+
+    def call(*tensors: torch.Tensor, **more: Any) -> Any:
+        return context_parallel_attention(*tensors, layout=layout, causal=True, **more)
+
+    torch.testing.assert_close(call(*shards), own, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(call(*shards, check=False), own, atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(*shards).dtype == torch.bfloat16
+    compiled = torch.compile(lambda q, k, v: 2 * call(q, k, v), backend="eager")
+    torch.testing.assert_close(compiled(*shards), 2 * own, atol=1e-5, rtol=1e-5)
+    for strategy in cases.STRATEGIES:
+        q, k, v = (t.clone().requires_grad_() for t in shards)
+        _, lse = call(q, k, v, return_lse=True, strategy=strategy)
+        lse.sum().backward()
+        assert v.grad is not None and not v.grad.any() and q.grad is not None and q.grad.any()
+
+
+def test_more_ways_to_call(pool: Pool) -> None:
+    pool.run(_more_ways)
+
+
+def _late(rank: int) -> float:
+    """How long a rank waits for another that does not come, in a group with a time-out of 2 s."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    if rank != 0:
+        return 0.0
+    layout = Layout.zigzag(64, 2)
+    began = time.monotonic()
+    with pytest.raises(tandem.ExecutionError, match="a rank has ended"):
+        context_parallel_attention(*_shards(0, layout), layout=layout, group=group)
+    return time.monotonic() - began
+
+
+def test_a_rank_that_does_not_come_is_an_error_in_time(pool: Pool) -> None:
+    assert 1.0 < pool.run(_late)[0] < 10.0
+
+
+def _dying(rank: int, store: str, told: Any) -> None:
+    dist.init_process_group("gloo", store, rank=rank, world_size=2, timeout=timedelta(seconds=20))
+    layout = Layout.zigzag(64, 2)
+    q, k, v = (t.requires_grad_() for t in _shards(rank, layout))
+    out = context_parallel_attention(q, k, v, layout=layout, causal=True, strategy="ring")
+    if rank == 1:
+        os._exit(7)
+    try:
+        out.sum().backward()
+        told.put("no error")
+    except tandem.ExecutionError as error:
+        told.put(str(error))
+
+
+def test_a_rank_that_dies_is_an_error(tmp_path: Any) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    told = context.Queue()
+    store = f"file://{tmp_path}/store"
+    processes = [context.Process(target=_dying, args=(rank, store, told)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    assert "receiving from rank 1 failed, since a rank has ended" in told.get(timeout=60)
+    for process in processes:
+        process.join(30)
+    assert processes[1].exitcode == 7
