@@ -81,7 +81,9 @@ def problem(feature: Feature, lengths: int | tuple[int, ...], dtype: torch.dtype
 
 
 @functools.cache
-def expected(feature: Feature, lengths: int | tuple[int, ...], dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+def expected(
+    feature: Feature, lengths: int | tuple[int, ...], dtype: torch.dtype
+) -> list[tuple[Tensor, ...]]:
     """Of out, LSE, dq, dk, dv and dsink the fp64 reference, and what PyTorch makes of it in 16 bits."""
     from test_gpu import yardsticks
 
@@ -128,7 +130,16 @@ def results(
     q, k, v = (layout.shard(t, rank).to(device).requires_grad_() for t in p.tensors)
     sink = None if p.sink is None else p.sink.clone().to(device).requires_grad_()
     out, lse = context_parallel_attention(
-        q, k, v, layout=layout, group=group, sink=sink, return_lse=True, strategy=strategy, **p.options, **more
+        q,
+        k,
+        v,
+        layout=layout,
+        group=group,
+        sink=sink,
+        return_lse=True,
+        strategy=strategy,
+        **p.options,
+        **more,
     )
     dout, dlse = layout.shard(p.dout, rank), layout.shard(p.dlse, rank, -1)
     torch.autograd.backward((out, lse), (dout.to(device), dlse.to(device)))
@@ -153,7 +164,9 @@ def right(
         found = results(FEATURES[feature], lengths, dtype, layout, strategy, group, device)
         if dist.get_rank(group) == 0:
             wanted = expected(FEATURES[feature], lengths, dtype)
-            for name, got, want in zip(("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False):
+            for name, got, want in zip(
+                ("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False
+            ):
                 try:
                     oracle.assert_close(got, *want)
                 except AssertionError as error:
@@ -183,7 +196,14 @@ def same_bits(rank: int, device: str) -> None:
             for _ in range(3):
                 time.sleep(chance.random() * 0.01)
                 got = results(
-                    FEATURES["all"], lengths, torch.bfloat16, layout, strategy, None, device, deterministic=True
+                    FEATURES["all"],
+                    lengths,
+                    torch.bfloat16,
+                    layout,
+                    strategy,
+                    None,
+                    device,
+                    deterministic=True,
                 )[:-1]  # dsink's all-reduce is this test's own
                 first = first or got
                 assert all(torch.equal(a, b) for a, b in zip(first, got, strict=True)), (kind, strategy)

@@ -1,4 +1,4 @@
-"""tandem.distributed on gloo, on 2 and 4 processes: results and gradients, within the bounds of one device."""
+"""tandem.distributed on gloo, on 2 and 4 processes: within the bounds of one device."""
 
 from __future__ import annotations
 

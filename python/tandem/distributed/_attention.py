@@ -190,8 +190,8 @@ def _judge_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
     lengths = tuple(cu_seqlens.diff().tolist())
     if lengths != layout.lengths or not layout.packed:
         raise InvalidArgumentError(
-            f"cu_seqlens has sequences of {lengths} rows, but the layout of {layout.lengths}; make the layout "
-            "of cu_seqlens.diff()"
+            f"cu_seqlens has sequences of {lengths} rows, but the layout of {layout.lengths}; make the "
+            "layout of cu_seqlens.diff()"
         )
 
 

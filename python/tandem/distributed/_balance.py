@@ -2,12 +2,8 @@
 
 A sequence on one rank sends nothing. One with more work than a rank may have, ``cap``, has to be cut, and of
 all ways to cut it under a causal mask one sends the least: parts of work ``cap`` off its end, and what is
-left at its start. For order the ranks by their last row of the sequence. The j with the latest ones have work
-``j cap`` at most, so that the next rank's last row is no earlier than where that much work ends, counted from
-the sequence's end; and a rank receives the rows before its last one that it does not hold. Those parts
-receive just that. `least_rows` counts these rows: no layout whose busiest rank has at most ``cap`` sends
-fewer. `divide` cuts so, packs what is left as whole sequences, the most work first, and cuts again only what
-fits nowhere.
+left at its start. `least_rows` says why. `divide` cuts so, packs what is left as whole sequences, the most
+work first, and cuts again only what fits nowhere.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ Part = tuple[int, int, int]
 
 #: The busiest rank over the mean that `divide` may go up to, from the evenest on.
 _CAPS = (1.0, 1.0025, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04, 1.06, 1.08, 1.1)
-#: The first of them is taken that sends at most so many times the least rows of the last.
+#: The first of them is taken that sends at most so many times what cutting as little as the last allows does.
 _MOST_ROWS = 1.05
 
 
@@ -66,15 +62,36 @@ class Work:
 
 
 def least_rows(work: Work, cap: float) -> int:
-    """Rows of keys that are received in all at least, whatever the layout, if no rank has more work."""
-    return sum(work.received(work.ends(s, cap)) for s in range(len(work.lengths)))
+    """Rows of keys that are received in all at least, whatever the layout, if no rank has more work than cap.
+
+    Order the ranks by their last row of a sequence. The j with the latest ones have work ``j cap`` at most,
+    so that the next rank's last row is no earlier than where so much work ends, counted from the sequence's
+    end. A rank receives the keys that its last row sees but for those it holds, and all hold the sequence
+    once. Under a causal mask without a window consecutive parts receive just that, up to rounding to rows.
+    """
+    return sum(_least_of(work, sequence, cap) for sequence in range(len(work.lengths)))
+
+
+def _least_of(work: Work, sequence: int, cap: float) -> int:
+    length = work.lengths[sequence]
+
+    def seen(row: int) -> int:
+        begin, end = work.mask.keys(row, row, length)
+        return end - begin
+
+    rows, end, ranks = 0, length, 0
+    while end > 0:
+        rows += min(seen(end - 1), seen(length - 1))  # as few as any row from that one on sees
+        ranks += 1
+        end = work.cut(sequence, 0, length, ranks * cap) if cap > 0 else 0
+    return max(0, rows - length)
 
 
 def divide(lengths: Sequence[int], ranks: int, mask: Mask, row_pairs: float) -> list[list[Part]]:
     """Of each rank the parts that it holds."""
     work = Work(lengths, mask, row_pairs)
     mean = sum(work.of(s, 0, n) for s, n in enumerate(lengths)) / ranks
-    least = least_rows(work, mean * _CAPS[-1])
+    least = sum(work.received(work.ends(s, mean * _CAPS[-1])) for s in range(len(lengths)))
     best: tuple[int, list[list[Part]]] | None = None
     for factor in _CAPS:
         held = _pack(work, ranks, mean * factor)

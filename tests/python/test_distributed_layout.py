@@ -1,0 +1,145 @@
+"""Who has which rows, how much work they are, and what has to be sent: against counting one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem.distributed import Layout, balance, explain
+from tandem.distributed._balance import Work, least_rows
+from tandem.distributed._calls import groups
+from tandem.distributed._mask import Mask
+from tandem.distributed._routes import arrivals, pieces, received, route, sent
+
+KINDS = ("contiguous", "zigzag", "striped", "balanced")
+LENGTHS = st.one_of(st.integers(0, 40), st.lists(st.integers(0, 20), max_size=6))
+MASKS = st.builds(Mask, st.integers(-1, 12), st.integers(-1, 12))
+
+
+def make(kind: str, lengths: Any, ranks: int) -> Layout:
+    layout: Layout = getattr(Layout, kind)(lengths, ranks)
+    return layout
+
+
+def places(layout: Layout) -> list[tuple[int, int]]:
+    """(sequence, place) of each row."""
+    return [(s, i) for s, length in enumerate(layout.lengths) for i in range(length)]
+
+
+def sees(mask: Mask, query: tuple[int, int], key: tuple[int, int]) -> bool:
+    apart = key[1] - query[1]
+    after = mask.left < 0 or apart >= -mask.left
+    return query[0] == key[0] and after and (mask.right < 0 or apart <= mask.right)
+
+
+@given(st.sampled_from(KINDS), LENGTHS, st.integers(1, 5), MASKS)
+def test_rows_work_and_traffic(kind: str, lengths: Any, ranks: int, mask: Mask) -> None:
+    layout = make(kind, lengths, ranks)
+    where = places(layout)
+    held = [[where[i] for i in layout.indices(r).tolist()] for r in range(ranks)]
+    assert sorted(row for rows in held for row in rows) == where
+    assert [layout.positions(r).tolist() for r in range(ranks)] == [[i for _, i in rows] for rows in held]
+    assert [layout.rows(r) for r in range(ranks)] == [len(rows) for rows in held]
+    pairs = [sum(sees(mask, q, k) for q in rows for k in where) for rows in held]
+    assert layout.pairs(window=(mask.left, mask.right)) == pairs
+
+    # Of each rank the rows between the first and the last key that a run of its queries sees.
+    needs: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
+    for r in range(ranks):
+        for run in layout.runs[r]:
+            begin, end = mask.keys(run.start, run.last, layout.lengths[run.sequence])
+            needs[r] |= {(run.sequence, i) for i in range(begin, end)}
+        assert needs[r] >= {k for k in where if any(sees(mask, q, k) for q in held[r])}
+    assert received(layout, mask) == [len(needs[r] - set(held[r])) for r in range(ranks)]
+    assert sum(sent(layout, mask)) == sum(received(layout, mask))
+
+
+@given(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), MASKS)
+def test_calls_cover_each_visible_pair_once(kind: str, lengths: Any, ranks: int, mask: Mask) -> None:
+    """Of the calls of a rank with the keys that arrive, as Tandem masks them."""
+    layout = make(kind, lengths, ranks)
+    where = places(layout)
+    for rank in range(ranks):
+        arrived = arrivals(layout, mask, rank)
+        came: list[tuple[int, int]] = []
+        for source in range(ranks):
+            for piece in route(layout, mask, source, rank):
+                came += [(piece.sequence, piece.start + i * piece.step) for i in range(piece.count)]
+        keys = came if arrived.order is None else [came[i] for i in arrived.order.tolist()]
+        queries = [where[i] for i in layout.indices(rank).tolist()]
+        found: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        for call in groups(pieces(layout, rank), arrived.keys, mask, layout.packed, []):
+            cu_q, cu_k = (cu.tolist() for cu in call.cu_seqlens(torch.device("cpu")))
+            assert cu_q == sorted(cu_q) and cu_k == sorted(cu_k)
+            for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
+                shift = (d - c) - (b - a)
+                for i in range(b - a):
+                    for j in range(d - c):
+                        apart = j - i - shift
+                        after = call.left < 0 or apart >= -call.left
+                        if after and (call.right < 0 or apart <= call.right):
+                            query = queries[call.queries[0] + a + i]
+                            found.append((query, keys[call.keys[0] + c + j]))
+        assert len(found) == len(set(found))
+        assert set(found) == {(q, k) for q in queries for k in where if sees(mask, q, k)}
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(1, 5), MASKS)
+def test_no_layout_sends_less_than_the_least(lengths: list[int], ranks: int, mask: Mask) -> None:
+    work = Work(lengths, mask)
+    for kind in KINDS:
+        layout = make(kind, lengths, ranks)
+        busiest = max(layout.pairs(window=(mask.left, mask.right)))
+        assert sum(received(layout, mask)) >= least_rows(work, busiest)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_are_made_whole(kind: str, packed: bool) -> None:
+    layout = make(kind, [7, 0, 30, 1] if packed else 38, 3)
+    x = torch.randn((38, 2, 8) if packed else (2, 38, 2, 8), requires_grad=True)
+    shards = [layout.shard(x, r) for r in range(3)]
+    whole = layout.unshard(shards)
+    assert torch.equal(whole, x)
+    whole.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_ranges_are_checked() -> None:
+    for ranges, message in (
+        ([[(0, 4)], [(5, 10)]], "row 4 is in no range"),
+        ([[(0, 6)], [(5, 10)]], "row 5 is in two ranges"),
+        ([[(0, 6)], [(6, 9)]], "ranges end at row 9, but there are 10 rows"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            Layout.of_ranges(10, ranges)
+    with pytest.raises(tandem.InvalidArgumentError, match="x has 9 rows in dimension 1"):
+        Layout.zigzag(10, 2).shard(torch.zeros(1, 9, 1, 8), 0)
+    with pytest.raises(tandem.InvalidArgumentError, match=r"shards have \[4, 5\] rows"):
+        Layout.zigzag(10, 2).unshard([torch.zeros(1, n, 1, 8) for n in (4, 5)])
+    with pytest.raises(tandem.InvalidArgumentError, match=r"lengths\[1\] is -1"):
+        Layout.zigzag([3, -1], 2)
+
+
+def test_tables_and_the_choice() -> None:
+    sizes = {"heads_q": 64, "heads_kv": 8, "head_dim_qk": 128}
+    text = explain(Layout.zigzag(65536, 8), causal=True, **sizes)
+    assert text.startswith("gather: the quickest by the model")
+    assert "busiest / mean 1.0000; rows received 344064, at least 312284" in text
+    assert explain(Layout.zigzag(64, 2), strategy="ring", **sizes).startswith("ring: asked for")
+    with pytest.raises(tandem.InvalidArgumentError, match="cannot be divided among 5 ranks"):
+        explain(Layout.zigzag(64, 5), strategy="heads", heads_q=4, heads_kv=2, head_dim_qk=64)
+    assert "cannot be divided" in explain(Layout.zigzag(64, 5), heads_q=4, heads_kv=2, head_dim_qk=64)
+    whole = balance(Layout.balanced([100, 100], 2), causal=True)
+    assert whole.endswith("busiest / mean 1.0000; rows received 0, at least 0")
+
+
+def test_rows_can_be_evened_out_too() -> None:
+    """What a row costs besides its pairs; only pairs: the ends of long sequences are few rows."""
+    lengths = [4000, *[100] * 60]
+    by_pairs, by_rows = Layout.balanced(lengths, 4), Layout.balanced(lengths, 4, row_pairs=1e6)
+    assert max(by_rows.rows(r) for r in range(4)) <= 1.1 * 2500 < max(by_pairs.rows(r) for r in range(4))
