@@ -56,4 +56,4 @@ def test_there_is_python_in_the_documentation() -> None:
     assert {ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "python.md", *guides} <= set(
         WITH_PYTHON
     )
-    assert len(guides) == 8
+    assert len(guides) == 9

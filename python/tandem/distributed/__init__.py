@@ -8,7 +8,7 @@ out = context_parallel_attention(q, k, v, layout=layout, causal=True)
 """
 
 from tandem.distributed._attention import context_parallel_attention
-from tandem.distributed._cost import CPU, H200, Machine
+from tandem.distributed._cost import CPU, H200, H200_HOSTS, Machine
 from tandem.distributed._explain import balance, explain
 from tandem.distributed._layout import Layout, Run
 from tandem.distributed._rows import gather
@@ -16,6 +16,7 @@ from tandem.distributed._rows import gather
 __all__ = [
     "CPU",
     "H200",
+    "H200_HOSTS",
     "Layout",
     "Machine",
     "Run",

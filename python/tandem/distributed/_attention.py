@@ -86,7 +86,8 @@ def context_parallel_attention(
         asked["strategy"] = strategy
         _judge_lengths(layout, cu_seqlens)
         mask = Mask.of(causal, window)
-        chosen = _cost.choose(layout, mask, _shape(q, k, v, layout), _machine(q), strategy)
+        chosen = _cost.choose(layout, mask, _shape(q, k, v, layout), _machine(q, ranks), strategy)
+        asked["strategy chosen"] = chosen
     except (TypeError, tandem.TandemError) as found:
         error = found
     if check and ranks.size > 1:
@@ -207,5 +208,7 @@ def _shape(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> _cost.Shape:
     return _cost.Shape(*sizes)
 
 
-def _machine(q: Tensor) -> _cost.Machine:
-    return _cost.H200 if q.is_cuda else _cost.CPU
+def _machine(q: Tensor, ranks: Ranks) -> _cost.Machine:
+    if not q.is_cuda:
+        return _cost.CPU
+    return _cost.H200 if ranks.size <= torch.cuda.device_count() else _cost.H200_HOSTS

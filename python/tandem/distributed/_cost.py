@@ -7,7 +7,7 @@ runs at the same time. docs/guides/context-parallel.md states it; `explain` prin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _heads, _routes
@@ -36,6 +36,8 @@ class Machine:
 
 #: An H200 among others behind one NVLink switch: 600 TFLOP/s, 450 GB/s of which collectives reach 0.75.
 H200 = Machine(600e12, 340e9, 20e-6, 3.5e12)
+#: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9.
+H200_HOSTS = replace(H200, link=45e9)
 #: A process of a few cores among others of one host.
 CPU = Machine(2e11, 2e9, 100e-6, 5e9)
 

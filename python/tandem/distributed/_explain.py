@@ -30,7 +30,8 @@ def explain(
       heads_q, heads_kv, head_dim_qk, head_dim_v, batch: of the call's tensors.
       itemsize: bytes of an element of q, k and v.
       causal, window, strategy: as for the call.
-      machine: rates of a rank. Calls take `H200` for CUDA tensors and `CPU` for others.
+      machine: rates of a rank. Calls take `H200` for CUDA tensors, `H200_HOSTS` where
+        there are more ranks than GPUs on this host, and `CPU` for others.
     """
     mask = Mask.of(causal, window)
     shape = Shape(batch, heads_q, heads_kv, head_dim_qk, head_dim_v or head_dim_qk, itemsize)

@@ -1,0 +1,257 @@
+"""Layouts of context parallel: work and traffic of each, exactly, and a model of the time on H200s.
+
+    python bench context-parallel             writes docs/results/context-parallel.md
+
+Nothing is run. Work (visible pairs) and rows sent are counted by tandem.distributed. The model has the rates
+below: a rank computes one chunk of heads while the next is on its way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+from tandem.distributed import Layout
+from tandem.distributed._balance import Work, least_rows
+from tandem.distributed._mask import Mask
+from tandem.distributed._routes import received, route, rows_of
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+PAGE = RESULTS / "context-parallel.md"
+
+RANKS = (2, 4, 8, 64)
+ROWS = 8192  # tokens a rank
+HEADS_Q, HEADS_KV, HEAD_DIM = 64, 8, 128
+HOST = 8  # GPUs of a host
+NVLINK = 0.75 * 450e9  # bytes a second that a rank sends, and receives, within a host
+NETWORK = 0.9 * 50e9  # likewise between hosts: 400 Gbit/s a GPU
+LATENCY = 20e-6  # seconds of a collective, whatever its size
+SEEDS = range(10)
+
+CAUSAL = Mask(-1, 0)
+
+
+def pretraining(draw: random.Random) -> int:
+    """Web documents: lognormal, half of them below 1100 tokens."""
+    return int(draw.lognormvariate(7.0, 1.2)) + 1
+
+
+def long_documents(draw: random.Random) -> int:
+    """Six in seven have 500 to 4000 tokens, the others 16k to 128k."""
+    return draw.randint(500, 4000) if draw.randrange(7) else draw.randint(16_000, 128_000)
+
+
+MIXTURES = {"web documents": pretraining, "long documents": long_documents, "one book": pretraining}
+
+
+def mixture(name: str, seed: int, total: int) -> list[int]:
+    """Lengths of the documents of a batch, the last one cut off."""
+    draw = random.Random(seed)
+    lengths = [total // 2] if name == "one book" else []
+    while (left := total - sum(lengths)) > 0:
+        lengths.append(min(MIXTURES[name](draw), left))
+    return lengths
+
+
+class Rates:
+    """FLOP/s of the kernels on one H200, causal, 8192 keys."""
+
+    def __init__(self) -> None:
+        self.forward, self.backward = (self._of(name) for name in ("forward", "backward"))
+
+    @staticmethod
+    def _of(name: str) -> float:
+        cells = json.loads((RESULTS / f"gpu-{name}-h200.json").read_text())["cells"]
+        wanted = {"dtype": "bf16", "seqlen": ROWS, "head_dim": HEAD_DIM, "causal": 1}
+        cell = next(c for c in cells if all(c[key] == value for key, value in wanted.items()))
+        return float(cell["tflops"]["tandem"]) * 1e12
+
+
+def link_seconds(layout: Layout) -> float:
+    """Of one byte a row of K and V, on the rank that takes longest."""
+    longest = 0.0
+    for rank in range(layout.ranks):
+        near = far = 0
+        for source in range(layout.ranks):
+            if source == rank:
+                continue
+            rows = rows_of(route(layout, CAUSAL, source, rank))
+            if source // HOST == rank // HOST:
+                near += rows
+            else:
+                far += rows
+        longest = max(longest, near / NVLINK, far / NETWORK)
+    return longest
+
+
+def efficiency(layout: Layout, rates: Rates) -> tuple[float, float]:
+    """Of one GPU's rate what a rank reaches, forward and backward, with the strategy "gather"."""
+    chunks = min(HEADS_KV, layout.ranks)
+    row = HEADS_KV * 2 * HEAD_DIM / chunks  # numbers of K and V in a chunk
+    link = link_seconds(layout) * row
+    flops = [4 * pairs * HEADS_Q * HEAD_DIM / chunks for pairs in layout.pairs(causal=True)]
+    found = []
+    for rate, work, back in ((rates.forward, 1.0, 0), (rates.backward, 2.5, 4)):
+        ideal = chunks * work * sum(flops) / layout.ranks / rate
+        seconds = max(_pipeline(chunks, work * f / rate, 2 * link, back * link) for f in flops)
+        found.append(ideal / seconds)
+    return found[0], found[1]
+
+
+def _pipeline(chunks: int, compute: float, keys: float, gradients: float) -> float:
+    """When the last chunk is done: keys come (bf16), are computed with, gradients go back (f32); keys and
+    gradients take turns on the link."""
+    computed = arrived = LATENCY + keys
+    link, done = arrived, 0.0
+    for i in range(chunks):
+        started = max(arrived, done)
+        computed = started + compute
+        if i + 1 < chunks:
+            link = max(link, started) + LATENCY + keys
+            arrived = link
+        done = computed
+        if gradients:
+            link = max(link, computed) + LATENCY + gradients
+    return max(computed, link)
+
+
+def dense() -> Iterator[str]:
+    rates = Rates()
+    yield "| GPUs | layout | busiest / mean | rows received / least | most rows / mean | forward | backward |"
+    yield "|--:|---|--:|--:|--:|--:|--:|"
+    for ranks, kind in itertools.product(RANKS, ("zigzag", "balanced")):
+        layout = getattr(Layout, kind)(ROWS * ranks, ranks)
+        pairs = layout.pairs(causal=True)
+        ratio = sum(received(layout, CAUSAL)) / least_rows(Work(layout.lengths, CAUSAL), max(pairs))
+        most = max(layout.rows(r) for r in range(ranks)) / ROWS
+        forward, backward = efficiency(layout, rates)
+        even = max(pairs) * ranks / sum(pairs)
+        yield f"| {ranks} | {kind} | {even:.4f} | {ratio:.3f} | {most:.2f} | {forward:.2f} | {backward:.2f} |"
+
+
+def packed() -> Iterator[str]:
+    rates = Rates()
+    yield (
+        "| documents | GPUs | sequences | busiest / mean | rows received / least | without need "
+        "| of an all-gather | most rows / mean | forward | backward |"
+    )
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for name in MIXTURES:
+        for ranks in RANKS:
+            found = [_batch(mixture(name, seed, ROWS * ranks), ranks, rates) for seed in SEEDS]
+            count, even, ratio, over, share, most, forward, backward = zip(*found, strict=True)
+            mean = [sum(each) / len(SEEDS) for each in (count, share, forward, backward)]
+            yield (
+                f"| {name} | {ranks} | {mean[0]:.0f} | {max(even):.3f} | {_ratio(max(ratio))} | {max(over):.3f} "
+                f"| {mean[1]:.2f} | {max(most):.2f} | {mean[2]:.2f} | {mean[3]:.2f} |"
+            )
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.3f}" if ratio else "-"
+
+
+def _batch(lengths: list[int], ranks: int, rates: Rates) -> tuple[float, ...]:
+    """The numbers of a row of the table, of one batch."""
+    layout = Layout.balanced(lengths, ranks)
+    pairs = layout.pairs(causal=True)
+    rows = sum(received(layout, CAUSAL))
+    share = rows / (ROWS * ranks * (ranks - 1))
+    least = least_rows(Work(lengths, CAUSAL), max(pairs))
+    ratio, over = (rows / least, 0.0) if least else (0.0, share)
+    most = max(layout.rows(r) for r in range(ranks)) / ROWS
+    even = max(pairs) * ranks / sum(pairs)
+    return len(lengths), even, ratio, over, share, most, *efficiency(layout, rates)
+
+
+def whole_layers() -> Iterator[str]:
+    yield "| documents | GPUs | busiest / mean | rows received / least | of an all-gather | most rows |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    row_pairs = 6.0 * HEADS_Q * HEAD_DIM
+    for name, ranks in itertools.product(MIXTURES, RANKS):
+        even, ratio, share, most = 0.0, 0.0, 0.0, 0.0
+        for seed in SEEDS:
+            lengths = mixture(name, seed, ROWS * ranks)
+            layout = Layout.balanced(lengths, ranks, row_pairs=row_pairs)
+            held = [layout.rows(r) for r in range(ranks)]
+            cost = [p + row_pairs * n for p, n in zip(layout.pairs(causal=True), held, strict=True)]
+            least = least_rows(Work(lengths, CAUSAL, row_pairs), max(cost))
+            rows = sum(received(layout, CAUSAL))
+            even = max(even, max(cost) * ranks / sum(cost))
+            ratio = max(ratio, rows / least if least else 0.0)
+            share += rows / (ROWS * ranks * (ranks - 1)) / len(SEEDS)
+            most = max(most, max(held) / ROWS)
+        yield f"| {name} | {ranks} | {even:.3f} | {_ratio(ratio)} | {share:.2f} | {most:.2f} |"
+
+
+def page() -> str:
+    rates = Rates()
+    return f"""# Context parallel: layouts and a model
+
+Written by `python bench context-parallel`, commit {harness.commit()}. Work and traffic are counted exactly by
+`tandem.distributed`; times are a model. No GPU has run this.
+
+{ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
+of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
+as much work, whatever its rows. *Most rows / mean* (*most rows*) is the largest shard. *Forward* and *backward* are the
+model's share of one GPU's rate, strategy `gather`, {HEADS_Q} query heads on {HEADS_KV}, head dimension
+{HEAD_DIM}, bf16.
+
+The model: kernels at the rates of one H200 at {ROWS} keys, {rates.forward / 1e12:.0f} and
+{rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md), [backward](gpu-backward-h200.md)), the
+mask's shape and short sequences left out; {NVLINK / 1e9:.0f} GB/s each way within a host of {HOST} GPUs (0.75
+of NVLink's 450), {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU); {LATENCY * 1e6:.0f} us a
+collective. As many chunks of heads as ranks, {HEADS_KV} at most; the first chunk of keys and the last one of
+gradients are waited for.
+
+## One sequence
+
+{chr(10).join(dense())}
+
+`zigzag` has equal shards, `balanced` sends less from shards that are not: the bound, which leaves rows free,
+is for the latter.
+
+## Packed documents
+
+`Layout.balanced`; of each mixture {len(SEEDS)} batches: the worst of *busiest / mean*, *rows received /
+least*, *without need* and *most rows*, the mean of the others. *Of an all-gather*: rows received over those
+that an all-gather of K and V would send. *Without need*: the same of batches whose bound is 0; no sequence
+has to be cut there, but whole ones may fill the ranks unevenly. -: the bound of all batches is 0.
+
+{chr(10).join(packed())}
+
+Web documents: lognormal with mu 7.0 and sigma 1.2. Long documents: six in seven of 500 to 4000 tokens, the
+others of 16,000 to 128,000. One book: one document of half of all tokens, and web documents. The last
+document of a batch is cut off where the batch ends.
+
+## Packed documents, whole layers
+
+Even pairs leave shards of very different size: the end of a long document has few rows and many pairs. A
+model's other layers cost as much a row wherever it is. `Layout.balanced(..., row_pairs=6 * width)` evens out
+both together: a layer of width D has about 24 D^2 operations a row besides attention, and 4 D a pair. The
+same batches, D = {HEADS_Q * HEAD_DIM}; *busiest / mean* and *least* are of that sum.
+
+{chr(10).join(whole_layers())}
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python bench context-parallel",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=PAGE, help=f"the page to write (default {PAGE.name})")
+    output = parser.parse_args().output
+    output.write_text(page())
+    print(f"wrote {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
