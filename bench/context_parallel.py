@@ -147,8 +147,8 @@ def packed() -> Iterator[str]:
             count, even, ratio, over, share, most, forward, backward = zip(*found, strict=True)
             mean = [sum(each) / len(SEEDS) for each in (count, share, forward, backward)]
             yield (
-                f"| {name} | {ranks} | {mean[0]:.0f} | {max(even):.3f} | {_ratio(max(ratio))} | {max(over):.3f} "
-                f"| {mean[1]:.2f} | {max(most):.2f} | {mean[2]:.2f} | {mean[3]:.2f} |"
+                f"| {name} | {ranks} | {mean[0]:.0f} | {max(even):.3f} | {_ratio(max(ratio))} "
+                f"| {max(over):.3f} | {mean[1]:.2f} | {max(most):.2f} | {mean[2]:.2f} | {mean[3]:.2f} |"
             )
 
 
@@ -193,18 +193,18 @@ def page() -> str:
     rates = Rates()
     return f"""# Context parallel: layouts and a model
 
-Written by `python bench context-parallel`, commit {harness.commit()}. Work and traffic are counted exactly by
-`tandem.distributed`; times are a model. No GPU has run this.
+Written by `python bench context-parallel`, commit {harness.commit()}. Work and
+traffic are counted exactly by `tandem.distributed`; times are a model. No GPU has run this.
 
 {ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
 of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
-as much work, whatever its rows. *Most rows / mean* (*most rows*) is the largest shard. *Forward* and *backward* are the
-model's share of one GPU's rate, strategy `gather`, {HEADS_Q} query heads on {HEADS_KV}, head dimension
-{HEAD_DIM}, bf16.
+as much work, whatever its rows. *Most rows / mean* (*most rows*) is the largest shard. *Forward* and
+*backward* are the model's share of one GPU's rate, strategy `gather`, {HEADS_Q} query heads on {HEADS_KV},
+head dimension {HEAD_DIM}, bf16.
 
 The model: kernels at the rates of one H200 at {ROWS} keys, {rates.forward / 1e12:.0f} and
-{rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md), [backward](gpu-backward-h200.md)), the
-mask's shape and short sequences left out; {NVLINK / 1e9:.0f} GB/s each way within a host of {HOST} GPUs (0.75
+{rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md), [backward](gpu-backward-h200.md)),
+slower ones of short sequences left out; {NVLINK / 1e9:.0f} GB/s each way within a host of {HOST} GPUs (0.75
 of NVLink's 450), {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU); {LATENCY * 1e6:.0f} us a
 collective. As many chunks of heads as ranks, {HEADS_KV} at most; the first chunk of keys and the last one of
 gradients are waited for.
