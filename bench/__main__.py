@@ -27,6 +27,7 @@ SCRIPTS = {
     "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",
     "host-overhead": "host time of a call from Python, CPU or GPU",
     "context-parallel": "no measurement: work and traffic of layouts over ranks, and a model of the time",
+    "ranks-overhead": "share of attention over ranks that is neither attention nor communication, on the CPU",
     "loss-curves": "whether a small transformer learns on Tandem as on PyTorch's math attention",
 }
 #: Programs that CMake builds from bench/NAME.cpp with _ for -.

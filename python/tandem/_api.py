@@ -140,9 +140,9 @@ def attention(
       cache_batch_idx: ``(batch,)`` int32 or int64: entry ``cache_batch_idx[b]`` of k and v, whose batch may
         then be another than q's, is sequence b's. Not with page_table.
       return_lse: also return the log-sum-exp of the scores.
-      out: where to write the result; made if None. Not with inputs that require gradients, and none that
-        requires one itself. In memory of its own: no element of it shares memory with an input's, but it may
-        be a slice beside them.
+      out: where to write the result, in q's dtype or on the CPU in float32; made if None. Not with inputs
+        that require gradients, and none that requires one itself. In memory of its own: no element of it
+        shares memory with an input's, but it may be a slice beside them.
       out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
         bf16. For other inputs the result has q's dtype.
       pad: accept head dimensions that are not multiples of 8; they are padded inside.
@@ -250,7 +250,8 @@ def attention_backward(
       out: the forward call's result.
       lse: the forward call's LSE.
       dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.
-      dq, dk, dv: where to write the gradients; made, of the shape and dtype of q, k and v, if None.
+      dq, dk, dv: where to write the gradients, in q's dtype or on the CPU all in float32; made, of the shape
+        and dtype of q, k and v, if None.
       dsink: where to write the sink's gradient, ``(heads_q,)`` float32; made if None.
 
     Returns:

@@ -45,10 +45,11 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query, true);
   if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key, true);
   if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value, true);
-  const check::Argument& first = dq.given() ? dq : dk;
+  const check::Argument& first = dq.given() ? dq : dk.given() ? dk : dv;
   for (const check::Argument& a : {dk, dv}) {
-    if (a.given() && first.given()) check::same_dtype(a, first);
+    if (a.given()) check::same_dtype(a, first);
   }
+  p.gradient_dtype = first.given() ? first.tensor.dtype : p.q.dtype;
   builder.by_head(dsink);
   if (dsink.given() && !args.sink.given())
     check::invalid("dsink is given without sink; pass both, or neither");

@@ -130,7 +130,7 @@ class Backward {
       : p_(p),
         kernel_(kernel_of(config.target)),
         shape_{.dtype = p.q.dtype,
-               .gradient = p.gradient_dtype(),
+               .gradient = p.gradient_dtype,
                .head_dim_qk = p.head_dim_qk,
                .head_dim_v = p.head_dim_v,
                .block_q = config.block_q,

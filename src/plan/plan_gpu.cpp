@@ -40,7 +40,7 @@ void check_problem(const Problem& p) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));
   }
-  if (p.gradient_dtype() != p.q.dtype && p.pass == Pass::backward) {
+  if (p.pass == Pass::backward && p.gradient_dtype != p.q.dtype) {
     unsupported("gradients in f32 have no GPU kernel; make dq, dk and dv {}, or copy the tensors to the CPU",
                 name_of(p.q.dtype));
   }

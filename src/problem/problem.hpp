@@ -114,6 +114,7 @@ struct Problem {
 
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
+  DType gradient_dtype = DType::f32;  ///< of dq, dk and dv: q's, or f32
   /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between
   /// heads.
   Operand lse, dlse;
@@ -130,13 +131,6 @@ struct Problem {
 
   /// q, k and v are 8-bit values.
   [[nodiscard]] bool quantized_inputs() const { return is_eight_bit(q.dtype); }
-  /// Of dq, dk and dv, which share it; q's where none is wanted.
-  [[nodiscard]] DType gradient_dtype() const {
-    for (const Operand* x : {&dq, &dk, &dv}) {
-      if (x->given()) return x->dtype;
-    }
-    return q.dtype;
-  }
   /// k and v alone are.
   [[nodiscard]] bool mixed() const { return is_eight_bit(k.dtype) && !is_eight_bit(q.dtype); }
   /// k and v are in pages, chosen by index, or padded on the left.

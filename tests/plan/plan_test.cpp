@@ -190,6 +190,38 @@ TEST(Plan, WideHeadsRunOnTheCpuAlone) {
   EXPECT_EQ(plan_of(args_of_heads(576, 512)).backend, Device::Kind::cpu);
 }
 
+/// The message of the error that explaining this call ends in.
+template <typename Args>
+std::string refusal(const Args& args) {
+  try {
+    static_cast<void>(explain(args));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    return e.what();
+  }
+  return "none";
+}
+
+TEST(Plan, OutputsInF32AreTheCpusAlone) {
+  for (const Device device : {Device{}, Device{.kind = Device::Kind::cuda, .index = gpu::first_described}}) {
+    const bool on_gpu = device.kind == Device::Kind::cuda;
+    ForwardArgs forward = forward_args(64, device);
+    BackwardArgs backward;
+    static_cast<AttentionInputs&>(backward) = forward;
+    backward.out = backward.dout = forward.out;
+    backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 64}, device);
+    backward.dv = Tensor(nullptr, DType::f32, {2, 64, 2, 64}, device);
+    EXPECT_EQ(refusal(backward),
+              on_gpu ? "gradients in f32 have no GPU kernel; make dq, dk and dv bf16, or copy "
+                       "the tensors to the CPU"
+                     : "none");
+    forward.out.dtype = DType::f32;
+    EXPECT_EQ(refusal(forward),
+              on_gpu ? "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU"
+                     : "none");
+  }
+}
+
 TEST(Plan, IsMadeForGpusThatAreNotThere) {
   int index = gpu::first_described;
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {

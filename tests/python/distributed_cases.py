@@ -12,7 +12,7 @@ from typing import Any
 import oracle
 import torch
 import torch.distributed as dist
-from tandem.distributed import Layout, context_parallel_attention, gather
+from tandem.distributed import Layout, _parts, context_parallel_attention, gather
 from torch import Tensor
 
 STRATEGIES = ("gather", "ring", "heads")
@@ -172,6 +172,16 @@ def right(
                 except AssertionError as error:
                     raise AssertionError(f"{name} of {strategy} over {kind}: {error}") from None
             assert len(found) == len(wanted)
+
+
+def right_of_rounded_parts(rank: int, *arguments: Any) -> None:
+    """`right`, with the results of parts in 16 bits, as kernels on a GPU write them."""
+    dtype_of = _parts.part_dtype
+    _parts.part_dtype = lambda q: q.dtype
+    try:
+        right(rank, *arguments)
+    finally:
+        _parts.part_dtype = dtype_of
 
 
 _groups: dict[Any, Any] = {}

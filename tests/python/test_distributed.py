@@ -38,6 +38,11 @@ def test_right(
     pool.run(cases.right, feature, lengths, dtype, members, "cpu")
 
 
+@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
+def test_right_of_parts_in_16_bits(pool: Pool, lengths: int | tuple[int, ...]) -> None:
+    pool.run(cases.right_of_rounded_parts, "all", lengths, torch.bfloat16, None, "cpu")
+
+
 def test_same_bits_in_every_run(pool: Pool) -> None:
     pool.run(cases.same_bits, "cpu")
 

@@ -78,7 +78,7 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     order = arrived.order
     return Route(
         groups,
-        _parts.is_exact(groups),
+        _parts.is_exact(groups, layout.rows(rank)),
         torch.cat([torch.empty(0, dtype=torch.int64), *sends]).to(device),
         [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
         [come.get(r, 0) for r in range(layout.ranks)],
@@ -99,7 +99,7 @@ def chunks(layout: Layout, heads_kv: int) -> list[tuple[int, int]]:
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
-    rows = _parts.Rows.empty(q, v.shape[-1], q.dtype if route.exact else torch.float32)
+    rows = _parts.Rows.of(q, v.shape[-1], route.exact)
     group = q.shape[2] // k.shape[2]
     todo = chunks(job.layout, k.shape[2])
 
@@ -123,7 +123,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
 def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradients:
     q = saved.q
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
-    dq = torch.zeros_like(q, dtype=q.dtype if route.exact else torch.float32)
+    dq = _parts.gradient_of(q, route.exact)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     group = q.shape[2] // k.shape[2]
     todo = chunks(job.layout, k.shape[2])

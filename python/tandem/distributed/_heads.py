@@ -119,7 +119,7 @@ def to_rows(job: Job, t: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tens
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
     of_q, of_kv = _ranges(job, q, k)
     q, k, v = to_heads(job, (q, k, v), (of_q, of_kv, of_kv))
-    rows = _parts.Rows.empty(q, v.shape[-1], q.dtype)
+    rows = _parts.Rows.of(q, v.shape[-1], True)
     inside = None if sink is None else sink[slice(*of_q[job.ranks.rank])].contiguous()
     for call in calls(job.layout, job.mask):
         _parts.forward(call, job.options, q, k, v, rows, inside)
@@ -140,7 +140,7 @@ def backward(
     all_q, all_k, all_v, out, lse = kept
     shared = are_shared(tuple(zip(of_q, of_kv, strict=True)))
     dtype = torch.float32 if shared else k.dtype
-    dq = torch.zeros_like(all_q)
+    dq = _parts.gradient_of(all_q, True)
     dk, dv = torch.zeros_like(all_k, dtype=dtype), torch.zeros_like(all_v, dtype=dtype)
     whole = Saved(all_q, out, lse, dout, dlse)
     for call in calls(job.layout, job.mask):

@@ -40,21 +40,31 @@ def part_dtype(q: Tensor) -> torch.dtype:
 
 @dataclass
 class Rows:
-    """What the calls of a rank's queries have given so far. Nothing yet: out 0 and lse -inf."""
+    """What the calls of a rank's queries have given so far."""
 
     out: Tensor  #: (batch, rows, heads_q, head_dim_v)
     lse: Tensor  #: (batch, heads_q, rows)
 
     @classmethod
-    def empty(cls, q: Tensor, head_dim_v: int, dtype: torch.dtype) -> Rows:
+    def of(cls, q: Tensor, head_dim_v: int, exact: bool) -> Rows:
+        """Before the first call: out 0 and lse -inf, or anything where calls are final (`is_exact`)."""
         batch, rows, heads, _ = q.shape
-        out = q.new_zeros((batch, rows, heads, head_dim_v), dtype=dtype)
-        return cls(out, q.new_full((batch, heads, rows), -torch.inf, dtype=torch.float32))
+        if exact:
+            out = q.new_empty((batch, rows, heads, head_dim_v))
+            return cls(out, q.new_empty((batch, heads, rows), dtype=torch.float32))
+        out = q.new_zeros((batch, rows, heads, head_dim_v), dtype=torch.float32)
+        return cls(out, out.new_full((batch, heads, rows), -torch.inf))
 
 
-def is_exact(groups: Sequence[Group]) -> bool:
-    """Whether each query has one call, whose results are final."""
-    return all(group.new_queries for group in groups)
+def gradient_of(q: Tensor, exact: bool) -> Tensor:
+    """dq before the first call."""
+    return torch.empty_like(q) if exact else torch.zeros_like(q, dtype=torch.float32)
+
+
+def is_exact(groups: Sequence[Group], rows: int) -> bool:
+    """Whether each of so many queries has one call, whose results are final."""
+    covered = sum(end - begin for begin, end in (group.queries for group in groups))
+    return covered == rows and all(group.new_queries for group in groups)
 
 
 def forward(

@@ -61,8 +61,8 @@ class _Turn:
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
     calls = steps(job.layout, job.mask, job.ranks.rank)
-    exact = all(map(_parts.is_exact, calls))
-    rows = _parts.Rows.empty(q, v.shape[-1], q.dtype if exact else torch.float32)
+    exact = _parts.is_exact([call for groups in calls for call in groups], q.shape[1])
+    rows = _parts.Rows.of(q, v.shape[-1], exact)
     turn = _Turn(job, k, v)
     for groups in calls:
         kv = turn.start()
