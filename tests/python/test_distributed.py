@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from distributed_pool import Pool
-from tandem.distributed import Layout, context_parallel_attention, gather
+from tandem.distributed import Layout, _comm, context_parallel_attention, gather
+from tandem.distributed._mask import Mask
+from tandem.distributed._routes import received, sent
 from torch.distributed.device_mesh import init_device_mesh
 
 PAIR = (1, 3)  # ranks of a group are not those of all processes
@@ -189,6 +191,35 @@ def _more_ways(rank: int) -> None:
 
 def test_more_ways_to_call(pool: Pool) -> None:
     pool.run(_more_ways)
+
+
+def _counted(rank: int) -> None:
+    """Rows that arrive, of each chunk of heads: those that Layout's tables count, forward and backward."""
+    rows: list[int] = []
+    exchange = _comm.Ranks.exchange
+
+    def counting(ranks: Any, sends: torch.Tensor, going: list[int], coming: list[int]) -> Any:
+        rows.append(sum(coming))
+        return exchange(ranks, sends, going, coming)
+
+    _comm.Ranks.exchange = counting  # type: ignore[method-assign]
+    try:
+        for kind in cases.LAYOUTS:
+            layout = cases.layout_of(kind, cases.PACKED, 4)
+            q, k, v = (t.requires_grad_() for t in _shards(rank, layout))
+            rows.clear()
+            context_parallel_attention(
+                q, k, v, layout=layout, causal=True, strategy="gather"
+            ).sum().backward()
+            mask = Mask(-1, 0)
+            came, went = (of(layout, mask)[rank] for of in (received, sent))
+            assert sorted(rows) == sorted([came] * 4 + [went] * 2), (kind, rows)  # 2 chunks: of 2 heads
+    finally:
+        _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
+
+
+def test_no_row_is_sent_that_is_not_counted(pool: Pool) -> None:
+    pool.run(_counted)
 
 
 def _late(rank: int) -> float:

@@ -29,9 +29,9 @@ def kept_with_layout(
     @functools.wraps(find)
     def kept(layout: Layout, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
         key = (find, args)
-        if key not in layout.kept:
-            layout.kept[key] = find(layout, *args, **kwargs)
-        found: Found = layout.kept[key]
+        if key not in layout._kept:
+            layout._kept[key] = find(layout, *args, **kwargs)
+        found: Found = layout._kept[key]
         return found
 
     return kept  # type: ignore[return-value]
@@ -220,7 +220,7 @@ class Layout:
         return hash(self.digest)
 
     @functools.cached_property
-    def kept(self) -> dict[Any, Any]:
+    def _kept(self) -> dict[Any, Any]:
         """What functions of this layout have found (`kept_with_layout`)."""
         return {}
 
