@@ -5,12 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <limits>
 #include <optional>
 
+#include "harness/element.hpp"
 #include "harness/expect.hpp"
 
 namespace tandem {
@@ -114,6 +116,30 @@ TEST(CpuBackward, HeadDimensionsThatFillNoPanel) {
              .seqlen_q = 37,
              .seqlen_k = 45,
              .options = {.pad = true}});
+    }
+  }
+}
+
+TEST(CpuBackward, GradientsInF32AreThoseBeforeRounding) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const cpu::Target target : targets()) {
+      SCOPED_TRACE(cpu::name_of(target));
+      Call call({.dtype = dtype, .head_dim_qk = 24, .head_dim_v = 40, .seqlen_q = 70, .seqlen_k = 90});
+      fill_forward(call);
+      run(call, small_tiles(config_of(target, 2)));
+      const std::vector<Box> rounded{call.dq, call.dk, call.dv};
+      for (Box* box : {&call.dq, &call.dk, &call.dv}) {
+        const Tensor& t = box->view();
+        *box = Box(DType::f32, {t.shape.begin(), t.shape.begin() + t.rank}, {}, true);
+      }
+      run(call, small_tiles(config_of(target, 2)));
+      for (std::size_t i = 0; i < rounded.size(); ++i) {
+        const Box& wide = *std::array{&call.dq, &call.dk, &call.dv}[i];
+        for (std::int64_t n = 0; n < wide.numel(); ++n) {
+          ASSERT_EQ(harness::rounded(dtype, wide.get(n)), rounded[i].get(n))
+              << "gradient " << i << " at " << n;
+        }
+      }
     }
   }
 }

@@ -88,7 +88,7 @@ def context_parallel_attention(
         mask = Mask.of(causal, window)
         chosen = _cost.choose(layout, mask, _shape(q, k, v, layout), _machine(q, ranks), strategy)
         asked["strategy chosen"] = chosen
-    except (TypeError, tandem.TandemError) as found:
+    except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
     if check and ranks.size > 1:
         _agree.agree(ranks, asked, error, getattr(q, "device", torch.device("cpu")))

@@ -67,9 +67,11 @@ class Ranks:
         return {device.type for device in self.group._device_types}
 
     def gather_small(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-        """These int64 numbers of every rank. ``device``: that of a GPU's tensors, whose group may send from
-        nowhere else."""
-        place = torch.device("cpu") if "cpu" in self.devices else device
+        """These int64 numbers of every rank. ``device``: that of the tensors, for a group that sends from
+        GPUs alone."""
+        place = torch.device("cpu")
+        if "cpu" not in self.devices:
+            place = device if device.type in self.devices else torch.device(torch.cuda.current_device())
         own = torch.tensor(numbers, dtype=torch.int64, device=place)
         found = [torch.empty_like(own) for _ in range(self.size)]
         _guarded("comparing arguments", lambda: dist.all_gather(found, own, group=self.group))
