@@ -129,15 +129,13 @@ TEST(CpuBackward, GradientsInF32AreThoseBeforeRounding) {
       run(call, small_tiles(config_of(target, 2)));
       const std::vector<Box> rounded{call.dq, call.dk, call.dv};
       for (Box* box : {&call.dq, &call.dk, &call.dv}) {
-        const Tensor& t = box->view();
-        *box = Box(DType::f32, {t.shape.begin(), t.shape.begin() + t.rank}, {}, true);
+        *box = Box(DType::f32, {&box->view().shape[0], &box->view().shape[4]}, {}, true);
       }
       run(call, small_tiles(config_of(target, 2)));
       for (std::size_t i = 0; i < rounded.size(); ++i) {
         const Box& wide = *std::array{&call.dq, &call.dk, &call.dv}[i];
         for (std::int64_t n = 0; n < wide.numel(); ++n) {
-          ASSERT_EQ(harness::rounded(dtype, wide.get(n)), rounded[i].get(n))
-              << "gradient " << i << " at " << n;
+          ASSERT_EQ(harness::rounded(dtype, wide.get(n)), rounded[i].get(n)) << i << " at " << n;
         }
       }
     }
