@@ -34,7 +34,7 @@ using kernel_tests::TruthSection;
 
 CompiledKernel compile_truth() {
   std::vector<Source> sources(device_sources().begin(), device_sources().end());
-  sources.push_back({"hardware_truth.cuh", kernel_tests::hardware_truth_source});
+  for (const auto& [name, text] : kernel_tests::truth_sources) sources.push_back({name, text});
   return compile({.header = "hardware_truth.cuh", .expression = "tandem::kernel_tests::hardware_truth"},
                  sources);
 }
