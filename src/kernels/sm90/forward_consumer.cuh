@@ -1,0 +1,336 @@
+// The forward kernel's consumer warpgroups: each computes O and LSE of 64 queries.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/sm90/forward_producer.cuh"
+#include "kernels/tile/logits.cuh"
+#include "kernels/tile/mask.cuh"
+#include "kernels/tile/output.cuh"
+#include "kernels/tile/pingpong.cuh"
+#include "kernels/tile/softmax.cuh"
+
+namespace tandem {
+
+template <ForwardConfig C>
+struct ForwardConsumer {
+  using Shared = ForwardShared<C>;
+  static constexpr int scores = C.tiling.block_n / 2;
+  static constexpr int outputs = C.tiling.head_dim_v / 2;
+
+  const ForwardParams& p;
+  Shared& shared;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+  const tile::FragmentPosition position;
+  const float scale_log2;
+  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.q_stages>::Position q_at;
+  tile::Output<C.tiling, C.schedule.invariant> output;
+  ForwardTiles<C> tiles;
+  /// Without a producer warp, warp 0 of the consumers loads.
+  typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
+
+  TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
+      : p(params),
+        shared(s),
+        warpgroup(warpgroup_),
+        thread(thread_),
+        position(thread_),
+        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        output{params, warpgroup_, thread_},
+        tiles(params, s.tiles),
+        loader(params, s) {}
+
+  TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
+  /// have been released, whose buffers it fills.
+  TANDEM_DEVICE void load_ahead() {
+    if constexpr (!C.schedule.specialised) {
+      if (warpgroup == 0 && thread < warp_size) loader.step();
+      ptx::sync_warp();
+    }
+  }
+
+  TANDEM_DEVICE void pingpong_wait() { tile::pingpong_wait<C.schedule.pingpong>(warpgroup); }
+  TANDEM_DEVICE void pingpong_pass() { tile::pingpong_pass<C.schedule.pingpong, C.consumers()>(warpgroup); }
+
+  // The operands of the next products.
+  TANDEM_DEVICE ptx::MatrixDescriptor q_operand() const { return shared.q[warpgroup][q_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor k_operand() const { return shared.k[k_at.stage].k_major(); }
+  TANDEM_DEVICE ptx::MatrixDescriptor v_operand() const { return shared.v[v_at.stage].mn_major(); }
+
+  /// Issues S = Q K^T.
+  TANDEM_DEVICE void issue_scores(float (&s)[scores], ptx::MatrixDescriptor q, ptx::MatrixDescriptor k) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.tiling.head_dim_qk / 16; ++step) {
+      ptx::wgmma_shared<C.tiling.block_n, C.tiling.element, false>(
+          s, q + Shared::QTile::k_major_offset(step), k + Shared::KTile::k_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Issues O (+)= P V.
+  TANDEM_DEVICE void issue_output(float (&o)[outputs], const u32 (&probabilities)[scores / 2],
+                                  ptx::MatrixDescriptor v, bool accumulate) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+      ptx::wgmma_registers<C.tiling.head_dim_v, C.tiling.element, true>(
+          o, probabilities + 4 * step, v + Shared::VTile::mn_major_offset(step), step != 0 || accumulate);
+    }
+    ptx::wgmma_commit();
+  }
+
+  TANDEM_DEVICE void release_k() {
+    if (warp_leader()) shared.k_ring.release(k_at);
+    k_at.advance();
+  }
+  TANDEM_DEVICE void release_v() {
+    if (warp_leader()) shared.v_ring.release(v_at);
+    v_at.advance();
+  }
+
+  TANDEM_DEVICE void release_q() {
+    if (warp_leader()) shared.q_ring[warpgroup].release(q_at);
+    q_at.advance();
+  }
+
+  /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN: the consumers clear them in
+  /// shared memory before the first product. Only the rightmost block has such rows, and only with varlen:
+  /// otherwise TMA fills them with zeros.
+  TANDEM_DEVICE void clear_v_tail(int valid_rows) {
+    shared.v_ring.wait(v_at);
+    shared.v[v_at.stage].zero_rows(valid_rows, warpgroup * warpgroup_size + thread,
+                                   C.tiling.block_m / 64 * warpgroup_size);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(tile::barrier_consumers, C.consumers() * warpgroup_size);
+  }
+
+  TANDEM_DEVICE void run() {
+    load_ahead();
+    tile::QueryTile t;
+    bool more = find(t);
+    while (more) {
+      if (t.blocks.first < t.blocks.end) {
+        more = compute(t);
+      } else {
+        if constexpr (C.schedule.split) {
+          t.part == tile::whole_tile ? output.store_empty(t.index) : output.store_empty_part(t.index, t.part);
+        } else {
+          output.store_empty(t.index);
+        }
+        more = find(t);
+      }
+    }
+  }
+  /// The epilogue.
+  TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax,
+                           int part, bool opens, bool closes) {
+    if (C.schedule.split && part != tile::whole_tile) {
+      output.store_part(t, o, softmax, part);
+    } else if constexpr (C.schedule.invariant) {
+      output.store_merged(t, o, softmax, opens, closes);
+    } else {
+      output.store(t, o, softmax);
+    }
+  }
+  TANDEM_DEVICE bool find(tile::QueryTile& t) {
+    return tiles.template next<false>(t, warp_leader());
+  }
+  TANDEM_DEVICE bool compute(tile::QueryTile& t);
+};
+
+/// Computes tile `t` and replaces it by the next one; false if there is none.
+template <ForwardConfig C>
+TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
+  const int first_query = C.tiling.heads_as_rows ? tile::first_query<C.tiling>(p, t.index.m, warpgroup)
+                                                 : t.index.m * C.tiling.block_m + warpgroup * 64;
+  const int queries = tile::queries_of_unit<C.tiling>(p);
+  const tile::BlockRange own =
+      tile::BlockRange::of<C.tiling.block_n>(t.visible, first_query, first_query + queries);
+  float s[scores];
+  float o[outputs];
+  u32 probabilities[scores / 2];
+  tile::OnlineSoftmax softmax;
+  float rescale[2];
+  float total[2];
+  int block = t.blocks.end - 1;
+  const auto nothing = [](int) {};
+  // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
+  // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
+  // registers.
+  constexpr bool release_q_late = C.schedule.specialised && outputs <= 96;
+  auto release_scores = [&] {
+    release_k();
+    if (!release_q_late && block == t.blocks.first) release_q();
+  };
+  // What happens between a block's scores and their exponentials.
+  auto take_scores = [&](bool masked) {
+    ptx::pin_registers(s);
+    tile::transform_scores<C.transform>(s, p);
+    if (masked) {
+      tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, position));
+    }
+  };
+  auto exponentials = [&](auto& seen) {
+    softmax.update(seen, rescale, scale_log2);
+    softmax.exponentials(seen, total, scale_log2, nothing);
+    softmax.add(total, rescale);
+  };
+  auto rescale_output = [&](int first, int end) {
+#pragma unroll
+    for (int i = first; i < end; ++i) o[i] *= rescale[i / 2 % 2];
+  };
+  auto wait_next_k = [&] {
+    if (block > t.blocks.first) shared.k_ring.wait(k_at);
+  };
+
+  // The first block: its softmax has no product to run under.
+  shared.q_ring[warpgroup].wait(q_at);
+  shared.k_ring.wait(k_at);
+  issue_scores(s, q_operand(), k_operand());
+  ptx::wgmma_wait<0>();
+  // On the diagonal, a warp's rows may see only the left half of the block. Then the exponentials of the
+  // right half are 0 and not computed.
+  constexpr bool halves = C.mask.causal && C.tiling.block_n % 32 == 0;
+  if constexpr (halves) {
+    ptx::pin_registers(s);
+    release_scores();
+    tile::transform_scores<C.transform>(s, p);
+    auto masked_exponentials = [&](auto& seen) {
+      tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, position));
+      exponentials(seen);
+    };
+    if (ptx::ballot(t.visible.end_key(first_query + (queries - 1)) - block * C.tiling.block_n <=
+                    C.tiling.block_n / 2) != 0) {
+      masked_exponentials(reinterpret_cast<float(&)[scores / 2]>(s));
+#pragma unroll
+      for (int i = scores / 2; i < scores; ++i) s[i] = 0.0F;
+    } else {
+      masked_exponentials(s);
+    }
+  } else {
+    take_scores(block >= own.inner_end || block < own.inner_first);
+    release_scores();
+    exponentials(s);
+  }
+  load_ahead();
+  wait_next_k();
+  tile::convert<C.tiling.element>(probabilities, s);
+  if (C.mask.varlen && (block + 1) * C.tiling.block_n > t.index.seqlen_k)
+    clear_v_tail(t.index.seqlen_k - block * C.tiling.block_n);
+
+  bool accumulate = false;
+  // S of this block and O += P V of the previous one, in flight together. A block without a mask is rescaled
+  // lazily: its exponentials are relative to the reference of earlier blocks, no maximum is found, and O is
+  // rescaled only if the exponentials are too large.
+  auto iteration = [&](auto masked) {
+    constexpr bool lazy = !decltype(masked)::value && !C.schedule.invariant;
+    pingpong_wait();
+    issue_scores(s, q_operand(), k_operand());
+    shared.v_ring.wait(v_at);
+    issue_output(o, probabilities, v_operand(), accumulate);
+    pingpong_pass();
+    ptx::wgmma_wait<1>();
+    take_scores(masked.value);
+    if constexpr (!lazy) softmax.update(s, rescale, scale_log2);
+    auto take_output = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::pin_registers(o);
+    };
+    constexpr bool late = lazy && C.schedule.output_late;
+    if constexpr (!late) take_output();
+    release_scores();
+    if constexpr (!late) release_v();
+    if constexpr (!lazy) {
+      softmax.exponentials(s, total, scale_log2, [&](int quarter) {
+        rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
+        if (quarter == 0) return;
+        tile::convert<C.tiling.element>(probabilities, s, (quarter - 1) * (scores / 4),
+                                        quarter * (scores / 4));
+      });
+      tile::convert<C.tiling.element>(probabilities, s, 3 * (scores / 4), scores);
+      softmax.add(total, rescale);
+    } else {
+      softmax.exponentials(s, total, scale_log2, nothing);
+      const bool moved = ptx::ballot(softmax.outgrown(total)) != 0;
+      if (!moved) {
+        softmax.add(total);
+      } else {
+        if (!softmax.move(s, total, rescale)) {
+          tile::load_scores<C.tiling, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n, position);
+          tile::transform_scores<C.transform>(s, p);
+          exponentials(s);
+        }
+        if constexpr (!late) rescale_output(0, outputs);
+      }
+      if constexpr (late) {
+        // Outside the branch, since all warps of a warpgroup must wait for products.
+        take_output();
+        release_v();
+        if (moved) rescale_output(0, outputs);
+      }
+      tile::convert<C.tiling.element>(probabilities, s);
+    }
+    load_ahead();
+    wait_next_k();
+    accumulate = true;
+  };
+  // The same in sequence (the paper's ablation).
+  auto serial_iteration = [&](bool masked) {
+    shared.v_ring.wait(v_at);
+    pingpong_wait();
+    issue_output(o, probabilities, v_operand(), accumulate);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    release_v();
+    issue_scores(s, q_operand(), k_operand());
+    ptx::wgmma_wait<0>();
+    pingpong_pass();
+    take_scores(masked);
+    release_scores();
+    exponentials(s);
+    load_ahead();
+    wait_next_k();
+    tile::convert<C.tiling.element>(probabilities, s);
+    rescale_output(0, outputs);
+    accumulate = true;
+  };
+  auto next_block = [&](bool masked) {
+    if constexpr (!C.schedule.overlap) {
+      serial_iteration(masked);
+    } else if (masked) {
+      iteration(Truth<true>{});
+    } else {
+      iteration(Truth<false>{});
+    }
+  };
+  --block;
+  tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
+  if constexpr (release_q_late) release_q();
+
+  shared.v_ring.wait(v_at);
+  issue_output(o, probabilities, v_operand(), accumulate);
+  // The next tile is found under the last product (divisions, and a search with varlen), if O leaves
+  // registers for it.
+  constexpr bool find_early = outputs <= 96;
+  const tile::TileIndex index = t.index;
+  const int part = t.part;
+  const bool opens = t.opens;
+  const bool closes = t.closes;
+  bool more = false;
+  if constexpr (find_early) more = find(t);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(o);
+  release_v();
+  store(index, o, softmax, part, opens, closes);
+  if constexpr (!find_early) more = find(t);
+  return more;
+}
+
+}  // namespace tandem
