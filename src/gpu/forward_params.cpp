@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "gpu/param_fields.hpp"
+#include "kernels/config/eight_bit.hpp"
 #include "problem/effective.hpp"
 
 namespace tandem::gpu {
@@ -51,10 +52,12 @@ struct TileRows {
 TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded which) {
   const int padded = which == Loaded::v ? tiling.head_dim_v : tiling.head_dim_qk;
   const int box_rows = which == Loaded::q ? tiling.unit()
-                       : p.pages.given()  ? page_table_of(p.pages, tiling.block_n).box_rows
+                       : p.pages.given()  ? page_box_rows(p, tiling.block_n)
                                           : tiling.block_n;
+  const bool bytes = which != Loaded::q && p.mixed();
   TensorMapSpec spec =
-      rows_tensor_map(loaded_tensor(p, which), tiling.element, strip_columns(padded), box_rows, p.out.data);
+      rows_tensor_map(loaded_tensor(p, which), tiling.element,
+                      bytes ? byte_strip_columns(padded) : strip_columns(padded), box_rows, p.out.data);
   if (which == Loaded::q && tiling.heads_as_rows) {
     const HeadRows rows = TileRows(p, tiling).of_unit;
     std::swap(spec.dims[1], spec.dims[2]);
@@ -111,7 +114,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
           .out_vectors = allows_vectors(p.out, p.head_dim_v),
-          .pages = page_table_of(p.pages, tiling.block_n),
+          .pages = page_table_of(p, tiling.block_n),
           .leftpad_k = lengths_of(p.leftpad_k),
           .cache_batch_idx = lengths_of(p.cache_batch_idx),
           .cache_batch = as_int(p.cache_batch),
@@ -124,6 +127,16 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .row_heads = as_int(rows.of_unit.heads),
           .row_queries = as_int(rows.of_unit.queries),
           .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1};
+}
+
+MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
+                                     const SplitParts& parts) {
+  const auto scales = [](const Scales& s) {
+    return HeadScales{.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
+  };
+  return {make_forward_params(p, tiling, maps, encode, sms, tile_counter, parts), scales(p.k_scale),
+          scales(p.v_scale)};
 }
 
 namespace {

@@ -38,11 +38,16 @@ struct SplitParts {
   WorkDivision division;
 };
 
-/// What the kernel is launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how
-/// many heads' causal tiles are interleaved.
+/// @{
+/// What the kernel is launched with; make_mixed_params: where it converts 8-bit K and V. `encode` makes the
+/// tensor maps; `sms`, those of the device, sets how many heads' causal tiles are interleaved.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                   const SplitParts& parts = {});
+MixedForwardParams make_mixed_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
+                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
+                                     const SplitParts& parts = {});
+/// @}
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

@@ -32,14 +32,21 @@ inline LengthArray lengths_of(const Lengths& l) {
   return {.data = l.data, .stride = l.stride, .wide = l.wide};
 }
 
+/// Rows that a box of pages has: as many as page and block of keys have in common, so that none crosses the
+/// edge of either; behind padding, whose size the device alone knows, one.
+inline int page_box_rows(const Problem& p, int block_n) {
+  return p.leftpad_k.given() ? 1 : static_cast<int>(std::gcd(p.pages.page_size, std::int64_t{block_n}));
+}
+
 /// `block_n`: the keys that are loaded at once.
-inline PageTable page_table_of(const Pages& pages, int block_n) {
+inline PageTable page_table_of(const Problem& p, int block_n) {
+  const Pages& pages = p.pages;
   return {.data = pages.table,
           .batch_stride = pages.batch_stride,
           .stride = pages.stride,
           .count = as_int(pages.count),
           .page_size = as_int(pages.page_size),
-          .box_rows = static_cast<int>(std::gcd(pages.page_size, std::int64_t{block_n})),
+          .box_rows = page_box_rows(p, block_n),
           .wide = pages.wide};
 }
 

@@ -97,12 +97,22 @@ const void* StepParams::of(const Step& step) {
     case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
-    case Kernel::decode:
+    case Kernel::decode: {
+      const auto& config = std::get<ForwardConfig>(step.config);
+      if (config.converts()) {
+        return fill<MixedForwardParams>([&] {
+          return make_mixed_params(problem(), config.tiling, maps(), encode_, steps_.multiprocessors,
+                                   tile_counter(), split_parts());
+        });
+      }
       return fill<ForwardParams>([&] {
-        return make_forward_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(), encode_,
-                                   steps_.multiprocessors, tile_counter(), split_parts());
+        return make_forward_params(problem(), config.tiling, maps(), encode_, steps_.multiprocessors,
+                                   tile_counter(), split_parts());
       });
-    case Kernel::combine: return std::get_if<ForwardParams>(&filled_);
+    }
+    case Kernel::combine:
+      if (const ForwardParams* mixed = std::get_if<MixedForwardParams>(&filled_)) return mixed;
+      return std::get_if<ForwardParams>(&filled_);
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:

@@ -36,8 +36,8 @@ class StepParams {
   /// Where any of them is in the workspace: the problem and the maps with their addresses there.
   std::optional<Problem> placed_problem_;
   std::optional<LoadedMaps> placed_maps_;
-  std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, EightBitParams,
-               BackwardParams>
+  std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, MixedForwardParams,
+               EightBitParams, BackwardParams>
       filled_;
 };
 

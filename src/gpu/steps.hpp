@@ -61,8 +61,8 @@ struct Steps {
   Steps() = default;
   explicit Steps(const Problem& asked) : problem(asked) {}
 
-  /// Heads folded into rows, quantized values of a mixed call dequantised, tensors packed. Operands in the
-  /// workspace have their strides and any address.
+  /// Heads folded into rows, quantized values of a mixed call dequantised unless the forward kernel reads
+  /// them, tensors packed. Operands in the workspace have their strides and any address.
   Problem problem;
   /// By Loaded: the caller's, of those that steps copy to the workspace.
   std::array<std::optional<Operand>, loaded_count> sources;

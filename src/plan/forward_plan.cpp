@@ -8,6 +8,7 @@
 
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
+#include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {
@@ -61,9 +62,10 @@ bool takes_heads_as_rows(const Problem& p) {
 }
 
 /// Whether the kernel `decode` serves it: a tile of 16 rows holds all queries that share keys. With a split
-/// size every row goes through the forward kernel's products, whatever its neighbours are.
+/// size every row goes through the forward kernel's products, whatever its neighbours are; keys of 8 bits are
+/// converted there.
 bool takes_decode(const Problem& p) {
-  return p.split_size == 0 && queries_of(p) * p.group() <= decode_rows;
+  return !p.mixed() && p.split_size == 0 && queries_of(p) * p.group() <= decode_rows;
 }
 
 /// Tiles of few queries, of which a head's queries are one if heads are not rows.
@@ -87,7 +89,8 @@ bool shares_keys(const Problem& p) {
   const double count = tiles_of_few_queries(p);
   if (queries_of(p) > few || keys < worth_sharing || count >= 4 * multiprocessors) return false;
   if (has_lengths(p)) return true;
-  const double bytes = static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * 2;
+  const double bytes =
+      static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * static_cast<double>(size_of(p.k.dtype));
   const double shared = count * bytes / together + combining;
   if (takes_decode(p)) {
     constexpr double ctas = 2 * multiprocessors;  // whose tiles the last round may leave some without
@@ -114,8 +117,16 @@ ForwardConfig with_decode_stages(ForwardConfig c) {
   return c;
 }
 
-/// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
-/// kernel serves both, and the mask costs nothing where no query feels it.
+/// `head_dim` in whole units.
+constexpr std::int64_t rounded(std::int64_t head_dim, std::int64_t unit) {
+  return (head_dim + unit - 1) / unit * unit;
+}
+
+/// Head dimensions of 8-bit keys are padded to 64, or to 128 where they are in pages of single rows: the keys
+/// of a block are to be as many in both cases.
+constexpr std::int64_t converted_unit = 128;
+
+/// The kernel `decode`. `shared`, and the mask of heads as rows, as with_few_queries has them.
 ForwardConfig with_decode(ForwardConfig c, bool shared) {
   c.tiling.block_m = decode_rows;
   c.tiling.block_n = 16 * decode_warps;
@@ -125,10 +136,14 @@ ForwardConfig with_decode(ForwardConfig c, bool shared) {
   c.schedule = {.pingpong = false, .split = shared};
   return with_decode_stages(c);
 }
+
+/// `shared`: by CTAs. Else a CTA has whole tiles. Heads as rows take the mask of causal calls in all: one
+/// kernel serves both, and the mask costs nothing where no query feels it.
 ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
-  const int width = c.tiling.head_dim_qk + c.tiling.head_dim_v;
+  const std::int64_t unit = c.converts() ? converted_unit : 1;
   c.tiling.block_m = few;
-  c.tiling.block_n = width <= 256 ? 128 : 64;
+  c.tiling.block_n =
+      rounded(c.tiling.head_dim_qk, unit) + rounded(c.tiling.head_dim_v, unit) <= 256 ? 128 : 64;
   c.mask.varlen = true;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
   c.schedule = {.pingpong = false, .split = shared};
@@ -147,9 +162,13 @@ constexpr const char* fixed_tiles =
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   constexpr double enough_tiles = 4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
-  const auto rounded = [](std::int64_t head_dim) { return (head_dim + 63) / 64 * 64; };
-  c.tiling.block_n = rounded(p.head_dim_qk) + rounded(p.head_dim_v) <= 256 ? 128 : 64;
+  const std::int64_t unit = c.converts() ? converted_unit : 64;
+  c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
+  if (c.converts() && c.tiling.head_dim_v > converted_head_dim_of_two) {
+    c.tiling.block_m = 64;
+    c.schedule.pingpong = false;
+  }
   const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
                       tiles_of_few_queries(p) < enough_tiles;
   if (shared) {
@@ -160,6 +179,19 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   return with_most_stages(c);
 }
 
+constexpr const char* converted_tiles =
+    "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
+
+/// Whole tiles on 8-bit keys.
+ForwardConfig with_converted_keys(ForwardConfig c, const Problem& p) {
+  const bool one_warpgroup = queries_of(p) <= few || c.tiling.head_dim_v > converted_head_dim_of_two;
+  c = with_few_queries(c, false);
+  c.mask.varlen = has_lengths(p);
+  c.tiling.block_m = one_warpgroup ? 64 : 128;
+  c.schedule = {.dynamic = c.mask.causal || c.mask.local, .pingpong = !one_warpgroup};
+  return with_most_stages(c);
+}
+
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
 /// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
 std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
@@ -167,10 +199,11 @@ std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
-/// A multiple of 32; of 64 where single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
+/// A multiple of 32, of 64 for 8-bit keys, whose tiles are swizzled by 64 bytes at least. Twice that where
+/// single rows of pages are loaded, since TMA writes to multiples of 128 bytes.
 int padded(std::int64_t head_dim, const Problem& p) {
-  const std::int64_t unit = p.pages.given() && p.pages.page_size % 2 != 0 ? 64 : 32;
-  return static_cast<int>((head_dim + unit - 1) / unit * unit);
+  const bool single_rows = p.pages.given() && (p.pages.page_size % 2 != 0 || p.leftpad_k.given());
+  return static_cast<int>(rounded(head_dim, (p.mixed() ? 64 : 32) * (single_rows ? 2 : 1)));
 }
 
 ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
@@ -185,55 +218,6 @@ ForwardConfig with_tile(ForwardConfig c, const ForwardTileLine& tile) {
 }
 
 }  // namespace
-
-int forward_registers(const ForwardConfig& c) {
-  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n;
-  const int queries = c.by_warps() ? c.tiling.head_dim_qk / 4 : 0;
-  return c.tiling.head_dim_v / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
-}
-
-int forward_register_limit(const ForwardConfig& c) {
-  if (c.by_warps()) return std::min(255, 65536 / c.threads() / ctas_per_sm(c) / 8 * 8);
-  return c.registers().consumer;
-}
-
-std::string forward_objection(const ForwardConfig& c) {
-  for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
-    if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
-      return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
-    }
-  }
-  if (!c.by_warps() && (c.tiling.block_m < 64 || c.tiling.block_m > 192 || c.tiling.block_m % 64 != 0)) {
-    return fmt::format("block_m {} is not 64, 128 or 192: one to three warpgroups of 64 rows; or 16",
-                       c.tiling.block_m);
-  }
-  if (c.tiling.block_n < 16 || c.tiling.block_n > 256 || c.tiling.block_n % 16 != 0) {
-    return fmt::format("block_n {} is not a multiple of 16 from 16 to 256, as WGMMA takes", c.tiling.block_n);
-  }
-  if (c.stages < 1) return fmt::format("stages {} is less than 1", c.stages);
-  if (c.q_stages < 1) return fmt::format("q_stages {} is less than 1", c.q_stages);
-  if (c.schedule.dynamic && !c.schedule.specialised)
-    return "dynamic takes a producer warp, which takes the tiles from the counter";
-  if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
-  if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
-  if (c.by_warps()) {
-    if (c.tiling.block_n % (16 * decode_warps) != 0)
-      return fmt::format("block_n {} is not a multiple of {}: each of {} warps takes 16 keys at a time",
-                         c.tiling.block_n, 16 * decode_warps, decode_warps);
-    if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant)
-      return "a tile of 16 rows takes a producer warp, the static scheduler and no split size";
-  }
-  if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
-  constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;
-  if (forward_shared_bytes(c) > room) {
-    return fmt::format("needs {} bytes of shared memory, a CTA has {}", forward_shared_bytes(c), room);
-  }
-  if (forward_registers(c) > forward_register_limit(c)) {
-    return fmt::format("needs {} registers a thread, {} consumer warpgroups have {}", forward_registers(c),
-                       c.consumers(), forward_register_limit(c));
-  }
-  return {};
-}
 
 std::span<const ForwardTileLine> forward_tiles() {
   return tiles;
@@ -251,6 +235,11 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
 }
 
+bool reads_eight_bits(const Problem& p) {
+  if (!p.mixed() || has_fine_scales(p)) return false;
+  return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
+}
+
 ForwardConfig choose_forward_config(const Problem& p) {
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
@@ -261,20 +250,42 @@ ForwardConfig choose_forward_config(const Problem& p) {
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
+  if (p.mixed()) {
+    c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
+    // The scale of K, which the device knows, may have any sign.
+    if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
+  }
   c.mask.varlen = has_lengths(p);
-  c.keys = p.pages.given() ? KeySource::pages : p.of_cache() ? KeySource::entries : KeySource::rows;
+  c.keys = p.pages.given() ? (p.leftpad_k.given() ? KeySource::padded_pages : KeySource::pages)
+           : p.of_cache()  ? KeySource::entries
+                           : KeySource::rows;
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
   if (p.split_size > 0) return with_fixed_splits(c, p);
   const bool shared = shares_keys(p);
   if (takes_decode(p)) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
+  if (c.converts()) return with_converted_keys(c, p);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                    keys_of(p, c), c.mask.varlen));
 }
 
 namespace {
 
-/// Steps of generation: from rows and from pages, of one query or of a few, of one head or several in a tile.
+/// Of one query a sequence or of a few, and of one head or several in a tile of 16 rows or of 64.
+void add_few_queries(std::vector<ForwardConfig>& configs, ForwardConfig c, bool decodes) {
+  const auto add = [&](bool shared) {
+    configs.push_back(decodes ? with_decode(c, shared) : with_few_queries(c, shared));
+  };
+  for (const bool causal : {false, true}) {
+    c.mask.causal = causal;
+    if (decodes) add(false);
+    add(true);
+  }
+  c.tiling.heads_as_rows = true;
+  for (const bool shared : {false, true}) add(shared);
+}
+
+/// Steps of generation: from rows and from pages, of 16 bits and of e4m3.
 void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
   for (const auto& [qk, v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
     for (const Element element : {Element::bf16, Element::f16}) {
@@ -285,16 +296,13 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
         c.tiling.head_dim_qk = qk;
         c.tiling.head_dim_v = v;
         c.keys = keys;
-        for (const bool shared : {false, true}) configs.push_back(with_decode(c, shared));
-        if (qk < 256) configs.push_back(with_few_queries(c, true));
-        c.mask.causal = true;
-        for (const bool shared : {false, true}) configs.push_back(with_decode(c, shared));
-        if (qk < 256) configs.push_back(with_few_queries(c, true));
-        c.tiling.heads_as_rows = true;
-        for (const bool shared : {false, true}) {
-          configs.push_back(with_decode(c, shared));
-          if (qk < 256) configs.push_back(with_few_queries(c, shared));
-        }
+        add_few_queries(configs, c, true);
+        if (qk == 256) continue;
+        add_few_queries(configs, c, false);
+        if (qk == 192) continue;
+        c.key_type = OperandType::e4m3;
+        c.transform = ScoreTransform::scaled;
+        add_few_queries(configs, c, false);
       }
     }
   }
@@ -339,12 +347,6 @@ std::vector<ForwardConfig> shipped_forward_configs() {
   return configs;
 }
 
-int forward_local_bytes_allowed(const ForwardConfig& c) {
-  // Words of a tile, stored once and read up to 14 times a tile with two masks, three times without: none in
-  // the loops over unmasked blocks, at most one in a loop over masked ones.
-  return c.tiling.head_dim_v <= 192 || c.tiling.block_n != 80 || c.mask.varlen ? 0 : c.mask.causal ? 8 : 12;
-}
-
 namespace {
 
 /// What the rows of a tile are, in words.
@@ -358,19 +360,20 @@ std::string rows_of(const Problem& p, const Tiling& tiling) {
 }  // namespace
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const char* const why = c.by_warps()             ? (c.schedule.split ? few_queries : decoding)
-                          : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
-                          : c.schedule.split       ? few_queries
-                          : c.tiling.heads_as_rows ? few_rows
-                                                   : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v,
-                                                                  c.mask.causal || c.mask.local,
-                                                                  keys_of(problem, c), c.mask.varlen)
-                                                         .why;
-  return {
+  const char* const why =
+      c.by_warps()             ? (c.schedule.split ? few_queries : decoding)
+      : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
+      : c.schedule.split       ? few_queries
+      : c.tiling.heads_as_rows ? few_rows
+      : c.converts()           ? converted_tiles
+                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+                                    keys_of(problem, c), c.mask.varlen)
+                           .why;
+  std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  c.by_warps() ? "decode" : "forward", name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
-                  c.tiling.head_dim_v),
+                  c.by_warps() ? "decode" : "forward", name_of(c.tiling.element), problem.head_dim_qk,
+                  c.tiling.head_dim_qk, problem.head_dim_v, c.tiling.head_dim_v),
       fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
       fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static",
@@ -380,6 +383,18 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   c.registers().consumer),
   };
+  if (c.converts()) {
+    lines.push_back(fmt::format(
+        "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
+        "are factors of the scores and of out",
+        name_of(c.key_type), name_of(c.tiling.element)));
+  }
+  if (c.keys == KeySource::padded_pages) {
+    lines.emplace_back(
+        "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
+        "are loaded in larger boxes");
+  }
+  return lines;
 }
 
 }  // namespace tandem

@@ -23,6 +23,9 @@ constexpr int reserved_shared_bytes = 1024;
 /// tests/plan.
 constexpr int forward_other_registers = 32;
 
+/// The widest O that two consumer warpgroups have beside a converting one.
+constexpr int converted_head_dim_of_two = 128;
+
 /// Registers that a consumer thread holds at the widest point of the loop: output and scores as f32,
 /// probabilities in pairs of 16 bits, and the rest.
 int forward_registers(const ForwardConfig& config);
@@ -60,7 +63,12 @@ std::span<const ForwardTileLine> forward_tiles();
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
                                     bool varlen);
 
-/// The Config for a 16-bit forward problem with head dimensions up to 256.
+/// Whether the forward kernel is to read the 8-bit k and v of a mixed problem as they are, if TMA can: a
+/// cache's always, and others where few queries read them or a split size has one sequence's bits depend on
+/// nothing else. Otherwise they are dequantized first, once for all tiles of queries.
+bool reads_eight_bits(const Problem& problem);
+
+/// The Config for a forward problem with head dimensions up to 256, of 16 bits or with k and v alone of 8.
 ForwardConfig choose_forward_config(const Problem& problem);
 
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.

@@ -73,11 +73,12 @@ std::vector<std::string> cpu_reasons(const Plan& plan, const Execution& executio
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const Execution& execution) {
   const bool cuda = plan.backend == Device::Kind::cuda;
   std::vector<std::string> lines = cuda ? cuda_reasons(problem, *plan.gpu) : cpu_reasons(plan, execution);
-  if (problem.mixed() && (cuda || has_fine_scales(problem))) {
+  const bool copied = cuda ? !plan.gpu->problem.mixed() : has_fine_scales(problem);
+  if (problem.mixed() && copied) {
     lines.push_back(fmt::format("mixed: k and v, in {}, become {} first, in {} bytes of the workspace",
                                 name_of(problem.k.dtype), name_of(problem.q.dtype),
                                 mixed_space(problem).bytes));
-  } else if (problem.mixed()) {
+  } else if (problem.mixed() && !cuda) {
     lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
                                 name_of(problem.k.dtype)));
   }

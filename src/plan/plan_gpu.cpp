@@ -7,6 +7,7 @@
 
 #include "gpu/append_params.hpp"
 #include "gpu/device.hpp"
+#include "gpu/forward_params.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
@@ -44,18 +45,6 @@ void check_problem(const Problem& p) {
     unsupported("gradients in f32 have no GPU kernel; make dq, dk and dv {}, or copy the tensors to the CPU",
                 name_of(p.q.dtype));
   }
-  if (p.pages.given() && p.leftpad_k.given()) {
-    unsupported(
-        "leftpad_k with page_table has no GPU kernel; begin each sequence at the first row of a page, or "
-        "copy "
-        "the tensors to the CPU");
-  }
-  if (p.of_cache() && p.mixed()) {
-    unsupported(
-        "k and v in {} are not read from a cache by GPU kernels; convert them to {}, or copy the "
-        "tensors to the CPU",
-        name_of(p.k.dtype), name_of(p.q.dtype));
-  }
   for (const auto& [name, head_dim] : {std::pair{"head_dim", p.head_dim_qk}, {"head_dim_v", p.head_dim_v}}) {
     if (head_dim <= max_gpu_head_dim) continue;
     unsupported("{} {} is above {}, the GPU kernels' most; copy the tensors to the CPU, which takes up to {}",
@@ -87,6 +76,23 @@ Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
   return wanted != nullptr ? std::get<Config>(*wanted) : choose();
 }
 
+/// Whether the forward kernel reads the 8-bit k and v of a mixed problem. A cache is not copied: one that TMA
+/// cannot read is an error.
+bool reads_in_place(const Problem& p) {
+  if (!reads_eight_bits(p)) return false;
+  const Tiling tiling = choose_forward_config(p).tiling;
+  for (const gpu::Loaded which : {gpu::Loaded::k, gpu::Loaded::v}) {
+    const char* const objection = tma_objection(gpu::forward_tensor_map(p, tiling, which));
+    if (objection == nullptr) continue;
+    if (!p.of_cache()) return false;
+    unsupported(
+        "{} of a cache in {} cannot be read by TMA: {}; lay it out so that it can, keep the cache in {}, or "
+        "copy the tensors to the CPU",
+        which == gpu::Loaded::k ? "k" : "v", name_of(p.k.dtype), objection, name_of(p.q.dtype));
+  }
+  return true;
+}
+
 /// `steps` have the problem as it was asked for.
 void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
   Problem& p = steps.problem;
@@ -99,7 +105,8 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
         wanted_or<EightBitConfig>(wanted, [&] { return choose_eight_bit_config(p, steps.recipe); });
     return add_eight_bit(steps, config, choose_quantize_config(p, steps.recipe));
   }
-  if (problem.mixed()) {
+  const bool in_place = wanted != nullptr ? std::get<ForwardConfig>(*wanted).converts() : reads_in_place(p);
+  if (problem.mixed() && !in_place) {
     p = dequantized(problem);
     add_dequantize(steps, problem, choose_dequantize_config(problem));
   }

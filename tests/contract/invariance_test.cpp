@@ -243,6 +243,23 @@ TEST(Contract16_BatchInvariance, WhateverTheOtherRowsOfATileHold) {
   }
 }
 
+/// The same of caches of 8 bits: whole, in chunks and step by step, contiguous and in pages.
+TEST(Contract16_BatchInvariance, KeysOfEightBits) {
+  for (const DType keys : {DType::e4m3, DType::s8}) {
+    Case model = model_case(DType::bf16);
+    model.key_dtype = keys;
+    on_every_runner(model, [&](Runner& runner) {
+      Sequence sequence(model);
+      run(runner, sequence.whole(), false);
+      const Piece other{.first = 0, .count = 129, .other = true};
+      for (const std::int64_t page_size : {0, 16}) {
+        sequence.expect_same(runner, {{0, 130}}, page_size, true);
+        sequence.expect_same(runner, {other, {130, 4}, {269, 1}}, page_size, true);
+      }
+    });
+  }
+}
+
 /// The results themselves, against the oracle, at every size of split.
 TEST(Contract16_BatchInvariance, SplitsOfAnySizeAreAccurate) {
   for (const DType dtype : float_dtypes) {

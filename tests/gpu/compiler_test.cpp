@@ -95,7 +95,8 @@ TEST(KernelExpression, NamesEveryField) {
             std::string::npos)
       << text;
   EXPECT_TRUE(
-      text.ends_with(", .pingpong = true, .output_late = false, .split = false, .invariant = false}}"))
+      text.ends_with(", .pingpong = true, .output_late = false, .split = false, .invariant = false}, "
+                     ".key_type = tandem::OperandType::input}"))
       << text;
 }
 

@@ -82,6 +82,24 @@ void run(const Call& call, Args args, const Move& move, const Pass& pass) {
   boxes.copy_back();
 }
 
+/// Whether a case has a plan, which those have not that are refused by name.
+bool is_planned(const harness::Case& spec) {
+  const Stream stream(0);
+  DeviceBoxes boxes(stream.get());
+  const Call call(spec);
+  ForwardArgs args = call.forward_args();
+  move_inputs(boxes, call, args);
+  boxes.move(args.out, call.out);
+  boxes.move(args.lse, call.lse);
+  try {
+    explain(args);
+  } catch (const Error& error) {
+    if (error.status() != Status::unsupported) throw;
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string why_no_gpu() {
@@ -93,8 +111,8 @@ std::string why_no_gpu() {
 std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
   if (std::max(spec.head_dim_qk, spec.head_dim_v) > max_gpu_head_dim) return "heads are too wide";
-  if (spec.of_cache() && spec.key_dtype) return "no kernel reads 8-bit keys of a cache";
-  if (spec.page_size > 0 && !spec.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
+  if (spec.of_cache() && spec.key_dtype && !is_planned(spec))
+    return "TMA cannot read 8-bit keys of the cache";
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
     if (layout->sparse) return "tensors larger than their memory cannot be copied";
   }

@@ -92,6 +92,18 @@ TEST(ForwardPlan, StepsOfGenerationAreShipped) {
   }
 }
 
+TEST(ForwardPlan, PagesBehindPaddingAreLoadedByRows) {
+  const std::int32_t lengths[2] = {};
+  Problem p = problem(96, 96, 1, 4096);
+  p.pages = {.table = lengths, .count = 9, .page_size = 64};
+  EXPECT_EQ(gpu::forward_tensor_map(p, choose_forward_config(p).tiling, gpu::Loaded::k).box[1], 64);
+  p.leftpad_k.data = lengths;
+  const ForwardConfig c = choose_forward_config(p);
+  EXPECT_EQ(c.keys, KeySource::padded_pages);
+  EXPECT_EQ(c.tiling.head_dim_qk, 128) << "TMA writes to multiples of 128 bytes";
+  EXPECT_EQ(gpu::forward_tensor_map(p, c.tiling, gpu::Loaded::k).box[1], 1);
+}
+
 TEST(ForwardPlan, MasksThatNoQueryFeelsAreDropped) {
   Problem p = problem(128, 128, 1, 5000);
   p.window_right = 0;
@@ -172,6 +184,26 @@ TEST(ForwardLegality, NamesTheRuleThatIsBroken) {
   EXPECT_NE(objection([](ForwardConfig& c) { c.stages = 4; }).find("shared memory"), std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 192; }).find("registers"), std::string::npos);
   EXPECT_NE(objection([](ForwardConfig& c) { c.tiling.block_m = 64; }).find("pingpong"), std::string::npos);
+}
+
+TEST(ForwardLegality, NamesTheRuleOfEightBitKeysThatIsBroken) {
+  const auto objection = [](auto change) {
+    ForwardConfig c;
+    c.stages = 1;
+    c.key_type = OperandType::e4m3;
+    c.transform = ScoreTransform::scaled;
+    change(c);
+    return forward_objection(c);
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
+  EXPECT_EQ(objection([](ForwardConfig& c) { c.tiling.block_n = 64; }), "");
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.specialised = false; }), "producer warpgroup"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 192; }), "one or two consumer"));
+  EXPECT_TRUE(
+      has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 192; }), "from a head_dim_v of 129"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_qk = 96; }), "multiples of 64"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_n = 80; }), "whole 32 rows"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
 }
 
 TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {
@@ -307,12 +339,18 @@ TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
   const std::int32_t lengths[2] = {};
   for (const std::int64_t batch : {2, 600}) {
     for (const bool pages : {false, true}) {
-      Problem p = grouped(4, 4);
-      p.batch = batch;
-      p.window_right = 0;
-      p.seqused_k.data = lengths;
-      if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
-      EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end());
+      for (const DType keys : {DType::bf16, DType::e4m3}) {
+        Problem p = grouped(4, 4);
+        p.batch = batch;
+        p.window_right = 0;
+        p.seqused_k.data = lengths;
+        p.k.dtype = p.v.dtype = keys;
+        if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
+        const ForwardConfig c = choose_forward_config(p);
+        EXPECT_TRUE(c.tiling.heads_as_rows);
+        EXPECT_EQ(c.key_type, keys == DType::e4m3 ? OperandType::e4m3 : OperandType::input);
+        EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end());
+      }
     }
   }
 }

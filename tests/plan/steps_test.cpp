@@ -86,6 +86,7 @@ TEST(Steps, WhatTmaCannotReadIsPackedFirst) {
 TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   ForwardArgs args = forward_args(1, 1000);
   args.k.dtype = args.v.dtype = DType::e4m3;
+  args.k.stride[1] += 8;  // TMA cannot read it
   const gpu::Steps steps = steps_of(args);
   EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::dequantize, Kernel::decode, Kernel::combine}));
   EXPECT_EQ(steps.problem.rows_q, 4);
@@ -95,6 +96,54 @@ TEST(Steps, MixedCallsFoldTheHeadsOfWhatIsDequantised) {
   EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::v)]->region, Region::v);
   // Keys and values, and two partial results of 16 rows for each of 32 CTAs: four tiles of 16 key blocks.
   EXPECT_EQ(steps.workspace.bytes(), 2U * 2 * 1000 * 2 * 128 * 2 + 2 * 32 * 16 * (128 + 1) * 4);
+}
+
+TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
+  ForwardArgs args = forward_args(1, 8192);
+  args.k.dtype = args.v.dtype = DType::e4m3;
+  static float scales[4];
+  args.v_scale = ConstTensor(scales, DType::f32, {2, 2}, cuda);
+  const gpu::Steps steps = steps_of(args);
+  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::forward, Kernel::combine}));
+  const auto& config = std::get<ForwardConfig>(steps.config);
+  EXPECT_EQ(config.key_type, OperandType::e4m3);
+  EXPECT_EQ(config.transform, ScoreTransform::scaled);
+  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::k)]->spec.element_bytes, 1);
+  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::k)]->spec.box[0], 128);
+  EXPECT_EQ(steps.maps[gpu::index_of(gpu::Loaded::q)]->spec.box[0], 64);
+  std::vector<char> workspace(steps.workspace.bytes());
+  gpu::StepParams params(steps, workspace.data(), count);
+  const auto* forward = static_cast<const MixedForwardParams*>(params.of(steps.list.all()[0]));
+  EXPECT_EQ(forward->v_scale.data, scales);
+  EXPECT_EQ(forward->v_scale.batch_stride, 2);
+  EXPECT_EQ(forward->k_scale.data, nullptr);
+  EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
+}
+
+/// What many queries read would be converted once a tile of them; a split size and lengths ask for one way.
+TEST(Steps, EightBitKeysOfManyQueriesAreDequantizedUnlessBitsOrACacheForbidIt) {
+  ForwardArgs args = forward_args(300, 300);
+  args.k.dtype = args.v.dtype = DType::s8;
+  EXPECT_EQ(kernels_of(steps_of(args)), (Kernels{Kernel::dequantize, Kernel::forward}));
+  args.options.split_size = 128;
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  args.options.split_size = 0;
+  static std::int32_t numbers[2];
+  args.seqused_k = ConstTensor(numbers, DType::i32, {2}, cuda);
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  args.cache_batch_idx = ConstTensor(numbers, DType::i32, {2}, cuda);
+  EXPECT_EQ(kernels_of(steps_of(args)), Kernels{Kernel::forward});
+  args.v.stride[1] += 8;
+  try {
+    steps_of(args);
+    ADD_FAILURE() << "a cache was copied";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_STREQ(
+        error.what(),
+        "v of a cache in s8 cannot be read by TMA: a stride is not a multiple of 16 bytes; lay it out "
+        "so that it can, keep the cache in bf16, or copy the tensors to the CPU");
+  }
 }
 
 TEST(Steps, FewQueriesShareTheirKeysWhereTilesAreFewOrLengthsDiffer) {

@@ -195,8 +195,10 @@ def test_the_meta_device_and_plans() -> None:
         )
     half = [t.to("meta", torch.bfloat16) for t in (q, k, v)]
     assert "page_table (24 pages of 8 rows)" in tandem.explain(*half, **there, device="H200")
-    with pytest.raises(tandem.UnsupportedError, match="^leftpad_k with page_table has no GPU kernel"):
-        tandem.explain(*half, **there, leftpad_k=there["seqused_k"], device="H200")
+    padded = tandem.explain(*half, **there, leftpad_k=there["seqused_k"], device="H200")
+    assert "a row of a page at a time, behind leftpad_k" in padded
+    eight = [t.to("meta", torch.float8_e4m3fn) for t in (k, v)]
+    assert "k and v are read in e4m3" in tandem.explain(half[0], *eight, **there, device="H200")
 
 
 def test_operations_are_counted_by_the_rows_in_use() -> None:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/common/arrange_quantized.cuh"
+#include "kernels/tile/widen.cuh"
 
 namespace tandem {
 
@@ -16,15 +17,7 @@ template <OperandType type>
 TANDEM_DEVICE void widen(float (&x)[8], const Quantized8& from) {
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    const u32 two = (i < 4 ? from.low : from.high) >> (8 * (i % 4)) & 0xFFFFU;
-    if constexpr (type == OperandType::e4m3) {
-      ptx::unpack_e4m3(x[i], x[i + 1], two);
-    } else {
-      // The byte + 128 becomes the last bits of 2^23, where the last bit is worth 1.
-      constexpr u32 bias = 0x4B000000U;
-      x[i] = ptx::float_of(bias | ((two & 0xFFU) ^ 0x80U)) - (0x1p23F + 128.0F);
-      x[i + 1] = ptx::float_of(bias | (two >> 8 ^ 0x80U)) - (0x1p23F + 128.0F);
-    }
+    tile::widen_two<type>(x[i], x[i + 1], i < 4 ? from.low : from.high, i % 4);
   }
 }
 

@@ -48,6 +48,7 @@ constexpr const char* name_of(KeySource keys) {
     case KeySource::rows: return "rows";
     case KeySource::entries: return "entries";
     case KeySource::pages: return "pages";
+    case KeySource::padded_pages: return "padded_pages";
   }
   return "unknown";
 }
@@ -179,7 +180,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -187,6 +188,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("keys", keys);
   f("transform", transform);
   f("schedule", schedule);
+  f("key_type", key_type);
 }
 
 template <typename T, typename F>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/config/types.hpp"
+#include "problem/recipe.hpp"
 
 namespace tandem {
 
@@ -25,6 +26,11 @@ struct ForwardSchedule {
   constexpr bool operator==(const ForwardSchedule&) const = default;
 };
 
+/// Where K and V have 8 bits in memory: the 16-bit tiles of each that products read (one is read while the
+/// other is filled), and the warps that fill them, a warpgroup.
+constexpr int converted_stages = 2;
+constexpr int converting_warps = 4;
+
 /// The kernel `decode`: rows of a tile, warps that share the keys of a block, and what they exchange at a
 /// tile's end: O of some columns, rows being so many floats apart that four of them lie in different banks,
 /// and each row's reference and sum. More columns would leave no room for a second CTA.
@@ -43,29 +49,40 @@ struct ForwardConfig {
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
+  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
+  /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
+  OperandType key_type = OperandType::input;
 
   constexpr bool operator==(const ForwardConfig&) const = default;
   /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
   [[nodiscard]] constexpr bool by_warps() const { return tiling.block_m == decode_rows; }
+  /// K and V are converted in shared memory.
+  [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
+  /// Tiles of K, and of V, that products read.
+  [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
   [[nodiscard]] constexpr int threads() const {
     if (by_warps()) return 32 * (decode_warps + 1);
-    return 128 * (consumers() + (schedule.specialised ? 1 : 0));
+    return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
+    if (converts()) return split_registers_with_converter(consumers());
     if (schedule.specialised && !by_warps()) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
   }
 };
 
-/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, their pairs of 8-byte barriers, and
-/// a ring of two tile numbers.
+/// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
+/// their pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
-  const int kv_tiles = c.stages * c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v) * 2;
-  const int barriers = 16 * (2 * c.stages + c.q_stages * c.consumers());
-  const int tiles = (q_tiles + kv_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v);
+  const int kv_tiles = c.tile_stages() * kv_elements * 2;
+  const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
+  const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int barriers = 16 * (rings + c.q_stages * c.consumers());
+  const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + 40 + 1023) / 1024 * 1024;
   return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
 }
 
@@ -75,8 +92,8 @@ constexpr int ctas_per_sm(const ForwardConfig& c) {
   return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
 }
 
-/// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each. Without
-/// one all of its threads merge a row, and a tile has so many CTAs at most.
+/// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
+/// Without one all of its threads merge a row, and a tile has so many CTAs at most.
 constexpr int combine_rows = 4;
 constexpr int combine_ctas = 16;
 
@@ -138,7 +155,7 @@ struct ForwardParams {
   bool packed_k;
   bool out_vectors;                        ///< rows of out allow 16-byte stores
   PageTable pages;                         ///< read if the Config's keys are pages
-  LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries
+  LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries, the first behind padding too
   int cache_batch;                         ///< entries of k and v
   float* part_out;  ///< partial results of splits: (2 * split_ctas, block_m, head_dim_v of the Config)
   float* part_lse;  ///< (2 * split_ctas, block_m)
@@ -152,6 +169,19 @@ struct ForwardParams {
   int row_heads;
   int row_queries;
   int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
+};
+
+/// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.
+struct HeadScales {
+  const float* data;
+  long long batch_stride;
+  long long head_stride;
+};
+
+/// What the forward kernel is launched with where K and V have 8 bits. They are not fields of ForwardParams:
+/// the 8-bit kernels' own parameters lie behind those.
+struct MixedForwardParams : ForwardParams {
+  HeadScales k_scale, v_scale;
 };
 
 }  // namespace tandem

@@ -31,6 +31,7 @@ struct alignas(64) TensorMap {
 struct RegisterSplit {
   int producer;
   int consumer;
+  int converter = 0;  ///< a third role, where there is one
 };
 constexpr int registers_at_launch(int threads) {
   return 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;
@@ -43,6 +44,14 @@ constexpr RegisterSplit split_registers(int consumers) {
   return {.producer = producer, .consumer = claimed > 248 ? 248 : claimed};
 }
 static_assert(split_registers(2).consumer == 232 && split_registers(3).consumer == 160);
+
+/// The same with a warpgroup that converts what is loaded, beside one or two consumer warpgroups.
+constexpr RegisterSplit split_registers_with_converter(int consumers) {
+  if (consumers == 1) return {.producer = 96, .consumer = 240, .converter = 128};
+  return {.producer = 40, .consumer = 208, .converter = 56};
+}
+static_assert(40 + 56 + 2 * 208 <= 4 * registers_at_launch(512) &&
+              96 + 128 + 240 <= 3 * registers_at_launch(384));
 
 // ---- The parts of Configs: what a loader, a walk, a softmax or an epilogue is specialised by ----
 
@@ -75,8 +84,12 @@ struct Mask {
 
 /// Where a kernel finds keys and values. `rows`: consecutive keys of a sequence are consecutive rows of k and
 /// v. `entries`: so they are, of the entry that cache_batch_idx names, behind leftpad_k rows. `pages`: they
-/// are rows of pages, in the order of a page table. The last two go with Mask::varlen.
-enum class KeySource : int { rows, entries, pages };
+/// are rows of pages, in the order of a page table; `padded_pages`: behind leftpad_k rows of those. All but
+/// the first go with Mask::varlen.
+enum class KeySource : int { rows, entries, pages, padded_pages };
+constexpr bool in_pages(KeySource keys) {
+  return keys == KeySource::pages || keys == KeySource::padded_pages;
+}
 
 /// Strides in elements, of a tensor addressed by (batch, row, head).
 struct Strides {

@@ -137,6 +137,33 @@ TANDEM_DEVICE void unpack_e4m3(float& first, float& second, u32 quantized) {
 #endif
 }
 
+/// Two e4m3 values as packed f16, exactly; the first in bits 0 to 7, and then in bits 0 to 15.
+TANDEM_DEVICE u32 e4m3_to_f16(u32 quantized) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(static_cast<u16>(quantized)));
+  return y;
+#else
+  return emulator::pack_f16(emulator::unpack_e4m3(quantized & 0xFFU),
+                            emulator::unpack_e4m3(quantized >> 8 & 0xFFU));
+#endif
+}
+
+/// a - b of two packed f16 each, rounded to nearest even.
+TANDEM_DEVICE u32 subtract_f16(u32 a, u32 b) {
+#if TANDEM_ON_DEVICE
+  u32 y;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+#else
+  // An f32 has twice the digits of an f16 and two: the second rounding changes nothing.
+  return emulator::pack_f16(emulator::unpack(static_cast<u16>(a), Element::f16) -
+                                emulator::unpack(static_cast<u16>(b), Element::f16),
+                            emulator::unpack(static_cast<u16>(a >> 16), Element::f16) -
+                                emulator::unpack(static_cast<u16>(b >> 16), Element::f16));
+#endif
+}
+
 /// Four f32 rounded to the nearest even whole numbers, from 0 to 255 (NaN is 0), the first in the lowest
 /// byte.
 TANDEM_DEVICE u32 pack_u8(float a, float b, float c, float d) {

@@ -128,7 +128,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
   }
   release(shared.in.k_ring, k_at);
 
-  tile::transform_scores<C.transform>(s, p);
+  tile::transform_scores<C.transform>(s, p.scale, p.softcap);
   if (masked) {
     tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), key,
                      tile::query_position<C.tiling>(p, position));

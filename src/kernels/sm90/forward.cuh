@@ -4,6 +4,7 @@
 // warpgroup, S of block i + 1 and P V of block i are in flight together, and the softmax of block i + 1
 // starts before P V ends (two-stage pipelining). Between warpgroups, named barriers give the tensor cores to
 // one after the other, so that the exponentials of one run under the products of the others (ping-pong).
+// K and V of 8 bits are converted in shared memory by a warpgroup of its own (forward_converter.cuh).
 // Method: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), algorithm 2. docs/kernels/forward.md has the
 // arithmetic.
 #pragma once
@@ -12,22 +13,17 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/ptx/registers.cuh"
 #include "kernels/sm90/forward_consumer.cuh"
+#include "kernels/sm90/forward_converter.cuh"
 
 namespace tandem {
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<ForwardShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.
   const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
-  if (ptx::thread_index() == 0) {
-    shared.k_ring.init(C.consumers() * 4);
-    shared.v_ring.init(C.consumers() * 4);
-    for (int w = 0; w < C.consumers(); ++w) shared.q_ring[w].init(4);
-    shared.tiles.ring.init(C.consumers() * 4);
-    ptx::fence_mbarrier_init();
-  }
+  if (ptx::thread_index() == 0) shared.init();
   for (int w = 0; w < C.consumers(); ++w) {
     for (auto& q : shared.q[w]) {
       tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
@@ -49,9 +45,15 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward(const __grid_constant__ 
         while (loader.step()) {
         }
       }
+    } else if (C.converts() && warp < 8) {
+      if constexpr (C.converts()) {
+        ptx::release_registers<C.registers().converter>();
+        ForwardConverter<C> converter(p, shared, warp - 4);
+        converter.run();
+      }
     } else {
       ptx::claim_registers<C.registers().consumer>();
-      consume(warp / 4 - 1);
+      consume(warp / 4 - (C.converts() ? 2 : 1));
     }
   } else {
     consume(warp / 4);

@@ -12,26 +12,35 @@
 
 namespace tandem {
 
+/// The scale of a tile's keys, where they have one. A local of compute() would change the machine code of
+/// Configs that do not read it.
+template <bool used>
+struct KeyScale {
+  float key_scale = 1.0F;
+};
+template <>
+struct KeyScale<false> {};
+
 template <ForwardConfig C>
-struct ForwardConsumer {
+struct ForwardConsumer : KeyScale<C.converts()> {
   using Shared = ForwardShared<C>;
   static constexpr int scores = C.tiling.block_n / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
 
-  const ForwardParams& p;
+  const ForwardKernelParams<C>& p;
   Shared& shared;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
   const tile::FragmentPosition position;
   const float scale_log2;
-  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.tile_stages()>::Position k_at, v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   tile::Output<C.tiling, C.schedule.invariant> output;
   ForwardTiles<C> tiles;
   /// Without a producer warp, warp 0 of the consumers loads.
   typename Select<C.schedule.specialised, ForwardNoLoader<C>, ForwardLoader<C>>::type loader;
 
-  TANDEM_DEVICE ForwardConsumer(const ForwardParams& params, Shared& s, int warpgroup_, int thread_)
+  TANDEM_DEVICE ForwardConsumer(const ForwardKernelParams<C>& params, Shared& s, int warpgroup_, int thread_)
       : p(params),
         shared(s),
         warpgroup(warpgroup_),
@@ -43,6 +52,18 @@ struct ForwardConsumer {
         loader(params, s) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+
+  /// What transform_scores multiplies Q K^T by, once the tile's keys are known.
+  TANDEM_DEVICE void take_key_scale(const tile::TileIndex& t) {
+    if constexpr (C.converts()) this->key_scale = tile::scale_of(p.k_scale, p, t);
+  }
+  TANDEM_DEVICE float score_scale() const {
+    if constexpr (C.converts()) {
+      return p.scale * this->key_scale;
+    } else {
+      return p.scale;
+    }
+  }
 
   /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
   /// have been released, whose buffers it fills.
@@ -129,6 +150,11 @@ struct ForwardConsumer {
   /// The epilogue.
   TANDEM_DEVICE void store(const tile::TileIndex& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax,
                            int part, bool opens, bool closes) {
+    if constexpr (C.converts()) {
+      const float v_scale = tile::scale_of(p.v_scale, p, t);
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[i] *= v_scale;
+    }
     if (C.schedule.split && part != tile::whole_tile) {
       output.store_part(t, o, softmax, part);
     } else if constexpr (C.schedule.invariant) {
@@ -158,6 +184,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   float rescale[2];
   float total[2];
   int block = t.blocks.end - 1;
+  take_key_scale(t.index);
   const auto nothing = [](int) {};
   // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
   // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
@@ -170,7 +197,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
-    tile::transform_scores<C.transform>(s, p);
+    tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
     if (masked) {
       tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, position));
@@ -200,7 +227,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   if constexpr (halves) {
     ptx::pin_registers(s);
     release_scores();
-    tile::transform_scores<C.transform>(s, p);
+    tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
     auto masked_exponentials = [&](auto& seen) {
       tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, position));
@@ -263,8 +290,9 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling, C.keys>(s, p, t.index, first_query, block * C.tiling.block_n, position);
-          tile::transform_scores<C.transform>(s, p);
+          tile::load_scores<C.tiling, C.keys, C.key_type>(s, p, t.index, first_query,
+                                                          block * C.tiling.block_n, position);
+          tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
           exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);

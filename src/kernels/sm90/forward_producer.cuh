@@ -3,14 +3,36 @@
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/tile/byte_tile.cuh"
 #include "kernels/tile/keys.cuh"
 #include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/shared_tile.cuh"
 #include "kernels/tile/walk.cuh"
 
 namespace tandem {
 
+/// What the kernel is launched with.
+template <ForwardConfig C>
+using ForwardKernelParams = typename Select<C.converts(), MixedForwardParams, ForwardParams>::type;
+
 // ---- Shared storage ----
+
+/// K and V as memory has them, where they have 8 bits.
+template <ForwardConfig C, bool used = C.converts()>
+struct ByteKeys {
+  tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_qk> k[C.stages];
+  tile::ByteTile<C.tiling.block_n, C.tiling.head_dim_v> v[C.stages];
+};
+template <ForwardConfig C>
+struct ByteKeys<C, false> {};
+template <ForwardConfig C, bool used = C.converts()>
+struct ByteKeyRings {
+  tile::Ring<C.stages> k;
+  tile::Ring<C.stages> v;
+};
+template <ForwardConfig C>
+struct ByteKeyRings<C, false> {};
 
 template <ForwardConfig C>
 struct ForwardShared {
@@ -19,12 +41,57 @@ struct ForwardShared {
   using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
 
   QTile q[C.consumers()][C.q_stages];
-  KTile k[C.stages];
-  VTile v[C.stages];
-  tile::Ring<C.stages> k_ring;
-  tile::Ring<C.stages> v_ring;
+  KTile k[C.tile_stages()];
+  VTile v[C.tile_stages()];
+  [[no_unique_address]] ByteKeys<C> bytes;
+  tile::Ring<C.tile_stages()> k_ring;
+  tile::Ring<C.tile_stages()> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
+  [[no_unique_address]] ByteKeyRings<C> byte_rings;
   tile::DynamicScheduler::Shared tiles;
+
+  /// One thread calls, before the others use any barrier.
+  TANDEM_DEVICE void init() {
+    k_ring.init(C.consumers() * 4, C.converts() ? converting_warps : 1);
+    v_ring.init(C.consumers() * 4, C.converts() ? converting_warps : 1);
+    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
+    if constexpr (C.converts()) {
+      byte_rings.k.init(converting_warps);
+      byte_rings.v.init(converting_warps);
+    }
+    tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
+    ptx::fence_mbarrier_init();
+  }
+
+  // What TMA fills: the tiles that products read, or those that are converted first.
+  TANDEM_DEVICE auto* loaded_k() {
+    if constexpr (C.converts()) {
+      return bytes.k;
+    } else {
+      return k;
+    }
+  }
+  TANDEM_DEVICE auto* loaded_v() {
+    if constexpr (C.converts()) {
+      return bytes.v;
+    } else {
+      return v;
+    }
+  }
+  TANDEM_DEVICE auto& loaded_k_ring() {
+    if constexpr (C.converts()) {
+      return byte_rings.k;
+    } else {
+      return k_ring;
+    }
+  }
+  TANDEM_DEVICE auto& loaded_v_ring() {
+    if constexpr (C.converts()) {
+      return byte_rings.v;
+    } else {
+      return v_ring;
+    }
+  }
 };
 
 /// The tiles that a CTA computes.
@@ -44,7 +111,7 @@ struct ForwardLoader {
   using Shared = ForwardShared<C>;
 
   /// Boxes of pages are many: all lanes start copies.
-  static constexpr bool by_all_lanes = C.keys == KeySource::pages;
+  static constexpr bool by_all_lanes = in_pages(C.keys);
 
   const ForwardParams& p;
   Shared& shared;
@@ -64,19 +131,21 @@ struct ForwardLoader {
   // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
     if constexpr (by_all_lanes) {
-      load_pages(shared.k_ring, k_at, shared.k[k_at.stage], p.k, b);
+      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b);
     } else {
-      ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes);
-      tile::load_keys<C.keys>(shared.k[k_at.stage], p.k, full, p, t.index, b * C.tiling.block_n, hint());
+      auto& to = shared.loaded_k()[k_at.stage];
+      ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, hint());
     }
     k_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
     if constexpr (by_all_lanes) {
-      load_pages(shared.v_ring, v_at, shared.v[v_at.stage], p.v, b);
+      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b);
     } else {
-      ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-      tile::load_keys<C.keys>(shared.v[v_at.stage], p.v, full, p, t.index, b * C.tiling.block_n, hint());
+      auto& to = shared.loaded_v()[v_at.stage];
+      ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
+      tile::load_keys<C.keys>(to, p.v, full, p, t.index, b * C.tiling.block_n, hint());
     }
     v_at.advance();
   }
@@ -85,8 +154,8 @@ struct ForwardLoader {
   TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b) {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
-    tile::load_pages(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
-                     static_cast<int>(ptx::thread_index()) % warp_size, hint());
+    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
+                             static_cast<int>(ptx::thread_index()) % warp_size, hint());
   }
   TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
   /// Loads Q; the first K follows Q of the first warpgroup.

@@ -16,6 +16,7 @@ struct ByteTile {
   static constexpr int strips = (cols + strip_cols - 1) / strip_cols;
   static constexpr Swizzle swizzle = strip_cols == 128 ? Swizzle::b128 : Swizzle::b64;
   static constexpr u32 strip_bytes = rows * strip_cols;
+  static constexpr int row_count = rows;
   static constexpr u32 bytes = strips * strip_bytes;
   static_assert(cols % 32 == 0 && rows % 8 == 0 && rows <= 256);
 
@@ -28,6 +29,16 @@ struct ByteTile {
 #pragma unroll
     for (int s = 0; s < strips; ++s) {
       ptx::tma_load(data + s * strip_bytes, map, bar, col + s * strip_cols, row, head, batch, hint);
+    }
+  }
+
+  /// The same by a map whose boxes have fewer rows, into the rows from `first` on.
+  TANDEM_DEVICE void load_rows(int first, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head,
+                               i32 batch, ptx::CacheHint hint) {
+#pragma unroll
+    for (int s = 0; s < strips; ++s) {
+      ptx::tma_load(data + s * strip_bytes + first * strip_cols, map, bar, s * strip_cols, row, head, batch,
+                    hint);
     }
   }
 

@@ -51,17 +51,29 @@ TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full
 }
 
 /// The same from pages, box by box; all lanes of a warp call. Past the sequence's end no entry of the table
-/// is read: such boxes lie outside the tensor, which TMA reads as zeros.
-template <typename Tile>
+/// is read: such boxes lie outside the tensor, which TMA reads as zeros. Behind padding boxes have one row,
+/// since a block of keys may then begin anywhere in a page.
+template <KeySource keys = KeySource::pages, typename Tile>
 TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
                               const TileIndex& t, int key, int lane, ptx::CacheHint hint) {
   const int box_rows = p.pages.box_rows;
   for (int row = lane * box_rows; row < Tile::row_count; row += warp_size * box_rows) {
-    const int at = key + row;
+    int at = key + row;
+    int end = t.seqlen_k;
+    if constexpr (keys == KeySource::padded_pages) {
+      at += t.begin_k;
+      end += t.begin_k;
+    }
     const int number = at / p.pages.page_size;
-    const int page = at < t.seqlen_k ? page_at(p.pages, t.batch, number) : -1;
+    const int page = at < end ? page_at(p.pages, t.batch, number) : -1;
     to.load_rows(row, map, full, at - number * p.pages.page_size, key_head(p, t), page, hint);
   }
+}
+
+/// The scale of the tile's K or V, of 8 bits.
+TANDEM_DEVICE float scale_of(const HeadScales& scales, const ForwardParams& p, const TileIndex& t) {
+  if (scales.data == nullptr) return 1.0F;
+  return ptx::load_global(scales.data + t.batch * scales.batch_stride + key_head(p, t) * scales.head_stride);
 }
 
 }  // namespace tandem::tile

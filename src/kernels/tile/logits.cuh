@@ -7,22 +7,25 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/fragment.cuh"
 #include "kernels/tile/keys.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
+#include "kernels/tile/widen.cuh"
 
 namespace tandem::tile {
 
 /// Scales or caps the scores of the 16-bit forward kernel, where the exponent's multiply-add cannot do it.
+/// `scale` is the softmax's, times that of K where K has one.
 template <ScoreTransform transform, int n>
-TANDEM_DEVICE void transform_scores(float (&s)[n], const ForwardParams& p) {
+TANDEM_DEVICE void transform_scores(float (&s)[n], float scale, float softcap) {
   if constexpr (transform == ScoreTransform::scaled) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) s[i] *= p.scale;
+    for (int i = 0; i < n; ++i) s[i] *= scale;
   } else if constexpr (transform == ScoreTransform::softcap) {
     // cap * tanh(x) = cap * (1 - 2 / (1 + e^2x)): absolute error 1e-7 of the cap; tanh.approx leaves 5e-4.
-    const float inner = p.scale / p.softcap * 2.0F * log2_e;
+    const float inner = scale / softcap * 2.0F * log2_e;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      s[i] = p.softcap - 2.0F * p.softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
+      s[i] = softcap - 2.0F * softcap * ptx::reciprocal(1.0F + ptx::exp2(s[i] * inner));
     }
   }
 }
@@ -54,15 +57,16 @@ TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
 
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block
 /// whose exponentials have overflowed, after its K in shared memory has been released. `query` and `key` are
-/// the sequence positions of the warpgroup's tile origin.
-template <Tiling T, KeySource keys = KeySource::rows, int n>
+/// the sequence positions of the warpgroup's tile origin, `key_type` what K has in memory.
+template <Tiling T, KeySource keys = KeySource::rows, OperandType key_type = OperandType::input, int n>
 TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
                                const FragmentPosition& position) {
   const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
+  using Key = typename Select<key_type == OperandType::input, u16, u8>::type;
   const i64 head_k = key_head(p, t);
-  const u16* k = static_cast<const u16*>(p.k_data) + head_k * p.k_stride.head;
-  if constexpr (keys != KeySource::pages) {
-    k = static_cast<const u16*>(p.k_data) + key_batch<keys>(p, t) * p.k_stride.batch +
+  const Key* k = static_cast<const Key*>(p.k_data) + head_k * p.k_stride.head;
+  if constexpr (!in_pages(keys)) {
+    k = static_cast<const Key*>(p.k_data) + key_batch<keys>(p, t) * p.k_stride.batch +
         head_k * p.k_stride.head + (key_row(t, key) + position.first_col) * p.k_stride.row;
   }
   const u16* q[2];
@@ -81,11 +85,12 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
     for (int i = 0; i < n - 4; ++i) s[i] = s[i + 4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n - 4 + i] = 0.0F;
-    const u16* rows[2];
-    if constexpr (keys == KeySource::pages) {
+    const Key* rows[2];
+    if constexpr (in_pages(keys)) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = key + position.first_col + 8 * j + i;
+        int at = key + position.first_col + 8 * j + i;
+        if constexpr (keys == KeySource::padded_pages) at += t.begin_k;
         const int number = at / p.pages.page_size;
         // The block has no mask, so that every key of it has a page; one that names none is read as the
         // first.
@@ -98,9 +103,18 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 x = pair(q[i / 2], d);
-        const u32 y = pair(keys == KeySource::pages ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
-        s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), unpack_low<T.element>(y), s[n - 4 + i]);
-        s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), unpack_high<T.element>(y), s[n - 4 + i]);
+        if constexpr (key_type == OperandType::input) {
+          const u32 y = pair(in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
+          s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), unpack_low<T.element>(y), s[n - 4 + i]);
+          s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), unpack_high<T.element>(y), s[n - 4 + i]);
+        } else {
+          const Key* const row = in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row;
+          float low;
+          float high;
+          widen_two<key_type>(low, high, ptx::load_global(reinterpret_cast<const u16*>(row) + d), 0);
+          s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), low, s[n - 4 + i]);
+          s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), high, s[n - 4 + i]);
+        }
       }
     }
   }

@@ -232,8 +232,14 @@ TANDEM_DEVICE SequenceRows other_side(const VarlenSide& side, int b) {
 /// names, in pages if there are any.
 template <KeySource keys>
 TANDEM_DEVICE void locate_keys(const ForwardParams& p, TileIndex& t) {
-  if constexpr (keys == KeySource::pages) {
+  if constexpr (in_pages(keys)) {
     if (p.pages.count == 0) t.seqlen_k = 0;
+  }
+  if constexpr (keys == KeySource::padded_pages) {
+    if (t.batch < p.batch) {
+      t.begin_k = clamp_to(length_at(p.leftpad_k, t.batch), 0, t.seqlen_k);
+      t.seqlen_k -= t.begin_k;
+    }
   }
   if constexpr (keys != KeySource::entries) return;
   int entry = t.batch;
@@ -269,7 +275,8 @@ struct VarlenTiles {
     t.begin_k = k.begin;
     t.seqlen_k = k.used;
     locate_keys<keys>(p, t);
-    if constexpr (keys == KeySource::entries) {  // all lanes have the same, which ptxas does not see
+    if constexpr (keys == KeySource::entries || keys == KeySource::padded_pages) {
+      // All lanes have the same, which ptxas does not see.
       t.batch_k = ptx::warp_uniform(t.batch_k);
       t.begin_k = ptx::warp_uniform(t.begin_k);
       t.seqlen_k = ptx::warp_uniform(t.seqlen_k);

@@ -39,6 +39,7 @@ std::span<const EmulatedForward> decode_forwards() {
               decoding(Element::bf16, 64, KeySource::pages, true, true),
               decoding(Element::f16, 64, KeySource::pages, true, true),
               decoding(Element::bf16, 64, KeySource::entries, true, true),
+              decoding(Element::bf16, 64, KeySource::padded_pages, true, true),
               decoding(Element::bf16, 64, KeySource::rows, true, true, ScoreTransform::softcap),
               decoding(Element::bf16, 64, KeySource::pages, true, true, ScoreTransform::scaled),
               decoding(Element::bf16, 64, KeySource::rows, true, false),

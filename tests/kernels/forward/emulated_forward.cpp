@@ -20,7 +20,7 @@ namespace {
 void make_cache(Case& c, KeySource keys, Random& random) {
   c.packed_k = false;
   c.lengths_k.clear();
-  if (keys == KeySource::pages) {
+  if (in_pages(keys)) {
     c.page_size = random.pick<std::int64_t>({2, 6, 16, 24, 64});
     c.seqlen_k = (c.seqlen_k / c.page_size + 1) * c.page_size;
   } else {
@@ -30,7 +30,7 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   c.used_k.clear();
   for (std::int64_t b = 0; b < c.batch; ++b) {
     c.used_k.push_back(random.between(0, c.seqlen_k));
-    if (keys == KeySource::entries) c.leftpad.push_back(random.between(0, c.used_k.back()));
+    if (keys != KeySource::pages) c.leftpad.push_back(random.between(0, c.used_k.back()));
   }
 }
 
@@ -52,6 +52,10 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   Case c = harness::random_case(seed, 300);
   c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.scales = 0;
+  if (config.converts()) {
+    c.key_dtype = config.key_type == OperandType::e4m3 ? DType::e4m3 : DType::s8;
+    c.scales = config.key_type == OperandType::e4m3 ? static_cast<int>(random.between(0, 2)) : 2;
+  }
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = std::min<std::int64_t>(c.heads_kv, 2);
   c.heads_q = c.heads_kv * random.between(1, 2);
@@ -82,22 +86,47 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
     c.options.scale = 0.3F;
   c.lse = random.chance(0.8);
+  if (config.converts()) {
+    c.head_dim_qk = config.tiling.head_dim_qk - 16 * random.between(0, 2);
+    c.head_dim_v = config.tiling.head_dim_v - 16 * random.between(0, 2);
+  }
   const int rank_q = c.packed_q ? 3 : 4;
   const int rank_k = c.packed_k ? 3 : 4;
   c.q = harness::random_layout(random, rank_q, true);
   c.k = harness::random_layout(random, rank_k, true);
   c.v = harness::random_layout(random, rank_k, true);
   if (config.keys != KeySource::rows) c.k.expanded = c.v.expanded = 0;
+  if (config.converts()) {
+    for (harness::Layout* layout : {&c.k, &c.v}) {
+      layout->pad = layout->pad / 16 * 16;
+      layout->base_offset = layout->base_offset / 16 * 16;
+    }
+  }
   c.out = harness::random_layout(random, rank_q, false);
   c.dout = c.dq = c.dk = c.dv = {};
   return c;
 }
 
+namespace {
+
+/// Whether TMA can read k and v of a case as they lie: 8-bit ones are not copied.
+bool tma_reads_keys(const Case& c, const Tiling& tiling) {
+  Call call(c);
+  const Problem p = make_problem(call.forward_args());
+  return tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::k)) &&
+         tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::v));
+}
+
+}  // namespace
+
 std::string EmulatorRunner::refuses(const Case& c) const {
   const ForwardConfig& config = kernel_.config;
   if ((c.options.split_size > 0) != config.schedule.invariant)
     return "a split size takes a Config of its own";
-  if (c.key_dtype) return "no kernel reads 8-bit keys of a cache";
+  const OperandType key_type = !c.key_dtype                  ? OperandType::input
+                               : *c.key_dtype == DType::e4m3 ? OperandType::e4m3
+                                                             : OperandType::s8;
+  if (key_type != config.key_type) return "other keys";
   if (c.dtype != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
     return "another element type";
   if (c.head_dim_qk > config.tiling.head_dim_qk || c.head_dim_v > config.tiling.head_dim_v)
@@ -106,17 +135,22 @@ std::string EmulatorRunner::refuses(const Case& c) const {
     return "the Config has no right edge";
   if (c.options.window_left >= 0 && !config.mask.local) return "the Config has no left edge";
   const float scale = c.options.scale.value_or(1.0F);
-  const ScoreTransform needed = c.options.softcap > 0.0F ? ScoreTransform::softcap
-                                : scale > 0.0F           ? ScoreTransform::raw
-                                                         : ScoreTransform::scaled;
+  const ScoreTransform needed = c.options.softcap > 0.0F             ? ScoreTransform::softcap
+                                : scale > 0.0F && !config.converts() ? ScoreTransform::raw
+                                                                     : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
-  const KeySource keys = c.page_size > 0 ? KeySource::pages
+  const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
                                          : KeySource::rows;
   if (keys != config.keys) return "keys lie elsewhere";
-  if (keys == KeySource::pages && !c.leftpad.empty()) return "leftpad_k with pages has no GPU kernel";
   const bool varlen = c.of_cache() || c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
   if (varlen && !config.mask.varlen) return "lengths differ";
+  if (config.converts()) {
+    const bool single_rows = keys == KeySource::padded_pages || c.page_size % 2 != 0;
+    const bool wide = config.tiling.head_dim_qk % 128 == 0 && config.tiling.head_dim_v % 128 == 0;
+    if (single_rows && !wide) return "single rows of pages take 128 columns";
+    if (!tma_reads_keys(c, config.tiling)) return "TMA cannot read the keys";
+  }
   return {};
 }
 
@@ -154,14 +188,18 @@ void EmulatorRunner::forward(Call& call) {
     merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
-  const ForwardParams params = gpu::make_forward_params(
+  const MixedForwardParams mixed = gpu::make_mixed_params(
       p, tiling, gpu::forward_maps(p, tiling), &emulator::encode, sms,
       tiles > blocks ? tile_counter.data() : nullptr, {part_out.data(), part_lse.data(), work});
-  emulator::launch(kernel_.kernel, params,
-                   {.blocks = static_cast<unsigned>(work.ctas),
-                    .threads = static_cast<unsigned>(kernel_.config.threads()),
-                    .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))},
-                   options);
+  const ForwardParams& params = mixed;
+  const emulator::Grid grid{.blocks = static_cast<unsigned>(work.ctas),
+                            .threads = static_cast<unsigned>(kernel_.config.threads()),
+                            .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))};
+  if (kernel_.mixed != nullptr) {
+    emulator::launch(kernel_.mixed, mixed, grid, options);
+  } else {
+    emulator::launch(kernel_.kernel, params, grid, options);
+  }
   if (work.combine_ctas == 0) return;
   emulator::launch(
       kernel_.combine, params,

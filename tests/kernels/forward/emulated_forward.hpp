@@ -18,6 +18,7 @@ namespace tandem::kernel_tests {
 struct EmulatedForward {
   ForwardConfig config;
   void (*kernel)(ForwardParams);
+  void (*mixed)(MixedForwardParams);         ///< the same of a Config that converts; the other is null
   void (*combine)(ForwardParams) = nullptr;  ///< of a Config with splits
 };
 
@@ -30,6 +31,9 @@ std::span<const EmulatedForward> widest_forwards();
 std::span<const EmulatedForward> general_forwards();
 /// Those whose thread blocks share the key blocks of tiles, with what merges the parts.
 std::span<const EmulatedForward> split_forwards();
+/// The same on keys of 8 bits: those that share, and those that do not.
+std::span<const EmulatedForward> mixed_split_forwards();
+std::span<const EmulatedForward> mixed_forwards();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 
@@ -39,6 +43,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
 
 /// Those whose tiles have query heads of several queries as rows, for few queries of grouped heads.
 std::span<const EmulatedForward> heads_as_rows_forwards();
+std::span<const EmulatedForward> mixed_heads_as_rows_forwards();
 
 /// Runs one kernel; gradients are the CPU's, from its outputs. Throws emulator::Fault.
 class EmulatorRunner : public harness::Runner {

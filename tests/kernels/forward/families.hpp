@@ -15,17 +15,19 @@ constexpr auto combine_of() -> void (*)(ForwardParams) {
 }
 
 template <ForwardConfig config>
-constexpr auto kernel_of() -> void (*)(ForwardParams) {
-  if constexpr (config.by_warps()) {
-    return &tandem::decode<config>;
+constexpr EmulatedForward emulated() {
+  if constexpr (config.converts()) {
+    return {config, nullptr, &tandem::forward<config>, combine_of<config>()};
+  } else if constexpr (config.by_warps()) {
+    return {config, &tandem::decode<config>, nullptr, combine_of<config>()};
   } else {
-    return &tandem::forward<config>;
+    return {config, &tandem::forward<config>, nullptr, combine_of<config>()};
   }
 }
 
 template <ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
-  return {EmulatedForward{configs, kernel_of<configs>(), combine_of<configs>()}...};
+  return {emulated<configs>()...};
 }
 
 }  // namespace tandem::kernel_tests

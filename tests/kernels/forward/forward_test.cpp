@@ -15,14 +15,23 @@ namespace {
 
 constexpr std::uint64_t cases_a_family = 6;
 
-std::vector<EmulatedForward> all_forwards() {
+std::vector<EmulatedForward> all_of(std::initializer_list<std::span<const EmulatedForward>> families) {
   std::vector<EmulatedForward> all;
-  for (const auto& family :
-       {narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(), heads_as_rows_forwards(),
-        decode_forwards()}) {
-    all.insert(all.end(), family.begin(), family.end());
-  }
+  for (const auto& family : families) all.insert(all.end(), family.begin(), family.end());
   return all;
+}
+
+std::vector<EmulatedForward> group_forwards() {
+  std::vector<EmulatedForward> groups =
+      all_of({heads_as_rows_forwards(), mixed_heads_as_rows_forwards(), decode_forwards()});
+  std::erase_if(groups, [](const EmulatedForward& kernel) { return !kernel.config.tiling.heads_as_rows; });
+  return groups;
+}
+
+std::vector<EmulatedForward> all_forwards() {
+  return all_of({narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(),
+                 heads_as_rows_forwards(), mixed_split_forwards(), mixed_forwards(),
+                 mixed_heads_as_rows_forwards(), decode_forwards()});
 }
 
 /// The kernel's results of a case, against the oracle's.
@@ -77,9 +86,12 @@ harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::i
     spec.cache_batch = 1;
     spec.cache_index = {0};
   }
-  if (config.keys == KeySource::pages) {
+  if (in_pages(config.keys)) {
+    const std::int64_t padding = config.keys == KeySource::padded_pages ? 6 : 0;
     spec.page_size = keys % 2 == 0 ? 2 : 1;
-    spec.used_k = {keys};
+    spec.seqlen_k += padding;
+    spec.used_k = {spec.seqlen_k};
+    if (padding > 0) spec.leftpad = {padding};
   }
   return spec;
 }
@@ -108,6 +120,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   spec.used_k =
       GetParam().config.mask.varlen ? std::vector<std::int64_t>{130, 0} : std::vector<std::int64_t>{};
   if (GetParam().config.keys == KeySource::entries) spec.cache_index = {0, 0};
+  if (GetParam().config.keys == KeySource::padded_pages) spec.leftpad = {6, 0};
   spec.batch = 2;
   spec.heads_kv = 2;
   spec.heads_q = 6;
@@ -174,8 +187,9 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
     return numbers;
   };
   std::size_t compared = 0;
-  for (const EmulatedForward& rows : heads_as_rows_forwards()) {
-    for (const EmulatedForward& heads : split_forwards()) {
+  for (const EmulatedForward& rows : group_forwards()) {
+    for (const EmulatedForward& heads :
+         all_of({split_forwards(), mixed_split_forwards(), mixed_forwards()})) {
       ForwardConfig same = heads.config;
       same.tiling.heads_as_rows = true;
       if (!same.schedule.invariant || !(same == rows.config)) continue;
@@ -192,7 +206,7 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
       }
     }
   }
-  EXPECT_GE(compared, 4U);
+  EXPECT_GE(compared, 14U);
 }
 
 std::string name_of(const ::testing::TestParamInfo<EmulatedForward>& parameter) {
@@ -206,16 +220,6 @@ std::vector<EmulatedForward> causal_forwards() {
   std::vector<EmulatedForward> some = all_forwards();
   std::erase_if(some, [](const EmulatedForward& kernel) { return !kernel.config.mask.causal; });
   return some;
-}
-
-std::vector<EmulatedForward> group_forwards() {
-  std::vector<EmulatedForward> groups;
-  for (const auto& family : {heads_as_rows_forwards(), decode_forwards()}) {
-    for (const EmulatedForward& kernel : family) {
-      if (kernel.config.tiling.heads_as_rows) groups.push_back(kernel);
-    }
-  }
-  return groups;
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedGroupTest, ::testing::ValuesIn(group_forwards()), name_of);

@@ -42,7 +42,7 @@ std::span<const EmulatedForward> split_forwards() {
               split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap),
               split(Element::bf16, 256, KeySource::rows), split(Element::f16, 64, KeySource::pages),
               split(Element::bf16, 64, KeySource::pages), split(Element::bf16, 256, KeySource::pages),
-              split(Element::bf16, 64, KeySource::entries),
+              split(Element::bf16, 64, KeySource::entries), split(Element::bf16, 64, KeySource::padded_pages),
               invariant(split(Element::f16, 64, KeySource::rows)),
               invariant(split(Element::bf16, 64, KeySource::rows)),
               invariant(split(Element::bf16, 64, KeySource::rows, ScoreTransform::softcap)),
@@ -51,7 +51,8 @@ std::span<const EmulatedForward> split_forwards() {
               invariant(split(Element::bf16, 64, KeySource::pages)),
               invariant(split(Element::bf16, 64, KeySource::pages, ScoreTransform::softcap)),
               invariant(split(Element::bf16, 256, KeySource::pages)),
-              invariant(split(Element::bf16, 64, KeySource::entries))>();
+              invariant(split(Element::bf16, 64, KeySource::entries)),
+              invariant(split(Element::bf16, 64, KeySource::padded_pages))>();
   return kernels;
 }
 
@@ -67,6 +68,8 @@ std::span<const EmulatedForward> general_forwards() {
       general(Element::bf16, 256, ScoreTransform::softcap, KeySource::pages),
       general(Element::f16, 64, ScoreTransform::raw, KeySource::entries),
       general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries),
+      general(Element::bf16, 64, ScoreTransform::raw, KeySource::padded_pages),
+      general(Element::bf16, 256, ScoreTransform::raw, KeySource::padded_pages),
       invariant(general(Element::f16, 64, ScoreTransform::raw)),
       invariant(general(Element::bf16, 64, ScoreTransform::raw)),
       invariant(general(Element::bf16, 64, ScoreTransform::softcap)),

@@ -53,9 +53,11 @@ std::span<const EmulatedForward> heads_as_rows_forwards() {
       grouped(Element::bf16, 64, KeySource::rows, true, ScoreTransform::softcap),
       grouped(Element::bf16, 256, KeySource::rows, true), grouped(Element::bf16, 64, KeySource::rows, false),
       grouped(Element::bf16, 64, KeySource::pages, false),
+      grouped(Element::bf16, 64, KeySource::padded_pages, true),
       invariant(grouped(Element::bf16, 64, KeySource::rows, true)),
       invariant(grouped(Element::f16, 64, KeySource::pages, true)),
       invariant(grouped(Element::bf16, 64, KeySource::pages, true)),
+      invariant(grouped(Element::bf16, 64, KeySource::padded_pages, true)),
       invariant(grouped(Element::bf16, 64, KeySource::rows, false)), dense(false), dense(true),
       unspecialised()>();
   return kernels;

@@ -18,16 +18,13 @@ double capped(double score, double cap) {
 }
 
 TEST(TileLogits, AreScaledOrCapped) {
-  ForwardParams p{};
-  p.scale = -0.125F;
-  p.softcap = 20.0F;
   float scaled[8];
   float softcap[8];
   float raw[8];
   for (int i = 0; i < 8; ++i) scaled[i] = softcap[i] = raw[i] = some_scores[i];
-  transform_scores<ScoreTransform::raw>(raw, p);
-  transform_scores<ScoreTransform::scaled>(scaled, p);
-  transform_scores<ScoreTransform::softcap>(softcap, p);
+  transform_scores<ScoreTransform::raw>(raw, -0.125F, 20.0F);
+  transform_scores<ScoreTransform::scaled>(scaled, -0.125F, 20.0F);
+  transform_scores<ScoreTransform::softcap>(softcap, -0.125F, 20.0F);
   for (int i = 0; i < 8; ++i) {
     const double score = static_cast<double>(some_scores[i]);
     EXPECT_EQ(raw[i], some_scores[i]);

@@ -1,0 +1,100 @@
+// 8-bit values as 16-bit elements, exactly: e4m3 has 4 significant bits and s8 has 8, which f16 and bf16
+// have, too. Where K or V have 8 bits in memory, products read tiles that convert_tile has made.
+#pragma once
+
+#include "kernels/ptx/eight_bit.cuh"
+#include "kernels/ptx/math.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/tile/byte_tile.cuh"
+#include "kernels/tile/shared_tile.cuh"
+#include "problem/recipe.hpp"
+
+namespace tandem::tile {
+
+/// Two neighbouring values of `four`, from number `first` (0 or 2) on, as f32.
+template <OperandType type>
+TANDEM_DEVICE void widen_two(float& low, float& high, u32 four, int first) {
+  if constexpr (type == OperandType::e4m3) {
+    ptx::unpack_e4m3(low, high, four >> (8 * first));
+  } else {
+    // The byte + 128 becomes the last bits of 2^23, where the last bit is worth 1.
+    const u32 raised = four ^ 0x80808080U;
+    const u32 selector = 0x7440U + static_cast<u32>(first);
+    low = ptx::float_of(ptx::permute_bytes(raised, 0x4B000000U, selector)) - (0x1p23F + 128.0F);
+    high = ptx::float_of(ptx::permute_bytes(raised, 0x4B000000U, selector + 1)) - (0x1p23F + 128.0F);
+  }
+}
+
+/// Four values as two words of 16-bit elements.
+template <OperandType type, Element element>
+TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four) {
+  u32* const words[2] = {&low, &high};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (element == Element::bf16) {
+      float first;
+      float second;
+      widen_two<type>(first, second, four, 2 * i);
+      *words[i] = ptx::pack_bf16(first, second);
+    } else if constexpr (type == OperandType::e4m3) {
+      *words[i] = ptx::e4m3_to_f16(four >> (16 * i));
+    } else {
+      // The byte + 128 becomes the last bits of 1024, where the last bit is worth 1.
+      const u32 raised = ptx::permute_bytes(four ^ 0x80808080U, 0x64646464U, i == 0 ? 0x4140U : 0x4342U);
+      *words[i] = ptx::subtract_f16(raised, 0x64806480U);
+    }
+  }
+}
+
+/// Converts a tile of 8-bit values: the share of warp `warp` of `warps`, whose lanes all call. Each lane
+/// takes 16 bytes at a time to two places of 16 bytes in a row of the target's swizzled strips. Eight lanes,
+/// whose accesses are one, meet all banks: they have eight units of a row of 128 bytes, the right half of
+/// them of the neighbouring row, or four units of two rows. The units that they store first are then even
+/// ones in one row and odd ones in the other, since the swizzle exchanges neighbours with the row. From a
+/// lane's unit to its next one are a multiple of eight rows, so that the swizzle, and with it the address, is
+/// the same but for a constant.
+template <OperandType type, Element element, int warps, int rows, int cols>
+TANDEM_DEVICE void convert_tile(SharedTile<rows, cols>& to, const ByteTile<rows, cols>& from, int warp,
+                                int lane) {
+  using From = ByteTile<rows, cols>;
+  using To = SharedTile<rows, cols>;
+  constexpr int units = From::strip_cols / 16;
+  constexpr int rows_of_warp = warp_size / units;
+  constexpr int step_rows = warps * rows_of_warp;
+  constexpr int steps = rows / step_rows;
+  constexpr int batch = steps % 4 == 0 ? 4 : 1;  // units that are loaded before any is stored
+  static_assert(rows % step_rows == 0 && step_rows % 8 == 0 && cols % 64 == 0);
+  const int unit = lane % units;
+  const int row = warp * rows_of_warp + ((lane / units) ^ (units == 8 ? unit / 4 : 0));
+#pragma unroll
+  for (int strip = 0; strip < From::strips; ++strip) {
+    const int col = strip * From::strip_cols + unit * 16;
+    const char* source = from.data + From::place(row, col);
+    char* left = to.address(row, col);
+    char* right = to.address(row, col + 8);
+#pragma unroll 1
+    for (int step = 0; step < steps; step += batch) {
+      ptx::Vec4 raw[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        raw[i] =
+            ptx::load_shared(reinterpret_cast<const ptx::Vec4*>(source + i * step_rows * From::strip_cols));
+      }
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        ptx::Vec4 out;
+        widen_four<type, element>(out.x, out.y, raw[i].x);
+        widen_four<type, element>(out.z, out.w, raw[i].y);
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(left + i * step_rows * To::row_bytes), out);
+        widen_four<type, element>(out.x, out.y, raw[i].z);
+        widen_four<type, element>(out.z, out.w, raw[i].w);
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(right + i * step_rows * To::row_bytes), out);
+      }
+      source += batch * step_rows * From::strip_cols;
+      left += batch * step_rows * To::row_bytes;
+      right += batch * step_rows * To::row_bytes;
+    }
+  }
+}
+
+}  // namespace tandem::tile
