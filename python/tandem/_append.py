@@ -1,6 +1,6 @@
 """Appending to a cache of keys and values before it is read, with a rotary embedding of what is appended and
-of the queries: FlashAttention's flash_attn_with_kvcache with `k` and `v`. By PyTorch's indexing, on the CPU.
-"""
+of the queries: FlashAttention's flash_attn_with_kvcache with `k` and `v`, by append_kv. On the CPU what the
+integers hold is checked first; on a GPU that would wait for the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _derivatives
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem import _cache, _derivatives, _flash
+from tandem._errors import InvalidArgumentError
 
 
 @dataclass(slots=True)
@@ -39,54 +39,8 @@ class New:
         return False
 
 
-@dataclass(slots=True)
-class Places:
-    """Where the rows of `sequence` begin in the cache, and how many there are of each."""
-
-    #: of each new row, its sequence and its place among that one's new rows
-    sequence: Tensor
-    order: Tensor
-    #: of each sequence, the rows in the cache before
-    begin: Tensor
-    #: of each sequence, its new rows
-    count: Tensor
-
-
-def places(new: New, begin: Tensor) -> Places:
-    """Of the rows of `new`, which go behind `begin` rows of each sequence."""
-    batch = len(begin)
-    begin = begin.long()
-    if new.cu_seqlens_k_new is None:
-        if new.k.ndim != 4 or new.k.shape[0] != batch:
-            raise InvalidArgumentError(
-                f"k has shape {tuple(new.k.shape)}; pass ({batch}, seqlen_new, heads_kv, head_dim), or "
-                "(total_new, heads_kv, head_dim) and cu_seqlens_k_new"
-            )
-        rows = new.k.shape[1]
-        sequence = torch.arange(batch).repeat_interleave(rows)
-        return Places(sequence, torch.arange(rows).repeat(batch), begin, torch.full_like(begin, rows))
-    cu = new.cu_seqlens_k_new.long()
-    if cu.shape != (batch + 1,) or new.k.ndim != 3:
-        raise InvalidArgumentError(
-            f"cu_seqlens_k_new has shape {tuple(cu.shape)} and k {tuple(new.k.shape)}; pass ({batch + 1},) "
-            "and (total_new, heads_kv, head_dim)"
-        )
-    count = cu.diff()
-    if cu[0] != 0 or (count < 0).any() or cu[-1] > new.k.shape[0]:
-        raise InvalidArgumentError(
-            f"cu_seqlens_k_new is {cu.tolist()}; offsets ascend from 0 to at most {new.k.shape[0]}, k's rows"
-        )
-    sequence = torch.arange(batch).repeat_interleave(count)
-    return Places(sequence, torch.arange(len(sequence)) - cu[sequence], begin, count)
-
-
 def judge(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """The errors of what is appended, before anything is written."""
-    if not k_cache.is_cpu:
-        raise UnsupportedError(
-            f"k is given to be appended to a cache on {k_cache.device}, but Tandem appends on the CPU alone; "
-            "write k and v into the caches before, and count them in cache_seqlens"
-        )
+    """The errors of the tensors that are appended."""
     if _derivatives.is_recorded(q, new.k, new.v, k_cache, v_cache):
         raise InvalidArgumentError(
             "k is appended to a cache, and one of q, k, v and the caches requires a gradient, which a cache "
@@ -103,84 +57,145 @@ def judge(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
                 f"{tuple(cache.shape)}; pass as many rows of k and v, with the heads and dimensions of the "
                 "caches"
             )
+    cos, sin = new.rotary_cos, new.rotary_sin
+    if (cos is None) != (sin is None) or (cos is not None and (cos.ndim != 2 or cos.shape != sin.shape)):
+        raise InvalidArgumentError(
+            "rotary_cos and rotary_sin belong together, both (positions, rotary_dim / 2); pass two of a shape"
+        )
 
 
-def slots(at: Places, k_cache: Tensor, page_table: Any, batch_idx: Any) -> tuple[Tensor, Tensor]:
-    """The entry (or page) and the row in it of each new row; an error where the cache has no such row."""
-    row = at.begin[at.sequence] + at.order
+def counts(new: New, begin: Tensor) -> Tensor:
+    """How many rows of `new` go behind the `begin` rows of each sequence."""
+    batch, cu = len(begin), new.cu_seqlens_k_new
+    if cu is None:
+        if new.k.ndim != 4 or new.k.shape[0] != batch:
+            raise InvalidArgumentError(
+                f"k has shape {tuple(new.k.shape)}; pass ({batch}, seqlen_new, heads_kv, head_dim), or "
+                "(total_new, heads_kv, head_dim) and cu_seqlens_k_new"
+            )
+        return torch.full_like(begin, new.k.shape[1], dtype=torch.int64)
+    if cu.shape != (batch + 1,) or new.k.ndim != 3 or cu.device != begin.device:
+        raise InvalidArgumentError(
+            f"cu_seqlens_k_new has shape {tuple(cu.shape)}, on {cu.device}, and k {tuple(new.k.shape)}; pass "
+            f"({batch + 1},), on {begin.device}, and (total_new, heads_kv, head_dim)"
+        )
+    count: Tensor = cu.long().diff()
+    if cu.is_cpu and (cu[0] != 0 or (count < 0).any() or cu[-1] > new.k.shape[0]):
+        raise InvalidArgumentError(
+            f"cu_seqlens_k_new is {cu.tolist()}; offsets ascend from 0 to at most {new.k.shape[0]}, k's rows"
+        )
+    return count
+
+
+def check_places(begin: Tensor, count: Tensor, k_cache: Tensor, page_table: Any, batch_idx: Any) -> None:
+    """An error where the cache has no row for a new one: CPU tensors alone."""
     per_page = max(k_cache.shape[1], 1)
     capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
-    after = at.begin + at.count
-    for b in ((at.count > 0) & ((at.begin < 0) | (after > capacity))).nonzero()[:1].flatten().tolist():
+    begin, after = begin.long(), begin + count
+    for b in ((count > 0) & ((begin < 0) | (after > capacity))).nonzero()[:1].flatten().tolist():
         raise InvalidArgumentError(
-            f"cache_seqlens[{b}] is {int(at.begin[b])}; {int(at.count[b])} rows more are rows "
-            f"{int(at.begin[b])} to {int(after[b]) - 1}, and a sequence of this cache has rows 0 to "
+            f"cache_seqlens[{b}] is {int(begin[b])}; {int(count[b])} rows more are rows "
+            f"{int(begin[b])} to {int(after[b]) - 1}, and a sequence of this cache has rows 0 to "
             f"{capacity - 1}"
         )
+    sequence = torch.arange(len(begin)).repeat_interleave(count)
+    row = torch.arange(len(sequence)) + (begin - count.cumsum(0) + count)[sequence]
     if page_table is not None:
-        name, entry = "page_table", page_table[at.sequence, row // per_page].long()
+        name, entry = "page_table", page_table[sequence, row // per_page].long()
     elif batch_idx is not None:
-        name, entry = "cache_batch_idx", batch_idx[at.sequence].long()
+        name, entry = "cache_batch_idx", batch_idx[sequence].long()
     else:
-        return at.sequence, row
+        return
     for i in ((entry < 0) | (entry >= k_cache.shape[0])).nonzero()[:1].flatten().tolist():
-        b = int(at.sequence[i])
+        b = int(sequence[i])
         place = f"{b}, {int(row[i]) // per_page}" if page_table is not None else f"{b}"
         raise InvalidArgumentError(
             f"{name}[{place}] is {int(entry[i])}; row {int(row[i])} of sequence {b} is appended there, and "
             f"k_cache has entries 0 to {k_cache.shape[0] - 1}"
         )
-    return entry, row % per_page
 
 
-def rotated(new: New, at: Places, q: Tensor, cu_seqlens_q: Any, by_row: bool) -> tuple[Tensor, Tensor]:
-    """q and new.k under the rotary embedding. A new row has the position that it gets in the cache, and so
-    have queries, from the first new row on; all of a sequence have that one unless `by_row`, which
+def positions(new: New, begin: Tensor, count: Tensor, q: Tensor, cu_seqlens_q: Any, by_row: bool) -> Tensor:
+    """Of each query, its position in the rotary embedding: a new row has the one that it gets in the cache,
+    and queries begin where new rows do. All of a sequence have that first one unless `by_row`, which
     FlashAttention asks of causal and windowed calls alone."""
-    cos, sin = new.rotary_cos, new.rotary_sin
-    if cos is None and sin is None:
-        return q, new.k
-    if cos is None or sin is None or cos.ndim != 2 or cos.shape != sin.shape:
-        raise InvalidArgumentError(
-            "rotary_cos and rotary_sin belong together, both (positions, rotary_dim / 2); pass two of a shape"
-        )
-    if 2 * cos.shape[1] > q.shape[-1]:
-        raise InvalidArgumentError(
-            f"rotary_cos has {cos.shape[1]} columns, for {2 * cos.shape[1]} dimensions, but q has "
-            f"{q.shape[-1]}; rotary_dim is at most head_dim"
-        )
-    begin = at.begin if new.rotary_seqlens is None else new.rotary_seqlens.long()
+    begin = (begin if new.rotary_seqlens is None else new.rotary_seqlens).long()
     if cu_seqlens_q is None:
-        of_q = begin[:, None] + torch.arange(q.shape[1]) * by_row
+        of_q = begin[:, None] + torch.arange(q.shape[1], device=begin.device) * by_row
     else:
-        rows = torch.arange(q.shape[0])
+        rows = torch.arange(q.shape[0], device=begin.device)
         sequence = torch.bucketize(rows, cu_seqlens_q[1:].long(), right=True).clamp(
             max=max(len(begin) - 1, 0)
         )
         of_q = begin[sequence] + (rows - cu_seqlens_q.long()[sequence]) * by_row
         of_q = torch.where(rows < cu_seqlens_q[-1], of_q, 0)  # rows past the last sequence
-    of_k = begin[at.sequence] + at.order
-    for name, positions in (("k", of_k), ("q", of_q)):
-        if positions.numel() > 0 and not 0 <= int(positions.min()) <= int(positions.max()) < cos.shape[0]:
-            raise InvalidArgumentError(
-                f"{name} has positions {int(positions.min())} to {int(positions.max())}, but rotary_cos has "
-                f"{cos.shape[0]} rows; pass a table of all positions"
-            )
-    k = new.k.flatten(0, -3)[: len(of_k)]
-    return _rotate(q, cos, sin, of_q, new.rotary_interleaved), _rotate(
-        k, cos, sin, of_k, new.rotary_interleaved
+    if begin.is_cpu:
+        table = len(new.rotary_cos)
+        some = count > 0
+        for name, first, last in (
+            ("k", begin[some], (begin + count - 1)[some]),
+            ("q", of_q, of_q),
+        ):
+            if first.numel() > 0 and not 0 <= int(first.min()) <= int(last.max()) < table:
+                raise InvalidArgumentError(
+                    f"{name} has positions {int(first.min())} to {int(last.max())}, but rotary_cos has "
+                    f"{table} rows; pass a table of all positions"
+                )
+    return of_q
+
+
+def write(
+    new: New,
+    begin: Tensor,
+    count: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    page_table: Any,
+    batch_idx: Any,
+    cu_seqlens_q: Any,
+    by_row: bool,
+) -> Tensor:
+    """Writes the rows of `new` to the caches, and returns the queries, embedded if they are to be."""
+    embedding: dict[str, Any] = {}
+    # Queries of the new tokens themselves are embedded by the launch that appends.
+    together = by_row and cu_seqlens_q is new.cu_seqlens_k_new and q.shape[:-2] == new.k.shape[:-2]
+    if new.rotary_cos is not None:
+        embedding = {
+            "rotary_cos": new.rotary_cos,
+            "rotary_sin": new.rotary_sin,
+            "rotary_interleaved": new.rotary_interleaved,
+            "rotary_offsets": new.rotary_seqlens,
+            "q": q if together else None,
+        }
+        if begin.is_cpu or not together:
+            of_q = positions(new, begin, count, q, cu_seqlens_q, by_row)
+    embedded: Tensor | None = _cache.append_kv(
+        _flash.gathered(new.k),
+        _flash.gathered(new.v),
+        k_cache,
+        v_cache,
+        cache_seqlens=begin,
+        cu_seqlens_new=new.cu_seqlens_k_new,
+        page_table=page_table,
+        cache_batch_idx=batch_idx,
+        **embedding,
     )
+    if embedded is not None:
+        return embedded
+    return _rotate(q, new, of_q) if embedding else q
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """The first dimensions of each row by the angles of its position, in float32."""
-    c, s = (t[positions].float().unsqueeze(-2) for t in (cos, sin))
-    turned, rest = x[..., : 2 * cos.shape[1]].float(), x[..., 2 * cos.shape[1] :]
+def _rotate(x: Tensor, new: New, positions: Tensor) -> Tensor:
+    """The first dimensions of each row by the angles of its position, in float32. As append_kv has it, a
+    position outside of the tables takes their nearest row."""
+    positions = positions.clamp(0, len(new.rotary_cos) - 1)
+    c, s = (t[positions].float().unsqueeze(-2) for t in (new.rotary_cos, new.rotary_sin))
+    rotary_dim = 2 * new.rotary_cos.shape[1]
+    turned, rest = x[..., :rotary_dim].float(), x[..., rotary_dim:]
+    interleaved = new.rotary_interleaved
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
     pair = (a * c - b * s, a * s + b * c)
     whole = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
     return torch.cat([whole.to(x.dtype), rest], -1)
-
-
-def write(cache: Tensor, entry: Tensor, row: Tensor, new: Tensor) -> None:
-    cache[entry, row] = new.flatten(0, -3)[: len(entry)]

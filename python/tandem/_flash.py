@@ -58,7 +58,7 @@ def run(
         return results
     only_tensors(q=q, k=k, v=v)
     # FlashAttention copies tensors whose last dimension is not contiguous.
-    q, k, v = (t.contiguous() if _is_spread(t) else t for t in (q, k, v))
+    q, k, v = gathered(q), gathered(k), gathered(v)
     return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
 
 
@@ -162,6 +162,11 @@ def serve(module: ModuleType, *names: str) -> None:
             )
     for name in names:
         sys.modules[name] = module
+
+
+def gathered(t: Tensor) -> Tensor:
+    """The tensor, or a copy with contiguous rows where a row's elements lie apart."""
+    return t.contiguous() if _is_spread(t) else t
 
 
 def _is_spread(t: Tensor) -> bool:

@@ -58,6 +58,7 @@ def cached(
     descales = {
         name.replace("scale", "descale"): metadata[name] for name in ("q_scale", "k_scale", "v_scale")
     }
+    q = _flash.gathered(q)
     joined_q, joined_k = _latent.joined(q, k_cache, v_cache, qv, **descales)
     if not new.given():
         call.metadata = tuple((metadata | {"seqused_k": used}).values())
@@ -66,15 +67,24 @@ def cached(
         raise InvalidArgumentError("k is given without cache_seqlens; pass how many rows there are before it")
     _flash.only_tensors(k=new.k, v=new.v)
     _append.judge(new, q, k_cache, v_cache)
-    at = _append.places(new, used)
-    call.metadata = tuple((metadata | {"seqused_k": at.begin + at.count}).values())
+    count = _append.counts(new, used)
+    call.metadata = tuple((metadata | {"seqused_k": used + count}).values())
     # What the call would raise comes before the caches are written.
     _plans.check(call, joined_q, joined_k, v_cache, sink, None)
-    entry, row = _append.slots(at, k_cache, page_table, batch_idx)
-    by_row = call.causal or tuple(call.window) != (-1, -1)
-    q, k = _append.rotated(new, at, q, metadata["cu_seqlens_q"], by_row)
-    _append.write(k_cache, entry, row, k)
-    _append.write(v_cache, entry, row, new.v)
+    if k_cache.is_cpu:
+        _append.check_places(used, count, k_cache, page_table, batch_idx)
+    q = _append.write(
+        new,
+        used,
+        count,
+        q,
+        k_cache,
+        v_cache,
+        page_table=page_table,
+        batch_idx=batch_idx,
+        cu_seqlens_q=metadata["cu_seqlens_q"],
+        by_row=call.causal or tuple(call.window) != (-1, -1),
+    )
     q, k_cache = _latent.joined(q, k_cache, v_cache, qv)
     return attend(call, q, k_cache, v_cache, sink, return_lse, chunk)
 

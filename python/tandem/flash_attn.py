@@ -279,8 +279,8 @@ def flash_attn_with_kvcache(
         page_size, heads_kv, head_dim)``, pages of any size.
       k, v: rows that are written to the caches first, behind ``cache_seqlens`` rows of each sequence, and
         take part: ``(batch, seqlen_new, heads_kv, head_dim)``, or with ``cu_seqlens_k_new`` ``(total_new,
-        heads_kv, head_dim)``. On the CPU alone, without gradients. Where two sequences share an entry that
-        both write, either may win.
+        heads_kv, head_dim)``. Without gradients. Where two sequences share an entry that both write, the
+        last one wins. On a GPU what the integers hold is not checked: a row without a place is left out.
       rotary_cos, rotary_sin: ``(positions, rotary_dim / 2)``, only with ``k``: a rotary embedding of what is
         appended, each row at its place in the cache, and of q: query i at ``cache_seqlens + i`` if ``causal``
         or windowed, else all at ``cache_seqlens``. ``rotary_seqlens`` ``(batch,)`` stands in for

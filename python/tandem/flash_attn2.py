@@ -223,7 +223,7 @@ def flash_attn_with_kvcache(
     Args:
       k_cache, v_cache: ``(batch, seqlen_cache, heads_kv, head_dim)``, or with ``block_table`` ``(blocks,
         block_size, heads_kv, head_dim)``.
-      k, v: rows that are written to the caches first; on the CPU alone.
+      k, v: rows that are written to the caches first.
       rotary_cos, rotary_sin, rotary_interleaved: a rotary embedding of k and q, only with ``k``.
       cache_seqlens: how many first rows of each sequence are in the cache: an integer, or ``(batch,)`` int32
         or int64; None is all. Masks are aligned to them.

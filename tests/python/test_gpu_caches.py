@@ -1,0 +1,153 @@
+"""Caches of CUDA tensors behind FlashAttention-3's names, against the CPU's results: appending with a rotary
+embedding, keys of 8 bits, padding before pages, CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from pages import paged, used
+from tandem.flash_attn import flash_attn_with_kvcache
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
+
+BEFORE, AFTER = [30, 20, 0, 5], [33, 23, 3, 8]
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def on(device: str, value: Any) -> Any:
+    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def expect_the_cpus_results(run: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> None:
+    """`run` gives results, and may change its tensors: both are to be as on the CPU."""
+    results = []
+    for device in ("cpu", "cuda"):
+        given = [on(device, t) for t in tensors]
+        made = run(*given, **{name: on(device, value) for name, value in options.items()})
+        results.append([t.cpu().float() for t in (*made, *given)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def appended(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    **options: Any,
+) -> Any:
+    return flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **options, return_softmax_lse=True)
+
+
+@pytest.mark.parametrize("place", ["contiguous", "pages", "chosen entries"])
+@pytest.mark.parametrize("rotary", [None, "neighbours", "halves"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_append(place: str, rotary: str | None, causal: bool) -> None:
+    q, new, caches = half(4, 3, 8, 64), (half(4, 3, 2, 64), half(4, 3, 2, 64)), [half(4, 40, 2, 64)] * 2
+    options: dict[str, Any] = {"cache_seqlens": used(BEFORE), "causal": causal}
+    if rotary is not None:
+        angles = torch.randn(40, 16)
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+        options["rotary_interleaved"] = rotary == "neighbours"
+    if place == "pages":
+        *caches, options["page_table"] = paged(*caches, AFTER, 8)
+    elif place == "chosen entries":
+        options["cache_batch_idx"] = torch.tensor([3, 2, 1, 0])
+    expect_the_cpus_results(appended, q, *new, *caches, **options)
+
+
+def test_packed_append_of_other_rows_than_the_queries() -> None:
+    q, new = half(9, 8, 64), (half(6, 2, 64), half(6, 2, 64))
+    *caches, table = paged(half(4, 40, 2, 64), half(4, 40, 2, 64), [40] * 4, 8)
+    angles = torch.randn(64, 16)
+    expect_the_cpus_results(
+        appended,
+        q,
+        *new,
+        *caches,
+        page_table=table,
+        cache_seqlens=used(BEFORE),
+        cu_seqlens_q=used([0, 4, 5, 5, 9]),
+        cu_seqlens_k_new=used([0, 2, 2, 5, 6]),
+        rotary_cos=angles.cos(),
+        rotary_sin=angles.sin(),
+        rotary_seqlens=used([1, 2, 3, 4]),
+        causal=True,
+    )
+
+
+def test_rows_without_a_place_are_left_out() -> None:
+    q, new, caches = half(2, 1, 8, 64), (half(2, 1, 2, 64), half(2, 1, 2, 64)), (half(2, 16, 2, 64),) * 2
+    k, v = (t.cuda() for t in caches)
+    before = k.clone()
+    appended(q.cuda(), *(t.cuda() for t in new), k, v, cache_seqlens=used([16, 3]).cuda())
+    assert torch.equal(k[0], before[0])
+    assert torch.equal(k[1, 3].cpu(), new[0][1, 0])
+
+
+def test_appending_in_a_graph() -> None:
+    q, k, v = half(2, 1, 8, 64).cuda(), half(2, 1, 2, 64).cuda(), half(2, 1, 2, 64).cuda()
+    caches = half(2, 64, 2, 64).cuda(), half(2, 64, 2, 64).cuda()
+    lengths = used([5, 40]).cuda()
+    angles = torch.randn(64, 16).cuda()
+    options: dict[str, Any] = {"cache_seqlens": lengths, "causal": True}
+    options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    appended(q, k, v, *(t.clone() for t in caches), **options)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = appended(q, k, v, *caches, **options)
+    for step in range(3):
+        kept = [t.clone() for t in caches]
+        graph.replay()
+        expected, _ = appended(q, k, v, *kept, **options)
+        torch.testing.assert_close(out, expected)
+        for a, b in zip(caches, kept, strict=True):
+            assert torch.equal(a, b), step
+        lengths += 1
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "s8"])
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("page_size", [0, 7, 16])
+def test_keys_of_eight_bits(dtype: str, queries: int, page_size: int) -> None:
+    q, k, v = half(4, queries, 8, 128), half(4, 96, 2, 128), half(4, 96, 2, 128)
+    (k8, k_scale), (v8, v_scale) = tandem.quantize(k, dtype), tandem.quantize(v, dtype)
+    options: dict[str, Any] = {"seqused_k": used([96, 50, 0, 5]), "k_scale": k_scale, "v_scale": v_scale}
+    caches = [k8, v8]
+    if page_size > 0:
+        table = torch.randperm(4 * -(-96 // page_size), dtype=torch.int32).view(4, -1)
+        spread = torch.arange(table.numel() * page_size).view(-1, page_size)
+        caches = [torch.zeros(*spread.shape, 2, 128).to(t.dtype) for t in caches]
+        for pool, t in zip(caches, (k8, v8), strict=True):
+            for b in range(4):
+                for row in range(96):
+                    pool[table[b, row // page_size], row % page_size] = t[b, row]
+        options["page_table"] = table
+
+    def run(*given: torch.Tensor, **named: Any) -> Any:
+        return tandem.attention(*given, **named, causal=True, return_lse=True)
+
+    expect_the_cpus_results(run, q, *caches, **options)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_padding_before_pages(page_size: int) -> None:
+    lengths = [90, 50, 12, 64]
+    *pages, table = paged(half(4, 96, 2, 64), half(4, 96, 2, 64), lengths, page_size)
+    padding = used([0, 17, 12, 5])
+
+    def run(q: torch.Tensor, *caches: torch.Tensor, **options: Any) -> Any:
+        return tandem.attention(q, *caches, **options, causal=True, return_lse=True)
+
+    for queries in (1, 4, 100):
+        options = {"page_table": table, "seqused_k": used(lengths), "leftpad_k": padding}
+        expect_the_cpus_results(run, half(4, queries, 8, 64), *pages, **options)
