@@ -72,8 +72,8 @@ bool takes_decode(const Problem& p) {
 double tiles_of_few_queries(const Problem& p) {
   const int unit = takes_decode(p) ? decode_rows : few;
   const HeadRows rows = takes_heads_as_rows(p) ? best_head_rows(p, unit) : HeadRows{.queries = unit};
-  return static_cast<double>(std::max<std::int64_t>(p.batch, 1) * rows.tile_heads(p) *
-                             ((queries_of(p) + rows.queries - 1) / rows.queries));
+  const std::int64_t tiles_a_head = (queries_of(p) + rows.queries - 1) / rows.queries;
+  return static_cast<double>(std::max<std::int64_t>(p.batch, 1) * rows.tile_heads(p) * tiles_a_head);
 }
 
 /// Whether CTAs share the keys of a step of generation or of a few queries at once (docs/kernels/decode.md
