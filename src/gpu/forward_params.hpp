@@ -22,7 +22,7 @@ LoadedMaps forward_maps(const Problem& problem, const Tiling& tiling);
 
 /// How a forward launch divides its work, and the room that partial results take.
 struct WorkDivision {
-  int ctas = 0;                   ///< as many as multiprocessors hold, or one a work item where there are fewer
+  int ctas = 0;  ///< as many as multiprocessors hold, or one a work item where there are fewer
   std::int64_t part_outputs = 0;  ///< numbers of ForwardParams::part_out, and of part_lse
   std::int64_t part_lses = 0;
   std::int64_t combine_ctas = 0;  ///< of the kernel behind it; 0: there is nothing to merge

@@ -30,8 +30,8 @@ struct HeadRows {
   }
 };
 
-/// The division with the fewest tiles of `rows` rows for queries_of(problem) queries, and of those the one with
-/// the most heads, which reads keys least often.
+/// The division with the fewest tiles of `rows` rows for queries_of(problem) queries, and of those the one
+/// with the most heads, which reads keys least often.
 HeadRows best_head_rows(const Problem& problem, std::int64_t rows = 64);
 
 }  // namespace tandem

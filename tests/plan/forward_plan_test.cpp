@@ -289,7 +289,8 @@ TEST(HeadRows, FillTilesOfSixteenRowsToo) {
 
 /// The kernel `decode` has 16 rows; more of them take the tile of 64.
 TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
-  for (const auto& [group, queries] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
+  for (const auto& [group, queries] :
+       {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
     const ForwardConfig c = choose_forward_config(grouped(group, queries));
     EXPECT_TRUE(c.by_warps()) << group << " x " << queries;
     EXPECT_EQ(c.tiling.heads_as_rows, group > 1);

@@ -32,9 +32,9 @@ TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex
   }
 }
 
-/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. A CTA merges it,
-/// each thread one column, or two of heads wider than 128: so many loads of a thread are under way at once that
-/// they take hardly longer than one.
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. A CTA merges
+/// it, each thread one column, or two of heads wider than 128: so many loads of a thread are under way at
+/// once that they take hardly longer than one.
 template <ForwardConfig C>
 struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;
@@ -175,16 +175,17 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p, u32 number, int row) {
 
 /// The CTA in whose share block `at` of a line of `total` blocks lies.
 TANDEM_DEVICE u32 owner_of(u32 at, u32 total, u32 ctas) {
-  u32 cta = min(static_cast<u32>(static_cast<float>(at) / static_cast<float>(total) * static_cast<float>(ctas)),
-                ctas - 1);
+  u32 cta =
+      min(static_cast<u32>(static_cast<float>(at) / static_cast<float>(total) * static_cast<float>(ctas)),
+          ctas - 1);
   while (cta > 0 && tile::share_begin(total, cta, ctas) > at) --cta;
   while (cta + 1 < ctas && tile::share_begin(total, cta + 1, ctas) <= at) ++cta;
   return cta;
 }
 
-/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size for
-/// each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose end they need, with the
-/// search for their tile behind them.
+/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size
+/// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
+/// end they need, with the search for their tile behind them.
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 7) combine(const __grid_constant__ ForwardParams p) {
   const u32 rows = static_cast<u32>(p.part_rows);
@@ -192,8 +193,8 @@ TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 7) combine(const __grid
   const u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
   if constexpr (C.schedule.invariant) {
-    return combine_splits<C>(
-        p, number, static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
+    return combine_splits<C>(p, number,
+                             static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
   }
   tile::SplitLine<C.tiling, C.keys> line{p};
   const u32 total = line.total();

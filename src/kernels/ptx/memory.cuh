@@ -209,8 +209,8 @@ TANDEM_DEVICE void wait_for_copies() {
 #endif
 }
 
-/// Loads four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8, and has
-/// columns 2 (l % 4), + 1 of row l / 4 of each.
+/// Loads four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8, and
+/// has columns 2 (l % 4), + 1 of row l / 4 of each.
 TANDEM_DEVICE void ldmatrix_x4(const void* row, u32 (&d)[4]) {
 #if TANDEM_ON_DEVICE
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

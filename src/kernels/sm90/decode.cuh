@@ -1,5 +1,5 @@
-// Decoding: attention of tiles of 16 rows, whose time is that of reading K and V. A persistent kernel with two
-// CTAs an SM where shared memory allows, so that one reads while the other begins or ends a tile.
+// Decoding: attention of tiles of 16 rows, whose time is that of reading K and V. A persistent kernel with
+// two CTAs an SM where shared memory allows, so that one reads while the other begins or ends a tile.
 //
 // A producer warp fills shared memory through TMA, as in the forward kernel. Each of four consumer warps owns
 // a quarter of the keys of every block, with its own softmax and its own O of all 16 rows; products are
@@ -93,8 +93,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
   if (t.blocks.first < t.blocks.end) {
     shared.in.q_ring[0].wait(q_at);
     const int first = tile::first_query<C.tiling>(p, t.index.m, 0);
-    const tile::BlockRange inner = tile::BlockRange::of<C.tiling.block_n>(
-        t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
+    const tile::BlockRange inner =
+        tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
     for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
       step(t, block, block >= inner.inner_end || block < inner.inner_first, o, softmax);
     }
@@ -103,8 +103,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
   store(t, o, softmax);
 }
 
-/// One block of keys, of which this warp has its quarter. Q stays in shared memory: in registers, a quarter of
-/// the head dimension, it would leave too few for the rest.
+/// One block of keys, of which this warp has its quarter. Q stays in shared memory: in registers, a quarter
+/// of the head dimension, it would leave too few for the rest.
 template <ForwardConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, bool masked,
                                            float (&o)[outputs], tile::OnlineSoftmax& softmax) {
@@ -170,8 +170,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
   release(shared.in.v_ring, v_at);
 }
 
-/// The epilogue: the warps' O, relative to one reference a row, added up and normalised. Each thread takes two
-/// columns of a row at a time.
+/// The epilogue: the warps' O, relative to one reference a row, added up and normalised. Each thread takes
+/// two columns of a row at a time.
 template <ForwardConfig C>
 TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const float (&o)[outputs],
                                             const tile::OnlineSoftmax& softmax) {
@@ -195,8 +195,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const floa
   float weight[2];  // of what this warp has
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    weight[h] =
-        ptx::exp2(softmax.reference[h] - tile::OnlineSoftmax::shift(reference_of(position.row(h))));
+    weight[h] = ptx::exp2(softmax.reference[h] - tile::OnlineSoftmax::shift(reference_of(position.row(h))));
   }
 
   const int row = (warp * warp_size + lane) / 8;
@@ -258,8 +257,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const floa
 
 /// Writes two columns of a row, from `col` on, of the result or of a partial one.
 template <ForwardConfig C>
-TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, const tile::TileRow& at, int row,
-                                                    int col, float low, float high) {
+TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, const tile::TileRow& at,
+                                                    int row, int col, float low, float high) {
   if (C.schedule.split && t.part != tile::whole_tile) {
     if (at.query >= t.index.seqlen_q) return;
     const i64 part_row = static_cast<i64>(t.part) * decode_rows + row;

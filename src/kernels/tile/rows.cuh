@@ -127,7 +127,8 @@ TANDEM_DEVICE void load_queries(Tile& to, ptx::Mbarrier& full, const ForwardPara
 }
 template <Tiling T, typename Tile>
 TANDEM_DEVICE u32 queries_bytes(const ForwardParams& p) {
-  if constexpr (T.heads_as_rows) return static_cast<u32>(filled_of_unit<T>(p)) * Tile::row_bytes * Tile::strips;
+  if constexpr (T.heads_as_rows)
+    return static_cast<u32>(filled_of_unit<T>(p)) * Tile::row_bytes * Tile::strips;
   return Tile::bytes;
 }
 

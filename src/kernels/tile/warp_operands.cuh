@@ -12,15 +12,15 @@ TANDEM_DEVICE void load_rows_operand(Tile& tile, int step, int lane, u32 (&a)[4]
   ptx::ldmatrix_x4(tile.address(lane % 16, 16 * step + lane / 16 * 8), a);
 }
 
-/// B of two products whose columns are rows [row, row + 8) and [row + 8, row + 16) of the tile, and whose depth
-/// is columns 16 * step onwards: words 0 and 1 for the first, 2 and 3 for the second. Of K in Q K^T.
+/// B of two products whose columns are rows [row, row + 8) and [row + 8, row + 16) of the tile, and whose
+/// depth is columns 16 * step onwards: words 0 and 1 for the first, 2 and 3 for the second. Of K in Q K^T.
 template <typename Tile>
 TANDEM_DEVICE void load_columns_operand(Tile& tile, int row, int step, int lane, u32 (&b)[4]) {
   ptx::ldmatrix_x4(tile.address(row + lane % 8 + lane / 16 * 8, 16 * step + lane / 8 % 2 * 8), b);
 }
 
-/// B of two products whose depth is rows [row, row + 16) of the tile, and whose columns are the tile's columns
-/// [col, col + 8) and [col + 8, col + 16). Of V in P V.
+/// B of two products whose depth is rows [row, row + 16) of the tile, and whose columns are the tile's
+/// columns [col, col + 8) and [col + 8, col + 16). Of V in P V.
 template <typename Tile>
 TANDEM_DEVICE void load_depth_operand(Tile& tile, int row, int col, int lane, u32 (&b)[4]) {
   ptx::ldmatrix_x4_transposed(tile.address(row + lane % 16, col + lane / 16 * 8), b);

@@ -36,8 +36,8 @@ void join_lanes(Warp& warp, Thread& last) {
   }
 }
 
-/// Lane l gets columns 2 (l % 4), + 1 of row l / 4 of matrix i, whose row r is at the address of lane 8 i + r;
-/// transposed, these rows of that column.
+/// Lane l gets columns 2 (l % 4), + 1 of row l / 4 of matrix i, whose row r is at the address of lane 8 i +
+/// r; transposed, these rows of that column.
 void load_matrices(std::array<Warp::Deposit, 32>& deposits, bool transposed) {
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
     for (std::uint32_t i = 0; i < 4; ++i) {
