@@ -3,9 +3,11 @@
     python bench gpu-decode [--heads 32] [--heads-kv 8] [--head-dim 128] [--rounds 9] [--json FILE]
 
 Each contender is captured in a CUDA graph of calls that go through so many buffers that no key is in the L2
-again; graphs are replayed in turn. Tandem with and without lengths on the device (`seqused_k`), and with
-pages of 64 rows in a random order; cuDNN and FlashAttention-2 through PyTorch, on the same tensors. Results
-are compared with fp32 before anything is timed. Memory traffic counts K and V once.
+again; graphs are replayed in turn. Tandem with and without lengths on the device (`seqused_k`), with pages of
+64 and of 16 rows in a random order, with a `split_size` of 1024, and with keys and values of e4m3; cuDNN and
+FlashAttention-2 through PyTorch, on the same tensors. Then batches of very unequal lengths in pages of 64
+(eight query heads over one, those that HPC-Ops publishes), beside the time of as many bytes at a copy's rate.
+Results are compared with fp32 before anything is timed. Memory traffic counts K and V once.
 """
 
 from __future__ import annotations
@@ -21,6 +23,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CELLS = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (16, 32768), (32, 4096), (128, 512))
 PAGE = 64
+SMALL_PAGE = 16
+#: lengths of a batch: (how many sequences, of how many keys)
+MIXES = (
+    ((64, 512),),
+    ((64, 4096),),
+    ((32, 128), (32, 4096)),
+    ((1, 16384), (15, 64)),
+    ((1, 65536), (7, 4096)),
+    ((1, 65536), (31, 4096)),
+    ((1, 131072), (31, 4096)),
+    ((2, 32768), (30, 4096)),
+)
 #: bytes of keys and values that lie between two uses of one buffer; more than any L2 holds
 APART = 512 << 20
 
@@ -51,7 +65,7 @@ class Graph:
 
 def in_pages(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """The rows of (batch, seqlen, heads, head_dim) as pages, page `order[i]` being the i-th."""
-    pages = x.reshape(-1, PAGE, *x.shape[2:])
+    pages = x.reshape(len(order), -1, *x.shape[2:])
     shuffled = torch.empty_like(pages)
     shuffled[order] = pages
     return shuffled
@@ -83,22 +97,36 @@ def cell(args: argparse.Namespace, batch: int, seqlen: int) -> dict[str, object]
         "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "fa2": sdpa(SDPBackend.FLASH_ATTENTION),
     }
-    if args.pages:
-        order = torch.randperm(batch * seqlen // PAGE, device=device)
+
+    def of_pages(rows: int) -> Call:
+        order = torch.randperm(batch * seqlen // rows, device=device)
         table = order.reshape(batch, -1).to(torch.int32)
         paged = [(in_pages(k, order), in_pages(v, order)) for k, v in zip(keys, values, strict=True)]
-        calls["tandem, pages"] = lambda i: tandem.attention(q, *paged[i], page_table=table, seqused_k=used)
+        return lambda i: tandem.attention(q, *paged[i], page_table=table, seqused_k=used)
 
-    with sdpa_kernel(SDPBackend.MATH):
-        reference = torch.nn.functional.scaled_dot_product_attention(
-            *(x.float().transpose(1, 2) for x in (q, keys[0], values[0])), enable_gqa=True
-        ).transpose(1, 2)
-    errors = {name: (call(0).float() - reference).abs().max().item() for name, call in calls.items()}
+    calls["tandem, split_size"] = lambda i: tandem.attention(
+        q, keys[i], values[i], seqused_k=used, split_size=1024
+    )
+    if args.pages:
+        calls["tandem, pages"] = of_pages(PAGE)
+        calls["tandem, pages of 16"] = of_pages(SMALL_PAGE)
+    # Twice the buffers of half the bytes.
+    bytes_of = {"tandem, e4m3": size // 2}
+    eight = [
+        (k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)) for k, v in zip(keys, values, strict=True)
+    ]
+    eight += [(k.clone(), v.clone()) for k, v in eight]
+    calls["tandem, e4m3"] = lambda i: tandem.attention(q, *eight[i], seqused_k=used)
+
+    references = {
+        name: exact(q, *eight[0]) if name in bytes_of else exact(q, keys[0], values[0]) for name in calls
+    }
+    errors = {name: (call(0).float() - references[name]).abs().max().item() for name, call in calls.items()}
     allowed = 2 * max(errors["cudnn"], errors["fa2"]) + 3e-5
     wrong = [name for name, error in errors.items() if not error <= allowed]
     if wrong:
         raise SystemExit(f"bench: {', '.join(wrong)} wrong at batch {batch}, seqlen {seqlen}: {errors}")
-    graphs = {name: Graph(call, buffers) for name, call in calls.items()}
+    graphs = {name: Graph(call, 2 * buffers if name in bytes_of else buffers) for name, call in calls.items()}
     times = harness.in_turn(graphs, args.rounds, 0.0)
     us = {name: statistics.median(t) for name, t in times.items()}
     return {
@@ -106,9 +134,55 @@ def cell(args: argparse.Namespace, batch: int, seqlen: int) -> dict[str, object]
         "seqlen": seqlen,
         "buffers": buffers,
         "us": us,
-        "gb_per_s": {name: size / t / 1e3 for name, t in us.items()},
+        "gb_per_s": {name: bytes_of.get(name, size) / t / 1e3 for name, t in us.items()},
         "error": errors,
     }
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(
+            *(x.float().transpose(1, 2) for x in (q, k, v)), enable_gqa=True
+        ).transpose(1, 2)
+
+
+def mix(args: argparse.Namespace, lengths: tuple[tuple[int, int], ...]) -> dict[str, object]:
+    """A batch of unequal lengths in pages, eight query heads over one, and a copy of as many bytes."""
+    device, heads, head_dim = "cuda", 8, 128
+    each = [keys for count, keys in lengths for _ in range(count)]
+    used = torch.tensor(each, device=device, dtype=torch.int32)
+    pages = [-(-keys // PAGE) for keys in each]
+    size = sum(each) * head_dim * 2 * 2
+    buffers = max(1, -(-APART // size))
+    order = torch.randperm(sum(pages), device=device).to(torch.int32)
+    table = torch.full((len(each), max(pages)), -1, device=device, dtype=torch.int32)
+    begin = 0
+    for b, count in enumerate(pages):
+        table[b, :count] = order[begin : begin + count]
+        begin += count
+    q = torch.randn(len(each), 1, heads, head_dim, device=device, dtype=torch.bfloat16)
+    caches = [
+        torch.randn(2, sum(pages), PAGE, 1, head_dim, device=device, dtype=torch.bfloat16)
+        for _ in range(buffers)
+    ]
+
+    def call(i: int) -> torch.Tensor:
+        return tandem.attention(q, caches[i][0], caches[i][1], page_table=table, seqused_k=used)
+
+    got = call(0)
+    for b in {0, len(each) - 1}:
+        k, v = (x[table[b, : pages[b]].long()].reshape(1, -1, 1, head_dim)[:, : each[b]] for x in caches[0])
+        error = (got[b : b + 1].float() - exact(q[b : b + 1], k, v)).abs().max().item()
+        if not error <= 2e-2:
+            raise SystemExit(f"bench: sequence {b} of {lengths} is wrong by {error}")
+    target = torch.empty_like(caches[0])
+    graphs = {
+        "tandem": Graph(call, buffers),
+        "copy": Graph(lambda i: target.copy_(caches[i]), buffers),  # reads and writes: twice the bytes
+    }
+    us = {name: statistics.median(t) for name, t in harness.in_turn(graphs, args.rounds, 0.0).items()}
+    read = us["copy"] / 2 * sum(each) / (sum(pages) * PAGE)
+    return {"lengths": lengths, "bytes": size, "us": us["tandem"], "us_of_a_copys_rate": read}
 
 
 def main() -> int:
@@ -125,11 +199,18 @@ def main() -> int:
         us, rate = cells[-1]["us"], cells[-1]["gb_per_s"]
         line = "  ".join(f"{name} {us[name]:.1f} us {rate[name]:.0f} GB/s" for name in us)
         print(f"batch {batch:3} seqlen {seqlen:6}: {line}", flush=True)
+    mixes = []
+    for lengths in MIXES:
+        mixes.append(mix(args, lengths))
+        us, read = mixes[-1]["us"], mixes[-1]["us_of_a_copys_rate"]
+        text = " + ".join(f"{count} x {keys}" for count, keys in lengths)
+        print(f"{text}: {us:.1f} us, at a copy's rate {read:.1f} us", flush=True)
     document = harness.origin(harness.device_name("cuda"), args.commit) | {
         "heads": [args.heads, args.heads_kv],
         "head_dim": args.head_dim,
         "dtype": "bf16",
         "cells": cells,
+        "mixes": mixes,
     }
     harness.write_json(document, args.json)
     return 0

@@ -127,3 +127,12 @@ def test_functions_fit_a_screen() -> None:
     assert len(found) > 3000
     long = {(name, function): lines for name, function, lines in found if lines > LONGEST_FUNCTION}
     assert {key: lines for key, lines in long.items() if lines > LONGER.get(key, LONGEST_FUNCTION)} == {}
+
+
+def test_pages_of_kernels_are_short() -> None:
+    pages = sorted((ROOT / "docs" / "kernels").glob("*.md"))
+    assert len(pages) >= 12
+    for page in pages:
+        lines = page.read_text().splitlines()
+        assert len(lines) <= 150, page.name
+        assert [line for line in lines if len(line) > 110] == [], page.name

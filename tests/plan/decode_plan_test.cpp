@@ -1,0 +1,143 @@
+// Few queries of grouped heads: which tile they take, and which of its rows is what.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/forward_params.hpp"
+#include "plan/forward_plan.hpp"
+#include "problem/effective.hpp"
+
+namespace tandem {
+namespace {
+
+/// A problem of grouped heads and few queries a sequence.
+Problem grouped(std::int64_t group, std::int64_t queries) {
+  Problem p;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = queries;
+  p.rows_k = 4096;
+  p.q.dtype = DType::bf16;
+  p.heads_kv = 8;
+  p.heads_q = 8 * group;
+  p.batch = 2;
+  return p;
+}
+
+TEST(HeadRows, AreThoseOfTheFewestTiles) {
+  const auto rows = [](std::int64_t group, std::int64_t queries) {
+    const HeadRows r = best_head_rows(grouped(group, queries));
+    return std::array<std::int64_t, 2>{r.heads, r.queries};
+  };
+  using Rows = std::array<std::int64_t, 2>;
+  EXPECT_EQ(rows(4, 4), (Rows{4, 16}));
+  EXPECT_EQ(rows(4, 64), (Rows{1, 64})) << "four tiles either way";
+  EXPECT_EQ(rows(4, 63), (Rows{1, 64}));
+  EXPECT_EQ(rows(4, 48), (Rows{4, 16})) << "three tiles, not four";
+  EXPECT_EQ(rows(7, 9), (Rows{7, 9})) << "one row is left";
+  EXPECT_EQ(rows(71, 1), (Rows{36, 1})) << "two tiles, of 36 and 35 heads";
+  EXPECT_EQ(rows(48, 4), (Rows{16, 4})) << "three tiles of all queries, not four of one query";
+  EXPECT_EQ(rows(1, 4), (Rows{1, 64}));
+  Problem none = grouped(4, 4);
+  none.heads_q = none.heads_kv = 0;
+  EXPECT_EQ(best_head_rows(none).heads, 1);
+}
+
+TEST(HeadRows, FillTilesOfSixteenRowsToo) {
+  EXPECT_EQ(best_head_rows(grouped(4, 4), 16).heads, 4);
+  EXPECT_EQ(best_head_rows(grouped(5, 3), 16).queries, 3) << "one row is left";
+  EXPECT_EQ(best_head_rows(grouped(1, 7), 16).queries, 16);
+}
+
+/// The kernel `decode` has 16 rows; more of them take the tile of 64.
+TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
+  for (const auto& [group, queries] :
+       {std::pair<std::int64_t, std::int64_t>{1, 1}, {1, 16}, {4, 4}, {16, 1}}) {
+    const ForwardConfig c = choose_forward_config(grouped(group, queries));
+    EXPECT_TRUE(c.by_warps()) << group << " x " << queries;
+    EXPECT_EQ(c.tiling.heads_as_rows, group > 1);
+    EXPECT_EQ(forward_objection(c), "");
+    EXPECT_EQ(ctas_per_sm(c), 2);
+  }
+  EXPECT_FALSE(choose_forward_config(grouped(4, 5)).by_warps());
+  EXPECT_FALSE(choose_forward_config(grouped(1, 17)).by_warps());
+  Problem fixed = grouped(4, 1);
+  fixed.split_size = 1024;
+  EXPECT_FALSE(choose_forward_config(fixed).by_warps()) << "prefills have the forward kernel's products";
+}
+
+TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
+  Problem p = grouped(4, 10);
+  p.packed_q = true;
+  p.batch = 3;
+  EXPECT_EQ(queries_of(p), 4);
+  EXPECT_EQ(best_head_rows(p).heads, 4);
+  p.rows_q = 1000;
+  EXPECT_FALSE(choose_forward_config(p).tiling.heads_as_rows) << "334 queries each";
+}
+
+TEST(ForwardPlan, FewQueriesOfGroupedHeadsAreRowsOfOneTile) {
+  const std::int32_t lengths[2] = {};
+  for (const std::int64_t queries : {2, 4, 16}) {
+    Problem p = grouped(4, queries);
+    p.window_right = 0;
+    p.seqused_k.data = lengths;
+    const ForwardConfig c = choose_forward_config(p);
+    EXPECT_TRUE(c.tiling.heads_as_rows && c.schedule.split && c.mask.causal);
+    EXPECT_EQ(gpu::forward_tile_count(p, c.tiling), 2 * 8);
+    p.window_right = -1;
+    EXPECT_EQ(choose_forward_config(p), c) << "one kernel serves both masks";
+    p.batch = 600;
+    EXPECT_FALSE(choose_forward_config(p).schedule.split) << "4800 tiles keep all multiprocessors busy";
+    EXPECT_TRUE(choose_forward_config(p).tiling.heads_as_rows);
+    p.split_size = 1024;
+    EXPECT_TRUE(choose_forward_config(p).tiling.heads_as_rows);
+  }
+  EXPECT_FALSE(choose_forward_config(grouped(1, 4)).tiling.heads_as_rows);
+  EXPECT_FALSE(choose_forward_config(grouped(4, 100)).tiling.heads_as_rows);
+}
+
+TEST(ForwardPlan, StepsOfGroupedHeadsAreShipped) {
+  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  const std::int32_t lengths[2] = {};
+  for (const std::int64_t batch : {2, 600}) {
+    for (const bool pages : {false, true}) {
+      for (const DType keys : {DType::bf16, DType::e4m3}) {
+        Problem p = grouped(4, 4);
+        p.batch = batch;
+        p.window_right = 0;
+        p.seqused_k.data = lengths;
+        p.k.dtype = p.v.dtype = keys;
+        if (pages) p.pages = {.table = lengths, .count = 9, .page_size = 16};
+        const ForwardConfig c = choose_forward_config(p);
+        EXPECT_TRUE(c.tiling.heads_as_rows);
+        EXPECT_EQ(c.key_type, keys == DType::e4m3 ? OperandType::e4m3 : OperandType::input);
+        EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end());
+      }
+    }
+  }
+}
+
+TEST(ForwardExplain, SaysWhichHeadsAreRows) {
+  const Problem p = grouped(4, 4);
+  const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+  EXPECT_NE(lines.at(2).find("tile 4 queries of 4 heads that share keys x 64 keys"), std::string::npos)
+      << lines.at(2);
+}
+
+TEST(ForwardPlan, PartsOfGroupedHeadsHaveAPlaceForEachRow) {
+  Problem p = grouped(4, 4);
+  p.split_size = 1024;
+  const ForwardConfig c = choose_forward_config(p);
+  ASSERT_TRUE(c.schedule.split);
+  const gpu::WorkDivision work = gpu::divide_work(p, c, 132);
+  EXPECT_EQ(work.part_rows, 16);
+  EXPECT_EQ(work.part_lses, 2 * 8 * 4 * 16);  // sequences, KV heads, splits, rows
+  EXPECT_EQ(work.combine_ctas, 2 * 8 * (16 / combine_rows));
+}
+
+}  // namespace
+}  // namespace tandem
