@@ -24,6 +24,7 @@
 
 #include "tandem/error.hpp"
 #include "tandem/export.h"
+#include "tandem/function.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem {
@@ -129,6 +130,12 @@ struct AttentionInputs {
   ConstTensor q_scale;
   ConstTensor k_scale;
   ConstTensor v_scale;
+  /// Functions of the caller's own (function.hpp), on the CPU and with precision exact. The score function
+  /// makes logits of scaled scores, after softcap; where it gives -inf a pair is masked. The mask function
+  /// says which of the pairs that causal and window leave are visible. Null: none. They, and what they
+  /// capture, must stay until the call returns; no output may share memory with what they capture.
+  const Function* score_function = nullptr;
+  const Function* mask_function = nullptr;
 };
 
 /// Arguments of the forward pass.

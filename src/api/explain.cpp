@@ -51,6 +51,8 @@ std::string explain(const Problem& p, const Plan& plan, const Execution& executi
                   p.rows_k, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_v);
   text += fmt::format("scale {}, softcap {}, mask: {}, also: {}\n", p.scale,
                       p.softcap == 0.0F ? "off" : fmt::format("{}", p.softcap), mask(p), features(p));
+  if (p.score_function != nullptr) text += fmt::format("score function: {}\n", p.score_function->text());
+  if (p.mask_function != nullptr) text += fmt::format("mask function: {}\n", p.mask_function->text());
   for (const std::string& reason : reasons(p, plan, execution)) text += reason + '\n';
   text += fmt::format("workspace {} bytes\n", plan.workspace_bytes);
   return text;

@@ -9,6 +9,7 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
   builder.sizes();
   builder.inputs();
   builder.options();
+  builder.functions();
   Problem& p = builder.problem();
   const check::Argument out{"out", args.out};
   const check::Argument lse{"lse", args.lse};
@@ -24,6 +25,7 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   builder.sizes();
   builder.inputs();
   builder.options();
+  builder.functions();
   Problem& p = builder.problem();
   const check::Argument out{"out", args.out};
   const check::Argument lse{"lse", args.lse};

@@ -1,6 +1,6 @@
 // Turns arguments into a Problem: first the sizes, from q, k, v and cu_seqlens, then everything else against
 // them. Each subject has a file: problem_sizes, problem_cache, problem_tensors, problem_scales,
-// problem_options.
+// problem_options, problem_functions.
 #pragma once
 
 #include <array>
@@ -40,6 +40,8 @@ class ProblemBuilder {
   /// The tensors that forward and backward share, with their scales and lengths.
   void inputs();
   void options();
+  /// After options(): the caller's own functions.
+  void functions();
   /// A tensor with the rows and heads of q; one that is `written` may be f32 whatever q is.
   Operand like_q(const Argument& a, std::int64_t head_dim, const Symbols& symbols, bool written = false);
   /// A tensor with the rows and heads of k.
@@ -73,6 +75,8 @@ class ProblemBuilder {
   /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
   /// scales.
   void not_quantized(const Argument& a) const;
+  void function(const char* name, const Function* f, Function::Kind kind) const;
+  void outputs_apart_from_captured(std::initializer_list<Argument> outputs) const;
   static void window(const char* name, std::int64_t value);
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);

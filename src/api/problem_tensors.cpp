@@ -143,6 +143,7 @@ void ProblemBuilder::outputs(std::initializer_list<Argument> outputs,
                              std::initializer_list<Argument> more_inputs) const {
   for (const Argument& a : outputs) check::no_self_overlap(a);
   check::separate(outputs, more_inputs, inputs_);
+  if (p_.has_function()) outputs_apart_from_captured(outputs);
 }
 
 void ProblemBuilder::contents() const {

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "cpu/backward_block.hpp"
+#include "cpu/functions.hpp"
 
 namespace tandem::cpu {
 
@@ -126,15 +127,19 @@ void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::i
 
 class Backward {
  public:
-  Backward(const Problem& p, const Config& config, std::byte* workspace, Stop* stop)
+  Backward(const Problem& p, const Config& config, const TileFunctions* functions, std::byte* workspace,
+           Stop* stop)
       : p_(p),
+        functions_(functions),
         kernel_(kernel_of(config.target)),
         shape_{.dtype = p.q.dtype,
                .gradient = p.gradient_dtype,
                .head_dim_qk = p.head_dim_qk,
                .head_dim_v = p.head_dim_v,
                .block_q = config.block_q,
-               .block_k = config.block_k},
+               .block_k = config.block_k,
+               .functions = functions != nullptr,
+               .function_words = functions != nullptr ? functions->words() : 0},
         schedule_(make_schedule(p, config, kernel_, shape_)),
         threads_(config.threads),
         workspace_(workspace),
@@ -294,6 +299,9 @@ class Backward {
                     .dq = of_query(p_.dq),
                     .dk = of_key(p_.dk),
                     .dv = of_key(p_.dv),
+                    .functions = functions_,
+                    .batch = h.batch,
+                    .head = head,
                     .block = h.query_blocks - 1 - item % h.query_blocks,
                     .group_head = group_head,
                     .group = p_.group(),
@@ -323,6 +331,7 @@ class Backward {
   }
 
   const Problem& p_;
+  const TileFunctions* const functions_;  ///< null: none
   const BackwardKernel kernel_;
   const BackwardShape shape_;
   const Schedule schedule_;
@@ -336,14 +345,23 @@ class Backward {
   bool slots_fit_ = true;
 };
 
+/// Calls f(backward) with the functions of the problem compiled.
+template <typename F>
+auto with_backward(const Problem& problem, const Config& config, std::byte* workspace, Stop* stop, F f) {
+  if (!problem.has_function()) return f(Backward(problem, config, nullptr, workspace, stop));
+  const CallFunctions functions(problem, true);
+  return f(Backward(problem, config, &functions.tile, workspace, stop));
+}
+
 }  // namespace
 
 std::size_t backward_workspace_bytes(const Problem& problem, const Config& config) {
-  return Backward(problem, config, nullptr, nullptr).workspace_bytes();
+  return with_backward(problem, config, nullptr, nullptr,
+                       [](const Backward& backward) { return backward.workspace_bytes(); });
 }
 
 void backward(const Problem& problem, const Config& config, std::span<std::byte> workspace, Stop* stop) {
-  Backward(problem, config, workspace.data(), stop).run();
+  with_backward(problem, config, workspace.data(), stop, [](Backward&& backward) { backward.run(); });
 }
 
 }  // namespace tandem::cpu

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/ask_to_stop.hpp"
+#include "cpu/function_program.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -29,6 +30,8 @@ struct BackwardShape {
   std::int64_t head_dim_v = 0;
   std::int64_t block_q = 0;  ///< a multiple of BackwardKernel::panel
   std::int64_t block_k = 0;  ///< a multiple of BackwardKernel::strip
+  bool functions = false;            ///< the caller has functions ...
+  std::int64_t function_words = 0;  ///< ... whose programs need so many words of memory
 };
 
 struct BackwardBlock {
@@ -44,6 +47,9 @@ struct BackwardBlock {
   HeadRows dq, dk, dv;                     ///< no data: that gradient is not wanted
   const float* sink = nullptr;
   double* dsink = nullptr;  ///< added to, if not null
+  const TileFunctions* functions = nullptr;  ///< null: none
+  std::int64_t batch = 0;                    ///< as functions see them
+  std::int64_t head = 0;
 
   std::int64_t block = 0;       ///< queries [block * block_q, (block + 1) * block_q)
   std::int64_t group_head = 0;  ///< which of the query heads that share k and v

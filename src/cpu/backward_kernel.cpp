@@ -9,6 +9,7 @@
 // docs/kernels/cpu-backward.md has the arithmetic.
 #include <sched.h>
 
+#include "cpu/backward_function.hpp"
 #include "cpu/backward_scores.hpp"
 #include "cpu/backward_stage.hpp"
 #include "cpu/backward_sums.hpp"
@@ -61,6 +62,10 @@ void add_dsink(Tile& t) {
   for (std::int64_t i = 0; i < t.queries; ++i) {
     const std::int64_t query = t.first_query + i;
     const Range seen = t.visible_keys(query, query);
+    if (t.b.functions != nullptr && is_empty_row(t, query)) {
+      sum -= t.b.dlse.data != nullptr ? static_cast<double>(*row_of<float>(t.b.dlse, query)) : 0.0;
+      continue;
+    }
     if (seen.first >= seen.last && t.b.dlse.data != nullptr) {
       sum -= static_cast<double>(*row_of<float>(t.b.dlse, query));
     }
@@ -109,12 +114,14 @@ void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
 template <typename Tile>
 void run_key_block(Tile& t, std::int64_t first_key) {
   t.start_key_block(first_key);
-  stage_keys(t);
+  if (t.b.functions != nullptr) see_by_functions(t);
+  if (t.b.functions == nullptr || t.masked) stage_keys(t);
   const bool wants_dq = t.b.dq.data != nullptr;
   const bool needs_ds = wants_dq || t.b.dk.data != nullptr;
   for (std::int64_t p = 0; p < t.panels; ++p) {
     const Range strips = t.strips_seen(p);
-    for (std::int64_t s = strips.first; s < strips.last; ++s) {
+    if (t.b.functions != nullptr) probabilities_by_functions(t, p, strips);
+    for (std::int64_t s = strips.first; t.b.functions == nullptr && s < strips.last; ++s) {
       if (p == 0) prefetch_next_keys(t, s);
       probabilities(t, p, s);
     }

@@ -26,6 +26,9 @@ struct BackwardScratch {
   static constexpr std::int64_t depth(std::int64_t columns) { return (columns + pair - 1) / pair; }
   static constexpr std::int64_t row_words(std::int64_t columns) { return padded(columns) / pair; }
 
+  /// 16-bit numbers from half panel to half panel of `seen`. Lanes are read eight bytes at a time.
+  static constexpr std::int64_t seen_row(std::int64_t block_k) { return block_k + 8; }
+
   std::int64_t p_row = 0;         ///< words between the rows (keys) of P and dS
   std::int64_t ds_pairs_row = 0;  ///< words between the rows (keys, or pairs of keys) of dS as dQ reads it
 
@@ -49,6 +52,8 @@ struct BackwardScratch {
   std::int64_t weight = 0;  ///< dS / (dP - delta) of one panel of queries, f32
   std::int64_t tile = 0;    ///< what a register tile leaves
   std::int64_t row = 0;     ///< a sum over visible pairs alone
+  std::int64_t functions = 0;  ///< memory of a program, for each half of a panel
+  std::int64_t seen = 0;       ///< lanes that see a key, 16 bits: by half panel and key (backward_function.hpp)
   std::int64_t total = 0;
 
   TANDEM_INLINE BackwardScratch make(const BackwardShape& s) {
@@ -82,6 +87,10 @@ struct BackwardScratch {
     x.weight = take(s.block_k * panel_lanes);
     x.tile = take(strip_rows * panel_lanes);
     x.row = take(padded(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v));
+    if (s.functions) {
+      x.functions = take(2 * s.function_words);
+      x.seen = take(s.block_q / vec_lanes * seen_row(s.block_k) / 2);
+    }
     // While queries are staged, a panel of them lies where keys will.
     const std::int64_t longest = row_words(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v);
     const std::int64_t staging_end = x.k_rows + panel_lanes * longest;

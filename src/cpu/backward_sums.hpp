@@ -128,7 +128,7 @@ void add_pairwise(Tile& t, bool first, const Sums& dk, const Sums& dv) {
   const auto add_key = [&](std::int64_t r, std::int64_t matrix, const HeadRows& rows, const Sums& sums) {
     const Range seen = t.queries_seeing(r);
     for (std::int64_t i = seen.first; i < seen.last; ++i) {
-      if (t.at(t.x.live)[i] == 0.0F) continue;
+      if (t.at(t.x.live)[i] == 0.0F || !t.sees(i, r)) continue;
       add_row(row_of<Element>(rows, t.first_query + i), sums.columns, score(t, matrix, r, i), sum);
     }
     move_sum(sum, sums.columns, first, sums.data + r * sums.row_step, sums.panel_step);
@@ -142,6 +142,7 @@ void add_pairwise(Tile& t, bool first, const Sums& dk, const Sums& dv) {
     const Range keys = t.visible_keys(t.first_query + i, t.first_query + i);
     for (std::int64_t r = clamp(keys.first - t.first_key, 0, t.keys);
          r < keys.last - t.first_key && r < t.keys; ++r) {
+      if (!t.sees(i, r)) continue;
       add_row(row_of<Element>(t.b.k, t.first_key + r), t.d_qk(), score(t, t.x.ds, r, i), sum);
     }
     move_sum(sum, t.d_qk(), false, t.at(t.x.dq) + i * panel_lanes, t.b.shape.block_q * panel_lanes);

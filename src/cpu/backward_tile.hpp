@@ -3,6 +3,7 @@
 
 #include "cpu/backward_pack.hpp"
 #include "cpu/backward_scratch.hpp"
+#include "cpu/function_lanes.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -97,8 +98,9 @@ struct BackwardTile {
     return static_cast<int>(smaller(strip_rows, rows - s * strip_rows));
   }
 
-  /// Whether every lane of panel p takes part and sees every row of strip s.
+  /// Whether every lane of panel p takes part and sees every row of strip s. With functions not asked.
   [[nodiscard]] bool sees_all(std::int64_t p, std::int64_t s) const {
+    if (b.functions != nullptr) return false;
     const std::int64_t first = first_query + p * panel_lanes + shift;
     const std::int64_t last = first + panel_lanes - 1;
     const std::int64_t top = first_key + s * strip_rows;
@@ -119,8 +121,27 @@ struct BackwardTile {
     return seen;
   }
 
+  /// With functions: a bit for each lane of half n of panel p that takes part and sees row r.
+  [[nodiscard]] std::uint16_t* seen_lanes(std::int64_t p, std::int64_t r, int n) const {
+    const std::int64_t half = p * (panel_lanes / vec_lanes) + n;
+    return reinterpret_cast<std::uint16_t*>(scratch + x.seen) + half * Scratch::seen_row(b.shape.block_k) + r;
+  }
+
+  /// Whether query i of the block, which is in queries_seeing(r), sees row r.
+  [[nodiscard]] bool sees(std::int64_t i, std::int64_t r) const {
+    if (b.functions == nullptr) return true;
+    const auto half = static_cast<int>(i % panel_lanes / vec_lanes);
+    return (*seen_lanes(i / panel_lanes, r, half) >> i % vec_lanes & 1) != 0;
+  }
+
   /// Lanes of half n of panel p that take part and see row r.
   [[nodiscard]] Mask visible(std::int64_t p, std::int64_t r, int n) const {
+    if (b.functions != nullptr) return mask_of(seen_lanes(p, r, n));
+    return in_window(p, r, n);
+  }
+
+  /// The same, whatever a function says.
+  [[nodiscard]] Mask in_window(std::int64_t p, std::int64_t r, int n) const {
     const Range seen = queries_seeing(r);
     const std::int64_t origin = p * panel_lanes + n * vec_lanes;
     const auto lane = hn::Iota(i32_lanes, 0);

@@ -2,6 +2,7 @@
 #include "cpu/dequantize.hpp"
 #include "cpu/eight_bit_forward.hpp"
 #include "cpu/forward_work.hpp"
+#include "cpu/functions.hpp"
 #include "cpu/operand.hpp"
 #include "cpu/workspace.hpp"
 
@@ -32,6 +33,10 @@ std::size_t scratch_bytes(const Problem& p, const Config& config) {
       forward_scratch(config.block_q, config.block_k, static_cast<int>(p.head_dim_qk),
                       static_cast<int>(p.head_dim_v))
           .bytes;
+  if (p.has_function()) {
+    const CallFunctions functions(p, false);
+    return of_tiles + function_scratch(functions.tile, config.block_q, config.block_k).bytes;
+  }
   return std::max(of_tiles, short_scratch_bytes(p, config));
 }
 
@@ -107,6 +112,8 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.v_scale = p.v_scale.at(b, kv_head);
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
+  t.batch = b;
+  t.head = head;
   return t;
 }
 
@@ -120,13 +127,16 @@ std::size_t forward_workspace_bytes(const Problem& p, const Config& config) {
 void forward(const Problem& p, const Config& config, std::span<std::byte> workspace, Stop* stop) {
   if (p.precision != Precision::exact) return eight_bit_forward(p, config, workspace, stop);
   std::byte* const scratch = align_scratch(workspace.data());
+  std::optional<CallFunctions> functions;
+  if (p.has_function()) functions.emplace(p, false);
   ForwardRun run{.problem = p,
                  .config = config,
                  .scratch = scratch,
                  .scratch_bytes = scratch_bytes(p, config),
                  .partials = nullptr,
                  .split_sums = nullptr,
-                 .stop = stop};
+                 .stop = stop,
+                 .functions = functions ? &functions->tile : nullptr};
   std::byte* const shared = scratch + static_cast<std::size_t>(config.threads) * run.scratch_bytes;
   if (shared_partial_numbers(p, config) > 0) run.partials = reinterpret_cast<double*>(shared);
   if (shared_sum_numbers(p, config) > 0) run.split_sums = reinterpret_cast<float*>(shared);

@@ -5,6 +5,7 @@
 //
 // Compiled once for each instruction set (targets.cmake).
 #include "cpu/finish_row.hpp"
+#include "cpu/forward_function.hpp"
 #include "cpu/forward_products.hpp"
 #include "cpu/forward_softmax.hpp"
 #include "cpu/forward_stage.hpp"
@@ -17,20 +18,24 @@
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-/// One block of keys against one stripe of queries.
+/// One block of keys against one stripe of queries. `functions` is null where the caller has none.
 template <typename Math>
 void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, const Logits& logits,
-            float* scores, Ahead& ahead) {
+            float* scores, const FunctionRows* functions, Ahead& ahead) {
   if (b.begin >= s.end || b.begin + b.count <= s.begin) return;
   LaneKeys keys[stripe_vecs];
   Segment segments[max_block_k / vec_lanes];
   int segment_count = 1;
-  if (b.begin >= s.all_begin && b.begin + b.count <= s.all_end) {
+  if (functions != nullptr) {
+    for (int v = 0; v < s.vecs; ++v) keys[v] = functions->keys(v, b.count);
+  }
+  if (functions == nullptr && b.begin >= s.all_begin && b.begin + b.count <= s.all_end) {
     for (int v = 0; v < s.vecs; ++v) keys[v] = all_keys(b.count);
     segments[0] = {.begin = 0, .end = b.count, .first_vec = 0, .last_vec = s.vecs};
   } else {
-    for (int v = 0; v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
-    if (t.split_size == 0) {
+    for (int v = 0; functions == nullptr && v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
+    // What registers see by a function may have gaps; those inside a segment are all to have been softened.
+    if (t.split_size == 0 && functions == nullptr) {
       segment_count = cut_segments(keys, s.vecs, b.count, segments);
     } else {
       segments[0] = widen_to_one(keys, s.vecs, b.count);
@@ -48,7 +53,12 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     });
   }
   for (int v = 0; v < s.vecs; ++v) {
-    if (keys[v].begin < keys[v].end) soften(s, v, keys[v], logits, t.head_dim_v, scores);
+    if (keys[v].begin >= keys[v].end) continue;
+    if (functions != nullptr) {
+      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores);
+    } else {
+      soften(s, v, keys[v], logits, t.head_dim_v, scores);
+    }
   }
   const auto* p = reinterpret_cast<const typename Math::Word*>(scores);
   for (int i = 0; i < segment_count; ++i) {
@@ -120,7 +130,12 @@ void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s,
     transpose(s.out + lane, stripe_lanes, t.head_dim_v, vec_lanes, rows, t.head_dim_v);
     for (int i = 0; i < vec_lanes && lane + i < s.count; ++i) {
       const std::int64_t keys = s.last_key[lane + i] - s.first_key[lane + i];
-      if (keys == 1 && t.sink == nullptr) {
+      if (t.functions != nullptr) {
+        // A row whose logits are all -inf sees nothing; of one that has a NaN the sum is NaN.
+        const bool seen = s.maximum[lane + i] != negative_infinity || s.sum[lane + i] != 0.0F;
+        const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
+        write_row<Out>(t, row, head, seen, sum, rows + i * t.head_dim_v);
+      } else if (keys == 1 && t.sink == nullptr) {
         write_one_key_row<T, K, Out>(t, row, head, s.first_key[lane + i]);
       } else {
         const RowSum sum{.top = logit_of_base(s.maximum[lane + i], logits), .sum = s.sum[lane + i]};
@@ -140,15 +155,6 @@ void fold(const Stripe<Math>& s, int dims, const Logits& logits) {
     return exponent_between(base_of(old, logits), base_of(now, logits), logits);
   });
 }
-
-/// The stripes of a tile, and the keys [begin, end) that some row of them sees.
-template <typename Math>
-struct Stripes {
-  Stripe<Math> of[max_stripes];
-  int count = 0;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
 
 /// Forgets what the rows of a stripe have seen.
 template <typename Math>
@@ -211,6 +217,7 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
   auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
+    if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;
     const Block<Math> block = stage<Math, K>(t, layout, key, count);
     Ahead ahead;
     const std::int64_t left = stripes.end - key - count;
@@ -224,7 +231,14 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
                .v_bytes = t.head_dim_v * static_cast<int>(sizeof(K)),
                .rows = run.count};
     }
-    for (int i = 0; i < stripes.count; ++i) attend(block, stripes.of[i], t, logits, scores, ahead);
+    for (int i = 0; i < stripes.count; ++i) {
+      if (t.functions == nullptr) {
+        attend(block, stripes.of[i], t, logits, scores, nullptr, ahead);
+      } else {
+        const FunctionRows rows(t, layout, logits, i, key);
+        attend(block, stripes.of[i], t, logits, scores, &rows, ahead);
+      }
+    }
   }
 }
 

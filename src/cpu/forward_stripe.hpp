@@ -51,6 +51,15 @@ struct Stripe {
   std::int64_t all_end;
 };
 
+/// The stripes of a tile, and the keys [begin, end) that some row of them sees.
+template <typename Math>
+struct Stripes {
+  Stripe<Math> of[max_stripes];
+  int count = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
 /// Where 2^x is reckoned from, of a register of rows: p = 2^((s - raw) * factor - scaled).
 ///
 /// Where there is a fused multiply-add, raw is 0 and scaled the rounded maximum * factor: one instruction,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/ask_to_stop.hpp"
+#include "cpu/function_program.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem::cpu {
@@ -71,7 +72,12 @@ struct ForwardTile {
   const float* sink = nullptr;  ///< of the group's first head
   std::int64_t sink_stride = 0;
 
-  std::byte* scratch = nullptr;  ///< ForwardScratch::bytes, 64-byte aligned
+  const TileFunctions* functions = nullptr;  ///< null: the caller has none
+  std::int64_t batch = 0;                    ///< as functions see them
+  std::int64_t head = 0;                     ///< the group's first query head
+
+  /// ForwardScratch::bytes, 64-byte aligned; with functions those of FunctionScratch follow.
+  std::byte* scratch = nullptr;
   AskToStop stop = {};
 };
 
@@ -163,6 +169,31 @@ struct ForwardScratch {
   s.last_key = take(bq, 8);
   // Short sequences leave them untouched: memory goes by tiles and threads, not by lengths.
   s.totals = take(totals_bytes(block_q, head_dim_v), 1);
+  return s;
+}
+
+/// What functions need behind ForwardScratch, as offsets in bytes from there.
+struct FunctionScratch {
+  std::size_t memory = 0;  ///< of a program
+  std::size_t rows = 0;    ///< MaskedRows (forward_function.hpp) of every register of the tile
+  std::size_t seen = 0;    ///< a word of lanes for each register and key of a block
+  std::size_t bytes = 0;
+};
+constexpr int least_lanes = 4;         ///< of a register, whatever the instruction set
+constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
+/// Words of lanes from one register of rows to the next. Lanes are read eight bytes at a time.
+[[gnu::always_inline]] inline int seen_stride(int block_k) {
+  return block_k + 8;
+}
+
+[[gnu::always_inline]] inline FunctionScratch function_scratch(const TileFunctions& functions, int block_q,
+                                                               int block_k) {
+  const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
+  const auto registers = static_cast<std::size_t>(block_q / least_lanes);
+  FunctionScratch s;
+  s.rows = lines(static_cast<std::size_t>(functions.words()) * sizeof(float));
+  s.seen = s.rows + lines(registers * masked_rows_bytes);
+  s.bytes = s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));
   return s;
 }
 

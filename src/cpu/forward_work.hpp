@@ -21,11 +21,13 @@ struct ForwardRun {
   double* partials;   ///< of splits that threads share: [batch][heads_kv][splits]; null if they share none
   float* split_sums;  ///< the same with a split size: split_sum_numbers of each [tile][heads_kv][run]
   Stop* stop;         ///< may be null
+  const TileFunctions* functions;  ///< null: none
 
   [[nodiscard]] bool stops() const { return stop != nullptr && stop->wanted(); }
   [[nodiscard]] ForwardTile head(std::int64_t b, std::int64_t kv_head) const {
     ForwardTile t = describe_head(problem, config, b, kv_head);
     t.scratch = scratch + static_cast<std::size_t>(omp_get_thread_num()) * scratch_bytes;
+    t.functions = functions;
     if (stop != nullptr) t.stop = {.wanted = Stop::wanted, .context = stop};
     return t;
   }

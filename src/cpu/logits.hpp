@@ -7,7 +7,8 @@
 namespace tandem::cpu::TANDEM_TARGET {
 
 /// A raw product s is softcapped if there is a softcap; a logit is s * scale, an exponential 2^(s * factor)
-/// relative to the row's.
+/// relative to the row's. Where a score function follows, or a mask function follows a softcap, the kernel
+/// makes logits before the softmax (forward_function.hpp): scale is 1 then, and cap_in times s the score.
 struct Logits {
   float sign;     ///< of the scale, or 0: goes into Q, so that the largest raw product is the largest logit
   float scale;    ///< not negative, and 1 where there is a softcap
@@ -19,6 +20,9 @@ struct Logits {
 TANDEM_INLINE Logits logits_of(const ForwardTile& t) {
   const float sign = t.scale < 0.0F ? -1.0F : (t.scale == 0.0F ? 0.0F : 1.0F);
   const float scale = t.scale == 0.0F ? 1.0F : t.scale * sign;
+  if (t.functions != nullptr && t.functions->score != nullptr && t.softcap == 0.0F) {
+    return {sign, 1.0F, log2_e, scale, 0.0F};
+  }
   if (t.softcap != 0.0F) return {sign, 1.0F, log2_e, scale / t.softcap, t.softcap};
   return {sign, scale, scale * log2_e, 0.0F, 0.0F};
 }

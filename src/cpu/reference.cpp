@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <optional>
+
+#include "cpu/reference_function.hpp"
 
 namespace tandem::reference {
 namespace {
@@ -32,20 +35,28 @@ double decode_e4m3(std::uint32_t code) {
   return decode_ieee(code, 4, 3);
 }
 
-double element(const Operand& x, std::int64_t offset) {
-  switch (x.dtype) {
-    case DType::f32: return static_cast<double>(static_cast<const float*>(x.data)[offset]);
-    case DType::f16: return decode_ieee(static_cast<const std::uint16_t*>(x.data)[offset], 5, 10);
+}  // namespace
+
+double stored_value(const void* data, DType dtype, std::int64_t offset) {
+  switch (dtype) {
+    case DType::f32: return static_cast<double>(static_cast<const float*>(data)[offset]);
+    case DType::f16: return decode_ieee(static_cast<const std::uint16_t*>(data)[offset], 5, 10);
     case DType::bf16: {
-      const std::uint32_t high = static_cast<const std::uint16_t*>(x.data)[offset];
+      const std::uint32_t high = static_cast<const std::uint16_t*>(data)[offset];
       return static_cast<double>(std::bit_cast<float>(high << 16));
     }
-    case DType::e4m3: return decode_e4m3(static_cast<const std::uint8_t*>(x.data)[offset]);
-    case DType::s8: return static_cast<double>(static_cast<const std::int8_t*>(x.data)[offset]);
-    case DType::i32:
-    case DType::i64: break;
+    case DType::e4m3: return decode_e4m3(static_cast<const std::uint8_t*>(data)[offset]);
+    case DType::s8: return static_cast<double>(static_cast<const std::int8_t*>(data)[offset]);
+    case DType::i32: return static_cast<double>(static_cast<const std::int32_t*>(data)[offset]);
+    case DType::i64: return static_cast<double>(static_cast<const std::int64_t*>(data)[offset]);
   }
-  throw Error(Status::internal, "the reference was given an operand of i32 or i64");
+  throw Error(Status::internal, "the reference was given a dtype that it does not know");
+}
+
+namespace {
+
+double element(const Operand& x, std::int64_t offset) {
+  return stored_value(x.data, x.dtype, offset);
 }
 
 /// One head of rows [begin, begin + count) of an operand, times `factor`: a row-major (count, dim) matrix.
@@ -84,6 +95,7 @@ bool sees(const Problem& p, std::int64_t i, std::int64_t j, std::int64_t nq, std
 
 /// The rows of one sequence that take part, and one of its heads in fp64.
 struct Sequence {
+  std::int64_t batch = 0;
   std::int64_t head = 0;
   Rows q_rows, k_rows;
   std::vector<double> q, k, v;
@@ -92,6 +104,7 @@ struct Sequence {
 Sequence load_sequence(const Problem& p, std::int64_t batch, std::int64_t head) {
   const std::int64_t kv_head = head / p.group();
   Sequence s;
+  s.batch = batch;
   s.head = head;
   s.q_rows = query_rows(p, batch);
   s.k_rows = key_rows(p, batch);
@@ -102,22 +115,38 @@ Sequence load_sequence(const Problem& p, std::int64_t batch, std::int64_t head) 
   return s;
 }
 
+/// The functions of a problem.
+struct Functions {
+  explicit Functions(const Problem& p) {
+    if (p.score_function != nullptr) score.emplace(*p.score_function);
+    if (p.mask_function != nullptr) mask.emplace(*p.mask_function);
+  }
+  std::optional<FunctionValue> score, mask;
+};
+
 /// One query's softmax over the keys it sees.
 struct Row {
   std::vector<std::int64_t> keys;   ///< the visible keys; what follows has one entry for each
-  std::vector<double> slope;        ///< d(logit) / d(scale q k): 1, or the derivative of the softcap
+  std::vector<double> slope;        ///< d(logit) / d(scale q k): of the softcap and the score function
   std::vector<double> probability;  ///< exp(logit - lse)
   std::vector<double> out;
   double lse = -infinity;
   double sink_probability = 0.0;
 };
 
-Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i) {
+Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& functions) {
   Row row;
   row.out.assign(static_cast<std::size_t>(p.head_dim_v), 0.0);
   std::vector<double> logits;
   for (std::int64_t j = 0; j < s.k_rows.used; ++j) {
     if (!sees(p, i, j, s.q_rows.used, s.k_rows.used)) continue;
+    Pair pair{.batch = s.batch,
+              .head = s.head,
+              .query = i,
+              .key = j,
+              .seqlen_q = s.q_rows.used,
+              .seqlen_k = s.k_rows.used};
+    if (functions.mask && functions.mask->at(pair).value == 0.0) continue;
     double logit = static_cast<double>(p.scale) *
                    dot(s.q.data() + i * p.head_dim_qk, s.k.data() + j * p.head_dim_qk, p.head_dim_qk);
     double slope = 1.0;
@@ -125,6 +154,13 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i) {
       const double t = std::tanh(logit / static_cast<double>(p.softcap));
       logit = static_cast<double>(p.softcap) * t;
       slope = 1.0 - t * t;
+    }
+    if (functions.score) {
+      pair.score = logit;
+      const Dual value = functions.score->at(pair);
+      logit = value.value;
+      slope *= value.slope;
+      if (logit == -infinity) continue;  // as masked
     }
     row.keys.push_back(j);
     row.slope.push_back(slope);
@@ -164,13 +200,14 @@ std::size_t numel(bool packed, const Problem& p, std::int64_t rows, std::int64_t
 
 Forward forward(const Problem& p) {
   Forward result;
+  Functions functions(p);
   result.out.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
   result.lse.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, 1), -infinity);
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const Sequence s = load_sequence(p, batch, head);
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
-        const Row row = softmax_row(p, s, i);
+        const Row row = softmax_row(p, s, i, functions);
         const std::int64_t r = s.q_rows.begin + i;
         double* out =
             result.out.data() + index(p.packed_q, batch, r, head, p.rows_q, p.heads_q, p.head_dim_v);
@@ -186,6 +223,7 @@ Backward backward(const Problem& p) {
   const std::int64_t d = p.head_dim_qk;
   const std::int64_t dv = p.head_dim_v;
   Backward result;
+  Functions functions(p);
   result.dq.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, d), 0.0);
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, d), 0.0);
   result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, dv), 0.0);
@@ -197,7 +235,7 @@ Backward backward(const Problem& p) {
       const Sequence s = load_sequence(p, batch, head);
       const std::vector<double> dout = load(p.dout, batch, s.q_rows.begin, s.q_rows.used, head, dv, 1.0);
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
-        const Row row = softmax_row(p, s, i);
+        const Row row = softmax_row(p, s, i, functions);
         const std::int64_t r = s.q_rows.begin + i;
         const double* dout_row = dout.data() + i * dv;
         // delta = sum_j P_j dP_j - dlse, so that dS_j = P_j (dP_j - delta); the sink is a key whose dP is 0.

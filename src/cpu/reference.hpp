@@ -19,6 +19,9 @@ struct Backward {
   std::vector<double> dq, dk, dv, dsink;
 };
 
+/// Element `offset` of memory of a dtype.
+double stored_value(const void* data, DType dtype, std::int64_t offset);
+
 /// Reads q, k, v and the metadata of `problem`; its output operands are not touched and need not be given.
 Forward forward(const Problem& problem);
 

@@ -37,9 +37,10 @@ std::int64_t head_groups(const Problem& p, const Config& config) {
   return (p.heads_kv + heads - 1) / heads;
 }
 
-/// With a split size one kernel serves all: the two add up in different orders.
+/// With a split size one kernel serves all: the two add up in different orders. Functions attach to the
+/// kernel of long tiles alone.
 bool may_be_short(const Problem& p) {
-  return p.split_size == 0 && p.group() <= short_rows &&
+  return p.split_size == 0 && !p.has_function() && p.group() <= short_rows &&
          (p.packed_q || p.seqused_q.given() || p.rows_q * p.group() <= short_rows);
 }
 
@@ -117,7 +118,7 @@ void run_group(const ForwardRun& run, const Group& group) {
 
 bool is_short(const Problem& p, std::int64_t b) {
   const std::int64_t rows = query_rows(p, b).used * p.group();
-  return p.split_size == 0 && rows > 0 && rows <= short_rows;
+  return p.split_size == 0 && !p.has_function() && rows > 0 && rows <= short_rows;
 }
 
 std::size_t short_scratch_bytes(const Problem& p, const Config& config) {

@@ -124,6 +124,8 @@ struct Problem {
   std::int64_t dsink_stride = 1;
   Scales q_scale, k_scale, v_scale;
   Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  const Function* score_function = nullptr;  ///< from the scaled and capped score to the logit
+  const Function* mask_function = nullptr;   ///< of the pairs that the window leaves, those that are visible
   Pages pages;
   Lengths leftpad_k;
   Lengths cache_batch_idx;
@@ -137,6 +139,7 @@ struct Problem {
   [[nodiscard]] bool of_cache() const {
     return pages.given() || leftpad_k.given() || cache_batch_idx.given();
   }
+  [[nodiscard]] bool has_function() const { return score_function != nullptr || mask_function != nullptr; }
   [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
 };
 

@@ -157,6 +157,8 @@ std::string Case::describe() const {
   if (options.softcap != 0.0F) text += fmt::format(" softcap {}", options.softcap);
   if (options.deterministic) text += " deterministic";
   if (options.split_size != 0) text += fmt::format(" split_size {}", options.split_size);
+  if (!score_function.empty()) text += fmt::format(" score {}", score_function);
+  if (!mask_function.empty()) text += fmt::format(" mask {}", mask_function);
   if (sink) text += " sink";
   if (dlse) text += " dlse";
   if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);
@@ -198,6 +200,7 @@ Call::Call(const Case& c) : spec(c) {
   cu_seqlens_k = cumulative(c, c.packed_k, c.lengths_k);
   seqused_q = seqused(c, c.used_q);
   seqused_k = seqused(c, c.used_k);
+  make_functions(random);
 
   const auto query_rows_of = [&](const RowVisitor& f) { for_each_query_row(c, f); };
   const auto key_rows_of = [&](const RowVisitor& f) { for_each_key_row(c, f); };
@@ -237,7 +240,32 @@ Call::Call(const Case& c) : spec(c) {
     dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
 }
 
+void Call::make_functions(Random& random) {
+  std::vector<ConstTensor> views;
+  for (const Captured& c : spec.captured) {
+    Box& box = captured.emplace_back(c.dtype, c.shape, c.layout, false);
+    const bool real = c.dtype == DType::f32 || c.dtype == DType::f16 || c.dtype == DType::bf16;
+    for (std::int64_t n = 0; n < box.numel(); ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      box.set(n, !c.values.empty() ? c.values[at]
+                 : real            ? random.normal()
+                                   : static_cast<double>(random.between(c.low, c.high)));
+    }
+    views.emplace_back(box.view());
+  }
+  if (!spec.score_function.empty()) {
+    score_function = Function::parse(spec.score_function, Function::Kind::score, views);
+  }
+  if (!spec.mask_function.empty()) {
+    mask_function = Function::parse(spec.mask_function, Function::Kind::mask, views);
+  }
+}
+
 namespace {
+
+const Function* pointer_to(const std::optional<Function>& f) {
+  return f ? &*f : nullptr;
+}
 
 void set_inputs(const Call& call, AttentionInputs& args) {
   args.q = call.q.view();
@@ -254,6 +282,8 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.q_scale = call.q_scale.view();
   args.k_scale = call.k_scale.view();
   args.v_scale = call.v_scale.view();
+  args.score_function = pointer_to(call.score_function);
+  args.mask_function = pointer_to(call.mask_function);
 }
 
 }  // namespace
@@ -311,6 +341,8 @@ Problem Call::problem() const {
   p.cu_seqlens_k = lengths_of(cu_seqlens_k);
   p.seqused_q = lengths_of(seqused_q);
   p.seqused_k = lengths_of(seqused_k);
+  p.score_function = pointer_to(score_function);
+  p.mask_function = pointer_to(mask_function);
   if (!c.of_cache()) return p;
   dense_k_ = dense_keys(k);
   dense_v_ = dense_keys(v);
@@ -326,22 +358,24 @@ Problem Call::problem() const {
 }
 
 std::vector<Box*> Call::inputs() {
-  return {&q,
-          &k,
-          &v,
-          &sink,
-          &q_scale,
-          &k_scale,
-          &v_scale,
-          &cu_seqlens_q,
-          &cu_seqlens_k,
-          &seqused_q,
-          &seqused_k,
-          &page_table,
-          &leftpad_k,
-          &cache_batch_idx,
-          &dout,
-          &dlse};
+  std::vector<Box*> boxes{&q,
+                          &k,
+                          &v,
+                          &sink,
+                          &q_scale,
+                          &k_scale,
+                          &v_scale,
+                          &cu_seqlens_q,
+                          &cu_seqlens_k,
+                          &seqused_q,
+                          &seqused_k,
+                          &page_table,
+                          &leftpad_k,
+                          &cache_batch_idx,
+                          &dout,
+                          &dlse};
+  for (Box& box : captured) boxes.push_back(&box);
+  return boxes;
 }
 
 std::vector<Box*> Call::outputs(Pass pass) {

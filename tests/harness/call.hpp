@@ -16,6 +16,16 @@ namespace tandem::harness {
 
 class Random;
 
+/// A tensor that functions of a Case read: normal numbers, or integers in [low, high].
+struct Captured {
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;
+  Layout layout;
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+  std::vector<double> values;  ///< if given, these instead of random ones
+};
+
 struct Case {
   std::uint64_t seed = 1;
   DType dtype = DType::f32;
@@ -49,6 +59,10 @@ struct Case {
   std::int64_t cache_batch = 0;
 
   AttentionOptions options;
+  /// Functions as text (docs/functions.md); empty is not given. Both may read `captured`.
+  std::string score_function;
+  std::string mask_function;
+  std::vector<Captured> captured;
   bool sink = false;
   bool lse = true;
   bool dlse = false;
@@ -81,6 +95,8 @@ struct Call {
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
   Box page_table, leftpad_k, cache_batch_idx;
+  std::vector<Box> captured;
+  std::optional<Function> score_function, mask_function;
   Box out, lse;
   Box dout, dlse, dq, dk, dv, dsink;
 
@@ -99,6 +115,7 @@ struct Call {
 
  private:
   void make_cache(Random& random);
+  void make_functions(Random& random);
   void poison_cache(Box& box, const Layout& layout) const;
   [[nodiscard]] Box dense_keys(const Box& cache) const;
 

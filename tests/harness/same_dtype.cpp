@@ -1,9 +1,12 @@
 #include "same_dtype.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 
+#include "cpu/reference_function.hpp"
 #include "element.hpp"
 
 namespace tandem::harness {
@@ -67,10 +70,31 @@ struct Saved {
   Rows q_rows, k_rows;
   Matrix q, k, v;
   Matrix slope_input;  ///< tanh(s / cap), where there is a softcap
+  Matrix slope;        ///< of the score function, where there is one
   Matrix p;            ///< softmax, 0 where masked
   std::vector<float> p_sink;
   std::vector<float> lse;
 };
+
+/// The functions of a problem on row `i` of logits, which they change: -inf where they mask. A function's
+/// value is rounded once, as if it were one operation.
+void apply_functions(const Problem& p, DType dtype, reference::Pair pair, const KeyRange& seen, float* row,
+                     float* slope) {
+  std::optional<reference::FunctionValue> score;
+  std::optional<reference::FunctionValue> mask;
+  if (p.score_function != nullptr) score.emplace(*p.score_function);
+  if (p.mask_function != nullptr) mask.emplace(*p.mask_function);
+  for (std::int64_t j = seen.first; j < seen.last; ++j) {
+    pair.key = j;
+    pair.score = static_cast<double>(row[j]);
+    if (score) {
+      const reference::Dual value = score->at(pair);
+      row[j] = round_fast(dtype, static_cast<float>(value.value));
+      slope[j] = round_fast(dtype, static_cast<float>(value.slope));
+    }
+    if (mask && mask->at(pair).value == 0.0) row[j] = -infinity;
+  }
+}
 
 Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head) {
   const std::int64_t kv_head = head / p.group();
@@ -84,14 +108,14 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
   const std::int64_t nk = s.k_rows.used;
   s.p = matmul(s.q, transposed(s.k), dtype);
   if (p.softcap > 0.0F) s.slope_input = Matrix(nq, nk);
+  if (p.score_function != nullptr) s.slope = Matrix(nq, nk);
   s.p_sink.assign(static_cast<std::size_t>(nq), 0.0F);
   s.lse.assign(static_cast<std::size_t>(nq), -infinity);
   const float sink = p.sink != nullptr ? round_fast(dtype, p.sink[head * p.sink_stride]) : -infinity;
 
   for (std::int64_t i = 0; i < nq; ++i) {
-    const KeyRange seen = visible_keys(p, i, nq, nk);
+    KeyRange seen = visible_keys(p, i, nq, nk);
     float* row = s.p.row(i);
-    float maximum = seen.first < seen.last ? sink : -infinity;
     for (std::int64_t j = seen.first; j < seen.last; ++j) {
       row[j] = round_fast(dtype, row[j] * p.scale);
       if (p.softcap > 0.0F) {
@@ -99,8 +123,15 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
         s.slope_input.row(i)[j] = t;
         row[j] = round_fast(dtype, t * p.softcap);
       }
-      maximum = row[j] > maximum ? row[j] : maximum;
     }
+    if (p.has_function()) {
+      const reference::Pair pair{
+          .batch = batch, .head = head, .query = i, .seqlen_q = nq, .seqlen_k = nk};
+      apply_functions(p, dtype, pair, seen, row, p.score_function != nullptr ? s.slope.row(i) : nullptr);
+      if (std::all_of(row + seen.first, row + seen.last, [](float x) { return x == -infinity; })) seen = {};
+    }
+    float maximum = seen.first < seen.last ? sink : -infinity;
+    for (std::int64_t j = seen.first; j < seen.last; ++j) maximum = row[j] > maximum ? row[j] : maximum;
     float sum = std::isinf(sink) ? 0.0F : std::exp(sink - maximum);
     for (std::int64_t j = 0; j < nk; ++j) {
       const bool visible = j >= seen.first && j < seen.last;
@@ -152,7 +183,12 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
       }
       const float probability = s.p.row(i)[j];
       g = round_fast(dtype, probability * (g - delta));
+      if (p.has_function() && probability == 0.0F) {
+        g = 0.0F;  // masked, or vanished
+        continue;
+      }
       if (dlse != 0.0F) g = round_fast(dtype, g + round_fast(dtype, probability * dlse));
+      if (p.score_function != nullptr) g = round_fast(dtype, g * s.slope.row(i)[j]);
       if (p.softcap > 0.0F) {
         const float t = s.slope_input.row(i)[j];
         g = round_fast(dtype, round_fast(dtype, g * p.softcap) * (1.0F - t * t));

@@ -1,0 +1,97 @@
+// Functions of the caller's own: where they run, and that what they read is there.
+#include <vector>
+
+#include "api/problem_builder.hpp"
+
+namespace tandem {
+
+using check::invalid;
+
+namespace {
+
+constexpr const char* tensor_names[] = {"t0", "t1", "t2",  "t3",  "t4",  "t5",  "t6",  "t7",
+                                        "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"};
+static_assert(std::size(tensor_names) == max_captured);
+
+/// What an index that is a leaf runs over; 0: not known here.
+std::int64_t extent_of(const Problem& p, FunctionOp leaf) {
+  switch (leaf) {
+    case FunctionOp::batch: return p.batch;
+    case FunctionOp::head: return p.heads_q;
+    case FunctionOp::query: return p.packed_q || p.seqused_q.given() ? 0 : p.rows_q;
+    case FunctionOp::key: return p.packed_k || p.seqused_k.given() || p.of_cache() ? 0 : p.rows_k;
+    default: return 0;
+  }
+}
+
+/// An index that is a leaf and runs past the end of what it indexes.
+void indices_in_range(const char* name, const Function& f, const Problem& p) {
+  for (const FunctionNode& node : f.nodes()) {
+    if (node.op != FunctionOp::read) continue;
+    const ConstTensor& t = f.captured()[static_cast<std::size_t>(node.captured)];
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+      const FunctionNode& index = f.nodes()[static_cast<std::size_t>(node.args[d])];
+      const std::int64_t extent = extent_of(p, index.op);
+      if (extent <= t.shape[d]) continue;
+      constexpr const char* leaves[] = {"the batch", "the query head", "the query", "the key"};
+      const auto leaf = static_cast<std::size_t>(index.op) - static_cast<std::size_t>(FunctionOp::batch);
+      invalid("{} reads t{} at {}, up to {}, but dimension {} of t{} has size {}; make it {}, or index another "
+              "way",
+              name, node.captured, leaves[leaf], extent - 1, d, node.captured, t.shape[d], extent);
+    }
+  }
+}
+
+}  // namespace
+
+void ProblemBuilder::functions() {
+  function("score_function", in_.score_function, Function::Kind::score);
+  function("mask_function", in_.mask_function, Function::Kind::mask);
+  p_.score_function = in_.score_function;
+  p_.mask_function = in_.mask_function;
+}
+
+void ProblemBuilder::function(const char* name, const Function* f, Function::Kind kind) const {
+  if (f == nullptr) return;
+  if (f->nodes().empty()) invalid("{} is empty; make it with a FunctionBuilder or Function::parse", name);
+  if (f->kind() != kind) {
+    invalid("{} is a {} function; pass it as the other", name,
+            f->kind() == Function::Kind::score ? "score" : "mask");
+  }
+  if (p_.device.kind == Device::Kind::cuda) {
+    throw Error(Status::unsupported,
+                fmt::format("{} runs on the CPU alone, but q is on {}; move the tensors to the CPU for now, or "
+                            "leave the function out",
+                            name, check::name_of(p_.device)));
+  }
+  if (p_.precision != Precision::exact) {
+    throw Error(Status::unsupported,
+                fmt::format("{} runs with precision exact alone, not with {}; leave the precision exact", name,
+                            tandem::name_of(p_.precision)));
+  }
+  constexpr std::int64_t most = std::int64_t{1} << 31;
+  if (p_.rows_q >= most || p_.rows_k >= most || p_.batch >= most || p_.heads_q >= most) {
+    invalid("{} counts in 32 bits, but q has {} rows, k {}, batch {}; use fewer than 2^31 of each", name,
+            p_.rows_q, p_.rows_k, p_.batch);
+  }
+  for (std::size_t n = 0; n < f->captured().size(); ++n) {
+    const Argument tensor{tensor_names[n], f->captured()[n]};
+    check::same_device(tensor, q_);
+    check::extent(tensor);
+    if (memory_ == Memory::present) check::memory(tensor);
+  }
+  indices_in_range(name, *f, p_);
+}
+
+void ProblemBuilder::outputs_apart_from_captured(std::initializer_list<Argument> outputs) const {
+  std::vector<Argument> captured;
+  for (const Function* f : {p_.score_function, p_.mask_function}) {
+    if (f == nullptr) continue;
+    for (std::size_t n = 0; n < f->captured().size(); ++n) {
+      captured.push_back({tensor_names[n], f->captured()[n]});
+    }
+  }
+  check::separate(outputs, {}, captured);
+}
+
+}  // namespace tandem

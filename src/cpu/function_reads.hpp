@@ -1,0 +1,89 @@
+// Elements of captured tensors, by lanes.
+#pragma once
+
+#include "cpu/convert.hpp"
+#include "cpu/function_kernel.hpp"
+
+namespace tandem::cpu::TANDEM_TARGET {
+
+/// As the bits of an f32 or i32: 64-bit integers are those of 32 bits nearest to them.
+TANDEM_INLINE std::uint32_t bits_of(float x) {
+  return __builtin_bit_cast(std::uint32_t, x);
+}
+TANDEM_INLINE std::uint32_t bits_of(f16 x) {
+  return bits_of(to_f32(x));
+}
+TANDEM_INLINE std::uint32_t bits_of(bf16 x) {
+  return bits_of(to_f32(x));
+}
+TANDEM_INLINE std::uint32_t bits_of(std::int32_t x) {
+  return static_cast<std::uint32_t>(x);
+}
+TANDEM_INLINE std::uint32_t bits_of(std::int8_t x) {
+  return static_cast<std::uint32_t>(static_cast<std::int32_t>(x));
+}
+TANDEM_INLINE std::uint32_t bits_of(std::int64_t x) {
+  constexpr std::int64_t low = INT32_MIN;
+  constexpr std::int64_t high = INT32_MAX;
+  return static_cast<std::uint32_t>(static_cast<std::int32_t>(x < low ? low : (x > high ? high : x)));
+}
+
+/// Adds what one dimension's indices contribute to the offsets of a register of elements.
+TANDEM_INLINE void add_offsets(Vec index, std::int64_t size, std::int64_t stride, std::int64_t* offsets) {
+  std::int32_t indices[vec_lanes];
+  hn::StoreU(hn::BitCast(i32_lanes, index), i32_lanes, indices);
+  for (int i = 0; i < vec_lanes; ++i) {
+    std::int64_t at = indices[i];
+    at = at < 0 ? at + size : at;
+    at = at < 0 ? 0 : (at < size ? at : size - 1);
+    offsets[i] += at * stride;
+  }
+}
+
+/// The same of an index that all lanes share.
+TANDEM_INLINE std::int64_t offset_of(float index, std::int64_t size, std::int64_t stride) {
+  std::int64_t at = __builtin_bit_cast(std::int32_t, index);
+  at = at < 0 ? at + size : at;
+  at = at < 0 ? 0 : (at < size ? at : size - 1);
+  return at * stride;
+}
+
+template <typename T>
+void read_elements(const ProgramTensor& t, const FunctionSource* indices, int count, float* result) {
+  const T* const data = static_cast<const T*>(t.data);
+  std::int64_t base[vec_lanes] = {};
+  for (int d = 0; d < t.rank; ++d) {  // the same for every register
+    if (indices[d].step == 0) add_offsets(load(indices[d].p), t.shape[d], t.stride[d], base);
+  }
+  for (int j = 0; j < count; ++j) {
+    std::int64_t offsets[vec_lanes];
+    std::int64_t shared = 0;
+    __builtin_memcpy(offsets, base, sizeof base);
+    for (int d = 0; d < t.rank; ++d) {
+      if (indices[d].step == 0) continue;
+      if (indices[d].broadcast) {
+        shared += offset_of(indices[d].p[j], t.shape[d], t.stride[d]);
+      } else {
+        add_offsets(load(indices[d].p + j * indices[d].step), t.shape[d], t.stride[d], offsets);
+      }
+    }
+    std::uint32_t bits[vec_lanes];
+    for (int i = 0; i < vec_lanes; ++i) bits[i] = bits_of(data[offsets[i] + shared]);
+    __builtin_memcpy(result + j * vec_lanes, bits, sizeof bits);
+  }
+}
+
+/// `indices` has one source for each dimension.
+inline void read_tensor(const ProgramTensor& t, const FunctionSource* indices, int count, float* result) {
+  switch (t.dtype) {
+    case DType::f32: return read_elements<float>(t, indices, count, result);
+    case DType::f16: return read_elements<f16>(t, indices, count, result);
+    case DType::bf16: return read_elements<bf16>(t, indices, count, result);
+    case DType::i32: return read_elements<std::int32_t>(t, indices, count, result);
+    case DType::i64: return read_elements<std::int64_t>(t, indices, count, result);
+    case DType::s8: return read_elements<std::int8_t>(t, indices, count, result);
+    case DType::e4m3: break;
+  }
+}
+
+}  // namespace tandem::cpu::TANDEM_TARGET

@@ -1,0 +1,137 @@
+#include "cpu/reference_function.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/reference.hpp"
+
+namespace tandem::reference {
+namespace {
+
+Dual choose(bool first, const Dual& a, const Dual& b) {
+  return first ? a : b;
+}
+double truth(bool x) {
+  return x ? -1.0 : 0.0;
+}
+std::int64_t integer(const Dual& x) {
+  return static_cast<std::int64_t>(x.value);
+}
+/// 32 bits that wrap.
+double wrapped(std::int64_t x) {
+  return static_cast<double>(static_cast<std::int32_t>(static_cast<std::uint32_t>(x)));
+}
+
+double floor_quotient(std::int64_t a, std::int64_t b) {
+  if (b == 0) return 0.0;
+  return wrapped(a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0));
+}
+
+Dual integer_node(const FunctionNode& node, const Dual& x, const Dual& y) {
+  const std::int64_t a = integer(x);
+  const std::int64_t b = integer(y);
+  switch (node.op) {
+    case FunctionOp::add: return {wrapped(a + b)};
+    case FunctionOp::subtract: return {wrapped(a - b)};
+    case FunctionOp::multiply: return {wrapped(a * b)};
+    case FunctionOp::floor_divide: return {floor_quotient(a, b)};
+    case FunctionOp::remainder:
+      return {b == 0 ? 0.0 : static_cast<double>(a) - std::floor(x.value / y.value) * y.value};
+    case FunctionOp::negate: return {wrapped(-a)};
+    case FunctionOp::absolute: return {wrapped(a < 0 ? -a : a)};
+    case FunctionOp::minimum: return {static_cast<double>(std::min(a, b))};
+    case FunctionOp::maximum: return {static_cast<double>(std::max(a, b))};
+    case FunctionOp::bit_and: return {static_cast<double>(a & b)};
+    case FunctionOp::bit_or: return {static_cast<double>(a | b)};
+    case FunctionOp::bit_xor: return {static_cast<double>(a ^ b)};
+    case FunctionOp::bit_not: return {static_cast<double>(~a)};
+    default: throw Error(Status::internal, "the reference does not know an operation of a function");
+  }
+}
+
+Dual real_node(const FunctionNode& node, const Dual& a, const Dual& b) {
+  switch (node.op) {
+    case FunctionOp::add: return {a.value + b.value, a.slope + b.slope};
+    case FunctionOp::subtract: return {a.value - b.value, a.slope - b.slope};
+    case FunctionOp::multiply: return {a.value * b.value, a.slope * b.value + a.value * b.slope};
+    case FunctionOp::divide: {
+      const double y = a.value / b.value;
+      return {y, (a.slope - y * b.slope) / b.value};
+    }
+    case FunctionOp::negate: return {-a.value, -a.slope};
+    case FunctionOp::absolute: return {std::abs(a.value), a.value < 0.0 ? -a.slope : a.slope};
+    case FunctionOp::minimum:
+    case FunctionOp::maximum: {
+      if (std::isnan(a.value) || std::isnan(b.value)) return {a.value + b.value, a.slope};
+      return choose(node.op == FunctionOp::minimum ? !(b.value < a.value) : !(a.value < b.value), a, b);
+    }
+    case FunctionOp::exp: return {std::exp(a.value), std::exp(a.value) * a.slope};
+    case FunctionOp::log: return {std::log(a.value), a.slope / a.value};
+    case FunctionOp::sqrt: return {std::sqrt(a.value), 0.5 * a.slope / std::sqrt(a.value)};
+    case FunctionOp::tanh: {
+      const double y = std::tanh(a.value);
+      return {y, (1.0 - y * y) * a.slope};
+    }
+    case FunctionOp::sigmoid: {
+      const double y = 1.0 / (1.0 + std::exp(-a.value));
+      return {y, y * (1.0 - y) * a.slope};
+    }
+    default: throw Error(Status::internal, "the reference does not know an operation of a function");
+  }
+}
+
+}  // namespace
+
+double FunctionValue::read(const FunctionNode& node) const {
+  const ConstTensor& t = f_.captured()[static_cast<std::size_t>(node.captured)];
+  std::int64_t offset = 0;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+    std::int64_t i = integer(values_[static_cast<std::size_t>(node.args[d])]);
+    if (i < 0) i += t.shape[d];
+    offset += std::clamp<std::int64_t>(i, 0, t.shape[d] - 1) * t.stride[d];
+  }
+  return stored_value(t.data, t.dtype, offset);
+}
+
+Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
+  const auto argument = [&](std::size_t n) {
+    return node.args[n] >= 0 ? values_[static_cast<std::size_t>(node.args[n])] : Dual{};
+  };
+  const auto index = [](std::int64_t i) { return Dual{static_cast<double>(i)}; };
+  const Dual a = argument(0);
+  const Dual b = argument(1);
+  switch (node.op) {
+    case FunctionOp::constant: return {node.value};
+    case FunctionOp::score: return {pair.score, 1.0};
+    case FunctionOp::batch: return index(pair.batch);
+    case FunctionOp::head: return index(pair.head);
+    case FunctionOp::query: return index(pair.query);
+    case FunctionOp::key: return index(pair.key);
+    case FunctionOp::seqlen_q: return index(pair.seqlen_q);
+    case FunctionOp::seqlen_k: return index(pair.seqlen_k);
+    case FunctionOp::read: return {read(node)};
+    case FunctionOp::to_real:
+      return {f_.nodes()[static_cast<std::size_t>(node.args[0])].type == FunctionType::boolean ? -a.value
+                                                                                              : a.value};
+    case FunctionOp::to_integer:
+      return {f_.nodes()[static_cast<std::size_t>(node.args[0])].type == FunctionType::boolean
+                  ? -a.value
+                  : std::trunc(a.value)};
+    case FunctionOp::to_boolean: return {truth(a.value != 0.0)};
+    case FunctionOp::less: return {truth(a.value < b.value)};
+    case FunctionOp::less_equal: return {truth(a.value <= b.value)};
+    case FunctionOp::equal: return {truth(a.value == b.value)};
+    case FunctionOp::not_equal: return {truth(a.value != b.value)};
+    case FunctionOp::select: return choose(a.value != 0.0, b, argument(2));
+    default: return node.type == FunctionType::real ? real_node(node, a, b) : integer_node(node, a, b);
+  }
+}
+
+Dual FunctionValue::at(const Pair& pair) {
+  for (std::size_t n = 0; n <= static_cast<std::size_t>(f_.result()); ++n) {
+    values_[n] = node(f_.nodes()[n], pair);
+  }
+  return values_[static_cast<std::size_t>(f_.result())];
+}
+
+}  // namespace tandem::reference

@@ -1,0 +1,37 @@
+// A function of the user's own for one pair of query and key, node by node in fp64, as the oracle has it. Its
+// derivative is carried along as a dual number: an oracle shares no code with what it tests, and the
+// function's own derivative nodes are not looked at.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tandem/function.hpp"
+
+namespace tandem::reference {
+
+/// What a function sees.
+struct Pair {
+  double score = 0.0;
+  std::int64_t batch = 0, head = 0, query = 0, key = 0, seqlen_q = 0, seqlen_k = 0;
+};
+
+struct Dual {
+  double value = 0.0;
+  double slope = 0.0;  ///< d / d(score)
+};
+
+class FunctionValue {
+ public:
+  explicit FunctionValue(const Function& f) : f_(f), values_(f.nodes().size()) {}
+  Dual at(const Pair& pair);
+
+ private:
+  [[nodiscard]] Dual node(const FunctionNode& node, const Pair& pair) const;
+  [[nodiscard]] double read(const FunctionNode& node) const;
+
+  const Function& f_;
+  std::vector<Dual> values_;
+};
+
+}  // namespace tandem::reference

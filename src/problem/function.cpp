@@ -1,0 +1,275 @@
+// Builds functions: types, promotion, and one node for every distinct value.
+#include "problem/function.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace tandem {
+namespace {
+
+template <typename... Values>
+[[noreturn]] void invalid(fmt::format_string<Values...> format, Values&&... values) {
+  throw Error(Status::invalid_argument, fmt::format(format, std::forward<Values>(values)...));
+}
+
+using Takes = FunctionOpInfo::Takes;
+
+constexpr FunctionOpInfo op_table[] = {
+    {FunctionOp::constant, "", 0, Takes::special},
+    {FunctionOp::score, "s", 0, Takes::nothing, FunctionType::real},
+    {FunctionOp::batch, "b", 0, Takes::nothing},
+    {FunctionOp::head, "h", 0, Takes::nothing},
+    {FunctionOp::query, "q", 0, Takes::nothing},
+    {FunctionOp::key, "k", 0, Takes::nothing},
+    {FunctionOp::seqlen_q, "nq", 0, Takes::nothing},
+    {FunctionOp::seqlen_k, "nk", 0, Takes::nothing},
+    {FunctionOp::read, "", 0, Takes::special},
+    {FunctionOp::to_real, "real", 1, Takes::special},
+    {FunctionOp::to_integer, "int", 1, Takes::special},
+    {FunctionOp::to_boolean, "bool", 1, Takes::special},
+    {FunctionOp::add, "add", 2, Takes::any},
+    {FunctionOp::subtract, "sub", 2, Takes::any},
+    {FunctionOp::multiply, "mul", 2, Takes::any},
+    {FunctionOp::divide, "div", 2, Takes::real},
+    {FunctionOp::floor_divide, "floordiv", 2, Takes::integer},
+    {FunctionOp::remainder, "mod", 2, Takes::integer},
+    {FunctionOp::negate, "neg", 1, Takes::any},
+    {FunctionOp::absolute, "abs", 1, Takes::any},
+    {FunctionOp::minimum, "min", 2, Takes::any},
+    {FunctionOp::maximum, "max", 2, Takes::any},
+    {FunctionOp::exp, "exp", 1, Takes::real},
+    {FunctionOp::log, "log", 1, Takes::real},
+    {FunctionOp::sqrt, "sqrt", 1, Takes::real},
+    {FunctionOp::tanh, "tanh", 1, Takes::real},
+    {FunctionOp::sigmoid, "sigmoid", 1, Takes::real},
+    {FunctionOp::less, "lt", 2, Takes::compare},
+    {FunctionOp::less_equal, "le", 2, Takes::compare},
+    {FunctionOp::equal, "eq", 2, Takes::compare},
+    {FunctionOp::not_equal, "ne", 2, Takes::compare},
+    {FunctionOp::bit_and, "and", 2, Takes::logic},
+    {FunctionOp::bit_or, "or", 2, Takes::logic},
+    {FunctionOp::bit_xor, "xor", 2, Takes::logic},
+    {FunctionOp::bit_not, "not", 1, Takes::logic},
+    {FunctionOp::select, "where", 3, Takes::special},
+};
+
+/// The type that arguments of an operation become.
+FunctionType common_type(const FunctionOpInfo& info, std::span<const Expression> arguments) {
+  FunctionType widest = FunctionType::boolean;
+  for (const Expression& a : arguments) widest = std::max(widest, a.type());
+  switch (info.takes) {
+    case Takes::real: return FunctionType::real;
+    case Takes::logic:
+    case Takes::integer:
+      if (widest == FunctionType::real) {
+        invalid("function: {} takes {}, but an argument is real; use int() first", info.name,
+                info.takes == Takes::logic ? "booleans or integers" : "integers");
+      }
+      return info.takes == Takes::logic ? widest : FunctionType::integer;
+    default: return std::max(widest, FunctionType::integer);
+  }
+}
+
+}  // namespace
+
+const FunctionOpInfo& info_of(FunctionOp op) {
+  return op_table[static_cast<std::size_t>(op)];
+}
+
+const FunctionOpInfo* op_named(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(op_table), std::end(op_table), [&](const auto& info) {
+    return !info.name.empty() && info.name == name;
+  });
+  return found == std::end(op_table) ? nullptr : found;
+}
+
+const char* name_of(FunctionType type) {
+  switch (type) {
+    case FunctionType::boolean: return "boolean";
+    case FunctionType::integer: return "integer";
+    case FunctionType::real: return "real";
+  }
+  return "unknown";
+}
+
+FunctionType Expression::type() const {
+  return builder_->nodes_[static_cast<std::size_t>(node_)].type;
+}
+
+Expression FunctionBuilder::add(const FunctionNode& node) {
+  for (std::size_t n = 0; n < nodes_.size(); ++n) {
+    const bool same_value = nodes_[n].value == node.value ||
+                            (std::isnan(nodes_[n].value) && std::isnan(node.value));
+    FunctionNode other = nodes_[n];
+    other.value = node.value;
+    const bool same_sign = std::signbit(nodes_[n].value) == std::signbit(node.value);
+    if (other == node && same_value && same_sign) return {*this, static_cast<std::int16_t>(n)};
+  }
+  if (nodes_.size() >= max_function_nodes) {
+    invalid("function: it has more than {} operations, its derivative included; make it simpler, or put "
+            "parts of it into captured tensors",
+            max_function_nodes);
+  }
+  nodes_.push_back(node);
+  return {*this, static_cast<std::int16_t>(nodes_.size() - 1)};
+}
+
+Expression FunctionBuilder::constant(FunctionType type, double value) {
+  constexpr double low = std::numeric_limits<std::int32_t>::min();
+  constexpr double high = std::numeric_limits<std::int32_t>::max();
+  if (type == FunctionType::integer && !(value >= low && value <= high)) {
+    invalid("function: the integer {} does not fit 32 bits; make it a real", value);
+  }
+  // Kernels have reals in f32, and the reference is to compute the same function.
+  if (type == FunctionType::real) value = static_cast<double>(static_cast<float>(value));
+  return add({.op = FunctionOp::constant, .type = type, .value = value});
+}
+
+Expression FunctionBuilder::leaf(FunctionOp op) {
+  if (op < FunctionOp::score || op > FunctionOp::seqlen_k) {
+    invalid("function: operation {} is no leaf; use apply()", static_cast<int>(op));
+  }
+  return add({.op = op, .type = info_of(op).leaf});
+}
+
+int FunctionBuilder::capture(const ConstTensor& t) {
+  const auto number = captured_.size();
+  if (number >= max_captured) {
+    invalid("function: it captures more than {} tensors; join some of them", max_captured);
+  }
+  if (t.rank < 1 || t.rank > ConstTensor::max_rank) {
+    invalid("function: captured tensor t{} has {} dimensions; it must have 1 to {}", number, t.rank,
+            ConstTensor::max_rank);
+  }
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.shape[static_cast<std::size_t>(d)] >= 1) continue;
+    invalid("function: dimension {} of captured tensor t{} has size {}; it must be at least 1", d, number,
+            t.shape[static_cast<std::size_t>(d)]);
+  }
+  if (t.dtype == DType::e4m3) {
+    invalid("function: captured tensor t{} is e4m3; it must be f32, f16, bf16, i32, i64 or s8", number);
+  }
+  captured_.push_back(t);
+  return static_cast<int>(number);
+}
+
+Expression FunctionBuilder::read(int number, std::span<const Expression> indices) {
+  if (number < 0 || static_cast<std::size_t>(number) >= captured_.size()) {
+    invalid("function: t{} is not captured; there are {} captured tensors", number, captured_.size());
+  }
+  const ConstTensor& t = captured_[static_cast<std::size_t>(number)];
+  if (indices.size() != static_cast<std::size_t>(t.rank)) {
+    invalid("function: t{} has {} dimensions but {} indices; give one for each", number, t.rank,
+            indices.size());
+  }
+  const bool integral = t.dtype == DType::i32 || t.dtype == DType::i64 || t.dtype == DType::s8;
+  FunctionNode node{.op = FunctionOp::read,
+                    .type = integral ? FunctionType::integer : FunctionType::real,
+                    .captured = static_cast<std::int16_t>(number)};
+  for (std::size_t d = 0; d < indices.size(); ++d) {
+    if (indices[d].type() == FunctionType::real) {
+      invalid("function: index {} of t{} is real; indices are integers: use int()", d, number);
+    }
+    const Expression index = convert(indices[d], FunctionType::integer);
+    const FunctionNode& known = nodes_[static_cast<std::size_t>(index.node())];
+    const auto size = static_cast<double>(t.shape[d]);
+    if (known.op == FunctionOp::constant && (known.value < -size || known.value >= size)) {
+      invalid("function: index {} of t{} is {}, but that dimension has size {}", d, number, known.value,
+              t.shape[d]);
+    }
+    node.args[d] = index.node();
+  }
+  return add(node);
+}
+
+Expression FunctionBuilder::convert(Expression x, FunctionType type) {
+  const FunctionType from = x.type();
+  if (from == type) return x;
+  const FunctionNode known = nodes_[static_cast<std::size_t>(x.node())];
+  if (known.op == FunctionOp::constant) {
+    if (type == FunctionType::boolean) return constant(type, known.value != 0.0 ? -1.0 : 0.0);
+    const double value = from == FunctionType::boolean ? -known.value : known.value;
+    if (type == FunctionType::real || from == FunctionType::boolean) return constant(type, value);
+  }
+  const FunctionOp op = type == FunctionType::boolean   ? FunctionOp::to_boolean
+                        : type == FunctionType::integer ? FunctionOp::to_integer
+                                                        : FunctionOp::to_real;
+  return add({.op = op, .type = type, .args = {x.node(), -1, -1, -1}});
+}
+
+Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arguments) {
+  const FunctionOpInfo& info = info_of(op);
+  if (info.arguments == 0 || arguments.size() != static_cast<std::size_t>(info.arguments)) {
+    invalid("function: {} takes {} arguments, not {}", info.name, info.arguments, arguments.size());
+  }
+  for (const Expression& a : arguments) {
+    if (&a.builder() != this) invalid("function: an argument of {} is of another function", info.name);
+  }
+  FunctionNode node{.op = op};
+  if (info.takes == Takes::special) {
+    if (op == FunctionOp::to_real) return convert(arguments[0], FunctionType::real);
+    if (op == FunctionOp::to_integer) return convert(arguments[0], FunctionType::integer);
+    if (op == FunctionOp::to_boolean) return convert(arguments[0], FunctionType::boolean);
+    node.type = std::max(arguments[1].type(), arguments[2].type());  // select
+    node.args = {convert(arguments[0], FunctionType::boolean).node(),
+                 convert(arguments[1], node.type).node(), convert(arguments[2], node.type).node(), -1};
+    return add(node);
+  }
+  const FunctionType type = common_type(info, arguments);
+  if (op == FunctionOp::negate) {
+    const FunctionNode known = nodes_[static_cast<std::size_t>(convert(arguments[0], type).node())];
+    if (known.op == FunctionOp::constant) return constant(type, -known.value);
+  }
+  node.type = info.takes == Takes::compare ? FunctionType::boolean : type;
+  for (std::size_t n = 0; n < arguments.size(); ++n) node.args[n] = convert(arguments[n], type).node();
+  return add(node);
+}
+
+Function FunctionBuilder::score_function(Expression logit) {
+  const Expression result = convert(logit, FunctionType::real);
+  return finish(Function::Kind::score, result, derivative_by_score(result).node());
+}
+
+Function FunctionBuilder::mask_function(Expression visible) {
+  const Expression result = convert(visible, FunctionType::boolean);
+  const Function f = finish(Function::Kind::mask, result, -1);
+  for (const FunctionNode& node : f.nodes()) {
+    if (node.op == FunctionOp::score) {
+      invalid("function: a mask function has no score; which pairs are visible may not depend on it: use a "
+              "score function that gives -inf");
+    }
+  }
+  return f;
+}
+
+/// Only what the results need is kept, in its order.
+Function FunctionBuilder::finish(Function::Kind kind, Expression result, std::int16_t slope) const {
+  std::vector<bool> needed(nodes_.size(), false);
+  needed[static_cast<std::size_t>(result.node())] = true;
+  if (slope >= 0) needed[static_cast<std::size_t>(slope)] = true;
+  for (std::size_t n = nodes_.size(); n-- > 0;) {
+    if (!needed[n]) continue;
+    for (const std::int16_t a : nodes_[n].args) {
+      if (a >= 0) needed[static_cast<std::size_t>(a)] = true;
+    }
+  }
+  Function f;
+  f.kind_ = kind;
+  f.captured_ = captured_;
+  std::vector<std::int16_t> place(nodes_.size(), -1);
+  for (std::size_t n = 0; n < nodes_.size(); ++n) {
+    if (!needed[n]) continue;
+    FunctionNode node = nodes_[n];
+    for (std::int16_t& a : node.args) a = a >= 0 ? place[static_cast<std::size_t>(a)] : a;
+    place[n] = static_cast<std::int16_t>(f.nodes_.size());
+    f.nodes_.push_back(node);
+  }
+  f.result_ = place[static_cast<std::size_t>(result.node())];
+  f.slope_ = slope >= 0 ? place[static_cast<std::size_t>(slope)] : slope;
+  return f;
+}
+
+}  // namespace tandem
