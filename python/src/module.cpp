@@ -18,6 +18,7 @@
 #include "gpu/device.hpp"
 #include "info.hpp"
 #include "jax.hpp"
+#include "options.hpp"
 #include "signals.hpp"
 #include "tandem/attention.hpp"
 #include "tandem/log.hpp"
@@ -66,56 +67,21 @@ class Arrays {
   std::size_t next_ = 0;
 };
 
-ForwardArgs forward_args(Arrays& arrays, const AttentionOptions& options) {
+ForwardArgs forward_args(Arrays& arrays, const Options& options) {
   ForwardArgs args;
   arrays.take(args, input_fields);
   arrays.take(args, forward_outputs, true);
-  args.options = options;
+  options.give(args, args.options);
   return args;
 }
 
-BackwardArgs backward_args(Arrays& arrays, const AttentionOptions& options) {
+BackwardArgs backward_args(Arrays& arrays, const Options& options) {
   BackwardArgs args;
   arrays.take(args, input_fields);
   arrays.take(args, backward_inputs);
   arrays.take(args, backward_outputs, true);
-  args.options = options;
+  options.give(args, args.options);
   return args;
-}
-
-// All of a call that is no array: what tandem._call.Call hands over, so that one place judges its types.
-struct Options {
-  AttentionOptions attention;
-  int threads = 0;
-};
-
-// A number of Python's own. What can be made into one is the Python layer's to judge: a tensor may require a
-// gradient, which a float would drop without a word.
-float number(nb::handle value) {
-  if (PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())) {
-    const double number = PyFloat_AsDouble(value.ptr());
-    if (PyErr_Occurred() == nullptr) return static_cast<float>(number);
-    PyErr_Clear();  // an integer beyond the range
-  }
-  throw nb::type_error("not a number");
-}
-
-Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
-                     nb::handle softcap, bool deterministic, bool pad, bool check, Precision precision,
-                     bool strict, std::int64_t split_size, int threads) {
-  AttentionOptions o;
-  if (!scale.is_none()) o.scale = number(scale);
-  o.causal = causal;
-  o.window_left = window_left;
-  o.window_right = window_right;
-  o.softcap = number(softcap);
-  o.deterministic = deterministic;
-  o.pad = pad;
-  o.check = check;
-  o.precision = precision;
-  o.strict = strict;
-  o.split_size = split_size;
-  return {.attention = o, .threads = threads};
 }
 
 Execution make_execution(int threads, std::uintptr_t stream = 0) {
@@ -155,12 +121,12 @@ void run(nb::handle q, const Args& args, Execution execution) {
 
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
-  run(arrays.q(), forward_args(arrays, options.attention), make_execution(options.threads, stream));
+  run(arrays.q(), forward_args(arrays, options), make_execution(options.threads, stream));
 }
 
 void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
-  run(arrays.q(), backward_args(arrays, options.attention), make_execution(options.threads, stream));
+  run(arrays.q(), backward_args(arrays, options), make_execution(options.threads, stream));
 }
 
 // The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
@@ -181,7 +147,7 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
   if (!results.out.is_valid()) return nb::none();
   args.out = view_of("out", results.out, q, true);
   if (return_lse) args.lse = view_of("lse", results.lse, q, true);
-  args.options = options.attention;
+  options.give(args, args.options);
   Execution execution = make_execution(options.threads);
   execution.stream = current_stream(args.out);
   run(q, args, execution);
@@ -193,8 +159,8 @@ template <typename F>
 auto planned(const nb::tuple& tuple, const Options& options, bool backward, F&& f) {
   Arrays arrays(tuple, backward ? backward_count : forward_count);
   const Execution execution = make_execution(options.threads);
-  return backward ? f(backward_args(arrays, options.attention), execution)
-                  : f(forward_args(arrays, options.attention), execution);
+  return backward ? f(backward_args(arrays, options), execution)
+                  : f(forward_args(arrays, options), execution);
 }
 
 template <typename... Tables>
@@ -285,13 +251,7 @@ void define_classes(nb::module_& m) {
   nb::class_<Tensor>(m, "Tensor", "A view: address, dtype, shape, strides in elements, device.")
       .def(nb::new_(&make_tensor), nb::arg("data"), nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"),
            nb::arg("device_kind") = Device::Kind::cpu, nb::arg("device_index") = 0);
-  nb::class_<Options>(m, "Options")
-      .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
-           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
-           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
-           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
-           nb::arg("threads") = 0)
-      .def_ro("threads", &Options::threads);
+  define_options(m);
 }
 
 void define_calls(nb::module_& m) {

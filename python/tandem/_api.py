@@ -6,7 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from tandem import _arrays, _call, _core
+from tandem import _arrays, _call, _core, _functions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
         strict: bool
         split_size: int
         threads: int
+        score_mod: Any
+        mask_mod: Any
+        bias: Any
+        mask: Any
+        alibi_slopes: Any
 
 
 __version__ = _core.version()
@@ -93,6 +98,11 @@ def attention(
     strict: bool = False,
     split_size: int = 0,
     threads: int = 0,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
 ) -> Any:
     """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
 
@@ -162,6 +172,16 @@ def attention(
         whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";
         gradients are the same with it.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
+      score_mod: on the CPU, a function ``score_mod(score, b, h, q_idx, kv_idx)`` from the scaled score, after
+        softcap, to the logit, as FlexAttention has it. It is called once, with proxies: see
+        docs/functions.md. Where it gives -inf a pair is masked.
+      mask_mod: on the CPU, a function ``mask_mod(b, h, q_idx, kv_idx)`` that is true where a key is visible,
+        besides causal and window.
+      bias: on the CPU, numbers added to scores (after score_mod); any shape that broadcasts to ``(batch,
+        heads_q, seqlen_q, seqlen_k)``. No gradient flows to it.
+      mask: on the CPU, booleans of such a shape: True where a key is visible.
+      alibi_slopes: on the CPU, ``(heads_q,)`` or ``(batch, heads_q)``: ``slope * abs(i + seqlen_k - seqlen_q
+        - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409).
 
     Returns:
       The result, of q's shape with head_dim_v; with ``return_lse`` a pair of it and the LSE: natural
@@ -203,6 +223,8 @@ def attention(
         strict,
         split_size,
     )
+    if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
+        call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     if _arrays.is_torch(q):
         from tandem import _torch
 
@@ -237,6 +259,11 @@ def attention_backward(
     deterministic: bool = False,
     check: bool = False,
     threads: int = 0,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
 ) -> tuple[Any, ...]:
     """Gradients of `attention`, for use without autograd (PyTorch users call ``.backward()`` on the result).
 
@@ -262,6 +289,8 @@ def attention_backward(
     """
     metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 6)
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
+        call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     if _arrays.is_torch(q):
         from tandem import _torch

@@ -59,9 +59,17 @@ class Call:
     precision: str = "exact"
     strict: bool = False
     split_size: int = 0
+    #: a _functions.Functions; None where the caller has none
+    functions: Any = None
 
     def options(self) -> _core.Options:
         """The options as C++ takes them; an error that names the first of another type."""
+        options = self._judged_options()
+        if self.functions is not None:
+            self.functions.set(options)
+        return options
+
+    def _judged_options(self) -> _core.Options:
         try:
             return self._options()
         except TypeError:
@@ -107,6 +115,7 @@ class Call:
             self.precision,
             flag("strict", self.strict),
             _integer(self.split_size),
+            self.functions,
         )
 
     def precision_code(self) -> _core.Precision:

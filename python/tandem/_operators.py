@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem import _arrays, _cache, _call, _core, _derivatives, _flops, _quantize
+from tandem._errors import UnsupportedError
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? sink"
 _OPTIONS = (
@@ -46,6 +47,11 @@ _CODES = (torch.float8_e4m3fn, torch.int8)
 def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
     o = call.plain()
+    if o.functions is not None:
+        raise UnsupportedError(
+            "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of profilers, "
+            "compilers and transforms, or leave the function out"
+        )
     options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
     return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tandem import _arrays, _call, _core
+from tandem import _arrays, _call, _core, _functions
 from tandem._core import DeviceKind, DType
 from tandem._errors import InvalidArgumentError
 
@@ -46,7 +46,8 @@ _PLANNED = (
     *_call.METADATA,
     "sink",
     "return_lse",
-    *(f.name for f in fields(_call.Call) if f.name != "metadata"),
+    *_functions.NAMES,
+    *(f.name for f in fields(_call.Call) if f.name not in ("metadata", "functions")),
 )
 
 
@@ -60,7 +61,10 @@ def _planned(
     metadata = tuple(options.pop(name, None) for name in _call.METADATA)
     sink = options.pop("sink", None)
     return_lse = _call.flag("return_lse", options.pop("return_lse", False))
+    functions = [options.pop(name, None) for name in _functions.NAMES]
     call = _call.Call(**options, metadata=metadata)
+    if any(f is not None for f in functions):
+        call.functions = _functions.of_call(call, q, k, *functions)
     place = None if device is None else _place(device)
     return _described(call, q, k, v, sink, backward, place, return_lse=return_lse), call.options()
 

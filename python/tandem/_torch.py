@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _cache, _call, _core, _derivatives, _operators, _plans, _quantize
+from tandem import _arrays, _cache, _call, _core, _derivatives, _operators, _plans, _quantize, _torch_functions
 from tandem._errors import InvalidArgumentError
 
 _arrays.meet_torch()
@@ -21,6 +21,10 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
+    if call.functions is not None:
+        return _torch_functions.attention(
+            call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
+        )
     if out is None and out_dtype is None:
         results = quick(call, q, k, v, sink, return_lse)
         if results is not None:
@@ -81,7 +85,7 @@ def attention_backward(
     for name, t in named.items():
         if t is not None:
             _derivatives.judge_out(name, t, recorded)
-    if direct and not recorded and not _is_profiled():
+    if direct and not recorded and (call.functions is not None or not _is_profiled()):
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
         return gradients

@@ -30,7 +30,7 @@ TANDEM_INLINE Mask mask_of(const std::uint16_t* bits) {
   return hn::LoadMaskBits(f32_lanes, reinterpret_cast<const std::uint8_t*>(bits));
 }
 
-/// What a register of rows sees of some keys.
+/// What some registers of rows see of some keys.
 struct SeenLanes {
   int first = 0;                  ///< keys [first, last) are those between the first and last that a lane sees
   int last = 0;                   ///< 0: none
@@ -39,8 +39,8 @@ struct SeenLanes {
   [[gnu::always_inline]] void add(std::uint16_t lanes, int key) {
     always = static_cast<std::uint16_t>(always & lanes);
     if (lanes == 0) return;
-    if (last == 0) first = key;
-    last = key + 1;
+    if (last == 0 || key < first) first = key;
+    if (key >= last) last = key + 1;
   }
 };
 

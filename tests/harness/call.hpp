@@ -19,11 +19,11 @@ class Random;
 /// A tensor that functions of a Case read: normal numbers, or integers in [low, high].
 struct Captured {
   DType dtype = DType::f32;
-  std::vector<std::int64_t> shape;
-  Layout layout;
+  std::vector<std::int64_t> shape = {};
+  Layout layout = {};
   std::int64_t low = 0;
   std::int64_t high = 0;
-  std::vector<double> values;  ///< if given, these instead of random ones
+  std::vector<double> values = {};  ///< if given, these instead of random ones
 };
 
 struct Case {

@@ -167,7 +167,11 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
                       const Matrix& dout, double& dsink) {
   Matrix ds = matmul(dout, transposed(s.v), dtype);  // dP
   for (std::int64_t i = 0; i < ds.rows; ++i) {
-    const KeyRange seen = visible_keys(p, i, ds.rows, ds.cols);
+    KeyRange seen = visible_keys(p, i, ds.rows, ds.cols);
+    const float* const weights = s.p.row(i);
+    if (p.has_function() && std::all_of(weights, weights + ds.cols, [](float x) { return x == 0.0F; })) {
+      seen = {};
+    }
     const auto row_index = static_cast<std::size_t>(i);
     float delta = 0.0F;
     for (std::int64_t j = seen.first; j < seen.last; ++j) delta += s.p.row(i)[j] * ds.row(i)[j];

@@ -1,0 +1,68 @@
+#include "options.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+
+namespace tandem::python {
+namespace {
+
+// A number of Python's own. What can be made into one is the Python layer's to judge: a tensor may require a
+// gradient, which a float would drop without a word.
+float number(nb::handle value) {
+  if (PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())) {
+    const double number = PyFloat_AsDouble(value.ptr());
+    if (PyErr_Occurred() == nullptr) return static_cast<float>(number);
+    PyErr_Clear();  // an integer beyond the range
+  }
+  throw nb::type_error("not a number");
+}
+
+Options make_options(nb::handle scale, bool causal, std::int64_t window_left, std::int64_t window_right,
+                     nb::handle softcap, bool deterministic, bool pad, bool check, Precision precision,
+                     bool strict, std::int64_t split_size, int threads) {
+  AttentionOptions o;
+  if (!scale.is_none()) o.scale = number(scale);
+  o.causal = causal;
+  o.window_left = window_left;
+  o.window_right = window_right;
+  o.softcap = number(softcap);
+  o.deterministic = deterministic;
+  o.pad = pad;
+  o.check = check;
+  o.precision = precision;
+  o.strict = strict;
+  o.split_size = split_size;
+  return {.attention = o, .threads = threads, .score = {}, .mask = {}};
+}
+
+}  // namespace
+
+void Options::set_functions(const std::optional<std::string>& score_text,
+                            const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured) {
+  const std::vector<ConstTensor> views(captured.begin(), captured.end());
+  if (score_text) score = Function::parse(*score_text, Function::Kind::score, views);
+  if (mask_text) mask = Function::parse(*mask_text, Function::Kind::mask, views);
+}
+
+void Options::give(AttentionInputs& args, AttentionOptions& options) const {
+  options = attention;
+  args.score_function = score ? &*score : nullptr;
+  args.mask_function = mask ? &*mask : nullptr;
+}
+
+void define_options(nb::module_& m) {
+  nb::class_<Options>(m, "Options")
+      .def(nb::new_(&make_options), nb::arg("scale") = nb::none(), nb::arg("causal") = false,
+           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softcap") = 0.0F,
+           nb::arg("deterministic") = false, nb::arg("pad") = false, nb::arg("check") = false,
+           nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
+           nb::arg("threads") = 0)
+      .def("set_functions", &Options::set_functions, nb::arg("score").none(), nb::arg("mask").none(),
+           nb::arg("captured"))
+      .def_ro("threads", &Options::threads);
+}
+
+}  // namespace tandem::python

@@ -1,0 +1,196 @@
+"""Functions of the user's own on scores, and masks: traced by a call with proxies, whose operators write the
+function down as text (docs/functions.md has the grammar) for the C++ side.
+
+The signatures are those of PyTorch's FlexAttention: ``score_mod(score, b, h, q_idx, kv_idx)`` and
+``mask_mod(b, h, q_idx, kv_idx)``. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem import _arrays, _core
+from tandem._errors import InvalidArgumentError
+from tandem._trace import Captured, Trace, Value
+from tandem._trace_ops import convert
+
+#: The keywords of tandem.attention that become functions.
+NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
+
+
+class Functions:
+    """The functions of a call, written down."""
+
+    __slots__ = ("arrays", "library", "mask", "score")
+
+    def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
+        self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
+
+    def set(self, options: _core.Options) -> None:
+        views = []
+        for array in self.arrays:
+            address, dtype, *rest = self.library.layout("an array that a function reads", _as_bytes(array))
+            views.append(_core.Tensor(address, dtype, *rest))
+        options.set_functions(self.score, self.mask, views)
+
+
+def _as_bytes(array: Any) -> Any:
+    """Booleans as int8, in the same memory."""
+    name = str(array.dtype).removeprefix("torch.")
+    if name != "bool":
+        return array
+    if isinstance(array, np.ndarray):
+        return array.view(np.int8)
+    return array.view(_arrays.torch_dtype(_core.DType.s8))
+
+
+def _broadcast(trace: Trace, name: str, array: Any, shape: tuple[int, ...]) -> Any:
+    """The element for a pair of an array that broadcasts to (batch, heads, seqlen_q, seqlen_k)."""
+    if not hasattr(array, "shape") or not 1 <= len(array.shape) <= 4:
+        raise InvalidArgumentError(
+            f"{name} must be an array that broadcasts to (batch, heads_q, seqlen_q, seqlen_k) = {shape}"
+        )
+    missing = 4 - len(array.shape)
+    leaves = ("b", "h", "q", "k")[missing:]
+    indices = []
+    for size, wanted, leaf in zip(array.shape, shape[missing:], leaves, strict=True):
+        if size not in (1, wanted):
+            raise InvalidArgumentError(
+                f"{name} has shape {tuple(array.shape)}, which does not broadcast to (batch, heads_q, seqlen_q, "
+                f"seqlen_k) = {shape}"
+            )
+        indices.append(0 if size == 1 else Value(trace, leaf, "int"))
+    return trace.read(array, indices)
+
+
+def _alibi(trace: Trace, score: Value, slopes: Any, shape: tuple[int, ...]) -> Value:
+    batch, heads = shape[:2]
+    if tuple(getattr(slopes, "shape", ())) not in ((heads,), (batch, heads)):
+        raise InvalidArgumentError(
+            f"alibi_slopes has shape {getattr(slopes, 'shape', None)}; it must be (heads_q,) = ({heads},) or "
+            f"(batch, heads_q) = ({batch}, {heads})"
+        )
+    leaves = ("h",) if len(slopes.shape) == 1 else ("b", "h")
+    slope = trace.read(slopes, [Value(trace, leaf, "int") for leaf in leaves])
+    distance = Value(trace, "abs(sub(add(q, sub(nk, nq)), k))", "int")
+    return score - slope * distance
+
+
+def _traced(function: Any, trace: Trace, arguments: Sequence[str]) -> Value:
+    """What the user's function makes of proxies."""
+    if not callable(function):
+        raise TypeError(f"a function of scores or positions is {function!r}; pass a function")
+    values = [Value(trace, name, "real" if name == "s" else "int") for name in arguments]
+    result = _with_arrays(function, trace)(*values)
+    return trace.lift(result)
+
+
+def _with_arrays(function: Any, trace: Trace) -> Any:
+    """The function with NumPy arrays that it closes over, or finds as globals or defaults, made such that
+    proxies can index them. PyTorch's tensors need nothing: a mode sees their indexing."""
+
+    def replaced(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return Captured(x, trace)
+        return _with_arrays(x, trace) if isinstance(x, types.FunctionType) and x.__closure__ else x
+
+    if not isinstance(function, types.FunctionType):
+        return function
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(types.CellType(replaced(cell.cell_contents)))
+        except ValueError:  # empty as yet
+            cells.append(cell)
+    names = function.__code__.co_names
+    arrays = {n: replaced(x) for n in names if isinstance(x := function.__globals__.get(n), np.ndarray)}
+    scope = {**function.__globals__, **arrays} if arrays else function.__globals__
+    defaults = tuple(replaced(x) for x in function.__defaults__ or ())
+    made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, tuple(cells))
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
+    """The functions of a _call.Call, in the order of NAMES."""
+    library = _arrays.library_of("q", q)
+    _arrays.expect("k", k, library)
+    given = [cu for cu in call.metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
+    shape = (
+        given[0].shape[0] - 1 if given else q.shape[0],
+        q.shape[-2] if q.ndim >= 2 else 0,
+        q.shape[-3] if q.ndim >= 3 else 0,
+        k.shape[-3] if k.ndim >= 3 else 0,
+    )
+    named = dict(zip(NAMES, functions, strict=True))
+    return trace_functions(shape, library, packed=bool(given), **named)
+
+
+def trace_functions(
+    shape: tuple[int, ...],
+    library: Any,
+    *,
+    score_mod: Any = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    mask_mod: Any = None,
+    mask: Any = None,
+    packed: bool = False,
+) -> Functions | None:
+    """The functions of a call of (batch, heads_q, seqlen_q, seqlen_k), or None of one that has none."""
+    if all(x is None for x in (score_mod, bias, alibi_slopes, mask_mod, mask)):
+        return None
+    if packed and (bias is not None or mask is not None):
+        name = "bias" if bias is not None else "mask"
+        raise InvalidArgumentError(
+            f"{name} is given with cu_seqlens, but positions count in each sequence; use "
+            f"{'score_mod' if bias is not None else 'mask_mod'} with an array by sequence"
+        )
+    with _watching(library):
+        scores = Trace(library)
+        score = start = Value(scores, "s", "real")
+        if score_mod is not None:
+            score = _traced(score_mod, scores, ("s", "b", "h", "q", "k"))
+        if bias is not None:
+            score = score + _real("bias", _broadcast(scores, "bias", bias, shape))
+        if alibi_slopes is not None:
+            score = _alibi(scores, score, alibi_slopes, shape)
+        masks = Trace(library)
+        masks.captured = scores.captured
+        visible = None
+        if mask_mod is not None:
+            visible = convert(_traced(mask_mod, masks, ("b", "h", "q", "k")), "bool")
+        if mask is not None:
+            element = _broadcast(masks, "mask", mask, shape)
+            if element.kind != "bool":
+                raise InvalidArgumentError(
+                    f"mask has dtype {mask.dtype}; it must be boolean, True where a key is visible: pass "
+                    "numbers to be added as bias"
+                )
+            visible = element if visible is None else visible & element
+    return Functions(
+        None if score is start else scores.text(score),
+        None if visible is None else masks.text(visible),
+        scores.captured,
+        library,
+    )
+
+
+def _real(name: str, element: Value) -> Value:
+    if element.kind == "bool":
+        raise InvalidArgumentError(f"{name} is boolean; pass it as mask, or convert it")
+    return element
+
+
+def _watching(library: Any) -> Any:
+    """A context in which indexing tensors by proxies is seen."""
+    if library.name == "torch":
+        from tandem import _torch_functions
+
+        return _torch_functions.Watching()
+    return contextlib.nullcontext()

@@ -1,0 +1,109 @@
+"""Calls with functions of the user's own on PyTorch's tensors: their gradient, and what sees tensors indexed
+by proxies while a function is traced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tandem import _arrays, _call, _derivatives
+from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem._trace import Value
+from tandem._trace_ops import call_torch
+
+
+class Watching(TorchFunctionMode):
+    """Sees what PyTorch's functions are called with while a function of the user's is traced."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(_has_value(a) for a in (*args, *kwargs.values())):
+            return call_torch(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _has_value(x: Any) -> bool:
+    return isinstance(x, Value) or (
+        isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x)
+    )
+
+
+def _judge(call: _call.Call, *tensors: Any) -> None:
+    """Errors of what calls with functions do not do."""
+    functions = call.functions
+    for t in functions.arrays:
+        if _derivatives.is_recorded(t):
+            raise InvalidArgumentError(
+                "a tensor that score_mod, mask_mod, bias or alibi_slopes reads requires a gradient, but Tandem "
+                "has none for it as yet; pass it detached, or call under torch.no_grad()"
+            )
+    for t in (*tensors, *functions.arrays):
+        if t is None:
+            continue
+        if type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta or torch._C._are_functorch_transforms_active():
+            raise UnsupportedError(
+                "functions of scores take plain tensors outside of torch.func's transforms and torch.compile; "
+                f"this call has a {type(t).__name__} on {t.device}: leave the function out there"
+            )
+
+
+@torch.compiler.disable(reason="a function of scores is traced as the call runs")
+def attention(
+    call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
+) -> Any:
+    """As tandem.attention with functions, for tensors."""
+    _judge(call, q, k, v, sink)
+    _derivatives.judge_metadata(call.metadata)
+    recorded = _derivatives.is_recorded(q, k, v, sink)
+    _derivatives.judge_cache(call.metadata, recorded)
+    if out is not None:
+        _derivatives.judge_out("out", out, recorded)
+    if recorded:
+        record: Any = FunctionAttention.apply
+        result, lse = record(call, q, k, v, sink)
+    else:
+        result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    return (result, lse) if return_lse else result
+
+
+class FunctionAttention(torch.autograd.Function):
+    """tandem.attention with functions and the gradients of q, k, v and sink. Profiles show the name."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _call.Call, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, sink = inputs
+        output: tuple[Tensor, Tensor] = _call.forward(call, q, k, v, sink, return_lse=True)
+        ctx.set_materialize_grads(False)
+        # What functions read, too: PyTorch then notices where it is changed before the backward pass.
+        ctx.save_for_backward(*inputs, *output, *call.metadata, *call.functions.arrays)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, sink, out, lse = ctx.saved_tensors[:6]
+        if dout is None and dlse is None:
+            return (None,) * 5
+        dout = torch.zeros_like(out) if dout is None else _rows_contiguous(dout)
+        dlse = None if dlse is None else _rows_contiguous(dlse)
+        call = ctx.call
+        if torch.are_deterministic_algorithms_enabled():
+            call = replace(call, deterministic=True)
+        gradients = _call.backward(
+            call, dout, q, k, v, out, lse, sink, dlse, needed=ctx.needs_input_grad[1:]
+        )
+        return (None, *gradients)
+
+
+def _rows_contiguous(t: Tensor) -> Tensor:
+    return t if t.shape[-1] == 1 or t.stride(-1) == 1 else t.contiguous()
+
+
+_arrays.meet_torch()

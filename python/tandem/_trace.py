@@ -1,0 +1,237 @@
+"""What a function of scores is written down as while it is traced: values, which stand for a number of each pair
+of query and key, and the arrays that they are read from. Operators and functions on values are in _trace_ops.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem import _arrays
+from tandem._errors import InvalidArgumentError, UnsupportedError
+
+_PACKAGE = str(Path(__file__).parent)
+
+#: The functions that values have, by the names of PyTorch's functions and methods; _trace_ops fills it.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+def where_called() -> str:
+    """The line outside this package (and PyTorch) that is being executed, for errors."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) and "/torch/" not in name:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def untraceable(what: str, remedy: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{where_called()}: {what}, but a function of scores is traced once for all queries and keys; {remedy}"
+    )
+
+
+class Trace:
+    """What is being written down: one name for every value, and the arrays that are read."""
+
+    def __init__(self, library: _arrays.Library | None = None) -> None:
+        self.library = library
+        self.lines: list[str] = []
+        self.captured: list[Any] = []
+
+    def value(self, text: str, kind: str) -> Value:
+        """A value with a name of its own."""
+        name = f"${len(self.lines)}"
+        self.lines.append(f"{name}={text};")
+        return Value(self, name, kind)
+
+    def leaf(self, text: str, kind: str) -> Value:
+        return Value(self, text, kind)
+
+    def text(self, result: Value) -> str:
+        return " ".join((*self.lines, result.text))
+
+    def number(self, array: Any) -> int:
+        """The number of a captured array."""
+        for i, known in enumerate(self.captured):
+            if known is array:
+                return i
+        if self.library is not None:
+            _arrays.expect(f"an array that a function reads ({where_called()})", array, self.library)
+        self.captured.append(array)
+        return len(self.captured) - 1
+
+    def read(self, array: Any, indices: Sequence[Any]) -> Any:
+        """An element of a captured array; with fewer indices than dimensions, what takes the others."""
+        lifted = [self.index(i) for i in indices]
+        if len(lifted) > array.ndim:
+            raise InvalidArgumentError(
+                f"{where_called()}: {len(lifted)} indices into an array of {array.ndim} dimensions"
+            )
+        if len(lifted) < array.ndim:
+            return Part(self, array, lifted)
+        dtype = str(array.dtype).removeprefix("torch.")
+        element = f"t{self.number(array)}[{', '.join(lifted)}]"
+        if dtype == "bool":
+            return self.value(f"ne({element}, 0)", "bool")
+        if dtype not in _KINDS:
+            raise InvalidArgumentError(
+                f"{where_called()}: a function reads an array of dtype {dtype}; convert it to one of "
+                f"{', '.join((*_KINDS, 'bool'))}"
+            )
+        return self.value(element, _KINDS[dtype])
+
+    def index(self, i: Any) -> str:
+        if isinstance(i, slice) or i is None or i is Ellipsis:
+            raise untraceable(
+                f"an index is {i!r}", "give one index for each dimension, made of b, h, q_idx and kv_idx"
+            )
+        value = self.lift(i)
+        if value.kind == "real":
+            raise InvalidArgumentError(f"{where_called()}: an index is real; indices are integers")
+        return value.text
+
+    def lift(self, x: Any) -> Value:
+        """A value of this trace: x itself, a number, or an array of one."""
+        if isinstance(x, Value):
+            return x
+        if isinstance(x, (bool, np.bool_)):
+            return Value(self, "true" if x else "false", "bool")
+        if isinstance(x, (int, np.integer)):
+            return Value(self, str(int(x)), "int")
+        if isinstance(x, (float, np.floating)):
+            return Value(self, _real_text(float(x)), "real")
+        if isinstance(x, Captured):
+            x = x.array
+        if isinstance(x, np.ndarray) or _arrays.is_torch(x):
+            if math.prod(x.shape) == 1:
+                return self.read(x.reshape(1), [0])  # type: ignore[no-any-return]
+            raise untraceable(
+                f"an array of shape {tuple(x.shape)} is used whole", "index it: array[h, q_idx, kv_idx]"
+            )
+        raise untraceable(
+            f"a {type(x).__name__} is used as a value", "use numbers, the arguments, and elements of arrays"
+        )
+
+
+_KINDS = {
+    "float32": "real",
+    "float16": "real",
+    "bfloat16": "real",
+    "int32": "int",
+    "int64": "int",
+    "int8": "int",
+}
+
+
+def _real_text(x: float) -> str:
+    if math.isnan(x):
+        return "nan"
+    if math.isinf(x):
+        return "inf" if x > 0 else "-inf"
+    text = repr(x)
+    return text if any(c in text for c in ".e") else text + ".0"
+
+
+class Part:
+    """A captured array with some of its indices."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, trace: Trace, array: Any, indices: list[str]) -> None:
+        self._trace, self._array, self._indices = trace, array, indices
+
+    def __getitem__(self, index: Any) -> Any:
+        more = index if isinstance(index, tuple) else (index,)
+        known = [Value(self._trace, text, "int") for text in self._indices]
+        return self._trace.read(self._array, [*known, *more])
+
+
+class Captured:
+    """An array that a function reads by indices that are not numbers, while the function is traced."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, array: Any, trace: Trace) -> None:
+        self.array, self._trace = array, trace
+
+    def __getitem__(self, index: Any) -> Any:
+        indices = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(i, Value) for i in indices):
+            return self._trace.read(self.array, indices)
+        return self.array[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.array, name)
+
+
+class Value:
+    """A number that is known for each pair of query and key: an argument of a traced function, or what
+    becomes of it."""
+
+    __slots__ = ("kind", "text", "trace")
+    __array_ufunc__ = None  # NumPy leaves operators to this class
+
+    def __init__(self, trace: Trace, text: str, kind: str) -> None:
+        self.trace, self.text, self.kind = trace, text, kind
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.text} of a traced function>"
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise untraceable(
+            "a condition depends on a score or a position (if, and, or, not, while)",
+            "use torch.where(condition, a, b), &, | and ~",
+        )
+
+    def _no_number(self) -> Any:
+        raise untraceable("a score or a position is made a Python number", "leave it as it is")
+
+    __int__ = __float__ = __index__ = __len__ = __iter__ = item = tolist = _no_number
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return FUNCTIONS["__torch_function__"](func, args, kwargs or {})
+
+    @property
+    def dtype(self) -> Any:
+        """PyTorch's dtype of such a number, for functions that ask for it."""
+        torch = sys.modules["torch"]
+        return {"real": torch.float32, "int": torch.int32, "bool": torch.bool}[self.kind]
+
+    @property
+    def device(self) -> Any:
+        return sys.modules["torch"].device("cpu")
+
+    def to(self, *args: Any, **kwargs: Any) -> Value:
+        """Another dtype, by PyTorch's name of it; devices are ignored."""
+        for wanted in (*args, *kwargs.values()):
+            name = str(wanted).removeprefix("torch.")
+            if name.startswith(("float", "bfloat", "double", "half")):
+                return FUNCTIONS["convert"](self, "real")
+            if name.startswith(("int", "long", "uint", "short")):
+                return FUNCTIONS["convert"](self, "int")
+            if name == "bool":
+                return FUNCTIONS["convert"](self, "bool")
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of tensors: those that are functions, too."""
+        function = FUNCTIONS.get(name)
+        if function is None:
+            raise AttributeError(
+                f"{where_called()}: {name} is not known of a score or a position; known are "
+                f"{', '.join(sorted(FUNCTIONS))}"
+            )
+        return lambda *args, **kwargs: function(self, *args, **kwargs)
