@@ -23,6 +23,7 @@ from tandem._errors import (
     TandemError,
     UnsupportedError,
 )
+from tandem._flex import flex_attention
 from tandem._log import set_log_level
 from tandem._plans import explain, workspace_bytes
 from tandem._quantize import quantize
@@ -39,6 +40,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "explain",
+    "flex_attention",
     "info",
     "merge",
     "quantize",

@@ -60,9 +60,9 @@ void ProblemBuilder::function(const char* name, const Function* f, Function::Kin
   }
   if (p_.device.kind == Device::Kind::cuda) {
     throw Error(Status::unsupported,
-                fmt::format("{} runs on the CPU alone, but q is on {}; move the tensors to the CPU for now, or "
-                            "leave the function out",
-                            name, check::name_of(p_.device)));
+                fmt::format("{} runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU for "
+                            "now, or leave the function out",
+                            name));
   }
   if (p_.precision != Precision::exact) {
     throw Error(Status::unsupported,

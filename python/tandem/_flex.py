@@ -1,0 +1,115 @@
+"""PyTorch's flex_attention, for programs that change one import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tandem import _api
+from tandem._errors import InvalidArgumentError, UnsupportedError
+
+
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
+) -> Any:
+    """Attention with a function of scores and a mask function, as torch.nn.attention.flex_attention has it.
+
+    On the CPU, forward and backward. PyTorch's tensors or NumPy arrays of ``(batch, heads, seqlen, head_dim)``.
+
+    Args:
+      query: ``(batch, heads_q, seqlen_q, head_dim)``.
+      key: ``(batch, heads_kv, seqlen_k, head_dim)``.
+      value: ``(batch, heads_kv, seqlen_k, head_dim_v)``.
+      score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, from the scaled score to the logit.
+      block_mask: PyTorch's BlockMask, or a mask function ``mask_mod(b, h, q_idx, kv_idx)`` itself. Of a
+        BlockMask its mask_mod counts, as in FlexAttention's eager mode; of one without, its blocks.
+      scale: multiplies ``query @ key.T``. Default ``head_dim ** -0.5``.
+      enable_gqa: heads_kv may be fewer than heads_q, which they divide.
+      return_lse: also return the log-sum-exp, ``(batch, heads_q, seqlen_q)`` float32.
+      kernel_options: PyTorch's kernels' tiles; results do not depend on them, and they are not looked at.
+      return_aux: PyTorch's AuxRequest; its lse is what return_lse returns, in an AuxOutput.
+
+    Returns:
+      The result, ``(batch, heads_q, seqlen_q, head_dim_v)``, or a pair of it and what was asked for. A query
+      that sees no key gives 0 and -inf.
+
+    Raises:
+      As `attention`.
+
+    Method: FlexAttention (arXiv:2412.05496).
+    """
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if len(getattr(array, "shape", ())) != 4:
+            raise InvalidArgumentError(f"{name} must be an array of (batch, heads, seqlen, head_dim)")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise InvalidArgumentError(
+            f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True where query heads "
+            "share key heads"
+        )
+    wants_lse = return_lse
+    if return_aux is not None:
+        if getattr(return_aux, "max_scores", False):
+            raise UnsupportedError("return_aux asks for max_scores, which Tandem does not keep; ask for lse")
+        wants_lse = bool(return_aux.lse)
+    mask_mod = block_mask
+    if block_mask is not None and hasattr(block_mask, "mask_mod"):
+        mask_mod = _mask_of(block_mask, query, key)
+    out, lse = _api.attention(
+        query.swapaxes(1, 2),
+        key.swapaxes(1, 2),
+        value.swapaxes(1, 2),
+        scale=scale,
+        pad=True,
+        return_lse=True,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+    )
+    out = out.swapaxes(1, 2)
+    if return_aux is not None:
+        flex = sys.modules["torch.nn.attention.flex_attention"]
+        return out, flex.AuxOutput(lse=lse if wants_lse else None, max_scores=None)
+    return (out, lse) if wants_lse else out
+
+
+def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
+    """The mask function that a BlockMask stands for."""
+    lengths = tuple(getattr(block_mask, "seq_lengths", (query.shape[2], key.shape[2])))
+    if lengths != (query.shape[2], key.shape[2]):
+        raise InvalidArgumentError(
+            f"block_mask is of {lengths[0]} queries and {lengths[1]} keys, but there are {query.shape[2]} and "
+            f"{key.shape[2]}; make it for these"
+        )
+    batch, heads = block_mask.kv_num_blocks.shape[:2]
+    if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
+        raise InvalidArgumentError(
+            f"block_mask is of batch {batch} and {heads} heads, but query has {query.shape[0]} and "
+            f"{query.shape[1]}; make it for these, or for all by 1"
+        )
+    mask_mod: Callable[..., Any] = block_mask.mask_mod
+    flex = sys.modules["torch.nn.attention.flex_attention"]
+    if mask_mod is not flex.noop_mask:
+        return mask_mod
+    blocks = block_mask.to_dense()
+    rows, columns = block_mask.BLOCK_SIZE
+    wanted = (-(-query.shape[2] // rows), -(-key.shape[2] // columns))
+    if tuple(blocks.shape[-2:]) != wanted:
+        raise InvalidArgumentError(
+            f"block_mask has {tuple(blocks.shape[-2:])} blocks and no mask_mod, but {wanted} blocks of {rows} "
+            f"queries and {columns} keys cover the call; list as many"
+        )
+
+    def by_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return blocks[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // rows, kv_idx // columns] != 0
+
+    return by_blocks
