@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tandem import _call, _chunks, _torch
+from tandem import _call, _chunks, _functions, _torch
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _P = ParamSpec("_P")
@@ -36,6 +36,13 @@ def problem(
     return call
 
 
+def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any) -> None:
+    """Gives the call FlashAttention's alibi_slopes, where they are not None."""
+    if slopes is not None:
+        only_tensors(q=q, k=k, alibi_slopes=slopes)
+        call.functions = _functions.of_call(call, q, k, None, None, slopes, None, None)
+
+
 def run(
     call: _call.Call,
     q: Any,
@@ -53,7 +60,8 @@ def run(
             return results
         return (out.copy_(results[0]), results[1]) if return_lse else out.copy_(results)
     sink = plain(sink)
-    results = _torch.quick(call, q, k, v, sink, return_lse) if out is None else None
+    quick = out is None and call.functions is None
+    results = _torch.quick(call, q, k, v, sink, return_lse) if quick else None
     if results is not None:
         return results
     only_tensors(q=q, k=k, v=v)

@@ -59,7 +59,8 @@ def flash_attn_func(
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
-      alibi_slopes: an error unless None.
+      alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)`` float32, on the CPU: ``slope * abs(i + seqlen_k -
+        seqlen_q - j)`` is taken off the score of query i and key j. No gradient flows to them.
       deterministic: gradients are bitwise reproducible.
       return_attn_probs: also return the LSE, and None where FlashAttention-2 has the pattern of dropout.
 
@@ -70,9 +71,9 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs)
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
 
 
 def flash_attn_qkvpacked_func(
@@ -87,10 +88,10 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with q, k and v in one tensor, ``(batch, seqlen, 3, heads, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     q, k, v = _parts(3, "(batch, seqlen, 3, heads, head_dim)", qkv=qkv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs)
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
 
 
 def flash_attn_kvpacked_func(
@@ -106,10 +107,10 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with k and v in one tensor, ``(batch, seqlen_k, 2, heads_kv, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     k, v = _parts(2, "(batch, seqlen_k, 2, heads_kv, head_dim)", kv=kv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs)
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
 
 
 def flash_attn_varlen_func(
@@ -142,15 +143,16 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
         lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff())
         call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None))
+        _flash.add_alibi(call, q, k, alibi_slopes)
         results = _flash.run(call, q, k, v, return_lse=return_attn_probs)
         return (*results, None) if return_attn_probs else results
-    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens_q, cu_seqlens_k))
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -167,10 +169,10 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with q, k and v in one tensor, ``(total, 3, heads, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     q, k, v = _parts(3, "(total, 3, heads, head_dim)", qkv=qkv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens, cu_seqlens))
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens, cu_seqlens))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -190,10 +192,10 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with k and v in one tensor, ``(total_k, 2, heads_kv, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    _flash.refuse(dropout_p=dropout_p)
     k, v = _parts(2, "(total_k, 2, heads_kv, head_dim)", kv=kv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, (cu_seqlens_q, cu_seqlens_k))
+    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_with_kvcache(
@@ -271,10 +273,12 @@ def _attend(
     v: Tensor,
     options: tuple[Any, Any, Any, Any, Any],
     with_probabilities: bool,
+    alibi_slopes: Tensor | None = None,
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Any:
     """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
     call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * 8))
+    _flash.add_alibi(call, q, k, alibi_slopes)
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)
     return (*results, None) if with_probabilities else results
 

@@ -39,15 +39,17 @@ void see_by_half(Tile& t, std::int64_t p, int n, const Range& rows, SeenLanes& s
   __builtin_memset(lanes, 0, static_cast<std::size_t>(t.b.shape.block_k) * sizeof(*lanes));
   FunctionPlace place = place_of(t, p, n);
   float* const memory = t.at(t.x.functions);
+  const auto alive = hn::Ne(load(t.at(t.x.live) + p * panel_lanes + n * vec_lanes), zero());
+  const std::uint16_t live = lane_bits(hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, alive)));
+  const bool unbounded = t.b.window_left < 0 && t.b.window_right < 0;
   in_function_keys(rows.first, rows.last, [&](std::int64_t r, int count) {
     place.first_key = static_cast<std::int32_t>(t.first_key + r);
     place.keys = count;
     const FunctionSource visible = evaluate_mask(t.b.functions->mask, place, memory);
-    for (int j = 0; j < count; ++j) {
-      const auto window = hn::RebindMask(i32_lanes, t.in_window(p, r + j, n));
-      lanes[r + j] = lane_bits(hn::IfThenElseZero(window, visible_lanes(visible, j)));
-      seen.add(lanes[r + j], static_cast<int>(r + j));
-    }
+    const auto window = [&](int j) __attribute__((always_inline)) {
+      return hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, t.in_window(p, r + j, n)));
+    };
+    write_lanes(visible, count, live, unbounded, window, static_cast<int>(r), lanes + r, seen);
   });
 }
 

@@ -73,15 +73,11 @@ bool see_by_register(const ForwardTile& t, const FunctionMemory& memory, const S
     place.first_key = static_cast<std::int32_t>(begin + key);
     place.keys = range.end - key < function_keys ? range.end - key : function_keys;
     const FunctionSource visible = evaluate_mask(t.functions->mask, place, memory.values);
-    for (int j = 0; j < place.keys; ++j) {
-      IVec lanes_seen = visible_lanes(visible, j);
-      if (range.partial) {
-        const IVec at = hn::Set(i32_lanes, key + j);
-        const auto inside = hn::AndNot(hn::Lt(at, range.first), hn::Lt(at, range.last));
-        lanes_seen = hn::And(lanes_seen, hn::VecFromMask(i32_lanes, inside));
-      }
-      seen.add(memory.seen[key + j] = static_cast<std::uint16_t>(lane_bits(lanes_seen) & rows), key + j);
-    }
+    const auto window = [&](int j) __attribute__((always_inline)) {
+      const IVec at = hn::Set(i32_lanes, key + j);
+      return hn::VecFromMask(i32_lanes, hn::AndNot(hn::Lt(at, range.first), hn::Lt(at, range.last)));
+    };
+    write_lanes(visible, place.keys, rows, !range.partial, window, key, memory.seen + key, seen);
   }
   MaskedRows& masked = *memory.masked;
   masked.all = range.begin == 0 && range.end == count && seen.always == rows ? 1 : 0;

@@ -44,4 +44,32 @@ struct SeenLanes {
   }
 };
 
+/// Writes the lanes, of those in `rows`, that see each of `count` keys, the first of which is `key`.
+/// `window(j)` has all bits of the lanes whose window has key j; `whole`: it has for all keys.
+template <typename Window>
+TANDEM_INLINE void write_lanes(const FunctionSource& visible, int count, std::uint16_t rows, bool whole,
+                               Window window, int key, std::uint16_t* lanes, SeenLanes& seen) {
+  // Most blocks of most masks are seen by all or by none.
+  IVec every = hn::Set(i32_lanes, -1);
+  IVec any = hn::Zero(i32_lanes);
+  for (int j = 0; whole && j < count; ++j) {
+    const IVec v = visible_lanes(visible, j);
+    every = hn::And(every, v);
+    any = hn::Or(any, v);
+  }
+  const auto all = static_cast<std::uint16_t>(lane_bits(every) & rows);
+  if (whole && (all == rows || (lane_bits(any) & rows) == 0)) {
+    const std::uint16_t each = all == rows ? rows : 0;
+    for (int j = 0; j < count; ++j) lanes[j] = each;
+    seen.add(each, key);
+    seen.add(each, key + count - 1);
+    return;
+  }
+  for (int j = 0; j < count; ++j) {
+    IVec v = visible_lanes(visible, j);
+    if (!whole) v = hn::And(v, window(j));
+    seen.add(lanes[j] = static_cast<std::uint16_t>(lane_bits(v) & rows), key + j);
+  }
+}
+
 }  // namespace tandem::cpu::TANDEM_TARGET

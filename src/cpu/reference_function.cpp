@@ -128,10 +128,8 @@ Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
 }
 
 Dual FunctionValue::at(const Pair& pair) {
-  for (std::size_t n = 0; n <= static_cast<std::size_t>(f_.result()); ++n) {
-    values_[n] = node(f_.nodes()[n], pair);
-  }
-  return values_[static_cast<std::size_t>(f_.result())];
+  for (std::size_t n = 0; n <= wanted_; ++n) values_[n] = node(f_.nodes()[n], pair);
+  return values_[wanted_];
 }
 
 }  // namespace tandem::reference

@@ -23,7 +23,10 @@ struct Dual {
 
 class FunctionValue {
  public:
-  explicit FunctionValue(const Function& f) : f_(f), values_(f.nodes().size()) {}
+  explicit FunctionValue(const Function& f) : FunctionValue(f, f.result()) {}
+  /// Of another node than the result.
+  FunctionValue(const Function& f, std::int16_t wanted)
+      : f_(f), wanted_(static_cast<std::size_t>(wanted)), values_(f.nodes().size()) {}
   Dual at(const Pair& pair);
 
  private:
@@ -31,6 +34,7 @@ class FunctionValue {
   [[nodiscard]] double read(const FunctionNode& node) const;
 
   const Function& f_;
+  std::size_t wanted_;
   std::vector<Dual> values_;
 };
 

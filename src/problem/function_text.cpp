@@ -98,8 +98,11 @@ class Parser {
 
  private:
   [[noreturn]] void fail(std::string_view wanted) const {
+    constexpr std::size_t shown = 40;  // of a text that may be long
+    const std::size_t start = at_ > shown ? at_ - shown : 0;
     throw Error(Status::invalid_argument,
-                fmt::format("function text: at character {} of \"{}\" there must be {}", at_ + 1, text_, wanted));
+                fmt::format("function text: at character {}, in \"{}\", there must be {}", at_ + 1,
+                            text_.substr(start, 2 * shown), wanted));
   }
   char next() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) ++at_;

@@ -137,9 +137,35 @@ def test_what_tandem_lacks_is_an_error(name: str) -> None:
         ("dropout_p", 0.1, "dropout_p is 0.1, but Tandem has no dropout; pass 0"),
         ("alibi_slopes", torch.ones(4), "alibi_slopes is given, but Tandem has no position bias; pass None"),
     ):
-        if option in options:
+        with_alibi = option == "alibi_slopes" and name != "flash_attn_with_kvcache"
+        if option in options and not with_alibi:
             with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):
                 function(*given, **{option: value})
+
+
+def test_alibi_slopes() -> None:
+    qkv, slopes = torch.randn(2, 9, 3, 4, 16, requires_grad=True), torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
+    options = {"causal": True, "bias": -slopes.reshape(1, 4, 1, 1) * distance}
+    expected = tandem.attention(*qkv.unbind(2), **options)
+    (gradient,) = torch.autograd.grad(expected.sum(), qkv)
+    q, kv, cu = qkv[:, :, 0], qkv[:, :, 1:], torch.tensor([0, 9, 18])
+    packed = [t.flatten(0, 1) for t in (q, *kv.unbind(2))]
+    for out in (
+        flash_attn2.flash_attn_func(q, *kv.unbind(2), causal=True, alibi_slopes=slopes),
+        flash_attn2.flash_attn_qkvpacked_func(qkv, causal=True, alibi_slopes=slopes.expand(2, 4)),
+        flash_attn2.flash_attn_kvpacked_func(q, kv, causal=True, alibi_slopes=slopes),
+        flash_attn2.flash_attn_varlen_func(*packed, cu, cu, 9, 9, causal=True, alibi_slopes=slopes),
+        flash_attn2.flash_attn_varlen_qkvpacked_func(
+            qkv.flatten(0, 1), cu, 9, causal=True, alibi_slopes=slopes
+        ),
+        flash_attn2.flash_attn_varlen_kvpacked_func(
+            packed[0], kv.flatten(0, 1), cu, cu, 9, 9, causal=True, alibi_slopes=slopes
+        ),
+    ):
+        torch.testing.assert_close(out.view_as(expected), expected, rtol=1e-5, atol=1e-5)
+        found = torch.autograd.grad(out.sum(), qkv)[0]
+        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_tensors_that_cannot_be_taken_apart() -> None:
