@@ -151,7 +151,7 @@ def trace_functions(
             f"{name} is given with cu_seqlens, but positions count in each sequence; use "
             f"{'score_mod' if bias is not None else 'mask_mod'} with an array by sequence"
         )
-    with _watching(library):
+    with contextlib.nullcontext() if score_mod is mask_mod is None else _watching(library):
         scores = Trace(library)
         score = start = Value(scores, "s", "real")
         if score_mod is not None:

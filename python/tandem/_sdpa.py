@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call
+from tandem import _arrays, _call, _functions
 
 _arrays.meet_torch()
 
@@ -41,8 +41,8 @@ class Handle:
 
 
 def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, or PyTorch's own operator for what Tandem lacks: mask tensors, dropout, float64, and head
-    dimensions above 256 on a GPU or 1024 on the CPU.
+    """`ours`, or PyTorch's own operator for what Tandem lacks: dropout, float64, mask tensors of float64, and
+    head dimensions above 256 on a GPU or 1024 on the CPU.
 
     PyTorch picks flash attention for these on the CPU (dropout apart), and for dropout on a GPU. A backward
     call goes where its forward went, since both have the same dtype, head dimension and options.
@@ -54,7 +54,9 @@ def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[.
     def function(keys: Any, *arguments: Any, **options: Any) -> Any:
         # Defaults at the end are left out. The first three are q, k and v, or dout, q and k.
         dropout_p = arguments[dropout] if dropout < len(arguments) else 0.0
-        if dropout_p == 0.0 and options.get("attn_mask") is None and all(map(_is_ours, arguments[:3])):
+        mask = options.get("attn_mask")
+        ours_too = all(map(_is_ours, arguments[:3])) and (mask is None or mask.dtype != torch.float64)
+        if dropout_p == 0.0 and ours_too:
             return ours(*arguments, **options)
         return theirs.call_boxed(keys, *arguments, **options)
 
@@ -66,16 +68,19 @@ def _is_ours(t: Tensor) -> bool:
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, mask: Tensor | None = None
 ) -> tuple[_call.Call, Tensor, Tensor, Tensor]:
-    """The call that means this, and its tensors, heads third."""
+    """The call that means this, and its tensors, heads third. PyTorch has made numbers of a boolean mask."""
     rows, keys = q.shape[2], k.shape[2]
     if is_causal and keys > rows:  # the top left triangle: later keys are seen by nobody
         k, v, keys = k[:, :, :rows], v[:, :, :rows], rows
     window = (-1, rows - keys) if is_causal else (-1, -1)
     deterministic = torch.are_deterministic_algorithms_enabled()
     call = _call.Call(scale=scale, window=window, deterministic=deterministic, pad=True)
-    return call, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if mask is not None and mask.numel() > 0:
+        call.functions = _functions.of_call(call, q, k, None, mask.detach(), None, None, None)
+    return call, q, k, v
 
 
 def _cpu_forward(
@@ -88,7 +93,7 @@ def _cpu_forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, is_causal, scale)
+    call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask)
     out, lse = _call.forward(call, *tensors, None, return_lse=True)
     return out.transpose(1, 2), lse
 
@@ -106,7 +111,7 @@ def _cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    call, *tensors = _problem(q, k, v, is_causal, scale)
+    call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask)
     dout, out = dout.transpose(1, 2), out.transpose(1, 2)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     seen = tensors[1].shape[1]

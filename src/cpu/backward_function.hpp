@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/backward_scores.hpp"
+#include "cpu/function_bounds.hpp"
 #include "cpu/function_lanes.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -32,9 +33,25 @@ TANDEM_INLINE void in_function_keys(std::int64_t first, std::int64_t last, F f) 
   }
 }
 
-/// Writes seen_lanes of half n of panel p, and adds to what the panel sees.
+/// What the mask function says of panel p and the key block.
 template <typename Tile>
-void see_by_half(Tile& t, std::int64_t p, int n, const Range& rows, SeenLanes& seen) {
+Visible visible_to_panel(Tile& t, std::int64_t p) {
+  if (t.b.functions->mask == nullptr) return Visible::all;
+  const std::int64_t first = t.first_query + p * panel_lanes;
+  return visible_of(*t.b.functions->mask,
+                    {.batch = t.b.batch,
+                     .seqlen_q = t.b.seqlen_q,
+                     .seqlen_k = t.b.seqlen_k,
+                     .head = {.low = t.b.head, .high = t.b.head},
+                     .query = {.low = first, .high = smaller(first + panel_lanes, t.b.seqlen_q) - 1},
+                     .key = {.low = t.first_key, .high = t.first_key + t.keys - 1}});
+}
+
+/// Writes seen_lanes of half n of panel p, and adds to what the panel sees. Without a mask it sees all that
+/// the window leaves.
+template <typename Tile>
+void see_by_half(Tile& t, const FunctionProgram* mask, std::int64_t p, int n, const Range& rows,
+                 SeenLanes& seen) {
   std::uint16_t* const lanes = t.seen_lanes(p, 0, n);
   __builtin_memset(lanes, 0, static_cast<std::size_t>(t.b.shape.block_k) * sizeof(*lanes));
   FunctionPlace place = place_of(t, p, n);
@@ -45,7 +62,7 @@ void see_by_half(Tile& t, std::int64_t p, int n, const Range& rows, SeenLanes& s
   in_function_keys(rows.first, rows.last, [&](std::int64_t r, int count) {
     place.first_key = static_cast<std::int32_t>(t.first_key + r);
     place.keys = count;
-    const FunctionSource visible = evaluate_mask(t.b.functions->mask, place, memory);
+    const FunctionSource visible = evaluate_mask(mask, place, memory);
     const auto window = [&](int j) __attribute__((always_inline)) {
       return hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, t.in_window(p, r + j, n)));
     };
@@ -71,9 +88,12 @@ void see_by_functions(Tile& t) {
   for (std::int64_t s = 0; s < t.strips; ++s) t.panels_seeing(s) = {};
   for (std::int64_t p = 0; p < t.panels; ++p) {
     Range& strips = t.strips_seen(p);
-    const Range rows{.first = strips.first * strip_rows, .last = smaller(strips.last * strip_rows, t.keys)};
+    Range rows{.first = strips.first * strip_rows, .last = smaller(strips.last * strip_rows, t.keys)};
+    const Visible visible = visible_to_panel(t, p);
+    if (visible == Visible::none) rows = {};
+    const FunctionProgram* const mask = visible == Visible::all ? nullptr : t.b.functions->mask;
     SeenLanes seen;
-    for (int n = 0; n < halves; ++n) see_by_half(t, p, n, rows, seen);
+    for (int n = 0; n < halves; ++n) see_by_half(t, mask, p, n, rows, seen);
     strips = {};
     if (seen.last == 0) continue;
     strips = {.first = seen.first / strip_rows, .last = (seen.last + strip_rows - 1) / strip_rows};

@@ -4,6 +4,7 @@
 
 #include "cpu/finish_row.hpp"
 #include "cpu/forward_softmax.hpp"
+#include "cpu/function_bounds.hpp"
 #include "cpu/function_lanes.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
@@ -51,16 +52,30 @@ TANDEM_INLINE FunctionPlace place_of(const ForwardTile& t, std::int64_t first) {
   return place;
 }
 
-/// Which keys [begin, begin + count) a register of rows sees; whether it sees any.
+/// What the mask function says of a stripe and keys [begin, begin + count).
+TANDEM_INLINE Visible visible_to_stripe(const ForwardTile& t, std::int64_t first_row, int rows,
+                                        std::int64_t begin, int count) {
+  if (t.functions->mask == nullptr) return Visible::all;
+  return visible_of(*t.functions->mask,
+                    {.batch = t.batch,
+                     .seqlen_q = t.seqlen_q,
+                     .seqlen_k = t.seqlen_k,
+                     .head = {.low = t.head, .high = t.head + t.group - 1},
+                     .query = {.low = first_row / t.group, .high = (first_row + rows - 1) / t.group},
+                     .key = {.low = begin, .high = begin + count - 1}});
+}
+
+/// Which keys [begin, begin + count) a register of rows sees; whether it sees any. Without a mask it sees all
+/// that the window leaves.
 template <typename Math>
-bool see_by_register(const ForwardTile& t, const FunctionMemory& memory, const Stripe<Math>& s,
-                     std::int64_t first_row, int vec, std::int64_t begin, int count) {
+bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const FunctionMemory& memory,
+                     const Stripe<Math>& s, std::int64_t first_row, int vec, std::int64_t begin, int count) {
   Block<Math> block{};
   block.begin = begin;
   block.count = count;
   const bool whole = begin >= s.all_begin && begin + count <= s.all_end;
   const LaneKeys range = whole ? all_keys(count) : lane_keys(s, block, vec);
-  if (t.functions->mask == nullptr && whole) {
+  if (mask == nullptr && whole) {
     *memory.masked = {.begin = 0, .end = count, .all = 1, .unused = 0};
     return true;
   }
@@ -72,7 +87,7 @@ bool see_by_register(const ForwardTile& t, const FunctionMemory& memory, const S
   for (int key = range.begin; key < range.end; key += function_keys) {
     place.first_key = static_cast<std::int32_t>(begin + key);
     place.keys = range.end - key < function_keys ? range.end - key : function_keys;
-    const FunctionSource visible = evaluate_mask(t.functions->mask, place, memory.values);
+    const FunctionSource visible = evaluate_mask(mask, place, memory.values);
     const auto window = [&](int j) __attribute__((always_inline)) {
       const IVec at = hn::Set(i32_lanes, key + j);
       return hn::VecFromMask(i32_lanes, hn::AndNot(hn::Lt(at, range.first), hn::Lt(at, range.last)));
@@ -96,10 +111,16 @@ bool see_by_functions(const ForwardTile& t, const ForwardScratch& layout, const 
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
     if (begin >= s.end || begin + count <= s.begin) continue;
+    const std::int64_t first_row = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    const Visible visible = visible_to_stripe(t, first_row, s.count, begin, count);
+    const FunctionProgram* const mask = visible == Visible::all ? nullptr : t.functions->mask;
     for (int v = 0; v < s.vecs; ++v) {
       const FunctionMemory memory = FunctionMemory::at(t, layout, i, v);
-      const std::int64_t first_row = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
-      any |= see_by_register(t, memory, s, first_row, v, begin, count);
+      if (visible == Visible::none) {
+        *memory.masked = {.begin = 0, .end = 0, .all = 0, .unused = 0};
+      } else {
+        any |= see_by_register(t, mask, memory, s, first_row, v, begin, count);
+      }
     }
   }
   return any;

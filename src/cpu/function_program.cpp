@@ -61,7 +61,7 @@ class Compiler {
   void add(std::size_t n) {
     const FunctionNode& node = nodes_[n];
     if (node.op == FunctionOp::score) {
-      places_[n] = {.shape = ValueShape::pairs, .offset = 0, .is_score = true};
+      places_[n] = {.shape = ValueShape::pairs, .offset = 0, .step = -1, .is_score = true};
       return;
     }
     ProgramStep& step = program_.steps[program_.count++];
@@ -88,7 +88,8 @@ class Compiler {
     if (node.op == FunctionOp::read) step.tensor = &program_.tensors[node.captured];
     // Before the result has its place: a step reads its arguments of a key before it writes that key.
     for (const std::int16_t a : node.args) release(a, n);
-    step.result = {.shape = shape, .offset = place(shape)};
+    step.result = {
+        .shape = shape, .offset = place(shape), .step = static_cast<std::int16_t>(program_.count - 1)};
     places_[n] = step.result;
   }
 

@@ -25,6 +25,7 @@ enum class ValueShape : std::int16_t { uniform = 0, rows = 1, keys = 2, pairs = 
 struct ProgramValue {
   ValueShape shape = ValueShape::uniform;
   std::int32_t offset = 0;  ///< in f32 words of the program's memory
+  std::int16_t step = 0;    ///< that makes it
   bool is_score = false;    ///< where the caller has the scores
 };
 

@@ -130,7 +130,7 @@ def test_calls_with_masks_or_dropout_give_what_they_give_without_tandem(
         return out, *torch.autograd.grad(out.square().sum(), inputs)
 
     ours = without_and_with_tandem(in_torch, monkeypatch, results)
-    assert ours == (kind in ("none", "causal") and dropout_p == 0.0 and dtype != torch.float64)
+    assert ours == (dropout_p == 0.0 and dtype != torch.float64)
 
 
 @pytest.mark.parametrize("kind", ["none", "bool"])
@@ -182,7 +182,7 @@ def test_multihead_attention_gives_what_it_gives_without_tandem(
         return out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))
 
     ours = without_and_with_tandem(in_torch, monkeypatch, results)
-    assert ours == (dropout == 0.0 and padding is None and (mask is None or is_causal))
+    assert ours == (dropout == 0.0)
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -1,0 +1,29 @@
+// What a mask function says of a whole range of pairs, by interval arithmetic: blocks that it hides or shows
+// altogether need no evaluation.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/function_program.hpp"
+
+namespace tandem::cpu {
+
+/// Inclusive on both sides.
+struct Interval {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+};
+
+struct PairRange {
+  std::int64_t batch = 0;
+  std::int64_t seqlen_q = 0;
+  std::int64_t seqlen_k = 0;
+  Interval head, query, key;
+};
+
+/// `some` also where nothing is known.
+enum class Visible { none, some, all };
+
+Visible visible_of(const FunctionProgram& mask, const PairRange& range);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,110 @@
+// Parts of functions on the CPU that a whole call does not show: what interval arithmetic knows of blocks, and
+// how much memory a program takes.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+
+#include "cpu/function_bounds.hpp"
+#include "cpu/reference_function.hpp"
+
+namespace tandem::cpu {
+namespace {
+
+const std::int32_t table[64] = {3, 1, 4, 1, 5};
+
+Function mask_of(const std::string& text) {
+  const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64})};
+  return Function::parse(text, Function::Kind::mask, captured);
+}
+
+constexpr const char* masks[] = {
+    "le(k, q)",
+    "le(k, add(q, sub(nk, nq)))",
+    "le(abs(sub(q, k)), 9)",
+    "and(le(k, q), lt(sub(q, k), 20))",
+    "eq(floordiv(k, 16), floordiv(q, 16))",
+    "eq(mod(sub(q, k), 8), 0)",
+    "or(lt(k, 10), le(k, q))",
+    "not(eq(q, k))",
+    "xor(lt(q, 20), lt(k, 20))",
+    "ne(mul(sub(q, 20), sub(k, 20)), 0)",
+    "le(neg(k), neg(q))",
+    "lt(min(q, k), max(mul(2, h), 3))",
+    "where(lt(h, 2), le(k, q), lt(k, 40))",
+    "eq(t0[q], t0[k])",
+    "lt(real(k), 12.5)",
+    "bool(sub(k, 7))",
+    "eq(int(lt(k, q)), 1)",
+    "ne(and(q, k), 0)",
+    "lt(floordiv(k, sub(q, 5)), mod(k, sub(3, q)))",
+    "le(mul(mul(q, 100000), 100000), k)",
+    "eq(b, 1)",
+    "true",
+};
+
+/// What is said of a block holds for every pair of it.
+TEST(FunctionBounds, HoldForEveryPair) {
+  std::mt19937 random(3);
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  const auto program = std::make_unique<FunctionProgram>();
+  for (const char* const text : masks) {
+    const Function f = mask_of(text);
+    compile(f, false, *program);
+    for (int n = 0; n < 200; ++n) {
+      const std::int64_t query = between(0, 50);
+      const std::int64_t key = between(0, 50);
+      const std::int64_t head = between(0, 3);
+      const PairRange range{.batch = between(0, 1),
+                            .seqlen_q = 60,
+                            .seqlen_k = 64,
+                            .head = {.low = head, .high = between(head, 3)},
+                            .query = {.low = query, .high = query + between(0, 9)},
+                            .key = {.low = key, .high = key + between(0, 13)}};
+      const Visible said = visible_of(*program, range);
+      if (said == Visible::some) continue;
+      reference::FunctionValue value(f);
+      for (std::int64_t h = range.head.low; h <= range.head.high; ++h) {
+        for (std::int64_t q = range.query.low; q <= range.query.high; ++q) {
+          for (std::int64_t k = range.key.low; k <= range.key.high; ++k) {
+            const reference::Pair pair{
+                .batch = range.batch, .head = h, .query = q, .key = k, .seqlen_q = 60, .seqlen_k = 64};
+            ASSERT_EQ(value.at(pair).value != 0.0, said == Visible::all) << text << " at " << q << ", " << k;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FunctionBounds, KnowTheUsualMasks) {
+  const auto program = std::make_unique<FunctionProgram>();
+  const auto visible = [&](const char* text, Interval query, Interval key) {
+    compile(mask_of(text), false, *program);
+    return visible_of(*program, {.seqlen_q = 60, .seqlen_k = 64, .head = {}, .query = query, .key = key});
+  };
+  EXPECT_EQ(visible("le(k, q)", {32, 47}, {0, 31}), Visible::all);
+  EXPECT_EQ(visible("le(k, q)", {32, 47}, {48, 63}), Visible::none);
+  EXPECT_EQ(visible("le(k, q)", {32, 47}, {32, 47}), Visible::some);
+  EXPECT_EQ(visible("and(le(k, q), lt(sub(q, k), 16))", {32, 47}, {0, 15}), Visible::none);
+  EXPECT_EQ(visible("eq(floordiv(k, 16), floordiv(q, 16))", {32, 47}, {32, 40}), Visible::all);
+  EXPECT_EQ(visible("eq(floordiv(k, 16), floordiv(q, 16))", {32, 47}, {0, 31}), Visible::none);
+  EXPECT_EQ(visible("le(abs(sub(q, k)), 9)", {32, 34}, {30, 36}), Visible::all);
+  EXPECT_EQ(visible("or(lt(k, 10), le(k, q))", {0, 3}, {4, 9}), Visible::all);
+  EXPECT_EQ(visible("eq(t0[q], t0[k])", {0, 3}, {4, 9}), Visible::some);
+}
+
+/// Memory of values that both row and key decide is used again: a chain of any length takes two of them.
+TEST(FunctionProgram, ReusesMemory) {
+  std::string text = "add(s, real(sub(q, k)))";
+  for (int n = 0; n < 50; ++n) text = "tanh(add(" + text + ", 0.5))";
+  const auto program = std::make_unique<FunctionProgram>();
+  compile(Function::parse(text, Function::Kind::score), false, *program);
+  EXPECT_GT(program->count, 100);
+  EXPECT_LE(program->words, 3 * function_keys * function_lanes);
+}
+
+}  // namespace
+}  // namespace tandem::cpu
