@@ -81,15 +81,15 @@ struct FunctionNode {
   friend bool operator==(const FunctionNode&, const FunctionNode&) = default;
 };
 
-/// The most nodes of a function, its derivative included, and the most tensors that it may capture.
-constexpr std::size_t max_function_nodes = 512;
-constexpr std::size_t max_captured = 16;
-
 /// A finished function: a list of nodes in the order of evaluation. It holds views of captured tensors, whose
 /// memory must stay for as long as calls use it.
 class TANDEM_API Function {
  public:
   enum class Kind { score, mask };
+
+  /// The most nodes of a function, its derivative included, and the most tensors that it may capture.
+  static constexpr std::size_t max_nodes = 512;
+  static constexpr std::size_t max_captured = 16;
 
   /// The function that `text` says (docs/functions.md has the grammar), where t0, t1, ... are `captured`.
   /// Throws Error (invalid_argument) with the place in the text.
@@ -114,15 +114,13 @@ class TANDEM_API Function {
   std::int16_t slope_ = -1;
 };
 
-class FunctionBuilder;
-
 /// A value of a function that is being built: operators on it add nodes. Belongs to its builder, which must
 /// outlive it.
 class TANDEM_API Expression {
  public:
   [[nodiscard]] FunctionType type() const;
   [[nodiscard]] std::int16_t node() const { return node_; }
-  [[nodiscard]] FunctionBuilder& builder() const { return *builder_; }
+  [[nodiscard]] class FunctionBuilder& builder() const { return *builder_; }
 
  private:
   friend class FunctionBuilder;
@@ -195,7 +193,8 @@ template <typename T>
 concept FunctionNumber = std::is_arithmetic_v<T>;
 template <typename A, typename B>
 concept FunctionOperands = (std::is_same_v<A, Expression> && std::is_same_v<B, Expression>) ||
-    (std::is_same_v<A, Expression> && FunctionNumber<B>) || (FunctionNumber<A> && std::is_same_v<B, Expression>);
+                           (std::is_same_v<A, Expression> && FunctionNumber<B>) ||
+                           (FunctionNumber<A> && std::is_same_v<B, Expression>);
 
 /// op(a, b), one of which may be a number.
 template <typename A, typename B>
@@ -211,6 +210,7 @@ Expression combine(FunctionOp op, A a, B b) {
 
 }  // namespace detail
 
+/// Operators on expressions, of which one may be a number: as PyTorch's, bit for bit on integers.
 template <typename A, typename B>
 requires detail::FunctionOperands<A, B> Expression operator+(A a, B b) {
   return detail::combine(FunctionOp::add, a, b);

@@ -41,7 +41,8 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
 }  // namespace
 
 void Options::set_functions(const std::optional<std::string>& score_text,
-                            const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured) {
+                            const std::optional<std::string>& mask_text,
+                            const std::vector<Tensor>& captured) {
   const std::vector<ConstTensor> views(captured.begin(), captured.end());
   if (score_text) score = Function::parse(*score_text, Function::Kind::score, views);
   if (mask_text) mask = Function::parse(*mask_text, Function::Kind::mask, views);

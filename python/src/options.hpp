@@ -18,8 +18,8 @@ struct Options {
   std::optional<Function> score, mask;
 
   /// Text, or None, and the arrays that both read.
-  void set_functions(const std::optional<std::string>& score_text, const std::optional<std::string>& mask_text,
-                     const std::vector<Tensor>& captured);
+  void set_functions(const std::optional<std::string>& score_text,
+                     const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured);
   void give(AttentionInputs& args, AttentionOptions& options) const;
 };
 

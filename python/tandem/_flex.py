@@ -25,7 +25,7 @@ def flex_attention(
 ) -> Any:
     """Attention with a function of scores and a mask function, as torch.nn.attention.flex_attention has it.
 
-    On the CPU, forward and backward. PyTorch's tensors or NumPy arrays of ``(batch, heads, seqlen, head_dim)``.
+    On the CPU, forward and backward. Arrays are PyTorch's or NumPy's, ``(batch, heads, seqlen, head_dim)``.
 
     Args:
       query: ``(batch, heads_q, seqlen_q, head_dim)``.
@@ -54,8 +54,8 @@ def flex_attention(
             raise InvalidArgumentError(f"{name} must be an array of (batch, heads, seqlen, head_dim)")
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise InvalidArgumentError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True where query heads "
-            "share key heads"
+            f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True where "
+            "query heads share key heads"
         )
     wants_lse = return_lse
     if return_aux is not None:
@@ -87,8 +87,8 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
     lengths = tuple(getattr(block_mask, "seq_lengths", (query.shape[2], key.shape[2])))
     if lengths != (query.shape[2], key.shape[2]):
         raise InvalidArgumentError(
-            f"block_mask is of {lengths[0]} queries and {lengths[1]} keys, but there are {query.shape[2]} and "
-            f"{key.shape[2]}; make it for these"
+            f"block_mask is of {lengths[0]} queries and {lengths[1]} keys, but there are "
+            f"{query.shape[2]} and {key.shape[2]}; make it for these"
         )
     batch, heads = block_mask.kv_num_blocks.shape[:2]
     if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
@@ -105,8 +105,8 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
     wanted = (-(-query.shape[2] // rows), -(-key.shape[2] // columns))
     if tuple(blocks.shape[-2:]) != wanted:
         raise InvalidArgumentError(
-            f"block_mask has {tuple(blocks.shape[-2:])} blocks and no mask_mod, but {wanted} blocks of {rows} "
-            f"queries and {columns} keys cover the call; list as many"
+            f"block_mask has {tuple(blocks.shape[-2:])} blocks and no mask_mod, but {wanted} blocks "
+            f"of {rows} queries and {columns} keys cover the call; list as many"
         )
 
     def by_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -61,8 +61,8 @@ def _broadcast(trace: Trace, name: str, array: Any, shape: tuple[int, ...]) -> A
     for size, wanted, leaf in zip(array.shape, shape[missing:], leaves, strict=True):
         if size not in (1, wanted):
             raise InvalidArgumentError(
-                f"{name} has shape {tuple(array.shape)}, which does not broadcast to (batch, heads_q, seqlen_q, "
-                f"seqlen_k) = {shape}"
+                f"{name} has shape {tuple(array.shape)}, which does not broadcast to (batch, heads_q, "
+                f"seqlen_q, seqlen_k) = {shape}"
             )
         indices.append(0 if size == 1 else Value(trace, leaf, "int"))
     return trace.read(array, indices)

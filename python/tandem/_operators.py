@@ -49,8 +49,8 @@ def flat(call: _call.Call) -> tuple[Any, ...]:
     o = call.plain()
     if o.functions is not None:
         raise UnsupportedError(
-            "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of profilers, "
-            "compilers and transforms, or leave the function out"
+            "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of "
+            "profilers, compilers and transforms, or leave the function out"
         )
     options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
     return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size)

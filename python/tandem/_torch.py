@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _arrays, _cache, _call, _core, _derivatives, _operators, _plans, _quantize, _torch_functions
+from tandem import (
+    _arrays,
+    _cache,
+    _call,
+    _core,
+    _derivatives,
+    _operators,
+    _plans,
+    _quantize,
+    _torch_functions,
+)
 from tandem._errors import InvalidArgumentError
 
 _arrays.meet_torch()

@@ -29,9 +29,7 @@ class Watching(TorchFunctionMode):
 
 
 def _has_value(x: Any) -> bool:
-    return isinstance(x, Value) or (
-        isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x)
-    )
+    return isinstance(x, Value) or (isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x))
 
 
 def _judge(call: _call.Call, *tensors: Any) -> None:
@@ -40,16 +38,20 @@ def _judge(call: _call.Call, *tensors: Any) -> None:
     for t in functions.arrays:
         if _derivatives.is_recorded(t):
             raise InvalidArgumentError(
-                "a tensor that score_mod, mask_mod, bias or alibi_slopes reads requires a gradient, but Tandem "
-                "has none for it as yet; pass it detached, or call under torch.no_grad()"
+                "a tensor that score_mod, mask_mod, bias or alibi_slopes reads requires a gradient, but "
+                "Tandem has none for it as yet; pass it detached, or call under torch.no_grad()"
             )
     for t in (*tensors, *functions.arrays):
         if t is None:
             continue
-        if type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta or torch._C._are_functorch_transforms_active():
+        if (
+            type(t) not in (Tensor, torch.nn.Parameter)
+            or t.is_meta
+            or torch._C._are_functorch_transforms_active()
+        ):
             raise UnsupportedError(
-                "functions of scores take plain tensors outside of torch.func's transforms and torch.compile; "
-                f"this call has a {type(t).__name__} on {t.device}: leave the function out there"
+                "functions of scores take plain tensors outside of torch.func's transforms and "
+                f"torch.compile; this call has a {type(t).__name__} on {t.device}: leave the function out"
             )
 
 
@@ -96,9 +98,7 @@ class FunctionAttention(torch.autograd.Function):
         call = ctx.call
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
-        gradients = _call.backward(
-            call, dout, q, k, v, out, lse, sink, dlse, needed=ctx.needs_input_grad[1:]
-        )
+        gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, needed=ctx.needs_input_grad[1:])
         return (None, *gradients)
 
 

@@ -1,5 +1,5 @@
-"""What a function of scores is written down as while it is traced: values, which stand for a number of each pair
-of query and key, and the arrays that they are read from. Operators and functions on values are in _trace_ops.
+"""What a function of scores is written down as while it is traced: values, which stand for a number of each
+pair of query and key, and the arrays that they are read from. Operators and functions on values are in _trace_ops.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def where_called() -> str:
 
 def untraceable(what: str, remedy: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{where_called()}: {what}, but a function of scores is traced once for all queries and keys; {remedy}"
+        f"{where_called()}: {what}, but a function of scores is traced once for all queries and keys; "
+        f"{remedy}"
     )
 
 

@@ -45,7 +45,9 @@ def power(x: Any, exponent: Any) -> Value:
     if exponent == 0.5:
         return apply("sqrt", x, real=True)
     if not isinstance(exponent, int) or not 1 <= exponent <= 8:
-        raise untraceable(f"a power has the exponent {exponent!r}", "use whole ones from 1 to 8, or exp and log")
+        raise untraceable(
+            f"a power has the exponent {exponent!r}", "use whole ones from 1 to 8, or exp and log"
+        )
     result = x
     for _ in range(exponent - 1):
         result = apply("mul", result, x)

@@ -4,7 +4,7 @@ from tandem.flash_attn2 import flash_attn_func
 
 The parameters, their order, defaults and meaning are those of FlashAttention-2's ``flash_attn`` (2.1 and
 later: masks are aligned to the bottom right corner). What Tandem cannot do is an error that says so:
-``dropout_p`` other than 0, ``alibi_slopes``, and appending to a cache on a GPU.
+``dropout_p`` other than 0, and on a GPU ``alibi_slopes`` and appending to a cache.
 
 `serve` makes ``import flash_attn`` find this module; importing this module does not. `tandem.flash_attn` has
 FlashAttention-3's functions, and sinks.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* tensor_names[] = {"t0", "t1", "t2",  "t3",  "t4",  "t5",  "t6",  "t7",
                                         "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"};
-static_assert(std::size(tensor_names) == max_captured);
+static_assert(std::size(tensor_names) == Function::max_captured);
 
 /// What an index that is a leaf runs over; 0: not known here.
 std::int64_t extent_of(const Problem& p, FunctionOp leaf) {
@@ -35,9 +35,10 @@ void indices_in_range(const char* name, const Function& f, const Problem& p) {
       if (extent <= t.shape[d]) continue;
       constexpr const char* leaves[] = {"the batch", "the query head", "the query", "the key"};
       const auto leaf = static_cast<std::size_t>(index.op) - static_cast<std::size_t>(FunctionOp::batch);
-      invalid("{} reads t{} at {}, up to {}, but dimension {} of t{} has size {}; make it {}, or index another "
-              "way",
-              name, node.captured, leaves[leaf], extent - 1, d, node.captured, t.shape[d], extent);
+      invalid(
+          "{} reads t{} at {}, up to {}, but dimension {} of t{} has size {}; make it {}, or index another "
+          "way",
+          name, node.captured, leaves[leaf], extent - 1, d, node.captured, t.shape[d], extent);
     }
   }
 }
@@ -59,15 +60,16 @@ void ProblemBuilder::function(const char* name, const Function* f, Function::Kin
             f->kind() == Function::Kind::score ? "score" : "mask");
   }
   if (p_.device.kind == Device::Kind::cuda) {
-    throw Error(Status::unsupported,
-                fmt::format("{} runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU for "
-                            "now, or leave the function out",
-                            name));
+    throw Error(
+        Status::unsupported,
+        fmt::format("{} runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU for "
+                    "now, or leave the function out",
+                    name));
   }
   if (p_.precision != Precision::exact) {
     throw Error(Status::unsupported,
-                fmt::format("{} runs with precision exact alone, not with {}; leave the precision exact", name,
-                            tandem::name_of(p_.precision)));
+                fmt::format("{} runs with precision exact alone, not with {}; leave the precision exact",
+                            name, tandem::name_of(p_.precision)));
   }
   constexpr std::int64_t most = std::int64_t{1} << 31;
   if (p_.rows_q >= most || p_.rows_k >= most || p_.batch >= most || p_.heads_q >= most) {

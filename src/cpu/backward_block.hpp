@@ -28,9 +28,9 @@ struct BackwardShape {
   DType gradient = DType::f32;  ///< of dq, dk and dv: that dtype, or f32
   std::int64_t head_dim_qk = 0;
   std::int64_t head_dim_v = 0;
-  std::int64_t block_q = 0;  ///< a multiple of BackwardKernel::panel
-  std::int64_t block_k = 0;  ///< a multiple of BackwardKernel::strip
-  bool functions = false;            ///< the caller has functions ...
+  std::int64_t block_q = 0;         ///< a multiple of BackwardKernel::panel
+  std::int64_t block_k = 0;         ///< a multiple of BackwardKernel::strip
+  bool functions = false;           ///< the caller has functions ...
   std::int64_t function_words = 0;  ///< ... whose programs need so many words of memory
 };
 
@@ -46,7 +46,7 @@ struct BackwardBlock {
   HeadRows q, k, v, out, dout, lse, dlse;  ///< dlse.data may be null
   HeadRows dq, dk, dv;                     ///< no data: that gradient is not wanted
   const float* sink = nullptr;
-  double* dsink = nullptr;  ///< added to, if not null
+  double* dsink = nullptr;                   ///< added to, if not null
   const TileFunctions* functions = nullptr;  ///< null: none
   std::int64_t batch = 0;                    ///< as functions see them
   std::int64_t head = 0;

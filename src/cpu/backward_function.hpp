@@ -111,8 +111,8 @@ void see_by_functions(Tile& t) {
   }
 }
 
-
-/// P^T of rows [r, r + count) and panel p, and the weight scale * slope * P. Scores are where weights will be.
+/// P^T of rows [r, r + count) and panel p, and the weight scale * slope * P. Scores are where weights will
+/// be.
 template <typename Tile>
 void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int count) {
   const FunctionProgram* const program = t.b.functions->score;
@@ -186,8 +186,8 @@ void probabilities_by_functions(Tile& t, std::int64_t p, const Range& strips) {
                    [&](std::int64_t r, int count) { exponentials_by_functions(t, p, r, count); });
 }
 
-/// Whether no key is in a row's softmax but the sink: then LSE is the sink, and out is 0. A row whose keys have
-/// all vanished beside the sink is no different.
+/// Whether no key is in a row's softmax but the sink: then LSE is the sink, and out is 0. A row whose keys
+/// have all vanished beside the sink is no different.
 template <typename Tile>
 bool is_empty_row(Tile& t, std::int64_t query) {
   if (*row_of<float>(t.b.lse, query) != *t.b.sink) return false;

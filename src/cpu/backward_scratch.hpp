@@ -53,7 +53,7 @@ struct BackwardScratch {
   std::int64_t tile = 0;    ///< what a register tile leaves
   std::int64_t row = 0;     ///< a sum over visible pairs alone
   std::int64_t functions = 0;  ///< memory of a program, for each half of a panel
-  std::int64_t seen = 0;       ///< lanes that see a key, 16 bits: by half panel and key (backward_function.hpp)
+  std::int64_t seen = 0;  ///< lanes that see a key, 16 bits: by half panel and key (backward_function.hpp)
   std::int64_t total = 0;
 
   TANDEM_INLINE BackwardScratch make(const BackwardShape& s) {

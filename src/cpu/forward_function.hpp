@@ -21,7 +21,8 @@ static_assert(sizeof(MaskedRows) == masked_rows_bytes);
 
 /// Where the MaskedRows and lanes of register `vec` of stripe `stripe` are, and a program's memory.
 struct FunctionMemory {
-  [[gnu::always_inline]] static FunctionMemory at(const ForwardTile& t, const ForwardScratch& layout, int stripe, int vec) {
+  [[gnu::always_inline]] static FunctionMemory at(const ForwardTile& t, const ForwardScratch& layout,
+                                                  int stripe, int vec) {
     const FunctionScratch s = function_scratch(*t.functions, t.block_q, t.block_k);
     std::byte* const base = t.scratch + layout.bytes;
     const int index = stripe * stripe_vecs + vec;

@@ -193,7 +193,8 @@ constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
   FunctionScratch s;
   s.rows = lines(static_cast<std::size_t>(functions.words()) * sizeof(float));
   s.seen = s.rows + lines(registers * masked_rows_bytes);
-  s.bytes = s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));
+  s.bytes =
+      s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));
   return s;
 }
 

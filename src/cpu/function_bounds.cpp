@@ -124,7 +124,7 @@ Interval operation(const ProgramStep& step, const Interval& a, const Interval& b
 }  // namespace
 
 Visible visible_of(const FunctionProgram& mask, const PairRange& range) {
-  Interval values[max_function_nodes];
+  Interval values[Function::max_nodes];
   for (int n = 0; n < mask.count; ++n) {
     const ProgramStep& step = mask.steps[n];
     if (step.arguments == 0) {

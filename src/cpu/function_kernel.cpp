@@ -41,23 +41,25 @@ TANDEM_INLINE void binary(const Work& w, F f) {
 /// The same of integers.
 template <typename F>
 TANDEM_INLINE void unary_integer(const Work& w, F f) {
-  unary(w, [&](Vec a) __attribute__((always_inline)) { return as_bits(f(as_integers(a))); });
+  unary(
+      w, [&](Vec a) __attribute__((always_inline)) { return as_bits(f(as_integers(a))); });
 }
 template <typename F>
 TANDEM_INLINE void binary_integer(const Work& w, F f) {
-  binary(w, [&](Vec a, Vec b) __attribute__((always_inline)) {
-    return as_bits(f(as_integers(a), as_integers(b)));
-  });
+  binary(
+      w, [&](Vec a, Vec b)
+             __attribute__((always_inline)) { return as_bits(f(as_integers(a), as_integers(b))); });
 }
 /// Comparisons of either type.
 template <typename F>
 TANDEM_INLINE void compare(const Work& w, F f) {
   if (w.step.from == FunctionType::real) {
-    binary(w, [&](Vec a, Vec b) __attribute__((always_inline)) { return all_bits(f(a, b)); });
+    binary(
+        w, [&](Vec a, Vec b) __attribute__((always_inline)) { return all_bits(f(a, b)); });
   } else {
-    binary(w, [&](Vec a, Vec b) __attribute__((always_inline)) {
-      return all_bits(f(as_integers(a), as_integers(b)));
-    });
+    binary(
+        w, [&](Vec a, Vec b)
+               __attribute__((always_inline)) { return all_bits(f(as_integers(a), as_integers(b))); });
   }
 }
 
@@ -86,13 +88,15 @@ void divide_integers(const Work& w) {
 void floor_divide(const Work& w) {
   if (w.step.integer == 0) return divide_integers<false>(w);
   const int shift = __builtin_ctz(static_cast<unsigned>(w.step.integer));
-  unary_integer(w, [&](IVec a) __attribute__((always_inline)) { return hn::ShiftRightSame(a, shift); });
+  unary_integer(
+      w, [&](IVec a) __attribute__((always_inline)) { return hn::ShiftRightSame(a, shift); });
 }
 
 void remainder(const Work& w) {
   if (w.step.integer == 0) return divide_integers<true>(w);
   const IVec low = hn::Set(i32_lanes, w.step.integer - 1);
-  unary_integer(w, [&](IVec a) __attribute__((always_inline)) { return hn::And(a, low); });
+  unary_integer(
+      w, [&](IVec a) __attribute__((always_inline)) { return hn::And(a, low); });
 }
 
 /// Keeps a NaN of either argument, as PyTorch's minimum and maximum do.
@@ -114,34 +118,35 @@ void convert(const Work& w) {
   const FunctionType from = w.step.from;
   if (w.step.op == FunctionOp::to_boolean) {
     if (from == FunctionType::real) {
-      unary(w, [](Vec a) __attribute__((always_inline)) { return all_bits(hn::Ne(a, zero())); });
+      unary(
+          w, [](Vec a) __attribute__((always_inline)) { return all_bits(hn::Ne(a, zero())); });
     } else {
-      unary_integer(w, [](IVec a) __attribute__((always_inline)) {
-        return hn::VecFromMask(i32_lanes, hn::Ne(a, hn::Zero(i32_lanes)));
-      });
+      unary_integer(
+          w, [](IVec a) __attribute__((always_inline)) {
+            return hn::VecFromMask(i32_lanes, hn::Ne(a, hn::Zero(i32_lanes)));
+          });
     }
   } else if (w.step.op == FunctionOp::to_integer) {
-    unary_integer(w, [&](IVec a) __attribute__((always_inline)) {
-      return from == FunctionType::real ? hn::ConvertTo(i32_lanes, hn::BitCast(f32_lanes, a)) : hn::Neg(a);
-    });
+    unary_integer(
+        w, [&](IVec a) __attribute__((always_inline)) {
+          return from == FunctionType::real ? hn::ConvertTo(i32_lanes, hn::BitCast(f32_lanes, a))
+                                            : hn::Neg(a);
+        });
   } else {
     const bool negative = from == FunctionType::boolean;  // true is -1
-    unary(w, [&](Vec a) __attribute__((always_inline)) {
-      const IVec i = as_integers(a);
-      return hn::ConvertTo(f32_lanes, negative ? hn::Neg(i) : i);
-    });
+    unary(
+        w, [&](Vec a) __attribute__((always_inline)) {
+          const IVec i = as_integers(a);
+          return hn::ConvertTo(f32_lanes, negative ? hn::Neg(i) : i);
+        });
   }
 }
 
 /// What reals and integers both have.
 void arithmetic(const Work& w) {
   const bool real = w.step.type == FunctionType::real;
-  const auto both = [&](auto f) {
-    real ? binary(w, f) : binary_integer(w, f);
-  };
-  const auto one = [&](auto f) {
-    real ? unary(w, f) : unary_integer(w, f);
-  };
+  const auto both = [&](auto f) { real ? binary(w, f) : binary_integer(w, f); };
+  const auto one = [&](auto f) { real ? unary(w, f) : unary_integer(w, f); };
   switch (w.step.op) {
     case FunctionOp::add: return both([](auto a, auto b) { return hn::Add(a, b); });
     case FunctionOp::subtract: return both([](auto a, auto b) { return hn::Sub(a, b); });

@@ -32,8 +32,8 @@ TANDEM_INLINE Mask mask_of(const std::uint16_t* bits) {
 
 /// What some registers of rows see of some keys.
 struct SeenLanes {
-  int first = 0;                  ///< keys [first, last) are those between the first and last that a lane sees
-  int last = 0;                   ///< 0: none
+  int first = 0;  ///< keys [first, last) are those between the first and last that a lane sees
+  int last = 0;   ///< 0: none
   std::uint16_t always = 0xFFFF;  ///< lanes that see every key
 
   [[gnu::always_inline]] void add(std::uint16_t lanes, int key) {

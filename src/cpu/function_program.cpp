@@ -56,7 +56,7 @@ class Compiler {
 
  private:
   static std::size_t index(std::int16_t node) { return static_cast<std::size_t>(node); }
-  void keep(std::int16_t node) { last_use_[index(node)] = static_cast<int>(max_function_nodes); }
+  void keep(std::int16_t node) { last_use_[index(node)] = static_cast<int>(Function::max_nodes); }
 
   void add(std::size_t n) {
     const FunctionNode& node = nodes_[n];
@@ -124,9 +124,9 @@ class Compiler {
   const Function& f_;
   std::span<const FunctionNode> nodes_;
   FunctionProgram& program_;
-  std::array<int, max_function_nodes> last_use_{};  ///< -1: not needed
-  std::array<ProgramValue, max_function_nodes> places_{};
-  std::array<std::int32_t, max_function_nodes> free_{};
+  std::array<int, Function::max_nodes> last_use_{};  ///< -1: not needed
+  std::array<ProgramValue, Function::max_nodes> places_{};
+  std::array<std::int32_t, Function::max_nodes> free_{};
   std::size_t free_count_ = 0;
 };
 

@@ -1,8 +1,8 @@
 // A function of the user's own as a flat program: what a kernel evaluates for a register of rows against up
 // to function_keys keys. Plain numbers and pointers, for sources that are compiled for one instruction set.
 //
-// Each value has the shape of what it depends on: rows (head and query differ by lane), keys, both (pairs), or
-// neither. What does not depend on both is computed once for all pairs.
+// Each value has the shape of what it depends on: rows (head and query differ by lane), keys, both (pairs),
+// or neither. What does not depend on both is computed once for all pairs.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ struct FunctionProgram {
   int count = 0;
   std::int32_t words = 0;  ///< of memory
   ProgramValue value, slope;
-  ProgramTensor tensors[max_captured];
-  ProgramStep steps[max_function_nodes];
+  ProgramTensor tensors[Function::max_captured];
+  ProgramStep steps[Function::max_nodes];
 };
 
 /// Leaves out what only the slope needs unless `with_slope`. Allocates nothing.

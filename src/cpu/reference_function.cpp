@@ -112,7 +112,7 @@ Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
     case FunctionOp::read: return {read(node)};
     case FunctionOp::to_real:
       return {f_.nodes()[static_cast<std::size_t>(node.args[0])].type == FunctionType::boolean ? -a.value
-                                                                                              : a.value};
+                                                                                               : a.value};
     case FunctionOp::to_integer:
       return {f_.nodes()[static_cast<std::size_t>(node.args[0])].type == FunctionType::boolean
                   ? -a.value

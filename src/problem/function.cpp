@@ -101,17 +101,18 @@ FunctionType Expression::type() const {
 
 Expression FunctionBuilder::add(const FunctionNode& node) {
   for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    const bool same_value = nodes_[n].value == node.value ||
-                            (std::isnan(nodes_[n].value) && std::isnan(node.value));
+    const bool same_value =
+        nodes_[n].value == node.value || (std::isnan(nodes_[n].value) && std::isnan(node.value));
     FunctionNode other = nodes_[n];
     other.value = node.value;
     const bool same_sign = std::signbit(nodes_[n].value) == std::signbit(node.value);
     if (other == node && same_value && same_sign) return {*this, static_cast<std::int16_t>(n)};
   }
-  if (nodes_.size() >= max_function_nodes) {
-    invalid("function: it has more than {} operations, its derivative included; make it simpler, or put "
-            "parts of it into captured tensors",
-            max_function_nodes);
+  if (nodes_.size() >= Function::max_nodes) {
+    invalid(
+        "function: it has more than {} operations, its derivative included; make it simpler, or put "
+        "parts of it into captured tensors",
+        Function::max_nodes);
   }
   nodes_.push_back(node);
   return {*this, static_cast<std::int16_t>(nodes_.size() - 1)};
@@ -137,8 +138,8 @@ Expression FunctionBuilder::leaf(FunctionOp op) {
 
 int FunctionBuilder::capture(const ConstTensor& t) {
   const auto number = captured_.size();
-  if (number >= max_captured) {
-    invalid("function: it captures more than {} tensors; join some of them", max_captured);
+  if (number >= Function::max_captured) {
+    invalid("function: it captures more than {} tensors; join some of them", Function::max_captured);
   }
   if (t.rank < 1 || t.rank > ConstTensor::max_rank) {
     invalid("function: captured tensor t{} has {} dimensions; it must have 1 to {}", number, t.rank,
@@ -214,8 +215,8 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
     if (op == FunctionOp::to_integer) return convert(arguments[0], FunctionType::integer);
     if (op == FunctionOp::to_boolean) return convert(arguments[0], FunctionType::boolean);
     node.type = std::max(arguments[1].type(), arguments[2].type());  // select
-    node.args = {convert(arguments[0], FunctionType::boolean).node(),
-                 convert(arguments[1], node.type).node(), convert(arguments[2], node.type).node(), -1};
+    node.args = {convert(arguments[0], FunctionType::boolean).node(), convert(arguments[1], node.type).node(),
+                 convert(arguments[2], node.type).node(), -1};
     return add(node);
   }
   const FunctionType type = common_type(info, arguments);
@@ -238,8 +239,9 @@ Function FunctionBuilder::mask_function(Expression visible) {
   const Function f = finish(Function::Kind::mask, result, -1);
   for (const FunctionNode& node : f.nodes()) {
     if (node.op == FunctionOp::score) {
-      invalid("function: a mask function has no score; which pairs are visible may not depend on it: use a "
-              "score function that gives -inf");
+      invalid(
+          "function: a mask function has no score; which pairs are visible may not depend on it: use a "
+          "score function that gives -inf");
     }
   }
   return f;

@@ -43,9 +43,7 @@ class FunctionDerivative {
     if (yes == no) return yes;
     return where(condition, or_zero(yes), or_zero(no)).node();
   }
-  std::int16_t negated(std::int16_t derivative) {
-    return derivative >= 0 ? (-at(derivative)).node() : none;
-  }
+  std::int16_t negated(std::int16_t derivative) { return derivative >= 0 ? (-at(derivative)).node() : none; }
   std::int16_t sum(std::int16_t a, std::int16_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return (at(a) + at(b)).node();

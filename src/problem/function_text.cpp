@@ -133,7 +133,7 @@ class Parser {
   }
   /// A value inside another: no deeper than any function can be.
   Expression nested() {
-    if (++depth_ > static_cast<int>(max_function_nodes)) fail("fewer values inside one another");
+    if (++depth_ > static_cast<int>(Function::max_nodes)) fail("fewer values inside one another");
     const Expression inside = value();
     --depth_;
     return inside;
@@ -174,7 +174,8 @@ class Parser {
     while (at_ < text_.size()) {
       const char c = text_[at_];
       const bool sign = (c == '-' || c == '+') && (text_[at_ - 1] == 'e' || text_[at_ - 1] == 'E');
-      if (std::isdigit(static_cast<unsigned char>(c)) == 0 && c != '.' && c != 'e' && c != 'E' && !sign) break;
+      if (std::isdigit(static_cast<unsigned char>(c)) == 0 && c != '.' && c != 'e' && c != 'E' && !sign)
+        break;
       real = real || c == '.' || c == 'e' || c == 'E';
       ++at_;
     }

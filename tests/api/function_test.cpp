@@ -34,7 +34,8 @@ TEST(Function, OperatorsMakeTheSameAsText) {
   const Expression slope = f.read(0, {f.head()});
   const Expression alibi = f.score() + slope * (f.key() - f.query());
   EXPECT_EQ(f.score_function(alibi).text(), "add(s, mul(t0[h], real(sub(k, q))))");
-  EXPECT_EQ(f.score_function(where(f.query() >= f.key(), 2.0 * tanh(f.score() / 2.0), f.constant(-INFINITY))).text(),
+  EXPECT_EQ(f.score_function(where(f.query() >= f.key(), 2.0 * tanh(f.score() / 2.0), f.constant(-INFINITY)))
+                .text(),
             "where(le(k, q), mul(2.0, tanh(div(s, 2.0))), -inf)");
   const Expression window = (f.query() - f.key() <= 3) & ~(f.query() % 2 == 1);
   EXPECT_EQ(f.mask_function(window).text(), "and(le(sub(q, k), 3), not(eq(mod(q, 2), 1)))");
@@ -42,8 +43,9 @@ TEST(Function, OperatorsMakeTheSameAsText) {
 
 TEST(Function, TextRoundTrips) {
   for (const char* const text :
-       {"s", "add(s, 1.0)", "add(s, t0[h])", "add(s, t1[b, mod(q, 3), h])", "mul(s, 1e-20)", "where(le(k, q), s, -inf)",
-        "$0=sub(q, k); add(s, real(mul($0, $0)))", "min(s, nan)", "where(ne(and(t2[q], t2[k]), 0), s, neg(s))",
+       {"s", "add(s, 1.0)", "add(s, t0[h])", "add(s, t1[b, mod(q, 3), h])", "mul(s, 1e-20)",
+        "where(le(k, q), s, -inf)", "$0=sub(q, k); add(s, real(mul($0, $0)))", "min(s, nan)",
+        "where(ne(and(t2[q], t2[k]), 0), s, neg(s))",
         "$0=tanh(s); $1=mul($0, $0); add($1, sqrt(add($1, 1.0)))", "add(s, real(floordiv(sub(nk, nq), -3)))",
         "where(not(lt(b, 1)), exp(s), log(abs(s)))", "where(xor(true, eq(q, k)), s, sigmoid(s))"}) {
     const Function f = score(text);
@@ -68,7 +70,8 @@ TEST(Function, TextTakesWhatItNeverPrints) {
 
 /// A value that two of a function's operations share is computed once.
 TEST(Function, EqualValuesAreOneNode) {
-  EXPECT_EQ(score("add(mul(s, s), mul(s, s))").nodes().size(), score("$0=mul(s, s); add($0, $0)").nodes().size());
+  EXPECT_EQ(score("add(mul(s, s), mul(s, s))").nodes().size(),
+            score("$0=mul(s, s); add($0, $0)").nodes().size());
 }
 
 /// The derivative nodes, evaluated, are the oracle's dual numbers.
@@ -76,10 +79,10 @@ TEST(Function, DerivativeIsTheSlopeOfEveryOperation) {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> scores(-3.0, 3.0);
   for (const char* const text :
-       {"s", "neg(s)", "abs(s)", "mul(s, s)", "div(s, add(2.0, mul(s, s)))", "div(1.0, add(5.0, s))", "exp(s)",
-        "log(add(4.0, s))", "sqrt(add(4.0, s))", "tanh(s)", "sigmoid(s)", "min(s, mul(s, s))", "max(s, mul(2.0, s))",
-        "where(lt(s, 0.5), mul(2.0, s), tanh(s))", "sub(1.0, mul(s, sigmoid(s)))", "3.0", "real(int(s))",
-        "add(exp(mul(s, 0.5)), mul(s, real(q)))"}) {
+       {"s", "neg(s)", "abs(s)", "mul(s, s)", "div(s, add(2.0, mul(s, s)))", "div(1.0, add(5.0, s))",
+        "exp(s)", "log(add(4.0, s))", "sqrt(add(4.0, s))", "tanh(s)", "sigmoid(s)", "min(s, mul(s, s))",
+        "max(s, mul(2.0, s))", "where(lt(s, 0.5), mul(2.0, s), tanh(s))", "sub(1.0, mul(s, sigmoid(s)))",
+        "3.0", "real(int(s))", "add(exp(mul(s, 0.5)), mul(s, real(q)))"}) {
     const Function f = score(text);
     for (int n = 0; n < 50; ++n) {
       const reference::Pair pair{.score = scores(random), .query = 3, .key = 2};
@@ -89,7 +92,8 @@ TEST(Function, DerivativeIsTheSlopeOfEveryOperation) {
       more.score += step;
       const double difference =
           (reference::FunctionValue(f).at(more).value - reference::FunctionValue(f).at(pair).value) / step;
-      EXPECT_NEAR(reference::FunctionValue(f, f.slope()).at(pair).value, wanted, 1e-6) << text << " at " << pair.score;
+      EXPECT_NEAR(reference::FunctionValue(f, f.slope()).at(pair).value, wanted, 1e-6)
+          << text << " at " << pair.score;
       if (std::abs(difference - wanted) > 1e-3) {  // only where the step crosses a kink
         const double there = reference::FunctionValue(f).at(more).slope;
         EXPECT_GT(std::abs(there - wanted), 1e-3) << text << " at " << pair.score;
@@ -142,12 +146,13 @@ TEST(FunctionErrors, OfSize) {
   EXPECT_THROW(f.capture(ConstTensor(memory, DType::e4m3, {4})), Error);
   EXPECT_THROW(f.capture(ConstTensor(memory, DType::f32, {4, 0})), Error);
   EXPECT_THROW(f.capture(ConstTensor(memory, DType::f32, {1, 1, 1, 1, 1})), Error);
-  for (std::size_t n = 0; n < max_captured; ++n) f.capture(ConstTensor(memory, DType::f32, {4}));
+  for (std::size_t n = 0; n < Function::max_captured; ++n) f.capture(ConstTensor(memory, DType::f32, {4}));
   EXPECT_THROW(f.capture(ConstTensor(memory, DType::f32, {4})), Error);
 }
 
 /// Errors of calls. `change` breaks a forward call that has a legal score function.
-void expect_call_error(Status status, const std::string& message, const std::function<void(ForwardArgs&)>& change) {
+void expect_call_error(Status status, const std::string& message,
+                       const std::function<void(ForwardArgs&)>& change) {
   const Function legal = score("add(s, t0[h])");
   ForwardArgs args = test::dense_forward();
   args.score_function = &legal;
@@ -176,17 +181,17 @@ TEST(FunctionErrors, OfCalls) {
                       a.q.dtype = a.k.dtype = a.v.dtype = a.out.dtype = DType::bf16;
                       a.options.precision = Precision::fp8;
                     });
-  expect_call_error(Status::unsupported,
-                    "score_function runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU "
-                    "for now, or leave the function out",
-                    [](ForwardArgs& a) {
-                      a.q.device.kind = a.k.device.kind = a.v.device.kind = Device::Kind::cuda;
-                    });
+  expect_call_error(
+      Status::unsupported,
+      "score_function runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU "
+      "for now, or leave the function out",
+      [](ForwardArgs& a) { a.q.device.kind = a.k.device.kind = a.v.device.kind = Device::Kind::cuda; });
   const Function by_query = score("add(s, t0[q])");
-  expect_call_error(Status::invalid_argument,
-                    "score_function reads t0 at the query, up to 4, but dimension 0 of t0 has size 4; make it 5, or "
-                    "index another way",
-                    [&](ForwardArgs& a) { a.score_function = &by_query; });
+  expect_call_error(
+      Status::invalid_argument,
+      "score_function reads t0 at the query, up to 4, but dimension 0 of t0 has size 4; make it 5, or "
+      "index another way",
+      [&](ForwardArgs& a) { a.score_function = &by_query; });
   const std::vector<ConstTensor> nothing{ConstTensor(nullptr, DType::f32, {4})};
   const Function unreadable = Function::parse("t0[h]", Function::Kind::score, nothing);
   expect_call_error(Status::invalid_argument, "t0 has shape (4) but no data; its address is NULL",

@@ -61,7 +61,10 @@ std::vector<Named> published_masks() {
        "$0=sub(floordiv(floordiv(q, 12), 4), floordiv(floordiv(k, 12), 4)); and(le(abs($0), 1), "
        "eq(floordiv(mod(q, 12), 6), floordiv(mod(k, 12), 6)))"},
       {"strided", "", "and(le(k, q), or(eq(mod(sub(q, k), 8), 0), lt(sub(q, k), 8)))"},
-      {"boolean tensor", "", "ne(t0[b, h, q, k], 0)", {{.dtype = DType::s8, .shape = {2, 4, nq, nk}, .high = 1}}},
+      {"boolean tensor",
+       "",
+       "ne(t0[b, h, q, k], 0)",
+       {{.dtype = DType::s8, .shape = {2, 4, nq, nk}, .high = 1}}},
       {"keys by padding", "", "lt(k, t0[b])", {integers({2}, 0, nk)}},
       {"heads that differ", "", "le(k, add(q, mul(h, 10)))"},
       {"tree by ancestors", "", "ne(and(t0[q], t1[k]), 0)", {integers({nq}, 0, 255), integers({nk}, 0, 15)}},
@@ -78,10 +81,14 @@ std::vector<Named> published_scores() {
       {"relative position", "add(s, real(sub(q, k)))", ""},
       {"ALiBi", "add(s, mul(t0[h], real(sub(k, q))))", "", {slopes()}},
       {"ALiBi by batch and head, aligned at the bottom right",
-       "sub(s, mul(mul(0.1, abs(t0[b, h])), real(abs(sub(add(q, sub(nk, nq)), k)))))", "", {reals({2, 4})}},
+       "sub(s, mul(mul(0.1, abs(t0[b, h])), real(abs(sub(add(q, sub(nk, nq)), k)))))",
+       "",
+       {reals({2, 4})}},
       {"softcap by tanh", "mul(tanh(div(s, 3.0)), 3.0)", ""},
       {"additive bias", "add(s, t0[b, h, q, k])", "", {reals({2, 4, nq, nk})}},
-      {"additive bias of a transposed tensor", "add(s, t0[k, h, q])", "",
+      {"additive bias of a transposed tensor",
+       "add(s, t0[k, h, q])",
+       "",
        {reals({nk, 4, nq}, {.order = {2, 1, 0}})}},
       {"additive bias in 16 bits", "add(s, t0[h, q, k])", "", {{.dtype = DType::bf16, .shape = {4, nq, nk}}}},
       {"bias by key", "add(s, t0[k])", "", {{.dtype = DType::f16, .shape = {nk}}}},
@@ -89,7 +96,8 @@ std::vector<Named> published_scores() {
       {"T5 buckets",
        "$0=max(sub(q, k), 0); $1=int(mul(log(div(real(max($0, 1)), 8.0)), 2.885)); "
        "add(s, t0[where(lt($0, 8), $0, min(add($1, 8), 15)), h])",
-       "", {reals({16, 4})}},
+       "",
+       {reals({16, 4})}},
       {"causal by -inf", "where(le(k, q), s, -inf)", ""},
       {"gate by a sigmoid", "mul(s, sigmoid(add(s, t0[h])))", "", {reals({4})}},
       {"quadratic", "mul(s, s)", ""},
@@ -101,9 +109,13 @@ std::vector<Named> published_scores() {
       {"two buffers", "add(add(s, t0[q]), t1[h, k])", "", {reals({nq}), reals({4, nk})}},
       {"distance in two dimensions",
        "sub(s, sqrt(add(real(mul(sub(mod(q, 12), mod(k, 12)), sub(mod(q, 12), mod(k, 12)))), 1.0)))", ""},
-      {"softcap and ALiBi, causal", "mul(tanh(div(add(s, mul(t0[h], real(sub(k, q)))), 20.0)), 20.0)",
-       "le(k, q)", {slopes()}},
-      {"document bias", "add(s, where(eq(t0[q], t0[k]), 0.5, -0.5))", "ne(mod(add(q, k), 5), 0)",
+      {"softcap and ALiBi, causal",
+       "mul(tanh(div(add(s, mul(t0[h], real(sub(k, q)))), 20.0)), 20.0)",
+       "le(k, q)",
+       {slopes()}},
+      {"document bias",
+       "add(s, where(eq(t0[q], t0[k]), 0.5, -0.5))",
+       "ne(mod(add(q, k), 5), 0)",
        {documents({40, 60, 39})}},
   };
 }
@@ -246,21 +258,25 @@ TEST(Contract19_Functions, BitsOfASequenceWithSplitSize) {
     pair.options.split_size = 128;
     pair.captured.clear();
     for (const Captured& captured : f.captured) {
-      pair.captured.push_back({.dtype = captured.dtype, .shape = captured.shape, .values = {0.1, 0.2, -0.3, 0.5}});
+      pair.captured.push_back(
+          {.dtype = captured.dtype, .shape = captured.shape, .values = {0.1, 0.2, -0.3, 0.5}});
     }
     Case alone = pair;
     alone.batch = 1;
     alone.lengths_q = alone.lengths_k = {70};
     Call both(pair);
     Call one(alone);
-    const auto tail = [&](const Box& from, Box& to) { copy(from, to, from.numel() - to.numel(), 0, to.numel()); };
+    const auto tail = [&](const Box& from, Box& to) {
+      copy(from, to, from.numel() - to.numel(), 0, to.numel());
+    };
     tail(both.q, one.q);
     tail(both.k, one.k);
     tail(both.v, one.v);
     on_every_runner(pair, [&](Runner& runner) {
       run(runner, both, false);
       run(runner, one, false);
-      EXPECT_TRUE(same_bits(part(both.out, both.out.numel() - one.out.numel(), one.out.numel()), one.out.raw()));
+      EXPECT_TRUE(
+          same_bits(part(both.out, both.out.numel() - one.out.numel(), one.out.numel()), one.out.raw()));
     });
   }
 }
@@ -353,7 +369,8 @@ TEST(Contract19_Functions, RowsThatSeeNothing) {
 
 /// Logits that f32 holds exactly, so that nothing but a sentinel could be wrong.
 TEST(Contract19_Functions, LogitsWithoutASentinel) {
-  for (const char* const score : {"sub(real(mod(sub(q, k), 5)), 200000.0)", "add(real(mod(k, 7)), 60000.0)"}) {
+  for (const char* const score :
+       {"sub(real(mod(sub(q, k), 5)), 200000.0)", "add(real(mod(k, 7)), 60000.0)"}) {
     Case c = plain_case(DType::f32);
     c.score_function = score;
     Call call(c);

@@ -1,5 +1,5 @@
-// Parts of functions on the CPU that a whole call does not show: what interval arithmetic knows of blocks, and
-// how much memory a program takes.
+// Parts of functions on the CPU that a whole call does not show: what interval arithmetic knows of blocks,
+// and how much memory a program takes.
 #include <gtest/gtest.h>
 
 #include <memory>

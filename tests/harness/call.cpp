@@ -240,32 +240,7 @@ Call::Call(const Case& c) : spec(c) {
     dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
 }
 
-void Call::make_functions(Random& random) {
-  std::vector<ConstTensor> views;
-  for (const Captured& c : spec.captured) {
-    Box& box = captured.emplace_back(c.dtype, c.shape, c.layout, false);
-    const bool real = c.dtype == DType::f32 || c.dtype == DType::f16 || c.dtype == DType::bf16;
-    for (std::int64_t n = 0; n < box.numel(); ++n) {
-      const auto at = static_cast<std::size_t>(n);
-      box.set(n, !c.values.empty() ? c.values[at]
-                 : real            ? random.normal()
-                                   : static_cast<double>(random.between(c.low, c.high)));
-    }
-    views.emplace_back(box.view());
-  }
-  if (!spec.score_function.empty()) {
-    score_function = Function::parse(spec.score_function, Function::Kind::score, views);
-  }
-  if (!spec.mask_function.empty()) {
-    mask_function = Function::parse(spec.mask_function, Function::Kind::mask, views);
-  }
-}
-
 namespace {
-
-const Function* pointer_to(const std::optional<Function>& f) {
-  return f ? &*f : nullptr;
-}
 
 void set_inputs(const Call& call, AttentionInputs& args) {
   args.q = call.q.view();
@@ -282,8 +257,8 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.q_scale = call.q_scale.view();
   args.k_scale = call.k_scale.view();
   args.v_scale = call.v_scale.view();
-  args.score_function = pointer_to(call.score_function);
-  args.mask_function = pointer_to(call.mask_function);
+  args.score_function = call.score_of();
+  args.mask_function = call.mask_of();
 }
 
 }  // namespace
@@ -341,8 +316,8 @@ Problem Call::problem() const {
   p.cu_seqlens_k = lengths_of(cu_seqlens_k);
   p.seqused_q = lengths_of(seqused_q);
   p.seqused_k = lengths_of(seqused_k);
-  p.score_function = pointer_to(score_function);
-  p.mask_function = pointer_to(mask_function);
+  p.score_function = score_of();
+  p.mask_function = mask_of();
   if (!c.of_cache()) return p;
   dense_k_ = dense_keys(k);
   dense_v_ = dense_keys(v);
@@ -355,27 +330,6 @@ Problem Call::problem() const {
   p.v = operand(dense_v_, false);
   p.seqused_k = lengths_of(dense_used_);
   return p;
-}
-
-std::vector<Box*> Call::inputs() {
-  std::vector<Box*> boxes{&q,
-                          &k,
-                          &v,
-                          &sink,
-                          &q_scale,
-                          &k_scale,
-                          &v_scale,
-                          &cu_seqlens_q,
-                          &cu_seqlens_k,
-                          &seqused_q,
-                          &seqused_k,
-                          &page_table,
-                          &leftpad_k,
-                          &cache_batch_idx,
-                          &dout,
-                          &dlse};
-  for (Box& box : captured) boxes.push_back(&box);
-  return boxes;
 }
 
 std::vector<Box*> Call::outputs(Pass pass) {

@@ -106,6 +106,9 @@ struct Call {
   [[nodiscard]] Problem problem() const;
 
   [[nodiscard]] std::vector<Box*> inputs();
+  /// Null of those not given.
+  [[nodiscard]] const Function* score_of() const { return score_function ? &*score_function : nullptr; }
+  [[nodiscard]] const Function* mask_of() const { return mask_function ? &*mask_function : nullptr; }
   [[nodiscard]] std::vector<Box*> outputs(Pass pass);
   /// Row `row` of sequence `b` as an entry of k and v and a row of it, for a cache.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> cache_place(std::int64_t b, std::int64_t row) const;

@@ -125,8 +125,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
       }
     }
     if (p.has_function()) {
-      const reference::Pair pair{
-          .batch = batch, .head = head, .query = i, .seqlen_q = nq, .seqlen_k = nk};
+      const reference::Pair pair{.batch = batch, .head = head, .query = i, .seqlen_q = nq, .seqlen_k = nk};
       apply_functions(p, dtype, pair, seen, row, p.score_function != nullptr ? s.slope.row(i) : nullptr);
       if (std::all_of(row + seen.first, row + seen.last, [](float x) { return x == -infinity; })) seen = {};
     }

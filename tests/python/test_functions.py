@@ -1,14 +1,13 @@
-"""Functions of scores and mask functions, against PyTorch's flex_attention in eager mode and, for gradients, which
-that has on no CPU, against the plain formula in float64."""
+"""Functions of scores and mask functions, against PyTorch's flex_attention in eager mode and, for gradients,
+which that has on no CPU, against the plain formula in float64."""
 
 import math
 
 import numpy as np
 import pytest
+import tandem
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
-
-import tandem
 
 B, H, SQ, SK, D = 2, 4, 70, 90, 32
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
@@ -89,7 +88,12 @@ SCORES = {
 }
 #: The same by functions that take all pairs at once.
 DENSE = {**SCORES, "bias, index by index": SCORES["bias"]}
-ALL = [*((None, m) for m in MASKS), *((s, None) for s in SCORES), ("ALiBi", "causal"), ("softcap", "document")]
+ALL = [
+    *((None, m) for m in MASKS),
+    *((s, None) for s in SCORES),
+    ("ALiBi", "causal"),
+    ("softcap", "document"),
+]
 
 
 def inputs(dtype=torch.float32, heads_kv=H):
@@ -150,9 +154,9 @@ def test_sixteen_bits(dtype):
 
 def test_numpy_arrays_are_indexed_in_closures_globals_and_defaults():
     q, k, v = (t.numpy() for t in inputs())
-    bias, documents = BIAS.numpy(), DOCUMENT.numpy()
+    bias, documents, default = BIAS.numpy(), DOCUMENT.numpy(), SLOPES.numpy()
 
-    def score(score, b, h, q_idx, kv_idx, slopes=SLOPES.numpy()):
+    def score(score, b, h, q_idx, kv_idx, slopes=default):
         return score + bias[b, h, q_idx, kv_idx] + slopes[h] * (kv_idx - q_idx)
 
     out = tandem.attention(q, k, v, score_mod=score, mask_mod=lambda b, h, i, j: documents[i] == documents[j])
@@ -195,7 +199,9 @@ def test_alibi_is_aligned_at_the_bottom_right():
     for given in (SLOPES, slopes):
         bias = -given.reshape(-1, H, 1, 1) * (i - j).abs()
         out = tandem.attention(q, k, v, alibi_slopes=given, causal=True)
-        torch.testing.assert_close(out, tandem.attention(q, k, v, bias=bias, causal=True), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            out, tandem.attention(q, k, v, bias=bias, causal=True), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_gqa_and_positions_of_packed_sequences():
