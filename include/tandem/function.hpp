@@ -187,6 +187,7 @@ class TANDEM_API FunctionBuilder {
   std::vector<ConstTensor> captured_;
 };
 
+/// For operators that take numbers, too.
 namespace detail {
 
 template <typename T>
@@ -210,7 +211,7 @@ Expression combine(FunctionOp op, A a, B b) {
 
 }  // namespace detail
 
-/// Operators on expressions, of which one may be a number: as PyTorch's, bit for bit on integers.
+/// Operators on expressions, of which one may be a number. `%` has the sign of the divisor.
 template <typename A, typename B>
 requires detail::FunctionOperands<A, B> Expression operator+(A a, B b) {
   return detail::combine(FunctionOp::add, a, b);

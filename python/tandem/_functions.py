@@ -17,7 +17,7 @@ import numpy as np
 from tandem import _arrays, _core
 from tandem._errors import InvalidArgumentError
 from tandem._trace import Captured, Trace, Value
-from tandem._trace_ops import convert
+from tandem._trace_ops import apply, convert
 
 #: The keywords of tandem.attention that become functions.
 NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
@@ -78,7 +78,7 @@ def _alibi(trace: Trace, score: Value, slopes: Any, shape: tuple[int, ...]) -> V
     leaves = ("h",) if len(slopes.shape) == 1 else ("b", "h")
     slope = trace.read(slopes, [Value(trace, leaf, "int") for leaf in leaves])
     distance = Value(trace, "abs(sub(add(q, sub(nk, nq)), k))", "int")
-    return score - slope * distance
+    return apply("sub", score, apply("mul", slope, distance))
 
 
 def _traced(function: Any, trace: Trace, arguments: Sequence[str]) -> Value:
@@ -157,7 +157,7 @@ def trace_functions(
         if score_mod is not None:
             score = _traced(score_mod, scores, ("s", "b", "h", "q", "k"))
         if bias is not None:
-            score = score + _real("bias", _broadcast(scores, "bias", bias, shape))
+            score = apply("add", score, _real("bias", _broadcast(scores, "bias", bias, shape)))
         if alibi_slopes is not None:
             score = _alibi(scores, score, alibi_slopes, shape)
         masks = Trace(library)
@@ -172,7 +172,7 @@ def trace_functions(
                     f"mask has dtype {mask.dtype}; it must be boolean, True where a key is visible: pass "
                     "numbers to be added as bias"
                 )
-            visible = element if visible is None else visible & element
+            visible = element if visible is None else apply("and", visible, element)
     return Functions(
         None if score is start else scores.text(score),
         None if visible is None else masks.text(visible),

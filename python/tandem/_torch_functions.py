@@ -55,8 +55,7 @@ def _judge(call: _call.Call, *tensors: Any) -> None:
             )
 
 
-@torch.compiler.disable(reason="a function of scores is traced as the call runs")
-def attention(
+def _attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention with functions, for tensors."""
@@ -72,6 +71,10 @@ def attention(
     else:
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
+
+
+#: A function of scores is traced as the call runs, which torch.compile does not follow.
+attention: Any = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
 
 
 class FunctionAttention(torch.autograd.Function):

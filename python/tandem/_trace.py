@@ -1,5 +1,6 @@
 """What a function of scores is written down as while it is traced: values, which stand for a number of each
-pair of query and key, and the arrays that they are read from. Operators and functions on values are in _trace_ops.
+pair of query and key, and the arrays that they are read from. _trace_ops has the operators and functions on
+values.
 """
 
 from __future__ import annotations
@@ -215,16 +216,20 @@ class Value:
     def device(self) -> Any:
         return sys.modules["torch"].device("cpu")
 
+    def _converted(self, kind: str) -> Value:
+        value: Value = FUNCTIONS["convert"](self, kind)
+        return value
+
     def to(self, *args: Any, **kwargs: Any) -> Value:
         """Another dtype, by PyTorch's name of it; devices are ignored."""
         for wanted in (*args, *kwargs.values()):
             name = str(wanted).removeprefix("torch.")
             if name.startswith(("float", "bfloat", "double", "half")):
-                return FUNCTIONS["convert"](self, "real")
+                return self._converted("real")
             if name.startswith(("int", "long", "uint", "short")):
-                return FUNCTIONS["convert"](self, "int")
+                return self._converted("int")
             if name == "bool":
-                return FUNCTIONS["convert"](self, "bool")
+                return self._converted("bool")
         return self
 
     def __getattr__(self, name: str) -> Any:
