@@ -1,5 +1,5 @@
 // Functions of the caller's own: where they run, and that what they read is there.
-#include <vector>
+#include <array>
 
 #include "api/problem_builder.hpp"
 
@@ -86,14 +86,15 @@ void ProblemBuilder::function(const char* name, const Function* f, Function::Kin
 }
 
 void ProblemBuilder::outputs_apart_from_captured(std::initializer_list<Argument> outputs) const {
-  std::vector<Argument> captured;
+  std::array<Argument, 2 * Function::max_captured> captured{};  // no call with a workspace allocates
+  std::size_t count = 0;
   for (const Function* f : {p_.score_function, p_.mask_function}) {
     if (f == nullptr) continue;
     for (std::size_t n = 0; n < f->captured().size(); ++n) {
-      captured.push_back({tensor_names[n], f->captured()[n]});
+      captured[count++] = {tensor_names[n], f->captured()[n]};
     }
   }
-  check::separate(outputs, {}, captured);
+  check::separate(outputs, {}, {captured.data(), count});
 }
 
 }  // namespace tandem

@@ -236,7 +236,7 @@ Function FunctionBuilder::score_function(Expression logit) {
 
 Function FunctionBuilder::mask_function(Expression visible) {
   const Expression result = convert(visible, FunctionType::boolean);
-  const Function f = finish(Function::Kind::mask, result, -1);
+  Function f = finish(Function::Kind::mask, result, -1);
   for (const FunctionNode& node : f.nodes()) {
     if (node.op == FunctionOp::score) {
       invalid(

@@ -131,6 +131,11 @@ TEST(Contract14_NoAllocation, WithAWorkspace) {
     decode.seqlen_q = 1;
     decode.seqlen_k = 2000;
     expect_no_allocation(decode);
+    Case functions = plain_case(dtype);
+    functions.score_function = "add(s, mul(t0[h], real(sub(k, q))))";
+    functions.mask_function = "ne(t1[q], t1[k])";
+    functions.captured = {{.shape = {4}}, {.dtype = DType::i32, .shape = {200}, .high = 3}};
+    expect_no_allocation(functions);
     Case padded = plain_case(dtype);
     padded.head_dim_qk = padded.head_dim_v = 50;
     padded.options.pad = true;
