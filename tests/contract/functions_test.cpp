@@ -22,6 +22,12 @@ Captured reals(std::vector<std::int64_t> shape, Layout layout = {}) {
 Captured integers(std::vector<std::int64_t> shape, std::int64_t low, std::int64_t high) {
   return {.dtype = DType::i32, .shape = std::move(shape), .low = low, .high = high};
 }
+/// Nothing behind the last element can be read.
+Layout at_guard() {
+  Layout layout;
+  layout.ends_at_guard = true;
+  return layout;
+}
 /// The slopes of the paper for four heads: logits stay small enough that their rounding to f32 is within the
 /// bounds.
 Captured slopes() {
@@ -64,7 +70,7 @@ std::vector<Named> published_masks() {
       {"boolean tensor",
        "",
        "ne(t0[b, h, q, k], 0)",
-       {{.dtype = DType::s8, .shape = {2, 4, nq, nk}, .layout = {.ends_at_guard = true}, .high = 1}}},
+       {{.dtype = DType::s8, .shape = {2, 4, nq, nk}, .layout = at_guard(), .high = 1}}},
       {"keys by padding", "", "lt(k, t0[b])", {integers({2}, 0, nk)}},
       {"heads that differ", "", "le(k, add(q, mul(h, 10)))"},
       {"tree by ancestors", "", "ne(and(t0[q], t1[k]), 0)", {integers({nq}, 0, 255), integers({nk}, 0, 15)}},
@@ -85,7 +91,7 @@ std::vector<Named> published_scores() {
        "",
        {reals({2, 4})}},
       {"softcap by tanh", "mul(tanh(div(s, 3.0)), 3.0)", ""},
-      {"additive bias", "add(s, t0[b, h, q, k])", "", {reals({2, 4, nq, nk}, {.ends_at_guard = true})}},
+      {"additive bias", "add(s, t0[b, h, q, k])", "", {reals({2, 4, nq, nk}, at_guard())}},
       {"additive bias of a transposed tensor",
        "add(s, t0[k, h, q])",
        "",
