@@ -65,7 +65,7 @@ bool takes_heads_as_rows(const Problem& p) {
 /// size every row goes through the forward kernel's products, whatever its neighbours are; keys of 8 bits are
 /// converted there.
 bool takes_decode(const Problem& p) {
-  return !p.mixed() && p.split_size == 0 && queries_of(p) * p.group() <= decode_rows;
+  return !p.mixed() && p.split_size == 0 && p.group() > 0 && queries_of(p) * p.group() <= decode_rows;
 }
 
 /// Tiles of few queries, of which a head's queries are one if heads are not rows.
