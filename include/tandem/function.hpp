@@ -179,6 +179,7 @@ class TANDEM_API FunctionBuilder {
  private:
   friend class Expression;
   friend class FunctionDerivative;
+  void expect_own(const Expression& x, const char* what) const;
   Expression constant(FunctionType type, double value);
   Expression add(const FunctionNode& node);
   [[nodiscard]] Function finish(Function::Kind kind, Expression result, std::int16_t slope) const;

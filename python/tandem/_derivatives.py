@@ -200,3 +200,16 @@ def transformed(
     methods = {name: staticmethod(rule) for name, rule in {"forward": operator.__call__, **rules}.items()}
     function: Any = type(f"tandem_{name}", (torch.autograd.Function,), methods)
     return lambda *arguments: function.apply(*arguments)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What autocast, where it is on for their device, makes of q, k and v."""
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.dtype in _AUTOCAST else t for t in tensors)
+
+
+# What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
+_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)

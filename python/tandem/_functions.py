@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _core
+from tandem import _arrays, _call, _core
 from tandem._errors import InvalidArgumentError
 from tandem._trace import Captured, Trace, Value
 from tandem._trace_ops import apply, convert
@@ -121,11 +121,13 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
     given = [cu for cu in call.metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
+    table = call.metadata[_call.METADATA.index("page_table")]
+    pages = 1 if table is None else table.shape[-1]
     shape = (
         given[0].shape[0] - 1 if given else q.shape[0],
         q.shape[-2] if q.ndim >= 2 else 0,
         q.shape[-3] if q.ndim >= 3 else 0,
-        k.shape[-3] if k.ndim >= 3 else 0,
+        pages * k.shape[-3] if k.ndim >= 3 else 0,
     )
     named = dict(zip(NAMES, functions, strict=True))
     return trace_functions(shape, library, packed=bool(given), **named)
@@ -143,8 +145,8 @@ def trace_functions(
     packed: bool = False,
 ) -> Functions | None:
     """The functions of a call of (batch, heads_q, seqlen_q, seqlen_k), or None of one that has none."""
-    if all(x is None for x in (score_mod, bias, alibi_slopes, mask_mod, mask)):
-        return None
+    if 0 in shape or all(x is None for x in (score_mod, bias, alibi_slopes, mask_mod, mask)):
+        return None  # without a pair of query and key there is nothing to change
     if packed and (bias is not None or mask is not None):
         name = "bias" if bias is not None else "mask"
         raise InvalidArgumentError(

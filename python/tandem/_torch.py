@@ -48,7 +48,7 @@ def attention(
             _plans.check(call, q, k, v, sink, out)
     _derivatives.judge_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
-        q, k, v = autocast(q, k, v)
+        q, k, v = _derivatives.autocast(q, k, v)
     recorded = _derivatives.is_recorded(q, k, v, sink)
     _derivatives.judge_cache(call.metadata, recorded)
     if out is not None:
@@ -189,17 +189,6 @@ def _judge(call: _call.Call, q: Any, **others: Any) -> None:
         call.options()
 
 
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What autocast, where it is on for their device, makes of q, k and v."""
-    device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t.dtype in _AUTOCAST else t for t in tensors)
-
-
-# What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
-_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 

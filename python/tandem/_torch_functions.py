@@ -61,6 +61,8 @@ def _attention(
     """As tandem.attention with functions, for tensors."""
     _judge(call, q, k, v, sink)
     _derivatives.judge_metadata(call.metadata)
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = _derivatives.autocast(q, k, v)
     recorded = _derivatives.is_recorded(q, k, v, sink)
     _derivatives.judge_cache(call.metadata, recorded)
     if out is not None:

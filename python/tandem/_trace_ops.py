@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,17 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else apply("min", x, max)
 
 
+def _new(number: int) -> Callable[..., Value]:
+    def function(x: Value, size: Any = (), *, dtype: Any = None, device: Any = None) -> Value:
+        if tuple(size) != ():
+            raise untraceable(f"a tensor of shape {tuple(size)} is made", "make it outside of the function")
+        return x.trace.lift(bool(number) if str(dtype) == "torch.bool" else float(number))
+
+    return function
+
+
 def power(x: Any, exponent: Any) -> Value:
-    if exponent == 0.5:
+    if isinstance(exponent, float) and exponent == 0.5:
         return apply("sqrt", x, real=True)
     if not isinstance(exponent, int) or not 1 <= exponent <= 8:
         raise untraceable(
@@ -108,11 +118,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clip": clamp,
     "relu": lambda x: apply("max", x, 0),
     "exp": _unary("exp", real=True),
+    "exp2": lambda x: apply("exp", apply("mul", x, math.log(2.0), real=True), real=True),
     "log": _unary("log", real=True),
     "sqrt": _unary("sqrt", real=True),
     "tanh": _unary("tanh", real=True),
     "sigmoid": _unary("sigmoid", real=True),
     "where": where,
+    "masked_fill": lambda x, mask, value: where(mask, value, x),
+    "new_ones": _new(1),
+    "new_zeros": _new(0),
     "lt": _binary("lt", **_COMPARE),
     "less": _binary("lt", **_COMPARE),
     "le": _binary("le", **_COMPARE),
@@ -179,6 +193,8 @@ FUNCTIONS.update(_FUNCTIONS)
 def call_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function of PyTorch makes of values."""
     name = getattr(func, "__name__", str(func))
+    if name.endswith("_") and not name.startswith("__"):
+        raise untraceable(f"torch.{name} changes a tensor in place", f"use torch.{name.strip('_')}")
     plain = name.strip("_")
     reflected = plain.startswith("r") and plain[1:] in _OPERATORS
     if reflected:

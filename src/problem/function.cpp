@@ -157,7 +157,12 @@ int FunctionBuilder::capture(const ConstTensor& t) {
   return static_cast<int>(number);
 }
 
+void FunctionBuilder::expect_own(const Expression& x, const char* what) const {
+  if (x.builder_ != this) invalid("function: {} is of another function", what);
+}
+
 Expression FunctionBuilder::read(int number, std::span<const Expression> indices) {
+  for (const Expression& index : indices) expect_own(index, "an index");
   if (number < 0 || static_cast<std::size_t>(number) >= captured_.size()) {
     invalid("function: t{} is not captured; there are {} captured tensors", number, captured_.size());
   }
@@ -187,6 +192,7 @@ Expression FunctionBuilder::read(int number, std::span<const Expression> indices
 }
 
 Expression FunctionBuilder::convert(Expression x, FunctionType type) {
+  expect_own(x, "what is converted");
   const FunctionType from = x.type();
   if (from == type) return x;
   const FunctionNode known = nodes_[static_cast<std::size_t>(x.node())];
@@ -230,11 +236,13 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
 }
 
 Function FunctionBuilder::score_function(Expression logit) {
+  expect_own(logit, "the logit");
   const Expression result = convert(logit, FunctionType::real);
   return finish(Function::Kind::score, result, derivative_by_score(result).node());
 }
 
 Function FunctionBuilder::mask_function(Expression visible) {
+  expect_own(visible, "the mask");
   const Expression result = convert(visible, FunctionType::boolean);
   Function f = finish(Function::Kind::mask, result, -1);
   for (const FunctionNode& node : f.nodes()) {

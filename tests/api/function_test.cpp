@@ -138,6 +138,18 @@ TEST(FunctionErrors, OfTypes) {
   expect_text_error("lt(s, 0.0)", "a mask function has no score", Function::Kind::mask);
 }
 
+TEST(FunctionErrors, OfExpressionsOfAnotherFunction) {
+  FunctionBuilder mine;
+  FunctionBuilder other;
+  const std::array<float, 4> numbers{};
+  const int captured = mine.capture({numbers.data(), DType::f32, {4}});
+  const Expression foreign = other.key();
+  EXPECT_THROW(mine.read(captured, {foreign}), Error);
+  EXPECT_THROW(mine.convert(foreign, FunctionType::real), Error);
+  EXPECT_THROW(mine.score_function(foreign), Error);
+  EXPECT_THROW(mine.mask_function(foreign), Error);
+}
+
 TEST(FunctionErrors, OfSize) {
   std::string text = "$0=s; ";
   for (int n = 0; n < 300; ++n) text += "$0=add(tanh($0), " + std::to_string(n) + ".5); ";

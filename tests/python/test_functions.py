@@ -309,3 +309,74 @@ def test_explain_shows_the_functions():
     text = tandem.explain(*inputs(), mask_mod=causal, score_mod=SCORES["softcap"])
     assert "mask function: le(k, q)" in text
     assert "score function: mul(2.0, tanh(div(s, 2.0)))" in text
+
+
+def test_bias_and_mask_of_a_cache_in_pages():
+    q, k, v = torch.randn(1, 3, 2, 16), torch.randn(1, 64, 2, 16), torch.randn(1, 64, 2, 16)
+    table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
+    order = table[0].argsort()
+    pages = [x.reshape(4, 16, 2, 16)[order] for x in (k, v)]
+    bias, mask = torch.randn(1, 2, 1, 64), torch.rand(1, 1, 3, 64) < 0.7
+    want = tandem.attention(q, k, v, bias=bias, mask=mask)
+    got = tandem.attention(q, *pages, page_table=table, bias=bias, mask=mask)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(tandem.InvalidArgumentError, match="does not broadcast"):
+        tandem.attention(q, *pages, page_table=table, bias=bias[..., :16])
+
+
+def test_autocast_reaches_calls_with_functions():
+    q, k, v = (torch.randn(1, 8, 2, 16) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tandem.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.1 * j)
+    assert out.dtype == torch.bfloat16
+
+
+def test_pytorchs_masks_join():
+    q, k, v = (torch.randn(1, 2, 20, 16) for _ in range(3))
+
+    def causal(b, h, i, j):
+        return i >= j
+
+    def near(b, h, i, j):
+        return i - j < 5
+
+    from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
+
+    for join in (and_masks, or_masks):
+        mask = join(causal, near)
+        block_mask = create_block_mask(mask, 1, 1, 20, 20, device="cpu")
+        want = flex_attention(q, k, v, block_mask=block_mask)
+        got = tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask_mod=mask)
+        torch.testing.assert_close(got.transpose(1, 2), want, rtol=1e-5, atol=1e-5)
+    x = [t.transpose(1, 2) for t in (q, k, v)]
+    torch.testing.assert_close(tandem.attention(*x, mask_mod=noop_mask), tandem.attention(*x))
+
+
+def test_exp2_and_masked_fill():
+    q, k, v = (torch.randn(1, 2, 20, 16) for _ in range(3))
+
+    def score(s, b, h, i, j):
+        return (s - torch.exp2(-(h + 1.0)) * (i - j)).masked_fill(i < j, -float("inf"))
+
+    want = flex_attention(q, k, v, score_mod=score)
+    got = tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), score_mod=score)
+    torch.testing.assert_close(got.transpose(1, 2), want, rtol=1e-5, atol=1e-5)
+
+
+def test_changing_a_tensor_in_place_is_an_error():
+    q = torch.randn(1, 4, 1, 16)
+
+    def score(s, b, h, i, j):
+        t = torch.zeros(1)
+        t.add_(s)
+        return t
+
+    with pytest.raises(tandem.UnsupportedError, match="in place"):
+        tandem.attention(q, q, q, score_mod=score)
+
+
+@pytest.mark.parametrize(("batch", "rows", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_without_pairs_functions_change_nothing(batch, rows, keys):
+    q, k = torch.randn(batch, rows, 1, 16), torch.randn(batch, keys, 1, 16)
+    out = tandem.attention(q, k, k, bias=torch.zeros(batch, 1, rows, keys))
+    assert torch.equal(out, torch.zeros(batch, rows, 1, 16))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import tandem
-from tandem import _call, _torch
+from tandem import _call, _derivatives
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree, _cost, _gather, _heads, _parts, _ring
 from tandem.distributed._comm import Ranks
@@ -42,7 +42,8 @@ def context_parallel_attention(
     """Exact attention over sequences whose rows are divided among ranks; autograd flows through it.
 
     Every rank of the group calls it with its own rows, ``layout.shard`` of the whole tensors, and gets the
-    results of those rows: what one device would have given, within the same bounds.
+    results of those rows: what one device would have given, within the same bounds. The backward pass, too,
+    exchanges rows: every rank has to run it, with a loss of zero where it has no rows that count.
 
     Args:
       q, k, v: the rank's rows, ``(batch, rows, heads, head_dim)``, or of packed sequences ``(rows, heads,
@@ -54,15 +55,16 @@ def context_parallel_attention(
       causal, window, softcap, scale: as for ``tandem.attention``.
       sink: ``(heads_q,)`` float32, the same on every rank. Its gradient is this rank's share: the sum over
         the ranks is the whole, as of every parameter whose tokens are divided.
-      deterministic: gradients are the same bits in every run, in whatever order messages arrive.
+      deterministic: gradients are the same bits in every run, in whatever order messages arrive. So they are
+        under ``torch.use_deterministic_algorithms``.
       return_lse: also return the log-sum-exp of the rank's rows, ``(batch, heads_q, rows)`` or ``(heads_q,
         rows)``.
       strategy: "gather" (each rank receives the keys that it needs, some heads at a time, while it computes
         others), "ring" (keys go around), "heads" (an all-to-all turns rows into heads; "Ulysses"), or "auto",
         the quickest by a model of the machine, as `explain` tells.
       check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes, for
-        which a GPU's stream is waited for. Without it ranks that disagree wait for one another until the
-        group's time-out, or worse.
+        which a GPU's stream is waited for. It has to be the same on every rank. Without it ranks that
+        disagree wait for one another until the group's time-out, or worse.
 
     Returns:
       The result of the rank's rows, with ``return_lse`` a pair of it and the LSE.
@@ -70,7 +72,8 @@ def context_parallel_attention(
     Raises:
       TandemError: on every rank where one of them has passed something wrong or two disagree, before tensors
         are sent (with ``check``). ExecutionError where a rank has died or takes longer than the group's
-        time-out.
+        time-out, with backends that wait for messages on the host, as gloo does; of NCCL the watchdog ends
+        the process.
 
     Methods: Ring Attention (arXiv:2310.01889), Striped Attention (arXiv:2311.09431), DeepSpeed-Ulysses
     (arXiv:2309.14509).
@@ -80,6 +83,7 @@ def context_parallel_attention(
     asked: dict[str, Any] = {}
     try:
         causal, deterministic = _call.flag("causal", causal), _call.flag("deterministic", deterministic)
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         window = _call.pair("window", window)
         options = _parts.Options(scale, softcap, deterministic)
         asked = _judge(ranks, layout, q, k, v, sink, options, causal=causal, window=window)
@@ -95,7 +99,7 @@ def context_parallel_attention(
     if error is not None:
         raise error
     job = Job(ranks, layout, mask, options)
-    q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _torch.autocast(q, k, v))
+    q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v))
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink)
     out, lse = (t[0] if layout.packed else t for t in (out, lse))
@@ -150,7 +154,7 @@ def _judge(
         "deterministic": options.deterministic,
         **mask,
     }
-    four = [t.unsqueeze(0) if layout.packed else t for t in _torch.autocast(q, k, v)]
+    four = [t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v)]
     # What a call of one device would raise, of this rank's rows alone.
     tandem.explain(*four, sink=sink, backward=followed, **asked)
     return {

@@ -85,9 +85,10 @@ class Layout:
 
     @classmethod
     def zigzag(cls, lengths: int | Iterable[int], ranks: int) -> Layout:
-        """Each sequence is cut into ``2 ranks`` parts, of which rank r holds the r-th from the start and the
-        r-th from the end: balanced for causal masks. Lengths need not divide evenly. A shard has the first
-        parts of all sequences, then the second ones."""
+        """Each sequence is cut into ``2 ranks`` parts, of which a rank holds the i-th from the start and the
+        i-th from the end: balanced for causal masks. Of sequence s rank r has i = (r - s) % ranks, so that
+        rows which are left over go around: use `shard` or `indices` to divide rows. Lengths need not divide
+        evenly. A shard has the first parts of all sequences, then the second ones."""
         numbers, packed = _lengths(lengths, ranks)
         parts = 2 * ranks
         early: list[list[Run]] = [[] for _ in range(ranks)]
