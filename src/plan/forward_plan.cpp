@@ -62,8 +62,7 @@ bool takes_heads_as_rows(const Problem& p) {
 }
 
 /// Whether the kernel `decode` serves it: a tile of 16 rows holds all queries that share keys. With a split
-/// size every row goes through the forward kernel's products, whatever its neighbours are; keys of 8 bits are
-/// converted there.
+/// size every row goes through the forward kernel's products; keys of 8 bits are converted there.
 bool takes_decode(const Problem& p) {
   return !p.mixed() && p.split_size == 0 && p.group() > 0 && queries_of(p) * p.group() <= decode_rows;
 }
@@ -151,6 +150,8 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
 }
 
 constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
+constexpr const char* moves_maxima = "every block moves its rows' maxima";
+constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
 constexpr const char* fixed_parts =
     "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
@@ -369,6 +370,7 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                      : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
                                     keys_of(problem, c), c.mask.varlen)
                            .why;
+  const char* const maxima = c.schedule.invariant || c.by_warps() ? moves_maxima : keeps_maxima;
   std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
@@ -376,12 +378,10 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                   c.tiling.head_dim_qk, problem.head_dim_v, c.tiling.head_dim_v),
       fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
-      fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static",
-                  c.schedule.invariant ? "every block moves its rows' maxima"
-                                       : "unmasked blocks keep their rows' maxima, and are checked",
+      fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static", maxima,
                   c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
-                  c.registers().consumer),
+                  forward_register_limit(c)),
   };
   if (c.converts()) {
     lines.push_back(fmt::format(
