@@ -213,3 +213,18 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 # What autocast converts: float8 has scales of its own, and PyTorch leaves float64 alone.
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def prepared(
+    call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, out: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """q, k and v as autocast has them, and whether autograd records the call, whose metadata, cache and out
+    allow what is asked."""
+    judge_metadata(call.metadata)
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = autocast(q, k, v)
+    recorded = is_recorded(q, k, v, sink)
+    judge_cache(call.metadata, recorded)
+    if out is not None:
+        judge_out("out", out, recorded)
+    return q, k, v, recorded

@@ -46,13 +46,7 @@ def attention(
         _judge(call, q, k=k, v=v, sink=sink, out=out)
         if type(q) in _PLAIN and q.is_meta:  # a call without memory, of which the operator tells the shapes
             _plans.check(call, q, k, v, sink, out)
-    _derivatives.judge_metadata(call.metadata)
-    if torch._C._is_any_autocast_enabled():
-        q, k, v = _derivatives.autocast(q, k, v)
-    recorded = _derivatives.is_recorded(q, k, v, sink)
-    _derivatives.judge_cache(call.metadata, recorded)
-    if out is not None:
-        _derivatives.judge_out("out", out, recorded)
+    q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
     if direct and not recorded and out is None:
         result, lse = _run(call, q, k, v, sink, out_dtype, return_lse)
     elif direct and not recorded and not _is_profiled():

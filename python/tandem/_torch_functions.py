@@ -60,13 +60,7 @@ def _attention(
 ) -> Any:
     """As tandem.attention with functions, for tensors."""
     _judge(call, q, k, v, sink)
-    _derivatives.judge_metadata(call.metadata)
-    if torch._C._is_any_autocast_enabled():
-        q, k, v = _derivatives.autocast(q, k, v)
-    recorded = _derivatives.is_recorded(q, k, v, sink)
-    _derivatives.judge_cache(call.metadata, recorded)
-    if out is not None:
-        _derivatives.judge_out("out", out, recorded)
+    q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
     if recorded:
         record: Any = FunctionAttention.apply
         result, lse = record(call, q, k, v, sink)

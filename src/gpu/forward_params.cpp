@@ -160,10 +160,6 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
   return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
 }
 
-}  // namespace
-
-namespace {
-
 /// CTAs that share `blocks` key blocks. The parts that `combine` has to read one behind the other grow with
 /// them: a second CTA a multiprocessor is worth eight blocks each, and the first one two.
 std::int64_t sharing_ctas(std::int64_t blocks, const ForwardConfig& config, int multiprocessors) {
