@@ -10,10 +10,6 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr std::int64_t ceil_div(std::int64_t n, std::int64_t size) {
-  return (n + size - 1) / size;
-}
-
 /// The (batch, query head) pairs whose causal tiles come head by head; those of the others are interleaved.
 /// On `sms` SMs of equal speed, the tiles that begin after the last of a sequence's longest should take as
 /// long as it does: m_blocks of its work, where a head has m_blocks (m_blocks + 1) / 2. It is twice as many
@@ -105,8 +101,8 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .rows_k = as_int(p.rows_k),
           .head_dim_qk = as_int(p.head_dim_qk),
           .head_dim_v = as_int(p.head_dim_v),
-          .m_blocks = as_int(ceil_div(p.rows_q, rows.queries)),
-          .heads_in_order = heads_in_order(rows.heads * p.batch, ceil_div(p.rows_q, rows.queries), sms),
+          .m_blocks = as_int(blocks_of(p.rows_q, rows.queries)),
+          .heads_in_order = heads_in_order(rows.heads * p.batch, blocks_of(p.rows_q, rows.queries), sms),
           .window_left = window_of(p.window_left),
           .window_right = window_of(p.window_right),
           .scale = p.scale,
@@ -143,10 +139,10 @@ namespace {
 
 /// The most splits that a tile visits: as many as its sequence has, or as a window shows.
 std::int64_t most_splits(const Problem& p, const Tiling& tiling, std::int64_t split_size) {
-  const std::int64_t all = ceil_div(p.rows_k, split_size);
+  const std::int64_t all = blocks_of(p.rows_k, split_size);
   if (p.window_left < 0 || p.window_right < 0) return std::max<std::int64_t>(1, all);
   const std::int64_t seen =
-      ceil_div(TileRows(p, tiling).queries + p.window_left + p.window_right, split_size) + 1;
+      blocks_of(TileRows(p, tiling).queries + p.window_left + p.window_right, split_size) + 1;
   return std::clamp<std::int64_t>(all, 1, seen);
 }
 
@@ -156,7 +152,7 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
   if (!p.packed_k || p.packed_q) return of_tiles;
   // Sequences whose keys follow each other in k have no more splits than these together.
   const TileRows rows(p, tiling);
-  const std::int64_t tiles = rows.heads * ceil_div(p.rows_q, rows.queries);
+  const std::int64_t tiles = rows.heads * blocks_of(p.rows_q, rows.queries);
   return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
 }
 
@@ -187,12 +183,12 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     const std::int64_t items = split_items(p, tiling, split_size);
     const TileRows rows(p, tiling);
     d.ctas = ctas_of(items);
-    d.part_rows = as_int(ceil_div(rows.to_merge(p), combine_rows) * combine_rows);
+    d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
     if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
   } else if (config.schedule.split) {
-    const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.rows_k, tiling.block_n));
+    const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     d.ctas = static_cast<int>(tiles >= most ? most : sharing_ctas(tiles * blocks, config, multiprocessors));
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_lses = partial_lses(tiling, d.ctas);
@@ -204,7 +200,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
 
 std::int64_t forward_tile_count(const Problem& p, const Tiling& tiling) {
   const TileRows rows(p, tiling);
-  return rows.heads * tiles_of(p.rows_q, static_cast<int>(rows.queries), p.batch, p.packed_q);
+  return rows.heads * tiles_of(p.rows_q, rows.queries, p.batch, p.packed_q);
 }
 
 }  // namespace tandem::gpu

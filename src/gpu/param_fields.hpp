@@ -50,13 +50,13 @@ inline PageTable page_table_of(const Problem& p, int block_n) {
           .wide = pages.wide};
 }
 
-inline std::int64_t blocks_of(std::int64_t rows, int size) {
+inline std::int64_t blocks_of(std::int64_t rows, std::int64_t size) {
   return (rows + size - 1) / size;
 }
 
 /// Tiles of `size` rows that one head's sequences make. Packed ones end in a tile that is not full, each; the
 /// rows before the first and past the last, which belong to none, are two more.
-inline std::int64_t tiles_of(std::int64_t rows, int size, std::int64_t batch, bool packed) {
+inline std::int64_t tiles_of(std::int64_t rows, std::int64_t size, std::int64_t batch, bool packed) {
   const std::int64_t blocks = blocks_of(rows, size);
   return packed && blocks > 0 ? blocks + batch + 1 : blocks * batch;
 }

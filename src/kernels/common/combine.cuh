@@ -1,7 +1,8 @@
 // Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i with
 // w_i = exp(LSE_i - max LSE), always from the first keys to the last, so that the bits are the same each
-// time. A sink joins the sum here. One warp a row. Tiles that one CTA has computed whole are written already.
-// With a fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says.
+// time. A sink joins the sum here. One CTA a row. Tiles that one CTA has computed whole are written already.
+// With a fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says, by one
+// warp a row.
 #pragma once
 
 #include "kernels/config/forward.hpp"
