@@ -156,10 +156,17 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
   return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
 }
 
+/// CTAs that the device holds at once, where they share keys no more than `combine` can merge.
+std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
+  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  const bool merged = config.schedule.split && !config.schedule.invariant;
+  return merged ? std::min<std::int64_t>(most, combine_parts) : most;
+}
+
 /// CTAs that share `blocks` key blocks. The parts that `combine` has to read one behind the other grow with
 /// them: a second CTA a multiprocessor is worth eight blocks each, and the first one two.
 std::int64_t sharing_ctas(std::int64_t blocks, const ForwardConfig& config, int multiprocessors) {
-  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  const std::int64_t most = most_ctas(config, multiprocessors);
   if (!config.by_warps() || blocks >= 8 * most) return std::min(blocks, most);
   return std::min<std::int64_t>((blocks + 1) / 2, multiprocessors);
 }
@@ -169,7 +176,7 @@ std::int64_t sharing_ctas(std::int64_t blocks, const ForwardConfig& config, int 
 WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int multiprocessors) {
   const Tiling& tiling = config.tiling;
   const std::int64_t tiles = forward_tile_count(p, tiling);
-  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  const std::int64_t most = most_ctas(config, multiprocessors);
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles)};
   if (config.schedule.invariant) {

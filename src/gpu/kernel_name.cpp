@@ -116,7 +116,9 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
       const auto& c = std::get<ForwardConfig>(config);
       return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};
     }
-    case Kernel::combine: return {.threads = 32 * combine_rows};
+    case Kernel::combine:
+      return {.threads = 32 * combine_rows,
+              .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
     case Kernel::eight_bit_forward: {
       const auto& c = std::get<EightBitConfig>(config);
       return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};

@@ -33,83 +33,143 @@ TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex
   }
 }
 
-/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. A CTA merges
-/// it, each thread one column, or two of heads wider than 128: so many loads of a thread are under way at
-/// once that they take hardly longer than one.
+/// What the threads of a CTA exchange: the weight of each partial result, and O of each group of threads.
+template <ForwardConfig C>
+struct CombineShared {
+  static constexpr int warps = combine_rows;
+  float weights[combine_parts];
+  float largest[warps];
+  float totals[warps];
+  alignas(16) float out[combine_groups(C.tiling.head_dim_v)][C.tiling.head_dim_v];
+};
+
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. Groups of a
+/// CTA's threads take every so manieth partial result each, and then add up what they have. So many loads are
+/// under way at once that they take hardly longer than one.
 template <ForwardConfig C>
 struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;
-  static constexpr int columns = (C.tiling.head_dim_v + threads - 1) / threads;
-  static constexpr u32 ahead = 16 / columns;
-  using Parts = float[ahead][columns];
+  static constexpr int head_dim = C.tiling.head_dim_v;
+  static constexpr int groups = combine_groups(head_dim);
+  static constexpr int lanes = threads / groups;  ///< of a group, each with four columns of every `span`
+  static constexpr int span = 4 * lanes;
+  static constexpr int vectors = (head_dim + span - 1) / span;
+  static constexpr u32 ahead = vectors == 1 ? 12 : 10 / vectors;
+  static constexpr int shares = combine_parts / threads;  ///< of weights, that a thread finds
+  static constexpr int columns = (head_dim + threads - 1) / threads;
+  using Parts = ptx::Float4[ahead][vectors];
 
   const ForwardParams& p;
+  CombineShared<C>& shared;
   const int row;  ///< in the tile
   const int first;
   const u32 tails;
   const u32 count;  ///< of partial results
   const int thread = static_cast<int>(ptx::thread_index());
   const int lane = thread % warp_size;
+  const int group = thread / lanes;
 
   TANDEM_DEVICE i64 place(u32 i) const {
     const int part = i == 0 ? first : tile::part_of_tail(tails + i - 1);
     return static_cast<i64>(part) * C.tiling.block_m + row;
   }
-  /// That of partial result `i`; -inf past the last.
-  TANDEM_DEVICE float lse(u32 i) const {
-    return i < count ? ptx::load_written(p.part_lse + place(i)) : -ptx::infinity();
-  }
-  /// O of the partial results from `begin` on; past the last, the last again.
+  TANDEM_DEVICE int column(int v) const { return v * span + thread % lanes * 4; }
+
+  /// O of this group's partial results from its `begin`-th on; past the last, the last again.
   TANDEM_DEVICE void load(u32 begin, Parts& parts) const {
 #pragma unroll
     for (u32 i = 0; i < ahead; ++i) {
-      const float* const o = p.part_out + place(min(begin + i, count - 1)) * C.tiling.head_dim_v;
+      const u32 part = min((begin + i) * groups + static_cast<u32>(group), count - 1);
+      const float* const o = p.part_out + place(part) * head_dim;
 #pragma unroll
-      for (int c = 0; c < columns; ++c) {
-        parts[i][c] = ptx::load_global(o + min(thread + c * threads, C.tiling.head_dim_v - 1));
+      for (int v = 0; v < vectors; ++v) {
+        parts[i][v] =
+            ptx::load_global(reinterpret_cast<const ptx::Float4*>(o + min(column(v), head_dim - 4)));
       }
     }
   }
-  /// The largest LSE, of which lane i has `own`, that of partial result i. A NaN is found by the sum.
-  TANDEM_DEVICE float largest(float own) const {
-    float top = own;
-    for (u32 i = static_cast<u32>(lane) + warp_size; i < count; i += warp_size) top = ptx::fmax(top, lse(i));
+
+  /// Finds the partial results' weights, and returns their sum. They are relative to `base`, the largest LSE
+  /// or `sink`; `seen`: some LSE is not -inf. The CTA meets within.
+  TANDEM_DEVICE float find_weights(float sink, float& base, bool& seen) {
+    float lse[shares];
+    float own = -ptx::infinity();
 #pragma unroll
-    for (int d = 1; d < warp_size; d *= 2) top = ptx::fmax(top, ptx::shuffle_xor(top, d));
-    return top;
+    for (int k = 0; k < shares; ++k) {
+      const u32 i = static_cast<u32>(thread + k * threads);
+      lse[k] = i < count ? ptx::load_written(p.part_lse + place(i)) : -ptx::infinity();
+    }
+#pragma unroll
+    for (int k = 0; k < shares; ++k) own = ptx::fmax(own, lse[k]);
+#pragma unroll
+    for (int d = 1; d < warp_size; d *= 2) own = ptx::fmax(own, ptx::shuffle_xor(own, d));
+    if (lane == 0) ptx::store_shared(shared.largest + thread / warp_size, own);
+    ptx::sync_block();
+    float top = ptx::load_shared(shared.largest);
+#pragma unroll
+    for (int w = 1; w < combine_rows; ++w) top = ptx::fmax(top, ptx::load_shared(shared.largest + w));
+    seen = top != -ptx::infinity();
+    base = seen || sink != -ptx::infinity() ? ptx::fmax(top, sink) : 0.0F;
+    float total = 0.0F;
+#pragma unroll
+    for (int k = 0; k < shares; ++k) {
+      const float weight = ptx::exp2((lse[k] - base) * tile::log2_e);
+      ptx::store_shared(shared.weights + thread + k * threads, weight);
+      total += weight;
+    }
+#pragma unroll
+    for (int d = 1; d < warp_size; d *= 2) total += ptx::shuffle_xor(total, d);
+    if (lane == 0) ptx::store_shared(shared.totals + thread / warp_size, total);
+    ptx::sync_block();
+    total = ptx::exp2((sink - base) * tile::log2_e);
+#pragma unroll
+    for (int w = 0; w < combine_rows; ++w) total += ptx::load_shared(shared.totals + w);
+    // A NaN is not the largest, but is in the sum.
+    seen = seen || total != total;
+    return total;
+  }
+
+  /// Adds up this group's partial results, and hands the sum to the CTA.
+  TANDEM_DEVICE void add_parts(Parts& parts) {
+    ptx::Float4 sum[vectors];
+#pragma unroll
+    for (ptx::Float4& x : sum) x = {0.0F, 0.0F, 0.0F, 0.0F};
+    for (u32 begin = 0; begin * groups < count; begin += ahead) {
+      if (begin > 0) load(begin, parts);
+#pragma unroll
+      for (u32 i = 0; i < ahead; ++i) {
+        const u32 part = (begin + i) * groups + static_cast<u32>(group);
+        const float weight = part < count ? ptx::load_shared(shared.weights + part) : 0.0F;
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+          sum[v].x = ptx::fma(weight, parts[i][v].x, sum[v].x);
+          sum[v].y = ptx::fma(weight, parts[i][v].y, sum[v].y);
+          sum[v].z = ptx::fma(weight, parts[i][v].z, sum[v].z);
+          sum[v].w = ptx::fma(weight, parts[i][v].w, sum[v].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < vectors; ++v) {
+      if (column(v) < head_dim) {
+        ptx::store_shared(reinterpret_cast<ptx::Float4*>(shared.out[group] + column(v)), sum[v]);
+      }
+    }
+    ptx::sync_block();
   }
 
   TANDEM_DEVICE void merge(const tile::TileIndex& t, const tile::TileRow& own) {
     // The first loads of O do not wait for those of LSE.
-    float part_lse = lse(static_cast<u32>(lane));
     Parts parts;
     if (count > 0) load(0, parts);
     const float sink =
         p.sink != nullptr ? ptx::load_global(p.sink + own.head * p.sink_stride) : -ptx::infinity();
-    const float largest_part = largest(part_lse);
-    const float top = ptx::fmax(largest_part, sink);
-    const float base = top == -ptx::infinity() ? 0.0F : top;
-    float sum[columns];
-#pragma unroll
-    for (float& x : sum) x = 0.0F;
-    float total = ptx::exp2((sink - base) * tile::log2_e);
-    for (u32 begin = 0; begin < count; begin += ahead) {
-      if (begin > 0) load(begin, parts);
-      if (begin > 0 && begin % warp_size == 0) part_lse = lse(begin + static_cast<u32>(lane));
-      const float weights = ptx::exp2((part_lse - base) * tile::log2_e);
-#pragma unroll
-      for (u32 i = 0; i < ahead; ++i) {
-        // Past the last partial result the weight is 0, and O the last one's.
-        const float weight = ptx::shuffle(weights, static_cast<int>((begin + i) % warp_size));
-        total += weight;
-#pragma unroll
-        for (int c = 0; c < columns; ++c) sum[c] = ptx::fma(weight, parts[i][c], sum[c]);
-      }
-    }
-    // A NaN among the parts' LSE is not their largest, but is in the sum.
-    const bool seen = largest_part != -ptx::infinity() || total != total;
+    float base = 0.0F;
+    bool seen = false;
+    const float total = find_weights(sink, base, seen);
+    add_parts(parts);
     const float factor = seen ? ptx::reciprocal(total) : 0.0F;
-    tile::Output<C.tiling> output{p, 0, 0};
+    tile::Output<C.tiling> output{{}, p, 0, 0};
     if (thread == 0) {
       output.store_lse(t, own.query, own.head,
                        seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
@@ -119,7 +179,10 @@ struct CombineRow {
     for (int c = 0; c < columns; ++c) {
       const int col = thread + c * threads;
       if (col >= p.head_dim_v) continue;
-      ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum[c] * factor, 0.0F)));
+      float sum = 0.0F;
+#pragma unroll
+      for (int g = 0; g < groups; ++g) sum += ptx::load_shared(shared.out[g] + col);
+      ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum * factor, 0.0F)));
     }
   }
 };
@@ -130,7 +193,7 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
                                     const tile::TileRow& own, int row, u32 first, u32 count) {
   constexpr int vectors = (C.tiling.head_dim_v + 127) / 128;  // of four columns, a lane
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  tile::Output<C.tiling> output{p, 0, 0};
+  tile::Output<C.tiling> output{{}, p, 0, 0};
   tile::PartMerge merge;
   ptx::Float4 sum[vectors];
 #pragma unroll
@@ -184,19 +247,11 @@ TANDEM_DEVICE u32 owner_of(u32 at, u32 total, u32 ctas) {
   return cta;
 }
 
-/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size
-/// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
-/// end they need, with the search for their tile behind them.
+/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 7) combine(const __grid_constant__ ForwardParams p) {
-  const u32 rows = static_cast<u32>(p.part_rows);
-  const u32 groups = C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas));
-  const u32 number = ptx::block_index() / groups;
-  const u32 group = ptx::block_index() - number * groups;
-  if constexpr (C.schedule.invariant) {
-    return combine_splits<C>(p, number,
-                             static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
-  }
+TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
+  static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
+  auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
   tile::SplitLine<C.tiling, C.keys> line{p};
   const u32 total = line.total();
   tile::TileIndex t;
@@ -204,18 +259,32 @@ TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 7) combine(const __grid
   u32 cost = 0;
   if (!line.locate_tile(number, t, start, cost)) return;
   const u32 ctas = min(static_cast<u32>(p.split_ctas), total);
-  const auto begin = [&](u32 i) { return tile::share_begin(total, i, ctas); };
   const u32 cta = owner_of(start, total, ctas);
-  u32 end = cta + 1;
-  while (end < ctas && begin(end) < start + cost) ++end;
+  const u32 end = owner_of(start + cost - 1, total, ctas) + 1;
   if (end == cta + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
-  for (u32 i = group; i < rows; i += groups) {
+  for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
     const int row = static_cast<int>(i);
     const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
     if (own.query >= t.end_q) continue;
     const u32 parts = own.query < t.seqlen_q ? end - cta : 0;
-    CombineRow<C>{p, row, tile::part_of_head(cta), cta + 1, parts}.merge(t, own);
+    CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + 1, parts}.merge(t, own);
+  }
+}
+
+/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size
+/// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
+/// end they need, with the search for their tile behind them.
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 6) combine(const __grid_constant__ ForwardParams p) {
+  const u32 rows = static_cast<u32>(p.part_rows);
+  const u32 groups = C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas));
+  const u32 number = ptx::block_index() / groups;
+  const u32 group = ptx::block_index() - number * groups;
+  if constexpr (C.schedule.invariant) {
+    combine_splits<C>(p, number, static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
+  } else {
+    combine_shares<C>(p, number, group, groups);
   }
 }
 

@@ -180,7 +180,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, wide, v_in_k] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -189,6 +189,8 @@ constexpr void for_each_member(T& x, F&& f) {
   f("transform", transform);
   f("schedule", schedule);
   f("key_type", key_type);
+  f("wide", wide);
+  f("v_in_k", v_in_k);
 }
 
 template <typename T, typename F>

@@ -40,7 +40,11 @@ constexpr int decode_columns = 16;
 constexpr int decode_row_floats = 24;
 constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
 
-/// Everything that specialises the forward kernel, or with tiles of 16 rows the kernel `decode`.
+/// The consumer warpgroups of the kernel `forward_wide`, which share a tile's keys and columns of O.
+constexpr int wide_parts = 2;
+
+/// Everything that specialises the forward kernel, with tiles of 16 rows the kernel `decode`, or the kernel
+/// `forward_wide`.
 struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
@@ -52,6 +56,8 @@ struct ForwardConfig {
   /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
   /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
   OperandType key_type = OperandType::input;
+  bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
+  bool v_in_k = false;  ///< V is the first columns of K, and not loaded; in `forward_wide` alone
 
   constexpr bool operator==(const ForwardConfig&) const = default;
   /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
@@ -61,12 +67,16 @@ struct ForwardConfig {
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
+  /// Warps that read each tile of Q.
+  [[nodiscard]] constexpr int warps_a_unit() const { return wide ? 4 * wide_parts : 4; }
   [[nodiscard]] constexpr int threads() const {
     if (by_warps()) return 32 * (decode_warps + 1);
+    if (wide) return 128 * (wide_parts + 1);
     return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (converts()) return split_registers_with_converter(consumers());
+    if (wide) return {.producer = 56, .consumer = 224};
     if (schedule.specialised && !by_warps()) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
@@ -77,12 +87,14 @@ struct ForwardConfig {
 /// their pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
-  const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + c.tiling.head_dim_v);
+  const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
   const int kv_tiles = c.tile_stages() * kv_elements * 2;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
   const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  if (c.wide)
+    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + wide_parts * 64 * 8 + 1023) / 1024 * 1024;
   return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
 }
 
@@ -96,6 +108,20 @@ constexpr int ctas_per_sm(const ForwardConfig& c) {
 /// Without one all of its threads merge a row, and a tile has so many CTAs at most.
 constexpr int combine_rows = 4;
 constexpr int combine_ctas = 16;
+
+/// Partial results that a tile has at most, and so CTAs that may share keys.
+constexpr int combine_parts = 512;
+
+/// Groups of threads of `combine`, each of which adds up some of a row's partial results: a thread has four
+/// columns, or with more than 128 some more.
+constexpr int combine_groups(int head_dim_v) {
+  return head_dim_v <= 32 ? 16 : head_dim_v <= 64 ? 8 : 4;
+}
+/// Without a split size: the weights of all partial results, two numbers of each warp, and each group's O.
+constexpr int combine_shared_bytes(const ForwardConfig& c) {
+  if (c.schedule.invariant) return 0;
+  return 4 * (combine_parts + 2 * combine_rows + combine_groups(c.tiling.head_dim_v) * c.tiling.head_dim_v);
+}
 
 /// Numbers of the partial results of `ctas` CTAs: O of two tiles each, and their LSE.
 constexpr long long partial_outputs(const Tiling& t, int ctas) {

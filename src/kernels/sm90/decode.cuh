@@ -225,7 +225,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const floa
     if (!whole) {
       if (used) ptx::store_global(p.part_lse + static_cast<i64>(t.part) * decode_rows + row, lse);
     } else if (at.query < t.index.end_q) {
-      tile::Output<C.tiling>{p, 0, 0}.store_lse(t.index, at.query, at.head, lse);
+      tile::Output<C.tiling>{{}, p, 0, 0}.store_lse(t.index, at.query, at.head, lse);
     }
   }
 #pragma unroll
@@ -267,7 +267,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, co
     return;
   }
   if (at.query >= t.index.end_q || col >= p.head_dim_v) return;
-  u16* const out = tile::Output<C.tiling>{p, 0, 0}.out_row(t.index, at.query, at.head) + col;
+  u16* const out = tile::Output<C.tiling>{{}, p, 0, 0}.out_row(t.index, at.query, at.head) + col;
   const u32 words = tile::pack<C.tiling.element>(low, high);
   if (p.out_vectors) {
     ptx::store_global(reinterpret_cast<u32*>(out), words);

@@ -69,7 +69,7 @@ struct EightBitConsumer {
         warpgroup(warpgroup_),
         thread(thread_),
         position(thread_),
-        output{params.forward, warpgroup_, thread_},
+        output{{}, params.forward, warpgroup_, thread_},
         tiles(params.forward, s.tiles) {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }

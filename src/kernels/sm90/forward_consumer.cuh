@@ -47,7 +47,7 @@ struct ForwardConsumer : KeyScale<C.converts()> {
         thread(thread_),
         position(thread_),
         scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
-        output{params, warpgroup_, thread_},
+        output{{}, params, warpgroup_, thread_},
         tiles(params, s.tiles),
         loader(params, s) {}
 

@@ -34,6 +34,9 @@ struct ByteKeyRings {
 template <ForwardConfig C>
 struct ByteKeyRings<C, false> {};
 
+/// V, unless it is the first columns of K.
+struct NoValues {};
+
 template <ForwardConfig C>
 struct ForwardShared {
   using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
@@ -42,7 +45,7 @@ struct ForwardShared {
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.tile_stages()];
-  VTile v[C.tile_stages()];
+  [[no_unique_address]] typename Select<C.v_in_k, NoValues, VTile[C.tile_stages()]>::type v;
   [[no_unique_address]] ByteKeys<C> bytes;
   tile::Ring<C.tile_stages()> k_ring;
   tile::Ring<C.tile_stages()> v_ring;
@@ -52,14 +55,15 @@ struct ForwardShared {
 
   /// One thread calls, before the others use any barrier.
   TANDEM_DEVICE void init() {
-    k_ring.init(C.consumers() * 4, C.converts() ? converting_warps : 1);
-    v_ring.init(C.consumers() * 4, C.converts() ? converting_warps : 1);
-    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
+    constexpr int warps = C.consumers() * C.warps_a_unit();
+    k_ring.init(warps, C.converts() ? converting_warps : 1);
+    v_ring.init(warps, C.converts() ? converting_warps : 1);
+    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(C.warps_a_unit());
     if constexpr (C.converts()) {
       byte_rings.k.init(converting_warps);
       byte_rings.v.init(converting_warps);
     }
-    tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
+    tiles.ring.init(warps + (C.converts() ? converting_warps : 0));
     ptx::fence_mbarrier_init();
   }
 
@@ -140,7 +144,9 @@ struct ForwardLoader {
     k_at.advance();
   }
   TANDEM_DEVICE void load_v(int b) {
-    if constexpr (by_all_lanes) {
+    if constexpr (C.v_in_k)
+      return;
+    else if constexpr (by_all_lanes) {
       load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b);
     } else {
       auto& to = shared.loaded_v()[v_at.stage];

@@ -13,10 +13,21 @@
 
 namespace tandem::tile {
 
-/// Writes the 64 rows of one consumer warpgroup. `invariant`: the Config is.
-template <Tiling T, bool invariant = false>
-struct Output {
-  static constexpr int outputs = T.head_dim_v / 2;
+/// The first column that an Output writes; 0 where it writes them all.
+template <bool all>
+struct FirstColumn {
+  static constexpr int column = 0;
+};
+template <>
+struct FirstColumn<false> {
+  const int column;
+};
+
+/// Writes the 64 rows of one consumer warpgroup, or `columns` of their columns. `invariant`: the Config is.
+template <Tiling T, bool invariant = false, int columns = T.head_dim_v>
+struct Output : FirstColumn<columns == T.head_dim_v> {
+  using FirstColumn<columns == T.head_dim_v>::column;
+  static constexpr int outputs = columns / 2;
 
   const ForwardParams& p;
   const int warpgroup;
@@ -56,8 +67,8 @@ struct Output {
   TANDEM_DEVICE void store_lse(const TileIndex& t, int query, int head, float value);
 };
 
-template <Tiling T, bool invariant>
-TANDEM_DEVICE u16* Output<T, invariant>::out_row(const TileIndex& t, int query, int head) const {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE u16* Output<T, invariant, columns>::out_row(const TileIndex& t, int query, int head) const {
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
   return static_cast<u16*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
@@ -65,8 +76,9 @@ TANDEM_DEVICE u16* Output<T, invariant>::out_row(const TileIndex& t, int query, 
 }
 
 /// `value` is -inf for a query that sees no key. With a sink its LSE is the sink's logit.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_lse(const TileIndex& t, int query, int head, float value) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_lse(const TileIndex& t, int query, int head,
+                                                            float value) {
   if (p.lse == nullptr) return;
   if (value == -ptx::infinity() && p.sink != nullptr && query < t.seqlen_q) {
     value = ptx::load_global(p.sink + head * p.sink_stride);
@@ -79,9 +91,9 @@ TANDEM_DEVICE void Output<T, invariant>::store_lse(const TileIndex& t, int query
 
 /// Eight columns of a row, from `at` on, of which `left` exist. `vectors`: p.out_vectors, known to the
 /// compiler where code must not branch.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_columns(u16* at, int left, const ptx::Vec4& words,
-                                                       bool vectors) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_columns(u16* at, int left, const ptx::Vec4& words,
+                                                                bool vectors) {
   if (vectors) {
     if (left > 0) ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), words);
     return;
@@ -96,9 +108,9 @@ TANDEM_DEVICE void Output<T, invariant>::store_columns(u16* at, int left, const 
 /// Normalises O and writes it with the LSE. The four lanes of a quad exchange words so that each stores 16
 /// bytes of a row and the quad 64 in a run: no shared memory, so the next tile's loads need not wait for this
 /// store.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store(const TileIndex& t, float (&o)[outputs],
-                                               const OnlineSoftmax& softmax) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store(const TileIndex& t, float (&o)[outputs],
+                                                        const OnlineSoftmax& softmax) {
   ptx::trace(TraceEvent::stores);
   const FragmentPosition position(thread);
   const bool has_sink = p.sink != nullptr;
@@ -115,7 +127,8 @@ TANDEM_DEVICE void Output<T, invariant>::store(const TileIndex& t, float (&o)[ou
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, head_of(t, position.row(h)), lse);
+    if (column == 0 && query < t.end_q && thread % 4 == 0)
+      store_lse(t, query, head_of(t, position.row(h)), lse);
   }
   // Rows without a result may hold NaN. To select at each word would cost as much as packing does.
   if (ptx::any_lane(factor[0] == 0.0F || factor[1] == 0.0F)) {
@@ -131,19 +144,19 @@ TANDEM_DEVICE void Output<T, invariant>::store(const TileIndex& t, float (&o)[ou
   }
 }
 
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_words(const TileIndex& t, const float (&o)[outputs],
-                                                     const float (&factor)[2], bool vectors) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t, const float (&o)[outputs],
+                                                              const float (&factor)[2], bool vectors) {
   const int quad_lane = thread % 4;
   const FragmentPosition position(thread);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
-    const int first_col = 8 * quad_lane;
+    const int first_col = column + 8 * quad_lane;
     u16* const first = out_row(t, query, head_of(t, position.row(h))) + first_col;
     const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
-    for (int g = 0; g < T.head_dim_v / 32; ++g) {
+    for (int g = 0; g < columns / 32; ++g) {
       u32 words[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -157,8 +170,8 @@ TANDEM_DEVICE void Output<T, invariant>::store_words(const TileIndex& t, const f
 }
 
 /// Writes a tile whose queries see no key: out 0, LSE -inf, or the sink as store_lse has it.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_empty(const TileIndex& t) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t) {
   if constexpr (T.heads_as_rows) return store_empty_heads(t);
   const int first = t.m * T.block_m + warpgroup * 64;
   const int rows = min(64, t.end_q - first);
@@ -174,8 +187,8 @@ TANDEM_DEVICE void Output<T, invariant>::store_empty(const TileIndex& t) {
 }
 
 /// The same of heads as rows, of which some may be none.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_empty_heads(const TileIndex& t) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_heads(const TileIndex& t) {
   constexpr int units = T.head_dim_v / 8;
   for (int i = thread; i < rows_until(t, t.end_q) * units; i += warpgroup_size) {
     const int query = query_of(t, i / units);
@@ -188,15 +201,15 @@ TANDEM_DEVICE void Output<T, invariant>::store_empty_heads(const TileIndex& t) {
 }
 
 /// Where row `row` of a partial result lies.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE i64 Output<T, invariant>::part_row(int part, int row) const {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE i64 Output<T, invariant, columns>::part_row(int part, int row) const {
   return static_cast<i64>(part) * (invariant ? p.part_rows : T.block_m) + row;
 }
 
 /// Writes the normalised O of a part of the keys and its LSE, without the sink.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&o)[outputs],
-                                                    const OnlineSoftmax& softmax, int part) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_part(const TileIndex& t, float (&o)[outputs],
+                                                             const OnlineSoftmax& softmax, int part) {
   const int quad_lane = thread % 4;
   const FragmentPosition position(thread);
 #pragma unroll
@@ -208,10 +221,10 @@ TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&
     const int query = T.heads_as_rows ? query_of(t, position.row(h)) : t.m * T.block_m + row;
     const bool used = query < t.seqlen_q;
     const i64 at = part_row(part, row);
-    if (used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
-    float* const out = p.part_out + at * T.head_dim_v + 8 * quad_lane;
+    if (column == 0 && used && quad_lane == 0) ptx::store_global(p.part_lse + at, lse);
+    float* const out = p.part_out + at * T.head_dim_v + column + 8 * quad_lane;
 #pragma unroll
-    for (int g = 0; g < T.head_dim_v / 32; ++g) {
+    for (int g = 0; g < columns / 32; ++g) {
       u32 even[4];
       u32 odd[4];
 #pragma unroll
@@ -231,8 +244,8 @@ TANDEM_DEVICE void Output<T, invariant>::store_part(const TileIndex& t, float (&
 }
 
 /// The same of keys that no query of the tile sees: an LSE of -inf and an O of 0.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_empty_part(const TileIndex& t, int part) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_part(const TileIndex& t, int part) {
   const int rows =
       T.heads_as_rows ? rows_until(t, t.seqlen_q) : min(64, t.seqlen_q - t.m * T.block_m - warpgroup * 64);
   const i64 at = part_row(part, warpgroup * 64);
@@ -246,9 +259,10 @@ TANDEM_DEVICE void Output<T, invariant>::store_empty_part(const TileIndex& t, in
 /// Merges a tile's next part with those before it, which part_out has: for each warpgroup O and, for each
 /// thread, the state of its two rows, where the same thread reads what it has written. `opens`: there are
 /// none before. `closes`: there are none behind; then the result is written.
-template <Tiling T, bool invariant>
-TANDEM_DEVICE void Output<T, invariant>::store_merged(const TileIndex& t, float (&o)[outputs],
-                                                      const OnlineSoftmax& softmax, bool opens, bool closes) {
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& t, float (&o)[outputs],
+                                                               const OnlineSoftmax& softmax, bool opens,
+                                                               bool closes) {
   constexpr int vectors = outputs / 4;
   auto* const kept =
       reinterpret_cast<ptx::Float4*>(p.part_out + merged_numbers(T) * ptx::block_index() +

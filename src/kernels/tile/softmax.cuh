@@ -55,6 +55,13 @@ struct OnlineSoftmax {
     }
   }
 
+  /// The same of row `h`, to the references of what others have seen.
+  TANDEM_DEVICE void raise(int h, float others, float& rescale) {
+    const float moved = ptx::fmax(reference[h], others);
+    rescale = ptx::exp2(reference[h] - shift(moved));
+    reference[h] = moved;
+  }
+
   /// Turns the scores into exponentials in place, a quarter at a time; `total` are their sums. `beside(i)` is
   /// called behind quarter i, for what may run among the exponentials of the next.
   ///

@@ -203,7 +203,9 @@ void EmulatorRunner::forward(Call& call) {
   if (work.combine_ctas == 0) return;
   emulator::launch(
       kernel_.combine, params,
-      {.blocks = static_cast<unsigned>(work.combine_ctas), .threads = 32 * combine_rows, .shared_bytes = 0},
+      {.blocks = static_cast<unsigned>(work.combine_ctas),
+       .threads = 32 * combine_rows,
+       .shared_bytes = static_cast<std::size_t>(combine_shared_bytes(combine_config(kernel_.config)))},
       merging);
 }
 
