@@ -6,7 +6,8 @@ Each contender is captured in a CUDA graph of calls that go through so many buff
 again; graphs are replayed in turn. Tandem with and without lengths on the device (`seqused_k`), with pages of
 64 and of 16 rows in a random order, with a `split_size` of 1024, and with keys and values of e4m3; cuDNN and
 FlashAttention-2 through PyTorch, on the same tensors. Then batches of very unequal lengths in pages of 64
-(eight query heads over one, those that HPC-Ops publishes), beside the time of as many bytes at a copy's rate.
+(eight query heads over one, those that HPC-Ops publishes), beside the time of as many bytes at a copy's rate;
+and latent attention (128 query heads over one of 576 dimensions, of which v is 512).
 Results are compared with fp32 before anything is timed. Memory traffic counts K and V once.
 """
 
@@ -35,6 +36,9 @@ MIXES = (
     ((1, 131072), (31, 4096)),
     ((2, 32768), (30, 4096)),
 )
+#: of latent attention: batch, keys, queries a sequence
+LATENT = ((1, 8192, 1), (8, 8192, 1), (32, 4096, 1), (64, 8192, 1), (128, 4096, 1), (128, 4096, 2))
+LATENT_HEADS, LATENT_QK, LATENT_V = 128, 576, 512
 #: bytes of keys and values that lie between two uses of one buffer; more than any L2 holds
 APART = 512 << 20
 
@@ -185,6 +189,58 @@ def mix(args: argparse.Namespace, lengths: tuple[tuple[int, int], ...]) -> dict[
     return {"lengths": lengths, "bytes": size, "us": us["tandem"], "us_of_a_copys_rate": read}
 
 
+def latent(args: argparse.Namespace, batch: int, seqlen: int, queries: int) -> dict[str, object]:
+    """Multi-head latent attention as decoding runs it: all query heads read one key head, and v is the first
+    columns of k; from pages of 64. Beside it two products and a softmax of PyTorch's on the same keys in
+    their order, and a copy of as many bytes."""
+    device, dtype = "cuda", torch.bfloat16
+    size = batch * seqlen * LATENT_QK * 2
+    buffers = max(1, -(-APART // size))
+    q = torch.randn(batch, queries, LATENT_HEADS, LATENT_QK, device=device, dtype=dtype)
+    keys = [torch.randn(batch, seqlen, 1, LATENT_QK, device=device, dtype=dtype) for _ in range(buffers)]
+    order = torch.randperm(batch * seqlen // PAGE, device=device)
+    table = order.reshape(batch, -1).to(torch.int32)
+    paged = [in_pages(k, order) for k in keys]
+    used = torch.full((batch,), seqlen, device=device, dtype=torch.int32)
+    scale = LATENT_QK**-0.5
+
+    def tandems(i: int) -> torch.Tensor:
+        k = paged[i]
+        return tandem.attention(q, k, k[..., :LATENT_V], page_table=table, seqused_k=used, causal=queries > 1)
+
+    def pytorchs(i: int) -> torch.Tensor:
+        k = keys[i][:, :, 0]
+        scores = torch.bmm(q.flatten(1, 2), k.mT) * scale
+        return torch.bmm(scores.softmax(-1), k[..., :LATENT_V]).view(batch, queries, LATENT_HEADS, -1)
+
+    k = keys[0][:1].float()
+    scores = torch.einsum("bqhd,bkd->bqhk", q[:1].float(), k[:, :, 0]) * scale
+    for row in range(queries - 1):
+        scores[:, row, :, seqlen - queries + row + 1 :] = -torch.inf
+    expected = torch.einsum("bqhk,bkd->bqhd", scores.softmax(-1), k[:, :, 0, :LATENT_V])
+    error = (tandems(0)[:1].float() - expected).abs().max().item()
+    if not error <= 2e-2:
+        raise SystemExit(f"bench: latent attention is wrong by {error} at batch {batch}, seqlen {seqlen}")
+    target = torch.empty_like(keys[0])
+    graphs = {
+        "tandem": Graph(tandems, buffers),
+        "pytorch": Graph(pytorchs, buffers),
+        "copy": Graph(lambda i: target.copy_(keys[i]), buffers),
+    }
+    us = {name: statistics.median(t) for name, t in harness.in_turn(graphs, args.rounds, 0.0).items()}
+    operations = 2 * batch * queries * LATENT_HEADS * seqlen * (LATENT_QK + LATENT_V)
+    return {
+        "batch": batch,
+        "seqlen": seqlen,
+        "queries": queries,
+        "us": us,
+        "error": error,
+        "tflops": operations / us["tandem"] / 1e6,
+        "gb_per_s": size / us["tandem"] / 1e3,
+        "share_of_copy_rate": us["copy"] / 2 / us["tandem"],
+    }
+
+
 def main() -> int:
     parser = harness.parser(__doc__, "commit", "json")
     parser.add_argument("--heads", type=int, default=32)
@@ -205,12 +261,22 @@ def main() -> int:
         us, read = mixes[-1]["us"], mixes[-1]["us_of_a_copys_rate"]
         text = " + ".join(f"{count} x {keys}" for count, keys in lengths)
         print(f"{text}: {us:.1f} us, at a copy's rate {read:.1f} us", flush=True)
+    latents = []
+    for shape in LATENT:
+        latents.append(latent(args, *shape))
+        row = latents[-1]
+        print(
+            f"latent, batch {shape[0]} seqlen {shape[1]} queries {shape[2]}: {row['us']} us, "
+            f"{row['tflops']:.0f} TFLOP/s, {row['gb_per_s']:.0f} GB/s",
+            flush=True,
+        )
     document = harness.origin(harness.device_name("cuda"), args.commit) | {
         "heads": [args.heads, args.heads_kv],
         "head_dim": args.head_dim,
         "dtype": "bf16",
         "cells": cells,
         "mixes": mixes,
+        "latent": latents,
     }
     harness.write_json(document, args.json)
     return 0

@@ -23,6 +23,7 @@ enum class Kernel : int {
   quantize,
   arrange_quantized,
   forward,
+  forward_wide,
   decode,
   combine,
   eight_bit_forward,
@@ -47,7 +48,7 @@ KernelName kernel_name(Kernel kernel, const KernelConfig& config);
 
 /// The same for the Configs of one kernel.
 inline Kernel kernel_of(const ForwardConfig& config) {
-  return config.by_warps() ? Kernel::decode : Kernel::forward;
+  return config.by_warps() ? Kernel::decode : config.wide ? Kernel::forward_wide : Kernel::forward;
 }
 inline KernelName kernel_name(const ForwardConfig& config) {
   return kernel_name(kernel_of(config), config);

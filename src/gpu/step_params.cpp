@@ -97,6 +97,7 @@ const void* StepParams::of(const Step& step) {
     case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
     case Kernel::forward:
+    case Kernel::forward_wide:
     case Kernel::decode: {
       const auto& config = std::get<ForwardConfig>(step.config);
       if (config.converts()) {

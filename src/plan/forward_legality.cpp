@@ -8,9 +8,10 @@
 namespace tandem {
 
 int forward_registers(const ForwardConfig& c) {
-  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n;
+  const int parts = c.wide ? wide_parts : 1;
+  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n / parts;
   const int queries = c.by_warps() ? c.tiling.head_dim_qk / 4 : 0;
-  return c.tiling.head_dim_v / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
+  return c.tiling.head_dim_v / parts / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
 }
 
 int forward_register_limit(const ForwardConfig& c) {
@@ -18,8 +19,35 @@ int forward_register_limit(const ForwardConfig& c) {
   return c.registers().consumer;
 }
 
+namespace {
+
+/// Of the kernel `forward_wide`, and of what it alone does.
+std::string wide_objection(const ForwardConfig& c) {
+  if (!c.wide) return c.v_in_k ? "v_in_k takes the kernel forward_wide" : "";
+  if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % (64 * wide_parts) != 0) {
+    return fmt::format(
+        "head dimensions {} and {} are not multiples of 64 and {}: warpgroups divide the columns "
+        "of v by 64",
+        c.tiling.head_dim_qk, c.tiling.head_dim_v, 64 * wide_parts);
+  }
+  if (c.tiling.head_dim_v / wide_parts > 256)
+    return fmt::format("head_dim_v {} is more than two products of 256 columns", c.tiling.head_dim_v);
+  if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
+    return "v_in_k takes two stages, and a v no wider than k";
+  if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
+    return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
+                       c.tiling.block_n);
+  if (!c.schedule.specialised || c.schedule.pingpong || c.schedule.invariant || c.converts())
+    return "wide heads take a producer warp, no ping-pong, no split size and 16-bit keys";
+  return {};
+}
+
+}  // namespace
+
 std::string forward_objection(const ForwardConfig& c) {
+  if (std::string objection = wide_objection(c); !objection.empty()) return objection;
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
+    if (c.wide) break;
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "gpu/device.hpp"
-#include "kernels/config/fields.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
@@ -49,8 +47,6 @@ constexpr ForwardTileLine tiles[] = {
     {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
 
-constexpr const char* few_queries =
-    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
 /// Queries that a tile of one warpgroup holds, and the fewest keys worth sharing.
 constexpr int few = 64;
 constexpr int worth_sharing = 256;
@@ -64,7 +60,8 @@ bool takes_heads_as_rows(const Problem& p) {
 /// Whether the kernel `decode` serves it: a tile of 16 rows holds all queries that share keys. With a split
 /// size every row goes through the forward kernel's products; keys of 8 bits are converted there.
 bool takes_decode(const Problem& p) {
-  return !p.mixed() && p.split_size == 0 && p.group() > 0 && queries_of(p) * p.group() <= decode_rows;
+  return !p.mixed() && !has_wide_heads(p) && p.split_size == 0 && p.group() > 0 &&
+         queries_of(p) * p.group() <= decode_rows;
 }
 
 /// Tiles of few queries, of which a head's queries are one if heads are not rows.
@@ -149,16 +146,6 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
   return with_most_stages(c);
 }
 
-constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
-constexpr const char* moves_maxima = "every block moves its rows' maxima";
-constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
-constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
-constexpr const char* fixed_parts =
-    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
-    "order";
-constexpr const char* fixed_tiles =
-    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
-
 /// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
@@ -180,8 +167,25 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   return with_most_stages(c);
 }
 
-constexpr const char* converted_tiles =
-    "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
+/// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
+/// K's tile has to hold where V is in it.
+ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
+  c.wide = true;
+  c.v_in_k = has_values_in_keys(p);
+  c.tiling.head_dim_qk = static_cast<int>(rounded(p.head_dim_qk, 64));
+  c.tiling.head_dim_v = static_cast<int>(rounded(p.head_dim_v, 64 * wide_parts));
+  if (c.v_in_k) c.tiling.head_dim_qk = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v);
+  c.tiling.block_m = few;
+  c.tiling.block_n = 64;
+  c.mask.varlen = c.mask.varlen || shared || c.tiling.heads_as_rows;
+  c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
+  const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
+  c.schedule = {.dynamic = !shared && unequal, .pingpong = false, .split = shared};
+  c.stages = c.v_in_k ? 2 : 1;
+  while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
+  if (!forward_objection(c).empty()) --c.stages;
+  return c;
+}
 
 /// Whole tiles on 8-bit keys.
 ForwardConfig with_converted_keys(ForwardConfig c, const Problem& p) {
@@ -191,13 +195,6 @@ ForwardConfig with_converted_keys(ForwardConfig c, const Problem& p) {
   c.tiling.block_m = one_warpgroup ? 64 : 128;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .pingpong = !one_warpgroup};
   return with_most_stages(c);
-}
-
-/// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
-/// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
-std::int64_t keys_of(const Problem& p, const ForwardConfig& c) {
-  if (!c.mask.varlen) return p.rows_k;
-  return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
 }
 
 /// A multiple of 32, of 64 for 8-bit keys, whose tiles are swizzled by 64 bytes at least. Twice that where
@@ -236,8 +233,13 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
               fmt::format("no tile for head dimensions {} and {}", head_dim_qk, head_dim_v));
 }
 
+std::int64_t forward_tile_keys(const Problem& p, const ForwardConfig& c) {
+  if (!c.mask.varlen) return p.rows_k;
+  return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
+}
+
 bool reads_eight_bits(const Problem& p) {
-  if (!p.mixed() || has_fine_scales(p)) return false;
+  if (!p.mixed() || has_fine_scales(p) || has_wide_heads(p)) return false;
   return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
 }
 
@@ -263,11 +265,12 @@ ForwardConfig choose_forward_config(const Problem& p) {
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
   if (p.split_size > 0) return with_fixed_splits(c, p);
   const bool shared = shares_keys(p);
+  if (has_wide_heads(p)) return with_wide_heads(c, p, shared);
   if (takes_decode(p)) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.converts()) return with_converted_keys(c, p);
   return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
-                                   keys_of(p, c), c.mask.varlen));
+                                   forward_tile_keys(p, c), c.mask.varlen));
 }
 
 namespace {
@@ -309,6 +312,22 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
   }
 }
 
+/// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K.
+void add_shipped_latent_configs(std::vector<ForwardConfig>& configs) {
+  for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
+    for (const bool shared : {false, true}) {
+      ForwardConfig c;
+      c.keys = keys;
+      c.mask.varlen = true;
+      c.tiling.heads_as_rows = true;
+      Problem p;
+      p.head_dim_qk = max_gpu_wide_head_dim_qk;
+      p.head_dim_v = max_gpu_wide_head_dim_v;
+      configs.push_back(with_wide_heads(c, p, shared));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ForwardConfig> shipped_forward_configs() {
@@ -345,56 +364,8 @@ std::vector<ForwardConfig> shipped_forward_configs() {
     }
   }
   add_shipped_decode_configs(configs);
+  add_shipped_latent_configs(configs);
   return configs;
-}
-
-namespace {
-
-/// What the rows of a tile are, in words.
-std::string rows_of(const Problem& p, const Tiling& tiling) {
-  if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
-  const HeadRows rows = best_head_rows(p, tiling.unit());
-  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / tiling.unit() * rows.queries,
-                     rows.heads);
-}
-
-}  // namespace
-
-std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
-  const char* const why =
-      c.by_warps()             ? (c.schedule.split ? few_queries : decoding)
-      : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
-      : c.schedule.split       ? few_queries
-      : c.tiling.heads_as_rows ? few_rows
-      : c.converts()           ? converted_tiles
-                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
-                                    keys_of(problem, c), c.mask.varlen)
-                           .why;
-  const char* const maxima = c.schedule.invariant || c.by_warps() ? moves_maxima : keeps_maxima;
-  std::vector<std::string> lines = {
-      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
-                  c.by_warps() ? "decode" : "forward", name_of(c.tiling.element), problem.head_dim_qk,
-                  c.tiling.head_dim_qk, problem.head_dim_v, c.tiling.head_dim_v),
-      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
-                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
-      fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static", maxima,
-                  c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
-      fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
-                  forward_register_limit(c)),
-  };
-  if (c.converts()) {
-    lines.push_back(fmt::format(
-        "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
-        "are factors of the scores and of out",
-        name_of(c.key_type), name_of(c.tiling.element)));
-  }
-  if (c.keys == KeySource::padded_pages) {
-    lines.emplace_back(
-        "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
-        "are loaded in larger boxes");
-  }
-  return lines;
 }
 
 }  // namespace tandem

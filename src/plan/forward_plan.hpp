@@ -63,12 +63,16 @@ std::span<const ForwardTileLine> forward_tiles();
 const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked, std::int64_t keys,
                                     bool varlen);
 
+/// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
+/// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
+std::int64_t forward_tile_keys(const Problem& problem, const ForwardConfig& config);
+
 /// Whether the forward kernel is to read the 8-bit k and v of a mixed problem as they are, if TMA can: a
 /// cache's always, and others where few queries read them or a split size has one sequence's bits depend on
 /// nothing else. Otherwise they are dequantized first, once for all tiles of queries.
 bool reads_eight_bits(const Problem& problem);
 
-/// The Config for a forward problem with head dimensions up to 256, of 16 bits or with k and v alone of 8.
+/// The Config for a forward problem of 16 bits, or with head dimensions up to 256 and k and v alone of 8.
 ForwardConfig choose_forward_config(const Problem& problem);
 
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <climits>
+#include <tuple>
 #include <utility>
 
 #include "gpu/append_params.hpp"
@@ -27,6 +28,34 @@ template <typename... Args>
   throw Error(Status::unsupported, fmt::format(format, std::forward<Args>(args)...));
 }
 
+/// The same of heads of more than 256 dimensions, which the 16-bit forward kernel alone takes.
+void check_wide_heads(const Problem& p) {
+  const bool forward = p.pass == Pass::forward && p.precision == Precision::exact;
+  const std::int64_t most_qk = forward ? max_gpu_wide_head_dim_qk : max_gpu_head_dim;
+  const std::int64_t most_v = forward ? max_gpu_wide_head_dim_v : max_gpu_head_dim;
+  const char* const kernels = p.pass == Pass::backward          ? "the GPU kernels of gradients"
+                              : p.precision != Precision::exact ? "the 8-bit GPU kernels"
+                                                                : "the GPU kernels";
+  for (const auto& [name, head_dim, most] :
+       {std::tuple{"head_dim", p.head_dim_qk, most_qk}, std::tuple{"head_dim_v", p.head_dim_v, most_v}}) {
+    if (head_dim <= most) continue;
+    unsupported("{} {} is above {}, the most of {}; copy the tensors to the CPU, which takes up to {}", name,
+                head_dim, most, kernels, max_head_dim);
+  }
+  if (p.split_size > 0) {
+    unsupported(
+        "head dimensions {} and {} with split_size have no GPU kernel, those up to {} do; leave "
+        "split_size out, or copy the tensors to the CPU",
+        p.head_dim_qk, p.head_dim_v, max_gpu_head_dim);
+  }
+  if (p.mixed()) {
+    unsupported(
+        "head dimensions {} and {} with k and v in {} have no GPU kernel, those up to {} do; keep k and "
+        "v in {}, or copy the tensors to the CPU",
+        p.head_dim_qk, p.head_dim_v, name_of(p.k.dtype), max_gpu_head_dim, name_of(p.q.dtype));
+  }
+}
+
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
   if (p.quantized_inputs() && p.precision == Precision::exact) {
@@ -45,11 +74,7 @@ void check_problem(const Problem& p) {
     unsupported("gradients in f32 have no GPU kernel; make dq, dk and dv {}, or copy the tensors to the CPU",
                 name_of(p.q.dtype));
   }
-  for (const auto& [name, head_dim] : {std::pair{"head_dim", p.head_dim_qk}, {"head_dim_v", p.head_dim_v}}) {
-    if (head_dim <= max_gpu_head_dim) continue;
-    unsupported("{} {} is above {}, the GPU kernels' most; copy the tensors to the CPU, which takes up to {}",
-                name, head_dim, max_gpu_head_dim, max_head_dim);
-  }
+  if (has_wide_heads(p)) check_wide_heads(p);
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
       unsupported("an extent of {} is above the GPU kernels' {}; split the call", extent, INT_MAX);

@@ -89,6 +89,10 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
     steps.workspace.take_counters(sizeof(unsigned int));
   steps.maps = gpu::forward_maps(steps.problem, config.tiling);
   for (const Loaded which : gpu::forward_loaded_tensors) {
+    if (which == Loaded::v && config.v_in_k) {  // never loaded, but every map has to describe something
+      steps.maps[index_of(which)] = steps.maps[index_of(Loaded::k)];
+      continue;
+    }
     make_loadable(steps, which,
                   [&](const Problem& p) { return gpu::forward_tensor_map(p, config.tiling, which); });
   }

@@ -20,6 +20,7 @@ bool has_lengths(const Problem& p) {
 void fold_heads_into_rows(Problem& p) {
   const bool alone = p.rows_q == 1 && !p.packed_q && !p.seqused_q.given() && !needs_left_mask(p);
   if (!alone || p.group() == 1 || p.sink != nullptr) return;
+  if (has_wide_heads(p) && p.group() > 64) return;
   p.rows_q = p.group();
   p.heads_q = p.heads_kv;
   for (Operand* o : {&p.q, &p.out, &p.lse}) {
@@ -27,6 +28,16 @@ void fold_heads_into_rows(Problem& p) {
     o->head_stride *= p.rows_q;
   }
   p.window_right = -1;  // the one query sees every key
+}
+
+bool has_wide_heads(const Problem& p) {
+  return p.head_dim_qk > max_gpu_head_dim || p.head_dim_v > max_gpu_head_dim;
+}
+
+bool has_values_in_keys(const Problem& p) {
+  return p.v.data == p.k.data && p.v.dtype == p.k.dtype && p.head_dim_v <= p.head_dim_qk &&
+         p.v.row_stride == p.k.row_stride && p.v.head_stride == p.k.head_stride &&
+         p.v.batch_stride == p.k.batch_stride;
 }
 
 std::int64_t queries_of(const Problem& p) {

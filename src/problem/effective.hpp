@@ -13,8 +13,13 @@ bool has_lengths(const Problem& problem);
 
 /// Makes query heads rows, where there is one query a sequence and no mask or sink tells heads from rows: a
 /// step of generation then reads the keys that heads share once, not once a head. Leaves other problems as
-/// they are.
+/// they are, and wide heads that would be more rows than a tile has.
 void fold_heads_into_rows(Problem& problem);
+
+/// Heads wider than the products of one warpgroup: the kernel `forward_wide` takes them.
+bool has_wide_heads(const Problem& problem);
+/// V is the first columns of K, in memory.
+bool has_values_in_keys(const Problem& problem);
 
 /// Queries of a sequence: the mean, rounded up, where they are packed.
 std::int64_t queries_of(const Problem& problem);

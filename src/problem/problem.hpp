@@ -85,6 +85,9 @@ enum class Pass { forward, backward };
 /// The largest head dimension of any backend. GPU kernels, and products in 8 bits, take less.
 constexpr std::int64_t max_head_dim = 1024;
 constexpr std::int64_t max_gpu_head_dim = 256;
+/// Those of the forward kernel for wide heads.
+constexpr std::int64_t max_gpu_wide_head_dim_qk = 576;
+constexpr std::int64_t max_gpu_wide_head_dim_v = 512;
 constexpr std::int64_t max_eight_bit_head_dim = 256;
 
 struct Problem {

@@ -24,7 +24,7 @@ class DeviceBoxes {
   template <typename Tensor>
   void move(Tensor& tensor, const Box& box) {
     if (!box.given()) return;
-    auto& buffer = buffers_[&box];
+    auto& buffer = buffers_[&box.bytes()];  // values may be columns of the keys
     if (buffer == nullptr) {
       buffer = std::make_unique<DeviceBuffer>(0, box.bytes().size());
       buffer->copy_from_host(box.bytes().data(), box.bytes().size(), stream_);
@@ -35,15 +35,15 @@ class DeviceBoxes {
   }
 
   void copy_back() const {
-    for (const auto& [box, buffer] : buffers_) {
-      buffer->copy_to_host(box->bytes().data(), box->bytes().size(), stream_);
+    for (const auto& [bytes, buffer] : buffers_) {
+      buffer->copy_to_host(bytes->data(), bytes->size(), stream_);
     }
     synchronize(0, stream_);
   }
 
  private:
   abi::Stream stream_;
-  std::map<const Box*, std::unique_ptr<DeviceBuffer>> buffers_;
+  std::map<const harness::GuardedBytes*, std::unique_ptr<DeviceBuffer>> buffers_;
 };
 
 void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
@@ -82,6 +82,10 @@ void run(const Call& call, Args args, const Move& move, const Pass& pass) {
   boxes.copy_back();
 }
 
+bool has_wide_heads(const harness::Case& spec) {
+  return std::max(spec.head_dim_qk, spec.head_dim_v) > max_gpu_head_dim;
+}
+
 /// Whether a case has a plan, which those have not that are refused by name.
 bool is_planned(const harness::Case& spec) {
   const Stream stream(0);
@@ -110,7 +114,12 @@ std::string why_no_gpu() {
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
-  if (std::max(spec.head_dim_qk, spec.head_dim_v) > max_gpu_head_dim) return "heads are too wide";
+  if (has_wide_heads(spec)) {
+    if (spec.head_dim_qk > max_gpu_wide_head_dim_qk || spec.head_dim_v > max_gpu_wide_head_dim_v)
+      return "heads are too wide";
+    if (spec.key_dtype || spec.options.split_size > 0)
+      return "wide heads are of 16 bits, without a split size";
+  }
   if (spec.of_cache() && spec.key_dtype && !is_planned(spec))
     return "TMA cannot read 8-bit keys of the cache";
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
@@ -130,6 +139,8 @@ void GpuRunner::forward(Call& call) {
 }
 
 void GpuRunner::backward(Call& call) {
+  // No GPU kernel has them: gradients are the CPU's, from the GPU's outputs.
+  if (has_wide_heads(call.spec)) return tandem::backward(call.backward_args(), Execution{});
   run(
       call, call.backward_args(),
       [&](DeviceBoxes& boxes, BackwardArgs& args) {

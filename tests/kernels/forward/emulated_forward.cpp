@@ -102,6 +102,8 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
       layout->base_offset = layout->base_offset / 16 * 16;
     }
   }
+  c.v_in_k = config.v_in_k;
+  if (c.v_in_k) c.head_dim_v = std::min(c.head_dim_v, c.head_dim_qk);
   c.out = harness::random_layout(random, rank_q, false);
   c.dout = c.dq = c.dk = c.dv = {};
   return c;
@@ -139,6 +141,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                 : scale > 0.0F && !config.converts() ? ScoreTransform::raw
                                                                      : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
+  if (config.v_in_k && !c.v_in_k) return "v is not in k";
   const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
                                          : KeySource::rows;
@@ -165,6 +168,7 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
   for (const gpu::Loaded which : gpu::forward_loaded_tensors) {
+    if (which == gpu::Loaded::v && kernel_.config.v_in_k) continue;
     if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling, which))) continue;
     auto& target = packed[gpu::index_of(which)];
     const gpu::LoadedTensor tensor = gpu::loaded_tensor(p, which);
@@ -188,9 +192,11 @@ void EmulatorRunner::forward(Call& call) {
     merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
-  const MixedForwardParams mixed = gpu::make_mixed_params(
-      p, tiling, gpu::forward_maps(p, tiling), &emulator::encode, sms,
-      tiles > blocks ? tile_counter.data() : nullptr, {part_out.data(), part_lse.data(), work});
+  gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
+  if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
+  const MixedForwardParams mixed = gpu::make_mixed_params(p, tiling, maps, &emulator::encode, sms,
+                                                          tiles > blocks ? tile_counter.data() : nullptr,
+                                                          {part_out.data(), part_lse.data(), work});
   const ForwardParams& params = mixed;
   const emulator::Grid grid{.blocks = static_cast<unsigned>(work.ctas),
                             .threads = static_cast<unsigned>(kernel_.config.threads()),

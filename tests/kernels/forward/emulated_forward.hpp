@@ -37,6 +37,9 @@ std::span<const EmulatedForward> mixed_forwards();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 
+/// Those of the kernel `forward_wide`.
+std::span<const EmulatedForward> wide_heads_forwards();
+
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config);

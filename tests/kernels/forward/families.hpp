@@ -5,6 +5,7 @@
 #include "kernels/common/combine.cuh"
 #include "kernels/sm90/decode.cuh"
 #include "kernels/sm90/forward.cuh"
+#include "kernels/sm90/forward_wide.cuh"
 
 namespace tandem::kernel_tests {
 
@@ -18,6 +19,8 @@ template <ForwardConfig config>
 constexpr EmulatedForward emulated() {
   if constexpr (config.converts()) {
     return {config, nullptr, &tandem::forward<config>, combine_of<config>()};
+  } else if constexpr (config.wide) {
+    return {config, &tandem::forward_wide<config>, nullptr, combine_of<config>()};
   } else if constexpr (config.by_warps()) {
     return {config, &tandem::decode<config>, nullptr, combine_of<config>()};
   } else {

@@ -1,0 +1,82 @@
+// The forward kernel's Config in words.
+#include <fmt/format.h>
+
+#include "gpu/device.hpp"
+#include "kernels/config/fields.hpp"
+#include "plan/forward_plan.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr const char* few_queries =
+    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
+constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
+constexpr const char* moves_maxima = "every block moves its rows' maxima";
+constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
+constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
+constexpr const char* fixed_parts =
+    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
+    "order";
+constexpr const char* fixed_tiles =
+    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
+
+constexpr const char* converted_tiles =
+    "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
+
+constexpr const char* halves =
+    "two warpgroups share a tile of 64 rows: each scores half of the keys, and has half of the columns of v";
+constexpr const char* one_tile =
+    "two warpgroups share a tile of 64 rows, and v is the first columns of k: one copy serves both products";
+
+/// What the rows of a tile are, in words.
+std::string rows_of(const Problem& p, const Tiling& tiling) {
+  if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
+  const HeadRows rows = best_head_rows(p, tiling.unit());
+  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / tiling.unit() * rows.queries,
+                     rows.heads);
+}
+
+}  // namespace
+
+std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
+  const char* const why =
+      c.wide                   ? (c.v_in_k ? one_tile : halves)
+      : c.by_warps()           ? (c.schedule.split ? few_queries : decoding)
+      : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
+      : c.schedule.split       ? few_queries
+      : c.tiling.heads_as_rows ? few_rows
+      : c.converts()           ? converted_tiles
+                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+                                    forward_tile_keys(problem, c), c.mask.varlen)
+                           .why;
+  const char* const maxima = c.schedule.invariant || c.by_warps() || c.wide ? moves_maxima : keeps_maxima;
+  std::vector<std::string> lines = {
+      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
+      fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",
+                  c.by_warps() ? "decode"
+                  : c.wide     ? "forward_wide"
+                               : "forward",
+                  name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+                  c.tiling.head_dim_v),
+      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
+                  c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
+      fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static", maxima,
+                  c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),
+      fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
+                  forward_register_limit(c)),
+  };
+  if (c.converts()) {
+    lines.push_back(fmt::format(
+        "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
+        "are factors of the scores and of out",
+        name_of(c.key_type), name_of(c.tiling.element)));
+  }
+  if (c.keys == KeySource::padded_pages) {
+    lines.emplace_back(
+        "keys are loaded a row of a page at a time, behind leftpad_k: pages that begin with a key "
+        "are loaded in larger boxes");
+  }
+  return lines;
+}
+
+}  // namespace tandem

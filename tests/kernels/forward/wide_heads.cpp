@@ -1,0 +1,58 @@
+// The kernel `forward_wide`: V beside K and in it, of rows, entries and pages, of whole tiles and of shared
+// keys. Narrow heads run the same code in less time; two Configs have the widths that models have.
+#include "forward/families.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+constexpr ForwardConfig halves(Element element, int head_dim_qk, int head_dim_v, KeySource keys, bool split,
+                               ScoreTransform transform = ScoreTransform::raw) {
+  return {.tiling = {.element = element,
+                     .head_dim_qk = head_dim_qk,
+                     .head_dim_v = head_dim_v,
+                     .block_m = 64,
+                     .block_n = 64,
+                     .heads_as_rows = split},
+          .stages = 1,
+          .mask = {.causal = true, .local = true, .varlen = true},
+          .keys = keys,
+          .transform = transform,
+          .schedule = {.pingpong = false, .split = split},
+          .wide = true};
+}
+
+constexpr ForwardConfig in_k(ForwardConfig c, int stages = 2) {
+  c.stages = stages;
+  c.v_in_k = true;
+  return c;
+}
+
+/// Of calls without lengths, whose tiles come from a counter.
+constexpr ForwardConfig dense(ForwardConfig c, bool causal) {
+  c.mask = {.causal = causal};
+  c.schedule.dynamic = causal;
+  return c;
+}
+
+}  // namespace
+
+std::span<const EmulatedForward> wide_heads_forwards() {
+  static constexpr auto kernels =
+      emulate<halves(Element::bf16, 128, 128, KeySource::rows, false),
+              halves(Element::f16, 64, 256, KeySource::rows, true),
+              halves(Element::bf16, 192, 128, KeySource::pages, true),
+              halves(Element::bf16, 128, 128, KeySource::entries, false, ScoreTransform::softcap),
+              dense(halves(Element::f16, 128, 128, KeySource::rows, false), true),
+              dense(halves(Element::bf16, 128, 128, KeySource::rows, false), false),
+              in_k(halves(Element::bf16, 192, 128, KeySource::rows, true)),
+              in_k(halves(Element::bf16, 192, 128, KeySource::pages, true)),
+              in_k(halves(Element::f16, 192, 128, KeySource::pages, true), 3),
+              in_k(halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled)),
+              in_k(halves(Element::bf16, 128, 128, KeySource::entries, false)),
+              dense(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false)), true),
+              halves(Element::bf16, 512, 512, KeySource::rows, false),
+              in_k(halves(Element::bf16, 576, 512, KeySource::pages, true))>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests

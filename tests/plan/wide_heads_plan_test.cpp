@@ -1,0 +1,113 @@
+// Heads of more than 256 dimensions: which Config they take, and where V is no tensor of its own.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "plan/forward_plan.hpp"
+#include "problem/effective.hpp"
+
+namespace tandem {
+namespace {
+
+/// A step of latent attention, of `heads` query heads over one.
+Problem latent(std::int64_t heads, std::int64_t queries, bool v_in_k) {
+  static float memory[2];
+  Problem p;
+  p.batch = 2;
+  p.heads_q = heads;
+  p.heads_kv = 1;
+  p.head_dim_qk = 576;
+  p.head_dim_v = 512;
+  p.rows_q = queries;
+  p.rows_k = 4096;
+  p.q.dtype = p.k.dtype = p.v.dtype = DType::bf16;
+  p.k.data = memory;
+  p.v.data = v_in_k ? memory : memory + 1;
+  for (Operand* o : {&p.k, &p.v}) {
+    o->row_stride = o->head_stride = 576;
+    o->batch_stride = 576 * p.rows_k;
+  }
+  return p;
+}
+
+TEST(WideHeadsPlan, EveryHeadDimensionGetsALegalConfigThatHoldsIt) {
+  for (std::int64_t qk = 8; qk <= max_gpu_wide_head_dim_qk; qk += 8) {
+    for (std::int64_t v = 8; v <= max_gpu_wide_head_dim_v; v += 8) {
+      if (std::max(qk, v) <= max_gpu_head_dim) continue;
+      for (const bool v_in_k : {false, true}) {
+        Problem p = latent(8, 100, v_in_k);
+        p.head_dim_qk = qk;
+        p.head_dim_v = v;
+        const ForwardConfig c = choose_forward_config(p);
+        ASSERT_EQ(forward_objection(c), "") << qk << " " << v;
+        ASSERT_TRUE(c.wide);
+        ASSERT_EQ(c.v_in_k, v_in_k && v <= qk);
+        ASSERT_GE(c.tiling.head_dim_qk, qk);
+        ASSERT_GE(c.tiling.head_dim_v, v);
+      }
+    }
+  }
+}
+
+TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
+  const ForwardConfig c = choose_forward_config(latent(128, 1, true));
+  EXPECT_TRUE(c.tiling.heads_as_rows);
+  EXPECT_TRUE(c.schedule.split);
+  EXPECT_EQ(c.stages, 2);
+  EXPECT_EQ(best_head_rows(latent(128, 1, true)).heads, 64) << "two tiles";
+  Problem p = latent(128, 1, true);
+  fold_heads_into_rows(p);
+  EXPECT_EQ(p.rows_q, 1) << "they would be more rows than a tile has";
+  p = latent(16, 1, true);
+  fold_heads_into_rows(p);
+  EXPECT_EQ(p.rows_q, 16);
+}
+
+TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
+  const std::vector<ForwardConfig> configs = shipped_forward_configs();
+  for (const bool pages : {false, true}) {
+    for (const std::int64_t queries : {1, 2}) {
+      Problem p = latent(128, queries, true);
+      if (pages) {
+        p.pages.table = &p;
+        p.pages.page_size = 64;
+      }
+      p.seqused_k.data = &p;
+      const ForwardConfig c = choose_forward_config(p);
+      EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end()) << pages << " " << queries;
+    }
+  }
+}
+
+TEST(WideHeadsPlan, ValuesAreInKeysIfAddressAndStridesAre) {
+  EXPECT_TRUE(has_values_in_keys(latent(4, 1, true)));
+  EXPECT_FALSE(has_values_in_keys(latent(4, 1, false)));
+  Problem p = latent(4, 1, true);
+  p.v.row_stride = 512;
+  EXPECT_FALSE(has_values_in_keys(p));
+  p = latent(4, 1, true);
+  p.head_dim_v = 640;
+  EXPECT_FALSE(has_values_in_keys(p));
+}
+
+TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
+  const auto objection = [](auto change) {
+    ForwardConfig c = choose_forward_config(latent(128, 1, true));
+    change(c);
+    return forward_objection(c);
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_EQ(objection([](ForwardConfig&) {}), "");
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.wide = false; }), "forward_wide"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.stages = 1; }), "two stages"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.invariant = true; }), "split size"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "shared memory"));
+}
+
+}  // namespace
+}  // namespace tandem
