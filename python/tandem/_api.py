@@ -114,7 +114,8 @@ def attention(
 
     Args:
       q: queries, ``(batch, seqlen_q, heads_q, head_dim_qk)``; with ``cu_seqlens_q`` ``(total_q, heads_q,
-        head_dim_qk)``. head_dim_qk is a multiple of 8 up to 256, on the CPU up to 1024 (others: see ``pad``).
+        head_dim_qk)``. head_dim_qk is a multiple of 8 (others: see ``pad``), up to 1024 on the CPU and 256 on
+        a GPU; without gradients up to 576 there, and head_dim_v up to 512.
       k: keys, ``(batch, seqlen_k, heads_kv, head_dim_qk)``; with ``cu_seqlens_k`` ``(total_k, heads_kv,
         head_dim_qk)``. heads_kv divides heads_q: query head h reads key head ``h // (heads_q // heads_kv)``
         (GQA, MQA).

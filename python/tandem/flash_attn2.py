@@ -52,7 +52,8 @@ def flash_attn_func(
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, float16 or bfloat16; float32 on the CPU. Head dimensions
-        are any up to 256, on the CPU up to 1024.
+        are any up to 256, on the CPU up to 1024; on a GPU without gradients up to 576 of q and k, and 512
+        of v.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       dropout_p: an error unless 0.
       softmax_scale: default ``head_dim_qk ** -0.5``.

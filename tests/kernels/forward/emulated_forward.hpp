@@ -39,6 +39,8 @@ std::span<const EmulatedForward> decode_forwards();
 
 /// Those of the kernel `forward_wide`.
 std::span<const EmulatedForward> wide_heads_forwards();
+/// The same up to the widest heads, with every mask and any lengths, for the contract.
+std::span<const EmulatedForward> widest_heads_forwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
@@ -54,6 +56,7 @@ class EmulatorRunner : public harness::Runner {
   explicit EmulatorRunner(const EmulatedForward& kernel) : kernel_(kernel) {}
   [[nodiscard]] std::string name() const override { return "emulator " + describe(kernel_.config); }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override;
+  [[nodiscard]] bool splits() const { return kernel_.config.schedule.split; }
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 

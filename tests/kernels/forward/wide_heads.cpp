@@ -55,4 +55,20 @@ std::span<const EmulatedForward> wide_heads_forwards() {
   return kernels;
 }
 
+std::span<const EmulatedForward> widest_heads_forwards() {
+  constexpr auto widest = [](Element element, KeySource keys, bool split,
+                             ScoreTransform transform = ScoreTransform::raw) {
+    return halves(element, 576, 512, keys, split, transform);
+  };
+  static constexpr auto kernels = emulate<
+      in_k(widest(Element::bf16, KeySource::rows, true)), in_k(widest(Element::f16, KeySource::pages, true)),
+      widest(Element::bf16, KeySource::rows, true), widest(Element::bf16, KeySource::pages, true),
+      widest(Element::bf16, KeySource::entries, true), widest(Element::bf16, KeySource::padded_pages, true),
+      widest(Element::bf16, KeySource::rows, true, ScoreTransform::softcap),
+      widest(Element::f16, KeySource::rows, false), widest(Element::f16, KeySource::pages, false),
+      widest(Element::f16, KeySource::entries, false),
+      widest(Element::f16, KeySource::rows, false, ScoreTransform::scaled)>();
+  return kernels;
+}
+
 }  // namespace tandem::kernel_tests
