@@ -122,7 +122,9 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .group = as_int(p.group()),
           .row_heads = as_int(rows.of_unit.heads),
           .row_queries = as_int(rows.of_unit.queries),
-          .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1};
+          .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1,
+          .split_few_ctas = static_cast<short>(parts.division.few_ctas),
+          .split_least = static_cast<short>(parts.division.least)};
 }
 
 MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
@@ -163,13 +165,27 @@ std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
   return merged ? std::min<std::int64_t>(most, combine_parts) : most;
 }
 
-/// CTAs that share `blocks` key blocks. The parts that `combine` has to read one behind the other grow with
-/// them: a second CTA a multiprocessor is worth eight blocks each, and the first one two.
-std::int64_t sharing_ctas(std::int64_t blocks, const ForwardConfig& config, int multiprocessors) {
-  const std::int64_t most = most_ctas(config, multiprocessors);
-  if (!config.by_warps() || blocks >= 8 * most) return std::min(blocks, most);
-  return std::min<std::int64_t>((blocks + 1) / 2, multiprocessors);
-}
+/// How CTAs share a line of key blocks. The kernel `decode` has two an SM, of which the second is worth eight
+/// blocks each, and the first one two: `combine` has to read what they leave. A partial result of wide heads
+/// is as large as two blocks of keys.
+struct Sharing {
+  std::int64_t most;   ///< CTAs
+  std::int64_t few;    ///< for a short line
+  std::int64_t least;  ///< blocks of a share
+
+  Sharing(const ForwardConfig& config, int multiprocessors)
+      : most(most_ctas(config, multiprocessors)),
+        few(config.by_warps() ? multiprocessors : most),
+        least(config.by_warps() ? 2
+              : config.wide     ? 4
+                                : 1) {}
+
+  /// Those of a line of `blocks` at most.
+  [[nodiscard]] int ctas(std::int64_t blocks) const {
+    if (blocks >= 8 * most) return as_int(most);
+    return as_int(std::min({most, few, blocks_of(blocks, least)}));
+  }
+};
 
 }  // namespace
 
@@ -189,18 +205,21 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     }
     const std::int64_t items = split_items(p, tiling, split_size);
     const TileRows rows(p, tiling);
-    d.ctas = ctas_of(items);
+    d.ctas = d.few_ctas = ctas_of(items);
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
     if (most_splits(p, tiling, split_size) > 1) d.combine_ctas = tiles * (d.part_rows / combine_rows);
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
-    d.ctas = static_cast<int>(tiles >= most ? most : sharing_ctas(tiles * blocks, config, multiprocessors));
+    const Sharing sharing(config, multiprocessors);
+    d.ctas = tiles >= most ? as_int(most) : sharing.ctas(tiles * blocks);
+    d.few_ctas = as_int(sharing.few);
+    d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_lses = partial_lses(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
-    if (d.ctas > 1) d.combine_ctas = tiles * std::min(d.part_rows, combine_ctas);
+    if (d.ctas > 1) d.combine_ctas = tiles * std::min(d.part_rows, combine_ctas(tiling));
   }
   return d;
 }

@@ -8,10 +8,11 @@
 namespace tandem {
 
 int forward_registers(const ForwardConfig& c) {
-  const int parts = c.wide ? wide_parts : 1;
-  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n / parts;
+  // Other warpgroups have the scores.
+  if (c.wide) return c.tiling.head_dim_v / wide_parts / 2 + forward_other_registers;
+  const int scores = c.by_warps() ? c.tiling.block_n / decode_warps : c.tiling.block_n;
   const int queries = c.by_warps() ? c.tiling.head_dim_qk / 4 : 0;
-  return c.tiling.head_dim_v / parts / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
+  return c.tiling.head_dim_v / 2 + scores / 2 + scores / 4 + queries + forward_other_registers;
 }
 
 int forward_register_limit(const ForwardConfig& c) {

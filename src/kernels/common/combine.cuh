@@ -54,7 +54,7 @@ struct CombineRow {
   static constexpr int lanes = threads / groups;  ///< of a group, each with four columns of every `span`
   static constexpr int span = 4 * lanes;
   static constexpr int vectors = (head_dim + span - 1) / span;
-  static constexpr u32 ahead = vectors == 1 ? 12 : 10 / vectors;
+  static constexpr u32 ahead = vectors == 1 ? 12 : vectors <= 2 ? 5 : 4;
   static constexpr int shares = combine_parts / threads;  ///< of weights, that a thread finds
   static constexpr int columns = (head_dim + threads - 1) / threads;
   using Parts = ptx::Float4[ahead][vectors];
@@ -237,16 +237,6 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p, u32 number, int row) {
   if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
 }
 
-/// The CTA in whose share block `at` of a line of `total` blocks lies.
-TANDEM_DEVICE u32 owner_of(u32 at, u32 total, u32 ctas) {
-  u32 cta =
-      min(static_cast<u32>(static_cast<float>(at) / static_cast<float>(total) * static_cast<float>(ctas)),
-          ctas - 1);
-  while (cta > 0 && tile::share_begin(total, cta, ctas) > at) --cta;
-  while (cta + 1 < ctas && tile::share_begin(total, cta + 1, ctas) <= at) ++cta;
-  return cta;
-}
-
 /// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
 template <ForwardConfig C>
 TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
@@ -258,9 +248,9 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   u32 start = 0;
   u32 cost = 0;
   if (!line.locate_tile(number, t, start, cost)) return;
-  const u32 ctas = min(static_cast<u32>(p.split_ctas), total);
-  const u32 cta = owner_of(start, total, ctas);
-  const u32 end = owner_of(start + cost - 1, total, ctas) + 1;
+  const u32 share = tile::share_of(p, total);
+  const u32 cta = start / share;
+  const u32 end = (start + cost - 1) / share + 1;
   if (end == cta + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
   for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
@@ -276,9 +266,11 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
 /// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
 /// end they need, with the search for their tile behind them.
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, 6) combine(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
+    combine(const __grid_constant__ ForwardParams p) {
   const u32 rows = static_cast<u32>(p.part_rows);
-  const u32 groups = C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas));
+  const u32 groups =
+      C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas(C.tiling)));
   const u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
   if constexpr (C.schedule.invariant) {

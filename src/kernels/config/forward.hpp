@@ -40,7 +40,7 @@ constexpr int decode_columns = 16;
 constexpr int decode_row_floats = 24;
 constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_floats + 2) * 4;
 
-/// The consumer warpgroups of the kernel `forward_wide`, which share a tile's keys and columns of O.
+/// The warpgroups of the kernel `forward_wide` that share the columns of O, beside one that scores.
 constexpr int wide_parts = 2;
 
 /// Everything that specialises the forward kernel, with tiles of 16 rows the kernel `decode`, or the kernel
@@ -67,16 +67,17 @@ struct ForwardConfig {
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
-  /// Warps that read each tile of Q.
-  [[nodiscard]] constexpr int warps_a_unit() const { return wide ? 4 * wide_parts : 4; }
+  /// Warps that read each tile of K, and of V.
+  [[nodiscard]] constexpr int warps_of_k() const { return 4 * (v_in_k ? 1 + wide_parts : consumers()); }
+  [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
   [[nodiscard]] constexpr int threads() const {
     if (by_warps()) return 32 * (decode_warps + 1);
-    if (wide) return 128 * (wide_parts + 1);
+    if (wide) return 128 * (wide_parts + 2);
     return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (converts()) return split_registers_with_converter(consumers());
-    if (wide) return {.producer = 56, .consumer = 224};
+    if (wide) return {.producer = 40, .consumer = 176, .scorer = 120};
     if (schedule.specialised && !by_warps()) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};
@@ -94,7 +95,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + 40 + 1023) / 1024 * 1024;
   if (c.wide)
-    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + wide_parts * 64 * 8 + 1023) / 1024 * 1024;
+    return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 240 + 1023) / 1024 * 1024;
   return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
 }
 
@@ -105,9 +106,17 @@ constexpr int ctas_per_sm(const ForwardConfig& c) {
 }
 
 /// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
-/// Without one all of its threads merge a row, and a tile has so many CTAs at most.
+/// Without one all of its threads merge a row, and a tile has so many CTAs at most: a wide row is long to
+/// read.
 constexpr int combine_rows = 4;
-constexpr int combine_ctas = 16;
+constexpr int combine_ctas(const Tiling& t) {
+  return t.head_dim_v > 256 ? 64 : 16;
+}
+
+/// So many of its CTAs an SM holds, which leaves each so many registers: 80 fit beside `decode`.
+constexpr int combine_ctas_per_sm(const ForwardConfig& c) {
+  return c.tiling.head_dim_v > 256 ? 4 : 6;
+}
 
 /// Partial results that a tile has at most, and so CTAs that may share keys.
 constexpr int combine_parts = 512;
@@ -195,6 +204,9 @@ struct ForwardParams {
   int row_heads;
   int row_queries;
   int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
+  // How CTAs share the line of key blocks (tile/split.cuh).
+  short split_few_ctas;  ///< that share a short line: fewer than eight blocks for each of split_ctas
+  short split_least;     ///< blocks of a share, at least
 };
 
 /// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.

@@ -32,6 +32,7 @@ struct RegisterSplit {
   int producer;
   int consumer;
   int converter = 0;  ///< a third role, where there is one
+  int scorer = 0;     ///< the same
 };
 constexpr int registers_at_launch(int threads) {
   return 65536 / threads > 248 ? 248 : 65536 / threads / 8 * 8;

@@ -55,15 +55,14 @@ struct ForwardShared {
 
   /// One thread calls, before the others use any barrier.
   TANDEM_DEVICE void init() {
-    constexpr int warps = C.consumers() * C.warps_a_unit();
-    k_ring.init(warps, C.converts() ? converting_warps : 1);
-    v_ring.init(warps, C.converts() ? converting_warps : 1);
-    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(C.warps_a_unit());
+    k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+    v_ring.init(C.warps_of_v(), C.converts() ? converting_warps : 1);
+    for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
     if constexpr (C.converts()) {
       byte_rings.k.init(converting_warps);
       byte_rings.v.init(converting_warps);
     }
-    tiles.ring.init(warps + (C.converts() ? converting_warps : 0));
+    tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
     ptx::fence_mbarrier_init();
   }
 

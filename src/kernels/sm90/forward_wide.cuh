@@ -1,7 +1,7 @@
-// The forward kernel of heads wider than 256 columns, whose O no warpgroup has registers for: two consumer
-// warpgroups share a tile of 64 rows. Of each block each scores half of the keys, and computes half of the
-// columns of O. They tell each other their rows' maxima, so that both have one reference, and exchange P
-// through shared memory.
+// The forward kernel of heads wider than 256 columns, whose O no warpgroup has registers for. Three
+// warpgroups share a tile of 64 rows: one walks over the tiles, scores a block of keys after the other and
+// hands P, through shared memory, to two that have half of the columns of O each. Products of the next scores
+// run beside those of P V.
 //
 // Where V is the first columns of K (multi-head latent attention), one tile serves both products.
 // docs/kernels/wide-heads.md has the arithmetic.
@@ -21,146 +21,287 @@ namespace tandem {
 
 // ---- Shared storage ----
 
+/// What the warpgroup that scores tells the others of a tile.
+struct WideTile {
+  static constexpr int fields = 11;
+  int field[fields];
+
+  TANDEM_DEVICE void store(const tile::QueryTile& t, bool exists) {
+    const tile::TileIndex& i = t.index;
+    const int each[fields] = {i.m,     i.head, i.batch,        i.begin_q,    i.seqlen_q,    i.seqlen_k,
+                              i.end_q, t.part, t.blocks.first, t.blocks.end, exists ? 1 : 0};
+#pragma unroll
+    for (int f = 0; f < fields; ++f) ptx::store_shared(&field[f], each[f]);
+  }
+  /// False if there is none.
+  TANDEM_DEVICE bool load(tile::QueryTile& t) const {
+    int each[fields];
+#pragma unroll
+    for (int f = 0; f < fields; ++f) each[f] = ptx::load_shared(&field[f]);
+    tile::TileIndex& i = t.index;
+    i.m = each[0];
+    i.head = each[1];
+    i.batch = each[2];
+    i.begin_q = each[3];
+    i.seqlen_q = each[4];
+    i.seqlen_k = each[5];
+    i.end_q = each[6];
+    t.part = each[7];
+    t.blocks.first = each[8];
+    t.blocks.end = each[9];
+    return each[10] != 0;
+  }
+};
+
 template <ForwardConfig C>
 struct WideShared {
   using ScoreTile = tile::SharedTile<64, C.tiling.block_n>;
 
   ForwardShared<C> in;
   struct alignas(1024) Exchange {
-    ScoreTile probabilities;
-    float references[wide_parts][64];  ///< of a block's scores, by the warpgroup that has them
-    float sums[wide_parts][64];        ///< of a tile's exponentials
+    ScoreTile probabilities;  ///< of a block
+    float rescale[64];        ///< what O is multiplied by before the block is added
+    float references[64];     ///< of a tile's rows, at its end, and the sums of their exponentials
+    float sums[64];
+    WideTile tiles[2];  ///< the one that is computed, and the next
+    tile::Ring<1> block_ring;
+    tile::Ring<1> sum_ring;
+    tile::Ring<2> tile_ring;
   } exchange;
+
+  /// One thread calls, before the others use any barrier.
+  TANDEM_DEVICE void init() {
+    exchange.block_ring.init(4 * wide_parts, 4);
+    exchange.sum_ring.init(4 * wide_parts, 4);
+    exchange.tile_ring.init(4 * wide_parts, 4);
+    in.init();
+  }
 };
 
-// ---- Consumer ----
+// ---- Scores ----
 
+/// The warpgroup that scores.
 template <ForwardConfig C>
-struct WideConsumer {
+struct WideScorer {
   using Shared = WideShared<C>;
-  static constexpr int keys = C.tiling.block_n / wide_parts;  ///< of a block, that this warpgroup scores
-  static constexpr int scores = keys / 2;
-  static constexpr int columns = C.tiling.head_dim_v / wide_parts;  ///< of O
-  static constexpr int outputs = columns / 2;
-  static constexpr int threads = wide_parts * warpgroup_size;
+  static constexpr int scores = C.tiling.block_n / 2;
 
   const ForwardParams& p;
   Shared& shared;
-  const int part;    ///< warpgroup
   const int thread;  ///< in the warpgroup
   const tile::FragmentPosition position;
   const float scale_log2;
-  typename tile::Ring<C.stages>::Position k_at, v_at;
+  typename tile::Ring<C.stages>::Position k_at;
   typename tile::Ring<C.q_stages>::Position q_at;
-  tile::Output<C.tiling, false, columns> output;
+  typename tile::Ring<1>::Position block_at, sum_at;
+  typename tile::Ring<2>::Position tile_at;
   ForwardTiles<C> tiles;
 
-  TANDEM_DEVICE WideConsumer(const ForwardParams& params, Shared& s, int part_, int thread_)
+  TANDEM_DEVICE WideScorer(const ForwardParams& params, Shared& s, int thread_)
+      : p(params),
+        shared(s),
+        thread(thread_),
+        position(thread_),
+        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        tiles(params, s.in.tiles) {}
+
+  TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
+  TANDEM_DEVICE void run() {
+    tile::QueryTile t;
+    bool more = true;
+    while (more) {
+      more = tiles.template next<false>(t, warp_leader());
+      hand_over(shared.exchange.tile_ring, tile_at, [&] {
+        if (thread == 0) shared.exchange.tiles[tile_at.stage].store(t, more);
+      });
+      if (more && t.blocks.first < t.blocks.end) compute(t);
+    }
+  }
+
+  TANDEM_DEVICE void compute(const tile::QueryTile& t) {
+    const int first = tile::first_query<C.tiling>(p, t.index.m, 0);
+    const tile::BlockRange inner =
+        tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
+    tile::OnlineSoftmax softmax;
+    shared.in.q_ring[0].wait(q_at);
+    for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
+      step(t, block, block >= inner.inner_end || block < inner.inner_first, softmax);
+    }
+    if (warp_leader()) shared.in.q_ring[0].release(q_at);
+    q_at.advance();
+    hand_over(shared.exchange.sum_ring, sum_at, [&] {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sum = tile::sum_of_quad(softmax.sum[h]);
+        if (thread % 4 != 0) continue;
+        ptx::store_shared(&shared.exchange.references[position.row(h)], softmax.reference[h]);
+        ptx::store_shared(&shared.exchange.sums[position.row(h)], sum);
+      }
+    });
+  }
+
+  /// Scores of one block, and their exponentials.
+  TANDEM_DEVICE void step(const tile::QueryTile& t, int block, bool masked, tile::OnlineSoftmax& softmax) {
+    float s[scores];
+    shared.in.k_ring.wait(k_at);
+    issue(s);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(s);
+    if (warp_leader()) shared.in.k_ring.release(k_at);
+    k_at.advance();
+    tile::transform_scores<C.transform>(s, p.scale, p.softcap);
+    if (masked) {
+      tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, position));
+    }
+    float rescale[2];
+    float total[2];
+    softmax.update(s, rescale, scale_log2);
+    softmax.exponentials(s, total, scale_log2, [](int) {});
+    softmax.add(total, rescale);
+    u32 packed[scores / 2];
+    tile::convert<C.tiling.element>(packed, s);
+    hand_over(shared.exchange.block_ring, block_at, [&] {
+      store(packed);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (thread % 4 == 0) ptx::store_shared(&shared.exchange.rescale[position.row(h)], rescale[h]);
+      }
+    });
+  }
+
+  /// Issues S = Q K^T.
+  TANDEM_DEVICE void issue(float (&s)[scores]) {
+    using QTile = typename ForwardShared<C>::QTile;
+    using KTile = typename ForwardShared<C>::KTile;
+    const ptx::MatrixDescriptor q = shared.in.q[0][q_at.stage].k_major();
+    const ptx::MatrixDescriptor k = shared.in.k[k_at.stage].k_major();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.tiling.head_dim_qk / 16; ++step) {
+      ptx::wgmma_shared<C.tiling.block_n, C.tiling.element, false>(
+          s, q + QTile::k_major_offset(step), k + KTile::k_major_offset(step), step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  TANDEM_DEVICE void store(const u32 (&packed)[scores / 2]) {
+    const int lane = thread % warp_size;
+    const int row = thread / warp_size * 16 + lane % 16;
+    const int col = lane / 16 * 8;
+#pragma unroll
+    for (int j = 0; j < C.tiling.block_n / 16; ++j) {
+      ptx::stmatrix_x4(shared.exchange.probabilities.address(row, col + 16 * j), packed[4 * j],
+                       packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
+    }
+  }
+
+  /// What `write` stores is fenced for the tensor cores, which read it by another way, before the warp says
+  /// that it is there.
+  template <typename Ring, typename Write>
+  TANDEM_DEVICE void hand_over(Ring& ring, typename Ring::Position& at, const Write& write) {
+    ring.wait_free(at);
+    write();
+    ptx::fence_async_shared();
+    ptx::sync_warp();
+    if (warp_leader()) ring.hand_over(at);
+    at.advance();
+  }
+};
+
+// ---- Output ----
+
+/// One of the warpgroups that have O, each some of its columns.
+template <ForwardConfig C>
+struct WideOutput {
+  using Shared = WideShared<C>;
+  /// What V is in: a tile of K, whose first columns it is, or one of its own.
+  using Values =
+      typename Select<C.v_in_k, typename ForwardShared<C>::KTile, typename ForwardShared<C>::VTile>::type;
+  static constexpr int columns = C.tiling.head_dim_v / wide_parts;
+  static constexpr int outputs = columns / 2;
+  /// Columns of one product. A CTA of four warpgroups begins with 128 registers a thread, for which ptxas
+  /// refuses wider ones.
+  static constexpr int width = columns % 128 == 0 ? 128 : 64;
+
+  const ForwardParams& p;
+  Shared& shared;
+  const int part;
+  const int thread;  ///< in the warpgroup
+  const tile::FragmentPosition position;
+  typename tile::Ring<C.stages>::Position v_at;
+  typename tile::Ring<1>::Position block_at, sum_at;
+  typename tile::Ring<2>::Position tile_at;
+  tile::Output<C.tiling, false, columns> output;
+
+  TANDEM_DEVICE WideOutput(const ForwardParams& params, Shared& s, int part_, int thread_)
       : p(params),
         shared(s),
         part(part_),
         thread(thread_),
         position(thread_),
-        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
-        output{{part_ * columns}, params, 0, thread_},
-        tiles(params, s.in.tiles) {}
+        output{{part_ * columns}, params, 0, thread_} {}
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
-  /// Both warpgroups meet.
-  TANDEM_DEVICE void meet() { ptx::named_barrier_sync(tile::barrier_consumers, threads); }
-
-  template <typename Ring, typename Position>
-  TANDEM_DEVICE void release(Ring& ring, Position& at) {
+  /// All lanes have read.
+  template <typename Ring>
+  TANDEM_DEVICE void release(Ring& ring, typename Ring::Position& at) {
+    ptx::sync_warp();
     if (warp_leader()) ring.release(at);
     at.advance();
   }
-  /// The tile that V is in, and its place in the ring.
-  TANDEM_DEVICE auto& values() {
+  TANDEM_DEVICE Values& values() {
     if constexpr (C.v_in_k) {
       return shared.in.k[v_at.stage];
     } else {
       return shared.in.v[v_at.stage];
     }
   }
-  /// P V of the last block has read V.
-  TANDEM_DEVICE void release_values() {
+  TANDEM_DEVICE auto& values_ring() {
     if constexpr (C.v_in_k) {
-      release(shared.in.k_ring, v_at);
+      return shared.in.k_ring;
     } else {
-      release(shared.in.v_ring, v_at);
+      return shared.in.v_ring;
     }
   }
 
-  /// S = Q K^T of this warpgroup's keys.
-  TANDEM_DEVICE void issue_scores(float (&s)[scores]) {
-    using QTile = typename ForwardShared<C>::QTile;
-    using KTile = typename ForwardShared<C>::KTile;
-    const ptx::MatrixDescriptor q = shared.in.q[0][q_at.stage].k_major();
-    const ptx::MatrixDescriptor k =
-        shared.in.k[k_at.stage].k_major() + static_cast<u32>(part * keys) * KTile::row_bytes;
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < C.tiling.head_dim_qk / 16; ++step) {
-      ptx::wgmma_shared<keys, C.tiling.element, false>(s, q + QTile::k_major_offset(step),
-                                                       k + KTile::k_major_offset(step), step != 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// O += P V of this warpgroup's columns.
-  TANDEM_DEVICE void issue_output(float (&o)[outputs]) {
-    auto& from = values();
-    const ptx::MatrixDescriptor probabilities = shared.exchange.probabilities.k_major();
-    const ptx::MatrixDescriptor v =
-        from.mn_major() + static_cast<u32>(part * columns / from.strip_cols) * from.strip_bytes;
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
-      ptx::wgmma_shared<columns, C.tiling.element, true>(
-          o, probabilities + Shared::ScoreTile::k_major_offset(step), v + from.mn_major_offset(step), true);
-    }
-    ptx::wgmma_commit();
-  }
-
-  /// What the rows' references become by a block's scores, which both warpgroups tell each other.
-  TANDEM_DEVICE void find_references(const float (&s)[scores], float (&references)[2]) {
-    tile::OnlineSoftmax own;
-    float unused[2];
-    own.update(s, unused, scale_log2);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (thread % 4 == 0)
-        ptx::store_shared(&shared.exchange.references[part][position.row(h)], own.reference[h]);
-    }
-    meet();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      references[h] = ptx::fmax(own.reference[h],
-                                ptx::load_shared(&shared.exchange.references[part ^ 1][position.row(h)]));
-    }
-  }
-
-  TANDEM_DEVICE void store_probabilities(const float (&s)[scores]) {
-    u32 packed[scores / 2];
-    tile::convert<C.tiling.element>(packed, s);
-    const int lane = thread % warp_size;
-    const int row = thread / warp_size * 16 + lane % 16;
-    const int col = part * keys + lane / 16 * 8;
-#pragma unroll
-    for (int j = 0; j < keys / 16; ++j) {
-      ptx::stmatrix_x4(shared.exchange.probabilities.address(row, col + 16 * j), packed[4 * j],
-                       packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]);
-    }
-  }
-
-  TANDEM_DEVICE void run() {
+  /// One tile; false if there is none. What the epilogue has to know of it stays in shared memory until then:
+  /// there are no registers for it beside O.
+  TANDEM_DEVICE bool compute() {
+    const WideTile& told = shared.exchange.tiles[tile_at.stage];
+    shared.exchange.tile_ring.wait(tile_at);
     tile::QueryTile t;
-    while (tiles.template next<false>(t, warp_leader())) {
-      if (t.blocks.first < t.blocks.end) {
-        compute(t);
-      } else if (part == 0) {
-        store_empty(t);
-      }
+    if (!told.load(t)) return false;
+    const bool empty = t.blocks.first >= t.blocks.end;
+    float o[outputs];
+#pragma unroll
+    for (float& x : o) x = 0.0F;
+    for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
+      step(t.index.seqlen_k - block * C.tiling.block_n, o);
+    }
+    told.load(t);
+    if (!empty) {
+      store(t, o);
+    } else if (part == 0) {
+      store_empty(t);
+    }
+    release(shared.exchange.tile_ring, tile_at);
+    return true;
+  }
+  TANDEM_DEVICE void store(const tile::QueryTile& t, float (&o)[outputs]) {
+    tile::OnlineSoftmax softmax;
+    shared.exchange.sum_ring.wait(sum_at);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      softmax.reference[h] = ptx::load_shared(&shared.exchange.references[position.row(h)]);
+      const float sum = ptx::load_shared(&shared.exchange.sums[position.row(h)]);
+      softmax.sum[h] = thread % 4 == 0 ? sum : 0.0F;  // a quad has it once
+    }
+    release(shared.exchange.sum_ring, sum_at);
+    if (C.schedule.split && t.part != tile::whole_tile) {
+      output.store_part(t.index, o, softmax, t.part);
+    } else {
+      output.store(t.index, o, softmax);
     }
   }
   TANDEM_DEVICE void store_empty(const tile::QueryTile& t) {
@@ -171,93 +312,55 @@ struct WideConsumer {
       whole.store_empty(t.index);
     }
   }
-  TANDEM_DEVICE void compute(const tile::QueryTile& t);
-  TANDEM_DEVICE void step(const tile::QueryTile& t, int block, bool masked, float (&o)[outputs],
-                          tile::OnlineSoftmax& softmax);
+
+  /// O = rescale O + P V of a block of which `valid` keys exist.
+  TANDEM_DEVICE void step(int valid, float (&o)[outputs]) {
+    shared.exchange.block_ring.wait(block_at);
+    values_ring().wait(v_at);
+    float rescale[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rescale[h] = ptx::load_shared(&shared.exchange.rescale[position.row(h)]);
+    // In most blocks no row's maximum moves. A NaN, too, is not 1.
+    if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
+    }
+    if (C.mask.varlen && valid < C.tiling.block_n) clear_tail(max(valid, 0));
+    issue(o);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(o);
+    release(shared.exchange.block_ring, block_at);
+    release(values_ring(), v_at);
+  }
+
+  /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN. Without varlen TMA has filled
+  /// them with zeros. Where V is in K, the scores of the block are known by now.
+  TANDEM_DEVICE void clear_tail(int valid) {
+    values().zero_rows(valid, C.tiling.block_n, part * columns, columns, thread, warpgroup_size);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(tile::barrier_consumers + part, warpgroup_size);
+  }
+
+  /// Issues O += P V.
+  TANDEM_DEVICE void issue(float (&o)[outputs]) {
+    const ptx::MatrixDescriptor probabilities = shared.exchange.probabilities.k_major();
+    const ptx::MatrixDescriptor v =
+        values().mn_major() + static_cast<u32>(part * columns / Values::strip_cols) * Values::strip_bytes;
+    constexpr u32 wide_bytes = width / Values::strip_cols * Values::strip_bytes;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < columns / width; ++i) {
+        ptx::wgmma_shared<width, C.tiling.element, true>(
+            reinterpret_cast<float(&)[width / 2]>(o[i * (width / 2)]),
+            probabilities + Shared::ScoreTile::k_major_offset(step),
+            v + (static_cast<u32>(i) * wide_bytes + Values::mn_major_offset(step)), true);
+      }
+    }
+    ptx::wgmma_commit();
+  }
 };
-
-template <ForwardConfig C>
-TANDEM_DEVICE void WideConsumer<C>::compute(const tile::QueryTile& t) {
-  const int first = tile::first_query<C.tiling>(p, t.index.m, 0);
-  const tile::BlockRange inner =
-      tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
-  float o[outputs];
-#pragma unroll
-  for (float& x : o) x = 0.0F;
-  tile::OnlineSoftmax softmax;
-  shared.in.q_ring[0].wait(q_at);
-  for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
-    step(t, block, block >= inner.inner_end || block < inner.inner_first, o, softmax);
-  }
-  release(shared.in.q_ring[0], q_at);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float sum = tile::sum_of_quad(softmax.sum[h]);
-    if (thread % 4 == 0) ptx::store_shared(&shared.exchange.sums[part][position.row(h)], sum);
-    softmax.sum[h] = sum;
-  }
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(o);
-  release_values();
-  meet();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float all = softmax.sum[h] + ptx::load_shared(&shared.exchange.sums[part ^ 1][position.row(h)]);
-    softmax.sum[h] = thread % 4 == 0 ? all : 0.0F;  // a quad has it once
-  }
-  if (C.schedule.split && t.part != tile::whole_tile) {
-    output.store_part(t.index, o, softmax, t.part);
-  } else {
-    output.store(t.index, o, softmax);
-  }
-}
-
-/// One block of keys. P V of the block before is under way when it begins, and that of this one when it ends.
-template <ForwardConfig C>
-TANDEM_DEVICE void WideConsumer<C>::step(const tile::QueryTile& t, int block, bool masked,
-                                         float (&o)[outputs], tile::OnlineSoftmax& softmax) {
-  const int key = block * C.tiling.block_n;
-  float s[scores];
-  shared.in.k_ring.wait(k_at);
-  issue_scores(s);
-  ptx::wgmma_wait<0>();
-  ptx::pin_registers(s);
-  ptx::pin_registers(o);
-  if (block < t.blocks.end - 1) release_values();
-  if constexpr (C.v_in_k) {
-    k_at.advance();
-  } else {
-    release(shared.in.k_ring, k_at);
-  }
-  tile::transform_scores<C.transform>(s, p.scale, p.softcap);
-  if (masked) {
-    tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), key + part * keys,
-                     tile::query_position<C.tiling>(p, position));
-  }
-  float references[2];
-  float rescale[2];
-  float total[2];
-  find_references(s, references);  // both have read K, and P of the block before
-#pragma unroll
-  for (int h = 0; h < 2; ++h) softmax.raise(h, references[h], rescale[h]);
-  softmax.exponentials(s, total, scale_log2, [](int) {});
-  softmax.add(total, rescale);
-  store_probabilities(s);
-  if constexpr (!C.v_in_k) shared.in.v_ring.wait(v_at);
-  // Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN. Without varlen TMA has filled
-  // them with zeros.
-  if (C.mask.varlen && key + C.tiling.block_n > t.index.seqlen_k) {
-    values().zero_rows(max(t.index.seqlen_k - key, 0), part * warpgroup_size + thread, threads);
-  }
-  ptx::fence_async_shared();
-  // In most blocks no row's maximum moves. A NaN, too, is not 1.
-  if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
-#pragma unroll
-    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
-  }
-  meet();  // P is there, of both
-  issue_output(o);
-}
 
 // ---- Entry ----
 
@@ -267,22 +370,28 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_wide(const __grid_consta
   auto& shared = *reinterpret_cast<WideShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.
   const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
-  if (ptx::thread_index() == 0) shared.in.init();
+  const int thread = static_cast<int>(ptx::thread_index()) % warpgroup_size;
+  if (ptx::thread_index() == 0) shared.init();
   for (auto& q : shared.in.q[0]) {
     tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
   }
   ptx::sync_block();
   if constexpr (C.schedule.split) ptx::launch_next_grid();
   if (warp < 4) {
+    ptx::release_registers<C.registers().scorer>();
+    WideScorer<C>(p, shared, thread).run();
+  } else if (warp < 4 * (1 + wide_parts)) {
+    ptx::claim_registers<C.registers().consumer>();
+    WideOutput<C> output(p, shared, warp / 4 - 1, thread);
+    while (output.compute()) {
+    }
+  } else {
     ptx::release_registers<C.registers().producer>();
-    if (warp == 0) {
+    if (warp == 4 * (1 + wide_parts)) {
       ForwardLoader<C> loader(p, shared.in);
       while (loader.step()) {
       }
     }
-  } else {
-    ptx::claim_registers<C.registers().consumer>();
-    WideConsumer<C>(p, shared, warp / 4 - 1, static_cast<int>(ptx::thread_index()) % warpgroup_size).run();
   }
 }
 

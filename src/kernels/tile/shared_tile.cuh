@@ -92,6 +92,16 @@ struct SharedTile {
   TANDEM_DEVICE void zero_rows(int first, int thread, int threads) {
     zero_rows(first, rows, thread, threads);
   }
+  /// Zeroes `count` columns from `col` on, both multiples of a strip's, of rows [first, end).
+  TANDEM_DEVICE void zero_rows(int first, int end, int col, int count, int thread, int threads) {
+    constexpr int units = row_bytes / 16;
+    for (int s = col / strip_cols; s < (col + count) / strip_cols; ++s) {
+      for (int i = first * units + thread; i < end * units; i += threads) {
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i,
+                          ptx::Vec4{0, 0, 0, 0});
+      }
+    }
+  }
   /// Zeroes rows [first, end).
   TANDEM_DEVICE void zero_rows(int first, int end, int thread, int threads) {
     constexpr int units = row_bytes / 16;

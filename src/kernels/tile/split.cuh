@@ -152,10 +152,12 @@ struct SplitLine {
   }
 };
 
-/// Where the share of CTA `i` of `ctas` begins in a line of `total` blocks: total * i / ctas. A division of
-/// 64 bits would be a call, for which ptxas saves registers in local memory.
-TANDEM_DEVICE u32 share_begin(u32 total, u32 i, u32 ctas) {
-  return total / ctas * i + total % ctas * i / ctas;
+/// The items of a CTA's share in a line of `total`. They are as many for all but the last: the time is that
+/// of the largest share, and fewer shares leave fewer partial results.
+TANDEM_DEVICE u32 share_of(const ForwardParams& p, u32 total) {
+  const u32 all = static_cast<u32>(p.split_ctas);
+  const u32 ctas = total < 8 * all ? min(all, static_cast<u32>(p.split_few_ctas)) : all;
+  return max((total + ctas - 1) / ctas, static_cast<u32>(p.split_least));
 }
 
 /// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
@@ -187,9 +189,9 @@ struct SplitTiles {
     const u32 cta = ptx::block_index();
     if (!begun) {
       const u32 total = line.total();
-      const u32 ctas = min(ptx::grid_size(), total);  // each has a block at least
-      at = cta < ctas ? share_begin(total, cta, ctas) : total;
-      end = cta < ctas ? share_begin(total, cta + 1, ctas) : total;
+      const u32 share = share_of(line.p, total);
+      at = min(cta * share, total);
+      end = min(at + share, total);
       begun = true;
     }
     if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
