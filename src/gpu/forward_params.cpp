@@ -116,7 +116,7 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .cache_batch = as_int(p.cache_batch),
           .part_out = parts.out,
           .part_lse = parts.lse,
-          .split_ctas = parts.division.ctas,
+          .split_ctas = parts.division.most_ctas,
           .part_rows = parts.division.part_rows,
           .split_blocks = parts.division.split_blocks,
           .group = as_int(p.group()),
@@ -194,7 +194,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
   const std::int64_t tiles = forward_tile_count(p, tiling);
   const std::int64_t most = most_ctas(config, multiprocessors);
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
-  WorkDivision d{.ctas = ctas_of(tiles)};
+  WorkDivision d{.ctas = ctas_of(tiles), .most_ctas = as_int(most), .few_ctas = as_int(most)};
   if (config.schedule.invariant) {
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
@@ -205,7 +205,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     }
     const std::int64_t items = split_items(p, tiling, split_size);
     const TileRows rows(p, tiling);
-    d.ctas = d.few_ctas = ctas_of(items);
+    d.ctas = ctas_of(items);
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
@@ -219,7 +219,12 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.part_outputs = partial_outputs(tiling, d.ctas);
     d.part_lses = partial_lses(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
-    if (d.ctas > 1) d.combine_ctas = tiles * std::min(d.part_rows, combine_ctas(tiling));
+    // Each of them searches for its tile: many tiles have few each.
+    const std::int64_t enough = std::int64_t{8} * multiprocessors;
+    d.split_blocks =
+        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 16, combine_ctas(tiling)));
+    d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
+    if (d.ctas > 1) d.combine_ctas = tiles * d.split_blocks;
   }
   return d;
 }

@@ -125,13 +125,13 @@ class EveryTestRuns : public testing::EmptyTestEventListener {
 };
 
 /// What has nothing for the emulator: errors before a launch, other element types, sizes beyond its patience,
-/// calls past the runner.
+/// calls past the runner, wide heads with a split size.
 constexpr const char* filter =
     "-Contract01_EveryElementWritten.EightBitInputs:"
     "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:"
     "Contract09_Sizes.*Beyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
     "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
-    "Contract18_Caches.ARequestDoesNot*";
+    "Contract18_Caches.ARequestDoesNot*:Contract16_BatchInvariance.OfWideHeads";
 
 }  // namespace
 }  // namespace tandem::kernel_tests

@@ -243,12 +243,11 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
   tile::SplitLine<C.tiling, C.keys> line{p};
-  const u32 total = line.total();
+  const u32 share = tile::share_of(p, line.length());
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
   if (!line.locate_tile(number, t, start, cost)) return;
-  const u32 share = tile::share_of(p, total);
   const u32 cta = start / share;
   const u32 end = (start + cost - 1) / share + 1;
   if (end == cta + 1) return;  // one CTA has computed it whole
@@ -262,15 +261,14 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   }
 }
 
-/// A tile is merged by a CTA for each of its part_rows rows, combine_ctas at most, or with a fixed split size
+/// A tile is merged by a CTA for each of its part_rows rows, split_blocks at most, or with a fixed split size
 /// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
 /// end they need, with the search for their tile behind them.
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
     combine(const __grid_constant__ ForwardParams p) {
   const u32 rows = static_cast<u32>(p.part_rows);
-  const u32 groups =
-      C.schedule.invariant ? rows / combine_rows : min(rows, static_cast<u32>(combine_ctas(C.tiling)));
+  const u32 groups = C.schedule.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
   const u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
   if constexpr (C.schedule.invariant) {

@@ -106,7 +106,7 @@ constexpr int ctas_per_sm(const ForwardConfig& c) {
 }
 
 /// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.
-/// Without one all of its threads merge a row, and a tile has so many CTAs at most: a wide row is long to
+/// Without one all of its threads merge a row, and a tile has so many CTAs at most: a wide row takes long to
 /// read.
 constexpr int combine_rows = 4;
 constexpr int combine_ctas(const Tiling& t) {
@@ -192,13 +192,13 @@ struct ForwardParams {
   PageTable pages;                         ///< read if the Config's keys are pages
   LengthArray leftpad_k, cache_batch_idx;  ///< read if they are entries, the first behind padding too
   int cache_batch;                         ///< entries of k and v
-  float* part_out;  ///< partial results of splits: (2 * split_ctas, block_m, head_dim_v of the Config)
-  float* part_lse;  ///< (2 * split_ctas, block_m)
-  int split_ctas;   ///< CTAs of the forward kernel, as `combine` is to know them
+  float* part_out;  ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
+  float* part_lse;  ///< (block_m) of each
+  int split_ctas;   ///< CTAs that the device holds; the grid has fewer where they would have nothing to do
   int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
   // without split, part_out has merged_numbers() for each CTA instead.
-  int split_blocks;  ///< key blocks of a split
+  int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
   // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
   int group;  ///< query heads that share keys
   int row_heads;

@@ -19,6 +19,11 @@ struct SplitSequence {
   u32 cost;   ///< of a tile, in key blocks; 1 at least, so that every tile has a place in the line
 };
 
+struct LineLength {
+  u32 total;
+  u32 largest;
+};
+
 /// The line of a varlen batch, in key blocks, or, if `by_split`, in splits of a fixed number of them. All
 /// lanes of a warp call, and get the same values.
 template <Tiling T, KeySource keys, bool by_split = false>
@@ -65,17 +70,21 @@ struct SplitLine {
     return min(all, ceil_div(queries_of_tile<T>(p) + p.window_left + p.window_right, item_keys()) + 1);
   }
 
-  /// The blocks of the whole line.
-  TANDEM_DEVICE u32 total() const {
+  /// The blocks of the whole line, and of the tile with most.
+  TANDEM_DEVICE LineLength length() const {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    u32 sum = 0;
+    LineLength n{0, 1};
     for (int b = lane; b < sequences(); b += warp_size) {
       const SplitSequence s = sequence(b);
-      sum += s.tiles * s.cost;
+      n.total += s.tiles * s.cost;
+      n.largest = max(n.largest, s.cost);
     }
 #pragma unroll
-    for (int d = 1; d < warp_size; d *= 2) sum += ptx::shuffle_xor(sum, d);
-    return sum;
+    for (int d = 1; d < warp_size; d *= 2) {
+      n.total += ptx::shuffle_xor(n.total, d);
+      n.largest = max(n.largest, ptx::shuffle_xor(n.largest, d));
+    }
+    return n;
   }
 
   /// The tile that block `at` of the line belongs to, and where in the line the tile starts. `at` is in the
@@ -152,12 +161,17 @@ struct SplitLine {
   }
 };
 
-/// The items of a CTA's share in a line of `total`. They are as many for all but the last: the time is that
-/// of the largest share, and fewer shares leave fewer partial results.
-TANDEM_DEVICE u32 share_of(const ForwardParams& p, u32 total) {
+/// The items of a CTA's share. They are as many for all but the last: the time is that of the largest share,
+/// and fewer shares leave fewer partial results. Where a sixteenth more makes it a whole number of the
+/// longest tiles, or these a whole number of shares, tiles of one length leave fewer still.
+TANDEM_DEVICE u32 share_of(const ForwardParams& p, const LineLength& line) {
   const u32 all = static_cast<u32>(p.split_ctas);
-  const u32 ctas = total < 8 * all ? min(all, static_cast<u32>(p.split_few_ctas)) : all;
-  return max((total + ctas - 1) / ctas, static_cast<u32>(p.split_least));
+  const u32 ctas = line.total < 8 * all ? min(all, static_cast<u32>(p.split_few_ctas)) : all;
+  const u32 least = max((line.total + ctas - 1) / ctas, static_cast<u32>(p.split_least));
+  const u32 shares = line.largest / least;
+  const u32 even = shares > 0 ? (line.largest + shares - 1) / shares
+                              : (least + line.largest - 1) / line.largest * line.largest;
+  return even <= least + least / 16 ? even : least;
 }
 
 /// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
@@ -188,10 +202,10 @@ struct SplitTiles {
   TANDEM_DEVICE bool next(TileIndex& t, Piece& piece) {
     const u32 cta = ptx::block_index();
     if (!begun) {
-      const u32 total = line.total();
-      const u32 share = share_of(line.p, total);
-      at = min(cta * share, total);
-      end = min(at + share, total);
+      const LineLength length = line.length();
+      const u32 share = share_of(line.p, length);
+      at = min(cta * share, length.total);
+      end = min(at + share, length.total);
       begun = true;
     }
     if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
