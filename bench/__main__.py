@@ -27,7 +27,7 @@ SCRIPTS = {
     "gpu-models": "tokens a second of a Llama-shaped model on a GPU, training and generation",
     "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",
     "host-overhead": "host time of a call from Python, CPU or GPU",
-    "context-parallel": "no measurement: work and traffic of layouts over ranks, and a model of the time",
+    "context-parallel": "work and traffic of layouts over ranks, and a model; --measure times the strategies",
     "ranks-overhead": "share of attention over ranks that is neither attention nor communication, on the CPU",
     "loss-curves": "whether a small transformer learns on Tandem as on PyTorch's math attention",
 }

@@ -1,9 +1,11 @@
 """Layouts of context parallel: work and traffic of each, exactly, and a model of the time on H200s.
 
     python bench context-parallel             writes docs/results/context-parallel.md
+    python -m torch.distributed.run --standalone --nproc-per-node 4 bench context-parallel --measure
 
-Nothing is run. Work (visible pairs) and rows sent are counted by tandem.distributed. The model has the rates
-below: a rank computes one chunk of heads while the next is on its way.
+The page runs nothing: work (visible pairs) and rows sent are counted by tandem.distributed. The model has the
+rates below: a rank computes one chunk of heads while the next is on its way. With --measure every strategy is
+timed on the GPUs of this host (or, for a try, on gloo), beside one GPU and PyTorch's context parallel.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ LATENCY = 20e-6  # seconds of a collective, whatever its size
 SEEDS = range(10)
 
 CAUSAL = Mask(-1, 0)
+DENSE = "one sequence"
 
 
 def pretraining(draw: random.Random) -> int:
@@ -240,16 +243,56 @@ same batches, D = {HEADS_Q * HEAD_DIM}; *busiest / mean* and *least* are of that
 """
 
 
+def measured(arguments: argparse.Namespace) -> int:
+    """Times all cells on the ranks of this run; the first one prints, and writes the JSON as it goes."""
+    import context_parallel_ranks as on_ranks
+    import torch
+
+    # PyTorch's come last: what fails on one rank alone there ends the run.
+    cells = list(itertools.product((False,), arguments.tokens, arguments.documents))
+    cells += [(True, tokens, DENSE) for tokens in arguments.tokens if arguments.peers]
+    wrong = 0
+    with on_ranks.group() as device:
+        first = torch.distributed.get_rank() == 0
+        like = {"dtype": getattr(torch, arguments.dtype), "device": device}
+        sizes = ("heads", "heads_kv", "head_dim", "dtype", "rounds", "round_ms")
+        document = harness.origin(harness.device_name(device.type), arguments.commit)
+        document |= {"ranks": torch.distributed.get_world_size()}
+        document |= {**{name: getattr(arguments, name) for name in sizes}, "cells": []}
+        for (peers, tokens, documents), which in itertools.product(cells, ("forward", "both")):
+            cell = on_ranks.cell_of(tokens, documents, arguments, like)
+            found = on_ranks.measure(cell, which, arguments, like, peers)
+            document["cells"].append(found)
+            wrong += len(found["wrong"])
+            if first:
+                print("\n".join(on_ranks.lines(found)), flush=True)
+                harness.write_json(document, arguments.json)
+    return int(wrong > 0)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python bench context-parallel",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = harness.parser(__doc__, "commit", "json")
+    parser.prog = "python bench context-parallel"
     parser.add_argument("--output", type=Path, default=PAGE, help=f"the page to write (default {PAGE.name})")
-    output = parser.parse_args().output
-    output.write_text(page())
-    print(f"wrote {output}")
+    parser.add_argument("--measure", action="store_true", help="time the strategies on the ranks of this run")
+    of_ranks = parser.add_argument_group("with --measure")
+    of_ranks.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768], help="of a rank")
+    documents = [DENSE, *MIXTURES]
+    of_ranks.add_argument("--documents", nargs="+", default=documents, choices=documents)
+    of_ranks.add_argument("--strategies", nargs="+", default=["gather", "ring", "heads"])
+    of_ranks.add_argument("--heads", type=int, default=HEADS_Q)
+    of_ranks.add_argument("--heads-kv", type=int, default=HEADS_KV)
+    of_ranks.add_argument("--head-dim", type=int, default=HEAD_DIM)
+    of_ranks.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    of_ranks.add_argument("--rounds", type=int, default=7, help="of each contender, in turn")
+    of_ranks.add_argument("--round-ms", type=float, default=30.0, help="how long a round lasts at least")
+    of_ranks.add_argument("--no-peers", dest="peers", action="store_false", help="without PyTorch's")
+    of_ranks.add_argument("--trace", type=Path, help="profile one call of each, into this folder")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        return measured(arguments)
+    arguments.output.write_text(page())
+    print(f"wrote {arguments.output}")
     return 0
 
 

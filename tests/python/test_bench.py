@@ -131,6 +131,51 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
     assert "by the bf16 product fp8 / FA3 is 2.394" in " ".join(page.read_text().split())
 
 
+def test_strategies_are_timed_on_every_rank(tmp_path: Path) -> None:
+    sizes = "--tokens 48 --heads 4 --heads-kv 2 --head-dim 32 --rounds 3 --round-ms 1".split()
+    documents = ["--documents", "one sequence", "one book"]
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    command = [sys.executable, *launch, *BENCH[1:], "context-parallel", "--measure", *sizes, *documents]
+    result = subprocess.run(
+        [*command, "--json", tmp_path / "ranks.json"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "ranks.json").read_text())
+    own, peers = ([c for c in report["cells"] if c["peers"] == which] for which in (False, True))
+    assert report["ranks"] == 2 and report["commit"] and (len(own), len(peers)) == (2 * 2, 2)
+    names = {"gather", "ring", "heads", "auto, checked", "alone"}
+    for cell in own:
+        assert names <= cell["us"].keys() and all(len(us) == 3 for us in cell["us"].values())
+        assert cell["share"]["alone"] == 1.0 and 0 < cell["share"]["gather"]
+        assert cell["wrong"] == [] and cell["difference"].keys() == names - {"alone"}
+    # 96 tokens: causal pairs of a rank, on average, of 4 heads of 32
+    flops = own[0]["tflops"]["alone"] * 1e6 * sorted(own[0]["us"]["alone"])[1]
+    assert flops == pytest.approx(4 * 4 * 32 * 96 * 97 / 2 / 2)
+    for cell in peers:  # PyTorch's has no kernel for CPUs
+        assert {"gather", "alone"} <= cell["us"].keys()
+        assert "pytorch flash allgather" in cell["failed"].keys() | cell["us"].keys()
+    assert "share of one GPU" in result.stdout
+
+
+def test_a_timeline_tells_what_is_not_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from timeline import overlap
+
+    def kernel(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, object]:
+        return {"name": name, "ts": ts, "dur": dur, "cat": cat}
+
+    events = [
+        kernel("forward", 10, 10),
+        kernel("forward", 15, 10),  # until 25
+        kernel("ncclDevKernel_SendRecv", 20, 15),  # alone from 25 to 35
+        kernel("Memcpy", 40, 5, "gpu_memcpy"),
+        kernel("launch", 0, 100, "cuda_runtime"),
+    ]
+    found = overlap({"traceEvents": events})
+    assert found == {"compute": 20.0, "send": 15.0, "alone": 10.0, "idle": 5.0}
+    assert overlap({"traceEvents": events[-1:]}) == {}
+
+
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdefg"])
 def test_contenders_run_behind_each_other(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
