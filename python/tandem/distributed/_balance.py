@@ -30,7 +30,8 @@ class Work:
 
     def of(self, sequence: int, begin: int, end: int) -> float:
         pairs = self.mask.pairs(begin, end - begin, 1, self.lengths[sequence])
-        return pairs + self.row_pairs * (end - begin)
+        cost: float = pairs + self.row_pairs * (end - begin)
+        return cost
 
     def cut(self, sequence: int, begin: int, end: int, work: float) -> int:
         """The first row of the longest end of the rows [begin, end) that costs at most this."""
@@ -77,7 +78,7 @@ def _least_of(work: Work, sequence: int, cap: float) -> int:
 
     def seen(row: int) -> int:
         begin, end = work.mask.keys(row, row, length)
-        return end - begin
+        return int(end - begin)
 
     rows, end, ranks = 0, length, 0
     while end > 0:

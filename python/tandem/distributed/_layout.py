@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _balance
 from tandem.distributed._mask import Mask
+
+#: What makes layouts, as `code` numbers them.
+KINDS = ("contiguous", "zigzag", "striped", "balanced", "of_ranges")
+#: Layouts that there are, by their `code`.
+_known: weakref.WeakValueDictionary[bytes, Layout] = weakref.WeakValueDictionary()
 
 Found = TypeVar("Found")
 Arguments = ParamSpec("Arguments")
@@ -66,12 +74,43 @@ class Layout:
       kind: what made it.
       packed: tensors are ``(total, heads, head_dim)``, sequences packed end to end; otherwise ``(batch,
         seqlen, heads, head_dim)``, and every sequence of the batch is divided in the same way.
+      table: the runs of all ranks as rows of (rank, sequence, start, count, step); int64.
+      code: all of it as one int64 tensor: what an operator takes in a layout's place.
     """
 
     lengths: tuple[int, ...]
     runs: tuple[tuple[Run, ...], ...]
     kind: str
     packed: bool
+    table: Any = dataclasses.field(init=False, repr=False)
+    code: Tensor = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        runs = [
+            (rank, run.sequence, run.start, run.count, run.step)
+            for rank, held in enumerate(self.runs)
+            for run in held
+        ]
+        table = np.array(runs, dtype=np.int64).reshape(-1, 5)
+        head = (self.packed, KINDS.index(self.kind), self.ranks, len(self.lengths), *self.lengths)
+        code = np.concatenate([np.array(head, dtype=np.int64), table.ravel()])
+        for name, value in (("table", table), ("code", torch.from_numpy(code))):
+            object.__setattr__(self, name, value)
+        _known.setdefault(code.tobytes(), self)
+
+    @classmethod
+    def of_code(cls, code: Tensor) -> Layout:
+        """The layout that has this `code`: one that there is, or another one like it."""
+        numbers = code.numpy()
+        found = _known.get(numbers.tobytes())
+        if found is None:
+            packed, kind, ranks, count = numbers[:4].tolist()
+            runs: list[list[Run]] = [[] for _ in range(ranks)]
+            for rank, *run in numbers[4 + count :].reshape(-1, 5).tolist():
+                runs[rank].append(Run(*run))
+            lengths = tuple(numbers[4 : 4 + count].tolist())
+            found = cls(lengths, tuple(map(tuple, runs)), KINDS[kind], bool(packed))
+        return found
 
     @classmethod
     def contiguous(cls, lengths: int | Iterable[int], ranks: int) -> Layout:
@@ -101,7 +140,7 @@ class Layout:
                 # Which rank is first changes from sequence to sequence: rows that are left over go around.
                 rank = (min(part, parts - 1 - part) + sequence) % ranks
                 (early if part < ranks else late)[rank].append(Run(sequence, begin, end - begin))
-        runs = tuple(_joined(a + b) for a, b in zip(early, late, strict=True))
+        runs = tuple(joined(a + b) for a, b in zip(early, late, strict=True))
         return cls(numbers, runs, "zigzag", packed)
 
     @classmethod
@@ -140,7 +179,7 @@ class Layout:
         numbers, packed = _lengths(lengths, ranks)
         cuts = _balance.divide(numbers, ranks, Mask.of(causal, window), row_pairs)
         runs = (tuple(Run(s, a, b - a) for s, a, b in sorted(held)) for held in cuts)
-        return cls(numbers, tuple(map(_joined, runs)), "balanced", packed)
+        return cls(numbers, tuple(map(joined, runs)), "balanced", packed)
 
     @classmethod
     def of_ranges(cls, lengths: int | Iterable[int], ranges: Sequence[Sequence[tuple[int, int]]]) -> Layout:
@@ -157,7 +196,7 @@ class Layout:
             reached = end
         if reached != total:
             raise InvalidArgumentError(f"ranges end at row {reached}, but there are {total} rows")
-        runs = (_joined(run for a, b in held for run in _runs_between(numbers, a, b)) for held in ranges)
+        runs = (joined(run for a, b in held for run in _runs_between(numbers, a, b)) for held in ranges)
         return cls(numbers, tuple(runs), "of_ranges", packed)
 
     @property
@@ -212,7 +251,9 @@ class Layout:
     @functools.cached_property
     def digest(self) -> str:
         """The same for layouts that divide the same rows in the same way."""
-        return hashlib.sha256(repr((self.lengths, self.runs, self.packed)).encode()).hexdigest()[:12]
+        rows = self.code.clone()
+        rows[1] = 0  # whatever made it
+        return hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:12]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and (self is other or self.digest == other.digest)
@@ -227,11 +268,12 @@ class Layout:
 
     def pairs(self, *, causal: bool = False, window: tuple[int, int] = (-1, -1)) -> list[int]:
         """Visible pairs of query and key of each rank, of one head: its work, exactly."""
-        mask = Mask.of(causal, window)
-        return [
-            sum(mask.pairs(run.start, run.count, run.step, self.lengths[run.sequence]) for run in held)
-            for held in self.runs
-        ]
+        rank, sequence, start, count, step = self.table.T
+        seqlen = np.array(self.lengths, dtype=np.int64)[sequence]
+        found = np.zeros(self.ranks, dtype=np.int64)
+        np.add.at(found, rank, Mask.of(causal, window).pairs(start, count, step, seqlen))
+        pairs: list[int] = found.tolist()
+        return pairs
 
 
 def _lengths(lengths: int | Iterable[int], ranks: int) -> tuple[tuple[int, ...], bool]:
@@ -256,15 +298,15 @@ def _runs_between(lengths: Sequence[int], first: int, last: int) -> list[Run]:
     return runs
 
 
-def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     """The same rows in the same order, neighbours as one run."""
-    joined: list[Run] = []
+    found: list[Run] = []
     for run in runs:
-        if joined and joined[-1].sequence == run.sequence and joined[-1].last + 1 == run.start:
-            joined[-1] = Run(run.sequence, joined[-1].start, joined[-1].count + run.count)
+        if found and found[-1].sequence == run.sequence and found[-1].last + 1 == run.start:
+            found[-1] = Run(run.sequence, found[-1].start, found[-1].count + run.count)
         else:
-            joined.append(run)
-    return tuple(joined)
+            found.append(run)
+    return tuple(found)
 
 
 def _indices(layout: Layout, rank: int, through: bool) -> Tensor:

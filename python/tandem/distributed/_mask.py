@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Places = Any  #: an int, or an int64 array of them
 
 
 @dataclass(frozen=True)
@@ -18,29 +23,31 @@ class Mask:
         """The mask that these options of ``tandem.attention`` mean."""
         return cls(window[0], 0 if causal else window[1])
 
-    def keys(self, first: int, last: int, seqlen: int) -> tuple[int, int]:
+    def keys(self, first: Places, last: Places, seqlen: Places) -> tuple[Places, Places]:
         """Keys ``[begin, end)`` that some query of rows first to last (inclusive) sees."""
-        begin = 0 if self.left < 0 else max(0, first - self.left)
-        end = seqlen if self.right < 0 else min(seqlen, last + self.right + 1)
+        begin = first * 0 if self.left < 0 else _clamp(first - self.left, seqlen)
+        end = seqlen if self.right < 0 else _clamp(last + self.right + 1, seqlen)
         return begin, end
 
-    def pairs(self, start: int, count: int, step: int, seqlen: int) -> int:
+    def pairs(self, start: Places, count: Places, step: Places, seqlen: Places) -> Places:
         """Visible pairs of the queries start, start + step, ... (count of them); exact."""
         ends = count * seqlen
         if self.right >= 0:  # the sum of min(i + right + 1, seqlen)
             inside = _clamp((seqlen - self.right - 1 - start) // step + 1, count)
             ends = _series(start + self.right + 1, step, inside) + (count - inside) * seqlen
-        begins = 0
+        begins = count * 0
         if self.left >= 0:  # the sum of max(i - left, 0)
             outside = _clamp((self.left - start) // step + 1, count)
             begins = _series(start + outside * step - self.left, step, count - outside)
         return ends - begins
 
 
-def _clamp(value: int, most: int) -> int:
+def _clamp(value: Places, most: Places) -> Places:
+    if isinstance(value, np.ndarray):
+        return np.clip(value, 0, most)
     return max(0, min(value, most))
 
 
-def _series(first: int, step: int, count: int) -> int:
+def _series(first: Places, step: Places, count: Places) -> Places:
     """first + (first + step) + ..., count terms."""
     return count * first + step * (count * (count - 1) // 2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,17 +128,70 @@ def arrivals(layout: Layout, mask: Mask, rank: int) -> Arrivals:
     return Arrivals(tuple(keys), None if same else order, rows)
 
 
+@kept_with_layout
 def received(layout: Layout, mask: Mask) -> list[int]:
     """Rows of K and V that each rank receives if no row is sent that is not needed."""
-    return [
-        sum(rows_of(route(layout, mask, s, rank)) for s in range(layout.ranks) if s != rank)
-        for rank in range(layout.ranks)
-    ]
+    rank, _, begin, end = _all_needed(layout, mask).T
+    rows = -_rows(layout)  # a query's own place is among those that it sees
+    np.add.at(rows, rank, end - begin)
+    found: list[int] = rows.tolist()
+    return found
 
 
+@kept_with_layout
 def sent(layout: Layout, mask: Mask) -> list[int]:
     """Rows of K and V that each rank sends then."""
-    return [
-        sum(rows_of(route(layout, mask, rank, to)) for to in range(layout.ranks) if to != rank)
-        for rank in range(layout.ranks)
-    ]
+    needed = _all_needed(layout, mask)
+    rank, sequence, start, count, step = layout.table.T
+    times = np.zeros(len(rank), dtype=np.int64)  # how often each run's rows are needed, on all ranks
+    dense = step == 1
+    times[dense] = _times(layout, needed, sequence[dense], start[dense], (start + count)[dense])
+    for each in np.unique(sequence[~dense]):
+        runs = np.flatnonzero(~dense & (sequence == each))
+        bounds = needed[needed[:, 1] == each][:, 2:]
+        apart = bounds[None] - start[runs][:, None, None]
+        before = np.clip(-(-apart // step[runs][:, None, None]), 0, count[runs][:, None, None])
+        times[runs] = (before[..., 1] - before[..., 0]).sum(1)
+    rows = -_rows(layout)
+    np.add.at(rows, rank, times)
+    found: list[int] = rows.tolist()
+    return found
+
+
+def _rows(layout: Layout) -> Any:
+    rows = np.zeros(layout.ranks, dtype=np.int64)
+    np.add.at(rows, layout.table[:, 0], layout.table[:, 3])
+    return rows
+
+
+def _all_needed(layout: Layout, mask: Mask) -> Any:
+    """`needed` of all ranks, as rows of (rank, sequence, begin, end)."""
+    if not len(layout.table):
+        return np.empty((0, 4), dtype=np.int64)
+    rank, sequence, start, count, step = layout.table.T
+    lengths = np.array(layout.lengths, dtype=np.int64)
+    begin, end = mask.keys(start, start + (count - 1) * step, lengths[sequence])
+    # One line of numbers has the places of every rank and sequence, each with a gap behind it.
+    room = max(layout.lengths) + 1
+    first = (rank * len(lengths) + sequence) * room
+    order = np.argsort(first + begin)
+    begins, reached = (first + begin)[order], np.maximum.accumulate((first + end)[order])
+    apart = np.flatnonzero(begins[1:] > reached[:-1])
+    begins, ends = begins[np.r_[0, apart + 1]], reached[np.r_[apart, -1]]
+    which = begins // room
+    return np.stack([which // len(lengths), which % len(lengths), begins % room, ends - which * room], 1)
+
+
+def _times(layout: Layout, needed: Any, sequence: Any, start: Any, end: Any) -> Any:
+    """How many times the rows [start, end) of these sequences are in a range of ``needed``."""
+    first = np.r_[0, np.cumsum(layout.lengths, dtype=np.int64)]
+    bounds = [np.sort(first[needed[:, 1]] + needed[:, i]) for i in (2, 3)]
+    sums = [np.r_[0, np.cumsum(bound)] for bound in bounds]
+
+    def before(place: Any) -> Any:
+        """Rows before this place, once for each range that they are in."""
+        counts = [np.searchsorted(bound, place) for bound in bounds]
+        begun, ended = (place * n - total[n] for n, total in zip(counts, sums, strict=True))
+        return begun - ended
+
+    return before(first[sequence] + end) - before(first[sequence] + start)
