@@ -146,11 +146,11 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def without_tangents(name: str, kernel: Any) -> Any:
+def without_tangents(namespace: str, name: str, kernel: Any) -> Any:
     """The autograd kernel of the operator `name`, and an error where forward mode wants a derivative of it,
     or reverse mode one of its metadata. PyTorch would take it for zero, without a word."""
     unpack: Any = forward_ad.unpack_dual
-    arguments_of = getattr(torch.ops.tandem, name).default._schema.arguments
+    arguments_of = getattr(getattr(torch.ops, namespace), name).default._schema.arguments
     names = [argument.name for argument in arguments_of]
     first = names.index(_call.METADATA[0]) if _call.METADATA[0] in names else None
 

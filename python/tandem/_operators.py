@@ -222,22 +222,22 @@ class _Library(torch.library.Library):
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
         if dispatch_key == "Autograd":
-            fn = _derivatives.without_tangents(op_name, fn)
+            fn = _derivatives.without_tangents(self.ns, op_name, fn)
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-def _fresh_library() -> Any:
+def fresh_library(name: str) -> Any:
     """A library without operators. Where the package is imported once more, PyTorch still has the operators
     of the first time, which hold on to modules that are no longer the package's."""
-    namespace = vars(torch.ops.tandem)
+    namespace = vars(getattr(torch.ops, name))
     if "_library" in namespace:
         namespace.pop("_library")._destroy()
-    library: Any = _Library("tandem", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = _Library(name, "DEF")  # type: ignore[no-untyped-call]
     namespace["_library"] = library
     return library
 
 
-_library = _fresh_library()
+_library = fresh_library("tandem")
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 for _name, _kernel, _fake in (

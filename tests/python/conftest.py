@@ -11,6 +11,7 @@ instead:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,16 @@ import torch
 # The same examples in every run, and no deadline: CI machines have busy neighbours.
 hypothesis.settings.register_profile("tandem", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("tandem")
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Four processes of a gloo group."""
+    from distributed_pool import Pool
+
+    started = Pool(4, tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(autouse=True)

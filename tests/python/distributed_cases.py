@@ -13,9 +13,12 @@ import oracle
 import torch
 import torch.distributed as dist
 from tandem.distributed import Layout, _parts, context_parallel_attention, gather
+from tandem.distributed._comm import Ranks
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 STRATEGIES = ("gather", "ring", "heads")
+LEVELS = ("heads+gather", "heads+ring")
 LAYOUTS = ("contiguous", "zigzag", "striped", "balanced", "of_ranges")
 DENSE, PACKED = 61, (5, 0, 33, 1, 70, 2)
 
@@ -126,7 +129,7 @@ def results(
 ) -> list[Tensor]:
     """Out, LSE, dq, dk, dv and dsink of the whole, on every rank, on the CPU."""
     p = problem(feature, lengths, dtype)
-    rank = dist.get_rank(group)
+    rank = Ranks.of(group).rank
     q, k, v = (layout.shard(t, rank).to(device).requires_grad_() for t in p.tensors)
     sink = None if p.sink is None else p.sink.clone().to(device).requires_grad_()
     out, lse = context_parallel_attention(
@@ -146,7 +149,9 @@ def results(
     found = [gather(t, layout=layout, group=group) for t in (out, q.grad, k.grad, v.grad) if t is not None]
     found.insert(1, gather(lse, layout=layout, group=group, dim=-1))
     if sink is not None and sink.grad is not None:
-        dist.all_reduce(sink.grad, group=group)
+        levels = Ranks.of(group).levels
+        for each in levels or (Ranks.of(group),):
+            dist.all_reduce(sink.grad, group=each.group)
         found.append(sink.grad)
     return [t.cpu() for t in found]
 
@@ -158,11 +163,31 @@ def right(
     group = subgroup(members)
     if members is not None and rank not in members:
         return
-    size = dist.get_world_size(group)
-    for kind, strategy in itertools.product(LAYOUTS, STRATEGIES):
-        layout = layout_of(kind, lengths, size)
+    right_of(group, STRATEGIES, feature, lengths, dtype, device)
+
+
+def right_of_levels(
+    rank: int, feature: str, lengths: int | tuple[int, ...], dtype: torch.dtype, device: str
+) -> None:
+    """The strategies of two levels, on nodes of two ranks."""
+    shape = (dist.get_world_size() // 2, 2)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("across", "within"))
+    right_of(mesh, LEVELS, feature, lengths, dtype, device)
+
+
+def right_of(
+    group: Any,
+    strategies: tuple[str, ...],
+    feature: str,
+    lengths: int | tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    ranks = Ranks.of(group)
+    for kind, strategy in itertools.product(LAYOUTS, strategies):
+        layout = layout_of(kind, lengths, ranks.size)
         found = results(FEATURES[feature], lengths, dtype, layout, strategy, group, device)
-        if dist.get_rank(group) == 0:
+        if ranks.rank == 0:
             wanted = expected(FEATURES[feature], lengths, dtype)
             for name, got, want in zip(
                 ("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +20,6 @@ from tandem.distributed._routes import received, sent
 from torch.distributed.device_mesh import init_device_mesh
 
 PAIR = (1, 3)  # ranks of a group are not those of all processes
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    started = Pool(4, tmp_path_factory.mktemp("ranks"))
-    yield started
-    started.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -123,7 +115,7 @@ def _wrong(rank: int) -> dict[str, str]:
     }
     if rank not in PAIR:
         told["group"] = _refused(q, k, v, layout=Layout.zigzag(64, 2), group=pair)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("data", "context", "model"))
     told["mesh"] = _refused(q, k, v, layout=layout, group=mesh)
     return told
 
@@ -133,11 +125,12 @@ def test_what_is_wrong_is_named(pool: Pool) -> None:
         "layout": "layout is 'zigzag'; make one with tandem.distributed.Layout",
         "ranks": "layout is for 2 ranks, but the group has 4",
         "shape": "the layout's tensors are (batch, rows, heads, head_dim)",
-        "strategy": "strategy is 'tree'; it must be one of 'auto', 'gather', 'ring', 'heads'",
+        "strategy": "strategy is 'tree'; it must be one of 'auto', 'gather', 'ring', 'heads', "
+        "'heads+gather', 'heads+ring'",
         "heads": "6 query heads on 3 key heads cannot be divided among 4 ranks",
         "window": "-2",
         "lengths": "cu_seqlens has sequences of (10, 54) rows, but the layout of (20, 44)",
-        "mesh": "DeviceMesh of 2 dimensions",
+        "mesh": "DeviceMesh of 3 dimensions",
     }
     for rank, told in enumerate(pool.run(_wrong)):
         for name, part in parts.items():

@@ -8,19 +8,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-import tandem
-from tandem import _call, _derivatives
-from tandem._errors import InvalidArgumentError
-from tandem.distributed import _agree, _cost, _gather, _heads, _parts, _ring
+from tandem import _derivatives
+from tandem.distributed import _operators
+from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
-from tandem.distributed._job import Job, Saved
+from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
-from tandem.distributed._mask import Mask
-
-_STRATEGIES: dict[str, Any] = {"gather": _gather, "ring": _ring, "heads": _heads}
+from tandem.distributed._strategies import backward, forward
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -78,27 +74,11 @@ def context_parallel_attention(
     Methods: Ring Attention (arXiv:2310.01889), Striped Attention (arXiv:2311.09431), DeepSpeed-Ulysses
     (arXiv:2309.14509).
     """
-    ranks = Ranks.of(group)
-    error: Exception | None = None
-    asked: dict[str, Any] = {}
-    try:
-        causal, deterministic = _call.flag("causal", causal), _call.flag("deterministic", deterministic)
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        window = _call.pair("window", window)
-        options = _parts.Options(scale, softcap, deterministic)
-        asked = _judge(ranks, layout, q, k, v, sink, options, causal=causal, window=window)
-        asked["strategy"] = strategy
-        _judge_lengths(layout, cu_seqlens)
-        mask = Mask.of(causal, window)
-        chosen = _cost.choose(layout, mask, _shape(q, k, v, layout), _machine(q, ranks), strategy)
-        asked["strategy chosen"] = chosen
-    except Exception as found:  # whatever it is, the other ranks wait to be told
-        error = found
-    if check and ranks.size > 1:
-        _agree.agree(ranks, asked, error, getattr(q, "device", torch.device("cpu")))
-    if error is not None:
-        raise error
-    job = Job(ranks, layout, mask, options)
+    asked = Asked(layout, cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
+    if torch.compiler.is_compiling():
+        out, lse = _operators.call(asked, group, q, k, v, sink)
+        return (out, lse) if return_lse else out
+    job, chosen = begin(asked, Ranks.of(group), q, k, v, sink)
     q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v))
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink)
@@ -115,10 +95,9 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         q, k, v = (t.detach() for t in (q, k, v))
         logits = None if sink is None else sink.detach()
-        result = _STRATEGIES[strategy].forward(job, q, k, v, logits)
+        result = forward(strategy, job, q, k, v, logits)
         ctx.job, ctx.strategy = job, strategy
-        kept = result.kept or ()
-        ctx.save_for_backward(q, k, v, logits, result.out, result.lse, *kept)
+        ctx.save_for_backward(q, k, v, logits, result.out, result.lse, *(result.kept or ()))
         ctx.set_materialize_grads(False)
         return result.out, result.lse
 
@@ -126,93 +105,6 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sink, out, lse, *kept = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-        if dlse is not None:
-            dlse = dlse.contiguous()
-        saved = Saved(q, out, lse, dout, dlse)
-        gradients = _STRATEGIES[ctx.strategy].backward(ctx.job, saved, k, v, kept or None)
-        dsink = None
-        if sink is not None and ctx.needs_input_grad[5]:
-            dsink = _parts.sink_gradient(sink, out, lse, dout, dlse)
-        return (None, None, *gradients, dsink)
-
-
-def _judge(
-    ranks: Ranks, layout: Any, q: Any, k: Any, v: Any, sink: Any, options: _parts.Options, **mask: Any
-) -> dict[str, Any]:
-    """What has to be the same on every rank; an error where this rank's arguments break a rule."""
-    if not isinstance(layout, Layout):
-        raise InvalidArgumentError(f"layout is {layout!r}; make one with tandem.distributed.Layout")
-    if layout.ranks != ranks.size:
-        raise InvalidArgumentError(f"layout is for {layout.ranks} ranks, but the group has {ranks.size}")
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        _judge_tensor(name, t, layout, ranks)
-    followed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
-    asked = {
-        "scale": options.scale,
-        "softcap": options.softcap,
-        "deterministic": options.deterministic,
-        **mask,
-    }
-    four = [t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v)]
-    # What a call of one device would raise, of this rank's rows alone.
-    tandem.explain(*four, sink=sink, backward=followed, **asked)
-    return {
-        **asked,
-        "dtype": str(four[0].dtype).removeprefix("torch."),
-        "device": q.device.type,
-        "shape of q but rows": _without_rows(q, layout),
-        "shape of k but rows": _without_rows(k, layout),
-        "shape of v but rows": _without_rows(v, layout),
-        "sink": sink is not None,
-        "whether gradients are wanted": followed,
-        "layout": f"{layout.kind} {layout.digest}",
-    }
-
-
-def _judge_tensor(name: str, t: Any, layout: Layout, ranks: Ranks) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
-    if t.ndim != (3 if layout.packed else 4):
-        shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
-        raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
-    rows = layout.rows(ranks.rank)
-    if t.shape[layout.dim] != rows:
-        raise InvalidArgumentError(
-            f"{name} has {t.shape[layout.dim]} rows, but the layout gives rank {ranks.rank} {rows}; pass "
-            "layout.shard of the whole tensor"
-        )
-    if t.device.type not in ranks.devices:
-        raise InvalidArgumentError(
-            f"{name} is on {t.device}, but the group sends from {', '.join(sorted(ranks.devices))}; move it, "
-            "or make a group of another backend"
-        )
-
-
-def _judge_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
-    if cu_seqlens is None:
-        return
-    lengths = tuple(cu_seqlens.diff().tolist())
-    if lengths != layout.lengths or not layout.packed:
-        raise InvalidArgumentError(
-            f"cu_seqlens has sequences of {lengths} rows, but the layout of {layout.lengths}; make the "
-            "layout of cu_seqlens.diff()"
-        )
-
-
-def _without_rows(t: Tensor, layout: Layout) -> tuple[int, ...]:
-    shape = list(t.shape)
-    del shape[layout.dim]
-    return tuple(shape)
-
-
-def _shape(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> _cost.Shape:
-    batch = 1 if layout.packed else q.shape[0]
-    sizes = (batch, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], q.element_size())
-    return _cost.Shape(*sizes)
-
-
-def _machine(q: Tensor, ranks: Ranks) -> _cost.Machine:
-    if not q.is_cuda:
-        return _cost.CPU
-    return _cost.H200 if ranks.size <= torch.cuda.device_count() else _cost.H200_HOSTS
+        dout = torch.zeros_like(out) if dout is None else dout
+        of_inputs = (q, k, v, sink, out, lse, dout, dlse, kept or None, ctx.needs_input_grad[5])
+        return (None, None, *backward(ctx.strategy, ctx.job, *of_inputs))

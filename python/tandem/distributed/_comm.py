@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,29 +34,56 @@ class Waiting:
         return self.received
 
 
+#: The hosts of the ranks by the groups (within, across) that they are of: they are asked once.
+_hosts: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[int, ...]]]
+_hosts = weakref.WeakKeyDictionary()
+
+
+def host() -> int:
+    """A number of this host, the same for all its processes, in containers of their own or not."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = boot.read_text().strip() if boot.exists() else platform.node()
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+
+
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a group, and which of them this process is."""
+    """The ranks of a group, and which of them this process is.
+
+    Of a mesh of two dimensions they are counted along the second one first, and ``levels`` has the ranks of
+    each: (across nodes, within a node). There ``group`` is None.
+    """
 
     group: Any
     rank: int
     size: int
+    levels: tuple[Ranks, Ranks] | None = None
 
     @classmethod
     def of(cls, group: Any) -> Ranks:
-        """The ranks of a ProcessGroup, of a DeviceMesh of one dimension, or of all processes (None)."""
+        """The ranks of a ProcessGroup, of a DeviceMesh of one or two dimensions, or of all processes
+        (None)."""
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidArgumentError(
                 "torch.distributed has no process group; call torch.distributed.init_process_group first"
             )
         if group is not None and hasattr(group, "get_group"):  # a DeviceMesh
-            if group.ndim != 1:
+            if group.ndim not in (1, 2):
                 raise InvalidArgumentError(
-                    f"group is a DeviceMesh of {group.ndim} dimensions; pass the one that rows are divided "
-                    "over, mesh['name']"
+                    f"group is a DeviceMesh of {group.ndim} dimensions; pass those that rows are divided "
+                    "over, one or two: mesh['name'] or mesh['across', 'within']"
                 )
-            group = group.get_group()
-        group = dist.group.WORLD if group is None else group
+            return cls.of_groups([group.get_group(i) for i in range(group.ndim)])
+        return cls.of_groups([dist.group.WORLD if group is None else group])
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Any]) -> Ranks:
+        """The ranks of a group, or of groups across nodes and within one."""
+        if len(groups) == 2:
+            across, within = (cls.of_groups([group]) for group in groups)
+            rank = across.rank * within.size + within.rank
+            return cls(None, rank, across.size * within.size, (across, within))
+        group = groups[0]
         rank = -1 if isinstance(group, int) else dist.get_rank(group)
         if rank < 0:
             raise InvalidArgumentError(
@@ -64,11 +95,27 @@ class Ranks:
     @property
     def devices(self) -> set[str]:
         """The types of devices that the group sends from."""
+        if self.levels is not None:
+            return self.levels[0].devices & self.levels[1].devices
         return {device.type for device in self.group._device_types}
+
+    def hosts(self, device: torch.device) -> tuple[int, ...]:
+        """The host of every rank, the same on all of them: what a choice may depend on. An exchange at the
+        first call of a group, in which all ranks take part. ``device``: as for `gather_small`."""
+        across, within = self.levels or (self, self)
+        known = _hosts.setdefault(within.group, weakref.WeakKeyDictionary())
+        if across.group not in known:
+            known[across.group] = tuple(numbers[0] for numbers in self.gather_small([host()], device))
+        return known[across.group]
 
     def gather_small(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """These int64 numbers of every rank. ``device``: that of the tensors, for a group that sends from
         GPUs alone."""
+        if self.levels is not None:
+            across, within = self.levels
+            of_node = [n for each in within.gather_small(numbers, device) for n in each]
+            every = [n for each in across.gather_small(of_node, device) for n in each]
+            return [every[i : i + len(numbers)] for i in range(0, len(every), len(numbers))]
         place = torch.device("cpu")
         if "cpu" not in self.devices:
             place = device if device.type in self.devices else torch.device(torch.cuda.current_device())
@@ -79,6 +126,11 @@ class Ranks:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """This value of every rank; on errors alone, since it is slow."""
+        if self.levels is not None:
+            across, within = self.levels
+            return [
+                each for of_node in across.gather_objects(within.gather_objects(value)) for each in of_node
+            ]
         found: list[Any] = [None] * self.size
         _guarded("comparing arguments", lambda: dist.all_gather_object(found, value, group=self.group))
         return found
@@ -106,6 +158,16 @@ class Ranks:
             ),
         )
         return Waiting([work], received, sends, what)
+
+    def gather_rows(self, own: Tensor, rows: Sequence[int]) -> Tensor:
+        """These rows of every rank, of which each has so many, by rank."""
+        if self.levels is not None:
+            across, within = self.levels
+            nodes = [rows[i : i + within.size] for i in range(0, self.size, within.size)]
+            return across.gather_rows(within.gather_rows(own, nodes[across.rank]), [sum(n) for n in nodes])
+        sends = own.repeat(self.size, *(1,) * (own.ndim - 1))
+        came: Tensor = self.exchange(sends, [len(own)] * self.size, rows).wait()
+        return came
 
     def shift(self, sends: Tensor, received: Tensor, tag: int) -> Waiting:
         """Sends to the next rank and receives from the one before. Those have the same sizes in mind; empty

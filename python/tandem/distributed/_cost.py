@@ -6,15 +6,14 @@ runs at the same time. docs/guides/context-parallel.md states it; `explain` prin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tandem._errors import InvalidArgumentError
-from tandem.distributed import _heads, _routes
+from tandem.distributed import _heads, _levels, _routes
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
-STRATEGIES = ("gather", "ring", "heads")
+STRATEGIES = ("gather", "ring", "heads", "heads+gather", "heads+ring")
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,31 @@ H200 = Machine(600e12, 340e9, 20e-6, 3.5e12)
 H200_HOSTS = replace(H200, link=45e9)
 #: A process of a few cores among others of one host.
 CPU = Machine(2e11, 2e9, 100e-6, 5e9)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Machines by the links that ranks have: to all others, or within their node and across nodes.
+
+    Attributes:
+      within: ranks of a node of a group of two levels; 0 of one level.
+      near: links within a node.
+      far: links across nodes, or of a group of one level.
+    """
+
+    within: int
+    near: Machine
+    far: Machine
+
+    @classmethod
+    def of(cls, device: str, hosts: tuple[int, ...], within: int) -> Links:
+        """Of ranks on these hosts: the same on every rank, whatever else it knows of its own."""
+        if device != "cuda":
+            return cls(within, CPU, CPU)
+        size = within or 1
+        nodes = [hosts[i : i + size] for i in range(0, len(hosts), size)]
+        near = H200 if all(len(set(node)) == 1 for node in nodes) else H200_HOSTS
+        return cls(within, near, H200 if len(set(hosts)) == 1 else H200_HOSTS)
 
 
 @dataclass(frozen=True)
@@ -70,24 +94,35 @@ class Estimate:
 
 
 @kept_with_layout
-def estimates(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> tuple[Estimate, ...]:
-    """Of every strategy."""
-    ways: tuple[Callable[..., Estimate], ...] = (_gather, _ring, _with_heads)
-    return tuple(way(layout, mask, shape, machine) for way in ways)
+def estimates(layout: Layout, mask: Mask, shape: Shape, links: Links) -> tuple[Estimate, ...]:
+    """Of every strategy that a group of these links can take."""
+    if links.within:
+        return tuple(_with_levels(name, layout, mask, shape, links) for name in ("gather", "ring"))
+    return tuple(way(layout, mask, shape, links.far) for way in (_gather, _ring, _with_heads))
 
 
 @kept_with_layout
-def choose(layout: Layout, mask: Mask, shape: Shape, machine: Machine, wanted: str) -> str:
+def choose(layout: Layout, mask: Mask, shape: Shape, links: Links, wanted: str) -> str:
     """The strategy that is asked for, or the quickest by the model."""
     if wanted != "auto" and wanted not in STRATEGIES:
         names = ", ".join(repr(name) for name in ("auto", *STRATEGIES))
         raise InvalidArgumentError(f"strategy is {wanted!r}; it must be one of {names}")
-    found = estimates(layout, mask, shape, machine)
+    found = estimates(layout, mask, shape, links)
     if wanted == "auto":
-        return min(found, key=lambda estimate: estimate.seconds).strategy
+        best = min(found, key=lambda estimate: estimate.seconds)
+        if best.unavailable:
+            raise InvalidArgumentError(f"no strategy is available: {best.unavailable}")
+        return best.strategy
+    if wanted not in (e.strategy for e in found):
+        levels = "a DeviceMesh of two dimensions" if "+" in wanted else "a group of one"
+        raise InvalidArgumentError(
+            f"strategy is {wanted!r}, which takes {levels}; this group has "
+            + " or ".join(repr(e.strategy) for e in found)
+        )
     estimate = next(e for e in found if e.strategy == wanted)
     if estimate.unavailable:
-        raise InvalidArgumentError(f"strategy is {wanted!r}, but {estimate.unavailable}; take 'gather'")
+        instead = "" if links.within else "; take 'gather'"
+        raise InvalidArgumentError(f"strategy is {wanted!r}, but {estimate.unavailable}{instead}")
     return wanted
 
 
@@ -97,6 +132,7 @@ def _compute(pairs: int, heads: int, shape: Shape, machine: Machine) -> float:
     return 3.5 * flops / machine.flops
 
 
+@kept_with_layout
 def _pairs(layout: Layout, mask: Mask) -> list[int]:
     return layout.pairs(window=(mask.left, mask.right))
 
@@ -127,12 +163,33 @@ def _with_heads(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> E
     if isinstance(shares, str):
         return Estimate("heads", unavailable=shares)
     most = max(b - a for (a, b), _ in shares)
-    rows = max(layout.rows(r) for r in range(layout.ranks))
-    per_row = shape.batch * shape.heads_q * (shape.head_dim_qk + shape.head_dim_v)
-    keys = shape.kv * (max(1, layout.ranks // shape.heads_kv))
-    gradients = 4 if _heads.are_shared(shares) else shape.itemsize
-    size = 2 * (per_row + keys) * rows * (layout.ranks - 1) // layout.ranks
-    size = size * (shape.itemsize + gradients) // 2
+    size = _turned(layout, shape, shares)
     compute = _compute(sum(_pairs(layout, mask)), most, shape, machine)
     seconds = compute + size / machine.link + 8 * machine.latency * (layout.ranks > 1)
     return Estimate("heads", seconds, size)
+
+
+def _turned(layout: Layout, shape: Shape, shares: _heads.Shares) -> int:
+    """Bytes that a rank receives where rows are turned into the heads that some ranks share, and back."""
+    ranks = len(shares)
+    rows = max(layout.rows(r) for r in range(layout.ranks))
+    per_row = shape.batch * shape.heads_q * (shape.head_dim_qk + shape.head_dim_v)
+    keys = shape.kv * (max(1, ranks // shape.heads_kv))
+    gradients = 4 if _heads.are_shared(shares) else shape.itemsize
+    size = 2 * (per_row + keys) * rows * (ranks - 1) // ranks
+    return size * (shape.itemsize + gradients) // 2
+
+
+def _with_levels(inner: str, layout: Layout, mask: Mask, shape: Shape, links: Links) -> Estimate:
+    """Heads within a node and one of the others across nodes, one after the other."""
+    name = f"heads+{inner}"
+    shares = _heads.shares(shape.heads_q, shape.heads_kv, links.within)
+    if isinstance(shares, str):
+        return Estimate(name, unavailable=shares)
+    turned = _turned(layout, shape, shares)
+    most_q, most_kv = (max(b - a for a, b in each) for each in zip(*shares, strict=True))
+    of_rank = replace(shape, heads_q=most_q, heads_kv=most_kv)
+    way = _gather if inner == "gather" else _ring
+    across = way(_levels.of_nodes(layout, links.within), mask, of_rank, links.far)
+    seconds = across.seconds + turned / links.near.link + 8 * links.near.latency
+    return Estimate(name, seconds, turned + across.bytes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tandem._errors import InvalidArgumentError
 from tandem.distributed import _balance, _cost, _routes
-from tandem.distributed._cost import Machine, Shape
+from tandem.distributed._cost import Links, Machine, Shape
 from tandem.distributed._layout import Layout
 from tandem.distributed._mask import Mask
 
@@ -21,6 +22,8 @@ def explain(
     window: tuple[int, int] = (-1, -1),
     strategy: str = "auto",
     machine: Machine = _cost.H200,
+    within: int = 0,
+    network: Machine = _cost.H200_HOSTS,
 ) -> str:
     """Which strategy a call of `context_parallel_attention` would take and why, and each rank's rows, work
     and traffic, as a few lines of text. Needs no process group.
@@ -30,16 +33,23 @@ def explain(
       heads_q, heads_kv, head_dim_qk, head_dim_v, batch: of the call's tensors.
       itemsize: bytes of an element of q, k and v.
       causal, window, strategy: as for the call.
-      machine: rates of a rank. Calls take `H200` for CUDA tensors, `H200_HOSTS` where
-        there are more ranks than GPUs on this host, and `CPU` for others.
+      machine: rates of a rank. Calls take `H200` for CUDA tensors, `H200_HOSTS` where the group's ranks are
+        on several hosts, and `CPU` for others.
+      within: ranks of a node, for a group of two levels (a DeviceMesh of two dimensions); 0 for one level.
+      network: rates across nodes; then ``machine`` has those within one.
     """
     mask = Mask.of(causal, window)
     shape = Shape(batch, heads_q, heads_kv, head_dim_qk, head_dim_v or head_dim_qk, itemsize)
-    chosen = _cost.choose(layout, mask, shape, machine, strategy)
+    if within < 0 or within and layout.ranks % within:
+        raise InvalidArgumentError(
+            f"within is {within}; it must divide the layout's {layout.ranks} ranks into nodes"
+        )
+    links = Links(within, machine, network if within else machine)
+    chosen = _cost.choose(layout, mask, shape, links, strategy)
     lines = [f"{chosen}: {'asked for' if strategy != 'auto' else 'the quickest by the model'}"]
-    for e in _cost.estimates(layout, mask, shape, machine):
+    for e in _cost.estimates(layout, mask, shape, links):
         told = e.unavailable or f"{1e3 * e.seconds:.3f} ms, {e.bytes / 1e6:.2f} MB received by a rank"
-        lines.append(f"  {e.strategy:8}{told}")
+        lines.append(f"  {e.strategy:{14 if within else 8}}{told}")
     return "\n".join(lines) + "\n" + balance(layout, causal=causal, window=window)
 
 

@@ -120,11 +120,14 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     return finished(rows, q, sink, route.exact)
 
 
-def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradients:
+def backward(
+    job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
+) -> Gradients:
+    """``dtype``: of dk and dv, where it is not theirs."""
     q = saved.q
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
     dq = _parts.gradient_of(q, route.exact)
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    dk, dv = (torch.empty_like(t, dtype=dtype or t.dtype) for t in (k, v))
     group = q.shape[2] // k.shape[2]
     todo = chunks(job.layout, k.shape[2])
 

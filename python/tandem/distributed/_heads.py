@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.distributed import _calls, _parts
+from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Gradients, Job, Result, Saved
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
@@ -46,18 +47,24 @@ def are_shared(of_ranks: Shares) -> bool:
 
 @dataclass(frozen=True)
 class Order:
-    """Rows by rank and rows by their place."""
+    """Rows by rank, and rows in the order in which attention over them runs."""
 
     rows: list[int]  #: of each rank
-    by_rank: Tensor  #: the number of each row, rank by rank
+    by_rank: Tensor  #: of each row, rank by rank, where it is in that order
     by_place: Tensor  #: the inverse
+
+    @classmethod
+    def of(cls, shards: Sequence[Tensor], place: Tensor, device: torch.device) -> Order:
+        """``shards``: of each rank the numbers of its rows; ``place``: the same numbers in that order."""
+        by_place = torch.cat(list(shards)).argsort()[place.argsort().argsort()]
+        return cls([len(shard) for shard in shards], by_place.argsort().to(device), by_place.to(device))
 
 
 @kept_with_layout
 def order_of(layout: Layout, device: torch.device) -> Order:
-    numbers = torch.cat([layout.indices(r) for r in range(layout.ranks)])
-    rows = [layout.rows(r) for r in range(layout.ranks)]
-    return Order(rows, numbers.to(device), numbers.argsort().to(device))
+    """All rows, in their own order."""
+    shards = [layout.indices(r) for r in range(layout.ranks)]
+    return Order.of(shards, torch.arange(layout.total), device)
 
 
 @kept_with_layout
@@ -72,12 +79,11 @@ def calls(layout: Layout, mask: Mask) -> list[_calls.Group]:
 
 
 def to_heads(
-    job: Job, tensors: Sequence[Tensor], ranges: Sequence[Sequence[tuple[int, int]]]
+    ranks: Ranks, order: Order, tensors: Sequence[Tensor], ranges: Sequence[Sequence[tuple[int, int]]]
 ) -> list[Tensor]:
     """Tensors of one dtype, (batch, all rows, the rank's heads, ...), of those of the rank's rows, (batch,
     rows, heads, ...). ``ranges[i][r]``: the heads of the i-th tensor that rank r gets."""
-    rank, size = job.ranks.rank, job.ranks.size
-    order = order_of(job.layout, tensors[0].device)
+    rank, size = ranks.rank, ranks.size
     pairs = list(zip(tensors, ranges, strict=True))
     parts = [t[:, :, slice(*heads[r])].transpose(0, 1).reshape(-1) for r in range(size) for t, heads in pairs]
 
@@ -88,7 +94,7 @@ def to_heads(
 
     coming = [numbers(rows, rank) for rows in order.rows]
     going = [sum(numbers(order.rows[rank], r)) for r in range(size)]
-    came = job.ranks.exchange(torch.cat(parts), going, [sum(n) for n in coming]).wait()
+    came = ranks.exchange(torch.cat(parts), going, [sum(n) for n in coming]).wait()
     pieces = came.split([n for each in coming for n in each])
     whole = []
     for i, (t, heads) in enumerate(pairs):
@@ -99,63 +105,110 @@ def to_heads(
     return whole
 
 
-def to_rows(job: Job, t: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
+def to_rows(ranks: Ranks, order: Order, t: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
     """The parts of (batch, rows, heads, ...) that ranks have computed for the rank's rows, by rank, of the
     heads that each has, (batch, all rows, heads, ...)."""
-    rank = job.ranks.rank
-    order = order_of(job.layout, t.device)
+    rank = ranks.rank
     sends = t.transpose(0, 1).index_select(0, order.by_rank)
     per_head = t.shape[0] * t.shape[3:].numel()
     going = [rows * per_head * t.shape[2] for rows in order.rows]
     counts = [b - a for a, b in ranges]
     coming = [order.rows[rank] * per_head * count for count in counts]
-    came = job.ranks.exchange(sends.reshape(-1), going, coming).wait()
+    came = ranks.exchange(sends.reshape(-1), going, coming).wait()
     return [
         piece.view(order.rows[rank], t.shape[0], count, *t.shape[3:]).transpose(0, 1)
         for piece, count in zip(came.split(coming), counts, strict=True)
     ]
 
 
+@dataclass(frozen=True)
+class Turned:
+    """Tensors of a rank's heads over all rows of the ranks that share them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class Exchange:
+    """The way from rows to heads and back, of one call."""
+
+    def __init__(self, ranks: Ranks, order: Order, heads_q: int, heads_kv: int) -> None:
+        found = shares(heads_q, heads_kv, ranks.size)
+        assert not isinstance(found, str), found  # judged before
+        self.ranks, self.order = ranks, order
+        self.of_q, self.of_kv = [of_q for of_q, _ in found], [of_kv for _, of_kv in found]
+        self.are_shared = are_shared(found)
+
+    def of_sink(self, sink: Tensor | None) -> Tensor | None:
+        """That of the rank's heads."""
+        return None if sink is None else sink[slice(*self.of_q[self.ranks.rank])].contiguous()
+
+    def inputs(self, *tensors: Tensor) -> list[Tensor]:
+        """q, k and v of the rank's heads, and more tensors with as many heads as q."""
+        ranges = [self.of_q, self.of_kv, self.of_kv, *[self.of_q] * (len(tensors) - 3)]
+        return to_heads(self.ranks, self.order, tensors, ranges)
+
+    def of_lse(self, lse: Tensor) -> Tensor:
+        """(batch, heads, rows)"""
+        (found,) = to_heads(self.ranks, self.order, (lse.transpose(1, 2),), (self.of_q,))
+        return found.transpose(1, 2).contiguous()
+
+    def results(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the rank's rows."""
+        out = torch.cat(to_rows(self.ranks, self.order, out, self.of_q), 2)
+        lse = torch.cat(to_rows(self.ranks, self.order, lse.transpose(1, 2), self.of_q), 2)
+        return out, lse.transpose(1, 2).contiguous()
+
+    def again(
+        self, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None
+    ) -> tuple[Turned, Saved]:
+        """What the backward pass takes. What the forward pass has not kept is sent once more."""
+        dlse = None if saved.dlse is None else self.of_lse(saved.dlse)
+        if kept is None:
+            q, k, v, out, dout = self.inputs(saved.q, k, v, saved.out, saved.dout)
+            turned = Turned(q, k, v, out, self.of_lse(saved.lse))
+        else:
+            (dout,) = to_heads(self.ranks, self.order, (saved.dout,), (self.of_q,))
+            turned = Turned(*kept)
+        return turned, Saved(turned.q, turned.out, turned.lse, dout, dlse)
+
+    def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> Gradients:
+        """Those of the rank's rows; of heads that ranks share the sum, by ascending rank."""
+        dq = torch.cat(to_rows(self.ranks, self.order, dq, self.of_q), 2)
+        results = []
+        for gradient, like in ((dk, k), (dv, v)):
+            total = torch.zeros_like(like, dtype=gradient.dtype)
+            for part, (a, b) in zip(
+                to_rows(self.ranks, self.order, gradient, self.of_kv), self.of_kv, strict=True
+            ):
+                total[:, :, a:b] += part
+            results.append(total.to(like.dtype))
+        return dq, results[0], results[1]
+
+
+def _exchange(job: Job, q: Tensor, k: Tensor) -> Exchange:
+    return Exchange(job.ranks, order_of(job.layout, q.device), q.shape[2], k.shape[2])
+
+
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
-    of_q, of_kv = _ranges(job, q, k)
-    q, k, v = to_heads(job, (q, k, v), (of_q, of_kv, of_kv))
+    exchange = _exchange(job, q, k)
+    q, k, v = exchange.inputs(q, k, v)
     rows = _parts.Rows.of(q, v.shape[-1], True)
-    inside = None if sink is None else sink[slice(*of_q[job.ranks.rank])].contiguous()
+    inside = exchange.of_sink(sink)
     for call in calls(job.layout, job.mask):
         _parts.forward(call, job.options, q, k, v, rows, inside)
-    out = torch.cat(to_rows(job, rows.out, of_q), 2)
-    lse = torch.cat(to_rows(job, rows.lse.transpose(1, 2), of_q), 2).transpose(1, 2).contiguous()
-    return Result(out, lse, (q, k, v, rows.out, rows.lse))
+    return Result(*exchange.results(rows.out, rows.lse), (q, k, v, rows.out, rows.lse))
 
 
-def backward(
-    job: Job, saved: Saved, k: Tensor, v: Tensor, kept: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-) -> Gradients:
-    of_q, of_kv = _ranges(job, saved.q, k)
-    (dout,) = to_heads(job, (saved.dout,), (of_q,))
-    dlse = None
-    if saved.dlse is not None:
-        (dlse,) = to_heads(job, (saved.dlse.transpose(1, 2),), (of_q,))
-        dlse = dlse.transpose(1, 2)
-    all_q, all_k, all_v, out, lse = kept
-    shared = are_shared(tuple(zip(of_q, of_kv, strict=True)))
-    dtype = torch.float32 if shared else k.dtype
-    dq = _parts.gradient_of(all_q, True)
-    dk, dv = torch.zeros_like(all_k, dtype=dtype), torch.zeros_like(all_v, dtype=dtype)
-    whole = Saved(all_q, out, lse, dout, dlse)
+def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor] | None) -> Gradients:
+    exchange = _exchange(job, saved.q, k)
+    whole, of_heads = exchange.again(saved, k, v, kept)
+    dtype = torch.float32 if exchange.are_shared else k.dtype
+    dq = _parts.gradient_of(whole.q, True)
+    dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (whole.k, whole.v))
     for call in calls(job.layout, job.mask):
-        _parts.backward(call, job.options, whole, all_k, all_v, dq, dk, dv)
-    dq = torch.cat(to_rows(job, dq, of_q), 2)
-    results = []
-    for gradient, like in ((dk, k), (dv, v)):
-        total = torch.zeros_like(like, dtype=dtype)
-        for part, (a, b) in zip(to_rows(job, gradient, of_kv), of_kv, strict=True):
-            total[:, :, a:b] += part
-        results.append(total.to(like.dtype))
-    return dq, results[0], results[1]
-
-
-def _ranges(job: Job, q: Tensor, k: Tensor) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    found = shares(q.shape[2], k.shape[2], job.ranks.size)
-    assert not isinstance(found, str), found  # judged before
-    return [of_q for of_q, _ in found], [of_kv for _, of_kv in found]
+        _parts.backward(call, job.options, of_heads, whole.k, whole.v, dq, dk, dv)
+    return exchange.gradients(dq, dk, dv, k, v)

@@ -73,7 +73,10 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     return finished(rows, q, sink, exact)
 
 
-def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradients:
+def backward(
+    job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None, dtype: torch.dtype | None = None
+) -> Gradients:
+    """``dtype``: of dk and dv, where it is not theirs."""
     calls = steps(job.layout, job.mask, job.ranks.rank)
     dq = torch.zeros_like(saved.q, dtype=torch.float32)
     turn = _Turn(job, k, v)
@@ -93,4 +96,4 @@ def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: None) -> Gradie
     if returning is not None:
         sums = returning.wait()
     dk, dv = apart(sums, k.shape[-1])
-    return dq.to(saved.q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return dq.to(saved.q.dtype), dk.to(dtype or k.dtype), dv.to(dtype or v.dtype)
