@@ -19,7 +19,7 @@ from pathlib import Path
 
 import harness
 from tandem.distributed import Layout
-from tandem.distributed._balance import Work, least_rows
+from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, route, rows_of
 
@@ -125,16 +125,24 @@ def _pipeline(chunks: int, compute: float, keys: float, gradients: float) -> flo
 
 def dense() -> Iterator[str]:
     rates = Rates()
-    yield "| GPUs | layout | busiest / mean | rows received / least | most rows / mean | forward | backward |"
-    yield "|--:|---|--:|--:|--:|--:|--:|"
+    yield (
+        "| GPUs | layout | busiest / mean | rows received / least | of equal shards | most rows / mean "
+        "| forward | backward |"
+    )
+    yield "|--:|---|--:|--:|--:|--:|--:|--:|"
     for ranks, kind in itertools.product(RANKS, ("zigzag", "balanced")):
         layout = getattr(Layout, kind)(ROWS * ranks, ranks)
         pairs = layout.pairs(causal=True)
-        ratio = sum(received(layout, CAUSAL)) / least_rows(Work(layout.lengths, CAUSAL), max(pairs))
+        rows = sum(received(layout, CAUSAL))
+        ratio = rows / least_rows(Work(layout.lengths, CAUSAL), max(pairs))
+        equal = f"{rows / least_rows_of_equal_shards(layout.total, ranks):.3f}" if kind == "zigzag" else "-"
         most = max(layout.rows(r) for r in range(ranks)) / ROWS
         forward, backward = efficiency(layout, rates)
         even = max(pairs) * ranks / sum(pairs)
-        yield f"| {ranks} | {kind} | {even:.4f} | {ratio:.3f} | {most:.2f} | {forward:.2f} | {backward:.2f} |"
+        yield (
+            f"| {ranks} | {kind} | {even:.4f} | {ratio:.3f} | {equal} | {most:.2f} "
+            f"| {forward:.2f} | {backward:.2f} |"
+        )
 
 
 def packed() -> Iterator[str]:
@@ -217,7 +225,10 @@ gradients are waited for.
 {chr(10).join(dense())}
 
 `zigzag` has equal shards, `balanced` sends less from shards that are not: the bound, which leaves rows free,
-is for the latter.
+is for the latter. *Of equal shards* compares with the least that ranks can receive which have equal rows and
+equal work: the j ranks whose last rows are the latest can then hold no more than the last j / (2 ranks) of
+the sequence, which `zigzag` lets them hold. So 1.0 here and up to 9/8 there; less takes shards of unequal
+size.
 
 ## Packed documents
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tandem.distributed import Layout, balance, explain
-from tandem.distributed._balance import Work, least_rows
+from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import arrivals, pieces, received, route, sent
@@ -95,6 +96,35 @@ def test_no_layout_sends_less_than_the_least(lengths: list[int], ranks: int, mas
         layout = make(kind, lengths, ranks)
         busiest = max(layout.pairs(window=(mask.left, mask.right)))
         assert sum(received(layout, mask)) >= least_rows(work, busiest)
+
+
+@pytest.mark.parametrize(("length", "ranks"), [(8, 2), (12, 3), (12, 2), (16, 2)])
+def test_zigzag_sends_the_least_of_equal_shards(length: int, ranks: int) -> None:
+    """Of every way to give ranks equal rows and equal work."""
+    rows, work = length // ranks, length * (length + 1) // 2 // ranks
+    least = length * ranks
+
+    def divide(left: frozenset[int], reached: int) -> None:
+        nonlocal least
+        if not left:
+            least = min(least, reached)
+            return
+        top = max(left)  # whoever has it
+        for others in itertools.combinations(sorted(left - {top}), rows - 1):
+            if sum(others) + top + rows == work:
+                divide(left - {top, *others}, reached + top + 1 - rows)
+
+    divide(frozenset(range(length)), 0)
+    zigzag = Layout.zigzag(length, ranks)
+    assert sum(received(zigzag, Mask(-1, 0))) == least == least_rows_of_equal_shards(length, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_equal_shards_send_up_to_an_eighth_more(ranks: int) -> None:
+    layout = Layout.zigzag(8192 * ranks, ranks)
+    rows = sum(received(layout, Mask(-1, 0)))
+    assert rows == least_rows_of_equal_shards(layout.total, ranks) == 3 * (ranks - 1) * layout.total // 4
+    assert 1.05 < rows / least_rows(Work(layout.lengths, Mask(-1, 0)), max(layout.pairs(causal=True))) < 9 / 8
 
 
 @pytest.mark.parametrize("packed", [False, True])

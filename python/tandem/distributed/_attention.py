@@ -45,7 +45,8 @@ def context_parallel_attention(
       q, k, v: the rank's rows, ``(batch, rows, heads, head_dim)``, or of packed sequences ``(rows, heads,
         head_dim)``, as for ``tandem.attention``: on the CPU or a GPU, of the group's backend.
       layout: which rank holds which rows; the same on every rank.
-      group: a ProcessGroup, or a DeviceMesh of one dimension; None is all processes.
+      group: a ProcessGroup, or a DeviceMesh; None is all processes. A mesh of two dimensions has nodes along
+        the first one and the ranks of a node along the second one; its ranks are counted row by row.
       cu_seqlens: of all rows, as one device would be given it. It only confirms ``layout.lengths``: reading
         it from a GPU synchronises.
       causal, window, softcap, scale: as for ``tandem.attention``.
@@ -56,11 +57,16 @@ def context_parallel_attention(
       return_lse: also return the log-sum-exp of the rank's rows, ``(batch, heads_q, rows)`` or ``(heads_q,
         rows)``.
       strategy: "gather" (each rank receives the keys that it needs, some heads at a time, while it computes
-        others), "ring" (keys go around), "heads" (an all-to-all turns rows into heads; "Ulysses"), or "auto",
-        the quickest by a model of the machine, as `explain` tells.
+        others), "ring" (keys go around), "heads" (an all-to-all turns rows into heads; "Ulysses"), on a mesh
+        of two dimensions "heads+gather" or "heads+ring" (heads within a node, keys across nodes), or "auto",
+        the quickest by a model of the machine, as `explain` tells. The first call of a group exchanges which
+        hosts its ranks are on, so that all choose the same.
       check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes, for
         which a GPU's stream is waited for. It has to be the same on every rank. Without it ranks that
         disagree wait for one another until the group's time-out, or worse.
+
+    In a graph of torch.compile it is an operator, without a graph break; make the layout outside of it. One
+    graph serves every layout.
 
     Returns:
       The result of the rank's rows, with ``return_lse`` a pair of it and the LSE.

@@ -73,6 +73,17 @@ def least_rows(work: Work, cap: float) -> int:
     return sum(_least_of(work, sequence, cap) for sequence in range(len(work.lengths)))
 
 
+def least_rows_of_equal_shards(length: int, ranks: int) -> int:
+    """`least_rows` of one sequence under a causal mask, if ranks have equal rows and equal work besides.
+
+    The j ranks with the latest last rows hold the last T rows and j length / ranks - T others, which cost as
+    much as the first ones of the sequence at least. All of it is their share of the work if T is
+    j length / (2 ranks): no layout can have more, and `Layout.zigzag` has just that. For many ranks that is
+    9/8 of what shards of any size have to receive.
+    """
+    return sum(length - j * length // (2 * ranks) for j in range(ranks)) - length
+
+
 def _least_of(work: Work, sequence: int, cap: float) -> int:
     length = work.lengths[sequence]
 
