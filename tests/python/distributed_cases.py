@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 STRATEGIES = ("gather", "ring", "heads")
 LEVELS = ("heads+gather", "heads+ring")
+KINDS = ("zigzag", "striped", "balanced")
 LAYOUTS = ("contiguous", "zigzag", "striped", "balanced", "of_ranges")
 DENSE, PACKED = 61, (5, 0, 33, 1, 70, 2)
 
@@ -209,6 +210,47 @@ def right_of_rounded_parts(rank: int, *arguments: Any) -> None:
         _parts.part_dtype = dtype_of
 
 
+def inputs(layout: Layout, rank: int, device: str = "cpu") -> list[Tensor]:
+    """q, k, v of the rank and a sink, all of which want gradients."""
+    generator = torch.Generator().manual_seed(5)
+    lead = (layout.total,) if layout.packed else (2, layout.total)
+    whole = [torch.randn(*lead, h, 32, generator=generator) for h in (4, 2, 2)]
+    sink = torch.randn(4, generator=generator)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    shards = [layout.shard(t, rank).to(device, dtype) for t in whole]
+    return [t.requires_grad_() for t in (*shards, sink.to(device))]
+
+
+def graph_step(layout: Layout, group: Any, strategy: str, *inputs: Tensor) -> Tensor:
+    q, k, v, sink = inputs
+    options: dict[str, Any] = {"causal": True, "window": (40, -1), "softcap": 5.0, "sink": sink}
+    options["deterministic"] = True  # on GPUs, too, the same with and without a graph
+    out, lse = context_parallel_attention(
+        q * 2, k, v, layout=layout, group=group, strategy=strategy, return_lse=True, **options
+    )
+    return out.square().sum() + lse.sigmoid().sum()
+
+
+def one_graph(rank: int, strategy: str, kind: str, group: Any, device: str) -> int:
+    """How many graphs serve several layouts, forward and backward, with the results of none."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+    compiled = torch.compile(graph_step, fullgraph=True, dynamic=True, backend=counter)
+    for lengths in ((51, 21, 41), (64, 40), (37, 35, 30, 50)):
+        layout = getattr(Layout, kind)(lengths, dist.get_world_size(group))
+        tensors = inputs(layout, rank, device)
+        wanted = graph_step(layout, group, strategy, *tensors)
+        got = compiled(layout, group, strategy, *tensors)
+        torch.testing.assert_close(got, wanted)
+        gradients = (torch.autograd.grad(loss, tensors) for loss in (got, wanted))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b)
+    found: int = counter.frame_count
+    return found
+
+
 _groups: dict[Any, Any] = {}
 
 
@@ -221,14 +263,14 @@ def subgroup(members: tuple[int, ...] | None) -> Any:
     return _groups[members]
 
 
-def same_bits(rank: int, device: str) -> None:
+def same_bits(rank: int, device: str, times: int = 3, kinds: tuple[str, ...] = KINDS) -> None:
     """With ``deterministic`` gradients do not depend on which rank is late."""
     chance = random.Random(rank)
-    for kind, strategy in itertools.product(("zigzag", "striped", "balanced"), STRATEGIES):
+    for kind, strategy in itertools.product(kinds, STRATEGIES):
         for lengths in (DENSE, PACKED):
             layout = layout_of(kind, lengths, dist.get_world_size())
             first: list[Tensor] = []
-            for _ in range(3):
+            for _ in range(times):
                 time.sleep(chance.random() * 0.01)
                 got = results(
                     FEATURES["all"],

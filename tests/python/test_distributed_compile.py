@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import distributed_cases as cases
 import pytest
 import tandem
@@ -11,49 +9,14 @@ import torch
 import torch.distributed as dist
 from distributed_pool import Pool
 from tandem.distributed import Layout, context_parallel_attention
-from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 
 PAIR = (0, 1)
 
 
-def _inputs(layout: Layout, rank: int, seed: int = 5) -> list[Tensor]:
-    """q, k, v of the rank and a sink, all of which want gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    lead = (layout.total,) if layout.packed else (2, layout.total)
-    whole = [torch.randn(*lead, h, 32, generator=generator) for h in (4, 2, 2)]
-    sink = torch.randn(4, generator=generator)
-    return [t.requires_grad_() for t in (*(layout.shard(t, rank) for t in whole), sink)]
-
-
-def _step(layout: Layout, group: Any, strategy: str, *inputs: Tensor) -> Tensor:
-    q, k, v, sink = inputs
-    options: dict[str, Any] = {"causal": True, "window": (40, -1), "softcap": 5.0, "sink": sink}
-    out, lse = context_parallel_attention(
-        q * 2, k, v, layout=layout, group=group, strategy=strategy, return_lse=True, **options
-    )
-    return out.square().sum() + lse.sigmoid().sum()
-
-
 def _compiled(rank: int, strategy: str, kind: str) -> int:
-    """One graph for several layouts, forward and backward, as without the compiler."""
-    if rank not in PAIR:
-        cases.subgroup(PAIR)
-        return 0
     group = cases.subgroup(PAIR)
-    counter = CompileCounterWithBackend("aot_eager")
-    torch.compiler.reset()
-    compiled = torch.compile(_step, fullgraph=True, dynamic=True, backend=counter)
-    for lengths in ((51, 21, 41), (64, 40), (37, 35, 30, 50)):
-        layout = getattr(Layout, kind)(lengths, 2)
-        inputs = _inputs(layout, rank)
-        wanted = _step(layout, group, strategy, *inputs)
-        got = compiled(layout, group, strategy, *inputs)
-        torch.testing.assert_close(got, wanted)
-        for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(wanted, inputs), strict=True):
-            torch.testing.assert_close(a, b)
-    return counter.frame_count
+    return cases.one_graph(rank, strategy, kind, group, "cpu") if rank in PAIR else 0
 
 
 @pytest.mark.parametrize("kind", ["zigzag", "balanced"])
@@ -69,7 +32,7 @@ def _on_meshes(rank: int) -> None:
     compiled = torch.compile(context_parallel_attention, fullgraph=True)
     for group, ranks, mine in ((mesh["within"], 2, rank % 2), (mesh, 4, rank)):
         layout = Layout.zigzag(64, ranks)
-        inputs = [t.detach() for t in _inputs(layout, mine)[:3]]
+        inputs = [t.detach() for t in cases.inputs(layout, mine)[:3]]
         wanted = context_parallel_attention(*inputs, layout=layout, group=group, causal=True)
         got = compiled(*inputs, layout=layout, group=group, causal=True)
         torch.testing.assert_close(got, wanted)
@@ -84,7 +47,7 @@ def _refusals(rank: int) -> tuple[str, str]:
     torch.compiler.reset()
     compiled = torch.compile(context_parallel_attention, fullgraph=True, backend="aot_eager")
     layout = Layout.zigzag(64, 4)
-    q, k, v, _ = (t.detach() for t in _inputs(layout, rank))
+    q, k, v, _ = (t.detach() for t in cases.inputs(layout, rank))
     with pytest.raises(tandem.TandemError) as disagree:
         compiled(q, k, v, layout=layout, causal=rank == 3)
     odd = q[:, :-1] if rank == 1 else q
@@ -103,7 +66,7 @@ def test_ranks_that_disagree_are_told(pool: Pool) -> None:
 def _checked(rank: int) -> None:
     """PyTorch's own checks of the operator and its derivative."""
     layout = Layout.balanced([20, 44], 4)
-    q, k, v, sink = _inputs(layout, rank)
+    q, k, v, sink = cases.inputs(layout, rank)
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     options = (layout.code, [name], True, -1, -1, 0.0, None, True)
     arguments = (q, k, v, sink, *options, None, "ring", True, True)
