@@ -26,11 +26,12 @@ from transformers import masking_utils as makers
 
 from tandem._api import attention
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem.integrations import _batching, _instead, _masks
+from tandem.integrations import _batching, _instead, _masks, _ranks
 from tandem.integrations._masks import Mask
 from tandem.integrations._patterns import EAGER, Pattern
+from tandem.integrations._ranks import context_parallel
 
-__all__ = ["Mask", "attention_forward", "attention_mask", "register"]
+__all__ = ["Mask", "attention_forward", "attention_mask", "context_parallel", "register"]
 
 
 def register(name: str = "tandem", unsupported: str = "error") -> None:
@@ -112,8 +113,8 @@ NO_MASK = "pass a 2D mask if the model takes one, or " + EAGER
 #: What models and their callers pass on to every layer, and no attention works with.
 _HARMLESS = frozenset(
     "position_ids position_embeddings cache_position num_items_in_batch max_length_q max_length_k seq_idx "
-    "token_type_ids mm_token_type_ids input_ids inputs_embeds labels decoder_input_ids encoder_hidden_states "
-    "encoder_attention_mask logits_to_keep output_hidden_states vision_feature_layer "
+    "token_type_ids mm_token_type_ids input_ids inputs_embeds labels shift_labels decoder_input_ids "
+    "encoder_hidden_states encoder_attention_mask logits_to_keep output_hidden_states vision_feature_layer "
     "vision_feature_select_strategy".split()
 )
 
@@ -135,6 +136,7 @@ def attention_forward(
     output_attentions: bool = False,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    context_parallel: _ranks.Divided | None = None,
     unsupported: str = "error",
     **unused: Any,
 ) -> tuple[Tensor, None]:
@@ -185,16 +187,17 @@ def attention_forward(
         "window": mask.pattern.window,
         "softcap": softcap or 0.0,
         "sink": None if s_aux is None else s_aux.float(),
-        "pad": True,
     }
+    if context_parallel is not None:
+        return _ranks.attend(context_parallel, q, k, v, mask, options), None
     if rows is None:
-        options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k}
+        options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k, "pad": True}
         return attention(q, k, v, **options), None
     batch, queries = q.shape[:2]
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
     if rows.chosen_q is not None:
         q, k, v = q[rows.chosen_q], k[rows.chosen_k], v[rows.chosen_k]
-    options |= {"cu_seqlens_q": rows.cu_seqlens_q, "cu_seqlens_k": rows.cu_seqlens_k}
+    options |= {"cu_seqlens_q": rows.cu_seqlens_q, "cu_seqlens_k": rows.cu_seqlens_k, "pad": True}
     out = attention(q, k, v, **options, seqused_q=rows.seqused_q, seqused_k=rows.seqused_k)
     if rows.chosen_q is not None:
         whole = out.new_zeros(batch * queries, *out.shape[1:])
