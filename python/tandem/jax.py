@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _core
-from tandem._errors import UnsupportedError
+from tandem import _arrays, _call, _core, _jax_ranks
+from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem._jax_ranks import row_order
 
-__all__ = ["attention"]
+__all__ = ["attention", "context_parallel_attention", "row_order"]
 
 _handlers = _core.jax_handlers()
 if not _handlers:
@@ -161,6 +162,42 @@ def attention(
     inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
     out, lse = _attention(options, {name: jnp.asarray(array) for name, array in inputs.items()}, metadata)
     return (out, lse) if return_lse else out
+
+
+def context_parallel_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    axis_name: str,
+    layout: str = "zigzag",
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """Exact attention over sequences whose rows are divided along a mesh's axis; inside ``jax.shard_map``.
+
+    Every device passes its rows, ``(batch, rows, heads, head_dim)``, and gets their results. Gradients flow;
+    those of keys are added up in f32.
+
+    Call shard_map with ``check_vma=False``: XLA's foreign functions don't tell over which axes results vary.
+
+    Args:
+      axis_name: the mesh's axis that rows are divided over.
+      layout: which rows a device has, as of `tandem.distributed.Layout`: "zigzag", a part near the start and
+        one near the end, or "contiguous". `row_order` sorts a sequence's rows for it.
+      causal, window, return_lse: as for `attention`; a window comes with ``causal``.
+      options: ``scale``, ``softcap``, ``sink``, ``deterministic`` and ``pad`` of `attention`.
+    """
+    unknown = options.keys() - {"scale", "softcap", "sink", "deterministic", "pad"}
+    if unknown:
+        raise InvalidArgumentError(
+            f"{sorted(unknown)[0]} is not an option of attention over devices; leave it out"
+        )
+    causal, return_lse = _call.flag("causal", causal), _call.flag("return_lse", return_lse)
+    options |= {"causal": causal, "window": _call.pair("window", window)}
+    return _jax_ranks.attend(attention, q, k, v, axis_name, layout, return_lse, options)
 
 
 def _outputs(options: _Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
