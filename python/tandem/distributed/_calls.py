@@ -99,6 +99,8 @@ def groups(
             call = between(_of_step(piece, key), _of_step(key, piece), mask)
             if call is not None:
                 _add(found, call, packed)
+    # The most keys first: later calls add to what is there, the first one writes.
+    found.sort(key=lambda group: group.keys[0] - group.keys[1])
     touched_keys: list[tuple[int, int]] = []
     for group in found:
         group.new_queries = _is_new(group.queries, touched)

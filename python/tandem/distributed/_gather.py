@@ -30,34 +30,30 @@ class Route:
     sends: Tensor  #: rows of the shard that go to other ranks, by rank
     send_rows: list[int]
     receive_rows: list[int]
-    own: Tensor  #: rows of the shard that the rank needs itself
-    before: int  #: rows that arrive from lower ranks
-    order: Tensor | None  #: of what arrives, the rank's own rows among it (_routes.Arrivals)
-    back: Tensor | None  #: the inverse of that
+    own: Tensor  #: where the rank's own rows are among the keys that it needs, by their places
+    came: Tensor  #: where those are that arrive, by rank
 
     def exchange(self, ranks: Ranks, kv: Tensor) -> tuple[Waiting, Tensor]:
         return ranks.exchange(kv.index_select(0, self.sends), self.send_rows, self.receive_rows), kv
 
     def assemble(self, coming: tuple[Waiting, Tensor]) -> Tensor:
-        """The keys and values that the rank needs, in the order of their places."""
+        """The keys and values that the rank needs, in the order of their places. Its own are among them,
+        since every query sees its own place."""
         waiting, kv = coming
         came = waiting.wait()
-        kv = torch.cat([came[: self.before], kv.index_select(0, self.own), came[self.before :]])
-        return kv if self.order is None else kv.index_select(0, self.order)
+        whole = kv.new_empty((len(self.own) + len(self.came), *kv.shape[1:]))
+        return whole.index_copy_(0, self.own, kv).index_copy_(0, self.came, came)
 
     def send_back(self, ranks: Ranks, gradients: Tensor) -> tuple[Waiting, Tensor]:
         """Sends gradients to the rows' owners."""
-        if self.back is not None:
-            gradients = gradients.index_select(0, self.back)
-        after = self.before + len(self.own)
-        sends = torch.cat([gradients[: self.before], gradients[after:]])
-        return ranks.exchange(sends, self.receive_rows, self.send_rows), gradients[self.before : after]
+        sends = gradients.index_select(0, self.came)
+        own = gradients.index_select(0, self.own)
+        return ranks.exchange(sends, self.receive_rows, self.send_rows), own
 
-    def total(self, coming: tuple[Waiting, Tensor], rows: int) -> Tensor:
+    def total(self, coming: tuple[Waiting, Tensor]) -> Tensor:
         """The gradients of the shard: the rank's own part, then those of the others by ascending rank."""
-        waiting, own = coming
+        waiting, total = coming
         came = waiting.wait()
-        total = own.new_zeros((rows, *own.shape[1:])).index_add_(0, self.own, own)
         begin = 0
         for count in self.send_rows:
             if count:
@@ -75,17 +71,17 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     to = {r: _routes.route(layout, mask, rank, r) for r in others}
     come = {r: _routes.rows_of(_routes.route(layout, mask, r, rank)) for r in others}
     sends = [_routes.index_of(pieces) for pieces in to.values()]
-    order = arrived.order
+    place = torch.arange(arrived.rows) if arrived.order is None else arrived.order.argsort()
+    before = sum(come[r] for r in others if r < rank)
+    after = before + layout.rows(rank)
     return Route(
         groups,
         _parts.is_exact(groups, layout.rows(rank)),
         torch.cat([torch.empty(0, dtype=torch.int64), *sends]).to(device),
         [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
         [come.get(r, 0) for r in range(layout.ranks)],
-        _routes.index_of(_routes.route(layout, mask, rank, rank)).to(device),
-        sum(come[r] for r in others if r < rank),
-        None if order is None else order.to(device),
-        None if order is None else order.argsort().to(device),
+        place[before:after].to(device),
+        torch.cat([place[:before], place[after:]]).to(device),
     )
 
 
@@ -137,7 +133,7 @@ def backward(
 
     def finish(i: int, returning: tuple[Waiting, Tensor]) -> None:
         a, b = todo[i]
-        of_k, of_v = apart(route.total(returning, k.shape[1]), k.shape[-1])
+        of_k, of_v = apart(route.total(returning), k.shape[-1])
         dk[:, :, a:b] = of_k
         dv[:, :, a:b] = of_v
 
@@ -148,7 +144,7 @@ def backward(
         if i + 1 < len(todo):
             coming = start(i + 1)
         heads = slice(a * group, b * group)
-        sums = torch.zeros_like(kv, dtype=torch.float32)
+        sums = _parts.sums_of(kv, route.groups)
         some = Saved(
             q[:, :, heads],
             saved.out[:, :, heads],

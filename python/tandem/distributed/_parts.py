@@ -61,6 +61,13 @@ def gradient_of(q: Tensor, exact: bool) -> Tensor:
     return torch.empty_like(q) if exact else torch.zeros_like(q, dtype=torch.float32)
 
 
+def sums_of(kv: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Gradients of keys before the first call, which may write them all."""
+    first = groups[0].keys if groups else (0, 0)
+    make = torch.empty_like if first == (0, len(kv)) else torch.zeros_like
+    return make(kv, dtype=torch.float32)
+
+
 def is_exact(groups: Sequence[Group], rows: int) -> bool:
     """Whether each of so many queries has one call, whose results are final."""
     covered = sum(end - begin for begin, end in (group.queries for group in groups))
