@@ -71,7 +71,7 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     to = {r: _routes.route(layout, mask, rank, r) for r in others}
     come = {r: _routes.rows_of(_routes.route(layout, mask, r, rank)) for r in others}
     sends = [_routes.index_of(pieces) for pieces in to.values()]
-    place = torch.arange(arrived.rows) if arrived.order is None else arrived.order.argsort()
+    place = torch.arange(arrived.rows) if arrived.order is None else _routes.inverse_of(arrived.order)
     before = sum(come[r] for r in others if r < rank)
     after = before + layout.rows(rank)
     return Route(

@@ -18,7 +18,7 @@ from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Gradients, Job, Result, Saved
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
-from tandem.distributed._routes import Piece
+from tandem.distributed._routes import Piece, inverse_of
 
 #: Of each rank its heads of q and of k and v, as (first, last + 1)
 Shares = tuple[tuple[tuple[int, int], tuple[int, int]], ...]
@@ -56,8 +56,11 @@ class Order:
     @classmethod
     def of(cls, shards: Sequence[Tensor], place: Tensor, device: torch.device) -> Order:
         """``shards``: of each rank the numbers of its rows; ``place``: the same numbers in that order."""
-        by_place = torch.cat(list(shards)).argsort()[place.argsort().argsort()]
-        return cls([len(shard) for shard in shards], by_place.argsort().to(device), by_place.to(device))
+        numbers = torch.cat(list(shards))
+        where = torch.zeros(int(numbers.max()) + 1 if len(numbers) else 0, dtype=torch.int64)
+        where[numbers] = torch.arange(len(numbers))
+        by_place = where[place]
+        return cls([len(shard) for shard in shards], inverse_of(by_place).to(device), by_place.to(device))
 
 
 @kept_with_layout

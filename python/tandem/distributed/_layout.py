@@ -311,8 +311,8 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 def _indices(layout: Layout, rank: int, through: bool) -> Tensor:
     begins = [0, *itertools.accumulate(layout.lengths)] if through else [0] * len(layout.lengths)
-    runs = [
-        torch.arange(r.count, dtype=torch.int64) * r.step + (begins[r.sequence] + r.start)
-        for r in layout.runs[rank]
-    ]
-    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+    _, sequence, start, count, step = layout.table[layout.table[:, 0] == rank].T
+    first = np.array(begins, dtype=np.int64)[sequence] + start
+    # The i-th row of each run, for all runs at once.
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return torch.from_numpy(np.repeat(first, count) + within * np.repeat(step, count))

@@ -30,6 +30,8 @@ class Piece:
 
     def between(self, begin: int, end: int) -> Piece | None:
         """Its rows of the places [begin, end) of the sequence; None if it has none."""
+        if begin <= self.start and self.last < end:
+            return self
         first = max(0, -(-(begin - self.start) // self.step))
         last = min(self.count, -(-(end - self.start) // self.step))
         if first >= last:
@@ -84,8 +86,17 @@ def rows_of(found: tuple[Piece, ...]) -> int:
 
 def index_of(found: tuple[Piece, ...]) -> Tensor:
     """The rows of a shard that these pieces are; int64, on the CPU."""
-    parts = [torch.arange(piece.offset, piece.offset + piece.count) for piece in found]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    counts = np.array([piece.count for piece in found], dtype=np.int64)
+    offsets = np.array([piece.offset for piece in found], dtype=np.int64)
+    ends = np.cumsum(counts)
+    return torch.from_numpy(np.arange(counts.sum()) + np.repeat(offsets - ends + counts, counts))
+
+
+def inverse_of(order: Tensor) -> Tensor:
+    """Of a permutation; without sorting it."""
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order))
+    return inverse
 
 
 @dataclass(frozen=True)
