@@ -169,12 +169,10 @@ class OnRanks:
 
     def __init__(self, contender: Contender, which: str, device: torch.device) -> None:
         self.call, self.inside = contender.passes[which], contender.inside
-        self.device, self.calls = device, 1
+        self.device, self.calls, self.memory = device, 1, 0.0
 
     def slowest(self, microseconds: float) -> float:
-        found = torch.tensor([microseconds], dtype=torch.float64, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return float(found)
+        return most(microseconds, self.device)
 
     def time(self, calls: int) -> float:
         with self.inside():
@@ -194,9 +192,13 @@ class OnRanks:
             return self.slowest(start.elapsed_time(end) * 1e3 / calls)
 
     def warm(self, milliseconds: float) -> None:
-        """Finds out how many calls a round has, the same on all ranks."""
+        """Finds out how many calls a round has, the same on all ranks, and what a call allocates."""
         self.time(1)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()  # without a GPU 0
         self.calls = max(1, int(milliseconds * 1e3 / self.time(1)))
+        self.memory = most(torch.cuda.max_memory_allocated() - before, self.device)
 
     def round(self, milliseconds: float) -> list[float]:
         return [self.time(self.calls)]
@@ -225,6 +227,13 @@ def agreed(failure: str) -> str:
     return next((each for each in told if each), "")
 
 
+def most(number: float, device: torch.device) -> float:
+    """The largest of all ranks."""
+    found = torch.tensor([number], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
 def difference(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
     """The largest, as a share of the largest number of the tensor; of all tensors and ranks."""
     worst = 0.0
@@ -232,9 +241,7 @@ def difference(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
         if want.numel():
             top = float(want.abs().amax()) or 1.0
             worst = max(worst, float((got.float() - want.float()).abs().amax()) / top)
-    reduced = torch.tensor([worst], dtype=torch.float64, device=found[0].device)
-    dist.all_reduce(reduced, dist.ReduceOp.MAX)
-    return float(reduced)
+    return most(worst, found[0].device)
 
 
 def contenders(
@@ -322,6 +329,7 @@ def measure(cell: Cell, which: str, arguments: argparse.Namespace, like: Any, pe
         "tflops": rates,
         "share": {name: rate / rates[ALONE] for name, rate in rates.items() if ALONE in rates},
         "timeline": {name: found for name, found in timelines.items() if found},
+        "bytes": {name: one.memory for name, one in able.items()},
         "difference": differences,
         "wrong": [name for name, off in differences.items() if not off <= MOST[like["dtype"]]],
         "failed": failed,
@@ -346,13 +354,14 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"\n## {found['tokens']} tokens a rank, {found['documents']}, {what}\n"
     yield f"{found['sequences']} sequences, {found['layout']}: {found['balance']}"
     yield f"auto is {found['chosen']}\n"
-    header = ["contender", "ms", "TFLOP/s a GPU", "share of one GPU", "difference"]
+    header = ["contender", "ms", "TFLOP/s a GPU", "share of one GPU", "GB allocated", "difference"]
     rows = [
         [
             name,
             f"{statistics.median(us) / 1e3:.3f}",
             f"{found['tflops'][name]:.1f}",
             f"{found['share'][name]:.3f}" if found["share"] else "-",
+            f"{found['bytes'][name] / 1e9:.2f}",
             f"{found['difference'][name]:.1e}" if name in found["difference"] else "-",
         ]
         for name, us in found["us"].items()

@@ -146,6 +146,7 @@ def test_strategies_are_timed_on_every_rank(tmp_path: Path) -> None:
     names = {"gather", "ring", "heads", "auto, checked", "alone"}
     for cell in own:
         assert names <= cell["us"].keys() and all(len(us) == 3 for us in cell["us"].values())
+        assert cell["bytes"].keys() == cell["us"].keys()
         assert cell["share"]["alone"] == 1.0 and 0 < cell["share"]["gather"]
         assert cell["wrong"] == [] and cell["difference"].keys() == names - {"alone"}
     # 96 tokens: causal pairs of a rank, on average, of 4 heads of 32
