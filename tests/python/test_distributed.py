@@ -157,6 +157,26 @@ def test_a_dimension_of_a_device_mesh(pool: Pool) -> None:
     pool.run(_on_a_mesh)
 
 
+def _in_torchs_context_parallel(rank: int) -> None:
+    """PyTorch's context manager divides buffers as Layout.zigzag does: attention inside may be ours."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    torch.manual_seed(2)
+    whole = [torch.randn(2, 64, heads, 16) for heads in (4, 2, 2)]
+    wanted = tandem.attention(*whole, causal=True)
+    mesh = init_device_mesh("cpu", (4,))
+    layout = Layout.zigzag(64, 4)
+    q, k, v = (t.clone() for t in whole)
+    with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[1, 1, 1]):
+        assert torch.equal(q, layout.shard(whole[0], rank))
+        out = context_parallel_attention(q, k, v, layout=layout, group=mesh, causal=True)
+    torch.testing.assert_close(out, layout.shard(wanted, rank), atol=1e-5, rtol=1e-5)
+
+
+def test_shards_of_torchs_context_parallel(pool: Pool) -> None:
+    pool.run(_in_torchs_context_parallel)
+
+
 def _more_ways(rank: int) -> None:
     """No gradients; autocast; a compiled model around it; a result that nothing flows back from."""
     layout = Layout.zigzag(64, 4)
