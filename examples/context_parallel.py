@@ -3,18 +3,21 @@
     python -m torch.distributed.run --standalone --nproc-per-node 4 examples/context_parallel.py
 
 Each process has one GPU, or without GPUs a part of the CPU. The losses are those of one process: compare with
-``--nproc-per-node 1``. What is special about context parallel is marked by (1) to (5).
+``--nproc-per-node 1``. With ``--within 2`` two processes make a node, and the group has two levels. What is
+special about context parallel is marked by (1) to (5).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from tandem.distributed import Layout, context_parallel_attention, explain
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 WORDS, WIDTH, HEADS, HEADS_KV, HEAD_DIM, LAYERS = 64, 64, 4, 2, 16, 2
 
@@ -39,13 +42,13 @@ class Block(nn.Module):
         self.join = nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False)
         self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
-    def forward(self, x: Tensor, positions: Tensor, layout: Layout, strategy: str) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, layout: Layout, options: dict[str, Any]) -> Tensor:
         q, k, v = (
             self.qkv(self.norms[0](x)).unflatten(-1, (-1, HEAD_DIM)).split([HEADS, HEADS_KV, HEADS_KV], 1)
         )
         q, k = rotated(q, positions), rotated(k, positions)
         # (4) Queries of this process see keys of all of them.
-        out = context_parallel_attention(q, k, v, layout=layout, causal=True, strategy=strategy)
+        out = context_parallel_attention(q, k, v, layout=layout, causal=True, **options)
         x = x + self.join(out.flatten(1))
         return x + self.feed(self.norms[1](x))
 
@@ -57,10 +60,10 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = nn.RMSNorm(WIDTH)
 
-    def forward(self, words: Tensor, positions: Tensor, layout: Layout, strategy: str) -> Tensor:
+    def forward(self, words: Tensor, positions: Tensor, layout: Layout, options: dict[str, Any]) -> Tensor:
         x = self.words(words)
         for block in self.blocks:
-            x = block(x, positions, layout, strategy)
+            x = block(x, positions, layout, options)
         return self.norm(x) @ self.words.weight.T / 8
 
 
@@ -80,7 +83,9 @@ def main() -> None:
     parser.add_argument(
         "--layout", default="balanced", choices=["contiguous", "zigzag", "striped", "balanced"]
     )
-    parser.add_argument("--strategy", default="auto", choices=["auto", "gather", "ring", "heads"])
+    strategies = ["auto", "gather", "ring", "heads", "heads+gather", "heads+ring"]
+    parser.add_argument("--strategy", default="auto", choices=strategies)
+    parser.add_argument("--within", type=int, default=0, help="processes of a node; 0: one level")
     arguments = parser.parse_args()
 
     # (1) A process group: NCCL where there are GPUs.
@@ -92,12 +97,16 @@ def main() -> None:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if gpu else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    options: dict[str, Any] = {"strategy": arguments.strategy}
+    if arguments.within:
+        shape = (ranks // arguments.within, arguments.within)
+        options["group"] = init_device_mesh(device.type, shape, mesh_dim_names=("across", "within"))
 
     # (2) Who has which rows of the packed documents; the same on every process.
     layout: Layout = getattr(Layout, arguments.layout)(arguments.lengths, ranks)
     if rank == 0:
-        shape = {"heads_q": HEADS, "heads_kv": HEADS_KV, "head_dim_qk": HEAD_DIM}
-        print(explain(layout, causal=True, strategy=arguments.strategy, **shape))
+        sizes = {"heads_q": HEADS, "heads_kv": HEADS_KV, "head_dim_qk": HEAD_DIM, "within": arguments.within}
+        print(explain(layout, causal=True, strategy=arguments.strategy, **sizes))
 
     torch.manual_seed(0)  # the same weights everywhere
     model = Model().to(device)
@@ -108,7 +117,7 @@ def main() -> None:
         whole = documents(arguments.lengths, generator)
         words, after = (layout.shard(t, rank).to(device) for t in whole)  # (3) this process's rows
         with torch.autocast(device.type, torch.bfloat16, enabled=gpu):
-            logits = model(words, positions, layout, arguments.strategy)
+            logits = model(words, positions, layout, options)
         loss = nn.functional.cross_entropy(logits.float(), after, reduction="sum") / layout.total
         optimizer.zero_grad()
         loss.backward()

@@ -30,9 +30,11 @@ def _losses(program: subprocess.Popen[str]) -> list[float]:
 
 
 def test_a_transformer_trains_on_four_processes_as_on_one() -> None:
-    one, four = (_losses(started) for started in [_start(1), _start(4, "--strategy", "ring")])
+    one = _losses(_start(1))
     assert len(one) == 10 and one[-1] < 0.6 * one[0]
-    assert all(abs(a - b) <= 1e-4 * a for a, b in zip(one, four, strict=True)), (one, four)
+    for options in (["--strategy", "ring"], ["--within", "2"]):
+        four = _losses(_start(4, *options))
+        assert all(abs(a - b) <= 1e-4 * a for a, b in zip(one, four, strict=True)), (options, one, four)
 
 
 def test_its_documentation_says_how_to_run_it() -> None:
