@@ -74,7 +74,7 @@ def kill(size: int) -> None:
         processes[-1].join()
         began = time.monotonic()
         for process in processes[:-1]:
-            process.join(max(0.0, began + 3 * TIMEOUT - time.monotonic()))
+            process.join(max(0.0, began + 4 * TIMEOUT - time.monotonic()))
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
