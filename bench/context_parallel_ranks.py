@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import os
@@ -390,4 +391,5 @@ def group() -> Iterator[torch.device]:
     try:
         yield device
     finally:
+        gc.collect()  # a DeviceMesh that is left keeps gloo's threads, and they must not outlive Python
         dist.destroy_process_group()

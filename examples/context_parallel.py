@@ -130,6 +130,7 @@ def main() -> None:
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step} loss {total.item():.6f}", flush=True)
+    options.clear()  # a mesh keeps its groups' threads
     dist.destroy_process_group()
 
 
