@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from distributed_pool import Pool
 from tandem.distributed import Layout, _comm, context_parallel_attention, gather
+from tandem.distributed._chunks import chunk_count
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, sent
 from torch.distributed.device_mesh import init_device_mesh
@@ -226,7 +227,8 @@ def _counted(rank: int) -> None:
             ).sum().backward()
             mask = Mask(-1, 0)
             came, went = (of(layout, mask)[rank] for of in (received, sent))
-            assert sorted(rows) == sorted([came] * 4 + [went] * 2), (kind, rows)  # 2 chunks: of 2 heads
+            chunks = chunk_count(layout, mask, 2, 4 * 32)
+            assert sorted(rows) == sorted([came] * 2 * chunks + [went] * chunks), (kind, rows)
     finally:
         _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
 

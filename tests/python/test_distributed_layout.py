@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tandem.distributed import Layout, balance, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
+from tandem.distributed._chunks import chunk_count
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import arrivals, pieces, received, route, sent
 
@@ -153,6 +154,16 @@ def test_ranges_are_checked() -> None:
         Layout.zigzag(10, 2).unshard([torch.zeros(1, n, 1, 8) for n in (4, 5)])
     with pytest.raises(tandem.InvalidArgumentError, match=r"lengths\[1\] is -1"):
         Layout.zigzag([3, -1], 2)
+
+
+def test_chunks_are_few_where_they_hide_nothing() -> None:
+    """One where all of it is two ranks' keys and the work is small; else as many as ranks or heads."""
+    mask, per_pair = Mask(-1, 0), 64 * 256
+    sizes = [(8192, 2, 1), (32768, 2, 2), (1024, 4, 4), (8192, 16, 8)]  # rows of a rank, ranks, chunks
+    for rows, ranks, chunks in sizes:
+        assert chunk_count(Layout.zigzag(rows * ranks, ranks), mask, 8, per_pair) == chunks
+    packed = Layout.balanced([500] * 64, 8)
+    assert chunk_count(packed, mask, 8, per_pair) == 1 and chunk_count(packed, mask, 8, 10**9) == 8
 
 
 def test_tables_and_the_choice() -> None:

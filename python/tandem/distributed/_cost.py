@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _heads, _levels, _routes
+from tandem.distributed._chunks import chunk_count
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 
@@ -140,7 +141,8 @@ def _pairs(layout: Layout, mask: Mask) -> list[int]:
 def _gather(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> Estimate:
     rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
     size = rows * shape.kv * (2 * shape.itemsize + 4)  # keys twice, their gradients once in f32
-    chunks = min(shape.heads_kv, layout.ranks)
+    per_pair = shape.batch * shape.heads_q * (shape.head_dim_qk + shape.head_dim_v)
+    chunks = chunk_count(layout, mask, shape.heads_kv, per_pair)
     link = size / machine.link
     compute = _compute(max(_pairs(layout, mask)), shape.heads_q, shape, machine)
     # The first chunk of keys and the last one of gradients are waited for.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.distributed import _calls, _parts, _routes
+from tandem.distributed._chunks import chunk_count, chunks
 from tandem.distributed._comm import Ranks, Waiting
 from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
 from tandem.distributed._layout import Layout, kept_with_layout
@@ -85,19 +86,16 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     )
 
 
-def chunks(layout: Layout, heads_kv: int) -> list[tuple[int, int]]:
-    """The heads of K and V that are sent together: as many chunks as ranks, so that two of them are about as
-    large as two ranks' K and V; one chunk of each head where there are fewer."""
-    count = min(heads_kv, layout.ranks)
-    bounds = [heads_kv * i // count for i in range(count + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[int, int]]:
+    per_pair = q.shape[0] * q.shape[2] * (q.shape[3] + v.shape[3])
+    return chunks(chunk_count(job.layout, job.mask, k.shape[2], per_pair), k.shape[2])
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
     rows = _parts.Rows.of(q, v.shape[-1], route.exact)
     group = q.shape[2] // k.shape[2]
-    todo = chunks(job.layout, k.shape[2])
+    todo = _heads_of_chunks(job, q, k, v)
 
     def start(i: int) -> tuple[Waiting, Tensor]:
         a, b = todo[i]
@@ -125,7 +123,7 @@ def backward(
     dq = _parts.gradient_of(q, route.exact)
     dk, dv = (torch.empty_like(t, dtype=dtype or t.dtype) for t in (k, v))
     group = q.shape[2] // k.shape[2]
-    todo = chunks(job.layout, k.shape[2])
+    todo = _heads_of_chunks(job, q, k, v)
 
     def start(i: int) -> tuple[Waiting, Tensor]:
         a, b = todo[i]
