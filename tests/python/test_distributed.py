@@ -237,6 +237,30 @@ def test_no_row_is_sent_that_is_not_counted(pool: Pool) -> None:
     pool.run(_counted)
 
 
+def _alone(rank: int) -> None:
+    """Whole sequences on every rank: nothing is sent, forward or backward."""
+    exchange = _comm.Ranks.exchange
+    layout = Layout.of_ranges([9, 20, 4, 30], [[(29, 33)], [(0, 9)], [(33, 63)], [(9, 29)]])
+    torch.manual_seed(6)
+    whole = [torch.randn(63, heads, 16) for heads in (4, 2, 2)]
+    shards = [layout.shard(t, rank).requires_grad_() for t in whole]
+    _comm.Ranks.exchange = None  # type: ignore[method-assign, assignment]
+    try:
+        out = context_parallel_attention(*shards, layout=layout, causal=True, strategy="gather")
+        out.square().sum().backward()
+    finally:
+        _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
+    mine = [t.detach()[None].requires_grad_() for t in shards]
+    tandem.attention(*mine, causal=True).square().sum().backward()
+    for got, want in zip(shards, mine, strict=True):
+        assert got.grad is not None and want.grad is not None
+        torch.testing.assert_close(got.grad, want.grad[0])
+
+
+def test_whole_sequences_send_nothing(pool: Pool) -> None:
+    pool.run(_alone)
+
+
 def _late(rank: int) -> float:
     """How long a rank waits for another that does not come, in a group with a time-out of 2 s."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=2))

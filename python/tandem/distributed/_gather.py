@@ -33,8 +33,11 @@ class Route:
     receive_rows: list[int]
     own: Tensor  #: where the rank's own rows are among the keys that it needs, by their places
     came: Tensor  #: where those are that arrive, by rank
+    silent: bool  #: no rank needs another's keys, so that none has to send
 
     def exchange(self, ranks: Ranks, kv: Tensor) -> tuple[Waiting, Tensor]:
+        if self.silent:
+            return Waiting((), kv[:0], None, ""), kv
         return ranks.exchange(kv.index_select(0, self.sends), self.send_rows, self.receive_rows), kv
 
     def assemble(self, coming: tuple[Waiting, Tensor]) -> Tensor:
@@ -49,6 +52,8 @@ class Route:
         """Sends gradients to the rows' owners."""
         sends = gradients.index_select(0, self.came)
         own = gradients.index_select(0, self.own)
+        if self.silent:
+            return Waiting((), sends, None, ""), own
         return ranks.exchange(sends, self.receive_rows, self.send_rows), own
 
     def total(self, coming: tuple[Waiting, Tensor]) -> Tensor:
@@ -83,6 +88,7 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
         [come.get(r, 0) for r in range(layout.ranks)],
         place[before:after].to(device),
         torch.cat([place[:before], place[after:]]).to(device),
+        not any(_routes.received(layout, mask)),
     )
 
 
