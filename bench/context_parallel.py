@@ -205,7 +205,8 @@ def page() -> str:
     return f"""# Context parallel: layouts and a model
 
 Written by `python bench context-parallel`, commit {harness.commit()}. Work and
-traffic are counted exactly by `tandem.distributed`; times are a model. No GPU has run this.
+traffic are counted exactly by `tandem.distributed`; times are a model. Measured on two GPUs:
+[Context parallel on two H100s](gpu-context-parallel-h100.md).
 
 {ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
 of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
