@@ -205,7 +205,9 @@ def transformed(
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What autocast, where it is on for their device, makes of q, k and v."""
     device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    # torch.compile of PyTorch 2.11 cannot trace the question whether there is autocast.
+    has_autocast = device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)
+    if not (has_autocast and torch.is_autocast_enabled(device)):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.dtype in _AUTOCAST else t for t in tensors)

@@ -68,8 +68,7 @@ def flash_attn_func(
 
     Args:
       q: ``(batch, seqlen_q, heads_q, head_dim_qk)``, float16, bfloat16 or float8_e4m3fn; float32 on the CPU.
-        Head dimensions are any up to 256, on the CPU up to 1024; on a GPU without gradients up to 576 of
-        q and k, and 512 of v.
+        Head dimensions are any up to 256, on the CPU up to 1024; without gradients, on a GPU, up to 576.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
