@@ -243,7 +243,9 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
   tile::SplitLine<C.tiling, C.keys> line{p};
-  const u32 share = tile::share_of(p, line.length());
+  const tile::LineLength length = line.length();
+  const u32 share = tile::share_of(p, length);
+  if (!tile::cuts_tiles(length, share)) return;
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;

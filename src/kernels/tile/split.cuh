@@ -174,6 +174,12 @@ TANDEM_DEVICE u32 share_of(const ForwardParams& p, const LineLength& line) {
   return even <= least + least / 16 ? even : least;
 }
 
+/// Whether shares end inside tiles. Where all tiles are small beside a share, or short, each goes whole to
+/// the CTA in whose share it begins: then no row depends on the tiles before it.
+TANDEM_DEVICE bool cuts_tiles(const LineLength& line, u32 share) {
+  return line.largest > max(share / 16, 4U);
+}
+
 /// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
 TANDEM_DEVICE int part_of_head(u32 cta) {
   return static_cast<int>(2 * cta + 1);
@@ -191,6 +197,7 @@ struct SplitTiles {
   u32 at = 0;
   u32 end = 0;
   bool begun = false;
+  bool cuts = true;
 
   /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile.
   struct Piece {
@@ -206,13 +213,18 @@ struct SplitTiles {
       const u32 share = share_of(line.p, length);
       at = min(cta * share, length.total);
       end = min(at + share, length.total);
+      cuts = by_split || cuts_tiles(length, share);
       begun = true;
     }
-    if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
     u32 start = 0;
     u32 cost = 0;
-    line.locate(at, t, start, cost);
-    const u32 stop = by_split ? at + 1 : min(end, start + cost);
+    for (;;) {
+      if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
+      line.locate(at, t, start, cost);
+      if (cuts || at == start) break;
+      at = start + cost;  // the CTA before has it
+    }
+    const u32 stop = by_split ? at + 1 : cuts ? min(end, start + cost) : start + cost;
     piece.skip = ptx::warp_uniform(static_cast<int>(at - start));
     piece.count = ptx::warp_uniform(static_cast<int>(stop - at));
     const bool whole = at == start && stop == start + cost;
