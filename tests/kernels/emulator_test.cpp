@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -110,26 +109,6 @@ TEST(Emulator, NamedBarriersJoinWhoArrivesAndWhoWaits) {
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(16, 32); }, {.threads = 32}),
               HasSubstr("no named barrier 16"));
   EXPECT_THAT(fault_of([] { ptx::named_barrier_sync(1, 48); }, {.threads = 64}), HasSubstr("for 48 threads"));
-}
-
-TEST(Emulator, CopiesArriveWhenTheyAreWaitedFor) {
-  const std::vector<float> source(32, 7.0F);
-  const auto run = [&](bool waits) {
-    float got = 0.0F;
-    const auto kernel = [&] {
-      auto* const shared = reinterpret_cast<float*>(ptx::dynamic_shared());
-      ptx::copy_async(shared + ptx::thread_index(), source.data() + ptx::thread_index());
-      if (waits) ptx::wait_for_copies();
-      ptx::sync_block();
-      if (ptx::thread_index() == 3) got = ptx::load_shared(shared + 5);
-    };
-    EXPECT_EQ(
-        fault_of(kernel, {.threads = 32, .shared_bytes = 128}, {.buffers = {emulator::readable(source)}}),
-        "");
-    return got;
-  };
-  EXPECT_EQ(run(true), 7.0F);
-  EXPECT_TRUE(std::isnan(run(false)));
 }
 
 TEST(Emulator, WhatThePreviousGridWritesIsReadAfterItsEnd) {

@@ -52,8 +52,8 @@ TruthInputs truth_inputs() {
 
 std::vector<unsigned char> blank_truth() {
   std::vector<unsigned char> results(truth_bytes, truth_blank);
-  std::fill(results.begin() + static_cast<std::ptrdiff_t>(truth_sum_offset), results.end(),
-            static_cast<unsigned char>(0));
+  std::fill(results.begin() + static_cast<std::ptrdiff_t>(truth_sum_offset),
+            results.begin() + static_cast<std::ptrdiff_t>(truth_late_offset), static_cast<unsigned char>(0));
   return results;
 }
 
@@ -74,6 +74,7 @@ TruthParams truth_params(const TruthMemory& memory, EncodeTensorMap encode) {
   p.numbers = static_cast<const u32*>(memory.numbers);
   p.plain = static_cast<const u16*>(memory.bf16);
   p.out = reinterpret_cast<u32*>(results);
+  p.late = reinterpret_cast<u32*>(results + truth_late_offset);
   return p;
 }
 
@@ -102,7 +103,8 @@ const char* name_of(TruthSection section) {
                                                  "store_b32",
                                                  "store_b64",
                                                  "store_b128",
-                                                 "reduce_add"};
+                                                 "reduce_add",
+                                                 "copies"};
   return names[static_cast<int>(section)];
 }
 

@@ -107,6 +107,24 @@ TANDEM_DEVICE void truth_pack_e4m3(Truth& t) {
   }
 }
 
+/// Copies by threads, in two groups: what is there once the first has been waited for, zeros included, and
+/// then the rest.
+TANDEM_DEVICE void truth_copies(Truth& t) {
+  auto* const to = reinterpret_cast<ptx::Vec4*>(t.s.stage);
+  const auto* const from = reinterpret_cast<const ptx::Vec4*>(t.p.plain);
+  t.out = t.p.late;
+  ptx::copy_async_or_zero(to + t.thread, from + t.thread, t.thread % 3 != 0);
+  ptx::commit_copies();
+  ptx::copy_async(to + truth_threads + t.thread, from + truth_threads + t.thread);
+  ptx::commit_copies();
+  ptx::wait_for_copy_groups<1>();
+  ptx::sync_block();
+  t.record_shared(t.s.stage, 4 * truth_threads);
+  ptx::wait_for_copy_groups<0>();
+  ptx::sync_block();
+  t.record_shared(t.s.stage + 16 * truth_threads, 4 * truth_threads);
+}
+
 TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_constant__ TruthParams p) {
   auto& s = *reinterpret_cast<TruthShared*>(ptx::dynamic_shared());
   if (ptx::thread_index() == 0) {
@@ -141,6 +159,7 @@ TANDEM_KERNEL __launch_bounds__(truth_threads, 1) hardware_truth(const __grid_co
     case TruthSection::store_b32: truth_store(t, p.target[0], 16, false, 8, 0); break;
     case TruthSection::store_b64: truth_store(t, p.target[1], 32, false, 40, 16); break;
     case TruthSection::store_b128: truth_store(t, p.target[2], 64, false, 100, 72); break;
+    case TruthSection::copies: truth_copies(t); break;
     case TruthSection::reduce_add: truth_store(t, p.sum, 64, true, 120, 104); break;
   }
 }

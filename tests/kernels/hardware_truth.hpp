@@ -19,11 +19,12 @@ struct TruthInputs {
 };
 TruthInputs truth_inputs();
 
-/// Everything that it writes: `out`, then the three u16 targets, then the f32 target. All start as
-/// `truth_blank` bytes, the f32 target as zeros.
+/// Everything that it writes: `out`, then the three u16 targets, then the f32 target, then `late`. All start
+/// as `truth_blank` bytes, the f32 target as zeros.
 constexpr unsigned char truth_blank = 0xee;
 constexpr std::size_t truth_matrix = std::size_t{truth_rows} * truth_cols;
-constexpr std::size_t truth_bytes = truth_words * 4 + 3 * truth_matrix * 2 + truth_matrix * 4;
+constexpr std::size_t truth_late_offset = truth_words * 4 + 3 * truth_matrix * 2 + truth_matrix * 4;
+constexpr std::size_t truth_bytes = truth_late_offset + truth_late_words * 4;
 constexpr std::size_t truth_target_offset(int swizzle) {
   return truth_words * 4 + static_cast<std::size_t>(swizzle) * truth_matrix * 2;
 }

@@ -42,9 +42,10 @@ enum class TruthSection : int {
   store_b32,
   store_b64,
   store_b128,
-  reduce_add
+  reduce_add,
+  copies
 };
-constexpr int truth_sections = static_cast<int>(TruthSection::reduce_add) + 1;
+constexpr int truth_sections = static_cast<int>(TruthSection::copies) + 1;
 
 struct TruthParams {
   TensorMap source[3];     ///< bf16, by Swizzle: boxes of 32 rows, as wide as the swizzle
@@ -55,10 +56,12 @@ struct TruthParams {
   const u32* numbers;      ///< 64 f32 as bits
   const u16* plain;        ///< the bf16 source
   u32* out;
+  u32* late;  ///< of the sections behind reduce_add
   TruthSection section;
 };
 
-/// Words that a section writes to `out`; the last four write to their targets alone.
+/// Words that a section writes to `out`; the four before the last write to their targets alone, and the last
+/// one to `late`: what a GPU has recorded before there was one stays a beginning of what is recorded now.
 constexpr int truth_section_words[truth_sections] = {
     // boxes of 32 rows
     32 * 32 / 4, 32 * 64 / 4, 32 * 128 / 4,
@@ -72,7 +75,10 @@ constexpr int truth_section_words[truth_sections] = {
     // accumulators of a warp's products
     16 * truth_threads, 16 * truth_threads,
     // stores
-    0, 0, 0, 0};
+    0, 0, 0, 0,
+    // copies by threads
+    0};
+constexpr int truth_late_words = 1024;
 /// Where a section's words begin.
 TANDEM_DEVICE constexpr int truth_begin(TruthSection section) {
   int words = 0;

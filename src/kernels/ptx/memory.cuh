@@ -184,7 +184,7 @@ TANDEM_DEVICE void store_shared(T* p, T value) {
 }
 
 /// Starts copying 16 (or 4) bytes without passing through registers. This thread sees them after
-/// wait_for_copies.
+/// wait_for_copies, or wait_for_copy_groups; others after a barrier behind that.
 TANDEM_DEVICE void copy_async(Vec4* shared, const Vec4* global) {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
@@ -201,11 +201,38 @@ TANDEM_DEVICE void copy_async(float* shared, const float* global) {
   emulator::copy_async(shared, global, sizeof(float));
 #endif
 }
+/// The same of 16 bytes that are zeros unless they exist: nothing is read then.
+TANDEM_DEVICE void copy_async_or_zero(Vec4* shared, const Vec4* global, bool exists) {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(exists ? 16 : 0)
+               : "memory");
+#else
+  emulator::copy_async(shared, exists ? global : nullptr, sizeof(Vec4));
+#endif
+}
 TANDEM_DEVICE void wait_for_copies() {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.wait_all;" ::: "memory");
 #else
   emulator::wait_for_copies();
+#endif
+}
+/// Makes the copies that this thread has started since the last call a group, which may be empty.
+TANDEM_DEVICE void commit_copies() {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  emulator::commit_copies();
+#endif
+}
+/// Waits until at most the last `pending` of this thread's groups are under way.
+template <int pending>
+TANDEM_DEVICE void wait_for_copy_groups() {
+#if TANDEM_ON_DEVICE
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#else
+  emulator::wait_for_copy_groups(pending);
 #endif
 }
 

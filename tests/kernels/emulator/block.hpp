@@ -53,8 +53,10 @@ struct Thread {
     void* shared;
     std::array<char, 16> data;
     std::size_t bytes;
+    std::uint32_t group;  ///< that it is in
   };
-  std::vector<Copy> copies;
+  std::vector<Copy> copies;          ///< in their order
+  std::uint32_t copy_groups = 0;     ///< committed
   bool previous_grid_ended = false;  ///< it has waited for it
 };
 

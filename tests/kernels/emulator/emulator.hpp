@@ -56,6 +56,8 @@ void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, in
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);
 void copy_async(void* shared, const void* global, std::size_t bytes);
 void wait_for_copies();
+void commit_copies();
+void wait_for_copy_groups(int pending);
 void bulk_send(void* target, const void* source, std::uint32_t bytes, void* bar);
 void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);

@@ -261,27 +261,54 @@ void check_shared_write(const void* p, std::size_t bytes) {
               "shared store");
 }
 
-/// The bytes come as late as they can: until the wait, shared memory holds NaN.
+/// The bytes come as late as they can, with the wait. Null: zeros.
 void copy_async(void* shared, const void* global, std::size_t bytes) {
-  check_global(global, bytes, false);
+  Block& block = Block::current();
+  Thread& self = block.self();
+  if (global != nullptr) check_global(global, bytes, false);
+  if (reinterpret_cast<std::uintptr_t>(shared) % bytes != 0)
+    block.fail(fmt::format("copy_async: the target is not aligned to {} bytes", bytes));
   check_shared_write(shared, bytes);
-  Thread::Copy copy{.shared = shared, .data = {}, .bytes = bytes};
-  std::memcpy(copy.data.data(), global, bytes);
+  block.shadow().begin_copy(block.shared_offset(shared, bytes, "copy_async"),
+                            static_cast<std::uint32_t>(bytes));
+  Thread::Copy copy{.shared = shared, .data = {}, .bytes = bytes, .group = self.copy_groups};
+  if (global != nullptr) std::memcpy(copy.data.data(), global, bytes);
   std::memset(shared, 0xff, bytes);
-  Block::current().self().copies.push_back(copy);
+  self.copies.push_back(copy);
 }
 
-void wait_for_copies() {
+namespace {
+
+/// Ends this thread's copies of the groups before `end`.
+void end_copies(std::uint32_t end) {
   Block& block = Block::current();
   Thread& self = block.self();
   constexpr const char* what = "copy to shared memory";
-  for (const Thread::Copy& copy : self.copies) {
+  std::size_t ended = 0;
+  for (; ended < self.copies.size() && self.copies[ended].group < end; ++ended) {
+    const Thread::Copy& copy = self.copies[ended];
     const std::uint32_t offset = block.shared_offset(copy.shared, copy.bytes, what);
     const auto bytes = static_cast<std::uint32_t>(copy.bytes);
-    block.check(block.shadow().write(offset, bytes, self.index, self.clock), offset, what);
+    block.check(block.shadow().end_copy(offset, bytes, self.index, self.clock), offset, what);
     std::memcpy(copy.shared, copy.data.data(), copy.bytes);
   }
-  self.copies.clear();
+  self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<std::ptrdiff_t>(ended));
+}
+
+}  // namespace
+
+void wait_for_copies() {
+  end_copies(Block::current().self().copy_groups + 1);
+}
+
+void commit_copies() {
+  ++Block::current().self().copy_groups;
+}
+
+void wait_for_copy_groups(int pending) {
+  const std::uint32_t groups = Block::current().self().copy_groups;
+  const auto kept = static_cast<std::uint32_t>(pending);
+  if (groups > kept) end_copies(groups - kept);
 }
 
 void wait_for_previous_grid() {

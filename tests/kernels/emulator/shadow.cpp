@@ -6,6 +6,12 @@
 
 namespace tandem::emulator {
 
+namespace {
+
+constexpr const char* unwaited = "reads bytes of a copy that its thread has not waited for";
+
+}  // namespace
+
 void join(Clock& into, const Clock& from) {
   std::uint32_t* a = into.data();
   const std::uint32_t* b = from.data();
@@ -19,7 +25,7 @@ void join(Clock& into, const Clock& from) {
 }
 
 Shadow::Shadow(std::uint32_t bytes, Components components)
-    : components_(components), reserved_(components.count(), 1) {
+    : components_(components), reserved_(components.count(), 1), copying_(components.count(), 2) {
   writer_.resize((bytes + 3) / 4);
   reader_.resize(writer_.size());
   store_reader_.resize((bytes + 15) / 16);
@@ -35,6 +41,7 @@ std::string Shadow::writer_name(Event e) const {
 std::string Shadow::ordinary_visible(Event source, std::uint32_t thread, const Clock& observer) const {
   if (source.never()) return "reads shared memory that nobody wrote";
   if (source == reserved_) return "reads an mbarrier's bytes";
+  if (source == copying_) return unwaited;
   if (source.component() == thread || source.known_to(observer)) return "";
   if (components_.is_barrier(source)) {
     return fmt::format("reads bytes of a copy that it has not waited for: {}", writer_name(source));
@@ -45,6 +52,7 @@ std::string Shadow::ordinary_visible(Event source, std::uint32_t thread, const C
 std::string Shadow::async_visible(Event source, const Clock& observer) const {
   if (source.never()) return "reads shared memory that nobody wrote";
   if (source == reserved_) return "reads an mbarrier's bytes";
+  if (source == copying_) return unwaited;
   if (components_.is_barrier(source)) {
     if (source.known_to(observer)) return "";
     return fmt::format("reads bytes of a copy that it has not waited for: {}", writer_name(source));
@@ -140,6 +148,7 @@ std::string Shadow::write(std::uint32_t offset, std::uint32_t bytes, std::uint32
   for (std::uint32_t i = offset / 4; i * 4 < offset + bytes; ++i) {
     const Event w = writer_[i];
     if (w == reserved_) return "overwrites an mbarrier";
+    if (w == copying_) return "overwrites bytes of a copy that its thread has not waited for";
     // Two threads may write the halves of one word.
     const bool whole_word = bytes >= 4;
     if (whole_word && !w.never() && w.component() != thread && !w.known_to(observer)) {
@@ -151,6 +160,18 @@ std::string Shadow::write(std::uint32_t offset, std::uint32_t bytes, std::uint32
   return "";
 }
 
+void Shadow::begin_copy(std::uint32_t offset, std::uint32_t bytes) {
+  std::fill(writer_.begin() + offset / 4, writer_.begin() + (offset + bytes) / 4, copying_);
+}
+
+std::string Shadow::end_copy(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread,
+                             const Clock& observer) {
+  if (std::string wrong = readers_done(offset, bytes, observer); !wrong.empty()) return wrong;
+  const Event now(thread, observer[thread]);
+  std::fill(writer_.begin() + offset / 4, writer_.begin() + (offset + bytes) / 4, now);
+  return "";
+}
+
 std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event completion,
                             const Clock& observer) {
   if (std::string wrong = readers_done(offset, bytes, observer); !wrong.empty()) return wrong;
@@ -159,6 +180,7 @@ std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event com
     const Event w = writer_[i];
     if (w == accepted) continue;
     if (w == reserved_) return "overwrites an mbarrier";
+    if (w == copying_) return "overwrites bytes of a copy that its thread has not waited for";
     if (components_.is_barrier(w) && !w.known_to(observer)) {
       return fmt::format("overwrites bytes of a copy that has not been waited for: {}", writer_name(w));
     }

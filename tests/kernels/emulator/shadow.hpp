@@ -19,6 +19,10 @@ class Shadow {
   /// returns what is wrong with it ("" if nothing). Offsets are from the start of dynamic shared memory.
   std::string read(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread, const Clock& observer);
   std::string write(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread, const Clock& observer);
+  /// A copy by a thread (cp.async), from its start to the thread's wait: nobody may read the bytes.
+  void begin_copy(std::uint32_t offset, std::uint32_t bytes);
+  std::string end_copy(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread,
+                       const Clock& observer);
   /// A copy into shared memory: `completion` is the barrier's phase that will cover it.
   std::string copy_in(std::uint32_t offset, std::uint32_t bytes, Event completion, const Clock& observer);
   /// 16 bytes that a bulk store reads until `completion`.
@@ -46,6 +50,7 @@ class Shadow {
 
   Components components_;
   Event reserved_;                     ///< the writer of barriers
+  Event copying_;                      ///< the writer of bytes that a thread's copy will bring
   std::vector<Event> writer_;          ///< by 4-byte word
   std::vector<std::uint32_t> reader_;  ///< by 4-byte word: an Event's bits, or shared_readers | index
   std::vector<std::vector<Event>> read_sets_;
