@@ -19,6 +19,7 @@ MAY_INCLUDE = {
     "cpu": {"problem"},
     "gpu": {"kernels/config", "problem"},
     "kernels/sm90": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
+    "kernels/sm80": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
     "kernels/common": {"kernels/tile", "kernels/ptx", "kernels/config", "problem"},
     "kernels/tile": {"kernels/ptx", "kernels/config", "problem"},
     "kernels/ptx": {"kernels/config", "problem"},

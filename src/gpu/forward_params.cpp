@@ -1,6 +1,7 @@
 #include "gpu/forward_params.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "gpu/param_fields.hpp"
@@ -137,6 +138,12 @@ MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, con
           scales(p.v_scale)};
 }
 
+Sm80ForwardParams make_sm80_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps, int sms,
+                                   const SplitParts& parts) {
+  const auto no_map = [](const TensorMapSpec& /*spec*/) { return TensorMap{}; };
+  return {make_forward_params(p, tiling, maps, no_map, sms, nullptr, parts), p.v.data, strides_of(p.v)};
+}
+
 namespace {
 
 /// The most splits that a tile visits: as many as its sequence has, or as a window shows.
@@ -195,11 +202,14 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
   const std::int64_t most = most_ctas(config, multiprocessors);
   const auto ctas_of = [&](std::int64_t items) { return static_cast<int>(std::min(items, most)); };
   WorkDivision d{.ctas = ctas_of(tiles), .most_ctas = as_int(most), .few_ctas = as_int(most)};
+  // The GPU deals CTAs of a tile each, and begins one where another ends.
+  if (config.of_sm80()) d.ctas = static_cast<int>(std::min<std::int64_t>(tiles, INT_MAX));
   if (config.schedule.invariant) {
     constexpr std::int64_t largest = std::int64_t{1} << 30;  // positions are 32-bit numbers
     const std::int64_t split_size = std::min(p.split_size, largest);
     d.split_blocks = as_int(split_size / tiling.block_n);
     if (!config.schedule.split) {
+      d.ctas = ctas_of(tiles);  // each has room for what it has merged
       d.part_outputs = merged_numbers(tiling) * d.ctas;
       return d;
     }

@@ -50,6 +50,9 @@ ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, 
 MixedForwardParams make_mixed_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
                                      EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                      const SplitParts& parts = {});
+/// That of the family sm80, which reads tensors by their addresses.
+Sm80ForwardParams make_sm80_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
+                                   int sms, const SplitParts& parts = {});
 /// @}
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have

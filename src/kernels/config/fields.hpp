@@ -17,6 +17,9 @@ namespace tandem {
 constexpr const char* name_of(Element element) {
   return element == Element::f16 ? "f16" : "bf16";
 }
+constexpr const char* name_of(Family family) {
+  return family == Family::sm80 ? "sm80" : "sm90";
+}
 constexpr const char* name_of(ScoreTransform transform) {
   switch (transform) {
     case ScoreTransform::raw: return "raw";
@@ -67,6 +70,10 @@ constexpr const char* type_name();
 template <>
 constexpr const char* type_name<Element>() {
   return "Element";
+}
+template <>
+constexpr const char* type_name<Family>() {
+  return "Family";
 }
 template <>
 constexpr const char* type_name<KeySource>() {
@@ -180,7 +187,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, key_type, wide, v_in_k] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, wide, v_in_k] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -188,6 +195,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("keys", keys);
   f("transform", transform);
   f("schedule", schedule);
+  f("family", family);
   f("key_type", key_type);
   f("wide", wide);
   f("v_in_k", v_in_k);

@@ -43,8 +43,9 @@ constexpr int decode_exchange_bytes = decode_warps * decode_rows * (decode_row_f
 /// The warpgroups of the kernel `forward_wide` that share the columns of O, beside one that scores.
 constexpr int wide_parts = 2;
 
-/// Everything that specialises the forward kernel, with tiles of 16 rows the kernel `decode`, or the kernel
-/// `forward_wide`.
+/// Everything that specialises the forward kernel of either family, with tiles of 16 rows the kernel
+/// `decode`, or the kernel `forward_wide`. Of the family sm80 no fields but `stages` count of how tiles are
+/// loaded and scheduled: each CTA has one Q, all of its warps load, and all compute.
 struct ForwardConfig {
   Tiling tiling{};   ///< head dimensions: multiples of 32; block_n: a multiple of 16
   int stages = 2;    ///< K tiles, and V tiles, in flight
@@ -53,6 +54,7 @@ struct ForwardConfig {
   KeySource keys = KeySource::rows;
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
+  Family family = Family::sm90;
   /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
   /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
   OperandType key_type = OperandType::input;
@@ -62,6 +64,12 @@ struct ForwardConfig {
   constexpr bool operator==(const ForwardConfig&) const = default;
   /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.
   [[nodiscard]] constexpr bool by_warps() const { return tiling.block_m == decode_rows; }
+  [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
+  /// sm80: units of 64 rows that four warps compute, 16 rows each. With two of them what ldmatrix reads of K
+  /// and V serves twice as many products; from a head_dim_v of 129 on registers hold the output of one.
+  [[nodiscard]] constexpr int units_a_warp() const {
+    return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
+  }
   /// K and V are converted in shared memory.
   [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
   /// Tiles of K, and of V, that products read.
@@ -71,11 +79,13 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int warps_of_k() const { return 4 * (v_in_k ? 1 + wide_parts : consumers()); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
   [[nodiscard]] constexpr int threads() const {
+    if (of_sm80()) return 128 * consumers() / units_a_warp();
     if (by_warps()) return 32 * (decode_warps + 1);
     if (wide) return 128 * (wide_parts + 2);
     return 128 * (consumers() + (schedule.specialised ? 1 : 0) + (converts() ? 1 : 0));
   }
   [[nodiscard]] constexpr RegisterSplit registers() const {
+    if (of_sm80()) return {.producer = 0, .consumer = 255};
     if (converts()) return split_registers_with_converter(consumers());
     if (wide) return {.producer = 40, .consumer = 176, .scorer = 120};
     if (schedule.specialised && !by_warps()) return split_registers(consumers());
@@ -90,6 +100,8 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
   const int kv_tiles = c.tile_stages() * kv_elements * 2;
+  // The family sm80 has no barriers, and a description of the tile.
+  if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
   const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
@@ -100,8 +112,9 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
 }
 
 /// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
-/// each.
+/// each. Of the family sm80 as many as its registers hold: other SMs have less shared memory.
 constexpr int ctas_per_sm(const ForwardConfig& c) {
+  if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
   return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
 }
 
@@ -220,6 +233,12 @@ struct HeadScales {
 /// the 8-bit kernels' own parameters lie behind those.
 struct MixedForwardParams : ForwardParams {
   HeadScales k_scale, v_scale;
+};
+
+/// What the forward kernel of the family sm80 is launched with: it reads no tensor map.
+struct Sm80ForwardParams : ForwardParams {
+  const void* v_data;
+  Strides v_stride;
 };
 
 }  // namespace tandem

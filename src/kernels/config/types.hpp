@@ -8,6 +8,11 @@ namespace tandem {
 /// 16-bit element types of the matrix products.
 enum class Element : int { f16, bf16 };
 
+/// The kernels there are of one operation, by the first architecture that has their instructions. `sm90`:
+/// WGMMA and TMA, which compute capability 9.0 alone has. `sm80`: mma.sync, ldmatrix and cp.async, of all
+/// from 8.0 on.
+enum class Family : int { sm90, sm80 };
+
 /// 8-bit operands of the matrix products, by what A holds: B is e4m3 with e4m3, s8 with s8 and u8, u8 with
 /// u8_u8.
 enum class Bytes : int { e4m3, s8, u8, u8_u8 };

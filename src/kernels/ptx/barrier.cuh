@@ -54,15 +54,17 @@ TANDEM_DEVICE void sync_cluster() {
 }
 
 /// Programmatic dependent launch: wait for the grid before this one; let the grid after this one start.
+/// Before sm_90 there is none, and nothing to wait for.
 TANDEM_DEVICE void wait_for_previous_grid() {
-#if TANDEM_ON_DEVICE
+#if TANDEM_ON_DEVICE && __CUDA_ARCH__ < 900
+#elif TANDEM_ON_DEVICE
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #else
   emulator::wait_for_previous_grid();
 #endif
 }
 TANDEM_DEVICE void launch_next_grid() {
-#if TANDEM_ON_DEVICE
+#if TANDEM_ON_DEVICE && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

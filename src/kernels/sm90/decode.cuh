@@ -117,7 +117,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
     u32 q[4];
-    tile::load_rows_operand(shared.in.q[0][q_at.stage], i, lane, q);
+    tile::load_rows_operand(shared.in.q[0][q_at.stage], 0, i, lane, q);
 #pragma unroll
     for (int n = 0; n < keys; n += 16) {
       u32 k[4];

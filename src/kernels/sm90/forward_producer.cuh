@@ -97,14 +97,6 @@ struct ForwardShared {
   }
 };
 
-/// The tiles that a CTA computes.
-template <ForwardConfig C>
-using ForwardTiles = typename Select<
-    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant>,
-    typename Select<C.schedule.invariant,
-                    tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
-                    tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
-
 // ---- Producer ----
 
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block

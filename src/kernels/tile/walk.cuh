@@ -118,3 +118,15 @@ struct SplitQueryTiles {
 };
 
 }  // namespace tandem::tile
+
+namespace tandem {
+
+/// The tiles that a CTA computes.
+template <ForwardConfig C>
+using ForwardTiles = typename Select<
+    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant>,
+    typename Select<C.schedule.invariant,
+                    tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
+                    tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;
+
+}  // namespace tandem

@@ -1,4 +1,5 @@
-// Operands of one warp's products (ptx/mma.cuh), out of tiles in shared memory that TMA has filled.
+// Operands of one warp's products (ptx/mma.cuh), out of tiles in shared memory that TMA or cp.async has
+// filled.
 #pragma once
 
 #include "kernels/ptx/mma.cuh"
@@ -6,10 +7,10 @@
 
 namespace tandem::tile {
 
-/// A: rows [0, 16) of the tile, columns 16 * step onwards.
+/// A: rows [row, row + 16) of the tile, columns 16 * step onwards.
 template <typename Tile>
-TANDEM_DEVICE void load_rows_operand(Tile& tile, int step, int lane, u32 (&a)[4]) {
-  ptx::ldmatrix_x4(tile.address(lane % 16, 16 * step + lane / 16 * 8), a);
+TANDEM_DEVICE void load_rows_operand(Tile& tile, int row, int step, int lane, u32 (&a)[4]) {
+  ptx::ldmatrix_x4(tile.address(row + lane % 16, 16 * step + lane / 16 * 8), a);
 }
 
 /// B of two products whose columns are rows [row, row + 8) and [row + 8, row + 16) of the tile, and whose

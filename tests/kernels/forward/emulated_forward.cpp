@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include "gpu/forward_params.hpp"
 #include "plan/forward_plan.hpp"
 
 namespace tandem::kernel_tests {
@@ -157,6 +156,32 @@ std::string EmulatorRunner::refuses(const Case& c) const {
   return {};
 }
 
+ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitParts& parts,
+                                             unsigned int* tile_counter,
+                                             const emulator::Options& options) const {
+  const Tiling& tiling = kernel_.config.tiling;
+  emulator::Grid grid{.blocks = static_cast<unsigned>(parts.division.ctas),
+                      .threads = static_cast<unsigned>(kernel_.config.threads()),
+                      .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))};
+  gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
+  if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
+  if (kernel_.sm80 != nullptr) {
+    // Where a CTA can have any tiles, some have several, as in a grid that is at its limit.
+    if (parts.division.part_outputs == 0 && seed % 2 == 1) grid.blocks = std::min(grid.blocks, blocks);
+    const Sm80ForwardParams params = gpu::make_sm80_params(p, tiling, maps, sms, parts);
+    emulator::launch(kernel_.sm80, params, grid, options);
+    return params;
+  }
+  const MixedForwardParams params =
+      gpu::make_mixed_params(p, tiling, maps, &emulator::encode, sms, tile_counter, parts);
+  if (kernel_.mixed != nullptr) {
+    emulator::launch(kernel_.mixed, params, grid, options);
+  } else {
+    emulator::launch(kernel_.kernel, static_cast<const ForwardParams&>(params), grid, options);
+  }
+  return params;
+}
+
 void EmulatorRunner::forward(Call& call) {
   Problem p = make_problem(call.forward_args());
   fold_heads_into_rows(p);
@@ -178,10 +203,9 @@ void EmulatorRunner::forward(Call& call) {
   }
   std::vector<unsigned int> tile_counter(1, 0);
   options.buffers.push_back(emulator::writable(tile_counter));
-  const Tiling& tiling = kernel_.config.tiling;
   const bool split = kernel_.config.schedule.split;
-  const gpu::WorkDivision work =
-      gpu::divide_work(p, kernel_.config, static_cast<int>(split ? split_blocks : blocks));
+  const gpu::WorkDivision work = gpu::divide_work(
+      p, kernel_.config, static_cast<int>(split ? split_blocks : blocks) / ctas_per_sm(kernel_.config));
   // NaN: nothing may be read that no CTA has written.
   std::vector<float> part_out(static_cast<std::size_t>(work.part_outputs), std::nanf(""));
   std::vector<float> part_lse(static_cast<std::size_t>(work.part_lses), std::nanf(""));
@@ -192,20 +216,9 @@ void EmulatorRunner::forward(Call& call) {
     merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
-  gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
-  if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
-  const MixedForwardParams mixed = gpu::make_mixed_params(p, tiling, maps, &emulator::encode, sms,
-                                                          tiles > blocks ? tile_counter.data() : nullptr,
-                                                          {part_out.data(), part_lse.data(), work});
-  const ForwardParams& params = mixed;
-  const emulator::Grid grid{.blocks = static_cast<unsigned>(work.ctas),
-                            .threads = static_cast<unsigned>(kernel_.config.threads()),
-                            .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))};
-  if (kernel_.mixed != nullptr) {
-    emulator::launch(kernel_.mixed, mixed, grid, options);
-  } else {
-    emulator::launch(kernel_.kernel, params, grid, options);
-  }
+  const gpu::SplitParts parts{part_out.data(), part_lse.data(), work};
+  const ForwardParams params =
+      launch_forward(p, parts, tiles > blocks ? tile_counter.data() : nullptr, options);
   if (work.combine_ctas == 0) return;
   emulator::launch(
       kernel_.combine, params,

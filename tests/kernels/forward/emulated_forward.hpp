@@ -8,6 +8,7 @@
 #include <string>
 
 #include "emulated_call.hpp"
+#include "gpu/forward_params.hpp"
 #include "harness/runner.hpp"
 #include "kernels/config/forward.hpp"
 #include "launch.hpp"
@@ -18,8 +19,9 @@ namespace tandem::kernel_tests {
 struct EmulatedForward {
   ForwardConfig config;
   void (*kernel)(ForwardParams);
-  void (*mixed)(MixedForwardParams);         ///< the same of a Config that converts; the other is null
-  void (*combine)(ForwardParams) = nullptr;  ///< of a Config with splits
+  void (*mixed)(MixedForwardParams);          ///< the same of a Config that converts; the other is null
+  void (*sm80)(Sm80ForwardParams) = nullptr;  ///< the same of that family
+  void (*combine)(ForwardParams) = nullptr;   ///< of a Config with splits
 };
 
 /// Every Config family, in three files so that they compile side by side.
@@ -34,6 +36,12 @@ std::span<const EmulatedForward> split_forwards();
 /// The same on keys of 8 bits: those that share, and those that do not.
 std::span<const EmulatedForward> mixed_split_forwards();
 std::span<const EmulatedForward> mixed_forwards();
+/// Those of the family sm80: every shape of its tiles; those that know every mask and any lengths; the same
+/// whose thread blocks share keys; and those with heads as rows.
+std::span<const EmulatedForward> sm80_forwards();
+std::span<const EmulatedForward> general_sm80_forwards();
+std::span<const EmulatedForward> split_sm80_forwards();
+std::span<const EmulatedForward> grouped_sm80_forwards();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 
@@ -66,6 +74,11 @@ class EmulatorRunner : public harness::Runner {
   int sms = 2;                ///< for the order of tiles: few, so that some heads come in order
 
  private:
+  /// Runs the kernel, and says with what.
+  [[nodiscard]] ForwardParams launch_forward(const Problem& p, const gpu::SplitParts& parts,
+                                             unsigned int* tile_counter,
+                                             const emulator::Options& options) const;
+
   EmulatedForward kernel_;
 };
 

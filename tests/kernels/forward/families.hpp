@@ -1,8 +1,7 @@
-// Compiles forward kernels for the emulator.
+// Compiles forward kernels of the family sm90 for the emulator.
 #pragma once
 
-#include "forward/emulated_forward.hpp"
-#include "kernels/common/combine.cuh"
+#include "forward/emulated_combine.hpp"
 #include "kernels/sm90/decode.cuh"
 #include "kernels/sm90/forward.cuh"
 #include "kernels/sm90/forward_wide.cuh"
@@ -10,21 +9,15 @@
 namespace tandem::kernel_tests {
 
 template <ForwardConfig config>
-constexpr auto combine_of() -> void (*)(ForwardParams) {
-  if constexpr (config.schedule.split) return &tandem::combine<combine_config(config)>;
-  return nullptr;
-}
-
-template <ForwardConfig config>
 constexpr EmulatedForward emulated() {
   if constexpr (config.converts()) {
-    return {config, nullptr, &tandem::forward<config>, combine_of<config>()};
+    return {config, nullptr, &tandem::forward<config>, nullptr, combine_of<config>()};
   } else if constexpr (config.wide) {
-    return {config, &tandem::forward_wide<config>, nullptr, combine_of<config>()};
+    return {config, &tandem::forward_wide<config>, nullptr, nullptr, combine_of<config>()};
   } else if constexpr (config.by_warps()) {
-    return {config, &tandem::decode<config>, nullptr, combine_of<config>()};
+    return {config, &tandem::decode<config>, nullptr, nullptr, combine_of<config>()};
   } else {
-    return {config, &tandem::forward<config>, nullptr, combine_of<config>()};
+    return {config, &tandem::forward<config>, nullptr, nullptr, combine_of<config>()};
   }
 }
 

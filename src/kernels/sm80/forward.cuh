@@ -1,0 +1,258 @@
+// The forward pass in the instructions that every GPU from Ampere on has: mma.sync, ldmatrix, cp.async.
+//
+// A CTA computes one tile of queries, or several one after the other; the GPU deals CTAs to SMs. All warps
+// load and all compute: K of the next block comes in under the softmax and P V of this one, V under Q K^T.
+// Each warp owns 16 rows of every 64, with one or two units of 64 rows, and all keys of a block, so that its
+// softmax needs no other warp. Where registers allow, an SM holds two CTAs, of which one multiplies while the
+// other computes exponentials. docs/kernels/sm80.md has the arithmetic.
+#pragma once
+
+#include "kernels/config/forward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/sm80/forward_loader.cuh"
+#include "kernels/tile/logits.cuh"
+#include "kernels/tile/mask.cuh"
+#include "kernels/tile/output.cuh"
+#include "kernels/tile/softmax.cuh"
+#include "kernels/tile/warp_operands.cuh"
+
+namespace tandem {
+
+// ---- Consumer ----
+
+template <ForwardConfig C>
+struct Sm80Forward {
+  using Shared = Sm80ForwardShared<C>;
+  static constexpr int units = C.units_a_warp();
+  static constexpr int scores = C.tiling.block_n / 2;      ///< of a unit, in a thread
+  static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< the same
+  static constexpr int steps = C.tiling.head_dim_qk / 16;
+  /// Q stays in registers where it takes few.
+  static constexpr bool keeps_q = units * steps * 4 <= 32;
+  static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
+
+  using Scores = float[units][scores];
+  using Probabilities = u32[units][scores / 2];
+  using Outputs = float[units][outputs];
+  using Queries = u32[keeps_q ? steps : 1][units][4];
+
+  const Sm80ForwardParams& p;
+  Shared& shared;
+  const int warp;
+  const float scale_log2;
+  Sm80ForwardLoader<C> loader;
+  ForwardTiles<C> tiles;
+
+  TANDEM_DEVICE Sm80Forward(const Sm80ForwardParams& params, Shared& s, int warp_)
+      : p(params),
+        shared(s),
+        warp(warp_),
+        scale_log2((C.transform == ScoreTransform::raw ? params.scale : 1.0F) * tile::log2_e),
+        loader{params, s},
+        // A static scheduler has nothing in shared memory.
+        tiles(params, reinterpret_cast<tile::DynamicScheduler::Shared&>(s)) {}
+
+  /// Where the thread is in its warp, and among the four warps of its units: found anew where it is needed,
+  /// so that it takes no registers around the loop.
+  static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::lane_index_anew()); }
+  /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
+  /// special register alone ptxas finds once, before the loop, and keeps in local memory.
+  static TANDEM_DEVICE int operand_lane() {
+    return static_cast<int>(ptx::shuffle_xor(static_cast<u32>(lane()) ^ 1U, 1));
+  }
+  TANDEM_DEVICE int thread() const { return warp % 4 * warp_size + lane(); }
+  /// Unit `i` of this warp, in the tile.
+  TANDEM_DEVICE int unit(int i) const { return i * (C.threads() / warpgroup_size) + warp / 4; }
+  TANDEM_DEVICE int first_query(const tile::QueryTile& t, int i) const {
+    return tile::first_query<C.tiling>(p, t.index.m, unit(i));
+  }
+  TANDEM_DEVICE auto output(int i) const {
+    return tile::Output<C.tiling, C.schedule.invariant>{{}, p, unit(i), thread()};
+  }
+
+  /// The tile that is computed.
+  TANDEM_DEVICE tile::QueryTile current() const { return ptx::load_shared(&shared.tile); }
+
+  TANDEM_DEVICE void run() {
+    tile::QueryTile t;
+    while (tiles.template next<false>(t, false)) {
+      if (t.blocks.first >= t.blocks.end) {
+        store_empty(t);
+        continue;
+      }
+      ptx::sync_block();  // all have read what the last tile left
+      loader.begin(t);
+      compute(t.blocks.end - 1);
+    }
+  }
+  TANDEM_DEVICE void compute(int block);
+  TANDEM_DEVICE void load_queries(Queries& q, int step, int lane);
+  TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
+  TANDEM_DEVICE void take_scores(int block, Scores& s, Probabilities& probabilities, Outputs& o,
+                                 tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
+  TANDEM_DEVICE void store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void store_empty(const tile::QueryTile& t);
+};
+
+/// The tile that has begun to load, from its last block of keys to its first.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::compute(int block) {
+  Outputs o;
+  tile::OnlineSoftmax softmax[units];
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+#pragma unroll
+    for (float& x : o[u]) x = 0.0F;
+  }
+  Queries q;
+  loader.wait();
+  if constexpr (keeps_q) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) load_queries(q, step, lane());
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (const int first = current().blocks.first; block >= first; --block) {
+    if (block != current().blocks.end - 1) loader.wait();  // all have read the last block's V
+    // The buffer of the block before this one is the next that V takes, and this one's the next of K.
+    loader.load_v(block - (C.stages - 1), stage == 0 ? C.stages - 1 : stage - 1);
+    Scores s;
+    multiply_keys(s, q, stage);
+    loader.wait();
+    loader.load_k(block - C.stages, stage);
+    Probabilities probabilities;
+    take_scores(block, s, probabilities, o, softmax);
+    multiply_values(o, probabilities, stage);
+    stage = stage + 1 == C.stages ? 0 : stage + 1;
+  }
+  store(o, softmax);
+}
+
+/// Q of a step, 16 columns of it, of all units.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, int lane) {
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+    tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, lane, q[keeps_q ? step : 0][u]);
+  }
+}
+
+/// S = Q K^T.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stage) {
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+#pragma unroll
+    for (float& x : s[u]) x = 0.0F;
+  }
+  auto& keys = shared.k[stage];
+  const int lane = operand_lane();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    if constexpr (!keeps_q) load_queries(q, step, lane);
+#pragma unroll
+    for (int n = 0; n < C.tiling.block_n; n += 16) {
+      u32 k[4];
+      tile::load_columns_operand(keys, n, step, lane, k);
+#pragma unroll
+      for (int u = 0; u < units; ++u) {
+        const u32(&a)[4] = q[keeps_q ? step : 0][u];
+        ptx::mma<C.tiling.element>(s[u] + n / 2, a, k[0], k[1]);
+        ptx::mma<C.tiling.element>(s[u] + n / 2 + 4, a, k[2], k[3]);
+      }
+    }
+  }
+}
+
+/// From scores to exponentials, with O rescaled where a row's maximum has moved.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::take_scores(int block, Scores& s, Probabilities& probabilities, Outputs& o,
+                                               tile::OnlineSoftmax (&softmax)[units]) {
+  const tile::QueryTile t = current();
+  const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+    tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
+    if (masked) {
+      tile::apply_mask(s[u], t.visible, first_query(t, u), block * C.tiling.block_n,
+                       tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
+    }
+    float rescale[2];
+    float total[2];
+    softmax[u].update(s[u], rescale, scale_log2);
+    softmax[u].exponentials(s[u], total, scale_log2, [](int) {});
+    softmax[u].add(total, rescale);
+    tile::convert<C.tiling.element>(probabilities[u], s[u]);
+    // In most blocks no row's maximum moves. A NaN, too, is not 1.
+    if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
+#pragma unroll
+      for (int i = 0; i < outputs; ++i) o[u][i] *= rescale[i / 2 % 2];
+    }
+  }
+}
+
+/// O += P V. Rows of V that do not exist are zeros.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabilities& probabilities,
+                                                   int stage) {
+  auto& values = shared.v[stage];
+  const int lane = operand_lane();
+#pragma unroll
+  for (int n = 0; n < C.tiling.block_n; n += 16) {
+#pragma unroll
+    for (int col = 0; col < C.tiling.head_dim_v; col += 16) {
+      u32 v[4];
+      tile::load_depth_operand(values, n, col, lane, v);
+#pragma unroll
+      for (int u = 0; u < units; ++u) {
+        const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(probabilities[u][n / 4]);
+        ptx::mma<C.tiling.element>(o[u] + col / 2, a, v[0], v[1]);
+        ptx::mma<C.tiling.element>(o[u] + col / 2 + 4, a, v[2], v[3]);
+      }
+    }
+  }
+}
+
+/// The epilogue.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]) {
+  const tile::QueryTile t = current();
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+    if (C.schedule.split && t.part != tile::whole_tile) {
+      output(u).store_part(t.index, o[u], softmax[u], t.part);
+    } else if constexpr (C.schedule.invariant) {
+      output(u).store_merged(t.index, o[u], softmax[u], t.opens, t.closes);
+    } else {
+      output(u).store(t.index, o[u], softmax[u]);
+    }
+  }
+}
+
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::store_empty(const tile::QueryTile& t) {
+#pragma unroll
+  for (int u = 0; u < units; ++u) {
+    if (C.schedule.split && t.part != tile::whole_tile) {
+      output(u).store_empty_part(t.index, t.part);
+    } else {
+      output(u).store_empty(t.index);
+    }
+  }
+}
+
+// ---- Entry ----
+
+template <ForwardConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
+    sm80_forward(const __grid_constant__ Sm80ForwardParams p) {
+  static_assert(sizeof(Sm80ForwardShared<C>) == forward_shared_bytes(C));
+  auto& shared = *reinterpret_cast<Sm80ForwardShared<C>*>(ptx::dynamic_shared());
+  if constexpr (C.schedule.split) ptx::launch_next_grid();
+  // The shuffle lets ptxas know that the number is uniform over the warp.
+  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  Sm80Forward<C>(p, shared, warp).run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,96 @@
+// Tiles in shared memory that threads fill by cp.async, laid out as TMA would have filled them
+// (tile/shared_tile.cuh). Where rows lie in memory is the caller's to say, row by row: in a sequence, in
+// pages, or heads of one query. Rows and columns that do not exist become zeros.
+#pragma once
+
+#include "kernels/tile/keys.cuh"
+#include "kernels/tile/shared_tile.cuh"
+
+namespace tandem::tile {
+
+/// A row in global memory.
+struct SourceRow {
+  const u16* data;  ///< not read unless the row exists
+  bool exists;
+};
+
+/// How `threads` threads divide the rows of tiles: consecutive ones copy 16 bytes each of a strip's row, so
+/// that rows are read in whole lines. A thread's rows are equally far apart, and equally swizzled: its
+/// addresses are found once, and the others follow by constants.
+template <int threads>
+struct RowCopier {
+  /// Starts copying: `row_at(row, offset)` says where row `row + offset` of the tile lies, of which the first
+  /// `columns` exist; `row` is the thread's first, `offset` a constant.
+  template <typename Tile, typename RowAt>
+  static TANDEM_DEVICE void copy(Tile& to, int columns, RowAt row_at) {
+    constexpr int units = Tile::row_bytes / 16;
+    constexpr int rows = threads / units;  // of a pass
+    static_assert(rows % 8 == 0);
+    const int thread = static_cast<int>(ptx::thread_index_anew());
+    const int row = thread / units;
+    const int unit_col = thread % units * 8;
+    char* const target = to.address(row, unit_col);
+#pragma unroll
+    for (int offset = 0; offset < Tile::row_count; offset += rows) {
+      if (Tile::row_count % rows != 0 && row + offset >= Tile::row_count) return;
+      const SourceRow from = row_at(row, offset);
+      const u16* const source = from.data + unit_col;
+#pragma unroll
+      for (int s = 0; s < Tile::strips; ++s) {
+        ptx::copy_async_or_zero(
+            reinterpret_cast<ptx::Vec4*>(target + offset * Tile::row_bytes + s * Tile::strip_bytes),
+            reinterpret_cast<const ptx::Vec4*>(source + s * Tile::strip_cols),
+            from.exists && unit_col < columns - s * Tile::strip_cols);
+      }
+    }
+  }
+};
+
+/// Where the keys of a tile's sequence begin in `data`, K or V of 16 bits: key 0, or of pages the first row
+/// of the first page.
+template <KeySource keys>
+TANDEM_DEVICE const u16* key_origin(const ForwardParams& p, const TileIndex& t, const void* data,
+                                    const Strides& stride) {
+  const u16* const head = static_cast<const u16*>(data) + key_head(p, t) * stride.head;
+  if constexpr (in_pages(keys)) return head;
+  return head + key_batch<keys>(p, t) * stride.batch + key_row(t, 0) * stride.row;
+}
+
+/// The rows of these keys: the counterpart of load_keys and load_pages.
+template <KeySource keys>
+struct KeyRows {
+  const ForwardParams& p;
+  const TileIndex& t;
+  const u16* origin;
+  const Strides& stride;
+
+  /// Key `first + offset` of the sequence. The product with `offset`, a constant, is the same in all threads.
+  TANDEM_DEVICE SourceRow at(int first, int offset) const {
+    const int key = first + offset;
+    const bool exists = key < t.seqlen_k;
+    if constexpr (in_pages(keys)) {
+      const int row = keys == KeySource::padded_pages ? t.begin_k + key : key;
+      const int number = row / p.pages.page_size;
+      const int page = exists ? page_at(p.pages, t.batch, number) : -1;
+      return {origin + page * stride.batch + (row - number * p.pages.page_size) * stride.row, page >= 0};
+    } else {
+      // In bytes: the sum of elements would be doubled for every row.
+      const auto* const bytes = reinterpret_cast<const char*>(origin);
+      return {reinterpret_cast<const u16*>(bytes + first * (2 * stride.row) + offset * (2 * stride.row)),
+              exists};
+    }
+  }
+};
+
+/// Where row `row` of a tile of queries lies in q.
+template <Tiling T>
+TANDEM_DEVICE SourceRow query_row_at(const ForwardParams& p, const TileIndex& t, int row) {
+  const TileRow at = row_of<T>(p, t, row);
+  const bool exists = at.query < t.seqlen_q;
+  const i64 of_q = t.begin_q + static_cast<i64>(exists ? at.query : 0);
+  return {static_cast<const u16*>(p.q_data) + (p.packed_q ? 0 : t.batch) * p.q_stride.batch +
+              at.head * p.q_stride.head + of_q * p.q_stride.row,
+          exists};
+}
+
+}  // namespace tandem::tile

@@ -1,0 +1,144 @@
+#include "emulated_gpu.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "backward/emulated_backward.hpp"
+#include "harness/pairwise.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+/// Picks a kernel for each case.
+class EmulatedGpu : public harness::Runner {
+ public:
+  explicit EmulatedGpu(const EmulatedKernels& kernels) : name_(kernels.name), backward_(kernels.backward) {
+    add(runners_, kernels.whole);
+    add(sharing_, kernels.sharing);
+    add(sharing_, kernels.whole);
+    add(grouped_, kernels.grouped);
+    add(decoding_, kernels.decoding);
+    add(wide_, kernels.wide);
+  }
+  [[nodiscard]] std::string name() const override { return name_; }
+  [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
+    // The lines are many: a case of nine tiles takes 20 to 50 ms. A test's first may be larger.
+    const double too_many_scores = choice.all().pairs() == 0 ? 6e5 : 1.5e5;
+    constexpr double too_many_heads = 64;
+    const double heads =
+        static_cast<double>(spec.heads_q) * (spec.packed_q ? 1.0 : static_cast<double>(spec.batch));
+    const double scores = heads * static_cast<double>(spec.rows_q()) * static_cast<double>(spec.rows_k());
+    if (heads > too_many_heads || spec.batch > 64 || scores > too_many_scores) return "too large to emulate";
+    if (find(spec) == nullptr) return "no kernel was compiled for it";
+    return choice.take(spec) ? "" : "other cases have its pairs of features";
+  }
+  void forward(harness::Call& call) override {
+    ++calls;
+    emulated.add(harness::features_of(call.spec));
+    pick(call).forward(call);
+  }
+  void backward(harness::Call& call) override {
+    for (const EmulatedBackward& kernels : general_backwards()) {
+      if (!backward_ || !suits(kernels.config, call.spec)) continue;
+      run_backward(kernels, call, {});
+      return;
+    }
+    pick(call).backward(call);
+  }
+
+  mutable harness::PairwiseChoice choice;  ///< of the test's cases that could be emulated
+  harness::PairwiseCover emulated;         ///< what those had that were
+  int calls = 0;
+
+ private:
+  using Runners = std::vector<std::unique_ptr<EmulatorRunner>>;
+
+  static void add(Runners& runners, const std::vector<std::span<const EmulatedForward>>& families) {
+    for (const auto& kernels : families) {
+      for (const EmulatedForward& kernel : kernels)
+        runners.push_back(std::make_unique<EmulatorRunner>(kernel));
+    }
+  }
+  /// The general kernels know every mask and any lengths, and pad head dimensions.
+  static bool suits(const BackwardConfig& config, const harness::Case& c) {
+    return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
+           c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
+           config.softcap == (c.options.softcap > 0.0F);
+  }
+  /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
+  /// the fewest the kernel `decode`, as the plan has it.
+  [[nodiscard]] harness::Runner* find(const harness::Case& spec) const {
+    const std::int64_t batch = std::max<std::int64_t>(spec.batch, 1);
+    const bool few = spec.rows_q() <= 64 * batch;
+    const std::int64_t group = spec.heads_kv > 0 ? spec.heads_q / spec.heads_kv : 1;
+    if (std::max(spec.head_dim_qk, spec.head_dim_v) > 256) {
+      for (const auto& runner : wide_) {
+        if ((few || !runner->splits()) && runner->refuses(spec).empty()) return runner.get();
+      }
+      return nullptr;
+    }
+    for (const auto& runner : decoding_) {
+      if (spec.rows_q() * group <= decode_rows * batch && runner->refuses(spec).empty()) return runner.get();
+    }
+    for (const auto& runner : grouped_) {
+      if (few && spec.heads_q > spec.heads_kv && runner->refuses(spec).empty()) return runner.get();
+    }
+    for (const auto& runner : few ? sharing_ : runners_) {
+      if (runner->refuses(spec).empty()) return runner.get();
+    }
+    return nullptr;
+  }
+  harness::Runner& pick(const harness::Call& call) const {
+    if (harness::Runner* const runner = find(call.spec)) return *runner;
+    throw std::logic_error("no kernel was compiled for it");
+  }
+
+  std::string name_;
+  bool backward_;
+  Runners runners_, sharing_, grouped_, decoding_, wide_;
+};
+
+/// A test of which no case was small enough would pass without having tried anything; one whose cases were
+/// left out, without having tried all that they try.
+class EveryTestRuns : public testing::EmptyTestEventListener {
+ public:
+  explicit EveryTestRuns(EmulatedGpu& gpu) : gpu_(gpu) {}
+  void OnTestStart(const testing::TestInfo&) override {
+    gpu_.calls = 0;
+    gpu_.choice = {};
+    gpu_.emulated = {};
+  }
+  void OnTestEnd(const testing::TestInfo& info) override {
+    if (gpu_.calls == 0 && !info.result()->Skipped()) ADD_FAILURE() << "nothing was emulated";
+    const std::vector<std::string> missing = gpu_.emulated.missing(gpu_.choice.all());
+    if (!missing.empty()) ADD_FAILURE() << missing.size() << " pairs were not tried: " << missing.front();
+  }
+
+ private:
+  EmulatedGpu& gpu_;
+};
+
+/// What has nothing for the emulator: errors before a launch, other element types, sizes beyond its patience,
+/// calls past the runner, wide heads with a split size.
+constexpr const char* filter =
+    "-Contract01_EveryElementWritten.EightBitInputs:"
+    "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:"
+    "Contract09_Sizes.*Beyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
+    "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
+    "Contract18_Caches.ARequestDoesNot*:Contract16_BatchInvariance.OfWideHeads";
+
+}  // namespace
+
+int run_contract(int argc, char** argv, const EmulatedKernels& kernels) {
+  testing::InitGoogleTest(&argc, argv);
+  if (testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = std::string(filter) + kernels.without;
+  EmulatedGpu gpu(kernels);
+  harness::use_only(gpu);
+  testing::UnitTest::GetInstance()->listeners().Append(new EveryTestRuns(gpu));
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace tandem::kernel_tests

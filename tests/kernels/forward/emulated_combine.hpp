@@ -1,0 +1,15 @@
+// Compiles the kernel that merges the parts of a forward kernel, of either family.
+#pragma once
+
+#include "forward/emulated_forward.hpp"
+#include "kernels/common/combine.cuh"
+
+namespace tandem::kernel_tests {
+
+template <ForwardConfig config>
+constexpr auto combine_of() -> void (*)(ForwardParams) {
+  if constexpr (config.schedule.split) return &tandem::combine<combine_config(config)>;
+  return nullptr;
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,130 @@
+// The family sm80: every shape of its tiles, then kernels that run any problem up to a head dimension.
+#include "forward/emulated_combine.hpp"
+#include "kernels/sm80/forward.cuh"
+
+namespace tandem::kernel_tests {
+namespace {
+
+template <ForwardConfig... configs>
+constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
+  return {EmulatedForward{configs, nullptr, nullptr, &sm80_forward<configs>, combine_of<configs>()}...};
+}
+
+constexpr ForwardConfig dense(int head_dim_qk, int head_dim_v, int block_m, int block_n, int stages = 1) {
+  return {.tiling = {.head_dim_qk = head_dim_qk,
+                     .head_dim_v = head_dim_v,
+                     .block_m = block_m,
+                     .block_n = block_n},
+          .stages = stages,
+          .schedule = {.pingpong = false},
+          .family = Family::sm80};
+}
+
+constexpr ForwardConfig causal(ForwardConfig c) {
+  c.mask.causal = true;
+  return c;
+}
+constexpr ForwardConfig local(ForwardConfig c) {
+  c.mask.causal = c.mask.local = true;
+  c.tiling.element = Element::f16;
+  return c;
+}
+
+/// Every mask and any lengths.
+constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform transform = ScoreTransform::raw,
+                                KeySource keys = KeySource::rows) {
+  ForwardConfig c = dense(head_dim, head_dim, head_dim == 256 ? 64 : 128, head_dim == 256 ? 32 : 64);
+  c.tiling.element = element;
+  c.stages = head_dim == 256 ? 1 : 2;
+  c.mask = {.causal = true, .local = true, .varlen = true};
+  c.keys = keys;
+  c.transform = transform;
+  return c;
+}
+
+/// Tiles of few queries, whose key blocks thread blocks share.
+constexpr ForwardConfig split(Element element, int head_dim, KeySource keys = KeySource::rows,
+                              ScoreTransform transform = ScoreTransform::raw) {
+  ForwardConfig c = general(element, head_dim, transform, keys);
+  c.tiling.block_m = 64;
+  c.schedule.split = true;
+  return c;
+}
+constexpr ForwardConfig invariant(ForwardConfig c) {
+  c.tiling.block_m = 64;
+  c.schedule.invariant = true;
+  return c;
+}
+constexpr ForwardConfig grouped(ForwardConfig c) {
+  c.tiling.block_m = 64;
+  c.tiling.heads_as_rows = true;
+  return c;
+}
+
+}  // namespace
+
+std::span<const EmulatedForward> sm80_forwards() {
+  static constexpr auto kernels =
+      emulate<dense(64, 64, 128, 64), causal(dense(64, 64, 128, 128, 2)), local(dense(96, 96, 128, 64, 2)),
+              dense(128, 128, 128, 32, 3), causal(dense(128, 128, 128, 64, 2)),
+              local(dense(192, 128, 128, 32)), causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
+              causal(dense(256, 256, 64, 64)), dense(256, 256, 128, 32)>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> general_sm80_forwards() {
+  using enum ScoreTransform;
+  using enum KeySource;
+  static constexpr auto kernels =
+      emulate<general(Element::f16, 64), general(Element::f16, 64, scaled),
+              general(Element::f16, 64, softcap), general(Element::bf16, 64),
+              general(Element::bf16, 64, scaled), general(Element::bf16, 64, softcap),
+              general(Element::f16, 256), general(Element::bf16, 256), general(Element::f16, 64, raw, pages),
+              general(Element::bf16, 64, raw, pages), general(Element::bf16, 256, raw, pages),
+              general(Element::bf16, 256, softcap, pages), general(Element::f16, 64, raw, entries),
+              general(Element::bf16, 64, raw, entries), general(Element::bf16, 64, raw, padded_pages),
+              general(Element::bf16, 256, raw, padded_pages), invariant(general(Element::f16, 64)),
+              invariant(general(Element::bf16, 64)), invariant(general(Element::bf16, 64, softcap)),
+              invariant(general(Element::bf16, 256)), invariant(general(Element::f16, 64, raw, pages)),
+              invariant(general(Element::bf16, 64, raw, pages)),
+              invariant(general(Element::bf16, 64, softcap, pages)),
+              invariant(general(Element::bf16, 256, raw, pages)),
+              invariant(general(Element::bf16, 64, raw, entries))>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> split_sm80_forwards() {
+  using enum KeySource;
+  constexpr ScoreTransform softcap = ScoreTransform::softcap;
+  static constexpr auto kernels =
+      emulate<split(Element::f16, 64), split(Element::bf16, 64), split(Element::bf16, 64, rows, softcap),
+              split(Element::bf16, 256), split(Element::f16, 64, pages), split(Element::bf16, 64, pages),
+              split(Element::bf16, 256, pages), split(Element::bf16, 64, entries),
+              split(Element::bf16, 64, padded_pages), invariant(split(Element::f16, 64)),
+              invariant(split(Element::bf16, 64)), invariant(split(Element::bf16, 64, rows, softcap)),
+              invariant(split(Element::bf16, 256)), invariant(split(Element::f16, 64, pages)),
+              invariant(split(Element::bf16, 64, pages)), invariant(split(Element::bf16, 64, pages, softcap)),
+              invariant(split(Element::bf16, 256, pages)), invariant(split(Element::bf16, 64, entries)),
+              invariant(split(Element::bf16, 64, padded_pages))>();
+  return kernels;
+}
+
+/// The contract takes the first that suits: of short keys the plan shares none.
+std::span<const EmulatedForward> grouped_sm80_forwards() {
+  using enum KeySource;
+  using enum ScoreTransform;
+  static constexpr auto kernels =
+      emulate<grouped(general(Element::bf16, 64)), grouped(general(Element::f16, 64)),
+              grouped(general(Element::bf16, 64, raw, pages)), grouped(general(Element::f16, 64, raw, pages)),
+              grouped(split(Element::bf16, 64)), grouped(split(Element::bf16, 64, pages)),
+              grouped(split(Element::bf16, 64, entries)), grouped(split(Element::bf16, 64, rows, softcap)),
+              grouped(split(Element::bf16, 256)), grouped(split(Element::bf16, 64, padded_pages)),
+              grouped(invariant(split(Element::bf16, 64))),
+              grouped(invariant(split(Element::f16, 64, pages))),
+              grouped(invariant(split(Element::bf16, 64, pages))),
+              grouped(invariant(split(Element::bf16, 64, padded_pages))),
+              grouped(invariant(general(Element::bf16, 64)))>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests
