@@ -38,13 +38,21 @@ Json gpu_json(const gpu::Description& d) {
                        {"multiprocessors", device.multiprocessors},
                        {"clock_mhz", device.clock_mhz},
                        {"memory_gib", static_cast<double>(device.memory_bytes) / 0x1p30},
-                       {"supported", device.supported}});
+                       {"supported", device.supported},
+                       {"kernels", device.kernels}});
   }
   return {{"driver", d.driver},
           {"devices", devices},
           {"compiler", d.compiler},
           {"kernel_cache", d.cache_directory},
           {"shipped_kernels", d.shipped_kernels}};
+}
+
+/// Which kernels a GPU takes, and why.
+const char* kernels_of(const gpu::DeviceSummary& device) {
+  if (device.kernels == "sm90") return "; kernels sm90, by WGMMA and TMA";
+  if (device.kernels == "sm80") return "; kernels sm80, since it has no WGMMA: forward in 16 bits";
+  return "; no kernels for it, which need compute capability 8.0";
 }
 
 int info_machine(bool json) {
@@ -69,7 +77,7 @@ int info_machine(bool json) {
   fmt::print("gpu driver  {}\n", gpus.driver);
   for (const gpu::DeviceSummary& device : gpus.devices) {
     fmt::print("gpu         {}, compute capability {}, {} multiprocessors{}\n", device.name,
-               device.capability, device.multiprocessors, device.supported ? "" : "; no kernels for it");
+               device.capability, device.multiprocessors, kernels_of(device));
   }
   fmt::print("compiler    {}\n", gpus.compiler);
   fmt::print("kernels     {} shipped; cache {}\n", gpus.shipped_kernels,

@@ -46,7 +46,7 @@ gpu::DeviceBuffer random_tensor(DType dtype, std::int64_t elements, std::uint64_
 
 void require_hopper() {
   const gpu::DeviceProperties& properties = gpu::properties(tuned_device.index);
-  if (gpu::is_supported(properties)) return;
+  if (gpu::is_hopper(properties)) return;
   throw Error(Status::runtime,
               fmt::format("cuda:{} ({}) has compute capability {}.{}; the GPU kernels need 9.0 (Hopper)",
                           tuned_device.index, properties.name, properties.major, properties.minor));

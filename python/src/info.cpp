@@ -35,6 +35,7 @@ nb::dict gpu_info() {
     device["clock_mhz"] = summary.clock_mhz;
     device["memory_gib"] = static_cast<double>(summary.memory_bytes) / 0x1p30;
     device["supported"] = summary.supported;
+    device["kernels"] = summary.kernels;
     devices.append(device);
   }
   nb::dict info;

@@ -69,6 +69,7 @@ class Gpu(TypedDict):
     clock_mhz: int
     memory_gib: float
     supported: bool
+    kernels: str
 
 class GpuInfo(TypedDict):
     driver: str

@@ -21,8 +21,8 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, device: Any = Non
     Args:
       backward: the backward pass of that call.
       device: plan as if the arrays were there: "cpu", "cuda", "cuda:1" (or a torch.device), or a GPU that
-        this machine need not have, "H100", "H100 PCIe", "H200" or "GH200". Default: where they are; the CPU
-        for the meta device.
+        this machine need not have, "H100", "H100 PCIe", "H200", "GH200", "A100", "A10", "RTX 3090", "L4",
+        "RTX 4090", "B200" or "RTX 5090". Default: where they are; the CPU for the meta device.
     """
     return _core.explain(*_planned("explain", q, k, v, backward, device, options), backward)
 

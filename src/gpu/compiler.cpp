@@ -12,8 +12,7 @@ namespace tandem::gpu {
 namespace {
 
 // No -lineinfo: it makes a cubin four times as large (310 KB instead of 77), and the shipped set has fifty.
-constexpr const char* options[] = {"--gpu-architecture=sm_90a", "-std=c++20", "-default-device",
-                                   "--ptxas-options=-v"};
+constexpr const char* options[] = {"-std=c++20", "-default-device", "--ptxas-options=-v"};
 
 struct Opened {
   OpenedNvrtc nvrtc;
@@ -43,7 +42,8 @@ const Nvrtc& functions() {
 /// An NVRTC program, destroyed at the end of its scope.
 class Program {
  public:
-  Program(const Nvrtc& nvrtc, const KernelName& name, std::span<const Source> sources) : nvrtc_(nvrtc) {
+  Program(const Nvrtc& nvrtc, const KernelName& name, std::span<const Source> sources)
+      : nvrtc_(nvrtc), architecture_(architecture_option(name)) {
     std::vector<const char*> names;
     std::vector<const char*> texts;
     for (const Source& source : sources) {
@@ -61,7 +61,9 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   Nvrtc::Result compile() {
-    return nvrtc_.compile_program(program_, static_cast<int>(std::size(options)), options);
+    std::vector<const char*> all{architecture_.c_str()};
+    all.insert(all.end(), std::begin(options), std::end(options));
+    return nvrtc_.compile_program(program_, static_cast<int>(all.size()), all.data());
   }
   [[nodiscard]] std::string log() const {
     std::size_t bytes = 0;
@@ -91,6 +93,7 @@ class Program {
   }
 
   const Nvrtc& nvrtc_;
+  std::string architecture_;
   Nvrtc::Program program_ = nullptr;
 };
 
@@ -116,6 +119,10 @@ std::string why_no_compiler() {
   return opened().nvrtc.objection;
 }
 
+std::string architecture_option(const KernelName& name) {
+  return "--gpu-architecture=" + name.architecture;
+}
+
 std::span<const char* const> compile_options() {
   return options;
 }
@@ -133,8 +140,9 @@ CompiledKernel compile(const KernelName& name, std::span<const Source> sources) 
   const Nvrtc::Result result = program.compile();
   const std::string log = program.log();
   if (result != 0) {
-    throw Error(Status::runtime, fmt::format("{} does not compile ({}):\n{}", name.expression,
-                                             functions().get_error_string(result), log));
+    throw Error(Status::runtime, fmt::format("{} does not compile for {} by NVRTC {}.{} ({}):\n{}",
+                                             name.expression, name.architecture, compiler().major,
+                                             compiler().minor, functions().get_error_string(result), log));
   }
   return {.cubin = program.cubin(), .symbol = program.symbol(name.expression), .usage = parse_usage(log)};
 }

@@ -8,10 +8,14 @@
 
 namespace tandem::gpu {
 
-/// Names one specialised kernel: the file it is in and the expression that instantiates it.
+/// What kernels are compiled for on Hopper, with the instructions that it alone has.
+constexpr const char* hopper_architecture = "sm_90a";
+
+/// Names one specialised kernel: the file it is in, the expression that instantiates it, and for what.
 struct KernelName {
-  std::string header;      ///< "kernels/sm90/forward.cuh"
-  std::string expression;  ///< "tandem::forward<tandem::ForwardConfig{...}>"
+  std::string header;                              ///< "kernels/sm90/forward.cuh"
+  std::string expression;                          ///< "tandem::forward<tandem::ForwardConfig{...}>"
+  std::string architecture = hopper_architecture;  ///< that it is compiled for
   friend bool operator==(const KernelName&, const KernelName&) = default;
 };
 
@@ -47,11 +51,12 @@ const CompilerInfo& compiler();
 /// Why compiler() would throw, or an empty string. Never throws.
 std::string why_no_compiler();
 
-/// The options every kernel is compiled with.
+/// The options every kernel is compiled with, behind that of its architecture.
+std::string architecture_option(const KernelName& name);
 std::span<const char* const> compile_options();
 
-/// Compiles a kernel to a cubin for sm_90a. Thread-safe. Throws Error (runtime) with the compiler's log if it
-/// is refused. `sources` defaults to the library's own.
+/// Compiles a kernel to a cubin for its architecture. Thread-safe. Throws Error (runtime) with the compiler's
+/// log if it is refused. `sources` defaults to the library's own.
 CompiledKernel compile(const KernelName& name, std::span<const Source> sources = device_sources());
 
 /// Finds ptxas's report of `symbol` in a log made with --ptxas-options=-v.

@@ -20,7 +20,10 @@ DeviceSummary summary_of(const DeviceProperties& p) {
           .multiprocessors = p.multiprocessors,
           .clock_mhz = p.clock_khz / 1000,
           .memory_bytes = p.memory_bytes,
-          .supported = is_supported(p)};
+          .supported = is_supported(p),
+          .kernels = is_hopper(p)      ? "sm90"
+                     : is_supported(p) ? "sm80"
+                                       : ""};
 }
 
 }  // namespace

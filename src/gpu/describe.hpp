@@ -12,7 +12,8 @@ struct DeviceSummary {
   int multiprocessors = 0;
   int clock_mhz = 0;
   std::size_t memory_bytes = 0;
-  bool supported = false;  ///< the kernels run on it
+  bool supported = false;  ///< there are kernels for it ...
+  std::string kernels;     ///< ... "sm90", those for Hopper, or "sm80", forward in 16 bits; else empty
 };
 
 struct Description {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "gpu/compiler.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -67,6 +68,10 @@ void release(int device, Free&& free) noexcept try {
 
 }  // namespace
 
+std::string architecture_of(const DeviceProperties& p) {
+  return is_hopper(p) ? hopper_architecture : fmt::format("sm_{}{}", p.major, p.minor);
+}
+
 int device_count() {
   static const int count = [] {
     int n = 0;
@@ -77,11 +82,18 @@ int device_count() {
 }
 
 std::span<const DeviceProperties> described_devices() {
-  static const std::array<DeviceProperties, 4> devices = {{
+  static const std::array<DeviceProperties, 11> devices = {{
       {.name = "H100", .multiprocessors = 132, .major = 9, .minor = 0},
       {.name = "H100 PCIe", .multiprocessors = 114, .major = 9, .minor = 0},
       {.name = "H200", .multiprocessors = 132, .major = 9, .minor = 0},
       {.name = "GH200", .multiprocessors = 132, .major = 9, .minor = 0},
+      {.name = "A100", .multiprocessors = 108, .major = 8, .minor = 0},
+      {.name = "A10", .multiprocessors = 72, .major = 8, .minor = 6},
+      {.name = "RTX 3090", .multiprocessors = 82, .major = 8, .minor = 6},
+      {.name = "L4", .multiprocessors = 58, .major = 8, .minor = 9},
+      {.name = "RTX 4090", .multiprocessors = 128, .major = 8, .minor = 9},
+      {.name = "B200", .multiprocessors = 148, .major = 10, .minor = 0},
+      {.name = "RTX 5090", .multiprocessors = 170, .major = 12, .minor = 0},
   }};
   return devices;
 }

@@ -22,10 +22,16 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;
 };
 
-/// Whether the kernels, built for sm_90a, run on it.
-inline bool is_supported(const DeviceProperties& p) {
+/// Whether the kernels for Hopper, compiled for sm_90a, run on it.
+inline bool is_hopper(const DeviceProperties& p) {
   return p.major == 9 && p.minor == 0;
 }
+/// Whether any kernels do: those of the family sm80 need its instructions.
+inline bool is_supported(const DeviceProperties& p) {
+  return p.major >= 8;
+}
+/// What kernels are compiled for on it: "sm_90a", "sm_86".
+std::string architecture_of(const DeviceProperties& p);
 
 int device_count();
 

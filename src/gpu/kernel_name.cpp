@@ -77,6 +77,7 @@ constexpr Place places[] = {
     {"kernels/common/arrange_quantized.cuh", "arrange_quantized"},
     {"kernels/sm90/forward.cuh", "forward"},
     {"kernels/sm90/forward_wide.cuh", "forward_wide"},
+    {"kernels/sm80/forward.cuh", "sm80_forward"},
     {"kernels/sm90/decode.cuh", "decode"},
     {"kernels/common/combine.cuh", "combine"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
@@ -114,6 +115,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
       return {.threads = quantize_threads, .shared_bytes = arrange_shared_bytes(quantizer())};
     case Kernel::forward:
     case Kernel::forward_wide:
+    case Kernel::sm80_forward:
     case Kernel::decode: {
       const auto& c = std::get<ForwardConfig>(config);
       return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};

@@ -24,6 +24,7 @@ enum class Kernel : int {
   arrange_quantized,
   forward,
   forward_wide,
+  sm80_forward,
   decode,
   combine,
   eight_bit_forward,
@@ -48,6 +49,7 @@ KernelName kernel_name(Kernel kernel, const KernelConfig& config);
 
 /// The same for the Configs of one kernel.
 inline Kernel kernel_of(const ForwardConfig& config) {
+  if (config.of_sm80()) return Kernel::sm80_forward;
   return config.by_warps() ? Kernel::decode : config.wide ? Kernel::forward_wide : Kernel::forward;
 }
 inline KernelName kernel_name(const ForwardConfig& config) {

@@ -62,8 +62,9 @@ LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config
     if (const auto at = kernels.find(key); at != kernels.end()) return at->second;
   }
   // Outside the lock: it may run twice for one key in a race, harmlessly.
-  const LoadedKernel loaded =
-      load_kernel(device, kernel_name(kernel, config), block_shape(kernel, config).shared_bytes);
+  KernelName name = kernel_name(kernel, config);
+  name.architecture = architecture_of(properties(device));
+  const LoadedKernel loaded = load_kernel(device, name, block_shape(kernel, config).shared_bytes);
   const std::unique_lock lock(mutex);
   return kernels.emplace(key, loaded).first->second;
 }

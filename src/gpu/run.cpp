@@ -60,7 +60,7 @@ void launch_all(const StepList& list, const Workspace& workspace, int device, ab
             .threads = static_cast<unsigned int>(shape.threads),
             .stream = stream,
             .cluster = static_cast<unsigned int>(shape.cluster),
-            .programmatic = step.programmatic,
+            .programmatic = step.programmatic && properties(device).major >= 9,
             .resident = step.resident},
            params.of(step));
   }

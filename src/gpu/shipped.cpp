@@ -8,7 +8,7 @@ namespace {
 
 /// What a kernel is looked up by: no compiler is needed, so its version is no part of it.
 std::string key_of(const KernelName& name) {
-  return name.header + "\n" + name.expression;
+  return name.header + "\n" + name.architecture + "\n" + name.expression;
 }
 
 void append_u64(std::string& bytes, std::uint64_t value) {

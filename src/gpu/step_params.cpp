@@ -96,6 +96,11 @@ const void* StepParams::of(const Step& step) {
       return fill<QuantizeParams>([&] { return quantize(); });
     case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
+    case Kernel::sm80_forward:
+      return fill<Sm80ForwardParams>([&] {
+        return make_sm80_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(),
+                                steps_.multiprocessors, split_parts());
+      });
     case Kernel::forward:
     case Kernel::forward_wide:
     case Kernel::decode: {
@@ -112,6 +117,7 @@ const void* StepParams::of(const Step& step) {
       });
     }
     case Kernel::combine:
+      if (const ForwardParams* sm80 = std::get_if<Sm80ForwardParams>(&filled_)) return sm80;
       if (const ForwardParams* mixed = std::get_if<MixedForwardParams>(&filled_)) return mixed;
       return std::get_if<ForwardParams>(&filled_);
     case Kernel::eight_bit_forward:

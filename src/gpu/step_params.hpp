@@ -37,7 +37,7 @@ class StepParams {
   std::optional<Problem> placed_problem_;
   std::optional<LoadedMaps> placed_maps_;
   std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, MixedForwardParams,
-               EightBitParams, BackwardParams>
+               Sm80ForwardParams, EightBitParams, BackwardParams>
       filled_;
 };
 

@@ -3,7 +3,9 @@
 
 #include "gpu/device.hpp"
 #include "kernels/config/fields.hpp"
+#include "plan/few_queries.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -28,17 +30,10 @@ constexpr const char* halves =
 constexpr const char* one_tile =
     "two warpgroups share a tile of 64 rows, and v is the first columns of k: one copy serves both products";
 
-/// What the rows of a tile are, in words.
-std::string rows_of(const Problem& p, const Tiling& tiling) {
-  if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
-  const HeadRows rows = best_head_rows(p, tiling.unit());
-  return fmt::format("{} queries of {} heads that share keys", tiling.block_m / tiling.unit() * rows.queries,
-                     rows.heads);
-}
-
 }  // namespace
 
 std::vector<std::string> explain_forward(const Problem& problem, const ForwardConfig& c) {
+  if (c.of_sm80()) return explain_sm80_forward(problem, c);
   const char* const why =
       c.wide                   ? (c.v_in_k ? one_tile : halves)
       : c.by_warps()           ? (c.schedule.split ? few_queries : decoding)
@@ -58,7 +53,7 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
                                : "forward",
                   name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
                   c.tiling.head_dim_v),
-      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", rows_of(problem, c.tiling),
+      fmt::format("tile {} x {} keys, {} stages, ping-pong {}: {}", words_of_rows(problem, c.tiling),
                   c.tiling.block_n, c.stages, c.schedule.pingpong ? "on" : "off", why),
       fmt::format("{} persistent scheduler; {}{}", c.schedule.dynamic ? "dynamic" : "static", maxima,
                   c.schedule.output_late ? "; the output is waited for behind the exponentials" : ""),

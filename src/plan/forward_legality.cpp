@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/forward_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
 
 namespace tandem {
 
@@ -46,6 +47,7 @@ std::string wide_objection(const ForwardConfig& c) {
 }  // namespace
 
 std::string forward_objection(const ForwardConfig& c) {
+  if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
   if (std::string objection = wide_objection(c); !objection.empty()) return objection;
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (c.wide) break;

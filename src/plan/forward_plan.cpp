@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
+#include "plan/few_queries.hpp"
 #include "problem/mixed.hpp"
 #include "tandem/error.hpp"
 
@@ -46,55 +46,6 @@ constexpr ForwardTileLine tiles[] = {
     {256, 256, true, 3072, never, 128, 80, 2, 1, true, false, false, output_bound},
     {256, 256, true, 0, 0, 128, 64, 2, 1, true, false, false, diagonal},
 };
-
-/// Queries that a tile of one warpgroup holds, and the fewest keys worth sharing.
-constexpr int few = 64;
-constexpr int worth_sharing = 256;
-
-/// Heads that share keys are rows of one tile where that makes fewer tiles than a tile a head: of the few
-/// queries that a sequence has, keys are then read once a KV head.
-bool takes_heads_as_rows(const Problem& p) {
-  return queries_of(p) <= few && best_head_rows(p).heads > 1;
-}
-
-/// Whether the kernel `decode` serves it: a tile of 16 rows holds all queries that share keys. With a split
-/// size every row goes through the forward kernel's products; keys of 8 bits are converted there.
-bool takes_decode(const Problem& p) {
-  return !p.mixed() && !has_wide_heads(p) && p.split_size == 0 && p.group() > 0 &&
-         queries_of(p) * p.group() <= decode_rows;
-}
-
-/// Tiles of few queries, of which a head's queries are one if heads are not rows.
-double tiles_of_few_queries(const Problem& p) {
-  const int unit = takes_decode(p) ? decode_rows : few;
-  const HeadRows rows = takes_heads_as_rows(p) ? best_head_rows(p, unit) : HeadRows{.queries = unit};
-  const std::int64_t tiles_a_head = (queries_of(p) + rows.queries - 1) / rows.queries;
-  return static_cast<double>(std::max<std::int64_t>(p.batch, 1) * rows.tile_heads(p) * tiles_a_head);
-}
-
-/// Whether CTAs share the keys of a step of generation or of a few queries at once (docs/kernels/decode.md
-/// has the numbers). A tile alone is read at the rate of one multiprocessor; shared ones at that of the
-/// memory, and `combine` takes its time. Lengths that only the device knows may be very unequal: whole tiles
-/// then wait for the longest, unless they are many.
-bool shares_keys(const Problem& p) {
-  constexpr double multiprocessors = 132;
-  constexpr double alone = 43e3;      // bytes a microsecond, one multiprocessor
-  constexpr double together = 4.1e6;  // all of them
-  constexpr double combining = 7;     // microseconds
-  const std::int64_t keys = p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : p.rows_k;
-  const double count = tiles_of_few_queries(p);
-  if (queries_of(p) > few || keys < worth_sharing || count >= 4 * multiprocessors) return false;
-  if (has_lengths(p)) return true;
-  const double bytes =
-      static_cast<double>(keys * (p.head_dim_qk + p.head_dim_v)) * static_cast<double>(size_of(p.k.dtype));
-  const double shared = count * bytes / together + combining;
-  if (takes_decode(p)) {
-    constexpr double ctas = 2 * multiprocessors;  // whose tiles the last round may leave some without
-    const double at_once = std::min(count, ctas);
-    return shared < std::ceil(count / ctas) * bytes / std::min(alone, together / at_once);
-  }
-  return shared < std::ceil(count / multiprocessors) * bytes / alone && count < multiprocessors;
-}
 
 /// As many stages as shared memory holds: what is in flight hides the latency of global memory.
 ForwardConfig with_most_stages(ForwardConfig c) {
@@ -243,7 +194,7 @@ bool reads_eight_bits(const Problem& p) {
   return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
 }
 
-ForwardConfig choose_forward_config(const Problem& p) {
+ForwardConfig wanted_of(const Problem& p) {
   ForwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.tiling.head_dim_qk = padded(p.head_dim_qk, p);
@@ -263,6 +214,11 @@ ForwardConfig choose_forward_config(const Problem& p) {
            : p.of_cache()  ? KeySource::entries
                            : KeySource::rows;
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
+  return c;
+}
+
+ForwardConfig choose_forward_config(const Problem& p) {
+  const ForwardConfig c = wanted_of(p);
   if (p.split_size > 0) return with_fixed_splits(c, p);
   const bool shared = shares_keys(p);
   if (has_wide_heads(p)) return with_wide_heads(c, p, shared);

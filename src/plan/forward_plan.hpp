@@ -33,7 +33,8 @@ int forward_registers(const ForwardConfig& config);
 /// Registers that setmaxnreg leaves to a consumer thread.
 int forward_register_limit(const ForwardConfig& config);
 
-/// Why a Config cannot exist on Hopper, with the number that breaks the rule; empty if it can.
+/// Why a Config cannot exist, of either family with Hopper's shared memory, with the number that breaks the
+/// rule; empty if it can.
 std::string forward_objection(const ForwardConfig& config);
 
 /// Of ForwardTileLine::varlen_from.
@@ -72,7 +73,11 @@ std::int64_t forward_tile_keys(const Problem& problem, const ForwardConfig& conf
 /// nothing else. Otherwise they are dequantized first, once for all tiles of queries.
 bool reads_eight_bits(const Problem& problem);
 
-/// The Config for a forward problem of 16 bits, or with head dimensions up to 256 and k and v alone of 8.
+/// What a problem says of any Config: element, padded head dimensions, masks, transform, where keys lie.
+ForwardConfig wanted_of(const Problem& problem);
+
+/// The Config of the family sm90 for a forward problem of 16 bits, or with head dimensions up to 256 and k
+/// and v alone of 8.
 ForwardConfig choose_forward_config(const Problem& problem);
 
 /// Configs that are compiled into the library: what choose_forward_config gives for the usual models.

@@ -13,8 +13,10 @@
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
+#include "plan/family.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
 #include "plan/steps.hpp"
 #include "problem/effective.hpp"
 #include "problem/mixed.hpp"
@@ -84,13 +86,7 @@ void check_problem(const Problem& p) {
 }  // namespace
 
 void check_gpu(int index) {
-  const gpu::DeviceProperties& device = gpu::properties(index);
-  if (!gpu::is_supported(device)) {
-    unsupported(
-        "cuda:{} ({}) has compute capability {}.{}; the GPU kernels need 9.0 (Hopper); copy the tensors to "
-        "the CPU",
-        index, device.name, device.major, device.minor);
-  }
+  choose_family(gpu::properties(index));
 }
 
 namespace {
@@ -118,8 +114,42 @@ bool reads_in_place(const Problem& p) {
   return true;
 }
 
+/// The same by the kernels that every GPU from Ampere on runs: what they cannot do yet is an error.
+void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoice& choice,
+                     const gpu::KernelConfig* wanted) {
+  const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
+  const char* const missing = problem.pass == Pass::backward          ? "no backward kernel"
+                              : problem.precision != Precision::exact ? "no 8-bit kernel"
+                              : problem.mixed()                       ? "no kernel for k and v of 8 bits"
+                              : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
+                                                        : nullptr;
+  if (missing != nullptr) {
+    unsupported("{} takes the kernels sm80 ({}), of which there is {} yet; {}copy the tensors to the CPU",
+                gpu::called(problem.device.index), choice.why, missing,
+                gpu::is_hopper(device) ? "unset TANDEM_KERNELS, or " : "");
+  }
+  const int shared = shared_bytes_per_sm(device);
+  fold_heads_into_rows(steps.problem);
+  const auto config =
+      wanted_or<ForwardConfig>(wanted, [&] { return choose_sm80_forward_config(steps.problem, shared); });
+  const int needed = forward_shared_bytes(config);
+  if (device.shared_bytes_per_block > 0 && needed > device.shared_bytes_per_block) {
+    unsupported(
+        "the kernel takes {} bytes of shared memory, which compute capability {}.{} is expected to have; {} "
+        "has "
+        "{}; copy the tensors to the CPU",
+        needed, device.major, device.minor, device.name, device.shared_bytes_per_block);
+  }
+  add_forward(steps, config);
+}
+
 /// `steps` have the problem as it was asked for.
 void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
+  const auto* forward = wanted != nullptr ? std::get_if<ForwardConfig>(wanted) : nullptr;
+  const FamilyChoice choice = choose_family(gpu::properties(problem.device.index));
+  if (forward != nullptr ? forward->of_sm80() : choice.family == Family::sm80) {
+    return plan_sm80_steps(steps, problem, choice, wanted);
+  }
   Problem& p = steps.problem;
   if (problem.pass == Pass::backward) {
     return add_backward(steps, wanted_or<BackwardConfig>(wanted, [&] { return choose_backward_config(p); }));
@@ -153,8 +183,21 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   return plan;
 }
 
+namespace {
+
+/// What kernels with 8-bit instructions of Hopper need.
+void check_hopper(int index, const char* what) {
+  check_gpu(index);
+  const gpu::DeviceProperties& device = gpu::properties(index);
+  if (gpu::is_hopper(device)) return;
+  unsupported("{} has no kernel for {} of compute capability {}.{} yet; copy the tensors to the CPU", what,
+              gpu::called(index), device.major, device.minor);
+}
+
+}  // namespace
+
 gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem) {
-  check_gpu(problem.device.index);
+  check_hopper(problem.device.index, "quantize");
   if (problem.x.dtype == DType::f32) {
     unsupported("quantize has no GPU kernel for f32; convert x to f16 or bf16, or copy it to the CPU");
   }
@@ -169,6 +212,8 @@ gpu::AppendSteps plan_append(const AppendProblem& problem) {
     }
   }
   check_gpu(problem.device.index);
+  if (is_eight_bit(problem.k_cache.dtype))
+    check_hopper(problem.device.index, "append_kv to a cache of 8 bits");
   return append_steps(problem, choose_append_config(problem),
                       gpu::properties(problem.device.index).multiprocessors);
 }

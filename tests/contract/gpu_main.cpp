@@ -59,14 +59,21 @@ constexpr const char* filter =
     "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
     "Contract12_Caches.ThirtyTwoThousandPagesOfALargeCache:Contract17_Append.KAndVInterleavedInOneTensor:"
     "Contract17_Append.WithCheckTwoTokens*:Contract16_BatchInvariance.OfWideHeads";
+/// The same of the kernels sm80: keys of 8 bits, and heads of more than 256 dimensions.
+constexpr const char* sm80_filter =
+    ":Contract16_BatchInvariance.KeysOfEightBits:Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
+    "*_WideHeads.*:*.OfWideHeads";
 
 }  // namespace
 }  // namespace tandem::gpu
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = tandem::gpu::filter;
   tandem::gpu::CountingRunner gpu;
+  if (testing::GTEST_FLAG(filter) == "*") {
+    const bool sm80 = gpu.why_not.empty() && tandem::gpu::lacks_kernels();
+    testing::GTEST_FLAG(filter) = std::string(tandem::gpu::filter) + (sm80 ? tandem::gpu::sm80_filter : "");
+  }
   tandem::harness::use_only(gpu);
   testing::UnitTest::GetInstance()->listeners().Append(new tandem::gpu::EveryTestRuns(gpu));
   return RUN_ALL_TESTS();

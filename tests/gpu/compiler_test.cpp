@@ -96,7 +96,8 @@ TEST(KernelExpression, NamesEveryField) {
       << text;
   EXPECT_TRUE(
       text.ends_with(", .pingpong = true, .output_late = false, .split = false, .invariant = false}, "
-                     ".key_type = tandem::OperandType::input}"))
+                     ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .wide = false, "
+                     ".v_in_k = false}"))
       << text;
 }
 

@@ -19,6 +19,7 @@
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
 
 namespace tandem::gpu {
@@ -51,6 +52,15 @@ inline ForwardConfig config_of_calls(bool causal = false) {
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
   return choose_forward_config(p);
+}
+
+/// The same of the kernels sm80.
+inline ForwardConfig sm80_config_of_calls() {
+  Problem p;
+  p.q.dtype = DType::bf16;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = p.rows_k = 300;
+  return choose_sm80_forward_config(p, 228 * 1024);
 }
 
 inline BackwardConfig backward_config_of_calls() {
@@ -106,6 +116,7 @@ inline bool has_real_driver() {
 inline fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
     for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
+    find_kernel(kernel_name(sm80_config_of_calls()));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
     const BackwardConfig backward = backward_config_of_calls();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/device.hpp"
+#include "plan/family.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
@@ -106,10 +107,14 @@ bool is_planned(const harness::Case& spec) {
 
 }  // namespace
 
+bool lacks_kernels() {
+  return choose_family(properties(0)).family == Family::sm80;
+}
+
 std::string why_no_gpu() {
   if (const std::string why = why_no_driver(); !why.empty()) return why;
   const DeviceProperties& device = properties(0);
-  return is_supported(device) ? "" : device.name + " is no Hopper GPU";
+  return is_hopper(device) ? "" : device.name + " is no Hopper GPU";
 }
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
@@ -125,6 +130,7 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
   for (const harness::Layout* layout : {&spec.q, &spec.k, &spec.v, &spec.out}) {
     if (layout->sparse) return "tensors larger than their memory cannot be copied";
   }
+  if (lacks_kernels() && !is_planned(spec)) return "the family sm80 has no kernel for it yet";
   return {};
 }
 
@@ -140,7 +146,8 @@ void GpuRunner::forward(Call& call) {
 
 void GpuRunner::backward(Call& call) {
   // No GPU kernel has them: gradients are the CPU's, from the GPU's outputs.
-  if (has_wide_heads(call.spec)) return tandem::backward(call.backward_args(), Execution{});
+  if (lacks_kernels() || has_wide_heads(call.spec))
+    return tandem::backward(call.backward_args(), Execution{});
   run(
       call, call.backward_args(),
       [&](DeviceBoxes& boxes, BackwardArgs& args) {

@@ -11,6 +11,10 @@ namespace tandem::gpu {
 /// Why no GPU test can run here; empty on a machine with a Hopper GPU and kernels for it.
 std::string why_no_gpu();
 
+/// Whether calls take the kernels sm80, which are of forward in 16 bits alone so far. Gradients are then the
+/// CPU's, from their outputs.
+bool lacks_kernels();
+
 class GpuRunner : public harness::Runner {
  public:
   [[nodiscard]] std::string name() const override { return "gpu"; }

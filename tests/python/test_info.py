@@ -18,7 +18,8 @@ def test_info_names_the_backends() -> None:
     assert gpu["driver"].startswith("CUDA ") or not gpu["devices"]
     for device in gpu["devices"]:
         assert device["name"] and device["memory_gib"] > 1 and device["multiprocessors"] > 0
-        assert not device["supported"] or device["capability"].startswith("9.")
+        assert device["supported"] == (device["kernels"] != "")
+        assert (device["kernels"] == "sm90") == (device["capability"] == "9.0")
 
 
 def test_the_peak_is_measured_on_request() -> None:

@@ -69,11 +69,11 @@ def test_plans_of_fake_tensors() -> None:
 
 def test_names_of_devices() -> None:
     q, k, v = meta(*(t.bfloat16() for t in qkv()))
-    for name in ("H100", "h100", "NVIDIA H100", "H100 PCIe", "H200", "GH200"):
+    for name in ("H100", "h100", "NVIDIA H100", "H100 PCIe", "H200", "GH200", "A100", "rtx 4090"):
         plain = name.removeprefix("NVIDIA ").upper().replace("PCIE", "PCIe")
         assert f"the tensors are on {plain}\n" in tandem.explain(q, k, v, device=name)
     assert "on the CPU" in tandem.explain(q, k, v, device=torch.device("cpu"))
-    for wrong in ("A100", "cuda:x", "cuda:-1", "", 3, "meta"):
+    for wrong in ("V100", "cuda:x", "cuda:-1", "", 3, "meta"):
         message = (
             f"^device is {re.escape(repr(wrong))}; pass 'cpu', 'cuda', 'cuda:1' or a GPU's name: 'H100', "
         )

@@ -1,0 +1,62 @@
+// The kernels of the family sm80, compiled for every architecture that takes them: none may have local
+// memory.
+#include <gtest/gtest.h>
+
+#include "gpu/compiler.hpp"
+#include "gpu/kernel_name.hpp"
+#include "gpu/kernels.hpp"
+#include "plan/forward_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+struct Architecture {
+  const char* name;
+  int shared_kilobytes;  ///< of an SM
+};
+
+class Sm80 : public testing::TestWithParam<Architecture> {};
+
+TEST_P(Sm80, HasNoLocalMemory) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  const int shared = GetParam().shared_kilobytes * 1024;
+  for (const ForwardConfig& config : sm80_forward_configs(shared)) {
+    SCOPED_TRACE(expression_of(config));
+    ASSERT_EQ(sm80_forward_objection(config, shared), "");
+    KernelName name = kernel_name(config);
+    name.architecture = GetParam().name;
+    const KernelUsage usage = find_kernel(name).kernel->usage;
+    EXPECT_GT(usage.registers, 0);
+    EXPECT_EQ(usage.stack_bytes, 0);
+    EXPECT_EQ(usage.spill_store_bytes, 0);
+  }
+}
+
+/// What a call may launch beside it. `combine` is held to 80 registers, which suits Hopper: on sm_100 and
+/// sm_120 two words of a row are in local memory.
+TEST_P(Sm80, HasTheKernelsThatAllGpusShare) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  ForwardConfig split;
+  for (const ForwardConfig& config : sm80_forward_configs(GetParam().shared_kilobytes * 1024)) {
+    if (config.schedule.split) split = config;
+  }
+  ASSERT_TRUE(split.schedule.split);
+  const KernelName combine = kernel_name(Kernel::combine, combine_config(split));
+  for (KernelName name : {kernel_name(PackConfig{}), kernel_name(PackConfig{.paired = true}),
+                          kernel_name(AppendConfig{}), kernel_name(MergeConfig{}), combine}) {
+    const int most = name == combine ? 8 : 0;
+    name.architecture = GetParam().name;
+    SCOPED_TRACE(name.expression);
+    EXPECT_LE(find_kernel(name).kernel->usage.stack_bytes, most);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Sm80,
+                         testing::Values(Architecture{"sm_80", 164}, Architecture{"sm_86", 100},
+                                         Architecture{"sm_89", 100}, Architecture{"sm_90a", 228},
+                                         Architecture{"sm_100", 228}, Architecture{"sm_120", 100}),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
+
+}  // namespace
+}  // namespace tandem::gpu

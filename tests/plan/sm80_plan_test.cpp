@@ -1,0 +1,194 @@
+// Which family of kernels a GPU takes, and the Configs of the family sm80.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+#include "api/make_problem.hpp"
+#include "gpu/kernel_name.hpp"
+#include "plan/family.hpp"
+#include "plan/plan.hpp"
+#include "plan/plan_gpu.hpp"
+#include "plan/sm80_forward_plan.hpp"
+#include "tandem/attention.hpp"
+
+namespace tandem {
+namespace {
+
+/// TANDEM_KERNELS for a scope.
+class Kernels {
+ public:
+  explicit Kernels(const char* wish) { setenv("TANDEM_KERNELS", wish, 1); }
+  ~Kernels() { unsetenv("TANDEM_KERNELS"); }
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+};
+
+Device described(const std::string& name) {
+  int index = gpu::first_described;
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    if (device.name == name) break;
+    ++index;
+  }
+  return {.kind = Device::Kind::cuda, .index = index};
+}
+
+ForwardArgs call_on(const std::string& gpu, std::int64_t head_dim = 128, std::int64_t seqlen_q = 4096) {
+  const Device device = described(gpu);
+  ForwardArgs args;
+  args.q = ConstTensor(nullptr, DType::bf16, {2, seqlen_q, 8, head_dim}, device);
+  args.k = args.v = ConstTensor(nullptr, DType::bf16, {2, 4096, 2, head_dim}, device);
+  args.out = Tensor(nullptr, DType::bf16, {2, seqlen_q, 8, head_dim}, device);
+  return args;
+}
+
+Plan plan_of(const ForwardArgs& args) {
+  return make_plan(make_problem(args, Memory::described), {});
+}
+
+ForwardConfig config_of(const ForwardArgs& args) {
+  return std::get<ForwardConfig>(plan_of(args).gpu->config);
+}
+
+template <typename F>
+std::string refusal(F&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Family, IsThatOfTheComputeCapability) {
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    const Family family = device.major == 9 ? Family::sm90 : Family::sm80;
+    EXPECT_EQ(choose_family(device).family, family) << device.name;
+    EXPECT_EQ(config_of(call_on(device.name)).family, family) << device.name;
+  }
+  const gpu::DeviceProperties turing{.name = "T4", .major = 7, .minor = 5};
+  EXPECT_EQ(
+      refusal([&] { choose_family(turing); }),
+      "T4 has compute capability 7.5; the GPU kernels need 8.0 (Ampere) or later; copy the tensors to the "
+      "CPU");
+}
+
+TEST(Family, IsWhatTheEnvironmentAsksFor) {
+  {
+    const Kernels wish("sm80");
+    EXPECT_EQ(config_of(call_on("H100")).family, Family::sm80);
+    EXPECT_NE(explain(call_on("H100")).find("kernels sm80: TANDEM_KERNELS asks for them; sm_90a"),
+              std::string::npos);
+  }
+  {
+    const Kernels wish("sm90");
+    EXPECT_EQ(config_of(call_on("H100")).family, Family::sm90);
+    EXPECT_NE(
+        refusal([] { plan_of(call_on("A100")); }).find("compute capability 9.0 alone runs, A100 has 8.0"),
+        std::string::npos);
+  }
+  const Kernels wish("volta");
+  EXPECT_EQ(refusal([] { plan_of(call_on("H100")); }),
+            "TANDEM_KERNELS is volta; it may be sm80, sm90, or unset for the GPU's own");
+}
+
+TEST(Family, IsPartOfTheKernelsName) {
+  const std::string name = gpu::kernel_name(config_of(call_on("A100"))).expression;
+  EXPECT_EQ(name.rfind("tandem::sm80_forward<tandem::ForwardConfig{", 0), 0U);
+  EXPECT_NE(name.find(".family = tandem::Family::sm80"), std::string::npos);
+  EXPECT_EQ(gpu::architecture_of({.name = "", .major = 8, .minor = 6}), "sm_86");
+  EXPECT_EQ(gpu::architecture_of({.name = "", .major = 9, .minor = 0}), "sm_90a");
+  EXPECT_EQ(gpu::architecture_of({.name = "", .major = 12, .minor = 0}), "sm_120");
+}
+
+TEST(Family, WhatItLacksIsAnError) {
+  const std::string where =
+      "A100 takes the kernels sm80 (compute capability 8.0 has no WGMMA), of which there is ";
+  BackwardArgs backward;
+  const ForwardArgs forward = call_on("A100");
+  static_cast<AttentionInputs&>(backward) = forward;
+  backward.out = backward.dout = forward.out;
+  backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 4096}, forward.q.device);
+  backward.dq = Tensor(nullptr, DType::bf16, {2, 4096, 8, 128}, forward.q.device);
+  EXPECT_EQ(refusal([&] { explain(backward); }),
+            where + "no backward kernel yet; copy the tensors to the CPU");
+  ForwardArgs eight_bit = forward;
+  eight_bit.options.precision = Precision::fp8;
+  EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
+  const Kernels wish("sm80");
+  ForwardArgs forced = call_on("H100");
+  forced.options.precision = Precision::fp8;
+  EXPECT_NE(refusal([&] { explain(forced); }).find("unset TANDEM_KERNELS, or copy"), std::string::npos);
+}
+
+TEST(Sm80Plan, EveryLineFitsTheSharedMemoryItAsksFor) {
+  for (const Sm80ForwardTileLine& tile : sm80_forward_tiles()) {
+    ForwardConfig c;
+    c.family = Family::sm80;
+    c.tiling.head_dim_qk = tile.head_dim_qk;
+    c.tiling.head_dim_v = tile.head_dim_v;
+    c.tiling.block_m = tile.block_m;
+    c.tiling.block_n = tile.block_n;
+    c.stages = 1;
+    EXPECT_EQ(sm80_forward_objection(c, tile.shared_kilobytes * 1024), "") << gpu::expression_of(c);
+  }
+}
+
+/// All head dimensions have a tile on every GPU, and an SM holds two CTAs of those up to 128.
+TEST(Sm80Plan, EveryGpuHasATileOfEveryHeadDimension) {
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    if (device.major == 9) continue;
+    const int shared = shared_bytes_per_sm(device);
+    for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+      for (const std::int64_t queries : {1, 64, 4096}) {
+        const ForwardConfig c = config_of(call_on(device.name, head_dim, queries));
+        EXPECT_EQ(sm80_forward_objection(c, shared), "") << device.name << ' ' << gpu::expression_of(c);
+        EXPECT_TRUE(head_dim > 128 || 2 * (forward_shared_bytes(c) + 1024) <= shared)
+            << device.name << ' ' << gpu::expression_of(c);
+      }
+    }
+  }
+}
+
+TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
+  const Plan whole = plan_of(call_on("RTX 4090"));
+  const ForwardConfig c = std::get<ForwardConfig>(whole.gpu->config);
+  EXPECT_EQ(whole.gpu->list.all().front().grid, 2U * 8U * 4096U / static_cast<unsigned>(c.tiling.block_m));
+  const Plan few = plan_of(call_on("RTX 4090", 128, 4));
+  const auto steps = few.gpu->list.all();
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(steps[0].kernel, gpu::Kernel::sm80_forward);
+  EXPECT_EQ(steps[1].kernel, gpu::Kernel::combine);
+  EXPECT_TRUE(std::get<ForwardConfig>(few.gpu->config).tiling.heads_as_rows);
+}
+
+TEST(Sm80Plan, IsExplained) {
+  const std::string text = explain(call_on("A10"));
+  for (const char* line :
+       {"kernels sm80: compute capability 8.6 has no WGMMA; sm_86 is what they are compiled for",
+        "kernel sm80_forward: bf16, head_dim 128 padded to 128", "4 warps of 2 x 16 rows",
+        "of 102400 an SM: 2 CTAs at once"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+  }
+}
+
+TEST(Sm80Plan, AnImpossibleConfigIsNamed) {
+  ForwardConfig c = config_of(call_on("A100"));
+  const auto objection = [](ForwardConfig other) { return sm80_forward_objection(other, 100 * 1024); };
+  EXPECT_EQ(objection(c), "");
+  c.schedule.dynamic = true;
+  EXPECT_NE(objection(c).find("no dynamic scheduler"), std::string::npos);
+  c = config_of(call_on("A100"));
+  c.tiling.block_m = 192;
+  EXPECT_EQ(objection(c), "block_m 192 is not 64 or 128");
+  c.tiling.block_m = 128;
+  c.tiling.block_n = 40;
+  EXPECT_EQ(objection(c), "block_n 40 is not a multiple of 16 from 16 to 128");
+  c.tiling.block_n = 128;
+  c.stages = 4;
+  EXPECT_NE(objection(c).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tandem
