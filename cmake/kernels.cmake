@@ -1,7 +1,7 @@
 # Device code as text in the library.
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
-list(APPEND TANDEM_DEVICE_FILES kernels/config/append.hpp kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
+list(APPEND TANDEM_DEVICE_FILES kernels/config/append.hpp kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/functions.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
   problem/quantized_layout.hpp problem/recipe.hpp kernels/config/trace.hpp kernels/config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
@@ -24,7 +24,7 @@ if(TANDEM_NVRTC)
   # The library's own sources but those that compute, with its flags, so that the compiler cache has them. It is built
   # even where nothing is shipped, so that it cannot go stale.
   add_library(tandem_kernel_compiler OBJECT gpu/append_params.cpp gpu/backward_params.cpp gpu/cache.cpp gpu/compiler.cpp
-    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
+    gpu/device.cpp gpu/driver.cpp gpu/forward_params.cpp gpu/function_source.cpp gpu/kernel_name.cpp gpu/nvrtc.cpp gpu/param_fields.cpp gpu/eight_bit_forward_params.cpp
     gpu/shipped.cpp gpu/shipped_none.cpp gpu/sources.cpp gpu/tensor_map.cpp problem/effective.cpp problem/fmt.cpp plan/backward_plan.cpp plan/forward_legality.cpp plan/forward_plan.cpp
     plan/append_plan.cpp plan/quantize_plan.cpp plan/eight_bit_plan.cpp ${TANDEM_EMBEDDED_SOURCES})
   target_include_directories(tandem_kernel_compiler PUBLIC ${PROJECT_SOURCE_DIR}/include ${CMAKE_CURRENT_SOURCE_DIR})

@@ -173,15 +173,15 @@ def attention(
         whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";
         gradients are the same with it.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
-      score_mod: on the CPU, a function ``score_mod(score, b, h, q_idx, kv_idx)`` from the scaled score, after
+      score_mod: a function ``score_mod(score, b, h, q_idx, kv_idx)`` from the scaled score, after
         softcap, to the logit, as FlexAttention has it. It is called once, with proxies: see
         docs/functions.md. Where it gives -inf a pair is masked.
-      mask_mod: on the CPU, a function ``mask_mod(b, h, q_idx, kv_idx)`` that is true where a key is visible,
+      mask_mod: a function ``mask_mod(b, h, q_idx, kv_idx)`` that is true where a key is visible,
         besides causal and window.
-      bias: on the CPU, numbers added to scores (after score_mod); any shape that broadcasts to ``(batch,
+      bias: numbers added to scores (after score_mod); any shape that broadcasts to ``(batch,
         heads_q, seqlen_q, seqlen_k)``. No gradient flows to it.
-      mask: on the CPU, booleans of such a shape: True where a key is visible.
-      alibi_slopes: on the CPU, ``(heads_q,)`` or ``(batch, heads_q)``: ``slope * abs(i + seqlen_k - seqlen_q
+      mask: booleans of such a shape: True where a key is visible.
+      alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)``: ``slope * abs(i + seqlen_k - seqlen_q
         - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409).
 
     Returns:

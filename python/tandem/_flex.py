@@ -25,7 +25,8 @@ def flex_attention(
 ) -> Any:
     """Attention with a function of scores and a mask function, as torch.nn.attention.flex_attention has it.
 
-    On the CPU, forward and backward. Arrays are PyTorch's or NumPy's, ``(batch, heads, seqlen, head_dim)``.
+    Forward and backward, on the CPU and on a GPU. Arrays are PyTorch's or NumPy's, ``(batch, heads,
+    seqlen, head_dim)``.
 
     Args:
       query: ``(batch, heads_q, seqlen_q, head_dim)``.

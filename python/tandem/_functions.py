@@ -26,16 +26,21 @@ NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
 class Functions:
     """The functions of a call, written down."""
 
-    __slots__ = ("arrays", "library", "mask", "score")
+    __slots__ = ("arrays", "library", "mask", "place", "score")
 
     def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
         self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
+        #: Where a plan takes the arrays to be, without their memory; None: where they are.
+        self.place: tuple[_core.DeviceKind, int] | None = None
 
     def set(self, options: _core.Options) -> None:
         views = []
         for array in self.arrays:
-            address, dtype, *rest = self.library.layout("an array that a function reads", _as_bytes(array))
-            views.append(_core.Tensor(address, dtype, *rest))
+            layout = self.library.layout("an array that a function reads", _as_bytes(array))
+            address, dtype, shape, strides, *where = layout
+            if self.place is not None:
+                address, where = 0, [*self.place]
+            views.append(_core.Tensor(address, dtype, shape, strides, *where))
         options.set_functions(self.score, self.mask, views)
 
 

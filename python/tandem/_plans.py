@@ -66,6 +66,8 @@ def _planned(
     if any(f is not None for f in functions):
         call.functions = _functions.of_call(call, q, k, *functions)
     place = None if device is None else _place(device)
+    if call.functions is not None:
+        call.functions.place = place
     return _described(call, q, k, v, sink, backward, place, return_lse=return_lse), call.options()
 
 

@@ -60,7 +60,7 @@ def flash_attn_func(
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
-      alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)`` float32, on the CPU: ``slope * abs(i + seqlen_k -
+      alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)`` float32: ``slope * abs(i + seqlen_k -
         seqlen_q - j)`` is taken off the score of query i and key j. No gradient flows to them.
       deterministic: gradients are bitwise reproducible.
       return_attn_probs: also return the LSE, and None where FlashAttention-2 has the pattern of dropout.

@@ -59,13 +59,6 @@ void ProblemBuilder::function(const char* name, const Function* f, Function::Kin
     invalid("{} is a {} function; pass it as the other", name,
             f->kind() == Function::Kind::score ? "score" : "mask");
   }
-  if (p_.device.kind == Device::Kind::cuda) {
-    throw Error(
-        Status::unsupported,
-        fmt::format("{} runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU for "
-                    "now, or leave the function out",
-                    name));
-  }
   if (p_.precision != Precision::exact) {
     throw Error(Status::unsupported,
                 fmt::format("{} runs with precision exact alone, not with {}; leave the precision exact",

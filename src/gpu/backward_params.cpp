@@ -134,6 +134,7 @@ std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multip
 BackwardConfig backward_rows_config(const BackwardConfig& config) {
   BackwardConfig c = config;
   c.mask.causal = c.mask.local = c.softcap = false;
+  c.functions = {.mask_function = config.functions.given()};  // any of them may hide all keys of a query
   const BackwardConfig defaults;
   c.q_stages = defaults.q_stages;
   c.dout_stages = defaults.dout_stages;

@@ -106,7 +106,7 @@ std::string cache_key(const KernelName& name, const CompilerInfo& compiler) {
       fmt::format("sources {:016x}\nNVRTC {}.{}\n", device_sources_digest(), compiler.major, compiler.minor);
   key += architecture_option(name) + "\n";
   for (const char* option : compile_options()) key += fmt::format("{}\n", option);
-  return key + fmt::format("{}\n{}\n", name.header, name.expression);
+  return key + fmt::format("{}\n{}\n{}", name.header, name.expression, name.functions);
 }
 
 fs::path default_cache_directory() {

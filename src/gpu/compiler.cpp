@@ -50,7 +50,7 @@ class Program {
       names.push_back(source.name);
       texts.push_back(source.text);
     }
-    const std::string main = fmt::format("#include \"{}\"\n", name.header);
+    const std::string main = fmt::format("#include \"{}\"\n{}", name.header, name.functions);
     require(nvrtc_.create_program(&program_, main.c_str(), "kernel.cu", static_cast<int>(names.size()),
                                   texts.data(), names.data()),
             "nvrtcCreateProgram");

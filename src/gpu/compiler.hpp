@@ -16,6 +16,7 @@ struct KernelName {
   std::string header;                              ///< "kernels/sm90/forward.cuh"
   std::string expression;                          ///< "tandem::forward<tandem::ForwardConfig{...}>"
   std::string architecture = hopper_architecture;  ///< that it is compiled for
+  std::string functions = {};  ///< text behind the file: the caller's functions that it is compiled with
   friend bool operator==(const KernelName&, const KernelName&) = default;
 };
 

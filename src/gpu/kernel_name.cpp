@@ -10,6 +10,9 @@ namespace {
 std::string value_of(int value) {
   return fmt::format("{}", value);
 }
+std::string value_of(unsigned long long value) {
+  return fmt::format("{:#x}ULL", value);
+}
 std::string value_of(bool value) {
   return value ? "true" : "false";
 }
@@ -80,6 +83,7 @@ constexpr Place places[] = {
     {"kernels/sm80/forward.cuh", "sm80_forward"},
     {"kernels/sm90/decode.cuh", "decode"},
     {"kernels/common/combine.cuh", "combine"},
+    {"kernels/common/block_lists.cuh", "list_blocks"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
     {"kernels/sm90/backward.cuh", "backward"},
@@ -123,6 +127,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::combine:
       return {.threads = 32 * combine_rows,
               .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
+    case Kernel::list_blocks: return {.threads = list_threads, .shared_bytes = list_threads / 32 * 4};
     case Kernel::eight_bit_forward: {
       const auto& c = std::get<EightBitConfig>(config);
       return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};

@@ -27,6 +27,7 @@ enum class Kernel : int {
   sm80_forward,
   decode,
   combine,
+  list_blocks,
   eight_bit_forward,
   backward_preprocess,
   backward,

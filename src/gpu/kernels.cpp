@@ -40,7 +40,8 @@ FoundKernel find_beyond_memory(const KernelName& name) {
 FoundKernel find_kernel(const KernelName& name) {
   static std::mutex mutex;
   static std::unordered_map<std::string, std::shared_future<Shared>> known;
-  const std::string key = name.header + "\n" + name.architecture + "\n" + name.expression;
+  const std::string key =
+      name.header + "\n" + name.architecture + "\n" + name.expression + "\n" + name.functions;
   std::promise<Shared> promise;
   {
     std::unique_lock lock(mutex);

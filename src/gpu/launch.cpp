@@ -32,6 +32,19 @@ struct Hash {
   }
 };
 
+/// Whether a Config's kernel is compiled with the call's functions.
+bool takes_functions(const KernelConfig& config) {
+  return std::visit(
+      [](const auto& c) {
+        if constexpr (requires { c.functions; }) {
+          return c.functions.given();
+        } else {
+          return false;
+        }
+      },
+      config);
+}
+
 }  // namespace
 
 LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
@@ -53,7 +66,8 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   return loaded;
 }
 
-LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config) {
+LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config,
+                           const CallFunctions& functions) {
   static std::shared_mutex mutex;
   static std::unordered_map<Key, LoadedKernel, Hash> kernels;
   const Key key{.config = config, .kernel = kernel, .device = device};
@@ -64,6 +78,7 @@ LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config
   // Outside the lock: it may run twice for one key in a race, harmlessly.
   KernelName name = kernel_name(kernel, config);
   name.architecture = architecture_of(properties(device));
+  if (takes_functions(config)) name.functions = function_source(functions);
   const LoadedKernel loaded = load_kernel(device, name, block_shape(kernel, config).shared_bytes);
   const std::unique_lock lock(mutex);
   return kernels.emplace(key, loaded).first->second;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/device.hpp"
+#include "gpu/function_source.hpp"
 #include "gpu/kernel_name.hpp"
 
 namespace tandem::gpu {
@@ -20,8 +21,9 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes);
 
 /// The kernel of `config` on a device: found, loaded and configured at the first call (milliseconds, seconds
 /// if it must be compiled), from a table from then on, which costs a hash of the Config's fields and a shared
-/// lock.
-LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config);
+/// lock. `functions` are those whose digest the Config has.
+LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config,
+                           const CallFunctions& functions = {});
 
 struct LaunchShape {
   unsigned int grid = 1;

@@ -43,10 +43,10 @@ void set_zero(void* data, std::size_t bytes, abi::Stream stream) {
 /// `fill` takes the memory and gives what has `of(step)`, the parameter of a step.
 template <typename Fill>
 void launch_all(const StepList& list, const Workspace& workspace, int device, abi::Stream stream, void* given,
-                Fill&& fill) {
+                Fill&& fill, const CallFunctions& functions = {}) {
   std::array<LoadedKernel, most_steps> kernels;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    kernels[i] = loaded_kernel(device, list.all()[i].kernel, list.all()[i].config);
+    kernels[i] = loaded_kernel(device, list.all()[i].kernel, list.all()[i].config, functions);
   }
   const ContextGuard guard(device);
   const Scratch scratch(given, workspace.bytes(), stream);
@@ -77,8 +77,10 @@ struct SharedParams {
 
 void run(const Steps& steps, void* stream, void* workspace) {
   if (steps.list.empty()) return;
-  launch_all(steps.list, steps.workspace, steps.problem.device.index, static_cast<abi::Stream>(stream),
-             workspace, [&](char* memory) { return StepParams(steps, memory, encode_tensor_map); });
+  launch_all(
+      steps.list, steps.workspace, steps.problem.device.index, static_cast<abi::Stream>(stream), workspace,
+      [&](char* memory) { return StepParams(steps, memory, encode_tensor_map); },
+      functions_of(steps.problem));
 }
 
 void run(const QuantizeSteps& steps, void* stream_handle) {

@@ -5,6 +5,7 @@
 #include "gpu/backward_params.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "gpu/forward_params.hpp"
+#include "gpu/function_source.hpp"
 #include "gpu/pack_params.hpp"
 #include "gpu/quantize_params.hpp"
 
@@ -85,6 +86,19 @@ EightBitParams StepParams::eight_bit(const EightBitConfig& config) const {
                                maps(), encode_, steps_.multiprocessors, tile_counter());
 }
 
+/// All kernels of a backward call have the same; those around the main one read what lies before functions.
+const void* StepParams::backward(const BackwardConfig& config) {
+  const auto params = [&] {
+    return make_backward_params(problem(), config, maps(), encode_, steps_.workspace, memory_);
+  };
+  if (const auto* filled = std::get_if<BackwardParams>(&filled_)) return filled;
+  if (const auto* filled = std::get_if<WithFunctions<BackwardParams>>(&filled_)) return filled;
+  if (!config.functions.given()) return fill<BackwardParams>(params);
+  return fill<WithFunctions<BackwardParams>>([&] {
+    return WithFunctions<BackwardParams>{params(), function_params(functions_of(problem()))};
+  });
+}
+
 const void* StepParams::of(const Step& step) {
   switch (step.kernel) {
     case Kernel::pack: return fill<PackParams>([&] { return pack(step.tensor); });
@@ -101,6 +115,7 @@ const void* StepParams::of(const Step& step) {
         return make_sm80_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(),
                                 steps_.multiprocessors, split_parts());
       });
+    case Kernel::list_blocks:
     case Kernel::forward:
     case Kernel::forward_wide:
     case Kernel::decode: {
@@ -111,26 +126,32 @@ const void* StepParams::of(const Step& step) {
                                    tile_counter(), split_parts());
         });
       }
-      return fill<ForwardParams>([&] {
+      const auto params = [&] {
         return make_forward_params(problem(), config.tiling, maps(), encode_, steps_.multiprocessors,
                                    tile_counter(), split_parts());
+      };
+      if (!config.functions.given()) return fill<ForwardParams>(params);
+      if (const auto* filled = std::get_if<WithFunctions<ForwardParams>>(&filled_)) return filled;
+      return fill<WithFunctions<ForwardParams>>([&] {
+        WithFunctions<ForwardParams> with{params(), function_params(functions_of(problem()))};
+        if (config.functions.block_lists) {
+          with.functions.lists = listed_blocks(problem(), config.tiling).lists;
+          with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
+        }
+        return with;
       });
     }
     case Kernel::combine:
       if (const ForwardParams* sm80 = std::get_if<Sm80ForwardParams>(&filled_)) return sm80;
       if (const ForwardParams* mixed = std::get_if<MixedForwardParams>(&filled_)) return mixed;
+      if (const ForwardParams* with = std::get_if<WithFunctions<ForwardParams>>(&filled_)) return with;
       return std::get_if<ForwardParams>(&filled_);
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:
     case Kernel::backward:
     case Kernel::backward_convert:
-    case Kernel::backward_sink:
-      if (const auto* filled = std::get_if<BackwardParams>(&filled_)) return filled;
-      return fill<BackwardParams>([&] {
-        return make_backward_params(problem(), std::get<BackwardConfig>(steps_.config), maps(), encode_,
-                                    steps_.workspace, memory_);
-      });
+    case Kernel::backward_sink: return backward(std::get<BackwardConfig>(steps_.config));
     case Kernel::append:
     case Kernel::merge: break;  // of calls that have Params of their own
   }

@@ -27,6 +27,7 @@ class StepParams {
   EightBitParams eight_bit(const EightBitConfig& config) const;
   unsigned int* tile_counter() const;
   SplitParts split_parts() const;
+  const void* backward(const BackwardConfig& config);
   template <typename Params, typename Make>
   const void* fill(Make&& make);
 
@@ -37,7 +38,8 @@ class StepParams {
   std::optional<Problem> placed_problem_;
   std::optional<LoadedMaps> placed_maps_;
   std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, MixedForwardParams,
-               Sm80ForwardParams, EightBitParams, BackwardParams>
+               Sm80ForwardParams, WithFunctions<ForwardParams>, EightBitParams, BackwardParams,
+               WithFunctions<BackwardParams>>
       filled_;
 };
 

@@ -36,9 +36,10 @@ enum class Region : int {
   dk,  ///< one head's, where the caller wants none
   dv,
   part_out,  ///< partial results of splits (ForwardParams)
-  part_lse
+  part_lse,
+  block_lists
 };
-constexpr std::size_t regions_count = 24;
+constexpr std::size_t regions_count = 25;
 
 /// Offsets of the regions that a call has, in the order in which they were taken.
 class Workspace {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gpu/device.hpp"
+#include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
 #include "tandem/error.hpp"
@@ -46,8 +47,9 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
-  // The slope of a softcap beside P: 128 queries spill 150 to 300 bytes a thread.
-  if (c.softcap) {
+  // The slope of a softcap beside P, or a function's values: 128 queries spill 150 to 300 bytes a thread.
+  const bool plain = !c.softcap && !c.functions.given();
+  if (!plain) {
     c.tiling.block_m = 64;
     c.tiling.head_dim_qk =
         padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
@@ -55,11 +57,11 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   const bool full = !c.mask.causal && !c.mask.local && !c.mask.varlen;
   const bool in_order = line.in_order_from > 0 && rows >= line.in_order_from;
   c.schedule.staggered =
-      full && (c.schedule.deterministic ? !in_order : !c.softcap && rows >= line.staggered_from);
+      full && (c.schedule.deterministic ? !in_order : plain && rows >= line.staggered_from);
   // With ping-pong, causal attention at 512 takes 1.6 % (head dimension 64) and 1.9 % (128) longer, full
   // attention at 128 0.4 % less (docs/history/backward.md, Ping-pong).
   c.schedule.pingpong =
-      !c.softcap && line.pingpong_from > 0 && rows >= (c.mask.causal ? 2 : 1) * line.pingpong_from;
+      plain && line.pingpong_from > 0 && rows >= (c.mask.causal ? 2 : 1) * line.pingpong_from;
   if (c.schedule.pingpong) {
     c.q_stages = 3;
     c.dout_stages = line.pingpong_dout_stages;
@@ -153,6 +155,7 @@ BackwardConfig choose_backward_config(const Problem& p) {
   c.mask.causal = needs_right_mask(p);
   c.mask.local = needs_left_mask(p);
   c.softcap = p.softcap > 0.0F;
+  c.functions = gpu::functions_config(gpu::functions_of(p));
   c.mask.varlen = has_lengths(p);
   c.schedule.deterministic = p.deterministic;
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;

@@ -41,10 +41,11 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       : c.schedule.split       ? few_queries
       : c.tiling.heads_as_rows ? few_rows
       : c.converts()           ? converted_tiles
-                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+                     : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, takes_masked_tile(problem, c),
                                     forward_tile_keys(problem, c), c.mask.varlen)
                            .why;
-  const char* const maxima = c.schedule.invariant || c.by_warps() || c.wide ? moves_maxima : keeps_maxima;
+  const char* const maxima =
+      c.schedule.invariant || c.by_warps() || c.wide || c.functions.given() ? moves_maxima : keeps_maxima;
   std::vector<std::string> lines = {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernel {}: {}, head_dim {} padded to {}, head_dim_v {} to {}",

@@ -185,8 +185,13 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
 }
 
 std::int64_t forward_tile_keys(const Problem& p, const ForwardConfig& c) {
+  if (p.has_function()) return 0;
   if (!c.mask.varlen) return p.rows_k;
   return p.packed_k ? p.rows_k / std::max<std::int64_t>(p.batch, 1) : 0;
+}
+
+bool takes_masked_tile(const Problem& p, const ForwardConfig& c) {
+  return c.mask.causal || c.mask.local || p.has_function();
 }
 
 bool reads_eight_bits(const Problem& p) {
@@ -225,7 +230,7 @@ ForwardConfig choose_forward_config(const Problem& p) {
   if (takes_decode(p)) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.converts()) return with_converted_keys(c, p);
-  return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, c.mask.causal || c.mask.local,
+  return with_tile(c, forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, takes_masked_tile(p, c),
                                    forward_tile_keys(p, c), c.mask.varlen));
 }
 

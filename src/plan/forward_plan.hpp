@@ -65,8 +65,10 @@ const ForwardTileLine& forward_tile(int head_dim_qk, int head_dim_v, bool masked
                                     bool varlen);
 
 /// The length that chooses the line. The device alone knows lengths that differ; the host knows the mean of
-/// sequences that follow each other, and of others (`seqused`) no more than the most there can be.
+/// sequences that follow each other, and of others (`seqused`) no more than the most there can be. Functions
+/// take the line of short masked ones: their values need registers that larger tiles do not leave.
 std::int64_t forward_tile_keys(const Problem& problem, const ForwardConfig& config);
+bool takes_masked_tile(const Problem& problem, const ForwardConfig& config);
 
 /// Whether the forward kernel is to read the 8-bit k and v of a mixed problem as they are, if TMA can: a
 /// cache's always, and others where few queries read them or a split size has one sequence's bits depend on

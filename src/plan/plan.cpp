@@ -8,6 +8,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/function_plan.hpp"
 #include "plan/plan_gpu.hpp"
 #include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
@@ -81,6 +82,10 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   } else if (problem.mixed() && !cuda) {
     lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
                                 name_of(problem.k.dtype)));
+  }
+  if (cuda && problem.has_function()) {
+    const auto* forward = std::get_if<ForwardConfig>(&plan.gpu->config);
+    lines.push_back(explain_gpu_functions(problem, forward != nullptr && forward->functions.block_lists));
   }
   if (problem.split_size > 0 && problem.pass == Pass::forward) {
     lines.push_back(fmt::format(

@@ -15,6 +15,7 @@
 #include "plan/eight_bit_plan.hpp"
 #include "plan/family.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/function_plan.hpp"
 #include "plan/quantize_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "plan/steps.hpp"
@@ -100,7 +101,7 @@ Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
 /// Whether the forward kernel reads the 8-bit k and v of a mixed problem. A cache is not copied: one that TMA
 /// cannot read is an error.
 bool reads_in_place(const Problem& p) {
-  if (!reads_eight_bits(p)) return false;
+  if (!reads_eight_bits(p) || p.has_function()) return false;
   const Tiling tiling = choose_forward_config(p).tiling;
   for (const gpu::Loaded which : {gpu::Loaded::k, gpu::Loaded::v}) {
     const char* const objection = tma_objection(gpu::forward_tensor_map(p, tiling, which));
@@ -121,6 +122,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   const char* const missing = problem.pass == Pass::backward          ? "no backward kernel"
                               : problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                       ? "no kernel for k and v of 8 bits"
+                              : problem.has_function()  ? "no kernel with score or mask functions"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {
@@ -166,13 +168,15 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
     add_dequantize(steps, problem, choose_dequantize_config(problem));
   }
   fold_heads_into_rows(p);
-  add_forward(steps, wanted_or<ForwardConfig>(wanted, [&] { return choose_forward_config(p); }));
+  add_forward(steps,
+              wanted_or<ForwardConfig>(wanted, [&] { return with_functions(choose_forward_config(p), p); }));
 }
 
 }  // namespace
 
 Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   check_problem(problem);
+  check_gpu_functions(problem);
   check_gpu(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;

@@ -5,6 +5,7 @@
 #include "gpu/backward_params.hpp"
 #include "gpu/eight_bit_forward_params.hpp"
 #include "gpu/forward_params.hpp"
+#include "gpu/function_source.hpp"
 #include "gpu/pack_params.hpp"
 #include "gpu/quantize_params.hpp"
 #include "gpu/quantize_tensor_params.hpp"
@@ -100,6 +101,11 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
   if (work.part_outputs > 0) {
     steps.workspace.take(Region::part_out, work.part_outputs * std::int64_t{sizeof(float)});
     steps.workspace.take(Region::part_lse, work.part_lses * std::int64_t{sizeof(float)});
+  }
+  if (config.functions.block_lists) {
+    const gpu::ListedBlocks listed = gpu::listed_blocks(steps.problem, config.tiling);
+    steps.workspace.take(Region::block_lists, listed.bytes());
+    steps.list.add({.kernel = Kernel::list_blocks, .config = config, .grid = grid_of(listed.count)});
   }
   steps.list.add({.kernel = gpu::kernel_of(config), .config = config, .grid = grid_of(work.ctas)});
   if (work.combine_ctas == 0) return;

@@ -19,7 +19,7 @@ bool has_lengths(const Problem& p) {
 
 void fold_heads_into_rows(Problem& p) {
   const bool alone = p.rows_q == 1 && !p.packed_q && !p.seqused_q.given() && !needs_left_mask(p);
-  if (!alone || p.group() == 1 || p.sink != nullptr) return;
+  if (!alone || p.group() == 1 || p.sink != nullptr || p.has_function()) return;
   if (has_wide_heads(p) && p.group() > 64) return;
   p.rows_q = p.group();
   p.heads_q = p.heads_kv;

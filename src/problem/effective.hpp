@@ -11,7 +11,8 @@ bool needs_right_mask(const Problem& problem);
 bool needs_left_mask(const Problem& problem);
 bool has_lengths(const Problem& problem);
 
-/// Makes query heads rows, where there is one query a sequence and no mask or sink tells heads from rows: a
+/// Makes query heads rows, where there is one query a sequence and no mask, sink or function tells heads from
+/// rows: a
 /// step of generation then reads the keys that heads share once, not once a head. Leaves other problems as
 /// they are, and wide heads that would be more rows than a tile has.
 void fold_heads_into_rows(Problem& problem);

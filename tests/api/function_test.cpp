@@ -193,11 +193,12 @@ TEST(FunctionErrors, OfCalls) {
                       a.q.dtype = a.k.dtype = a.v.dtype = a.out.dtype = DType::bf16;
                       a.options.precision = Precision::fp8;
                     });
-  expect_call_error(
-      Status::unsupported,
-      "score_function runs on the CPU alone, but q is on a CUDA device; move the tensors to the CPU "
-      "for now, or leave the function out",
-      [](ForwardArgs& a) { a.q.device.kind = a.k.device.kind = a.v.device.kind = Device::Kind::cuda; });
+  const Function of_the_host = score("add(s, t0[h])");
+  expect_call_error(Status::invalid_argument, "t0 is on cpu but q is on cuda:0; move it there",
+                    [&](ForwardArgs& a) {
+                      a.score_function = &of_the_host;
+                      a.q.device.kind = a.k.device.kind = a.v.device.kind = Device::Kind::cuda;
+                    });
   const Function by_query = score("add(s, t0[q])");
   expect_call_error(
       Status::invalid_argument,

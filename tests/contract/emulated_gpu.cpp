@@ -22,6 +22,7 @@ class EmulatedGpu : public harness::Runner {
     add(grouped_, kernels.grouped);
     add(decoding_, kernels.decoding);
     add(wide_, kernels.wide);
+    add(listed_, kernels.listed);
   }
   [[nodiscard]] std::string name() const override { return name_; }
   [[nodiscard]] std::string refuses(const harness::Case& spec) const override {
@@ -41,7 +42,8 @@ class EmulatedGpu : public harness::Runner {
     pick(call).forward(call);
   }
   void backward(harness::Call& call) override {
-    for (const EmulatedBackward& kernels : general_backwards()) {
+    const bool functions = call.score_of() != nullptr || call.mask_of() != nullptr;
+    for (const EmulatedBackward& kernels : functions ? function_backwards() : general_backwards()) {
       if (!backward_ || !suits(kernels.config, call.spec)) continue;
       run_backward(kernels, call, {});
       return;
@@ -62,14 +64,21 @@ class EmulatedGpu : public harness::Runner {
         runners.push_back(std::make_unique<EmulatorRunner>(kernel));
     }
   }
+  /// One kernel with functions knows no mask and no lengths.
+  static bool suits_mask(const Mask& mask, const harness::Case& c) {
+    const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
+    const bool windowed = c.options.causal || c.options.window_left >= 0 || c.options.window_right >= 0;
+    return mask.varlen || (!varlen && !windowed && !c.of_cache());
+  }
   /// The general kernels know every mask and any lengths, and pad head dimensions.
   static bool suits(const BackwardConfig& config, const harness::Case& c) {
     return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
-           config.softcap == (c.options.softcap > 0.0F);
+           config.softcap == (c.options.softcap > 0.0F) &&
+           config.functions.score_function == !c.score_function.empty() && suits_mask(config.mask, c);
   }
   /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
-  /// the fewest the kernel `decode`, as the plan has it.
+  /// the fewest the kernel `decode`, as the plan has it. Functions on equal lengths take listed key blocks.
   [[nodiscard]] harness::Runner* find(const harness::Case& spec) const {
     const std::int64_t batch = std::max<std::int64_t>(spec.batch, 1);
     const bool few = spec.rows_q() <= 64 * batch;
@@ -79,6 +88,9 @@ class EmulatedGpu : public harness::Runner {
         if ((few || !runner->splits()) && runner->refuses(spec).empty()) return runner.get();
       }
       return nullptr;
+    }
+    for (const auto& runner : listed_) {
+      if (runner->refuses(spec).empty()) return runner.get();
     }
     for (const auto& runner : decoding_) {
       if (spec.rows_q() * group <= decode_rows * batch && runner->refuses(spec).empty()) return runner.get();
@@ -98,7 +110,7 @@ class EmulatedGpu : public harness::Runner {
 
   std::string name_;
   bool backward_;
-  Runners runners_, sharing_, grouped_, decoding_, wide_;
+  Runners runners_, sharing_, grouped_, decoding_, wide_, listed_;
 };
 
 /// A test of which no case was small enough would pass without having tried anything; one whose cases were

@@ -14,11 +14,12 @@ namespace tandem::kernel_tests {
 /// The kernels of a GPU, by the calls that they are for.
 struct EmulatedKernels {
   std::string name;
-  std::vector<std::span<const EmulatedForward>> whole;     ///< any call, a tile a CTA
-  std::vector<std::span<const EmulatedForward>> sharing;   ///< few queries, whose keys CTAs share
-  std::vector<std::span<const EmulatedForward>> grouped;   ///< few queries of grouped heads
-  std::vector<std::span<const EmulatedForward>> decoding;  ///< those that 16 rows hold
-  std::vector<std::span<const EmulatedForward>> wide;      ///< heads of more than 256 dimensions
+  std::vector<std::span<const EmulatedForward>> whole;        ///< any call, a tile a CTA
+  std::vector<std::span<const EmulatedForward>> sharing;      ///< few queries, whose keys CTAs share
+  std::vector<std::span<const EmulatedForward>> grouped;      ///< few queries of grouped heads
+  std::vector<std::span<const EmulatedForward>> decoding;     ///< those that 16 rows hold
+  std::vector<std::span<const EmulatedForward>> wide;         ///< heads of more than 256 dimensions
+  std::vector<std::span<const EmulatedForward>> listed = {};  ///< functions on equal lengths
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
   bool backward = false;     ///< gradients are its own, not the CPU's from its outputs
 };

@@ -3,12 +3,26 @@
 
 int main(int argc, char** argv) {
   using namespace tandem::kernel_tests;
+  std::vector<std::span<const EmulatedForward>> grouped = {heads_as_rows_forwards(),
+                                                           mixed_heads_as_rows_forwards()};
+  std::vector<std::span<const EmulatedForward>> sharing = {split_forwards(), mixed_split_forwards()};
+  // Each by itself, since some have heads as rows. They come first: other kernels refuse functions.
+  for (const EmulatedForward& kernel : function_forwards_of_few()) {
+    auto& kernels = kernel.config.tiling.heads_as_rows ? grouped : sharing;
+    kernels.insert(kernels.begin(), {&kernel, 1});
+  }
   return run_contract(argc, argv,
                       {.name = "emulated gpu",
-                       .whole = {general_forwards(), mixed_forwards()},
-                       .sharing = {split_forwards(), mixed_split_forwards()},
-                       .grouped = {heads_as_rows_forwards(), mixed_heads_as_rows_forwards()},
+                       .whole = {general_forwards(), mixed_forwards(), function_forwards()},
+                       .sharing = sharing,
+                       .grouped = grouped,
                        .decoding = {decode_forwards()},
                        .wide = {widest_heads_forwards()},
+                       .listed = {function_forwards_of_lists()},
+                       .without = ":Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"
+                                  "Contract19_Functions.LongerThanARunOfKeys:"
+                                  "Contract19_Functions.BitsOfASequenceWithSplitSize:"
+                                  "Contract19_Functions.ThreadsChangeNoBit:"
+                                  "Contract19_Functions.LogitsWithoutASentinel",
                        .backward = true});
 }

@@ -58,11 +58,14 @@ constexpr const char* filter =
     "Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
     "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
     "Contract12_Caches.ThirtyTwoThousandPagesOfALargeCache:Contract17_Append.KAndVInterleavedInOneTensor:"
-    "Contract17_Append.WithCheckTwoTokens*:Contract16_BatchInvariance.OfWideHeads";
-/// The same of the kernels sm80: keys of 8 bits, and heads of more than 256 dimensions.
+    "Contract17_Append.WithCheckTwoTokens*:Contract19_Functions.PublishedMasks:"
+    "Contract19_Functions.PublishedScores:Contract19_Functions.LongerThanARunOfKeys:"
+    "Contract19_Functions.BitsOfASequenceWithSplitSize:Contract19_Functions.ThreadsChangeNoBit:"
+    "Contract19_Functions.LogitsWithoutASentinel:Contract16_BatchInvariance.OfWideHeads";
+/// The same of the kernels sm80: keys of 8 bits, functions, and heads of more than 256 dimensions.
 constexpr const char* sm80_filter =
     ":Contract16_BatchInvariance.KeysOfEightBits:Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
-    "*_WideHeads.*:*.OfWideHeads";
+    "Contract19*:*_WideHeads.*:*.OfWideHeads";
 
 }  // namespace
 }  // namespace tandem::gpu

@@ -94,10 +94,11 @@ TEST(KernelExpression, NamesEveryField) {
                       "tandem::KeySource::rows, .transform = tandem::ScoreTransform::softcap, "),
             std::string::npos)
       << text;
-  EXPECT_TRUE(
-      text.ends_with(", .pingpong = true, .output_late = false, .split = false, .invariant = false}, "
-                     ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .wide = false, "
-                     ".v_in_k = false}"))
+  EXPECT_TRUE(text.ends_with(
+      ", .pingpong = true, .output_late = false, .split = false, .invariant = false}, "
+      ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .wide = false, "
+      ".v_in_k = false, .functions = tandem::Functions{.digest = 0x0ULL, .score_function = false, "
+      ".mask_function = false, .block_lists = false}}"))
       << text;
 }
 

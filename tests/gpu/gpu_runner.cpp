@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "gpu/device.hpp"
@@ -64,12 +65,33 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.v_scale, call.v_scale);
 }
 
+/// The functions of a call, which read the device's copies of what they capture.
+class DeviceFunctions {
+ public:
+  DeviceFunctions(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
+    std::vector<ConstTensor> views;
+    for (const Box& box : call.captured) {
+      ConstTensor& view = views.emplace_back(box.view());
+      boxes.move(view, box);
+    }
+    const auto moved = [&](std::optional<Function>& own, const Function*& f) {
+      if (f != nullptr) f = &own.emplace(Function::parse(f->text(), f->kind(), views));
+    };
+    moved(score_, args.score_function);
+    moved(mask_, args.mask_function);
+  }
+
+ private:
+  std::optional<Function> score_, mask_;
+};
+
 /// A pass on the device's copies of a call's memory; `move` moves what is the pass's own.
 template <typename Args, typename Move, typename Pass>
 void run(const Call& call, Args args, const Move& move, const Pass& pass) {
   const Stream stream(0);
   DeviceBoxes boxes(stream.get());
   move_inputs(boxes, call, args);
+  const DeviceFunctions functions(boxes, call, args);
   move(boxes, args);
   Execution execution{.stream = stream.get()};
   DeviceBuffer workspace;
@@ -94,6 +116,7 @@ bool is_planned(const harness::Case& spec) {
   const Call call(spec);
   ForwardArgs args = call.forward_args();
   move_inputs(boxes, call, args);
+  const DeviceFunctions functions(boxes, call, args);
   boxes.move(args.out, call.out);
   boxes.move(args.lse, call.lse);
   try {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace tandem::harness {
 namespace {
@@ -28,6 +29,12 @@ int window_kind(std::int64_t bound, std::int64_t tile) {
 /// is left, whether rows of 16 bits are multiples of 32 bytes.
 int head_dim_kind(std::int64_t head_dim) {
   return static_cast<int>((head_dim + 63) / 64 * 3 + (head_dim % 64 == 0 ? 0 : head_dim % 16 == 0 ? 1 : 2));
+}
+
+/// Every text is a kind of its own.
+int functions_kind(const Case& c) {
+  if (c.score_function.empty() && c.mask_function.empty()) return 0;
+  return static_cast<int>(std::hash<std::string>{}(c.score_function + "|" + c.mask_function) >> 33U) + 1;
 }
 
 int scale_kind(const std::optional<float>& scale) {
@@ -115,6 +122,7 @@ std::vector<Feature> features_of(const Case& c, std::int64_t tile) {
                                           : 2},
       {"left padding", c.leftpad.empty() ? 0 : 1},
       {"chosen cache entries", c.cache_index.empty() ? 0 : 1},
+      {"functions", functions_kind(c)},
   };
   add_layouts({"order of inputs", "expanded inputs", "padded inputs", "sliced inputs", "base of inputs",
                "inputs that end at a page"},

@@ -299,10 +299,21 @@ def test_errors_of_arguments():
         tandem.attention(q, k, v, bias=randn(SQ, SK).requires_grad_())
     with pytest.raises(tandem.UnsupportedError, match="precision exact alone"):
         tandem.attention(q.half(), k.half(), v.half(), mask_mod=causal, precision="fp8")
-    with pytest.raises(tandem.UnsupportedError, match="on the CPU alone"):
+    with pytest.raises(tandem.UnsupportedError, match="f32 has no GPU kernel"):
         tandem.explain(q, k, v, mask_mod=causal, device="H100")
     with pytest.raises(tandem.UnsupportedError, match=r"torch\.func"):
         torch.func.vmap(lambda q: tandem.attention(q, k, v, mask_mod=causal))(q[None])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_plan_on_a_gpu_has_the_functions(backward):
+    """Arrays that functions read are taken to be there, too."""
+    q, k, v = (x.half() for x in inputs())
+    text = tandem.explain(
+        q, k, v, alibi_slopes=SLOPES, mask_mod=causal, mask=SEEN, backward=backward, device="H100"
+    )
+    assert "compiled into the kernel at its first call" in text
+    assert "every pair's score and mask are evaluated" in text
 
 
 def test_explain_shows_the_functions():

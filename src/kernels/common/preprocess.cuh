@@ -46,7 +46,24 @@ TANDEM_DEVICE tile::Visibility visibility(const BackwardParams& p, const Backwar
   return {t.seqlen_q, seqlen_k, p.window_left, p.window_right};
 }
 
-/// One CTA for each query block and head. The fields of the Config that concern masks are not read.
+/// Whether any of eight columns of a row is not 0.
+TANDEM_DEVICE bool any_nonzero(const u16* row, int col, int columns) {
+  u32 bits = 0;
+  for (int i = col; i < min(col + 8, columns); ++i) bits |= ptx::load_global(row + i) & 0x7FFFU;
+  return bits != 0;
+}
+
+/// Whether a row of 0 has seen no key, though a sink gives it an LSE: that is the sink's then. Keys that it
+/// might have seen have less than a millionth of its sum.
+TANDEM_DEVICE bool is_sinks_own(const BackwardParams& p, int head, float lse) {
+  if (p.sink == nullptr) return false;
+  const float sink = ptx::load_global(p.sink + head * p.sink_stride);
+  const float difference = lse < sink ? sink - lse : lse - sink;
+  return difference <= 1e-6F * ptx::fmax(1.0F, ptx::fmax(sink, -sink));
+}
+
+/// One CTA for each query block and head. Of the fields of the Config that concern masks one is read:
+/// functions.mask_function says that functions may hide all keys from a query.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
     backward_preprocess(const __grid_constant__ BackwardParams p) {
@@ -73,15 +90,22 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       const i64 query = t.begin_q + static_cast<i64>(t.first + row);
       const bool used = t.first + row < t.seqlen_q;
       float sum = 0.0F;
+      u32 nonzero = 0;
       if (used) {
         const u16* out = static_cast<const u16*>(p.out) + batch * p.out_stride.batch +
                          t.head * p.out_stride.head + query * p.out_stride.row;
         const u16* dout = static_cast<const u16*>(p.dout) + batch * p.dout_stride.batch +
                           t.head * p.dout_stride.head + query * p.dout_stride.row;
         sum = dot_columns<C.tiling.element>(out, dout, lane * 8, p.head_dim_v, p.rows_vectors);
+        if constexpr (C.functions.mask_function) nonzero = any_nonzero(out, lane * 8, p.head_dim_v) ? 1 : 0;
       }
 #pragma unroll
       for (int distance = 1; distance < lanes; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
+      if constexpr (C.functions.mask_function) {
+#pragma unroll
+        for (int distance = 1; distance < lanes; distance *= 2)
+          nonzero |= ptx::shuffle_xor(nonzero, distance);
+      }
       if (lane != 0) continue;
       float lse = -ptx::infinity();
       float dlse = 0.0F;
@@ -97,7 +121,10 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       // does not show it.) A row that has seen a NaN passes NaN to the keys that it sees through its LSE. Its
       // delta must not be NaN: multiplied by 0, it would also reach the keys that it does not see.
       const int seen = visible.end_key(t.first + row) - visible.first_key(t.first + row);
-      const bool dead = lse == -ptx::infinity() || seen <= 0;
+      bool dead = lse == -ptx::infinity() || seen <= 0;
+      if constexpr (C.functions.mask_function) {
+        dead = dead || (used && nonzero == 0 && is_sinks_own(p, t.head, lse));
+      }
       const bool number = lse < ptx::infinity();
       ptx::store_global(p.lse_log2 + t.block * C.tiling.block_m + row,
                         dead ? ptx::infinity() : lse * tile::log2_e);

@@ -1,6 +1,7 @@
 // What host and device share of the backward kernels: their Config and Params.
 #pragma once
 
+#include "kernels/config/functions.hpp"
 #include "kernels/config/types.hpp"
 
 namespace tandem {
@@ -39,12 +40,15 @@ struct BackwardConfig {
   Mask mask{};
   bool softcap = false;
   BackwardSchedule schedule{};
+  Functions functions{};  ///< with them the kernel is launched with WithFunctions<BackwardParams>
 
   static constexpr int consumers = 2;  ///< warpgroups
 
   constexpr bool operator==(const BackwardConfig&) const = default;
   [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
+  /// P and dS differ by more than a factor of the row: dS is made from P times a slope.
+  [[nodiscard]] constexpr bool sloped() const { return softcap || functions.score_function; }
   /// Every warpgroup computes dK and dV of 64 keys; otherwise one computes dV and the other dK of the
   /// same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }

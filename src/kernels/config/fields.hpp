@@ -104,7 +104,7 @@ concept is = std::is_same_v<std::remove_const_t<T>, U>;
 /// A member that has members of its own.
 template <typename T>
 concept is_part = is<T, Tiling> || is<T, BackwardTiling> || is<T, Mask> || is<T, ForwardSchedule> ||
-    is<T, EightBitSchedule> || is<T, BackwardSchedule>;
+    is<T, EightBitSchedule> || is<T, BackwardSchedule> || is<T, Functions>;
 
 /// The type's name, as the kernels' sources have it.
 template <typename T>
@@ -115,6 +115,7 @@ constexpr const char* part_name() {
   if constexpr (is<T, ForwardSchedule>) return "ForwardSchedule";
   if constexpr (is<T, EightBitSchedule>) return "EightBitSchedule";
   if constexpr (is<T, BackwardSchedule>) return "BackwardSchedule";
+  if constexpr (is<T, Functions>) return "Functions";
 }
 
 // for_each_member calls f(name, member) for every member of a Config or of a part of one, in order. The
@@ -185,9 +186,20 @@ constexpr void for_each_member(T& x, F&& f) {
 }
 
 template <typename T, typename F>
+requires is<T, Functions>
+constexpr void for_each_member(T& x, F&& f) {
+  auto& [digest, score_function, mask_function, block_lists] = x;
+  f("digest", digest);
+  f("score_function", score_function);
+  f("mask_function", mask_function);
+  f("block_lists", block_lists);
+}
+
+template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, wide, v_in_k] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, wide, v_in_k,
+         functions] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -199,12 +211,13 @@ constexpr void for_each_member(T& x, F&& f) {
   f("key_type", key_type);
   f("wide", wide);
   f("v_in_k", v_in_k);
+  f("functions", functions);
 }
 
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule] = x;
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, functions] = x;
   f("tiling", tiling);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
@@ -212,6 +225,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("mask", mask);
   f("softcap", softcap);
   f("schedule", schedule);
+  f("functions", functions);
 }
 
 template <typename T, typename F>

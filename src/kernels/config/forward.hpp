@@ -2,6 +2,7 @@
 // launched with.
 #pragma once
 
+#include "kernels/config/functions.hpp"
 #include "kernels/config/types.hpp"
 #include "problem/recipe.hpp"
 
@@ -58,8 +59,9 @@ struct ForwardConfig {
   /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
   /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
   OperandType key_type = OperandType::input;
-  bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
-  bool v_in_k = false;  ///< V is the first columns of K, and not loaded; in `forward_wide` alone
+  bool wide = false;      ///< the kernel `forward_wide`, of a tile of 64 rows
+  bool v_in_k = false;    ///< V is the first columns of K, and not loaded; in `forward_wide` alone
+  Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
   /// Whether the kernel `decode` serves it: tiles of 16 rows, by warps in place of warpgroups.

@@ -38,6 +38,17 @@ TANDEM_DEVICE float reciprocal(float x) {
 #endif
 }
 
+/// The square root, relative error 2^-22.
+TANDEM_DEVICE float square_root(float x) {
+#if TANDEM_ON_DEVICE
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return emulator::square_root(x);
+#endif
+}
+
 /// max(min(a + b, most), 0), a + b as it wraps around.
 TANDEM_DEVICE i32 add_min_relu(i32 a, i32 b, i32 most) {
 #if TANDEM_ON_DEVICE

@@ -189,8 +189,10 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (C.schedule.pingpong) {
       u32 p_packed[scores / 2];
       u32 ds_packed[scores / 2];
+      this->begin_head(t, 0);
       step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
       for (int g = 0; g < group; ++g) {
+        this->begin_head(t, g);
         for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
           if (this->needs_mask(t, m)) {
             step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
@@ -202,6 +204,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       finish_pingpong(p_packed, ds_packed, dk, dv);
     } else {
       for (int g = 0; g < group; ++g) {
+        this->begin_head(t, g);
         for (int m = t.blocks.first; m < t.blocks.end; ++m) {
           if (this->needs_mask(t, m)) {
             step<true>(t, m, dk, dv);
@@ -243,7 +246,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
 // ---- Entry ----
 
 template <BackwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__ BackwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__ BackwardKernelParams<C> p) {
   static_assert((sizeof(BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
   auto& shared = *reinterpret_cast<BackwardShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.

@@ -7,29 +7,37 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm90/backward_producer.cuh"
 #include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/store_rows.cuh"
 
 namespace tandem {
 
+/// What the main kernel is launched with.
 template <BackwardConfig C>
-struct BackwardConsumer {
+using BackwardKernelParams =
+    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type;
+
+template <BackwardConfig C>
+struct BackwardConsumer : tile::FunctionKeys<C.functions> {
   using Shared = BackwardShared<C>;
   using QPosition = typename tile::Ring<C.q_stages>::Position;
   using DoutPosition = typename tile::Ring<C.dout_stages>::Position;
   static constexpr int scores = C.tiling.block_m / 2;
-  static constexpr int slopes = C.softcap ? scores / 2 : 1;
+  static constexpr int slopes = C.sloped() ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
-  static constexpr bool hides = C.mask.causal || C.mask.local;  ///< a mask hides keys inside a sequence
+  /// A mask hides keys inside a sequence.
+  static constexpr bool hides = C.mask.causal || C.mask.local || C.functions.given();
 
-  const BackwardParams& p;
+  const BackwardKernelParams<C>& p;
   Shared& shared;
   const int warpgroup;
   const int thread;  ///< in the warpgroup
   const tile::FragmentPosition position;
-  const float scale_log2;
-  const int group;  ///< query heads of a KV head
+  const float scale_log2;  ///< the scale itself where a score function takes the scaled score
+  const int group;         ///< query heads of a KV head
   tile::Ring<kv_stages>::Position k_at;
   tile::Ring<kv_stages>::Position v_at;
   QPosition q_at;
@@ -37,13 +45,14 @@ struct BackwardConsumer {
   tile::RingPosition<2> score_at;  ///< narrow heads: which of the two tiles dS is written to
   u32 exchange = 0;                ///< wide heads, in a cluster: parity of the query block
 
-  TANDEM_DEVICE BackwardConsumer(const BackwardParams& params, Shared& s, int warpgroup_, int thread_)
+  TANDEM_DEVICE BackwardConsumer(const BackwardKernelParams<C>& params, Shared& s, int warpgroup_,
+                                 int thread_)
       : p(params),
         shared(s),
         warpgroup(warpgroup_),
         thread(thread_),
         position(thread_),
-        scale_log2(params.scale * tile::log2_e),
+        scale_log2(C.functions.score_function ? params.scale : params.scale * tile::log2_e),
         group(params.heads_q / params.heads_kv) {}
 
   TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
@@ -125,10 +134,10 @@ struct BackwardConsumer {
     issue_dq<false>(dq, ds, k(), own_k_column_at());
   }
 
-  /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap `sloped`
-  /// is P^T times the cap's slope. dS is later computed from packed values: there are not enough registers
-  /// for S, dP, dK, dV and an unpacked P. What the mask hides is set to 0 after the exponential, so that
-  /// neither a NaN nor scale 0 matters.
+  /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap or a
+  /// score function `sloped` is P^T times the slope. dS is later computed from packed values: there are not
+  /// enough registers for S, dP, dK, dV and an unpacked P. What the mask hides is set to 0 after the
+  /// exponential, so that neither a NaN nor scale 0 matters.
   template <bool masked>
   TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
@@ -155,13 +164,20 @@ struct BackwardConsumer {
         float slope[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          p_each[e] = probability(s[4 * j + 2 * h + e], subtract[e], scale[h], slope[e]);
+          const float score = s[4 * j + 2 * h + e];
+          if constexpr (C.functions.given()) {
+            // `m` counts from where the tile starts, if that is staggered.
+            const int at = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
+            p_each[e] = function_probability(at + 8 * j + e, h, score, subtract[e], scale[h], slope[e]);
+          } else {
+            p_each[e] = probability(score, subtract[e], scale[h], slope[e]);
+          }
           if constexpr (masked) {
             if (8 * j + e < first[h] || (C.mask.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
           }
         }
         packed[2 * j + h] = tile::pack<C.tiling.element>(p_each[0], p_each[1]);
-        if constexpr (C.softcap) {
+        if constexpr (C.sloped()) {
           sloped[2 * j + h] = tile::pack<C.tiling.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
         }
       }
@@ -173,6 +189,30 @@ struct BackwardConsumer {
     const tile::CappedScore capped = tile::cap_score(score, 2.0F * scale / p.softcap);
     slope = capped.slope;
     return ptx::exp2(ptx::fma(capped.part, p.softcap * tile::log2_e, -lse_log2));
+  }
+
+  /// The same of the thread's key h and a query, through the caller's functions.
+  TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
+                                           float& slope) const {
+    float x = score * scale;
+    slope = 1.0F;
+    if constexpr (C.functions.score_function && C.softcap) {
+      const tile::CappedScore capped = tile::cap_score(score, 2.0F * tile::log2_e * scale / p.softcap);
+      x = p.softcap * capped.part;
+      slope = capped.slope;
+    }
+    const tile::Logit logit = this->logit_of(query, h, x);
+    bool hidden = !logit.visible || lse_log2 == ptx::infinity();
+    float probability_of = 0.0F;
+    if constexpr (C.functions.score_function) {
+      hidden = hidden || logit.value == -ptx::infinity();
+      slope *= logit.slope;
+      probability_of = ptx::exp2(ptx::fma(logit.value, tile::log2_e, -lse_log2));
+    } else {
+      probability_of = probability(score, lse_log2, scale, slope);
+    }
+    if (hidden) slope = 0.0F;
+    return hidden ? 0.0F : probability_of;
   }
 
   /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
@@ -191,10 +231,10 @@ struct BackwardConsumer {
       }
     }
   }
-  /// The same, if there may be a softcap.
+  /// The same, if there may be a slope.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
-    if constexpr (C.softcap) {
+    if constexpr (C.sloped()) {
       score_gradients(packed, sloped, dp);
     } else {
       score_gradients(packed, packed_p, dp);
@@ -268,6 +308,7 @@ struct BackwardConsumer {
   TANDEM_DEVICE void clear_queries(QPosition q_to, DoutPosition dout_to, int first, int end);
   TANDEM_DEVICE void clear_unseeing_queries(const BackwardTile& t, int m, QPosition q_to,
                                             DoutPosition dout_to);
+  TANDEM_DEVICE void clear_blind_queries(QPosition q_to, DoutPosition dout_to);
 
   TANDEM_DEVICE void release_q() {
     if (thread % warp_size == 0) shared.q_ring.release(q_at);
@@ -289,9 +330,14 @@ struct BackwardConsumer {
     ptx::wgmma_fence();
     issue_scores<C.tiling.head_dim_qk>(s, k(), shared.q[q_at.stage]);
   }
+  /// The query blocks that follow are those of head g of the group.
+  TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
+    if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
+  }
   /// Waits for a tile's K and V, and clears what must not be multiplied.
   TANDEM_DEVICE void begin_tile(const BackwardTile& t) {
     shared.k_ring.wait(k_at);
+    if constexpr (C.functions.given()) this->take_keys(p, t, key_at(), position);
     if constexpr (hides) clear_poisoned_keys();
     shared.v_ring.wait(v_at);
     if constexpr (C.mask.varlen) {

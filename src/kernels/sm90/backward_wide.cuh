@@ -105,7 +105,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     {
       u32 sloped[slopes];
       this->template probabilities<masked>(t, m, s, packed, sloped);
-      if constexpr (C.softcap) {
+      if constexpr (C.sloped()) {
         hand_over(sloped);
       } else {
         hand_over(packed);
@@ -177,6 +177,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     ptx::wgmma_wait<0>();
     ptx::pin_registers(x);
     for (int g = 0; g < group; ++g) {
+      this->begin_head(t, g);
       for (int m = t.blocks.first; m < t.blocks.end; ++m) {
         const int next = next_block(t, g, m);
         if constexpr (keys) {

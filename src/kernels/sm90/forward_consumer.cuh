@@ -4,6 +4,7 @@
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm90/forward_producer.cuh"
+#include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/output.cuh"
@@ -22,7 +23,7 @@ template <>
 struct KeyScale<false> {};
 
 template <ForwardConfig C>
-struct ForwardConsumer : KeyScale<C.converts()> {
+struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions> {
   using Shared = ForwardShared<C>;
   static constexpr int scores = C.tiling.block_n / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
@@ -53,9 +54,29 @@ struct ForwardConsumer : KeyScale<C.converts()> {
 
   TANDEM_DEVICE bool warp_leader() const { return thread % warp_size == 0; }
 
-  /// What transform_scores multiplies Q K^T by, once the tile's keys are known.
-  TANDEM_DEVICE void take_key_scale(const tile::TileIndex& t) {
-    if constexpr (C.converts()) this->key_scale = tile::scale_of(p.k_scale, p, t);
+  /// What scores of a tile are multiplied by, once its keys are known, what functions need of its rows, and
+  /// the first block of its list.
+  TANDEM_DEVICE void begin_tile(tile::QueryTile& t, int first_query, int& block) {
+    if constexpr (C.converts()) this->key_scale = tile::scale_of(p.k_scale, p, t.index);
+    if constexpr (C.functions.given()) this->template take_rows<C.tiling>(p, t.index, first_query, position);
+    if constexpr (C.functions.block_lists) this->take_block(block, t.blocks);
+  }
+  /// Blocks without a mask keep their rows' maxima. Those that go through functions do not: functions may
+  /// hide any pair, and with it a row's first keys, without which there is no reference.
+  static constexpr bool lazy_blocks =
+      !C.schedule.invariant &&
+      (!C.functions.given() || (C.functions.block_lists && !C.functions.score_function));
+  /// Calls step(masked) for each block of a tile but the first, as tile::walk_blocks does, or of its list.
+  template <typename Step>
+  TANDEM_DEVICE void walk(int& block, tile::BlockRange& all, const tile::BlockRange& own, Step& step) {
+    if constexpr (C.functions.block_lists) {
+      while (this->own_left > 0) {
+        this->take_block(block, all);
+        step(!this->own_full || block >= own.inner_end || block < own.inner_first);
+      }
+    } else {
+      tile::walk_blocks<C.mask>(block, all, own, step);
+    }
   }
   TANDEM_DEVICE float score_scale() const {
     if constexpr (C.converts()) {
@@ -65,6 +86,12 @@ struct ForwardConsumer : KeyScale<C.converts()> {
     }
   }
 
+  /// Logits out of Q K^T of the block that begins with `key`. `full`: a list says that the mask function
+  /// hides nothing of it.
+  TANDEM_DEVICE void make_logits(float (&s)[scores], int key, bool full) {
+    tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
+    if constexpr (C.functions.given()) this->apply(s, key + position.first_col, full);
+  }
   /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
   /// have been released, whose buffers it fills.
   TANDEM_DEVICE void load_ahead() {
@@ -164,7 +191,13 @@ struct ForwardConsumer : KeyScale<C.converts()> {
     }
   }
   TANDEM_DEVICE bool find(tile::QueryTile& t) {
-    return tiles.template next<false>(t, warp_leader());
+    if constexpr (C.functions.block_lists) {
+      const bool found = tiles.template next<false>(t, warp_leader());
+      if (found) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
+      return found;
+    } else {
+      return tiles.template next<false>(t, warp_leader());
+    }
   }
   TANDEM_DEVICE bool compute(tile::QueryTile& t);
 };
@@ -184,7 +217,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   float rescale[2];
   float total[2];
   int block = t.blocks.end - 1;
-  take_key_scale(t.index);
+  begin_tile(t, first_query, block);
   const auto nothing = [](int) {};
   // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
   // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
@@ -197,7 +230,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
-    tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
+    make_logits(s, block * C.tiling.block_n, C.functions.block_lists && !masked);
     if (masked) {
       tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, position));
@@ -227,7 +260,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   if constexpr (halves) {
     ptx::pin_registers(s);
     release_scores();
-    tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
+    make_logits(s, block * C.tiling.block_n, false);
     auto masked_exponentials = [&](auto& seen) {
       tile::apply_mask(seen, t.visible, first_query, block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, position));
@@ -242,7 +275,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       masked_exponentials(s);
     }
   } else {
-    take_scores(block >= own.inner_end || block < own.inner_first);
+    take_scores(C.functions.block_lists || block >= own.inner_end || block < own.inner_first);
     release_scores();
     exponentials(s);
   }
@@ -257,7 +290,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // lazily: its exponentials are relative to the reference of earlier blocks, no maximum is found, and O is
   // rescaled only if the exponentials are too large.
   auto iteration = [&](auto masked) {
-    constexpr bool lazy = !decltype(masked)::value && !C.schedule.invariant;
+    constexpr bool lazy = !decltype(masked)::value && lazy_blocks;
     pingpong_wait();
     issue_scores(s, q_operand(), k_operand());
     shared.v_ring.wait(v_at);
@@ -292,7 +325,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         if (!softmax.move(s, total, rescale)) {
           tile::load_scores<C.tiling, C.keys, C.key_type>(s, p, t.index, first_query,
                                                           block * C.tiling.block_n, position);
-          tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
+          make_logits(s, block * C.tiling.block_n, true);
           exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);
@@ -339,7 +372,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     }
   };
   --block;
-  tile::walk_blocks<C.mask>(block, t.blocks, own, next_block);
+  walk(block, t.blocks, own, next_block);
   if constexpr (release_q_late) release_q();
 
   shared.v_ring.wait(v_at);

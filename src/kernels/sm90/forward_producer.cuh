@@ -4,6 +4,7 @@
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/tile/byte_tile.cuh"
+#include "kernels/tile/functions.cuh"
 #include "kernels/tile/keys.cuh"
 #include "kernels/tile/pipeline.cuh"
 #include "kernels/tile/select.cuh"
@@ -14,7 +15,10 @@ namespace tandem {
 
 /// What the kernel is launched with.
 template <ForwardConfig C>
-using ForwardKernelParams = typename Select<C.converts(), MixedForwardParams, ForwardParams>::type;
+using ForwardPlainParams = typename Select<C.converts(), MixedForwardParams, ForwardParams>::type;
+template <ForwardConfig C>
+using ForwardKernelParams =
+    typename Select<C.functions.given(), WithFunctions<ForwardPlainParams<C>>, ForwardPlainParams<C>>::type;
 
 // ---- Shared storage ----
 
@@ -108,7 +112,7 @@ struct ForwardLoader {
   /// Boxes of pages are many: all lanes start copies.
   static constexpr bool by_all_lanes = in_pages(C.keys);
 
-  const ForwardParams& p;
+  const ForwardKernelParams<C>& p;
   Shared& shared;
   const bool leader;
   typename tile::Ring<C.stages>::Position k_at, v_at;
@@ -117,7 +121,7 @@ struct ForwardLoader {
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
 
-  TANDEM_DEVICE ForwardLoader(const ForwardParams& params, Shared& s)
+  TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
     t.blocks = {0, 0, 0, 0};
   }
@@ -130,7 +134,7 @@ struct ForwardLoader {
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
       ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
     }
     k_at.advance();
   }
@@ -142,9 +146,15 @@ struct ForwardLoader {
     } else {
       auto& to = shared.loaded_v()[v_at.stage];
       ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.v, full, p, t.index, b * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
     }
     v_at.advance();
+  }
+  /// The number of the key block that the tile visits at `b`: another one where there is a list.
+  TANDEM_DEVICE int key_block(int b) const {
+    if constexpr (C.functions.block_lists)
+      return static_cast<int>(ptx::load_global(tile::list_of(p.functions.lists, t.index) + 1 + b) / 2);
+    return b;
   }
   /// Block `b` of K or V from pages: all lanes share its boxes.
   template <typename Ring, typename Position, typename Tile>
@@ -176,6 +186,7 @@ struct ForwardLoader {
     if (block < t.blocks.first) {
       do {
         if (!tiles.template next<true>(t, leader)) return false;
+        if constexpr (C.functions.block_lists) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
       if (by_all_lanes || leader) load_q();

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "forward/emulated_forward.hpp"
+#include "functions/any_function.hpp"
 #include "gpu/backward_params.hpp"
+#include "gpu/function_source.hpp"
 #include "kernels/common/convert.cuh"
 
 namespace tandem::kernel_tests {
@@ -92,12 +94,17 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
     const auto preprocessed = workspace.at(gpu::Region::dk, reinterpret_cast<char*>(scratch.data())) - memory;
     if (rows_blocks > 0)
       after_preprocess.of_previous_grid = {{memory, static_cast<std::size_t>(preprocessed), true}};
-    emulator::launch(kernels.main, params,
-                     {.blocks = grid,
-                      .threads = static_cast<unsigned>(config.threads()),
-                      .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
-                      .cluster = static_cast<unsigned>(config.tiling.cluster)},
-                     after_preprocess);
+    const emulator::Grid shape{.blocks = grid,
+                               .threads = static_cast<unsigned>(config.threads()),
+                               .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
+                               .cluster = static_cast<unsigned>(config.tiling.cluster)};
+    if (kernels.functions != nullptr) {
+      running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
+      const WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
+      emulator::launch(kernels.functions, with, shape, after_preprocess);
+    } else {
+      emulator::launch(kernels.main, params, shape, after_preprocess);
+    }
   }
   if (beside.valid()) {
     beside.get();

@@ -11,13 +11,16 @@
 
 namespace tandem::kernel_tests {
 
+struct AnyFunctions;
+
 /// The kernels of a backward Config, compiled for the emulator.
 struct EmulatedBackward {
   BackwardConfig config;
   void (*preprocess)(BackwardParams);
-  void (*main)(BackwardParams);
+  void (*main)(BackwardParams);  ///< null where it has functions
   void (*convert)(BackwardParams);
   void (*sink)(BackwardParams);
+  void (*functions)(WithFunctions<BackwardParams>) = nullptr;
 };
 
 /// Every Config family, in three files so that they compile side by side.
@@ -28,15 +31,19 @@ std::span<const EmulatedBackward> widest_backwards();
 /// narrowest first.
 std::span<const EmulatedBackward> general_backwards();
 
+/// The same with functions of scores, which run any that was printed (functions/any_function.hpp).
+std::span<const EmulatedBackward> function_backwards();
+
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
 harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& config);
 
 /// How a call is emulated.
 struct EmulatedRun {
-  std::uint64_t seed = 0;       ///< of the interleaving
-  unsigned blocks = 2;          ///< SMs of the GPU: a CTA has several tiles
-  unsigned host_threads = 1;    ///< blocks that run at once; those that wait for each other must
+  std::uint64_t seed = 0;                   ///< of the interleaving
+  unsigned blocks = 2;                      ///< SMs of the GPU: a CTA has several tiles
+  unsigned host_threads = 1;                ///< blocks that run at once; those that wait for each other must
+  const AnyFunctions* functions = nullptr;  ///< in place of the call's own
   bool convert_beside = false;  ///< the conversion begins before the main kernel, on a thread of its own
 };
 

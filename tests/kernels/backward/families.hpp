@@ -16,10 +16,24 @@ inline constexpr BackwardConfig cluster_of_two{
     .dout_stages = 1,
     .dq_parts = 2};
 
+template <BackwardConfig config>
+constexpr EmulatedBackward emulated() {
+  EmulatedBackward kernels{.config = config,
+                           .preprocess = &tandem::backward_preprocess<config>,
+                           .main = nullptr,
+                           .convert = &tandem::backward_convert<config>,
+                           .sink = &tandem::backward_sink<config>};
+  if constexpr (config.functions.given()) {
+    kernels.functions = &tandem::backward<config>;
+  } else {
+    kernels.main = &tandem::backward<config>;
+  }
+  return kernels;
+}
+
 template <BackwardConfig... configs>
 constexpr std::array<EmulatedBackward, sizeof...(configs)> emulate() {
-  return {EmulatedBackward{configs, &tandem::backward_preprocess<configs>, &tandem::backward<configs>,
-                           &tandem::backward_convert<configs>, &tandem::backward_sink<configs>}...};
+  return {emulated<configs>()...};
 }
 
 }  // namespace tandem::kernel_tests

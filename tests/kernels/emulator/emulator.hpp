@@ -96,6 +96,7 @@ void claim_registers(int count);
 float exp2(float x);
 float log2(float x);
 float reciprocal(float x);
+float square_root(float x);
 int add_min_relu(int a, int b, int most);
 float fmax(float a, float b);
 float fmax_nan(float a, float b);

@@ -44,6 +44,12 @@ float reciprocal(float x) {
   return flush(1.0F / flush(x));
 }
 
+float square_root(float x) {
+  count(&Work::special);
+  check_register(x);
+  return flush(std::sqrt(flush(x)));
+}
+
 int add_min_relu(int a, int b, int most) {
   count(&Work::arithmetic);
   const auto sum = static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));

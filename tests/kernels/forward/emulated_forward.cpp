@@ -5,6 +5,8 @@
 #include <cmath>
 #include <optional>
 
+#include "functions/any_function.hpp"
+#include "gpu/function_source.hpp"
 #include "plan/forward_plan.hpp"
 
 namespace tandem::kernel_tests {
@@ -45,6 +47,10 @@ void take_few_queries(Case& c, Random& random) {
 }
 
 }  // namespace
+
+std::uint64_t digest_of(const Call& call) {
+  return gpu::functions_config({.score = call.score_of(), .mask = call.mask_of()}).digest;
+}
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
   Random random(seed + 1000);
@@ -118,12 +124,22 @@ bool tma_reads_keys(const Case& c, const Tiling& tiling) {
          tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::v));
 }
 
+/// Whether a kernel has functions of a case's kind, and those were printed.
+std::string refuses_functions(const Case& c, const Functions& functions) {
+  const bool scored = !c.score_function.empty();
+  const bool given = scored || !c.mask_function.empty();
+  if (given != functions.given() || scored != functions.score_function) return "other functions";
+  if (!given) return {};
+  return printed_functions(digest_of(Call(c))) == nullptr ? "its functions were not printed" : "";
+}
+
 }  // namespace
 
 std::string EmulatorRunner::refuses(const Case& c) const {
   const ForwardConfig& config = kernel_.config;
   if ((c.options.split_size > 0) != config.schedule.invariant)
     return "a split size takes a Config of its own";
+  if (std::string objection = refuses_functions(c, config.functions); !objection.empty()) return objection;
   const OperandType key_type = !c.key_dtype                  ? OperandType::input
                                : *c.key_dtype == DType::e4m3 ? OperandType::e4m3
                                                              : OperandType::s8;
@@ -136,9 +152,10 @@ std::string EmulatorRunner::refuses(const Case& c) const {
     return "the Config has no right edge";
   if (c.options.window_left >= 0 && !config.mask.local) return "the Config has no left edge";
   const float scale = c.options.scale.value_or(1.0F);
-  const ScoreTransform needed = c.options.softcap > 0.0F             ? ScoreTransform::softcap
-                                : scale > 0.0F && !config.converts() ? ScoreTransform::raw
-                                                                     : ScoreTransform::scaled;
+  const bool raw = scale > 0.0F && !config.converts() && !config.functions.score_function;
+  const ScoreTransform needed = c.options.softcap > 0.0F ? ScoreTransform::softcap
+                                : raw                    ? ScoreTransform::raw
+                                                         : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
   if (config.v_in_k && !c.v_in_k) return "v is not in k";
   const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
@@ -157,8 +174,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
 }
 
 ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitParts& parts,
-                                             unsigned int* tile_counter,
-                                             const emulator::Options& options) const {
+                                             unsigned int* tile_counter, const emulator::Options& options) {
   const Tiling& tiling = kernel_.config.tiling;
   emulator::Grid grid{.blocks = static_cast<unsigned>(parts.division.ctas),
                       .threads = static_cast<unsigned>(kernel_.config.threads()),
@@ -174,12 +190,34 @@ ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitP
   }
   const MixedForwardParams params =
       gpu::make_mixed_params(p, tiling, maps, &emulator::encode, sms, tile_counter, parts);
-  if (kernel_.mixed != nullptr) {
+  if (kernel_.functions != nullptr) {
+    launch_with_functions(p, params, grid, options);
+  } else if (kernel_.mixed != nullptr) {
     emulator::launch(kernel_.mixed, params, grid, options);
   } else {
     emulator::launch(kernel_.kernel, static_cast<const ForwardParams&>(params), grid, options);
   }
   return params;
+}
+
+void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams& params,
+                                           const emulator::Grid& grid, emulator::Options options) {
+  WithFunctions<ForwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
+  if (kernel_.lists != nullptr) {
+    const gpu::ListedBlocks listed = gpu::listed_blocks(p, kernel_.config.tiling);
+    lists.assign(static_cast<std::size_t>(listed.bytes()) / sizeof(unsigned int), ~0U);
+    with.functions.lists = listed.lists;
+    with.functions.lists.data = lists.data();
+    emulator::Options listing = options;
+    listing.buffers.push_back(emulator::writable(lists));
+    emulator::launch(kernel_.lists, with,
+                     {.blocks = static_cast<unsigned>(listed.count),
+                      .threads = list_threads,
+                      .shared_bytes = list_threads / 32 * 4},
+                     listing);
+    options.buffers.push_back(emulator::readable(lists));
+  }
+  emulator::launch(kernel_.functions, with, grid, options);
 }
 
 void EmulatorRunner::forward(Call& call) {
@@ -216,6 +254,8 @@ void EmulatorRunner::forward(Call& call) {
     merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
+  if (kernel_.functions != nullptr)
+    running = functions != nullptr ? functions : printed_functions(digest_of(call));
   const gpu::SplitParts parts{part_out.data(), part_lse.data(), work};
   const ForwardParams params =
       launch_forward(p, parts, tiles > blocks ? tile_counter.data() : nullptr, options);

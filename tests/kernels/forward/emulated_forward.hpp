@@ -15,6 +15,8 @@
 
 namespace tandem::kernel_tests {
 
+struct AnyFunctions;
+
 /// A forward kernel that was compiled for the emulator.
 struct EmulatedForward {
   ForwardConfig config;
@@ -22,6 +24,8 @@ struct EmulatedForward {
   void (*mixed)(MixedForwardParams);          ///< the same of a Config that converts; the other is null
   void (*sm80)(Sm80ForwardParams) = nullptr;  ///< the same of that family
   void (*combine)(ForwardParams) = nullptr;   ///< of a Config with splits
+  void (*lists)(WithFunctions<ForwardParams>) = nullptr;      ///< before a kernel that visits listed blocks
+  void (*functions)(WithFunctions<ForwardParams>) = nullptr;  ///< of a Config with functions: it alone
 };
 
 /// Every Config family, in three files so that they compile side by side.
@@ -42,6 +46,12 @@ std::span<const EmulatedForward> sm80_forwards();
 std::span<const EmulatedForward> general_sm80_forwards();
 std::span<const EmulatedForward> split_sm80_forwards();
 std::span<const EmulatedForward> grouped_sm80_forwards();
+/// Those with functions of scores, which run any that was printed (functions/any_function.hpp): of many
+/// queries, and of few.
+std::span<const EmulatedForward> function_forwards();
+std::span<const EmulatedForward> function_forwards_of_few();
+/// The same of equal lengths, whose kernels visit listed key blocks.
+std::span<const EmulatedForward> function_forwards_of_lists();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 
@@ -68,16 +78,19 @@ class EmulatorRunner : public harness::Runner {
   void forward(harness::Call& call) override;
   void backward(harness::Call& call) override;
 
-  std::uint64_t seed = 0;     ///< of the interleaving
-  unsigned blocks = 2;        ///< of the grid: a block has many tiles, as on a GPU
-  unsigned split_blocks = 5;  ///< the same where blocks share tiles
-  int sms = 2;                ///< for the order of tiles: few, so that some heads come in order
+  const AnyFunctions* functions = nullptr;  ///< in place of the call's own
+  std::uint64_t seed = 0;                   ///< of the interleaving
+  unsigned blocks = 2;                      ///< of the grid: a block has many tiles, as on a GPU
+  unsigned split_blocks = 5;                ///< the same where blocks share tiles
+  std::vector<unsigned int> lists;          ///< of key blocks, that the last call has made
+  int sms = 2;                              ///< for the order of tiles: few, so that some heads come in order
 
  private:
   /// Runs the kernel, and says with what.
   [[nodiscard]] ForwardParams launch_forward(const Problem& p, const gpu::SplitParts& parts,
-                                             unsigned int* tile_counter,
-                                             const emulator::Options& options) const;
+                                             unsigned int* tile_counter, const emulator::Options& options);
+  void launch_with_functions(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+                             emulator::Options options);
 
   EmulatedForward kernel_;
 };

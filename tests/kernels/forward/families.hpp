@@ -2,6 +2,8 @@
 #pragma once
 
 #include "forward/emulated_combine.hpp"
+#include "forward/emulated_forward.hpp"
+#include "kernels/common/block_lists.cuh"
 #include "kernels/sm90/decode.cuh"
 #include "kernels/sm90/forward.cuh"
 #include "kernels/sm90/forward_wide.cuh"
@@ -10,7 +12,12 @@ namespace tandem::kernel_tests {
 
 template <ForwardConfig config>
 constexpr EmulatedForward emulated() {
-  if constexpr (config.converts()) {
+  if constexpr (config.functions.given()) {
+    EmulatedForward kernel{config, nullptr, nullptr, nullptr, combine_of<config>()};
+    if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
+    kernel.functions = &tandem::forward<config>;
+    return kernel;
+  } else if constexpr (config.converts()) {
     return {config, nullptr, &tandem::forward<config>, nullptr, combine_of<config>()};
   } else if constexpr (config.wide) {
     return {config, &tandem::forward_wide<config>, nullptr, nullptr, combine_of<config>()};

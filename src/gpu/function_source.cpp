@@ -1,0 +1,130 @@
+#include "gpu/function_source.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "gpu/function_printer.hpp"
+#include "gpu/param_fields.hpp"
+#include "gpu/sources.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+static_assert(most_captured == static_cast<int>(Function::max_captured));
+
+/// What the text of a function is made from, and nothing else of it.
+std::uint64_t digest_of(const Function& f, std::uint64_t h) {
+  const auto add = [&h](const auto& value) {
+    h = fnv1a({reinterpret_cast<const char*>(&value), sizeof value}, h);
+  };
+  add(f.kind());
+  for (const FunctionNode& node : f.nodes()) {
+    add(node.op);
+    add(node.type);
+    add(node.args);
+    add(node.captured);
+    add(node.value);
+  }
+  add(f.result());
+  add(f.slope());
+  for (const ConstTensor& t : f.captured()) {
+    add(t.dtype);
+    add(t.rank);
+    add(has_wide_strides(t));
+  }
+  return h;
+}
+
+}  // namespace
+
+Functions functions_config(const CallFunctions& functions) {
+  if (functions.score == nullptr && functions.mask == nullptr) return {};
+  std::uint64_t h = fnv_offset;
+  for (const Function* f : {functions.score, functions.mask}) {
+    if (f != nullptr) h = digest_of(*f, h);
+  }
+  return {.digest = std::max<std::uint64_t>(h, 1),
+          .score_function = functions.score != nullptr,
+          .mask_function = functions.mask != nullptr};
+}
+
+std::string function_source(const CallFunctions& functions) {
+  if (functions.score == nullptr && functions.mask == nullptr) return {};
+  std::vector<FunctionPrinter> printers;
+  if (functions.score != nullptr) printers.emplace_back(*functions.score, 's', 0);
+  if (functions.mask != nullptr) printers.emplace_back(*functions.mask, 'm', most_captured);
+  const auto all = [&](const char* separator, auto&& text_of) {
+    std::string text;
+    for (const FunctionPrinter& printer : printers) {
+      const std::string part = text_of(printer);
+      if (!part.empty()) text += (text.empty() ? "" : separator) + part;
+    }
+    return text;
+  };
+  const auto made = [&](Shape shape) {
+    return all("", [&](const FunctionPrinter& p) { return p.statements(shape); }) +
+           fmt::format("    return {{{}}};\n  }}\n",
+                       all(", ", [&](const FunctionPrinter& p) { return p.values(shape); }));
+  };
+  std::string text =
+      fmt::format("namespace tandem::tile {{\ntemplate <>\nstruct UserFunctions<{:#x}ULL> {{\n",
+                  functions_config(functions).digest);
+  for (const auto& [name, shape] : {std::pair{"Row", Shape::row}, {"Key", Shape::key}}) {
+    text += fmt::format("  struct {} {{\n{}  }};\n", name,
+                        all("", [&, shape = shape](const FunctionPrinter& p) { return p.members(shape); }));
+  }
+  constexpr const char* sequence = "[[maybe_unused]] const FunctionSequence& sequence, [[maybe_unused]] ";
+  text += fmt::format("  static TANDEM_DEVICE Row row({}i32 head, [[maybe_unused]] i32 query) {{\n{}",
+                      sequence, made(Shape::row));
+  text += fmt::format("  static TANDEM_DEVICE Key key({}i32 key) {{\n{}", sequence, made(Shape::key));
+  text += fmt::format(
+      "  static TANDEM_DEVICE Logit pair({}const Row& row, [[maybe_unused]] const Key& key,\n"
+      "                                  float score) {{\n{}",
+      sequence, all("", [](const FunctionPrinter& p) { return p.statements(Shape::pair); }));
+  const bool scored = functions.score != nullptr;
+  text +=
+      fmt::format("    return {{{}, {}, {}}};\n  }}\n}};\n}}  // namespace tandem::tile\n",
+                  scored ? printers.front().result() : "score", scored ? printers.front().slope() : "1.0F",
+                  functions.mask != nullptr ? printers.back().result() : "true");
+  return text;
+}
+
+FunctionParams function_params(const CallFunctions& functions) {
+  FunctionParams params{};
+  int first = 0;
+  for (const Function* f : {functions.score, functions.mask}) {
+    const std::span<const ConstTensor> captured =
+        f != nullptr ? f->captured() : std::span<const ConstTensor>();
+    for (std::size_t n = 0; n < captured.size(); ++n) {
+      CapturedTensor& t = params.tensors[static_cast<std::size_t>(first) + n];
+      t.data = captured[n].data;
+      for (std::size_t d = 0; d < static_cast<std::size_t>(captured[n].rank); ++d) {
+        t.strides[d] = captured[n].stride[d] * static_cast<std::int64_t>(size_of(captured[n].dtype));
+        t.last[d] = as_int(captured[n].shape[d]) - 1;
+      }
+    }
+    first += most_captured;
+  }
+  return params;
+}
+
+ListedBlocks listed_blocks(const Problem& p, const Tiling& tiling) {
+  const auto depends = [&](FunctionOp leaf) {
+    const std::span<const FunctionNode> nodes = p.mask_function->nodes();
+    return std::any_of(nodes.begin(), nodes.end(), [&](const FunctionNode& n) { return n.op == leaf; });
+  };
+  const std::int64_t tiles = blocks_of(p.rows_q, tiling.block_m);
+  const std::int64_t stride = blocks_of(p.rows_k, tiling.block_n) + 1;
+  const std::int64_t heads = depends(FunctionOp::head) ? p.heads_q : 1;
+  const std::int64_t batch = depends(FunctionOp::batch) ? p.batch : 1;
+  return {.lists = {.data = nullptr,
+                    .batch_stride = batch > 1 ? heads * tiles * stride : 0,
+                    .head_stride = heads > 1 ? tiles * stride : 0,
+                    .stride = as_int(stride),
+                    .heads = as_int(heads)},
+          .count = batch * heads * tiles};
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,42 @@
+// A call's functions on scores as the GPU kernels have them: their digest, their CUDA text, and what the
+// tensors that they read become among a kernel's parameters.
+#pragma once
+
+#include <string>
+
+#include "kernels/config/functions.hpp"
+#include "kernels/config/types.hpp"
+#include "problem/problem.hpp"
+
+namespace tandem::gpu {
+
+/// The functions of a call; null of those that it has not.
+struct CallFunctions {
+  const Function* score = nullptr;
+  const Function* mask = nullptr;
+};
+inline CallFunctions functions_of(const Problem& p) {
+  return {.score = p.score_function, .mask = p.mask_function};
+}
+
+/// What a kernel's Config says of them. Two calls have the same digest if their text is the same; it depends
+/// on the types and ranks of captured tensors, and whether strides have more than 32 bits, not on their sizes
+/// or memory. Allocates nothing.
+Functions functions_config(const CallFunctions& functions);
+
+/// The text that stands behind a kernel's source: tile::UserFunctions of the digest. Empty without functions.
+std::string function_source(const CallFunctions& functions);
+
+/// What the text reads at run time.
+FunctionParams function_params(const CallFunctions& functions);
+
+/// The lists of key blocks of a call with a mask function, of equal lengths: where they lie, in memory that
+/// is yet to come, and how many there are.
+struct ListedBlocks {
+  BlockLists lists;
+  std::int64_t count = 0;
+  [[nodiscard]] std::int64_t bytes() const { return count * lists.stride * 4; }
+};
+ListedBlocks listed_blocks(const Problem& problem, const Tiling& tiling);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,55 @@
+// What host and device share of the caller's functions on scores: which ones a kernel is compiled with, and
+// the tensors that they read. Plain aggregates, as in config/types.hpp.
+#pragma once
+
+namespace tandem {
+
+/// The functions of a kernel. Their text is no part of a Config: gpu/function_source prints it as
+/// tile::UserFunctions<digest> behind the kernel's source.
+struct Functions {
+  unsigned long long digest = 0;  ///< of both; 0: there is none
+  bool score_function = false;    ///< from the scaled and capped score to the logit
+  bool mask_function = false;     ///< which pairs are visible, of those that the window leaves
+  bool block_lists = false;       ///< the forward kernel visits the key blocks that `list_blocks` has listed
+
+  constexpr bool operator==(const Functions&) const = default;
+  [[nodiscard]] constexpr bool given() const { return digest != 0; }
+};
+
+/// A tensor that functions read.
+struct CapturedTensor {
+  const void* data;
+  long long strides[4];  ///< bytes
+  int last[4];           ///< of each dimension, the largest index
+};
+
+/// Those of the score function, and behind them those of the mask function.
+constexpr int most_captured = 16;
+
+/// The key blocks of which a tile of queries sees any pair: a count, and behind it for each block, from the
+/// first keys on, twice its number, and 1 more if the mask function hides none of its pairs.
+struct BlockLists {
+  unsigned int* data;
+  long long batch_stride;  ///< 0 where the mask function does not depend on it
+  long long head_stride;
+  int stride;  ///< from tile to tile
+  int heads;   ///< that have lists of their own
+};
+
+struct FunctionParams {
+  CapturedTensor tensors[2 * most_captured];
+  BlockLists lists;  ///< read if the Config says so
+};
+
+/// Threads of a CTA of the kernel `list_blocks`, which makes the list of a tile: groups of as many as a tile
+/// has rows look at a key block each.
+constexpr int list_threads = 512;
+constexpr int list_rows = 128;
+
+/// What a kernel with functions is launched with.
+template <typename Params>
+struct WithFunctions : Params {
+  FunctionParams functions;
+};
+
+}  // namespace tandem

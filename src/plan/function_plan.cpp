@@ -1,0 +1,75 @@
+#include "plan/function_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <climits>
+#include <utility>
+
+#include "gpu/function_source.hpp"
+#include "problem/effective.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+template <typename... Args>
+[[noreturn]] void unsupported(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(Status::unsupported, fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+void check_gpu_functions(const Problem& p) {
+  if (!p.has_function()) return;
+  if (has_wide_heads(p)) {
+    unsupported(
+        "a score or mask function with head dimensions above {} has no GPU kernel; copy the tensors to the "
+        "CPU",
+        max_gpu_head_dim);
+  }
+  if (p.mixed() && p.of_cache()) {
+    unsupported(
+        "a score or mask function on a cache in {} has no GPU kernel; keep the cache in {}, or copy the "
+        "tensors to the CPU",
+        name_of(p.k.dtype), name_of(p.q.dtype));
+  }
+  for (const Function* f : {p.score_function, p.mask_function}) {
+    if (f == nullptr) continue;
+    for (std::size_t n = 0; n < f->captured().size(); ++n) {
+      const ConstTensor& t = f->captured()[n];
+      for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+        if (t.shape[d] <= INT_MAX) continue;
+        unsupported("dimension {} of captured tensor t{} has size {}, above the GPU kernels' {}; split it", d,
+                    n, t.shape[d], INT_MAX);
+      }
+    }
+  }
+}
+
+ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
+  if (!p.has_function()) return c;
+  constexpr std::int64_t worth_listing = 512;  // keys: the lists are a launch more
+  c.functions = gpu::functions_config(gpu::functions_of(p));
+  // A score function takes the scaled score itself.
+  if (c.functions.score_function && c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
+  c.schedule.output_late = false;  // no registers are left for it
+  // Lists are of tiles of one head's queries and of lengths that the host knows.
+  const bool whole_tiles = !c.mask.varlen && !c.schedule.split && !c.schedule.invariant &&
+                           !c.tiling.heads_as_rows && c.keys == KeySource::rows && !c.converts();
+  c.functions.block_lists = c.functions.mask_function && whole_tiles && c.tiling.block_m <= list_rows &&
+                            c.schedule.overlap && p.rows_k >= worth_listing;
+  return c;
+}
+
+std::string explain_gpu_functions(const Problem& p, bool lists) {
+  const Functions functions = gpu::functions_config(gpu::functions_of(p));
+  return fmt::format(
+      "functions {:016x}: compiled into the kernel at its first call; {}, and every pair's {} evaluated{}",
+      functions.digest,
+      lists ? "key blocks that the mask hides whole are left out, by lists that a kernel makes first"
+            : "every block that causal and window leave is computed",
+      functions.score_function ? (functions.mask_function ? "score and mask are" : "score is") : "mask is",
+      lists ? ", the mask where it hides a part of a block" : "");
+}
+
+}  // namespace tandem

@@ -1,0 +1,157 @@
+#include "contract/published_functions.hpp"
+
+namespace tandem::harness {
+namespace {
+
+Captured reals(std::vector<std::int64_t> shape, Layout layout = {}) {
+  return {.dtype = DType::f32, .shape = std::move(shape), .layout = std::move(layout)};
+}
+Captured integers(std::vector<std::int64_t> shape, std::int64_t low, std::int64_t high) {
+  return {.dtype = DType::i32, .shape = std::move(shape), .low = low, .high = high};
+}
+/// Nothing behind the last element can be read.
+Layout at_guard() {
+  Layout layout;
+  layout.ends_at_guard = true;
+  return layout;
+}
+/// The slopes of the paper for four heads: logits stay small enough that their rounding to f32 is within the
+/// bounds.
+Captured slopes() {
+  return {.shape = {4}, .values = {0.25, 0.0625, 0.015625, 0.00390625}};
+}
+/// Ascending numbers of documents of these lengths.
+Captured documents(const std::vector<std::int64_t>& lengths) {
+  Captured c{.dtype = DType::i64, .shape = {0}};
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    c.values.insert(c.values.end(), static_cast<std::size_t>(lengths[n]), static_cast<double>(n));
+  }
+  c.shape[0] = static_cast<std::int64_t>(c.values.size());
+  return c;
+}
+
+constexpr std::int64_t nq = 75;
+constexpr std::int64_t nk = 139;
+
+}  // namespace
+
+std::vector<Named> published_masks() {
+  return {
+      {"causal", "", "le(k, q)"},
+      {"causal, aligned at the bottom right", "", "le(k, add(q, sub(nk, nq)))"},
+      {"block causal", "", "le(floordiv(k, 16), floordiv(q, 16))"},
+      {"block causal by 24", "", "le(floordiv(k, 24), floordiv(q, 24))"},
+      {"sliding window", "", "$0=sub(q, k); and(le(0, $0), lt($0, 20))"},
+      {"sliding window both ways", "", "le(abs(sub(q, k)), 9)"},
+      {"dilated sliding window", "", "$0=abs(sub(q, k)); and(le($0, 40), eq(mod($0, 3), 0))"},
+      {"document", "", "eq(t0[q], t0[k])", {documents({30, 1, 50, 58})}},
+      {"document, causal", "", "and(eq(t0[q], t0[k]), le(k, q))", {documents({31, 33, 75})}},
+      {"prefix-LM", "", "or(lt(k, t0[b]), le(k, q))", {integers({2}, 1, 60)}},
+      {"chunked", "", "and(le(k, q), eq(floordiv(k, 32), floordiv(q, 32)))"},
+      {"shared prefix", "", "or(lt(k, 17), eq(mod(k, 4), mod(q, 4)))"},
+      {"two-dimensional neighbourhood (NATTEN)", "",
+       "and(le(abs(sub(floordiv(q, 12), floordiv(k, 12))), 2), le(abs(sub(mod(q, 12), mod(k, 12))), 3))"},
+      {"tiles of a neighbourhood (STA)", "",
+       "$0=sub(floordiv(floordiv(q, 12), 4), floordiv(floordiv(k, 12), 4)); and(le(abs($0), 1), "
+       "eq(floordiv(mod(q, 12), 6), floordiv(mod(k, 12), 6)))"},
+      {"strided", "", "and(le(k, q), or(eq(mod(sub(q, k), 8), 0), lt(sub(q, k), 8)))"},
+      {"boolean tensor",
+       "",
+       "ne(t0[b, h, q, k], 0)",
+       {{.dtype = DType::s8, .shape = {2, 4, nq, nk}, .layout = at_guard(), .high = 1}}},
+      {"keys by padding", "", "lt(k, t0[b])", {integers({2}, 0, nk)}},
+      {"heads that differ", "", "le(k, add(q, mul(h, 10)))"},
+      {"tree by ancestors", "", "ne(and(t0[q], t1[k]), 0)", {integers({nq}, 0, 255), integers({nk}, 0, 15)}},
+      {"of the batch alone", "", "eq(b, 1)"},
+      {"nothing", "", "false"},
+      {"everything", "", "true"},
+  };
+}
+
+std::vector<Named> published_scores() {
+  return {
+      {"identity", "s", ""},
+      {"scaled again", "mul(s, 1.5)", ""},
+      {"relative position", "add(s, real(sub(q, k)))", ""},
+      {"ALiBi", "add(s, mul(t0[h], real(sub(k, q))))", "", {slopes()}},
+      {"ALiBi by batch and head, aligned at the bottom right",
+       "sub(s, mul(mul(0.1, abs(t0[b, h])), real(abs(sub(add(q, sub(nk, nq)), k)))))",
+       "",
+       {reals({2, 4})}},
+      {"softcap by tanh", "mul(tanh(div(s, 3.0)), 3.0)", ""},
+      {"additive bias", "add(s, t0[b, h, q, k])", "", {reals({2, 4, nq, nk}, at_guard())}},
+      {"additive bias of a transposed tensor",
+       "add(s, t0[k, h, q])",
+       "",
+       {reals({nk, 4, nq}, {.order = {2, 1, 0}})}},
+      {"additive bias in 16 bits", "add(s, t0[h, q, k])", "", {{.dtype = DType::bf16, .shape = {4, nq, nk}}}},
+      {"bias by key", "add(s, t0[k])", "", {{.dtype = DType::f16, .shape = {nk}}}},
+      {"relative table", "add(s, t0[h, add(sub(q, k), 138)])", "", {reals({4, nq + nk})}},
+      {"T5 buckets",
+       "$0=max(sub(q, k), 0); $1=int(mul(log(div(real(max($0, 1)), 8.0)), 2.885)); "
+       "add(s, t0[where(lt($0, 8), $0, min(add($1, 8), 15)), h])",
+       "",
+       {reals({16, 4})}},
+      {"causal by -inf", "where(le(k, q), s, -inf)", ""},
+      {"gate by a sigmoid", "mul(s, sigmoid(add(s, t0[h])))", "", {reals({4})}},
+      {"quadratic", "mul(s, s)", ""},
+      {"absolute value", "neg(abs(s))", ""},
+      {"clamped", "min(max(s, -1.0), 1.5)", ""},
+      {"logarithm of a sum", "log(add(1.0, exp(s)))", ""},
+      {"root", "sqrt(add(mul(s, s), 0.25))", ""},
+      {"quotient", "div(s, add(1.0, mul(0.1, mul(s, s))))", ""},
+      {"two buffers", "add(add(s, t0[q]), t1[h, k])", "", {reals({nq}), reals({4, nk})}},
+      {"distance in two dimensions",
+       "sub(s, sqrt(add(real(mul(sub(mod(q, 12), mod(k, 12)), sub(mod(q, 12), mod(k, 12)))), 1.0)))", ""},
+      {"softcap and ALiBi, causal",
+       "mul(tanh(div(add(s, mul(t0[h], real(sub(k, q)))), 20.0)), 20.0)",
+       "le(k, q)",
+       {slopes()}},
+      {"document bias",
+       "add(s, where(eq(t0[q], t0[k]), 0.5, -0.5))",
+       "ne(mod(add(q, k), 5), 0)",
+       {documents({40, 60, 39})}},
+  };
+}
+
+std::vector<Named> crossed_functions() {
+  return {
+      {"causal", "", "le(k, q)"},
+      {"dilated", "", "eq(mod(sub(q, k), 3), 0)"},
+      {"ALiBi", "add(s, mul(t0[h], real(sub(k, q))))", "", {slopes()}},
+      {"softcap and prefix", "mul(tanh(div(s, 2.0)), 2.0)", "or(lt(k, 5), le(k, q))"},
+      {"-inf", "where(eq(mod(k, 4), mod(q, 4)), add(s, t0[h]), -inf)", "", {reals({4})}},
+  };
+}
+
+Named value_of_masked(const std::string& value) {
+  return {"what a mask hides", "where(le(k, add(q, 9)), s, " + value + ")", "le(k, add(q, 9))"};
+}
+Named value_of_causal(const std::string& value) {
+  return {"what causal hides", "where(le(k, add(q, sub(nk, nq))), s, " + value + ")", ""};
+}
+Named one_nan() {
+  return {"a NaN", "where(and(eq(q, 20), eq(k, 7)), nan, s)", ""};
+}
+Named hidden_keys() {
+  return {"keys that nobody sees", "", "ne(mod(k, 9), 4)"};
+}
+Named blind_by_score() {
+  return {"queries that see nothing", "where(lt(q, 33), -inf, s)", ""};
+}
+Named blind_by_mask() {
+  return {"queries that see nothing", "", "le(33, q)"};
+}
+
+std::vector<Named> tested_functions() {
+  std::vector<Named> all{one_nan(), hidden_keys(), blind_by_score(), blind_by_mask()};
+  for (const char* const value : {"nan", "inf", "1e30", "-inf"}) {
+    all.push_back(value_of_masked(value));
+    all.push_back(value_of_causal(value));
+  }
+  for (const std::vector<Named>& more : {published_masks(), published_scores(), crossed_functions()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace tandem::harness

@@ -1,0 +1,118 @@
+// What ptxas makes of kernels with the usual functions: it needs no GPU.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+
+#include "gpu/function_source.hpp"
+#include "gpu/kernel_name.hpp"
+#include "gpu/kernels.hpp"
+#include "plan/backward_plan.hpp"
+#include "plan/forward_plan.hpp"
+#include "plan/function_plan.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+struct Usual {
+  const char* name;
+  const char* score;
+  const char* mask;
+  /// Bytes of local memory: where an element is read for every pair, the loads in flight take the registers
+  /// of what a tile begins and ends with. Those words are stored once a kernel and read once a tile.
+  int local_bytes = 0;
+  int backward_local_bytes = 0;
+};
+
+/// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
+/// f32 (head, relative position).
+constexpr Usual usual[] = {
+    {"Identity", "s", ""},
+    {"Everything", "", "true"},
+    {"Causal", "", "le(k, q)"},
+    {"SlidingWindow", "", "$0=sub(q, k); and(le(0, $0), lt($0, 256))"},
+    {"Document", "", "and(eq(t1[q], t1[k]), le(k, q))", 44},
+    {"PrefixLm", "", "or(lt(k, 100), le(k, q))"},
+    {"Alibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 16},
+    {"RelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 8, 28},
+    {"Softcap", "mul(tanh(div(s, 20.0)), 20.0)", ""},
+    {"SoftcapAlibiCausal", "add(mul(tanh(div(s, 20.0)), 20.0), mul(t0[h], real(sub(k, q))))", "le(k, q)", 0,
+     32},
+    {"BiasTensor", "add(s, t2[b, h, q, k])", "", 48, 116},
+    {"MaskTensor", "", "ne(t3[q, k], 0)", 64, 104},
+};
+
+class UsualFunctions : public testing::TestWithParam<Usual> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+    const std::vector<ConstTensor> captured{
+        ConstTensor(this, DType::f32, {4}), ConstTensor(this, DType::i32, {4096}),
+        ConstTensor(this, DType::bf16, {2, 4, 4096, 4096}), ConstTensor(this, DType::s8, {4096, 4096}),
+        ConstTensor(this, DType::f32, {4, 8191})};
+    const Usual& f = GetParam();
+    if (*f.score != '\0') score_ = Function::parse(f.score, Function::Kind::score, captured);
+    if (*f.mask != '\0') mask_ = Function::parse(f.mask, Function::Kind::mask, captured);
+  }
+
+  [[nodiscard]] Problem problem(int head_dim, Pass pass) const {
+    Problem p;
+    p.pass = pass;
+    p.batch = 2;
+    p.heads_q = p.heads_kv = 4;
+    p.head_dim_qk = p.head_dim_v = head_dim;
+    p.rows_q = p.rows_k = 4096;
+    p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::bf16;
+    p.score_function = score_ ? &*score_ : nullptr;
+    p.mask_function = mask_ ? &*mask_ : nullptr;
+    return p;
+  }
+
+  /// No more local memory, and products that overlap, within the seconds that a first call may take.
+  static void expect_fast(const Problem& p, KernelName name, int local_bytes) {
+    name.functions = function_source(functions_of(p));
+    const auto start = std::chrono::steady_clock::now();
+    const FoundKernel found = find_kernel(name);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    const KernelUsage& usage = found.kernel->usage;
+    EXPECT_GT(usage.registers, 0);
+    EXPECT_LE(usage.stack_bytes, local_bytes);
+    EXPECT_LE(usage.spill_store_bytes, local_bytes);
+    EXPECT_LE(usage.spill_load_bytes, local_bytes);
+    EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
+    EXPECT_LT(spent.count(), 20.0) << "of a machine that may do other things beside it";
+  }
+
+ private:
+  std::optional<Function> score_, mask_;
+};
+
+TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {
+  for (const int head_dim : {64, 128}) {
+    SCOPED_TRACE(head_dim);
+    const Problem p = problem(head_dim, Pass::forward);
+    const ForwardConfig config = with_functions(choose_forward_config(p), p);
+    ASSERT_EQ(forward_objection(config), "");
+    ASSERT_TRUE(config.functions.given());
+    expect_fast(p, kernel_name(config), GetParam().local_bytes);
+    ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
+    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_blocks, config), 0);
+  }
+}
+
+TEST_P(UsualFunctions, BackwardHasItsLocalMemory) {
+  for (const int head_dim : {64, 128}) {
+    SCOPED_TRACE(head_dim);
+    const Problem p = problem(head_dim, Pass::backward);
+    const BackwardConfig config = choose_backward_config(p);
+    ASSERT_EQ(backward_objection(config), "");
+    ASSERT_TRUE(config.functions.given());
+    expect_fast(p, kernel_name(Kernel::backward, config), GetParam().backward_local_bytes);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, UsualFunctions, testing::ValuesIn(usual),
+                         [](const auto& f) { return f.param.name; });
+
+}  // namespace
+}  // namespace tandem::gpu

@@ -1,0 +1,59 @@
+// One emulated kernel for all printed functions: those of this digest pass each call on to the functions that
+// `running` names. The text is what a GPU's kernels have; that the compiler cannot see through the calls
+// changes no result.
+#pragma once
+
+#include <cstdint>
+
+#include "harness/call.hpp"
+#include "kernels/tile/functions.cuh"
+
+namespace tandem::kernel_tests {
+
+/// Printed functions, by address.
+struct AnyFunctions {
+  std::uint64_t digest;
+  void (*row)(void* row, const tile::FunctionSequence& sequence, i32 head, i32 query);
+  void (*key)(void* key, const tile::FunctionSequence& sequence, i32 key_position);
+  tile::Logit (*pair)(const tile::FunctionSequence& sequence, const void* row, const void* key, float score);
+};
+
+/// The printed functions of a digest; null if there are none.
+const AnyFunctions* printed_functions(std::uint64_t digest);
+
+/// Those that launches run; set it before one.
+extern const AnyFunctions* running;
+
+/// Of a call's functions.
+std::uint64_t digest_of(const harness::Call& call);
+
+constexpr std::uint64_t any_digest = 1;
+constexpr std::size_t kept_bytes = 64;  ///< room for what any of them keeps of a row or a key
+
+}  // namespace tandem::kernel_tests
+
+namespace tandem::tile {
+
+template <>
+struct UserFunctions<kernel_tests::any_digest> {
+  struct Row {
+    alignas(8) char bytes[kernel_tests::kept_bytes];
+  };
+  using Key = Row;
+
+  static Row row(const FunctionSequence& sequence, i32 head, i32 query) {
+    Row made;
+    kernel_tests::running->row(made.bytes, sequence, head, query);
+    return made;
+  }
+  static Key key(const FunctionSequence& sequence, i32 position) {
+    Key made;
+    kernel_tests::running->key(made.bytes, sequence, position);
+    return made;
+  }
+  static Logit pair(const FunctionSequence& sequence, const Row& row, const Key& key, float score) {
+    return kernel_tests::running->pair(sequence, row.bytes, key.bytes, score);
+  }
+};
+
+}  // namespace tandem::tile

@@ -1,0 +1,45 @@
+// Backward kernels with the caller's functions: with a score function and without, with a softcap before it,
+// and those of wide heads.
+#include "backward/families.hpp"
+#include "functions/any_function.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+constexpr BackwardConfig with_functions(Element element, bool scored, bool softcap) {
+  return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
+          .mask = {.causal = true, .local = true, .varlen = true},
+          .softcap = softcap,
+          .functions = {.digest = any_digest, .score_function = scored, .mask_function = true}};
+}
+
+/// Full attention of one length: each key tile starts at another query block.
+constexpr BackwardConfig staggered() {
+  BackwardConfig c = with_functions(Element::bf16, true, false);
+  c.mask = {};
+  c.schedule = {.staggered = true};
+  return c;
+}
+
+constexpr BackwardConfig wide(int head_dim, bool scored) {
+  BackwardConfig c = head_dim == 256 ? cluster_of_two : BackwardConfig{.tiling = {.block_n = 64}};
+  const BackwardConfig narrow = with_functions(Element::bf16, scored, false);
+  c.tiling.head_dim_qk = c.tiling.head_dim_v = head_dim;
+  c.mask = narrow.mask;
+  c.functions = narrow.functions;
+  return c;
+}
+
+}  // namespace
+
+std::span<const EmulatedBackward> function_backwards() {
+  static constexpr auto kernels =
+      emulate<staggered(), with_functions(Element::f16, true, false),
+              with_functions(Element::bf16, true, false), with_functions(Element::f16, true, true),
+              with_functions(Element::bf16, true, true), with_functions(Element::f16, false, false),
+              with_functions(Element::bf16, false, false), with_functions(Element::bf16, false, true),
+              wide(192, true), wide(192, false), wide(256, true)>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,81 @@
+// Forward kernels with the caller's functions: every element type, score transform and place of keys, shared
+// key blocks, heads as rows, and a split size.
+#include "forward/families.hpp"
+#include "functions/any_function.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+/// `scored`: with a score function, which takes scaled scores; else with a mask function alone.
+constexpr ForwardConfig with_functions(Element element, bool scored, ScoreTransform transform,
+                                       KeySource keys = KeySource::rows) {
+  return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64},
+          .mask = {.causal = true, .local = true, .varlen = true},
+          .keys = keys,
+          .transform = transform,
+          .functions = {.digest = any_digest, .score_function = scored, .mask_function = true}};
+}
+
+constexpr ForwardConfig few(ForwardConfig c, bool split, bool heads_as_rows) {
+  c.tiling.block_m = 64;
+  c.tiling.block_n = 64;
+  c.tiling.heads_as_rows = heads_as_rows;
+  c.schedule.pingpong = false;
+  c.schedule.split = split;
+  return c;
+}
+
+constexpr ForwardConfig invariant(ForwardConfig c) {
+  c.tiling.block_n = 64;
+  c.schedule.invariant = true;
+  return c;
+}
+
+/// Of equal lengths, by lists of key blocks.
+constexpr ForwardConfig listed(bool scored, bool causal) {
+  ForwardConfig c =
+      with_functions(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
+  c.tiling.block_n = 64;
+  c.mask = {.causal = causal, .local = causal};
+  c.functions.block_lists = true;
+  return c;
+}
+
+}  // namespace
+
+std::span<const EmulatedForward> function_forwards_of_lists() {
+  static constexpr auto kernels =
+      emulate<listed(false, false), listed(true, false), listed(false, true), listed(true, true)>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> function_forwards() {
+  using enum ScoreTransform;
+  constexpr Element f16 = Element::f16;
+  constexpr Element bf16 = Element::bf16;
+  static constexpr auto kernels =
+      emulate<with_functions(f16, false, raw), with_functions(f16, false, scaled),
+              with_functions(f16, false, softcap), with_functions(bf16, false, raw),
+              with_functions(bf16, false, scaled), with_functions(bf16, false, softcap),
+              with_functions(f16, true, scaled), with_functions(f16, true, softcap),
+              with_functions(bf16, true, scaled), with_functions(bf16, true, softcap),
+              with_functions(bf16, false, raw, KeySource::pages),
+              with_functions(bf16, true, scaled, KeySource::pages),
+              with_functions(bf16, false, raw, KeySource::entries),
+              with_functions(bf16, true, scaled, KeySource::entries),
+              invariant(with_functions(bf16, false, raw)), invariant(with_functions(bf16, true, scaled))>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> function_forwards_of_few() {
+  using enum ScoreTransform;
+  constexpr ForwardConfig masked = with_functions(Element::bf16, false, raw);
+  constexpr ForwardConfig scored = with_functions(Element::bf16, true, scaled);
+  static constexpr auto kernels =
+      emulate<few(masked, true, true), few(scored, true, true), few(masked, false, true),
+              few(scored, false, true), few(masked, true, false), few(scored, true, false),
+              invariant(few(scored, true, true))>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests

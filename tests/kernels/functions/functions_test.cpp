@@ -1,0 +1,189 @@
+// Functions of scores in the emulator beyond the contract's lines: wide heads, the staggered start, and that
+// wrong text is noticed.
+#include <gtest/gtest.h>
+
+#include "backward/emulated_backward.hpp"
+#include "contract/published_functions.hpp"
+#include "forward/emulated_forward.hpp"
+#include "functions/any_function.hpp"
+#include "harness/expect.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+using harness::Call;
+using harness::Case;
+using harness::Named;
+
+Case case_of(const Named& f, int head_dim) {
+  Case c;
+  c.dtype = c.out_dtype = DType::bf16;
+  c.batch = 2;
+  c.heads_q = 4;
+  c.heads_kv = 2;
+  c.seqlen_q = 75;
+  c.seqlen_k = 139;
+  c.head_dim_qk = c.head_dim_v = head_dim;
+  c.score_function = f.score;
+  c.mask_function = f.mask;
+  c.captured = f.captured;
+  return c;
+}
+
+/// The gradients of a case whose forward pass is the CPU's.
+testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, const Case& c) {
+  Call call(c);
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args(), Execution{});
+  call.prepare(Pass::backward);
+  run_backward(kernels, call, {});
+  return harness::correct(call, Pass::backward, expected);
+}
+
+TEST(EmulatedFunctions, GradientsOfEveryKernel) {
+  for (const EmulatedBackward& kernels : function_backwards()) {
+    for (const Named& f : harness::crossed_functions()) {
+      Case c = case_of(f, kernels.config.tiling.head_dim_qk);
+      if (c.score_function.empty() == kernels.config.functions.score_function) continue;
+      SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
+      c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+      c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
+      c.options.deterministic = kernels.config.schedule.deterministic;
+      EXPECT_TRUE(gradients_are_right(kernels, c));
+    }
+  }
+}
+
+/// Kernels of plain attention with functions are those of the tests.
+const EmulatedForward& scored_forward() {
+  const auto kernels = function_forwards();
+  return *std::ranges::find_if(kernels, [](const EmulatedForward& kernel) {
+    return kernel.config.functions.score_function && kernel.config.tiling.element == Element::bf16 &&
+           kernel.config.transform == ScoreTransform::scaled;
+  });
+}
+const EmulatedBackward& scored_backward() {
+  const auto kernels = function_backwards();
+  return *std::ranges::find_if(kernels, [](const EmulatedBackward& kernel) {
+    return kernel.config.functions.score_function && kernel.config.mask.varlen && !kernel.config.softcap &&
+           kernel.config.tiling.element == Element::bf16;
+  });
+}
+
+/// A function that the printed text computes wrongly: `change` makes it of the right one.
+struct Fault {
+  AnyFunctions wrong;
+  explicit Fault(const Case& c, void (*change)(AnyFunctions&)) : wrong(*text_of(c)) {
+    right = text_of(c);
+    change(wrong);
+  }
+  static const AnyFunctions* text_of(const Case& c) {
+    const Call call(c);
+    return printed_functions(digest_of(call));
+  }
+  static inline const AnyFunctions* right = nullptr;
+};
+
+testing::AssertionResult output_is_right(const Case& c, const AnyFunctions* instead) {
+  Call call(c);
+  const harness::Expected expected = harness::expect(call, Pass::forward);
+  call.prepare(Pass::forward);
+  EmulatorRunner runner(scored_forward());
+  runner.functions = instead;
+  runner.forward(call);
+  return harness::correct(call, Pass::forward, expected);
+}
+testing::AssertionResult gradients_with(const Case& c, const AnyFunctions* instead) {
+  Call call(c);
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args(), Execution{});
+  call.prepare(Pass::backward);
+  run_backward(scored_backward(), call, {.functions = instead});
+  return harness::correct(call, Pass::backward, expected);
+}
+
+const Named& published(const char* name);
+
+/// The listed blocks, and which of them the mask leaves whole, are those of the formula: a kernel that
+/// visited others would only be slower.
+TEST(EmulatedFunctions, ListsHaveTheBlocksThatAreSeen) {
+  const EmulatedForward& kernel = function_forwards_of_lists().front();
+  Case c = case_of(published("sliding window"), 64);
+  c.seqlen_q = 300;
+  c.seqlen_k = 500;
+  Call call(c);
+  call.prepare(Pass::forward);
+  EmulatorRunner runner(kernel);
+  ASSERT_EQ(runner.refuses(c), "");
+  runner.forward(call);
+  const Tiling& tiling = kernel.config.tiling;
+  const int tiles = (300 + tiling.block_m - 1) / tiling.block_m;
+  const int blocks = (500 + tiling.block_n - 1) / tiling.block_n;
+  ASSERT_EQ(runner.lists.size(), static_cast<std::size_t>(tiles * (blocks + 1)));  // one for all heads
+  for (int m = 0; m < tiles; ++m) {
+    std::vector<unsigned int> expected;
+    for (int n = 0; n < blocks; ++n) {
+      bool some = false;
+      bool all = true;
+      for (int q = m * tiling.block_m; q < std::min((m + 1) * tiling.block_m, 300); ++q) {
+        for (int k = n * tiling.block_n; k < std::min((n + 1) * tiling.block_n, 500); ++k) {
+          const bool seen = q >= k && q - k < 20;
+          some = some || seen;
+          all = all && seen;
+        }
+      }
+      if (some) expected.push_back(static_cast<unsigned>(2 * n + (all ? 1 : 0)));
+    }
+    const auto* const list = runner.lists.data() + static_cast<std::ptrdiff_t>(m) * (blocks + 1);
+    EXPECT_EQ(std::vector<unsigned int>(list + 1, list + 1 + list[0]), expected) << "tile " << m;
+  }
+}
+
+const Named& published(const char* name) {
+  static const std::vector<Named> all = harness::tested_functions();
+  return *std::ranges::find_if(all, [&](const Named& f) { return f.name == name; });
+}
+
+/// The same text with a mistake of each kind: a row's head, its query, a key, and the slope.
+TEST(EmulatedFunctions, WrongTextIsNoticed) {
+  const Case alibi = case_of(published("ALiBi"), 64);
+  EXPECT_TRUE(output_is_right(alibi, nullptr));
+  EXPECT_TRUE(gradients_with(alibi, nullptr));
+  const Fault head(alibi, [](AnyFunctions& f) {
+    f.row = [](void* row, const tile::FunctionSequence& sequence, i32 h, i32 query) {
+      Fault::right->row(row, sequence, h ^ 1, query);
+    };
+  });
+  EXPECT_FALSE(output_is_right(alibi, &head.wrong));
+  EXPECT_FALSE(gradients_with(alibi, &head.wrong));
+  const Fault query(alibi, [](AnyFunctions& f) {
+    f.row = [](void* row, const tile::FunctionSequence& sequence, i32 h, i32 q) {
+      Fault::right->row(row, sequence, h, q == 70 ? q + 30 : q);
+    };
+  });
+  // A constant that is added to all scores of a row changes the LSE alone.
+  EXPECT_FALSE(output_is_right(alibi, &query.wrong));
+  const Fault key(alibi, [](AnyFunctions& f) {
+    f.key = [](void* made, const tile::FunctionSequence& sequence, i32 position) {
+      Fault::right->key(made, sequence, position + position % 2);
+    };
+  });
+  EXPECT_FALSE(output_is_right(alibi, &key.wrong));
+  EXPECT_FALSE(gradients_with(alibi, &key.wrong));
+  const Case softcap = case_of(published("softcap by tanh"), 64);
+  EXPECT_TRUE(gradients_with(softcap, nullptr));
+  const Fault slope(softcap, [](AnyFunctions& f) {
+    f.pair = [](const tile::FunctionSequence& sequence, const void* row, const void* made, float score) {
+      tile::Logit logit = Fault::right->pair(sequence, row, made, score);
+      logit.slope = 1.0F;
+      return logit;
+    };
+  });
+  EXPECT_TRUE(output_is_right(softcap, &slope.wrong));
+  EXPECT_FALSE(gradients_with(softcap, &slope.wrong));
+}
+
+}  // namespace
+}  // namespace tandem::kernel_tests

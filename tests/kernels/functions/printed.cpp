@@ -1,0 +1,46 @@
+// The printed functions, compiled.
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "functions/any_function.hpp"
+#include "printed_functions.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+template <std::uint64_t digest>
+constexpr AnyFunctions any() {
+  using User = tile::UserFunctions<digest>;
+  using Row = typename User::Row;
+  using Key = typename User::Key;
+  static_assert(sizeof(Row) <= kept_bytes && sizeof(Key) <= kept_bytes);
+  return {.digest = digest,
+          .row = [](void* row, const tile::FunctionSequence& sequence, i32 head,
+                    i32 query) { new (row) Row(User::row(sequence, head, query)); },
+          .key = [](void* key, const tile::FunctionSequence& sequence,
+                    i32 position) { new (key) Key(User::key(sequence, position)); },
+          .pair =
+              [](const tile::FunctionSequence& sequence, const void* row, const void* key, float score) {
+                return User::pair(sequence, *static_cast<const Row*>(row), *static_cast<const Key*>(key),
+                                  score);
+              }};
+}
+
+template <std::uint64_t... digests>
+constexpr std::array<AnyFunctions, sizeof...(digests)> all() {
+  return {any<digests>()...};
+}
+
+}  // namespace
+
+const AnyFunctions* running = nullptr;
+
+const AnyFunctions* printed_functions(std::uint64_t digest) {
+  static constexpr auto functions = all<TANDEM_PRINTED_FUNCTIONS>();
+  const auto* const found = std::find_if(functions.begin(), functions.end(),
+                                         [&](const AnyFunctions& f) { return f.digest == digest; });
+  return found == functions.end() ? nullptr : found;
+}
+
+}  // namespace tandem::kernel_tests

@@ -1,0 +1,124 @@
+// What functions on scores make of the plan of a call.
+#include "plan/function_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "gpu/function_source.hpp"
+#include "plan/backward_plan.hpp"
+#include "plan/forward_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+Problem problem(const Function* score, const Function* mask, std::int64_t rows_q = 2048) {
+  Problem p;
+  p.batch = 2;
+  p.heads_q = 8;
+  p.heads_kv = 2;
+  p.head_dim_qk = p.head_dim_v = 64;
+  p.rows_q = rows_q;
+  p.rows_k = 2048;
+  p.scale = 0.125F;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::bf16;
+  p.score_function = score;
+  p.mask_function = mask;
+  return p;
+}
+ForwardConfig forward_of(const Problem& p) {
+  return with_functions(choose_forward_config(p), p);
+}
+
+const Function tanh_of_score = Function::parse("tanh(s)", Function::Kind::score);
+const Function twice_the_score = Function::parse("mul(s, 2.0)", Function::Kind::score);
+const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
+
+TEST(FunctionPlan, ConfigsNameTheFunctions) {
+  const ForwardConfig none = forward_of(problem(nullptr, nullptr));
+  EXPECT_FALSE(none.functions.given());
+  EXPECT_EQ(none, choose_forward_config(problem(nullptr, nullptr)));
+  const Functions first = forward_of(problem(&tanh_of_score, nullptr)).functions;
+  const Functions second = forward_of(problem(&twice_the_score, nullptr)).functions;
+  EXPECT_TRUE(first.given() && first.score_function && !first.mask_function);
+  EXPECT_NE(first.digest, second.digest);
+  const Functions both = forward_of(problem(&tanh_of_score, &causal)).functions;
+  EXPECT_TRUE(both.score_function && both.mask_function);
+  EXPECT_NE(both.digest, first.digest);
+  EXPECT_EQ(choose_backward_config(problem(&tanh_of_score, &causal)).functions.digest, both.digest);
+}
+
+TEST(FunctionPlan, TheDigestIsOfTypesAndNotOfMemory) {
+  const auto digest = [](DType type, std::int64_t size, const void* data) {
+    const std::vector<ConstTensor> captured{ConstTensor(data, type, {size})};
+    const Function f = Function::parse("add(s, real(t0[h]))", Function::Kind::score, captured);
+    return gpu::functions_config({.score = &f}).digest;
+  };
+  int here = 0;
+  EXPECT_EQ(digest(DType::f32, 4, &here), digest(DType::f32, 5, nullptr));
+  EXPECT_NE(digest(DType::f32, 4, &here), digest(DType::bf16, 4, &here));
+}
+
+TEST(FunctionPlan, AScoreFunctionTakesScaledScores) {
+  EXPECT_EQ(forward_of(problem(&tanh_of_score, nullptr)).transform, ScoreTransform::scaled);
+  EXPECT_EQ(forward_of(problem(nullptr, &causal)).transform, ScoreTransform::raw);
+  Problem capped = problem(&tanh_of_score, nullptr);
+  capped.softcap = 5.0F;
+  EXPECT_EQ(forward_of(capped).transform, ScoreTransform::softcap);
+}
+
+TEST(FunctionPlan, ListsAreOfMasksOnWholeTilesOfEqualLengths) {
+  EXPECT_TRUE(forward_of(problem(nullptr, &causal)).functions.block_lists);
+  EXPECT_FALSE(forward_of(problem(&tanh_of_score, nullptr)).functions.block_lists);
+  EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).functions.block_lists);
+  Problem lengths = problem(nullptr, &causal);
+  const int used[2] = {5, 7};
+  lengths.seqused_k = {.data = used};
+  EXPECT_FALSE(forward_of(lengths).functions.block_lists);
+  Problem split = problem(nullptr, &causal);
+  split.split_size = 128;
+  EXPECT_FALSE(forward_of(split).functions.block_lists);
+}
+
+TEST(FunctionPlan, OneListServesWhatTheMaskDoesNotDependOn) {
+  const Tiling tiling{.block_m = 128, .block_n = 128};
+  const Function by_head = Function::parse("le(k, add(q, h))", Function::Kind::mask);
+  const Function by_both = Function::parse("le(k, add(q, mul(h, b)))", Function::Kind::mask);
+  EXPECT_EQ(gpu::listed_blocks(problem(nullptr, &causal), tiling).count, 16);
+  EXPECT_EQ(gpu::listed_blocks(problem(nullptr, &by_head), tiling).count, 8 * 16);
+  const gpu::ListedBlocks both = gpu::listed_blocks(problem(nullptr, &by_both), tiling);
+  EXPECT_EQ(both.count, 2 * 8 * 16);
+  EXPECT_EQ(both.lists.stride, 17);
+  EXPECT_EQ(both.bytes(), 2 * 8 * 16 * 17 * 4);
+}
+
+TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
+  EXPECT_TRUE(choose_forward_config(problem(nullptr, nullptr, 1)).by_warps());
+  EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());
+}
+
+TEST(FunctionPlan, GradientsAreWithoutPingpong) {
+  const BackwardConfig c = choose_backward_config(problem(&tanh_of_score, nullptr));
+  EXPECT_FALSE(c.schedule.pingpong);
+  EXPECT_EQ(c.tiling.block_m, 64);
+  EXPECT_TRUE(c.sloped());
+  EXPECT_FALSE(choose_backward_config(problem(nullptr, &causal)).sloped());
+  EXPECT_EQ(backward_objection(c), "");
+}
+
+TEST(FunctionPlan, WhatHasNoKernelIsAnError) {
+  Problem wide = problem(nullptr, &causal);
+  wide.head_dim_qk = wide.head_dim_v = 512;
+  EXPECT_THROW(check_gpu_functions(wide), Error);
+  wide.mask_function = nullptr;
+  EXPECT_NO_THROW(check_gpu_functions(wide));
+  Problem cache = problem(nullptr, &causal);
+  cache.k.dtype = cache.v.dtype = DType::e4m3;
+  cache.pages = {.table = &cache};
+  EXPECT_THROW(check_gpu_functions(cache), Error);
+  const std::vector<ConstTensor> captured{ConstTensor(&cache, DType::s8, {std::int64_t{1} << 31})};
+  const Function long_read = Function::parse("ne(t0[k], 0)", Function::Kind::mask, captured);
+  EXPECT_THROW(check_gpu_functions(problem(nullptr, &long_read)), Error);
+}
+
+}  // namespace
+}  // namespace tandem

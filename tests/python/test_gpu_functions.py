@@ -1,0 +1,142 @@
+"""Functions of scores and mask functions on CUDA tensors, by the contract's accuracy rule: no further from
+the formula in float64 than twice PyTorch's result in the same dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tandem
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use"),
+    pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning"),
+]
+
+BATCH, HEADS, QUERIES, KEYS = 2, 4, 300, 420
+Function = Callable[..., Any]
+
+
+def functions(device: str) -> dict[str, tuple[Function | None, Function | None]]:
+    """Score and mask functions by name, which read tensors on `device`."""
+    random = torch.Generator().manual_seed(3)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random).to(device)
+
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625], device=device)
+    document = (torch.arange(KEYS) // 97).to(device)
+    bias, table = randn(BATCH, HEADS, QUERIES, KEYS), randn(HEADS, QUERIES + KEYS)
+    seen = (torch.rand(QUERIES, KEYS, generator=random) > 0.3).to(device)
+    prefix = torch.tensor([50, 201], device=device)
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    return {
+        "causal": (None, causal),
+        "sliding window": (None, lambda b, h, q, k: (q >= k) & (q - k < 64)),
+        "document": (None, lambda b, h, q, k: document[q] == document[k]),
+        "prefix LM": (None, lambda b, h, q, k: (k < prefix[b]) | (q >= k)),
+        "mask tensor": (None, lambda b, h, q, k: seen[q, k]),
+        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), None),
+        "relative bias": (lambda s, b, h, q, k: s + table[h, q - k + KEYS - 1], None),
+        "bias tensor": (lambda s, b, h, q, k: s + bias[b, h, q, k], None),
+        "softcap": (lambda s, b, h, q, k: 3.0 * torch.tanh(s / 3.0), None),
+        "ALiBi, softcap, causal": (
+            lambda s, b, h, q, k: 5.0 * torch.tanh((s + slopes[h] * (k - q)) / 5.0),
+            causal,
+        ),
+        "-inf": (lambda s, b, h, q, k: torch.where((q + k) % 3 == 0, -float("inf"), s), None),
+        "blind queries": (None, lambda b, h, q, k: (q > 130) & (k > 7)),
+    }
+
+
+NAMES = tuple(functions("cpu"))
+
+
+def plain(q: Any, k: Any, v: Any, name: str) -> torch.Tensor:
+    """The formula in the tensors' dtype: functions see all pairs at once."""
+    score_mod, mask_mod = functions("cpu")[name]
+    sizes = {"b": BATCH, "h": HEADS, "q": q.shape[1], "k": k.shape[1]}
+    at = [torch.arange(n).reshape([n if m == axis else 1 for m in sizes]) for axis, n in sizes.items()]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(HEADS // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if score_mod is not None:
+        scores = score_mod(scores, *at).to(scores.dtype)
+    if mask_mod is not None:
+        scores = scores.masked_fill(~mask_mod(*at), -float("inf"))
+    weights = torch.softmax(scores, -1).nan_to_num(0.0) if "blind" in name else torch.softmax(scores, -1)
+    return (weights @ v).transpose(1, 2)
+
+
+def results(attention: Function, dout: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    out = attention(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients(name: str, dtype: torch.dtype, head_dim: int) -> None:
+    random = torch.Generator().manual_seed(5)
+
+    def randn(rows: int, heads: int) -> torch.Tensor:
+        return torch.randn(BATCH, rows, heads, head_dim, generator=random).to(dtype)
+
+    inputs = randn(QUERIES, HEADS), randn(KEYS, 2), randn(KEYS, 2)
+    dout = randn(QUERIES, HEADS)
+    exact = results(lambda *t: plain(*t, name), dout.double(), *(t.double() for t in inputs))
+    same = results(lambda *t: plain(*t, name), dout, *inputs)
+    score_mod, mask_mod = functions("cuda")[name]
+    own = results(
+        lambda *t: tandem.attention(*t, score_mod=score_mod, mask_mod=mask_mod),
+        dout.cuda(),
+        *(t.cuda() for t in inputs),
+    )
+    for what, result, of_torch, wanted in zip(("out", "dq", "dk", "dv"), own, same, exact, strict=True):
+        error = (result.cpu().double() - wanted).abs().max().item()
+        allowed = 2 * (of_torch.double() - wanted).abs().max().item() + 3e-5
+        assert error <= allowed, what
+
+
+def test_flex_attention_with_a_block_mask_is_the_same_call() -> None:
+    score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
+    q, k, v = (
+        torch.randn(BATCH, HEADS, n, 64, device="cuda", dtype=torch.bfloat16) for n in (QUERIES, KEYS, KEYS)
+    )
+    block_mask = create_block_mask(mask_mod, None, None, QUERIES, KEYS, device="cuda")
+    out = tandem.flex_attention(q, k, v, score_mod, block_mask)
+    own = tandem.attention(*(t.transpose(1, 2) for t in (q, k, v)), score_mod=score_mod, mask_mod=mask_mod)
+    assert torch.equal(out, own.transpose(1, 2))
+
+
+def test_other_tensors_of_a_function_take_the_compiled_kernel() -> None:
+    """What a function reads is a parameter: a call with another bias gives another result, at once."""
+    q, k, v = (
+        torch.randn(BATCH, n, HEADS, 64, device="cuda", dtype=torch.float16) for n in (QUERIES, KEYS, KEYS)
+    )
+    biases = [torch.randn(HEADS, QUERIES, KEYS, device="cuda") for _ in range(2)]
+    first, second = (tandem.attention(q, k, v, bias=bias) for bias in biases)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, tandem.attention(q, k, v, bias=biases[0]))
+
+
+def test_deterministic_gradients_have_the_same_bits() -> None:
+    score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
+    inputs = [
+        torch.randn(BATCH, n, HEADS, 64, device="cuda", dtype=torch.float16) for n in (QUERIES, KEYS, KEYS)
+    ]
+    dout = torch.randn_like(inputs[0])
+
+    def attention(*tensors: torch.Tensor) -> Any:
+        return tandem.attention(*tensors, score_mod=score_mod, mask_mod=mask_mod, deterministic=True)
+
+    first = results(attention, dout, *inputs)
+    for again in (results(attention, dout, *inputs) for _ in range(5)):
+        assert all(map(torch.equal, first, again))
