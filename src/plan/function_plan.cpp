@@ -63,13 +63,19 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
 
 std::string explain_gpu_functions(const Problem& p, bool lists) {
   const Functions functions = gpu::functions_config(gpu::functions_of(p));
-  return fmt::format(
-      "functions {:016x}: compiled into the kernel at its first call; {}, and every pair's {} evaluated{}",
-      functions.digest,
-      lists ? "key blocks that the mask hides whole are left out, by lists that a kernel makes first"
-            : "every block that causal and window leave is computed",
-      functions.score_function ? (functions.mask_function ? "score and mask are" : "score is") : "mask is",
-      lists ? ", the mask where it hides a part of a block" : "");
+  const std::string first =
+      fmt::format("functions {:016x}: compiled into the kernel at its first call; ", functions.digest);
+  if (!lists) {
+    return first +
+           fmt::format("every block that causal and window leave is computed, and every pair's {} evaluated",
+                       !functions.score_function ? "mask is"
+                       : functions.mask_function ? "score and mask are"
+                                                 : "score is");
+  }
+  return first + fmt::format(
+                     "key blocks that the mask hides whole are left out, by lists that a kernel makes first; "
+                     "the mask is evaluated where it hides a part of a block{}",
+                     functions.score_function ? ", and every pair's score" : "");
 }
 
 }  // namespace tandem
