@@ -1,7 +1,6 @@
 // What ptxas makes of kernels with the usual functions: it needs no GPU.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <optional>
 
 #include "gpu/function_source.hpp"
@@ -68,19 +67,16 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     return p;
   }
 
-  /// No more local memory, and products that overlap, within the seconds that a first call may take.
+  /// No more local memory, and products that overlap.
   static void expect_fast(const Problem& p, KernelName name, int local_bytes) {
     name.functions = function_source(functions_of(p));
-    const auto start = std::chrono::steady_clock::now();
     const FoundKernel found = find_kernel(name);
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     const KernelUsage& usage = found.kernel->usage;
     EXPECT_GT(usage.registers, 0);
     EXPECT_LE(usage.stack_bytes, local_bytes);
     EXPECT_LE(usage.spill_store_bytes, local_bytes);
     EXPECT_LE(usage.spill_load_bytes, local_bytes);
     EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
-    EXPECT_LT(spent.count(), 20.0) << "of a machine that may do other things beside it";
   }
 
  private:

@@ -130,6 +130,7 @@ std::string refuses_functions(const Case& c, const Functions& functions) {
   const bool given = scored || !c.mask_function.empty();
   if (given != functions.given() || scored != functions.score_function) return "other functions";
   if (!given) return {};
+  if (functions.block_lists && c.mask_function.empty()) return "lists are of a mask function";
   return printed_functions(digest_of(Call(c))) == nullptr ? "its functions were not printed" : "";
 }
 
