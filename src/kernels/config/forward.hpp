@@ -89,7 +89,7 @@ struct ForwardConfig {
   [[nodiscard]] constexpr RegisterSplit registers() const {
     if (of_sm80()) return {.producer = 0, .consumer = 255};
     if (converts()) return split_registers_with_converter(consumers());
-    if (wide) return {.producer = 40, .consumer = 176, .scorer = 120};
+    if (wide) return {.producer = 56, .consumer = 176, .scorer = 104};
     if (schedule.specialised && !by_warps()) return split_registers(consumers());
     const int each = registers_at_launch(threads());
     return {.producer = each, .consumer = each};

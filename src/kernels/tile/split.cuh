@@ -9,12 +9,14 @@
 
 namespace tandem::tile {
 
-/// Rows of a sequence in q and in k, and its part of the line.
+/// Rows of a sequence in q and in k, and its part of the line, or one of its parts.
 struct SplitSequence {
   SequenceRows q;
   int begin_k;
   int seqlen_k;
   int batch_k;
+  int batch;
+  int part;   ///< of the heads that share keys, where they are several tiles
   u32 tiles;  ///< 0: nothing of it is written
   u32 cost;   ///< of a tile, in key blocks; 1 at least, so that every tile has a place in the line
 };
@@ -38,8 +40,18 @@ struct SplitLine {
   /// Packed tensors have two more sequences: the rows past the last one and those before the first.
   TANDEM_DEVICE int sequences() const { return p.batch + (p.packed_q ? 2 : 0); }
 
-  TANDEM_DEVICE SplitSequence sequence(int b) const {
-    SplitSequence s{{0, 0, 0}, 0, 0, 0, 0, 1};
+  /// Tiles of the heads that share keys. The first tiles of all sequences come before the second ones: CTAs
+  /// then read the same keys at about the same time, the second of them from the L2.
+  TANDEM_DEVICE int parts() const {
+    if constexpr (T.heads_as_rows) return p.heads_q / p.heads_kv;
+    return 1;
+  }
+  TANDEM_DEVICE int entries() const { return sequences() * parts(); }
+
+  TANDEM_DEVICE SplitSequence sequence(int entry) const {
+    const int part = T.heads_as_rows ? entry / sequences() : 0;
+    const int b = entry - part * sequences();
+    SplitSequence s{{0, 0, 0}, 0, 0, 0, b, part, 0, 1};
     if (b < p.batch) {
       s.q = sequence_rows(p.cu_seqlens_q, p.seqused_q, p.rows_q, b);
       const SequenceRows k = sequence_rows(p.cu_seqlens_k, p.seqused_k, p.rows_k, b);
@@ -58,7 +70,8 @@ struct SplitLine {
     } else if (b == p.batch + 1 && p.packed_q) {
       s.q.end = clamp_to(length_at(p.cu_seqlens_q, 0), 0, p.rows_q);
     }
-    s.tiles = static_cast<u32>(ceil_div(s.q.end - s.q.begin, queries_of_tile<T>(p)) * p.heads_q);
+    s.tiles = static_cast<u32>(ceil_div(s.q.end - s.q.begin, queries_of_tile<T>(p)) *
+                               (T.heads_as_rows ? p.heads_kv : p.heads_q));
     return s;
   }
 
@@ -74,7 +87,7 @@ struct SplitLine {
   TANDEM_DEVICE LineLength length() const {
     const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
     LineLength n{0, 1};
-    for (int b = lane; b < sequences(); b += warp_size) {
+    for (int b = lane; b < entries(); b += warp_size) {
       const SplitSequence s = sequence(b);
       n.total += s.tiles * s.cost;
       n.largest = max(n.largest, s.cost);
@@ -109,11 +122,11 @@ struct SplitLine {
     u32 items_through = 0;
     u32 beyond = 0;
     for (;; first += warp_size) {
-      s = first + lane < sequences() ? sequence(first + lane) : SplitSequence{};
+      s = first + lane < entries() ? sequence(first + lane) : SplitSequence{};
       through = sum_of_lanes_through(by_tile ? s.tiles : s.tiles * s.cost);
       if constexpr (by_tile) items_through = sum_of_lanes_through(s.tiles * s.cost);
       beyond = ptx::ballot(before + through > at);
-      if (beyond != 0 || first + warp_size >= sequences()) break;
+      if (beyond != 0 || first + warp_size >= entries()) break;
       before += ptx::shuffle(through, warp_size - 1);
       if constexpr (by_tile) items += ptx::shuffle(items_through, warp_size - 1);
     }
@@ -136,7 +149,7 @@ struct SplitLine {
       tile = (at - sequence_start) / cost;
       start = sequence_start + tile * cost;
     }
-    t.batch = ptx::warp_uniform(first + owner);
+    t.batch = pick(s.batch);
     t.begin_q = pick(s.q.begin);
     t.seqlen_q = pick(s.q.used);
     t.end_q = pick(s.q.end) - t.begin_q;
@@ -146,6 +159,7 @@ struct SplitLine {
     const int m_blocks = ceil_div(t.end_q, queries_of_tile<T>(p));
     t.head = static_cast<int>(tile) / m_blocks;
     t.m = static_cast<int>(tile) - t.head * m_blocks;
+    if constexpr (T.heads_as_rows) t.head = t.head * parts() + pick(s.part);
     return true;
   }
 
