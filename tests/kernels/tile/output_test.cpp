@@ -52,7 +52,7 @@ Outputs store(bool empty, bool vectors, const float* sink = nullptr, int warpgro
   emulator::launch(
       [&] {
         const int thread = static_cast<int>(ptx::thread_index());
-        Output<tiling> output{p, warpgroup, thread};
+        Output<tiling> output{{}, p, warpgroup, thread};
         if (empty) return output.store_empty(t);
         const FragmentPosition position(thread);
         float o[tiling.head_dim_v / 2];
