@@ -97,8 +97,7 @@ struct SharedTile {
     constexpr int units = row_bytes / 16;
     for (int s = col / strip_cols; s < (col + count) / strip_cols; ++s) {
       for (int i = first * units + thread; i < end * units; i += threads) {
-        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i,
-                          ptx::Vec4{0, 0, 0, 0});
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});
       }
     }
   }
