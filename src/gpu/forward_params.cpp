@@ -172,9 +172,9 @@ std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
   return merged ? std::min<std::int64_t>(most, combine_parts) : most;
 }
 
-/// How CTAs share a line of key blocks. The kernel `decode` has two an SM, of which the second is worth eight
-/// blocks each, and the first one two: `combine` has to read what they leave. A partial result of wide heads
-/// is as large as two blocks of keys.
+/// How CTAs share a line of key blocks. The kernel `decode` has two an SM, of which the second is worth
+/// enough_blocks each, and the first one two: `combine` has to read what they leave. A partial result of wide
+/// heads is as large as two blocks of keys.
 struct Sharing {
   std::int64_t most;   ///< CTAs
   std::int64_t few;    ///< for a short line
@@ -189,7 +189,7 @@ struct Sharing {
 
   /// Those of a line of `blocks` at most.
   [[nodiscard]] int ctas(std::int64_t blocks) const {
-    if (blocks >= 8 * most) return as_int(most);
+    if (blocks >= enough_blocks * most) return as_int(most);
     return as_int(std::min({most, few, blocks_of(blocks, least)}));
   }
 };

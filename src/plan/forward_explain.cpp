@@ -10,25 +10,19 @@
 namespace tandem {
 namespace {
 
-constexpr const char* few_queries =
-    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
 constexpr const char* decoding = "16 rows hold all queries that share keys: reading these bounds the call";
 constexpr const char* moves_maxima = "every block moves its rows' maxima";
 constexpr const char* keeps_maxima = "unmasked blocks keep their rows' maxima, and are checked";
 constexpr const char* few_rows = "few queries a sequence, and too many tiles, or too few keys, to share them";
-constexpr const char* fixed_parts =
-    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
-    "order";
-constexpr const char* fixed_tiles =
-    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
-
 constexpr const char* converted_tiles =
     "k and v of 8 bits: what shared memory holds of them beside the 16-bit tiles that they become";
 
 constexpr const char* halves =
-    "two warpgroups share a tile of 64 rows: each scores half of the keys, and has half of the columns of v";
+    "one warpgroup scores 64 rows, and two have half of the columns of v each: one has no registers for all";
 constexpr const char* one_tile =
-    "two warpgroups share a tile of 64 rows, and v is the first columns of k: one copy serves both products";
+    "one warpgroup scores 64 rows, and two have half of the columns of v each; v is the first columns of k, "
+    "and "
+    "one copy serves both products";
 
 }  // namespace
 
@@ -36,9 +30,9 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   if (c.of_sm80()) return explain_sm80_forward(problem, c);
   const char* const why =
       c.wide                   ? (c.v_in_k ? one_tile : halves)
-      : c.by_warps()           ? (c.schedule.split ? few_queries : decoding)
+      : c.by_warps()           ? (c.schedule.split ? shared_keys : decoding)
       : c.schedule.invariant   ? (c.schedule.split ? fixed_parts : fixed_tiles)
-      : c.schedule.split       ? few_queries
+      : c.schedule.split       ? shared_keys
       : c.tiling.heads_as_rows ? few_rows
       : c.converts()           ? converted_tiles
                      : forward_tile(c.tiling.head_dim_qk, c.tiling.head_dim_v, takes_masked_tile(problem, c),

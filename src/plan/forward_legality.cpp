@@ -33,7 +33,8 @@ std::string wide_objection(const ForwardConfig& c) {
         c.tiling.head_dim_qk, c.tiling.head_dim_v, 64 * wide_parts);
   }
   if (c.tiling.head_dim_v / wide_parts > 256)
-    return fmt::format("head_dim_v {} is more than two products of 256 columns", c.tiling.head_dim_v);
+    return fmt::format("head_dim_v {} is more than {}, of which two warpgroups have half each",
+                       c.tiling.head_dim_v, 256 * wide_parts);
   if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
     return "v_in_k takes two stages, and a v no wider than k";
   if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
@@ -50,8 +51,7 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.of_sm80()) return sm80_forward_objection(c, hopper_shared_bytes_per_sm);
   if (std::string objection = wide_objection(c); !objection.empty()) return objection;
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
-    if (c.wide) break;
-    if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
+    if (!c.wide && (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0)) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
     }
   }

@@ -28,14 +28,7 @@ constexpr Sm80ForwardTileLine tiles[] = {
     {256, 256, 164, 128, 64, eight_warps}, {256, 256, 100, 64, 64, one_cta},
 };
 
-constexpr const char* sharing =
-    "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";
 constexpr const char* few_rows = "few queries a sequence, of heads that share keys";
-constexpr const char* fixed_parts =
-    "a fixed split size and few queries: CTAs share the splits of all tiles, and combine merges them in "
-    "order";
-constexpr const char* fixed_tiles =
-    "a fixed split size: a CTA computes the splits of a tile one by one, and merges them in order";
 
 /// CTAs that an SM holds at once: what its registers and its shared memory have room for.
 int ctas_at_once(const ForwardConfig& c, int shared_bytes_per_sm) {
@@ -160,7 +153,7 @@ std::vector<std::string> explain_sm80_forward(const Problem& problem, const Forw
   const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
   const int room = shared_bytes_per_sm(device);
   const char* const why = c.schedule.invariant     ? (c.schedule.split ? fixed_parts : fixed_tiles)
-                          : c.schedule.split       ? sharing
+                          : c.schedule.split       ? shared_keys
                           : c.tiling.heads_as_rows ? few_rows
                                                    : tile_of(c, room).why;
   const int ctas = ctas_at_once(c, room);

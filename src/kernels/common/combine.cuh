@@ -1,6 +1,6 @@
 // Merges the partial results of split-KV (tile/split.cuh): out = sum of w_i O_i / sum of w_i with
-// w_i = exp(LSE_i - max LSE), always from the first keys to the last, so that the bits are the same each
-// time. A sink joins the sum here. One CTA a row. Tiles that one CTA has computed whole are written already.
+// w_i = exp(LSE_i - max LSE), always in the same order, so that the bits are the same each time. A sink joins
+// the sum here. One CTA a row. Tiles that one CTA has computed whole are written already.
 // With a fixed split size parts are merged one behind the other instead, as tile/part_merge.cuh says, by one
 // warp a row.
 #pragma once
@@ -43,9 +43,10 @@ struct CombineShared {
   alignas(16) float out[combine_groups(C.tiling.head_dim_v)][C.tiling.head_dim_v];
 };
 
-/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. Groups of a
-/// CTA's threads take every so manieth partial result each, and then add up what they have. So many loads are
-/// under way at once that they take hardly longer than one.
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. The CTA's
+/// threads form groups, of which group g adds up partial results g, g + groups, g + 2 * groups and so on;
+/// then the groups' sums are added. So many loads are under way at once that they take hardly longer than
+/// one.
 template <ForwardConfig C>
 struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;

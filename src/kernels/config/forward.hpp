@@ -133,6 +133,9 @@ constexpr int combine_ctas_per_sm(const ForwardConfig& c) {
   return c.tiling.head_dim_v > 256 ? 4 : 6;
 }
 
+/// A line of fewer blocks for each CTA that the device holds is short: fewer CTAs share it.
+constexpr int enough_blocks = 8;
+
 /// Partial results that a tile has at most, and so CTAs that may share keys.
 constexpr int combine_parts = 512;
 
@@ -220,7 +223,7 @@ struct ForwardParams {
   int row_queries;
   int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
   // How CTAs share the line of key blocks (tile/split.cuh).
-  short split_few_ctas;  ///< that share a short line: fewer than eight blocks for each of split_ctas
+  short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
 };
 

@@ -158,8 +158,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
 #pragma unroll
       for (int u = 0; u < units; ++u) {
         const u32(&a)[4] = q[keeps_q ? step : 0][u];
-        ptx::mma<C.tiling.element>(s[u] + n / 2, a, k[0], k[1]);
-        ptx::mma<C.tiling.element>(s[u] + n / 2 + 4, a, k[2], k[3]);
+        tile::multiply_pair<C.tiling.element>(s[u] + n / 2, a, k);
       }
     }
   }
@@ -207,8 +206,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabiliti
 #pragma unroll
       for (int u = 0; u < units; ++u) {
         const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(probabilities[u][n / 4]);
-        ptx::mma<C.tiling.element>(o[u] + col / 2, a, v[0], v[1]);
-        ptx::mma<C.tiling.element>(o[u] + col / 2 + 4, a, v[2], v[3]);
+        tile::multiply_pair<C.tiling.element>(o[u] + col / 2, a, v);
       }
     }
   }
@@ -233,13 +231,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::store_empty(const tile::QueryTile& t) {
 #pragma unroll
-  for (int u = 0; u < units; ++u) {
-    if (C.schedule.split && t.part != tile::whole_tile) {
-      output(u).store_empty_part(t.index, t.part);
-    } else {
-      output(u).store_empty(t.index);
-    }
-  }
+  for (int u = 0; u < units; ++u) output(u).template store_unseeing<C.schedule.split>(t.index, t.part);
 }
 
 // ---- Entry ----

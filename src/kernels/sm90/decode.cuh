@@ -122,8 +122,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
     for (int n = 0; n < keys; n += 16) {
       u32 k[4];
       tile::load_columns_operand(shared.in.k[k_at.stage], own + n, i, lane, k);
-      ptx::mma<C.tiling.element>(s + n / 2, q, k[0], k[1]);
-      ptx::mma<C.tiling.element>(s + n / 2 + 4, q, k[2], k[3]);
+      tile::multiply_pair<C.tiling.element>(s + n / 2, q, k);
     }
   }
   release(shared.in.k_ring, k_at);
@@ -163,8 +162,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
     for (int col = 0; col < C.tiling.head_dim_v; col += 16) {
       u32 v[4];
       tile::load_depth_operand(values, own + n, col, lane, v);
-      ptx::mma<C.tiling.element>(o + col / 2, a, v[0], v[1]);
-      ptx::mma<C.tiling.element>(o + col / 2 + 4, a, v[2], v[3]);
+      tile::multiply_pair<C.tiling.element>(o + col / 2, a, v);
     }
   }
   release(shared.in.v_ring, v_at);

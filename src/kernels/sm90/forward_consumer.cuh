@@ -165,11 +165,7 @@ struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions>
       if (t.blocks.first < t.blocks.end) {
         more = compute(t);
       } else {
-        if constexpr (C.schedule.split) {
-          t.part == tile::whole_tile ? output.store_empty(t.index) : output.store_empty_part(t.index, t.part);
-        } else {
-          output.store_empty(t.index);
-        }
+        output.template store_unseeing<C.schedule.split>(t.index, t.part);
         more = find(t);
       }
     }

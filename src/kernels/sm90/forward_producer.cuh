@@ -13,9 +13,10 @@
 
 namespace tandem {
 
-/// What the kernel is launched with.
+/// What the kernel is launched with, but for functions.
 template <ForwardConfig C>
 using ForwardPlainParams = typename Select<C.converts(), MixedForwardParams, ForwardParams>::type;
+/// What the kernel is launched with.
 template <ForwardConfig C>
 using ForwardKernelParams =
     typename Select<C.functions.given(), WithFunctions<ForwardPlainParams<C>>, ForwardPlainParams<C>>::type;

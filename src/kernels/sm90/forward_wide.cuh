@@ -23,34 +23,8 @@ namespace tandem {
 
 /// What the warpgroup that scores tells the others of a tile.
 struct WideTile {
-  static constexpr int fields = 11;
-  int field[fields];
-
-  TANDEM_DEVICE void store(const tile::QueryTile& t, bool exists) {
-    const tile::TileIndex& i = t.index;
-    const int each[fields] = {i.m,     i.head, i.batch,        i.begin_q,    i.seqlen_q,    i.seqlen_k,
-                              i.end_q, t.part, t.blocks.first, t.blocks.end, exists ? 1 : 0};
-#pragma unroll
-    for (int f = 0; f < fields; ++f) ptx::store_shared(&field[f], each[f]);
-  }
-  /// False if there is none.
-  TANDEM_DEVICE bool load(tile::QueryTile& t) const {
-    int each[fields];
-#pragma unroll
-    for (int f = 0; f < fields; ++f) each[f] = ptx::load_shared(&field[f]);
-    tile::TileIndex& i = t.index;
-    i.m = each[0];
-    i.head = each[1];
-    i.batch = each[2];
-    i.begin_q = each[3];
-    i.seqlen_q = each[4];
-    i.seqlen_k = each[5];
-    i.end_q = each[6];
-    t.part = each[7];
-    t.blocks.first = each[8];
-    t.blocks.end = each[9];
-    return each[10] != 0;
-  }
+  tile::QueryTile tile;
+  bool exists;
 };
 
 template <ForwardConfig C>
@@ -112,7 +86,7 @@ struct WideScorer {
     while (more) {
       more = tiles.template next<false>(t, warp_leader());
       hand_over(shared.exchange.tile_ring, tile_at, [&] {
-        if (thread == 0) shared.exchange.tiles[tile_at.stage].store(t, more);
+        if (thread == 0) ptx::store_shared(&shared.exchange.tiles[tile_at.stage], WideTile{t, more});
       });
       if (more && t.blocks.first < t.blocks.end) compute(t);
     }
@@ -270,20 +244,20 @@ struct WideOutput {
   TANDEM_DEVICE bool compute() {
     const WideTile& told = shared.exchange.tiles[tile_at.stage];
     shared.exchange.tile_ring.wait(tile_at);
-    tile::QueryTile t;
-    if (!told.load(t)) return false;
-    const bool empty = t.blocks.first >= t.blocks.end;
+    if (!ptx::load_shared(&told.exists)) return false;
+    const tile::BlockRange blocks = ptx::load_shared(&told.tile.blocks);
+    const int seqlen_k = ptx::load_shared(&told.tile.index.seqlen_k);
     float o[outputs];
 #pragma unroll
     for (float& x : o) x = 0.0F;
-    for (int block = t.blocks.end - 1; block >= t.blocks.first; --block) {
-      step(t.index.seqlen_k - block * C.tiling.block_n, o);
+    for (int block = blocks.end - 1; block >= blocks.first; --block) {
+      step(seqlen_k - block * C.tiling.block_n, o);
     }
-    told.load(t);
-    if (!empty) {
+    const tile::QueryTile t = ptx::load_shared(&told.tile);
+    if (t.blocks.first < t.blocks.end) {
       store(t, o);
     } else if (part == 0) {
-      store_empty(t);
+      tile::Output<C.tiling>{{}, p, 0, thread}.template store_unseeing<C.schedule.split>(t.index, t.part);
     }
     release(shared.exchange.tile_ring, tile_at);
     return true;
@@ -302,14 +276,6 @@ struct WideOutput {
       output.store_part(t.index, o, softmax, t.part);
     } else {
       output.store(t.index, o, softmax);
-    }
-  }
-  TANDEM_DEVICE void store_empty(const tile::QueryTile& t) {
-    tile::Output<C.tiling> whole{{}, p, 0, thread};
-    if (C.schedule.split && t.part != tile::whole_tile) {
-      whole.store_empty_part(t.index, t.part);
-    } else {
-      whole.store_empty(t.index);
     }
   }
 

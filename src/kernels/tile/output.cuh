@@ -10,6 +10,7 @@
 #include "kernels/tile/part_merge.cuh"
 #include "kernels/tile/scheduler.cuh"
 #include "kernels/tile/softmax.cuh"
+#include "kernels/tile/split.cuh"
 
 namespace tandem::tile {
 
@@ -36,6 +37,15 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
   TANDEM_DEVICE void store(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_words(const TileIndex& t, const float (&o)[outputs], const float (&factor)[2],
                                  bool vectors);
+  /// Of a tile, or of part `part` of one, whose queries see no key. `split`: tiles may have parts.
+  template <bool split>
+  TANDEM_DEVICE void store_unseeing(const TileIndex& t, int part) {
+    if (split && part != whole_tile) {
+      store_empty_part(t, part);
+    } else {
+      store_empty(t);
+    }
+  }
   TANDEM_DEVICE void store_empty(const TileIndex& t);
   TANDEM_DEVICE void store_empty_heads(const TileIndex& t);
   TANDEM_DEVICE void store_part(const TileIndex& t, float (&o)[outputs], const OnlineSoftmax& softmax,

@@ -180,7 +180,7 @@ struct SplitLine {
 /// longest tiles, or these a whole number of shares, tiles of one length leave fewer still.
 TANDEM_DEVICE u32 share_of(const ForwardParams& p, const LineLength& line) {
   const u32 all = static_cast<u32>(p.split_ctas);
-  const u32 ctas = line.total < 8 * all ? min(all, static_cast<u32>(p.split_few_ctas)) : all;
+  const u32 ctas = line.total < enough_blocks * all ? min(all, static_cast<u32>(p.split_few_ctas)) : all;
   const u32 least = max((line.total + ctas - 1) / ctas, static_cast<u32>(p.split_least));
   const u32 shares = line.largest / least;
   const u32 even = shares > 0 ? (line.largest + shares - 1) / shares

@@ -27,4 +27,11 @@ TANDEM_DEVICE void load_depth_operand(Tile& tile, int row, int col, int lane, u3
   ptx::ldmatrix_x4_transposed(tile.address(row + lane % 16, col + lane / 16 * 8), b);
 }
 
+/// The two products of such a B: 16 columns of D.
+template <Element element>
+TANDEM_DEVICE void multiply_pair(float* d, const u32 (&a)[4], const u32 (&b)[4]) {
+  ptx::mma<element>(d, a, b[0], b[1]);
+  ptx::mma<element>(d + 4, a, b[2], b[3]);
+}
+
 }  // namespace tandem::tile
