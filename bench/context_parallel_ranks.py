@@ -184,13 +184,7 @@ class OnRanks:
                     self.call()
                 return self.slowest((time.perf_counter() - began) * 1e6 / calls)
             torch.cuda.synchronize()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(calls):
-                self.call()
-            end.record()
-            end.synchronize()
-            return self.slowest(start.elapsed_time(end) * 1e3 / calls)
+            return self.slowest(harness.OnGpu(self.call).time(calls) * 1e3 / calls)
 
     def warm(self, milliseconds: float) -> None:
         """Finds out how many calls a round has, the same on all ranks, and what a call allocates."""

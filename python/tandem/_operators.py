@@ -9,7 +9,7 @@ contents or synchronises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -237,21 +237,31 @@ def fresh_library(name: str) -> Any:
     return library
 
 
-_library = fresh_library("tandem")
-for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
-for _name, _kernel, _fake in (
-    ("attention", _forward, _fake_forward),
-    ("attention_out", _forward_out, _fake_forward_out),
-    ("attention_backward", _backward, _fake_backward),
-    ("attention_backward_out", _backward_out, _fake_backward_out),
-    ("quantize", _quantize_values, _fake_quantize),
-    ("append_kv", _append, _fake_append),
-    ("merge", _merge, _fake_merge),
-):
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
-    torch.library.register_fake(f"tandem::{_name}", _fake, lib=_library)
+def library_of(name: str, schemas: Iterable[str], operators: Iterable[tuple[str, Any, Any]]) -> Any:
+    """A fresh library of (name, kernel, fake kernel), whose kernels run on both kinds of device."""
+    library = fresh_library(name)
+    for schema in schemas:
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    for operator, kernel, fake in operators:
+        library.impl(operator, kernel, "CPU")
+        library.impl(operator, kernel, "CUDA")
+        torch.library.register_fake(f"{name}::{operator}", fake, lib=library)
+    return library
+
+
+_library = library_of(
+    "tandem",
+    _SCHEMAS,
+    (
+        ("attention", _forward, _fake_forward),
+        ("attention_out", _forward_out, _fake_forward_out),
+        ("attention_backward", _backward, _fake_backward),
+        ("attention_backward_out", _backward_out, _fake_backward_out),
+        ("quantize", _quantize_values, _fake_quantize),
+        ("append_kv", _append, _fake_append),
+        ("merge", _merge, _fake_merge),
+    ),
+)
 for _name, _setup, _differentiate in (
     ("attention", _derivatives.save, _derivatives.differentiate),
     ("attention_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from tandem import _call, _derivatives
 from tandem._errors import InvalidArgumentError
-from tandem._operators import fresh_library
+from tandem._operators import library_of
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
 from tandem.distributed._cost import STRATEGIES
@@ -149,16 +149,11 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -
     return (*gradients, dsink if need_dsink else None, *(None,) * (ctx.count - 4))
 
 
-_library = fresh_library("tandem_distributed")
-for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
-for _name, _kernel, _fake in (
-    ("attention", _forward, _fake_forward),
-    ("attention_backward", _backward, _fake_backward),
-):
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
-    torch.library.register_fake(f"tandem_distributed::{_name}", _fake, lib=_library)
+_library = library_of(
+    "tandem_distributed",
+    _SCHEMAS,
+    (("attention", _forward, _fake_forward), ("attention_backward", _backward, _fake_backward)),
+)
 for _name, _setup, _derivative in (
     ("attention", _save, _differentiate),
     ("attention_backward", _derivatives.save_nothing, _derivatives.no_second_derivative),
