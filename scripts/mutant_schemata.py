@@ -167,18 +167,32 @@ class Schemata:
         kept = self.directory / f"{program.name}.reached"
         if not kept.exists() or kept.stat().st_mtime < path.stat().st_mtime:
             print(f"which tests of {program.name} reach which mutants", flush=True)
+            with ThreadPoolExecutor(self.jobs) as pool:
+                shards = list(pool.map(lambda shard: self.reached(path, shard), range(self.jobs)))
             new = kept.with_suffix(".new")
-            done = run(
-                [str(path)], self.build.directory, 3600, 0, TANDEM_MUTANT="0", TANDEM_MUTANTS_REACHED=str(new)
-            )
-            if done.status != 0:
-                sys.exit(f"mutate: {program.name} fails without a mutant\n{done.output[-2000:]}")
+            new.write_text("".join(shards))
             new.rename(kept)
         for line in kept.read_text().splitlines():
             name, seconds, *reached = line.split()
             self.seconds[program.name] += float(seconds)
             for number in map(int, reached):
                 self.tests[number].append(Test(float(seconds), program.name, name))
+
+    def reached(self, path: Path, shard: int) -> str:
+        """What one of `jobs` equal parts of a program's tests writes, run without a mutant."""
+        to = path.with_suffix(f".reached{shard}")
+        environment = {
+            "TANDEM_MUTANT": "0",
+            "TANDEM_MUTANTS_REACHED": str(to),
+            "GTEST_TOTAL_SHARDS": str(self.jobs),
+            "GTEST_SHARD_INDEX": str(shard),
+        }
+        done = run([str(path)], self.build.directory, 3600, 0, **environment)
+        if done.status != 0:
+            sys.exit(f"mutate: {path.name} fails without a mutant\n{done.output[-2000:]}")
+        text = to.read_text()
+        to.unlink()
+        return text
 
     def reaches(self, mutant: Mutant) -> bool:
         """Not where the tests' compiler decides, nor what is in no test at all."""

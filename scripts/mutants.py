@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "src" / "kernels"
-ROOMS = ("common", "ptx", "sm90", "tile")  # config/ is for the host, too: tests/plan tests it
+ROOMS = ("common", "ptx", "sm80", "sm90", "tile")  # config/ is for the host, too: tests/plan tests it
 
 WAITS = (
     r"(?:\w+(?:<[\w ]*>)?(?:\[[^;\]]*\])?(?:\.|->|::))*(?:template )?"

@@ -29,14 +29,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 
 from mutant_build import PROGRAMS, WORK, Build, Program, noticed, run
 from mutant_schemata import Schemata
 from mutants import ROOT, Mutant, chosen
 
-OVERLAY = WORK / "overlay"  # before src/ on the include path
 SAMPLE = 30
 
 
@@ -47,12 +48,21 @@ class Session:
         self.build = build
         self.seconds = seconds  # that each program takes without a mutant
         self.kills: dict[str, Counter[tuple[str, str]]] = {}
+        self.locks: dict[str, Lock] = {}  # of objects without a mutant
 
     def attempt(self, mutant: Mutant) -> dict[str, str]:
-        """What became of a mutant: the outcome, and which test noticed it and how."""
-        shutil.rmtree(OVERLAY, ignore_errors=True)
-        changed_file = OVERLAY / Path(mutant.file).relative_to("src")
-        changed_file.parent.mkdir(parents=True)
+        """What became of a mutant: the outcome, and which test noticed it and how. Its files are its own: several
+        are tried at a time."""
+        directory = WORK / "alone" / mutant.rank
+        try:
+            return self.attempt_in(directory, mutant)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def attempt_in(self, directory: Path, mutant: Mutant) -> dict[str, str]:
+        overlay = directory / "overlay"  # before src/ on the include path
+        changed_file = overlay / Path(mutant.file).relative_to("src")
+        changed_file.parent.mkdir(parents=True, exist_ok=True)
         changed_file.write_text(mutant.text())
         concerned = {
             program.name: [o for o in program.objects if mutant.file in self.build.headers.get(o, ())]
@@ -65,9 +75,9 @@ class Session:
         for program, objects in self.order(mutant.file, concerned):
             for o in objects:
                 if o not in compiled:
-                    if self.build.compile(o, self.place(o), OVERLAY).status != 0:
+                    if self.build.compile(o, directory / o, overlay).status != 0:
                         return {"outcome": "does not compile"}
-                    compiled[o] = self.differs(o)
+                    compiled[o] = self.differs(o, directory / o)
                 # The first object that differs is tried alone; of later ones, all of a program at once.
                 different = {name for name in objects if compiled.get(name)}
                 if different == linked.get(program.name, set()) or (
@@ -75,19 +85,21 @@ class Session:
                 ):
                     continue
                 linked[program.name] = different
-                if found := self.tried(program, {name: self.place(name) for name in sorted(different)}):
+                changed = {name: directory / name for name in sorted(different)}
+                if found := self.tried(program, changed, directory / program.name):
                     self.kills.setdefault(mutant.file, Counter())[program.name, o] += 1
                     return {"outcome": "killed", **found}
         return {"outcome": "survived"} | ({} if linked else {"how": "is the same machine code"})
 
-    def differs(self, name: str) -> bool:
+    def differs(self, name: str, mutated: Path) -> bool:
         """Whether the compiler makes other code of the mutant than of the sources as they are."""
         usual = WORK / "unchanged" / name
         stamp = (self.build.directory / name).stat().st_mtime
-        if not usual.exists() or usual.stat().st_mtime < stamp:
-            if self.build.compile(name, usual, WORK / "nothing").status != 0:
-                sys.exit(f"mutate: {name} does not compile without a mutant")
-        return usual.read_bytes() != self.place(name).read_bytes()
+        with self.locks.setdefault(name, Lock()):
+            if not usual.exists() or usual.stat().st_mtime < stamp:
+                if self.build.compile(name, usual, WORK / "nothing").status != 0:
+                    sys.exit(f"mutate: {name} does not compile without a mutant")
+        return usual.read_bytes() != mutated.read_bytes()
 
     def order(self, file: str, concerned: dict[str, list[str]]) -> list[tuple[Program, list[str]]]:
         """First what killed most mutants of the file; then the quickest program, the smallest object."""
@@ -107,11 +119,7 @@ class Session:
             if concerned[program.name]
         ]
 
-    def place(self, name: str) -> Path:
-        return WORK / "objects" / name
-
-    def tried(self, program: Program, changed: dict[str, Path]) -> dict[str, str] | None:
-        path = WORK / program.name
+    def tried(self, program: Program, changed: dict[str, Path], path: Path) -> dict[str, str] | None:
         self.build.link(program, changed, path)
         command = [str(path), "--gtest_break_on_failure"]
         seconds = self.seconds[program.name]
@@ -153,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="files of src/kernels")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release")
-    parser.add_argument("--jobs", type=int, default=1, help="compilers at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers, and mutants, at a time")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--retry", action="store_true", help="try survivors again")
     parser.add_argument("--again", action="store_true", help="forget all earlier results")
@@ -173,14 +181,23 @@ def results_of(
     session = Session(build, schemata.seconds)
     alone = [mutant for mutant in wanted if not schemata.reaches(mutant)]
     together = [mutant for mutant in wanted if schemata.reaches(mutant)]
-    for number, mutant in enumerate(together + alone, 1):
+
+    def tried(mutant: Mutant) -> tuple[dict, float]:
         started = time.monotonic()
         attempt = schemata.attempt if schemata.reaches(mutant) else session.attempt
-        result = asdict(mutant) | attempt(mutant)
-        what = " ".join(result.get(name, "") for name in ("outcome", "how", "test"))
-        seconds = f"{time.monotonic() - started:5.1f} s"
-        print(f"[{number}/{len(wanted)}] {seconds} {mutant.file}:{mutant.line} {what}", flush=True)
-        yield result
+        return asdict(mutant) | attempt(mutant), time.monotonic() - started
+
+    # Those that compile take longest: first where several are tried at a time, so that the end is not theirs.
+    order = alone + together if jobs > 1 else together + alone
+    with ThreadPoolExecutor(jobs) as pool:
+        attempts = [pool.submit(tried, mutant) for mutant in order]
+        for number, attempt in enumerate(as_completed(attempts), 1):
+            result, seconds = attempt.result()
+            what = " ".join(result.get(name, "") for name in ("outcome", "how", "test"))
+            print(
+                f"[{number}/{len(wanted)}] {seconds:5.1f} s {result['file']}:{result['line']} {what}", flush=True
+            )
+            yield result
 
 
 def sample(directory: Path) -> int:

@@ -282,6 +282,43 @@ TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaBeforeThem) {
   }
 }
 
+/// Logits that grow from key to key in eight rows of a tile, and fall in the eight beside them: a kernel that
+/// rescales only rows whose maximum moves must not take some rows' for all. Rows are queries, or the heads of
+/// one query.
+TEST(Contract08_NoSentinel, LogitsThatOutgrowTheMaximaInEverySecondEightRows) {
+  struct Heads {
+    std::int64_t qk;
+    std::int64_t v;
+  };
+  for (const Heads dims : {Heads{64, 64}, Heads{128, 128}, Heads{576, 512}}) {
+    for (const bool one_query : {false, true}) {
+      for (const std::int64_t growing : {0, 1}) {
+        Case c = plain_case(DType::bf16);
+        c.head_dim_qk = dims.qk;
+        c.head_dim_v = dims.v;
+        c.batch = 1;
+        c.seqlen_q = one_query ? 1 : 64;
+        c.seqlen_k = 500;
+        c.heads_q = one_query ? 64 : 1;
+        c.heads_kv = 1;
+        c.options.scale = 0.125F;
+        Call call(c);
+        for (std::int64_t row = 0; row < 64; ++row)
+          call.q.set(row * dims.qk, row / 8 % 2 == growing ? 8.0 : -8.0);
+        for (std::int64_t key = 0; key < c.seqlen_k; ++key)  // the logit's size, at scale 1/8
+          call.k.set(key * dims.qk, key < 90 ? 24.0 : key < 300 ? 12.0 : 0.0);
+        on_every_runner(c, [&](Runner& runner) {
+          const Expected expected = expect(call, Pass::forward);
+          call.prepare(Pass::forward);
+          runner.forward(call);
+          EXPECT_TRUE(correct(call, Pass::forward, expected))
+              << "head_dim " << dims.qk << ", one query " << one_query << ", growing " << growing;
+        });
+      }
+    }
+  }
+}
+
 TEST(Contract08_NoSentinel, ScaleZeroNegativeAndOne) {
   for (const DType dtype : float_dtypes) {
     for (const float scale : {0.0F, -0.125F, -1.0F, 1.0F}) {

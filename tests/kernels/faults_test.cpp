@@ -55,14 +55,15 @@ struct Gemm {
   Matrix c{64, 64, 3};
   std::vector<float> bias{2.0F};
   std::vector<std::uint32_t> checksum = std::vector<std::uint32_t>(2);
+  std::vector<std::uint32_t> stored{0};
 
   template <Mistake mistake>
   void run(std::uint64_t seed) {
     emulator::Options options;
     options.seed = seed;
-    options.buffers = {emulator::readable(a.data), emulator::readable(b.data), emulator::readable(bias),
-                       emulator::writable(c.data), emulator::writable(checksum)};
-    const GemmParams params{a.map(), b.map(), c.map(), bias.data(), k_blocks, checksum.data()};
+    options.buffers = {emulator::readable(a.data), emulator::readable(b.data),   emulator::readable(bias),
+                       emulator::writable(c.data), emulator::writable(checksum), emulator::writable(stored)};
+    const GemmParams params{a.map(), b.map(), c.map(), bias.data(), k_blocks, checksum.data(), stored.data()};
     emulator::launch(&pipelined_gemm<mistake>, params,
                      {.blocks = 2, .threads = gemm_threads, .shared_bytes = sizeof(GemmShared)}, options);
   }
@@ -99,6 +100,7 @@ TEST(Faults, TheKernelWithoutMistakeIsRightInEveryInterleaving) {
     }
     EXPECT_EQ(gemm.checksum[0], 1U);
     EXPECT_EQ(gemm.checksum[1], 1U);
+    EXPECT_EQ(gemm.stored[0], 2U);
   }
 }
 
@@ -168,6 +170,9 @@ TEST(Faults, NoWgmmaWait) {
 TEST(Faults, OneWarpWaitsAgain) {
   expect_fault<Mistake::one_warp_waits_again>(HasSubstr("in a branch that a warp takes alone"));
 }
+TEST(Faults, PinnedBeforeWait) {
+  expect_fault<Mistake::pinned_before_wait>(HasSubstr("wgmma_wait has not handed it back"));
+}
 TEST(Faults, AccumulatorReadEarly) {
   expect_fault<Mistake::read_accumulator_early>(HasSubstr("wgmma_wait has not handed it back"));
 }
@@ -214,6 +219,9 @@ TEST(Faults, DivergedWarp) {
 TEST(Faults, NoStoreWait) {
   expect_fault<Mistake::no_store_wait>(HasSubstr("tma_store_wait is missing"));
 }
+TEST(Faults, NoWrittenWait) {
+  expect_fault<Mistake::no_written_wait>(HasSubstr("tma_store_wait_written is missing"));
+}
 TEST(Faults, StagingRewrittenEarly) {
   expect_fault<Mistake::staging_rewritten_early>(HasSubstr("that a bulk store may still be reading"));
 }
@@ -232,6 +240,23 @@ TEST(Faults, MisalignedGlobal) {
 }
 TEST(Faults, UninitialisedShared) {
   expect_fault<Mistake::uninitialised_shared>(HasSubstr("reads shared memory that nobody wrote"));
+}
+TEST(Faults, GlobalStoredTwice) {
+  expect_fault<Mistake::global_stored_twice>(
+      AllOf(HasSubstr("global store: stores over what thread"), HasSubstr("with no barrier between them")));
+}
+/// Where the store comes later there is nothing to see.
+TEST(Faults, GlobalReadThatNothingOrders) {
+  int seen = 0;
+  for (std::uint64_t seed = 0; seed < 4 * seeds; ++seed) {
+    try {
+      Gemm().run<Mistake::global_read_unordered>(seed);
+    } catch (const Fault& fault) {
+      EXPECT_THAT(std::string(fault.what()), HasSubstr("global load: reads what thread 0 stored"));
+      ++seen;
+    }
+  }
+  EXPECT_GE(seen, 4);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ enum class Mistake : int {
   no_wgmma_fence,
   no_wgmma_wait,
   one_warp_waits_again,
+  pinned_before_wait,
   read_accumulator_early,
   write_accumulator_early,
   other_descriptor_in_one_warp,
@@ -46,12 +47,15 @@ enum class Mistake : int {
   missing_at_barrier,
   diverged_warp,
   no_store_wait,
+  no_written_wait,
   staging_rewritten_early,
   shared_out_of_bounds,
   global_out_of_bounds,
   read_only_buffer_written,
   misaligned_global,
   uninitialised_shared,
+  global_stored_twice,
+  global_read_unordered,
 };
 
 struct GemmParams {
@@ -59,6 +63,7 @@ struct GemmParams {
   const float* bias;  // added to all of C
   int k_blocks;
   u32* checksum;  // one word a block
+  u32* stored;    // how many blocks have stored C
 };
 
 struct GemmShared {
@@ -118,6 +123,7 @@ void gemm_multiply(const GemmParams& p, GemmShared& s, float (&d)[32]) {
     if (mistake == Mistake::read_accumulator_early)
       ptx::store_shared(&s.word, ptx::pack_bf16(d[0] * 2.0F, 0.0F));
     if (mistake == Mistake::early_release && leader) ptx::mbarrier_arrive(s.empty[stage]);
+    if (mistake == Mistake::pinned_before_wait) ptx::pin_registers(d);
     if (mistake != Mistake::no_wgmma_wait) ptx::wgmma_wait<0>();
     if (mistake == Mistake::one_warp_waits_again && warp == 1) ptx::wgmma_wait<0>();
     if (mistake == Mistake::early_release || !leader) continue;
@@ -157,7 +163,10 @@ void gemm_store(const GemmParams& p, GemmShared& s, const float (&d)[32]) {
     if (mistake == Mistake::staging_rewritten_early) {
       ptx::store_shared(reinterpret_cast<u32*>(s.c), 0U);
     }
-    if (mistake != Mistake::no_store_wait) ptx::tma_store_wait<0>();
+    if (mistake == Mistake::no_store_wait) return;
+    ptx::tma_store_wait<0>();
+    if (mistake != Mistake::no_written_wait) ptx::tma_store_wait_written<0>();
+    ptx::semaphore_increment(p.stored);
   }
 }
 
@@ -181,8 +190,13 @@ TANDEM_KERNEL __launch_bounds__(gemm_threads, 1) pipelined_gemm(const __grid_con
   gemm_multiply<mistake>(p, s, d);
   gemm_store<mistake>(p, s, d);
 
-  if (ptx::thread_index() != 0) return;
   u32* at = p.checksum + ptx::block_index();
+  if (mistake == Mistake::global_stored_twice && ptx::thread_index() % 64 == 0) ptx::store_global(at, 0U);
+  if (mistake == Mistake::global_read_unordered) {
+    if (ptx::thread_index() == 0) ptx::store_global(at, 0U);
+    if (ptx::thread_index() == 64 && ptx::load_global(at) != 0) return;
+  }
+  if (ptx::thread_index() != 0) return;
   if (mistake == Mistake::global_out_of_bounds) at += 2;
   if (mistake == Mistake::read_only_buffer_written) {
     ptx::store_global(const_cast<float*>(p.bias), 1.0F);

@@ -60,6 +60,11 @@ TANDEM_DEVICE void load_mean_tile(const QuantizeParams& p, const WorkItem& item,
   ptx::sync_block();
 }
 
+/// 0 in place of an infinity or a NaN: x - x is 0 for numbers alone.
+TANDEM_DEVICE float number_or_zero(float x) {
+  return x - x == 0.0F ? x : 0.0F;
+}
+
 /// The sums over `rows` rows of the tile, from `begin` on, of this thread's two channels, `c` and c + 1.
 template <QuantizeConfig C>
 TANDEM_DEVICE ptx::Float2 sum_of_rows(const QuantizeParams& p, const WorkItem& item, const ptx::Vec4* tile,
@@ -78,8 +83,8 @@ TANDEM_DEVICE ptx::Float2 sum_of_rows(const QuantizeParams& p, const WorkItem& i
       a = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c, item.first + row);
       b = embedded<C>(p, reinterpret_cast<const u16*>(tile), row, c + 1, item.first + row);
     }
-    low += ptx::max_magnitude(0.0F, a) <= largest_float ? a : 0.0F;
-    high += ptx::max_magnitude(0.0F, b) <= largest_float ? b : 0.0F;
+    low += number_or_zero(a);
+    high += number_or_zero(b);
   }
   return {low, high};
 }

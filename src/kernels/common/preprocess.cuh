@@ -58,7 +58,7 @@ TANDEM_DEVICE bool any_nonzero(const u16* row, int col, int columns) {
 TANDEM_DEVICE bool is_sinks_own(const BackwardParams& p, int head, float lse) {
   if (p.sink == nullptr) return false;
   const float sink = ptx::load_global(p.sink + head * p.sink_stride);
-  const float difference = lse < sink ? sink - lse : lse - sink;
+  const float difference = ptx::fmax(lse - sink, sink - lse);
   return difference <= 1e-6F * ptx::fmax(1.0F, ptx::fmax(sink, -sink));
 }
 

@@ -130,7 +130,7 @@ TANDEM_DEVICE void tma_store_wait_written() {
 #if TANDEM_ON_DEVICE
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 #else
-  emulator::tma_store_wait(pending);
+  emulator::tma_store_wait_written(pending);
 #endif
 }
 template <int pending>

@@ -8,6 +8,7 @@
 #include "api/make_merge_problem.hpp"
 #include "cache/emulated_cache.hpp"
 #include "gpu/append_params.hpp"
+#include "kernels/common/stored_rows.cuh"
 #include "launch.hpp"
 #include "plan/append_plan.hpp"
 
@@ -52,6 +53,32 @@ TEST(MergeKernel, TakesAnyNumberOfPartsInOneTensor) {
   emulate_merge(problem, options);
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 1e-6);
   for (std::size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], expected_lse[i], 1e-6 * std::abs(lse[i]));
+}
+
+/// Elements of a row go to their places, four or eight at a time, as vectors or one by one.
+template <Stored type, bool vectors, int count, typename T>
+void expect_elements_at_their_places(T three) {
+  constexpr int columns = 16;
+  std::vector<T> row(columns, T{});
+  emulator::Options options;
+  options.buffers = {emulator::writable(row)};
+  emulator::launch(
+      [&] {
+        float x[count];
+        for (int i = 0; i < count; ++i) x[i] = i == count - 1 ? 3.0F : 0.0F;
+        if (ptx::thread_index() == 0) stored::store<type, vectors, count>(x, row.data(), 8, columns);
+      },
+      {.blocks = 1, .threads = 32}, options);
+  for (int col = 0; col < columns; ++col)
+    EXPECT_EQ(row[static_cast<std::size_t>(col)], col == 7 + count ? three : T{}) << col;
+}
+TEST(StoredRows, ElementsGoToTheirPlaces) {
+  expect_elements_at_their_places<Stored::f32, true, 4>(3.0F);
+  expect_elements_at_their_places<Stored::f32, true, 8>(3.0F);
+  expect_elements_at_their_places<Stored::f32, false, 8>(3.0F);
+  expect_elements_at_their_places<Stored::bf16, true, 8>(std::uint16_t{0x4040});
+  expect_elements_at_their_places<Stored::bf16, false, 8>(std::uint16_t{0x4040});
+  expect_elements_at_their_places<Stored::f16, true, 4>(std::uint16_t{0x4200});
 }
 
 /// Tokens of more than one batch of a block, with some that go to one row in different batches.

@@ -13,6 +13,7 @@
 #include "clock.hpp"
 #include "cluster.hpp"
 #include "fiber.hpp"
+#include "global_order.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
 #include "recording.hpp"
@@ -45,6 +46,8 @@ struct Thread {
   std::uint32_t storer = max_storers;  ///< its component, once it has stored
   std::uint32_t stores = 0;            ///< issued
   std::uint32_t stores_done = 0;
+  std::uint32_t stores_committed = 0;
+  std::uint32_t stores_written = 0;        ///< that it has waited for until they were in global memory
   std::deque<std::uint32_t> store_groups;  ///< stores issued at each commit
   int registers = 0;
   Tally* tally = nullptr;  ///< of lane 0 where the block is recorded
@@ -127,6 +130,7 @@ class Block {
   [[nodiscard]] const Options& options() const { return options_; }
   [[nodiscard]] const Components& components() const { return components_; }
   [[nodiscard]] Shadow& shadow() { return shadow_; }
+  [[nodiscard]] GlobalOrder& global_order() { return global_order_; }
   [[nodiscard]] char* shared() const { return shared_; }
   [[nodiscard]] std::uint32_t rank() const { return index_ % Cluster::size; }
   /// Throws where there is none.
@@ -194,6 +198,7 @@ class Block {
   const std::function<void()>& kernel_;
   Components components_;
   Shadow shadow_;
+  GlobalOrder global_order_;
   char* shared_;
   Cluster* cluster_;
   std::vector<Thread*> cluster_waiting_;

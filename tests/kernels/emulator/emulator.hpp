@@ -63,6 +63,7 @@ void bulk_store(float* global, const void* shared, std::uint32_t bytes);
 void bulk_reduce_add(float* global, const void* shared, std::uint32_t bytes);
 void tma_store_commit();
 void tma_store_wait(int pending);
+void tma_store_wait_written(int pending);
 
 void check_descriptor(const void* shared, std::uint32_t leading, std::uint32_t stride, Swizzle swizzle);
 void wgmma_fence();
@@ -118,14 +119,19 @@ float unpack(std::uint32_t bits, Element element);
 /// Throws unless `bytes` at `p` lie in a registered buffer (a writable one, to write) and are aligned to
 /// `bytes`.
 void check_global(const void* p, std::size_t bytes, bool write);
+/// The same for ordinary loads and stores, which throw where no barrier is between them and another thread's
+/// store.
+void check_global_load(const void* p, std::size_t bytes);
+void check_global_store(const void* p, std::size_t bytes);
 /// Throws if `x` came from accumulator registers that wgmma_wait had not handed back.
 void check_register(float x);
+void check_registers(const void* d, std::size_t count);
 void check_shared_read(const void* p, std::size_t bytes);
 void check_shared_write(const void* p, std::size_t bytes);
 
 template <typename T>
 T load_global(const T* p) {
-  check_global(p, sizeof(T), false);
+  check_global_load(p, sizeof(T));
   T value;
   std::memcpy(&value, p, sizeof(T));
   return value;
@@ -134,7 +140,7 @@ T load_global(const T* p) {
 template <typename T>
 void store_global(T* p, T value) {
   if constexpr (std::is_same_v<T, float>) check_register(value);
-  check_global(p, sizeof(T), true);
+  check_global_store(p, sizeof(T));
   std::memcpy(p, &value, sizeof(T));
 }
 

@@ -26,6 +26,14 @@ void check_register(float x) {
   Block::current().fail("uses an accumulator register that WGMMAs own: wgmma_wait has not handed it back");
 }
 
+void check_registers(const void* d, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    float x = 0.0F;
+    std::memcpy(&x, static_cast<const char*>(d) + i * sizeof(x), sizeof(x));
+    check_register(x);
+  }
+}
+
 float exp2(float x) {
   count(&Work::special);
   check_register(x);
@@ -211,6 +219,26 @@ void check_global(const void* p, std::size_t bytes, bool write) {
   block.check_range(p, bytes, write, what);
 }
 
+void check_global_load(const void* p, std::size_t bytes) {
+  check_global(p, bytes, false);
+  Block& block = Block::current();
+  const Thread& self = block.self();
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (const std::string wrong = block.global_order().load(address, bytes, self.index, self.clock);
+      !wrong.empty())
+    block.fail(fmt::format("global load: {}", wrong));
+}
+
+void check_global_store(const void* p, std::size_t bytes) {
+  check_global(p, bytes, true);
+  Block& block = Block::current();
+  const Thread& self = block.self();
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (const std::string wrong = block.global_order().store(address, bytes, self.index, self.clock);
+      !wrong.empty())
+    block.fail(fmt::format("global store: {}", wrong));
+}
+
 std::uint32_t semaphore_read(const std::uint32_t* p) {
   check_global(p, sizeof(*p), false);
   return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
@@ -246,6 +274,11 @@ void semaphore_wait_long(const std::uint32_t* p, std::uint32_t value) {
 
 void semaphore_increment(std::uint32_t* p) {
   check_global(p, sizeof(*p), true);
+  const Thread& self = Block::current().self();
+  if (self.stores_written != self.stores)
+    Block::current().fail(
+        "increments a semaphore while its bulk stores may not be in global memory: tma_store_wait_written is "
+        "missing");
   std::atomic_ref(*p).fetch_add(1, std::memory_order_release);
 }
 

@@ -322,9 +322,14 @@ void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, in
 void tma_store_commit() {
   Thread& self = Block::current().self();
   self.store_groups.push_back(self.stores);
+  self.stores_committed = self.stores;
 }
 
-void tma_store_wait(int pending) {
+namespace {
+
+/// Waits until at most `pending` groups are left, and returns how many stores have then been done (0: nothing
+/// was waited for).
+std::uint32_t wait_for_stores(int pending) {
   Block& block = Block::current();
   Thread& self = block.self();
   std::uint32_t target = 0;
@@ -332,10 +337,24 @@ void tma_store_wait(int pending) {
     target = self.store_groups.front();
     self.store_groups.pop_front();
   }
-  if (target == 0) return;
+  if (target == 0) return 0;
   record({.kind = Step::Kind::wait_stores, .number = target});
   if (self.stores_done < target) block.suspend({Wait::Kind::store, 0, target});
   self.clock[block.components().storer(self.storer)] = target;
+  return target;
+}
+
+}  // namespace
+
+void tma_store_wait(int pending) {
+  wait_for_stores(pending);
+}
+
+void tma_store_wait_written(int pending) {
+  Thread& self = Block::current().self();
+  const std::uint32_t done = wait_for_stores(pending);
+  // A wait for reading may have come before, so that nothing was left to wait for.
+  self.stores_written = std::max(self.stores_written, pending == 0 ? self.stores_committed : done);
 }
 
 }  // namespace tandem::emulator
