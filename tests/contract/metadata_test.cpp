@@ -37,6 +37,7 @@ TEST(Contract12_Metadata, NoAccessOutOfBoundsWhateverItContains) {
       c.out.ends_at_guard = c.dq.ends_at_guard = c.dk.ends_at_guard = c.dv.ends_at_guard = true;
       for (std::size_t n = 0; n < contents.size(); ++n) {
         Call call(c);
+        call.rows_overlap = true;
         Random random(n);
         for (Box* box : {&call.q, &call.k, &call.v, &call.dout}) fill(*box, random, 1.0);
         for (std::size_t i = 0; i < 4; ++i) {

@@ -99,6 +99,8 @@ struct Call {
   std::optional<Function> score_function, mask_function;
   Box out, lse;
   Box dout, dlse, dq, dk, dv, dsink;
+  bool rows_overlap =
+      false;  ///< lengths make no sense: a row may be of several sequences, each of which writes it
 
   [[nodiscard]] ForwardArgs forward_args() const;
   [[nodiscard]] BackwardArgs backward_args() const;

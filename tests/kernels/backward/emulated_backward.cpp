@@ -45,6 +45,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   const BackwardConfig& config = kernels.config;
   Problem p = make_problem(call.backward_args());
   emulator::Options options;
+  options.unordered = call.rows_overlap;
   options.seed = run.seed;
   options.host_threads = run.host_threads;
   std::vector<Box*> read = call.inputs();

@@ -210,6 +210,7 @@ void run_eight_bit(const EmulatedEightBit& kernel, harness::Call& call, std::uin
   const std::vector<float> shift = shifts(p, q_side, call, k);
 
   emulator::Options options;
+  options.unordered = call.rows_overlap;
   options.seed = interleaving;
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);

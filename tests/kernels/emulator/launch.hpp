@@ -49,6 +49,7 @@ struct Options {
   std::uint64_t seed = 0;    ///< 0: round robin and lane 0 elected; others: random order, random elected lane
   unsigned max_delay = 200;  ///< scheduling steps that TMA and the tensor cores may lag
   unsigned host_threads = 1;    ///< blocks, or clusters, run at once
+  bool unordered = false;       ///< threads may store over each other's numbers in global memory
   bool skipped_phases = false;  ///< a thread may let a barrier's phases pass without waiting for them
   std::vector<Buffer> buffers = {};
   Recording* recording = nullptr;             ///< takes the steps of its block; seed 0 and no cluster then

@@ -227,6 +227,7 @@ void EmulatorRunner::forward(Call& call) {
   const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling);
   if (tiles == 0) return;
   emulator::Options options;
+  options.unordered = call.rows_overlap;
   options.seed = seed;
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
