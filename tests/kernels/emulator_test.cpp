@@ -324,6 +324,8 @@ TEST(Emulator, RegistersAreWhatTheBlockStartedWith) {
   EXPECT_THAT(fault_of([] { ptx::release_registers<240>(); }, {.threads = 384}),
               HasSubstr("it has only 168"));
   EXPECT_THAT(fault_of([] { ptx::claim_registers<40>(); }, {.threads = 384}), HasSubstr("it has 168"));
+  EXPECT_THAT(fault_of([] { ptx::release_registers<40>(); }, {.threads = 384}),
+              HasSubstr("that no thread claims"));
 }
 
 TEST(Emulator, TensorMapsAndTheirBoxesStayInsideTheTensor) {

@@ -245,6 +245,9 @@ TEST(Faults, GlobalStoredTwice) {
   expect_fault<Mistake::global_stored_twice>(
       AllOf(HasSubstr("global store: stores over what thread"), HasSubstr("with no barrier between them")));
 }
+TEST(Faults, GlobalOfAnotherBlock) {
+  expect_fault<Mistake::global_of_another_block>(HasSubstr("global store: stores over what block 0 stored"));
+}
 /// Where the store comes later there is nothing to see.
 TEST(Faults, GlobalReadThatNothingOrders) {
   int seen = 0;

@@ -32,13 +32,15 @@ std::string thread_name(std::uint32_t thread) {
 }
 
 Block::Block(std::uint32_t index, const Grid& grid, const Options& options,
-             const std::function<void()>& kernel, Stacks& stacks, char* shared, Cluster* cluster)
+             const std::function<void()>& kernel, Stacks& stacks, char* shared, Cluster* cluster,
+             BlockStores& stores)
     : index_(index),
       grid_(grid),
       options_(options),
       kernel_(kernel),
       components_{grid.threads},
       shadow_(static_cast<std::uint32_t>(grid.shared_bytes), components_),
+      stores_(stores),
       shared_(shared),
       cluster_(cluster),
       random_state_((options.seed + 1) * 0x9e3779b97f4a7c15ULL + index) {
@@ -259,8 +261,12 @@ void Block::check_finished() {
   if (reached_other_)
     fail("ended after it had reached into the other block of the cluster: sync_cluster is missing");
   int registers = 0;
+  bool released = false;
+  bool claimed = false;
   for (const Thread& t : threads_) {
     registers += t.registers;
+    released |= t.released;
+    claimed |= t.claimed;
     if (t.matrix.issued != t.matrix.retired) fail(t, "ended with WGMMAs that it has not waited for");
     if (t.storer != max_storers && t.clock[components_.storer(t.storer)] != t.stores) {
       fail(t, "ended with bulk stores that may still be reading shared memory: tma_store_wait is missing");
@@ -271,6 +277,7 @@ void Block::check_finished() {
     fail(fmt::format("the threads claimed {} registers, the block was given {}: a claim would wait for ever",
                      registers, given));
   }
+  if (released && !claimed) fail("released registers that no thread claims: claim_registers is missing");
   for (const Barrier& b : barriers_) {
     if (b.copies != 0)
       fail(fmt::format("ended with {} copies in flight to mbarrier +{}", b.copies, b.offset));
@@ -300,6 +307,7 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
   std::atomic<std::uint32_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
+  BlockStores stores;
   const auto failed = [&] {
     next = grid.blocks;
     const std::lock_guard lock(mutex);
@@ -307,7 +315,7 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
   };
   const auto run = [&](std::uint32_t index, Stacks& stacks, char* shared, Cluster* cluster) {
     try {
-      Block(index, grid, options, kernel, stacks, shared, cluster).run();
+      Block(index, grid, options, kernel, stacks, shared, cluster, stores).run();
     } catch (...) {
       failed();
       if (cluster != nullptr) cluster->finish(index % Cluster::size);
@@ -369,6 +377,7 @@ void release_registers(int count) {
     block.fail(fmt::format("release_registers to {}: it has only {}", count, self.registers));
   }
   self.registers = count;
+  self.released = true;
 }
 
 void claim_registers(int count) {
@@ -377,6 +386,7 @@ void claim_registers(int count) {
   if (count < self.registers)
     block.fail(fmt::format("claim_registers to {}: it has {}", count, self.registers));
   self.registers = count;
+  self.claimed = true;
 }
 
 }  // namespace tandem::emulator

@@ -50,6 +50,8 @@ struct Thread {
   std::uint32_t stores_written = 0;        ///< that it has waited for until they were in global memory
   std::deque<std::uint32_t> store_groups;  ///< stores issued at each commit
   int registers = 0;
+  bool claimed = false;    ///< registers that others
+  bool released = false;   ///< have released
   Tally* tally = nullptr;  ///< of lane 0 where the block is recorded
   /// A copy that the thread has started, and not waited for.
   struct Copy {
@@ -120,7 +122,7 @@ struct Warp {
 class Block {
  public:
   Block(std::uint32_t index, const Grid& grid, const Options& options, const std::function<void()>& kernel,
-        Stacks& stacks, char* shared, Cluster* cluster);
+        Stacks& stacks, char* shared, Cluster* cluster, BlockStores& stores);
   void run();
 
   static Block& current();
@@ -131,6 +133,10 @@ class Block {
   [[nodiscard]] const Components& components() const { return components_; }
   [[nodiscard]] Shadow& shadow() { return shadow_; }
   [[nodiscard]] GlobalOrder& global_order() { return global_order_; }
+  [[nodiscard]] BlockStores& stores() { return stores_; }
+  /// The block has seen what others have announced by a semaphore or a counter.
+  void order_after_others() { after_others_ = true; }
+  [[nodiscard]] bool after_others() const { return after_others_; }
   [[nodiscard]] char* shared() const { return shared_; }
   [[nodiscard]] std::uint32_t rank() const { return index_ % Cluster::size; }
   /// Throws where there is none.
@@ -199,6 +205,8 @@ class Block {
   Components components_;
   Shadow shadow_;
   GlobalOrder global_order_;
+  BlockStores& stores_;
+  bool after_others_ = false;
   char* shared_;
   Cluster* cluster_;
   std::vector<Thread*> cluster_waiting_;

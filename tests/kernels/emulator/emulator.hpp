@@ -144,10 +144,7 @@ void store_global(T* p, T value) {
   std::memcpy(p, &value, sizeof(T));
 }
 
-inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
-  check_global(p, sizeof(*p), true);
-  return std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
-}
+std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value);
 
 inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
   check_global(p, sizeof(*p), true);

@@ -239,15 +239,26 @@ void check_global_store(const void* p, std::size_t bytes) {
   if (const std::string wrong = block.global_order().store(address, bytes, self.index, self.clock);
       !wrong.empty())
     block.fail(fmt::format("global store: {}", wrong));
+  if (const std::string wrong = block.stores().store(address, bytes, block.index(), block.after_others());
+      !wrong.empty())
+    block.fail(fmt::format("global store: {}", wrong));
+}
+
+std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {
+  check_global(p, sizeof(*p), true);
+  Block::current().order_after_others();
+  return std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
 }
 
 std::uint32_t semaphore_read(const std::uint32_t* p) {
   check_global(p, sizeof(*p), false);
+  Block::current().order_after_others();
   return std::atomic_ref(*const_cast<std::uint32_t*>(p)).load(std::memory_order_acquire);
 }
 
 std::uint32_t semaphore_claim(std::uint32_t* p) {
   check_global(p, sizeof(*p), true);
+  Block::current().order_after_others();
   std::uint32_t before = 0;
   std::atomic_ref(*p).compare_exchange_strong(before, 1, std::memory_order_acq_rel);
   return before;

@@ -50,6 +50,10 @@ std::span<const EmulatedForward> wide_heads_forwards() {
               in_k(halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled)),
               in_k(halves(Element::bf16, 128, 128, KeySource::entries, false)),
               dense(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false)), true),
+              [](ForwardConfig c) {
+                c.stages = 2;
+                return c;
+              }(halves(Element::bf16, 64, 128, KeySource::rows, false)),
               halves(Element::bf16, 512, 512, KeySource::rows, false),
               in_k(halves(Element::bf16, 576, 512, KeySource::pages, true))>();
   return kernels;

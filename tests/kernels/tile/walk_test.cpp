@@ -1,5 +1,6 @@
 // The tiles that the CTAs of a grid compute: together each once, with the lengths of their sequences.
 #include "kernels/tile/walk.cuh"
+#include "kernels/tile/split.cuh"
 
 #include <gtest/gtest.h>
 
@@ -169,6 +170,18 @@ TEST(TileWalk, VarlenTilesOfAFixedOrder) {
 
 TEST(TileWalk, VarlenTilesFromACounter) {
   expect_varlen_tiles_once<true>();
+}
+
+/// All CTAs share a line that has enough blocks for each of them, few a shorter one.
+TEST(KeySplits, AsManyCtasAsHaveEnoughBlocks) {
+  ForwardParams p{};
+  p.split_ctas = 8;
+  p.split_few_ctas = 4;
+  p.split_least = 1;
+  const auto enough = static_cast<u32>(8 * enough_blocks);
+  const auto share = [&](u32 total) { return share_of(p, LineLength{.total = total, .largest = 1}); };
+  EXPECT_EQ(share(enough), static_cast<u32>(enough_blocks));
+  EXPECT_EQ(share(enough - 1), static_cast<u32>(2 * enough_blocks));
 }
 
 }  // namespace
