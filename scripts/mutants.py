@@ -53,7 +53,7 @@ OPERATORS = [
     Operator("phase", r"\b(?:phase|parity|exchange) = (0);", "1"),
     Operator("stage", r"^ +(?:if \([^;{}]*\) )?((?:\w+\.)*\w*advance\(\);)$", ";"),
     Operator("stage", r"; [^;]*?((?:\w+\.)*advance\(\))\)", "(void)0"),
-    Operator("stage", r"\[(\w+(?:\.\w+)*\.stage)\]", "0"),
+    Operator("stage", r"\[(\w+(?:\.\w+)*\.stage)\]", r"\1 ^ 1"),
     Operator("stage", r"\bstage = (0);", "1"),
     Operator("count", r"^ +(\+\+)\w", "--"),
     Operator("count", r"\w(\+\+)(?= )", ""),

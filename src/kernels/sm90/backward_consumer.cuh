@@ -38,8 +38,8 @@ struct BackwardConsumer : tile::FunctionKeys<C.functions> {
   const tile::FragmentPosition position;
   const float scale_log2;  ///< the scale itself where a score function takes the scaled score
   const int group;         ///< query heads of a KV head
-  tile::Ring<1>::Position k_at;
-  tile::Ring<1>::Position v_at;
+  tile::Ring<kv_stages>::Position k_at;
+  tile::Ring<kv_stages>::Position v_at;
   QPosition q_at;
   DoutPosition dout_at;
   tile::RingPosition<2> score_at;  ///< narrow heads: which of the two tiles dS is written to
@@ -55,9 +55,9 @@ struct BackwardConsumer : tile::FunctionKeys<C.functions> {
         scale_log2(C.functions.score_function ? params.scale : params.scale * tile::log2_e),
         group(params.heads_q / params.heads_kv) {}
 
-  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k; }
-  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k; }
-  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v; }
+  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::OtherKTile& other_k() { return shared.other_k[k_at.stage]; }
+  TANDEM_DEVICE typename Shared::VTile& v() { return shared.v[v_at.stage]; }
   /// This warpgroup's first key of the tile.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }

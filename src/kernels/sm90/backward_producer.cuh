@@ -12,6 +12,9 @@ namespace tandem {
 
 // ---- Shared storage ----
 
+/// A tile's K and V stay until it ends: there is no room for the next tile's before.
+constexpr int kv_stages = 1;
+
 /// In a cluster: the other CTA's keys, of which this CTA needs the columns that it computes of dQ. Otherwise
 /// an empty base class. (As a member it would take 16 bytes and shift dQ, whose copies to global memory are
 /// slow if it does not begin at a multiple of 128 bytes: 3 to 18 % of the time.)
@@ -19,7 +22,7 @@ template <BackwardConfig C, bool clustered = (C.tiling.cluster > 1)>
 struct OtherKeys {
   using OtherKTile =
       tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk / C.tiling.cluster, C.strip_qk()>;
-  OtherKTile other_k;
+  OtherKTile other_k[kv_stages];
 };
 template <BackwardConfig C>
 struct OtherKeys<C, false> {
@@ -37,8 +40,8 @@ struct BackwardShared : OtherKeys<C> {
   using ScoreTile = tile::SharedTile<C.tiling.block_n, C.tiling.block_m>;  ///< transposed: rows are keys
   static constexpr u32 row_bytes = C.tiling.block_m * sizeof(float);
 
-  KTile k;  ///< and V: the tile's until it ends; there is no room for the next tile's before
-  VTile v;
+  KTile k[kv_stages];
+  VTile v[kv_stages];
   QTile q[C.q_stages];
   DoutTile dout[C.dout_stages];
   /// If warpgroups own keys: dS twice. The buffer that a warpgroup writes has been read by both, so that one
@@ -49,8 +52,8 @@ struct BackwardShared : OtherKeys<C> {
   float delta[C.dout_stages][C.tiling.block_m];
   float key_scale_log2[C.tiling.block_n];  ///< scale of each key's scores; NaN if the key is not finite
   u32 poisoned[C.consumers * 4];           ///< by warp: whether it has found a key that is not finite
-  tile::Ring<1> k_ring;
-  tile::Ring<1> v_ring;
+  tile::Ring<kv_stages> k_ring;
+  tile::Ring<kv_stages> v_ring;
   tile::Ring<C.q_stages> q_ring;
   tile::Ring<C.dout_stages> dout_ring;
   ptx::Mbarrier ds_full;   ///< dS of the other CTA has come
@@ -77,8 +80,8 @@ struct BackwardLoader {
 
   const BackwardParams& p;
   Shared& shared;
-  tile::Ring<1>::Position k_at;
-  tile::Ring<1>::Position v_at;
+  tile::Ring<kv_stages>::Position k_at;
+  tile::Ring<kv_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
 
@@ -87,17 +90,17 @@ struct BackwardLoader {
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
     const int batch = p.packed_k ? 0 : t.batch;
-    shared.k.load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
+    shared.k[k_at.stage].load(p.k, full, t.begin_k + t.first_key, t.head_kv, batch, ptx::CacheHint::first);
     if constexpr (C.tiling.cluster > 1) {
-      shared.other_k.load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(), t.head_kv,
-                          batch, ptx::CacheHint::first,
-                          BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster));
+      shared.other_k[k_at.stage].load(p.k, full, t.begin_k + t.first_key + BackwardTiles<C>::other_keys(),
+                                      t.head_kv, batch, ptx::CacheHint::first,
+                                      BackwardTiles<C>::rank() * (C.tiling.head_dim_qk / C.tiling.cluster));
     }
   }
   TANDEM_DEVICE void load_v(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.v_ring.acquire(v_at, Shared::VTile::bytes);
-    shared.v.load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
-                  ptx::CacheHint::first);
+    shared.v[v_at.stage].load(p.v, full, t.begin_k + t.first_key, t.head_kv, p.packed_k ? 0 : t.batch,
+                              ptx::CacheHint::first);
   }
   TANDEM_DEVICE void load_q(const BackwardTile& t, int head, int m) {
     ptx::Mbarrier& full = shared.q_ring.acquire(q_at, Shared::QTile::bytes + Shared::row_bytes);
