@@ -61,7 +61,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<BackwardConfig>& conf
   const Problem p = make_problem(args, tandem::Memory::present);
   std::size_t workspace = 0;
   for (const BackwardConfig& config : configs) {
-    course.kernels.push_back(gpu::kernel_name(gpu::Kernel::backward, config));
+    course.kernels.push_back(gpu::kernel_name(gpu::kernel_of(config), config));
     const gpu::KernelConfig wanted = config;
     memory->steps.push_back(*plan_gpu(p, &wanted).gpu);
     workspace = std::max(workspace, memory->steps.back().workspace.bytes());

@@ -109,6 +109,18 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .dv_vectors = allows_vectors(dv, p.head_dim_v)};
 }
 
+Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardConfig& c,
+                                             const LoadedMaps& maps, const Workspace& w, char* memory) {
+  const auto no_map = [](const TensorMapSpec& /*spec*/) { return TensorMap{}; };
+  return {make_backward_params(p, c, maps, no_map, w, memory),
+          p.q.data,
+          p.k.data,
+          p.v.data,
+          strides_of(p.q),
+          strides_of(p.k),
+          strides_of(p.v)};
+}
+
 std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {
   return p.heads_kv * tiles_of(p.rows_k, c.tile_keys(), p.batch, p.packed_k);
 }

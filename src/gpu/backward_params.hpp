@@ -31,6 +31,11 @@ BackwardParams make_backward_params(const Problem& problem, const BackwardConfig
                                     const LoadedMaps& maps, EncodeTensorMap encode,
                                     const Workspace& workspace, char* memory);
 
+/// The same of the family sm80, whose main kernel reads tensors by their addresses.
+Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const BackwardConfig& config,
+                                             const LoadedMaps& maps, const Workspace& workspace,
+                                             char* memory);
+
 /// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
 /// known on the device only.
 std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);

@@ -87,6 +87,7 @@ constexpr Place places[] = {
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
     {"kernels/sm90/backward.cuh", "backward"},
+    {"kernels/sm80/backward.cuh", "sm80_backward"},
     {"kernels/common/convert.cuh", "backward_convert"},
     {"kernels/common/convert.cuh", "backward_sink"},
     {"kernels/common/append.cuh", "append"},
@@ -135,6 +136,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::backward_preprocess:
     case Kernel::backward_convert: return {.threads = backward_rows_threads(backward())};
     case Kernel::backward:
+    case Kernel::sm80_backward:
       return {.threads = backward().threads(),
               .shared_bytes = backward_shared_bytes(backward()),
               .cluster = backward().tiling.cluster};

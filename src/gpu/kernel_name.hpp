@@ -31,6 +31,7 @@ enum class Kernel : int {
   eight_bit_forward,
   backward_preprocess,
   backward,
+  sm80_backward,
   backward_convert,
   backward_sink,
   append,
@@ -52,6 +53,10 @@ KernelName kernel_name(Kernel kernel, const KernelConfig& config);
 inline Kernel kernel_of(const ForwardConfig& config) {
   if (config.of_sm80()) return Kernel::sm80_forward;
   return config.by_warps() ? Kernel::decode : config.wide ? Kernel::forward_wide : Kernel::forward;
+}
+/// The main kernel of the backward pass.
+inline Kernel kernel_of(const BackwardConfig& config) {
+  return config.of_sm80() ? Kernel::sm80_backward : Kernel::backward;
 }
 inline KernelName kernel_name(const ForwardConfig& config) {
   return kernel_name(kernel_of(config), config);

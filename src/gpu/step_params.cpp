@@ -92,7 +92,12 @@ const void* StepParams::backward(const BackwardConfig& config) {
     return make_backward_params(problem(), config, maps(), encode_, steps_.workspace, memory_);
   };
   if (const auto* filled = std::get_if<BackwardParams>(&filled_)) return filled;
+  if (const auto* filled = std::get_if<Sm80BackwardParams>(&filled_)) return filled;
   if (const auto* filled = std::get_if<WithFunctions<BackwardParams>>(&filled_)) return filled;
+  if (config.of_sm80()) {
+    return fill<Sm80BackwardParams>(
+        [&] { return make_sm80_backward_params(problem(), config, maps(), steps_.workspace, memory_); });
+  }
   if (!config.functions.given()) return fill<BackwardParams>(params);
   return fill<WithFunctions<BackwardParams>>([&] {
     return WithFunctions<BackwardParams>{params(), function_params(functions_of(problem()))};
@@ -150,6 +155,7 @@ const void* StepParams::of(const Step& step) {
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:
     case Kernel::backward:
+    case Kernel::sm80_backward:
     case Kernel::backward_convert:
     case Kernel::backward_sink: return backward(std::get<BackwardConfig>(steps_.config));
     case Kernel::append:

@@ -39,7 +39,7 @@ class StepParams {
   std::optional<LoadedMaps> placed_maps_;
   std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, MixedForwardParams,
                Sm80ForwardParams, WithFunctions<ForwardParams>, EightBitParams, BackwardParams,
-               WithFunctions<BackwardParams>>
+               Sm80BackwardParams, WithFunctions<BackwardParams>>
       filled_;
 };
 

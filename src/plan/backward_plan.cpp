@@ -8,6 +8,7 @@
 #include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/sm80_backward_plan.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {
@@ -115,6 +116,7 @@ int backward_registers(const BackwardConfig& c) {
 }
 
 std::string backward_objection(const BackwardConfig& c) {
+  if (c.of_sm80()) return sm80_backward_objection(c, hopper_shared_bytes_per_sm);
   for (const int head_dim : {c.tiling.head_dim_qk, c.tiling.head_dim_v}) {
     if (head_dim < 32 || head_dim > 256 || head_dim % 32 != 0) {
       return fmt::format("head_dim {} is not a multiple of 32 from 32 to 256", head_dim);
@@ -149,7 +151,7 @@ std::span<const BackwardTileLine> backward_tiles() {
   return tiles;
 }
 
-BackwardConfig choose_backward_config(const Problem& p) {
+BackwardConfig wanted_backward_of(const Problem& p) {
   BackwardConfig c;
   c.tiling.element = p.q.dtype == DType::f16 ? Element::f16 : Element::bf16;
   c.mask.causal = needs_right_mask(p);
@@ -158,6 +160,11 @@ BackwardConfig choose_backward_config(const Problem& p) {
   c.functions = gpu::functions_config(gpu::functions_of(p));
   c.mask.varlen = has_lengths(p);
   c.schedule.deterministic = p.deterministic;
+  return c;
+}
+
+BackwardConfig choose_backward_config(const Problem& p) {
+  const BackwardConfig c = wanted_backward_of(p);
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
   return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows);
 }
@@ -210,6 +217,7 @@ int backward_local_bytes_allowed(const BackwardConfig& c) {
 }
 
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
+  if (c.of_sm80()) return explain_sm80_backward(problem, c);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
       fmt::format("kernels backward_preprocess, backward, backward_convert: {}, head_dim {} padded to {}, "

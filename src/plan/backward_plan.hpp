@@ -44,6 +44,9 @@ struct BackwardTileLine {
 /// The heuristics, narrowest head dimensions first. A problem takes the first line it fits.
 std::span<const BackwardTileLine> backward_tiles();
 
+/// What the problem asks of any Config: element, masks, softcap, functions, order.
+BackwardConfig wanted_backward_of(const Problem& problem);
+
 /// The Config for a 16-bit backward problem with head dimensions up to 256.
 BackwardConfig choose_backward_config(const Problem& problem);
 

@@ -17,6 +17,7 @@
 #include "plan/forward_plan.hpp"
 #include "plan/function_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "plan/steps.hpp"
 #include "problem/effective.hpp"
@@ -119,7 +120,10 @@ bool reads_in_place(const Problem& p) {
 void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoice& choice,
                      const gpu::KernelConfig* wanted) {
   const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
-  const char* const missing = problem.pass == Pass::backward          ? "no backward kernel"
+  const bool backward = problem.pass == Pass::backward;
+  const bool too_wide = std::max(problem.head_dim_qk, problem.head_dim_v) > max_sm80_backward_head_dim;
+  const char* const missing = backward && too_wide
+                                  ? "no backward kernel for heads of more than 128 dimensions"
                               : problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                       ? "no kernel for k and v of 8 bits"
                               : problem.has_function()  ? "no kernel with score or mask functions"
@@ -131,25 +135,37 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                 gpu::is_hopper(device) ? "unset TANDEM_KERNELS, or " : "");
   }
   const int shared = shared_bytes_per_sm(device);
+  const auto check_shared = [&](int needed) {
+    if (device.shared_bytes_per_block > 0 && needed > device.shared_bytes_per_block) {
+      unsupported(
+          "the kernel takes {} bytes of shared memory, which compute capability {}.{} is expected to have; "
+          "{} "
+          "has "
+          "{}; copy the tensors to the CPU",
+          needed, device.major, device.minor, device.name, device.shared_bytes_per_block);
+    }
+  };
+  if (backward) {
+    const auto config =
+        wanted_or<BackwardConfig>(wanted, [&] { return choose_sm80_backward_config(steps.problem, shared); });
+    check_shared(backward_shared_bytes(config));
+    return add_backward(steps, config);
+  }
   fold_heads_into_rows(steps.problem);
   const auto config =
       wanted_or<ForwardConfig>(wanted, [&] { return choose_sm80_forward_config(steps.problem, shared); });
-  const int needed = forward_shared_bytes(config);
-  if (device.shared_bytes_per_block > 0 && needed > device.shared_bytes_per_block) {
-    unsupported(
-        "the kernel takes {} bytes of shared memory, which compute capability {}.{} is expected to have; {} "
-        "has "
-        "{}; copy the tensors to the CPU",
-        needed, device.major, device.minor, device.name, device.shared_bytes_per_block);
-  }
+  check_shared(forward_shared_bytes(config));
   add_forward(steps, config);
 }
 
 /// `steps` have the problem as it was asked for.
 void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
   const auto* forward = wanted != nullptr ? std::get_if<ForwardConfig>(wanted) : nullptr;
+  const auto* backward = wanted != nullptr ? std::get_if<BackwardConfig>(wanted) : nullptr;
   const FamilyChoice choice = choose_family(gpu::properties(problem.device.index));
-  if (forward != nullptr ? forward->of_sm80() : choice.family == Family::sm80) {
+  if (forward != nullptr    ? forward->of_sm80()
+      : backward != nullptr ? backward->of_sm80()
+                            : choice.family == Family::sm80) {
     return plan_sm80_steps(steps, problem, choice, wanted);
   }
   Problem& p = steps.problem;

@@ -176,7 +176,7 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   if (rows > 0)
     steps.list.add({.kernel = Kernel::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
   if (tiles > 0) {
-    steps.list.add({.kernel = Kernel::backward,
+    steps.list.add({.kernel = gpu::kernel_of(config),
                     .config = config,
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
                     // In a fixed order CTAs wait for others. Beside another such grid, half of each being

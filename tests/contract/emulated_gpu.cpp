@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "backward/emulated_backward.hpp"
 #include "harness/pairwise.hpp"
 
 namespace tandem::kernel_tests {
@@ -43,10 +42,12 @@ class EmulatedGpu : public harness::Runner {
   }
   void backward(harness::Call& call) override {
     const bool functions = call.score_of() != nullptr || call.mask_of() != nullptr;
-    for (const EmulatedBackward& kernels : functions ? function_backwards() : general_backwards()) {
-      if (!backward_ || !suits(kernels.config, call.spec)) continue;
-      run_backward(kernels, call, {});
-      return;
+    for (const auto& family : backward_) {
+      for (const EmulatedBackward& kernels : family) {
+        if (kernels.config.functions.given() != functions || !suits(kernels.config, call.spec)) continue;
+        run_backward(kernels, call, {});
+        return;
+      }
     }
     pick(call).backward(call);
   }
@@ -109,7 +110,7 @@ class EmulatedGpu : public harness::Runner {
   }
 
   std::string name_;
-  bool backward_;
+  std::vector<std::span<const EmulatedBackward>> backward_;
   Runners runners_, sharing_, grouped_, decoding_, wide_, listed_;
 };
 

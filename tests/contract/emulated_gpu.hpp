@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backward/emulated_backward.hpp"
 #include "forward/emulated_forward.hpp"
 
 namespace tandem::kernel_tests {
@@ -21,7 +22,7 @@ struct EmulatedKernels {
   std::vector<std::span<const EmulatedForward>> wide;         ///< heads of more than 256 dimensions
   std::vector<std::span<const EmulatedForward>> listed = {};  ///< functions on equal lengths
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
-  bool backward = false;     ///< gradients are its own, not the CPU's from its outputs
+  std::vector<std::span<const EmulatedBackward>> backward = {};  ///< gradients; the CPU has what none takes
 };
 
 /// What main() returns.

@@ -24,5 +24,5 @@ int main(int argc, char** argv) {
                                   "Contract19_Functions.BitsOfASequenceWithSplitSize:"
                                   "Contract19_Functions.ThreadsChangeNoBit:"
                                   "Contract19_Functions.LogitsWithoutASentinel",
-                       .backward = true});
+                       .backward = {general_backwards(), function_backwards()}});
 }

@@ -13,5 +13,6 @@ int main(int argc, char** argv) {
        .wide = {},
        // There is no kernel for keys of 8 bits yet, nor for heads of more than 256 dimensions.
        .without = ":Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
-                  "Contract16_BatchInvariance.KeysOfEightBits:*_WideHeads.*:*.OfWideHeads"});
+                  "Contract16_BatchInvariance.KeysOfEightBits:*_WideHeads.*:*.OfWideHeads",
+       .backward = {general_sm80_backwards()}});
 }

@@ -2,10 +2,12 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include "gpu/backward_params.hpp"
 #include "gpu/compiler.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 
 namespace tandem::gpu {
@@ -30,6 +32,27 @@ TEST_P(Sm80, HasNoLocalMemory) {
     EXPECT_GT(usage.registers, 0);
     EXPECT_EQ(usage.stack_bytes, 0);
     EXPECT_EQ(usage.spill_store_bytes, 0);
+  }
+}
+
+TEST_P(Sm80, BackwardHasLittleLocalMemory) {
+  if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
+  const int shared = GetParam().shared_kilobytes * 1024;
+  for (const BackwardConfig& config : sm80_backward_configs(shared)) {
+    SCOPED_TRACE(expression_of(config));
+    ASSERT_EQ(sm80_backward_objection(config, shared), "");
+    KernelName name = kernel_name(kernel_of(config), config);
+    name.architecture = GetParam().name;
+    const KernelUsage usage = find_kernel(name).kernel->usage;
+    EXPECT_GT(usage.registers, 0);
+    EXPECT_LE(usage.stack_bytes, sm80_backward_local_bytes_allowed(config));
+    if (!config.softcap) continue;
+    for (const Kernel beside :
+         {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
+      name = kernel_name(beside, backward_rows_config(config));
+      name.architecture = GetParam().name;
+      EXPECT_EQ(find_kernel(name).kernel->usage.stack_bytes, 0);
+    }
   }
 }
 

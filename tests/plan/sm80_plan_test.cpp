@@ -10,6 +10,7 @@
 #include "plan/family.hpp"
 #include "plan/plan.hpp"
 #include "plan/plan_gpu.hpp"
+#include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
 
@@ -43,7 +44,8 @@ ForwardArgs call_on(const std::string& gpu, std::int64_t head_dim = 128, std::in
   return args;
 }
 
-Plan plan_of(const ForwardArgs& args) {
+template <typename Args>
+Plan plan_of(const Args& args) {
   return make_plan(make_problem(args, Memory::described), {});
 }
 
@@ -59,6 +61,16 @@ std::string refusal(F&& call) {
     return error.what();
   }
   return "none";
+}
+
+BackwardArgs backward_on(const std::string& gpu, std::int64_t head_dim) {
+  const ForwardArgs forward = call_on(gpu, head_dim);
+  BackwardArgs backward;
+  static_cast<AttentionInputs&>(backward) = forward;
+  backward.out = backward.dout = forward.out;
+  backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 4096}, forward.q.device);
+  backward.dq = Tensor(nullptr, DType::bf16, {2, 4096, 8, head_dim}, forward.q.device);
+  return backward;
 }
 
 TEST(Family, IsThatOfTheComputeCapability) {
@@ -105,14 +117,11 @@ TEST(Family, IsPartOfTheKernelsName) {
 TEST(Family, WhatItLacksIsAnError) {
   const std::string where =
       "A100 takes the kernels sm80 (compute capability 8.0 has no WGMMA), of which there is ";
-  BackwardArgs backward;
+  BackwardArgs backward = backward_on("A100", 192);
   const ForwardArgs forward = call_on("A100");
-  static_cast<AttentionInputs&>(backward) = forward;
-  backward.out = backward.dout = forward.out;
-  backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 4096}, forward.q.device);
-  backward.dq = Tensor(nullptr, DType::bf16, {2, 4096, 8, 128}, forward.q.device);
-  EXPECT_EQ(refusal([&] { explain(backward); }),
-            where + "no backward kernel yet; copy the tensors to the CPU");
+  EXPECT_EQ(
+      refusal([&] { explain(backward); }),
+      where + "no backward kernel for heads of more than 128 dimensions yet; copy the tensors to the CPU");
   ForwardArgs eight_bit = forward;
   eight_bit.options.precision = Precision::fp8;
   EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
@@ -188,6 +197,51 @@ TEST(Sm80Plan, AnImpossibleConfigIsNamed) {
   c.tiling.block_n = 128;
   c.stages = 4;
   EXPECT_NE(objection(c).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
+}
+
+TEST(Sm80Plan, EveryGpuHasABackwardTileOfHeadsUpTo128) {
+  for (const gpu::DeviceProperties& device : gpu::described_devices()) {
+    if (device.major == 9) continue;
+    const int shared = shared_bytes_per_sm(device);
+    for (std::int64_t head_dim = 8; head_dim <= 128; head_dim += 8) {
+      const Plan plan = plan_of(backward_on(device.name, head_dim));
+      const auto& c = std::get<BackwardConfig>(plan.gpu->config);
+      EXPECT_EQ(sm80_backward_objection(c, shared), "") << device.name << ' ' << gpu::expression_of(c);
+      const auto steps = plan.gpu->list.all();
+      ASSERT_EQ(steps.size(), 3U);
+      EXPECT_EQ(steps[1].kernel, gpu::Kernel::sm80_backward);
+    }
+  }
+  const std::string text = explain(backward_on("RTX 4090", 128));
+  for (const char* line :
+       {"kernels backward_preprocess, sm80_backward, backward_convert: bf16, head_dim 128",
+        "tile 128 keys, 64 queries at a time, 1 blocks of q and 1 of dout in flight: dS in dO's place",
+        "of 102400 an SM"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+  }
+}
+
+TEST(Sm80Plan, AnImpossibleBackwardConfigIsNamed) {
+  const auto objection = [](const BackwardConfig& c, int kilobytes = 164) {
+    return sm80_backward_objection(c, kilobytes * 1024);
+  };
+  const BackwardConfig good = std::get<BackwardConfig>(plan_of(backward_on("A100", 128)).gpu->config);
+  EXPECT_EQ(objection(good), "");
+  EXPECT_NE(objection(good, 100).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
+  BackwardConfig c = good;
+  c.tiling.head_dim_qk = 96;
+  EXPECT_EQ(objection(c), "head_dim 96 is not a multiple of 64 up to 128");
+  c = good;
+  c.tiling.block_n = 64;
+  EXPECT_EQ(objection(c), "the family sm80 has tiles of 128 keys, no clusters, and dq in one part");
+  c = good;
+  c.schedule.pingpong = true;
+  EXPECT_EQ(objection(c), "the family sm80 has no ping-pong and no staggered start");
+  c = good;
+  c.ds_in_dout = true;
+  EXPECT_EQ(objection(c), "ds_in_dout takes one dout_stages");
+  c.q_stages = 3;
+  EXPECT_EQ(objection(c), "3 stages are not 1 or 2");
 }
 
 }  // namespace

@@ -46,19 +46,26 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
   if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
-  const auto* sums =
-      reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk)) +
-      warpgroup * warpgroup_size * (registers / 4) + thread;
   float dq[registers];
-  // If the semaphore is 0, no tile has stored anything: the queries see no key.
-  const bool any = added && ptx::load_written(p.dq_semaphores + t.block * C.dq_pieces() + warpgroup) != 0;
+  if constexpr (C.of_sm80()) {  // the preprocess kernel has cleared the sums
+    const float* const sums = p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk) +
+                              warpgroup * C.dq_values() + thread;
 #pragma unroll
-  for (int u = 0; u < registers / 4; ++u) {
-    const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};
-    dq[4 * u] = four.x;
-    dq[4 * u + 1] = four.y;
-    dq[4 * u + 2] = four.z;
-    dq[4 * u + 3] = four.w;
+    for (int i = 0; i < registers; ++i) dq[i] = added ? ptx::load_global(sums + i * warpgroup_size) : 0.0F;
+  } else {
+    const auto* sums =
+        reinterpret_cast<const ptx::Float4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk)) +
+        warpgroup * warpgroup_size * (registers / 4) + thread;
+    // If the semaphore is 0, no tile has stored anything: the queries see no key.
+    const bool any = added && ptx::load_written(p.dq_semaphores + t.block * C.dq_pieces() + warpgroup) != 0;
+#pragma unroll
+    for (int u = 0; u < registers / 4; ++u) {
+      const ptx::Float4 four = any ? ptx::load_global(sums + u * warpgroup_size) : ptx::Float4{};
+      dq[4 * u] = four.x;
+      dq[4 * u + 1] = four.y;
+      dq[4 * u + 2] = four.z;
+      dq[4 * u + 3] = four.w;
+    }
   }
   const tile::RowTarget rows{static_cast<u16*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
                                  t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,

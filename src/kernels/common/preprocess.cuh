@@ -81,6 +81,12 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (thread == 0 && block < (p.batch + 2) * p.heads_kv) ptx::store_global(p.tiles_added + block, 0U);
   BackwardRows t;
   if (locate_rows<C>(p, block, t)) {
+    if constexpr (C.of_sm80()) {
+      auto* const sums =
+          reinterpret_cast<ptx::Vec4*>(p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk));
+      for (int i = thread; i < C.tiling.block_m * C.tiling.head_dim_qk / 4; i += threads)
+        ptx::store_global(sums + i, ptx::Vec4{0, 0, 0, 0});
+    }
     const int batch = p.packed_q ? 0 : t.batch;
     const int lane = thread % lanes;
     const tile::Visibility visible = visibility<C>(p, t);

@@ -40,12 +40,16 @@ struct BackwardConfig {
   Mask mask{};
   bool softcap = false;
   BackwardSchedule schedule{};
-  Functions functions{};  ///< with them the kernel is launched with WithFunctions<BackwardParams>
+  Family family = Family::sm90;
+  bool ds_in_dout = false;  ///< family sm80: dS takes dO's place in shared memory, once dV has its products
+  Functions functions{};    ///< with them the kernel is launched with WithFunctions<BackwardParams>
 
   static constexpr int consumers = 2;  ///< warpgroups
 
   constexpr bool operator==(const BackwardConfig&) const = default;
-  [[nodiscard]] constexpr int threads() const { return 128 * (consumers + 1); }
+  [[nodiscard]] constexpr bool of_sm80() const { return family == Family::sm80; }
+  /// Of the family sm80 all warps load and compute.
+  [[nodiscard]] constexpr int threads() const { return 128 * (of_sm80() ? consumers : consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
   /// P and dS differ by more than a factor of the row: dS is made from P times a slope.
   [[nodiscard]] constexpr bool sloped() const { return softcap || functions.score_function; }
@@ -92,6 +96,11 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   const int dq = 4 * BackwardConfig::consumers * c.dq_part();
   const int rows = 4 * (c.tiling.block_m * (c.q_stages + c.dout_stages) + c.tiling.block_n +
                         4 * BackwardConfig::consumers);
+  // The family sm80 has no barriers, one tile of dS, no place for dQ, and a description of the tile.
+  if (c.of_sm80()) {
+    const int ds = c.ds_in_dout ? (scores / 2 > dout_tiles ? scores / 2 - dout_tiles : 0) : scores / 2;
+    return (kv_tiles + q_tiles + dout_tiles + ds + rows + 128 + 1023) / 1024 * 1024;
+  }
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;
 }
@@ -139,6 +148,12 @@ struct BackwardParams {
   bool dq_vectors;    ///< rows of dq allow 16-byte stores
   bool dk_vectors;
   bool dv_vectors;
+};
+
+/// What the main kernel of the family sm80 is launched with: it reads no tensor map.
+struct Sm80BackwardParams : BackwardParams {
+  const void *q_data, *k_data, *v_data;
+  Strides q_stride, k_stride, v_stride;
 };
 
 }  // namespace tandem

@@ -217,7 +217,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, functions] = x;
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, functions] = x;
   f("tiling", tiling);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
@@ -225,6 +225,8 @@ constexpr void for_each_member(T& x, F&& f) {
   f("mask", mask);
   f("softcap", softcap);
   f("schedule", schedule);
+  f("family", family);
+  f("ds_in_dout", ds_in_dout);
   f("functions", functions);
 }
 

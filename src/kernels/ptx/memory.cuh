@@ -95,6 +95,15 @@ TANDEM_DEVICE u32 atomic_add(u32* p, u32 value) {
 #endif
 }
 
+/// Adds to the number at p, in any order with others; relaxed, device scope.
+TANDEM_DEVICE void atomic_add(float* p, float value) {
+#if TANDEM_ON_DEVICE
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
+#else
+  emulator::atomic_add(p, value);
+#endif
+}
+
 /// Raises the number at p to `value` if it is lower; relaxed, device scope.
 TANDEM_DEVICE void atomic_max(u32* p, u32 value) {
 #if TANDEM_ON_DEVICE

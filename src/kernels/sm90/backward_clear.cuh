@@ -21,56 +21,6 @@ TANDEM_DEVICE void BackwardConsumer<C>::clear_key_tail(const BackwardTile& t) {
   }
   join();
 }
-/// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
-template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::set_scale(int h, float value) {
-  if (thread % 4 == 0 && (C.owns_keys() || warpgroup == 0))
-    ptx::store_shared(shared.key_scale_log2 + key_at() + position.row(h), value);
-}
-/// Clears keys that are not finite. dQ = dS K multiplies a key by 0 for queries from which it is hidden. So a
-/// row of K that is not finite becomes 0, and the scale of its scores becomes NaN, which reaches the queries
-/// that see it. The search costs a read of the tile, during the loads of V and Q.
-template <BackwardConfig C>
-TANDEM_DEVICE void BackwardConsumer<C>::clear_poisoned_keys() {
-  const int among = warpgroup * warpgroup_size + thread;
-  bool found = k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, threads);
-  if constexpr (C.tiling.cluster > 1)
-    found |= other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, threads);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) set_scale(h, scale_log2);
-  // Each warp stores a word. ptxas takes the result of reduce_or for uniform; otherwise it serialises the
-  // products (warning C7520).
-  const int lane = thread % warp_size;
-  const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
-  if (lane == 0)
-    ptx::store_shared(shared.poisoned + (warpgroup * warpgroup_size + thread) / warp_size, found_in_warp);
-  meet();
-  if (ptx::reduce_or(lane < threads / warp_size ? ptx::load_shared(shared.poisoned + lane) : 0U) == 0) return;
-  bool poisoned[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = key_at() + position.row(h);
-    poisoned[h] = k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
-    if (poisoned[h]) set_scale(h, ptx::infinity() - ptx::infinity());
-    // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
-    // cleared.
-    if constexpr (C.tiling.cluster > 1) {
-      if (warpgroup == 1)
-        poisoned[h] = other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
-    }
-  }
-  join();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = key_at() + position.row(h);
-    if (poisoned[h] && (C.owns_keys() || warpgroup == 0)) {
-      k().zero_rows(row, row + 1, thread % 4, 4);
-    } else if constexpr (C.tiling.cluster > 1) {
-      if (poisoned[h]) other_k().zero_rows(row, row + 1, thread % 4, 4);
-    }
-  }
-  join();
-}
 /// Clears rows of Q and dO before `first` and from `end` on. All consumers call.
 template <BackwardConfig C>
 TANDEM_DEVICE void BackwardConsumer<C>::clear_queries(QPosition q_to, DoutPosition dout_to, int first,

@@ -13,6 +13,13 @@ TANDEM_DEVICE void load_rows_operand(Tile& tile, int row, int step, int lane, u3
   ptx::ldmatrix_x4(tile.address(row + lane % 16, 16 * step + lane / 16 * 8), a);
 }
 
+/// A of a tile that lies transposed: its rows are the tile's columns [col, col + 16), its depth rows
+/// [row, row + 16). Of dS in dS K.
+template <typename Tile>
+TANDEM_DEVICE void load_transposed_rows_operand(Tile& tile, int row, int col, int lane, u32 (&a)[4]) {
+  ptx::ldmatrix_x4_transposed(tile.address(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8), a);
+}
+
 /// B of two products whose columns are rows [row, row + 8) and [row + 8, row + 16) of the tile, and whose
 /// depth is columns 16 * step onwards: words 0 and 1 for the first, 2 and 3 for the second. Of K in Q K^T.
 template <typename Tile>

@@ -16,7 +16,7 @@ constexpr std::uint64_t cases_a_family = 3;
 
 std::vector<EmulatedBackward> all_backwards() {
   std::vector<EmulatedBackward> all;
-  for (const auto& family : {narrow_backwards(), wide_backwards(), widest_backwards()}) {
+  for (const auto& family : {narrow_backwards(), wide_backwards(), widest_backwards(), sm80_backwards()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;

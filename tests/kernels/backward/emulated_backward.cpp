@@ -41,6 +41,27 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
   return c;
 }
 
+namespace {
+
+void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& call, const EmulatedRun& run,
+                 const BackwardParams& params, const gpu::Workspace& workspace, char* memory,
+                 const emulator::Grid& shape, const emulator::Options& options) {
+  if (kernels.sm80 != nullptr) {
+    const BackwardConfig& config = kernels.config;
+    const Sm80BackwardParams sm80 =
+        gpu::make_sm80_backward_params(p, config, gpu::backward_maps(p, config), workspace, memory);
+    emulator::launch(kernels.sm80, sm80, shape, options);
+  } else if (kernels.functions != nullptr) {
+    running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
+    const WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
+    emulator::launch(kernels.functions, with, shape, options);
+  } else {
+    emulator::launch(kernels.main, params, shape, options);
+  }
+}
+
+}  // namespace
+
 void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
   const BackwardConfig& config = kernels.config;
   Problem p = make_problem(call.backward_args());
@@ -100,13 +121,8 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
                                .threads = static_cast<unsigned>(config.threads()),
                                .shared_bytes = static_cast<std::size_t>(backward_shared_bytes(config)),
                                .cluster = static_cast<unsigned>(config.tiling.cluster)};
-    if (kernels.functions != nullptr) {
-      running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
-      const WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
-      emulator::launch(kernels.functions, with, shape, after_preprocess);
-    } else {
-      emulator::launch(kernels.main, params, shape, after_preprocess);
-    }
+    launch_main(kernels, p, call, run, params, workspace, reinterpret_cast<char*>(scratch.data()), shape,
+                after_preprocess);
   }
   if (beside.valid()) {
     beside.get();

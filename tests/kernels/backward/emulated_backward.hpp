@@ -21,15 +21,18 @@ struct EmulatedBackward {
   void (*convert)(BackwardParams);
   void (*sink)(BackwardParams);
   void (*functions)(WithFunctions<BackwardParams>) = nullptr;
+  void (*sm80)(Sm80BackwardParams) = nullptr;  ///< of that family, in place of `main`
 };
 
-/// Every Config family, in three files so that they compile side by side.
+/// Every Config family, in four files so that they compile side by side.
+std::span<const EmulatedBackward> sm80_backwards();
 std::span<const EmulatedBackward> narrow_backwards();
 std::span<const EmulatedBackward> wide_backwards();
 std::span<const EmulatedBackward> widest_backwards();
 /// For bounds on the head dimension, element types and softcap, that know every mask and any lengths; the
 /// narrowest first.
 std::span<const EmulatedBackward> general_backwards();
+std::span<const EmulatedBackward> general_sm80_backwards();
 
 /// The same with functions of scores, which run any that was printed (functions/any_function.hpp).
 std::span<const EmulatedBackward> function_backwards();

@@ -6,6 +6,7 @@
 #include "backward/emulated_backward.hpp"
 #include "kernels/common/convert.cuh"
 #include "kernels/common/preprocess.cuh"
+#include "kernels/sm80/backward.cuh"
 #include "kernels/sm90/backward.cuh"
 
 namespace tandem::kernel_tests {
@@ -23,7 +24,9 @@ constexpr EmulatedBackward emulated() {
                            .main = nullptr,
                            .convert = &tandem::backward_convert<config>,
                            .sink = &tandem::backward_sink<config>};
-  if constexpr (config.functions.given()) {
+  if constexpr (config.of_sm80()) {
+    kernels.sm80 = &tandem::sm80_backward<config>;
+  } else if constexpr (config.functions.given()) {
     kernels.functions = &tandem::backward<config>;
   } else {
     kernels.main = &tandem::backward<config>;

@@ -146,6 +146,12 @@ void store_global(T* p, T value) {
 
 std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value);
 
+inline void atomic_add(float* p, float value) {
+  check_register(value);
+  check_global(p, sizeof(*p), true);
+  std::atomic_ref(*p).fetch_add(value, std::memory_order_relaxed);
+}
+
 inline void atomic_max(std::uint32_t* p, std::uint32_t value) {
   check_global(p, sizeof(*p), true);
   const std::atomic_ref number(*p);

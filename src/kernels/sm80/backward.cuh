@@ -1,0 +1,270 @@
+// The backward pass in the instructions that every GPU from Ampere on has: mma.sync, ldmatrix, cp.async.
+//
+// As in the kernel for Hopper (sm90/backward.cuh) a CTA owns a tile of keys, with dK and dV in registers, and
+// loops over the query blocks that see it. Scores are computed transposed, so that P^T and dS^T lie in
+// registers as the products for dV and dK read their first operand; dS alone goes through shared memory, for
+// dQ. Each of eight warps owns 16 keys. All warps load and all compute: Q and dO of the next block come in
+// under the products of this one. dQ is added to f32 sums in global memory by atomic operations.
+// docs/kernels/sm80-backward.md has the arithmetic.
+#pragma once
+
+#include "kernels/config/backward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/sm80/backward_loader.cuh"
+#include "kernels/tile/backward_scores.cuh"
+#include "kernels/tile/warp_operands.cuh"
+
+namespace tandem {
+
+// ---- Consumer ----
+
+template <BackwardConfig C>
+struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
+  using Shared = Sm80BackwardShared<C>;
+  using Base = tile::BackwardScores<C, Shared>;
+  using Base::Base;
+  using Base::group;
+  using Base::key_at;
+  using Base::p;
+  using Base::position;
+  using Base::scores;
+  using Base::shared;
+  using Base::slopes;
+  using Base::thread;
+  using Base::warpgroup;
+  static_assert(C.of_sm80() && C.owns_keys() && C.tiling.cluster == 1 && C.dq_parts == 1);
+  static_assert(!C.functions.given() && !C.schedule.pingpong && !C.schedule.staggered);
+
+  using KeyGradient = float[C.tiling.head_dim_qk / 2];
+  using ValueGradient = float[C.tiling.head_dim_v / 2];
+  using QueryGradient = float[C.dq_columns() / 2];
+
+  using Base::dout_at;
+  using Base::q_at;
+
+  TANDEM_DEVICE typename Shared::KTile& k() { return shared.k; }
+  TANDEM_DEVICE void meet() { ptx::sync_block(); }
+  TANDEM_DEVICE void join() { ptx::sync_block(); }
+
+  /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
+  /// special register alone ptxas finds once, before the loop, and keeps in local memory.
+  static TANDEM_DEVICE int operand_lane() {
+    return static_cast<int>(ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1));
+  }
+  /// The warp's first row of the 64 of its warpgroup.
+  TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
+
+  /// A query block of a head of the group.
+  struct Step {
+    int head;
+    int m;
+  };
+  TANDEM_DEVICE Step after(Step at) const {
+    const tile::QueryBlockRange blocks = current().blocks;
+    return at.m + 1 < blocks.end ? Step{at.head, at.m + 1} : Step{at.head + 1, blocks.first};
+  }
+  /// The tile that is computed.
+  TANDEM_DEVICE BackwardTile current() const { return ptx::load_shared(&shared.tile); }
+
+  /// S^T = K Q^T, or dP^T = V dO^T.
+  template <int head_dim, typename Keys, typename Queries>
+  TANDEM_DEVICE void multiply_scores(float (&s)[scores], Keys& keys, Queries& queries) {
+    set_zero(s);
+    const int lane = operand_lane();
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) {
+      u32 a[4];
+      tile::load_rows_operand(keys, key_at() + warp_row(), step, lane, a);
+#pragma unroll
+      for (int n = 0; n < C.tiling.block_m; n += 16) {
+        u32 b[4];
+        tile::load_columns_operand(queries, n, step, lane, b);
+        tile::multiply_pair<C.tiling.element>(s + n / 2, a, b);
+      }
+    }
+  }
+
+  /// dV += P^T dO, or dK += dS^T Q.
+  template <int n, typename Rows>
+  TANDEM_DEVICE void multiply_gradient(float (&d)[n], const u32 (&packed)[scores / 2], Rows& rows) {
+    const int lane = operand_lane();
+#pragma unroll
+    for (int row = 0; row < C.tiling.block_m; row += 16) {
+      const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(packed[row / 4]);
+#pragma unroll
+      for (int col = 0; col < 2 * n; col += 16) {
+        u32 b[4];
+        tile::load_depth_operand(rows, row, col, lane, b);
+        tile::multiply_pair<C.tiling.element>(d + col / 2, a, b);
+      }
+    }
+  }
+
+  /// dQ = dS K: 16 queries of each warp, and this warpgroup's columns.
+  TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
+    set_zero(dq);
+    const int lane = operand_lane();
+    const int query = this->dq_row_group() * 64 + warp_row();
+#pragma unroll
+    for (int key = 0; key < C.tiling.block_n; key += 16) {
+      u32 a[4];
+      tile::load_transposed_rows_operand(shared.ds, key, query, lane, a);
+#pragma unroll
+      for (int col = 0; col < C.dq_columns(); col += 16) {
+        u32 b[4];
+        tile::load_depth_operand(shared.k, key, this->dq_column_at() + col, lane, b);
+        tile::multiply_pair<C.tiling.element>(dq + col / 2, a, b);
+      }
+    }
+  }
+
+  /// Two queries of a key at a time. The swizzle of the tile keeps a warp's words in different banks.
+  TANDEM_DEVICE void store_scores(const u32 (&packed)[scores / 2]) {
+#pragma unroll
+    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        char* const unit = shared.ds.address(key_at() + position.row(h), 8 * j);
+        ptx::store_shared(reinterpret_cast<u32*>(unit) + thread % 4, packed[2 * j + h]);
+      }
+    }
+  }
+
+  /// Adds dQ to the sums. Register i of a warpgroup's threads lies together, so that a warp adds to whole
+  /// lines. In a fixed order each warpgroup waits for the tiles that add before this one.
+  TANDEM_DEVICE void add_dq(Step at, const QueryGradient& dq) {
+    const BackwardTile t = current();
+    const i64 block = workspace_block(p, at.head, t.q_block + at.m);
+    float* const sums =
+        p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
+    u32* const semaphore = p.dq_semaphores + block * C.dq_pieces() + warpgroup;
+    if constexpr (C.schedule.deterministic) {
+      if (thread == 0) ptx::semaphore_wait(semaphore, BackwardTiles<C>::additions_before(t, at.m));
+      ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
+    }
+#pragma unroll
+    for (int i = 0; i < C.dq_columns() / 2; ++i) ptx::atomic_add(sums + i * warpgroup_size, dq[i]);
+    if constexpr (C.schedule.deterministic) announce(semaphore);
+  }
+  /// All additions of this warpgroup are visible to those who see the semaphore.
+  TANDEM_DEVICE void announce(u32* semaphore) {
+    ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
+    if (thread == 0) ptx::semaphore_increment(semaphore);
+  }
+  static constexpr int barrier_added = 1;  ///< and the next, of the other warpgroup
+
+  TANDEM_DEVICE void run() {
+    BackwardTiles<C> tiles(p);
+    BackwardTile t;
+    ptx::wait_for_previous_grid();
+    while (tiles.next(t)) {
+      KeyGradient dk;
+      ValueGradient dv;
+      set_zero(dk);
+      set_zero(dv);
+      ptx::sync_block();  // all have read what the last tile left
+      if (ptx::thread_index() == 0) ptx::store_shared(&shared.tile, t);
+      if (t.blocks.first < t.blocks.end) compute(t, dk, dv);
+      ptx::sync_block();
+      store(dk, dv);
+    }
+  }
+  TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
+    const BackwardTile t = current();
+    this->store_keys(t, dk);
+    this->store_values(t, dv);
+    announce(tiles_added(p, t.batch, t.head_kv));
+  }
+  TANDEM_DEVICE void compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv);
+  template <typename Load>
+  TANDEM_DEVICE void step(Step at, KeyGradient& dk, ValueGradient& dv, Load load);
+};
+
+/// All query blocks of all heads of the group.
+template <BackwardConfig C>
+TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv) {
+  Sm80BackwardLoader<C> loader{p, shared};
+  Step at{t.head_kv * group, t.blocks.first};
+  const int end = at.head + group;
+  loader.load_keys(t);
+  loader.load_q(t, at.head, at.m, q_at.stage);
+  loader.load_dout(t, at.head, at.m, dout_at.stage);
+  ptx::wait_for_copies();
+  ptx::sync_block();
+  if constexpr (Base::hides) tile::clear_poisoned_keys<C>(*this);
+#pragma unroll 1
+  while (at.head < end) {
+    const Step next = after(at);
+    auto q_to = q_at;
+    auto dout_to = dout_at;
+    q_to.advance();
+    dout_to.advance();
+    // What a buffer's place in the order of work is: with one, behind the last product that reads it.
+    const auto load = [&](bool q, bool late) {
+      if (next.head == end) return;
+      if (q && late == (C.q_stages == 1)) loader.load_q(current(), next.head, next.m, q_to.stage);
+      if (!q && late == (C.dout_stages == 1)) loader.load_dout(current(), next.head, next.m, dout_to.stage);
+    };
+    load(true, false);
+    load(false, false);
+    step(at, dk, dv, load);
+    if constexpr (C.q_stages == 1) {
+      ptx::sync_block();
+      load(true, true);
+      if constexpr (C.ds_in_dout) load(false, true);
+    }
+    ptx::wait_for_copies();
+    ptx::sync_block();
+    at = next;
+    q_at = q_to;
+    dout_at = dout_to;
+  }
+}
+
+/// A query block, whose Q and dO have come.
+template <BackwardConfig C>
+template <typename Load>
+TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient& dv, Load load) {
+  auto& q = shared.q[q_at.stage];
+  auto& dout = shared.dout[dout_at.stage];
+  u32 p_packed[scores / 2];
+  u32 p_sloped[slopes];
+  {
+    float s[scores];
+    multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
+    const BackwardTile t = current();
+    if (Base::needs_mask(t, at.m)) {
+      this->template probabilities<true>(t, at.m, s, p_packed, p_sloped);
+    } else {
+      this->template probabilities<false>(t, at.m, s, p_packed, p_sloped);
+    }
+  }
+  u32 ds_packed[scores / 2];
+  {
+    float dp[scores];
+    multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
+    this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+  }
+  multiply_gradient(dv, p_packed, dout);
+  if constexpr (C.ds_in_dout) ptx::sync_block();  // all have read dO
+  store_scores(ds_packed);
+  ptx::sync_block();
+  if constexpr (!C.ds_in_dout) load(false, true);
+  multiply_gradient(dk, ds_packed, q);
+  QueryGradient dq;
+  multiply_dq(dq);
+  add_dq(at, dq);
+}
+
+// ---- Entry ----
+
+template <BackwardConfig C>
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1) sm80_backward(const __grid_constant__ Sm80BackwardParams p) {
+  static_assert((sizeof(Sm80BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
+  auto& shared = *reinterpret_cast<Sm80BackwardShared<C>*>(ptx::dynamic_shared());
+  // The shuffle lets ptxas know that the number is uniform over the warp.
+  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
+  Sm80Backward<C>(p, shared, warp / 4, static_cast<int>(ptx::thread_index()) % warpgroup_size).run();
+}
+
+}  // namespace tandem

@@ -1,0 +1,269 @@
+// What the threads of the main backward kernel do with scores that are in their registers, on every GPU: from
+// S^T to P^T and dS^T, and dK and dV to global memory. How products are made and tiles loaded is the
+// family's.
+#pragma once
+
+#include "kernels/config/backward.hpp"
+#include "kernels/ptx/math.cuh"
+#include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/functions.cuh"
+#include "kernels/tile/logits.cuh"
+#include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/select.cuh"
+#include "kernels/tile/softmax.cuh"
+#include "kernels/tile/store_rows.cuh"
+
+namespace tandem {
+
+/// What the main kernel is launched with.
+template <BackwardConfig C>
+using BackwardKernelParams = typename Select<
+    C.of_sm80(), Sm80BackwardParams,
+    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type>::type;
+
+namespace tile {
+
+/// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
+/// delta by stage. (The order of the members is part of the kernels' machine code.)
+template <BackwardConfig C, typename SharedType>
+struct BackwardScores : FunctionKeys<C.functions> {
+  using QPosition = typename Ring<C.q_stages>::Position;
+  using DoutPosition = typename Ring<C.dout_stages>::Position;
+  static constexpr int scores = C.tiling.block_m / 2;
+  static constexpr int slopes = C.sloped() ? scores / 2 : 1;
+  static constexpr int threads = C.consumers * warpgroup_size;
+  /// A mask hides keys inside a sequence.
+  static constexpr bool hides = C.mask.causal || C.mask.local || C.functions.given();
+
+  const BackwardKernelParams<C>& p;
+  SharedType& shared;
+  const int warpgroup;
+  const int thread;  ///< in the warpgroup
+  const FragmentPosition position;
+  const float scale_log2;  ///< the scale itself where a score function takes the scaled score
+  const int group;         ///< query heads of a KV head
+  Ring<1>::Position k_at;  ///< family sm90
+  Ring<1>::Position v_at;
+  QPosition q_at;  ///< the stages that are read
+  DoutPosition dout_at;
+
+  TANDEM_DEVICE BackwardScores(const BackwardKernelParams<C>& params, SharedType& s, int warpgroup_,
+                               int thread_)
+      : p(params),
+        shared(s),
+        warpgroup(warpgroup_),
+        thread(thread_),
+        position(thread_),
+        scale_log2(C.functions.score_function ? params.scale : params.scale * log2_e),
+        group(params.heads_q / params.heads_kv) {}
+
+  /// This warpgroup's first key of the tile.
+  TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
+  TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
+  TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
+
+  /// Computes P^T of query block m from S^T, packed as the product for dV reads it. With a softcap or a
+  /// score function `sloped` is P^T times the slope. dS is later computed from packed values: there are not
+  /// enough registers for S, dP, dK, dV and an unpacked P. What the mask hides is set to 0 after the
+  /// exponential, so that neither a NaN nor scale 0 matters.
+  template <bool masked>
+  TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
+                                   u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
+    const float* lse = shared.lse_log2[q_at.stage] + position.first_col;
+    const int query = m * C.tiling.block_m + position.first_col;
+    float scale[2];
+    int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf
+    int end[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = key_at() + position.row(h);
+      scale[h] = hides ? ptx::load_shared(shared.key_scale_log2 + row) : scale_log2;
+      const int key = t.first_key + row;
+      first[h] = key < t.visible.seqlen_k ? t.visible.first_query(key) - query : C.tiling.block_m;
+      end[h] = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
+    }
+#pragma unroll
+    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
+      const float subtract[2] = {x, y};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float p_each[2];
+        float slope[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float score = s[4 * j + 2 * h + e];
+          if constexpr (C.functions.given()) {
+            // `m` counts from where the tile starts, if that is staggered.
+            const int at = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
+            p_each[e] = function_probability(at + 8 * j + e, h, score, subtract[e], scale[h], slope[e]);
+          } else {
+            p_each[e] = probability(score, subtract[e], scale[h], slope[e]);
+          }
+          if constexpr (masked) {
+            if (8 * j + e < first[h] || (C.mask.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
+          }
+        }
+        packed[2 * j + h] = pack<C.tiling.element>(p_each[0], p_each[1]);
+        if constexpr (C.sloped()) {
+          sloped[2 * j + h] = pack<C.tiling.element>(p_each[0] * slope[0], p_each[1] * slope[1]);
+        }
+      }
+    }
+  }
+
+  TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
+    if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
+    const CappedScore capped = cap_score(score, 2.0F * scale / p.softcap);
+    slope = capped.slope;
+    return ptx::exp2(ptx::fma(capped.part, p.softcap * log2_e, -lse_log2));
+  }
+
+  /// The same of the thread's key h and a query, through the caller's functions.
+  TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
+                                           float& slope) const {
+    float x = score * scale;
+    slope = 1.0F;
+    if constexpr (C.functions.score_function && C.softcap) {
+      const CappedScore capped = cap_score(score, 2.0F * log2_e * scale / p.softcap);
+      x = p.softcap * capped.part;
+      slope = capped.slope;
+    }
+    const Logit logit = this->logit_of(query, h, x);
+    bool hidden = !logit.visible || lse_log2 == ptx::infinity();
+    float probability_of = 0.0F;
+    if constexpr (C.functions.score_function) {
+      hidden = hidden || logit.value == -ptx::infinity();
+      slope *= logit.slope;
+      probability_of = ptx::exp2(ptx::fma(logit.value, log2_e, -lse_log2));
+    } else {
+      probability_of = probability(score, lse_log2, scale, slope);
+    }
+    if (hidden) slope = 0.0F;
+    return hidden ? 0.0F : probability_of;
+  }
+
+  /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+                                     const float (&dp)[scores]) const {
+    const float* delta = shared.delta[dout_at.stage] + position.first_col;
+#pragma unroll
+    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
+      const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = 2 * j + h;
+        packed[i] = pack<C.tiling.element>(unpack_low<C.tiling.element>(packed_p[i]) * (dp[2 * i] - x),
+                                           unpack_high<C.tiling.element>(packed_p[i]) * (dp[2 * i + 1] - y));
+      }
+    }
+  }
+  /// The same, if there may be a slope.
+  TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
+                                     const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
+    if constexpr (C.sloped()) {
+      score_gradients(packed, sloped, dp);
+    } else {
+      score_gradients(packed, packed_p, dp);
+    }
+  }
+
+  static TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) {
+    return m < t.blocks.inner_first || (C.mask.local && m >= t.blocks.inner_end);
+  }
+
+  /// The query blocks that follow are those of head g of the group.
+  TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
+    if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
+  }
+
+  /// Writes dK of the tile's keys that this warpgroup has.
+  template <int n>
+  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n]) {
+    const int batch = p.packed_k ? 0 : t.batch;
+    const RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch + t.head_kv * p.dk_stride.head +
+                             static_cast<i64>(t.begin_k) * p.dk_stride.row,
+                         p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+    store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                                 thread);
+  }
+  /// Writes dV of the tile's keys that this warpgroup has.
+  template <int n>
+  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n]) {
+    const int batch = p.packed_k ? 0 : t.batch;
+    const RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch + t.head_kv * p.dv_stride.head +
+                             static_cast<i64>(t.begin_k) * p.dv_stride.row,
+                         p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+    store_rows<C.tiling.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+                                 thread);
+  }
+
+  /// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
+};
+
+/// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
+template <BackwardConfig C, typename Consumer>
+TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
+  if (c.thread % 4 == 0 && (C.owns_keys() || c.warpgroup == 0))
+    ptx::store_shared(c.shared.key_scale_log2 + c.key_at() + c.position.row(h), value);
+}
+/// Clears keys that are not finite. dQ = dS K multiplies a key by 0 for queries from which it is hidden. So a
+/// row of K that is not finite becomes 0, and the scale of its scores becomes NaN, which reaches the queries
+/// that see it. The search costs a read of the tile, during the loads of V and Q. `Consumer` is a
+/// BackwardScores with the tiles k() and other_k(), and join() and meet(), in which all threads that compute
+/// wait for each other, also for what they have stored, and not.
+template <BackwardConfig C, typename Consumer>
+TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
+  const int among = c.warpgroup * warpgroup_size + c.thread;
+  bool found = c.k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
+  if constexpr (C.tiling.cluster > 1)
+    found |=
+        c.other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) set_scale<C>(c, h, c.scale_log2);
+  // Each warp stores a word. ptxas takes the result of reduce_or for uniform; otherwise it serialises the
+  // products (warning C7520).
+  const int lane = c.thread % warp_size;
+  const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
+  if (lane == 0)
+    ptx::store_shared(c.shared.poisoned + (c.warpgroup * warpgroup_size + c.thread) / warp_size,
+                      found_in_warp);
+  c.meet();
+  if (ptx::reduce_or(lane < Consumer::threads / warp_size ? ptx::load_shared(c.shared.poisoned + lane)
+                                                          : 0U) == 0)
+    return;
+  bool poisoned[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.key_at() + c.position.row(h);
+    poisoned[h] = c.k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
+    if (poisoned[h]) set_scale<C>(c, h, ptx::infinity() - ptx::infinity());
+    // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
+    // cleared.
+    if constexpr (C.tiling.cluster > 1) {
+      if (c.warpgroup == 1)
+        poisoned[h] = c.other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
+    }
+  }
+  c.join();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = c.key_at() + c.position.row(h);
+    if (poisoned[h] && (C.owns_keys() || c.warpgroup == 0)) {
+      c.k().zero_rows(row, row + 1, c.thread % 4, 4);
+    } else if constexpr (C.tiling.cluster > 1) {
+      if (poisoned[h]) c.other_k().zero_rows(row, row + 1, c.thread % 4, 4);
+    }
+  }
+  c.join();
+}
+
+}  // namespace tile
+
+template <int n>
+TANDEM_DEVICE void set_zero(float (&d)[n]) {
+#pragma unroll
+  for (float& x : d) x = 0.0F;
+}
+
+}  // namespace tandem

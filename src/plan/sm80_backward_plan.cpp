@@ -1,0 +1,129 @@
+#include "plan/sm80_backward_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/config/fields.hpp"
+#include "plan/backward_plan.hpp"
+#include "plan/family.hpp"
+#include "plan/forward_plan.hpp"
+#include "tandem/error.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr Sm80BackwardTileLine tiles[] = {
+    // head_dim, shared_kilobytes, unit_qk, block_m, stages, ds_in_dout, why
+    {64, 164, 32, 128, 2, false, "dK and dV are small, so a block of 128 queries fits the registers"},
+    {64, 100, 32, 128, 1, false, "a block of 128 queries fits the registers, one of each shared memory"},
+    {128, 164, 64, 64, 2, false, "dK and dV take half of the registers, 64 queries what is left"},
+    {128, 100, 64, 64, 1, true, "dS in dO's place, so that K, V and a block of Q fit shared memory"},
+};
+constexpr int block_n = 128;  // 16 keys for each of eight warps
+
+const Sm80BackwardTileLine& tile_of(int head_dim, int shared_bytes_per_sm) {
+  for (const Sm80BackwardTileLine& tile : tiles) {
+    if (head_dim <= tile.head_dim && shared_bytes_per_sm >= tile.shared_kilobytes * 1024) return tile;
+  }
+  throw Error(Status::internal, fmt::format("no tile for head dimension {}", head_dim));
+}
+
+int padded(std::int64_t head_dim, int unit) {
+  return static_cast<int>((head_dim + unit - 1) / unit * unit);
+}
+
+BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_t head_dim_v,
+                         int shared_bytes_per_sm) {
+  const auto widest = static_cast<int>(std::max(head_dim_qk, head_dim_v));
+  const Sm80BackwardTileLine& tile = tile_of(widest, shared_bytes_per_sm);
+  c.family = Family::sm80;
+  c.tiling.head_dim_qk = padded(head_dim_qk, tile.unit_qk);
+  c.tiling.head_dim_v = padded(head_dim_v, 32);
+  c.tiling.block_m = tile.block_m;
+  c.tiling.block_n = block_n;
+  c.q_stages = c.dout_stages = tile.stages;
+  c.ds_in_dout = tile.ds_in_dout;
+  return c;
+}
+
+}  // namespace
+
+std::span<const Sm80BackwardTileLine> sm80_backward_tiles() {
+  return tiles;
+}
+
+std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
+  const int unit_qk = c.tiling.block_m == 64 ? 64 : 32;
+  for (const auto& [name, head_dim, unit] : {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
+                                             std::tuple{"head_dim_v", c.tiling.head_dim_v, 32}}) {
+    if (head_dim < unit || head_dim > max_sm80_backward_head_dim || head_dim % unit != 0) {
+      return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit,
+                         max_sm80_backward_head_dim);
+    }
+  }
+  if (c.tiling.block_m != 64 && c.tiling.block_m != 128)
+    return fmt::format("block_m {} is not 64 or 128", c.tiling.block_m);
+  if (c.tiling.block_n != block_n || c.tiling.cluster != 1 || c.dq_parts != 1) {
+    return fmt::format("the family sm80 has tiles of {} keys, no clusters, and dq in one part", block_n);
+  }
+  if (c.schedule.pingpong || c.schedule.staggered)
+    return "the family sm80 has no ping-pong and no staggered start";
+  if (c.functions.given()) return "the family sm80 has no score or mask functions yet";
+  for (const int stages : {c.q_stages, c.dout_stages}) {
+    if (stages != 1 && stages != 2) return fmt::format("{} stages are not 1 or 2", stages);
+  }
+  if (c.ds_in_dout && c.dout_stages != 1) return "ds_in_dout takes one dout_stages";
+  const int room = shared_bytes_per_sm - reserved_shared_bytes;
+  if (backward_shared_bytes(c) > room)
+    return fmt::format("needs {} bytes of shared memory, a CTA has {}", backward_shared_bytes(c), room);
+  return {};
+}
+
+BackwardConfig choose_sm80_backward_config(const Problem& p, int shared_bytes_per_sm) {
+  return with_tile(wanted_backward_of(p), p.head_dim_qk, p.head_dim_v, shared_bytes_per_sm);
+}
+
+std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
+  std::vector<BackwardConfig> configs;
+  for (const int head_dim : {64, 128}) {
+    const auto add = [&](const BackwardConfig& c) {
+      configs.push_back(with_tile(c, head_dim, head_dim, shared_bytes_per_sm));
+    };
+    BackwardConfig c;
+    add(c);
+    c.mask.causal = true;
+    add(c);
+    c.tiling.element = Element::f16;
+    c.mask.local = c.mask.varlen = c.softcap = c.schedule.deterministic = true;
+    add(c);
+  }
+  return configs;
+}
+
+int sm80_backward_local_bytes_allowed(const BackwardConfig& c) {
+  return c.softcap ? 128 : 80;
+}
+
+std::vector<std::string> explain_sm80_backward(const Problem& problem, const BackwardConfig& c) {
+  const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
+  const int room = shared_bytes_per_sm(device);
+  return {
+      fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
+      fmt::format("kernels sm80: {}; {} is what they are compiled for", choose_family(device).why,
+                  gpu::architecture_of(device)),
+      fmt::format(
+          "kernels backward_preprocess, sm80_backward, backward_convert: {}, head_dim {} padded to {}, "
+          "head_dim_v {} to {}",
+          name_of(c.tiling.element), problem.head_dim_qk, c.tiling.head_dim_qk, problem.head_dim_v,
+          c.tiling.head_dim_v),
+      fmt::format("tile {} keys, {} queries at a time, {} blocks of q and {} of dout in flight: {}",
+                  c.tile_keys(), c.tiling.block_m, c.q_stages, c.dout_stages,
+                  tile_of(std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v), room).why),
+      c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"
+                               : "dq is added up in any order; deterministic fixes it",
+      fmt::format("{} bytes of shared memory of {} an SM", backward_shared_bytes(c), room),
+  };
+}
+
+}  // namespace tandem

@@ -1,0 +1,58 @@
+// The family sm80: each line of its table, with every mask, in any order and a fixed one.
+#include "backward/families.hpp"
+
+namespace tandem::kernel_tests {
+namespace {
+
+constexpr BackwardConfig narrow{
+    .tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128}, .family = Family::sm80};
+constexpr BackwardConfig wide{
+    .tiling = {.head_dim_qk = 128, .head_dim_v = 128, .block_m = 64, .block_n = 128}, .family = Family::sm80};
+
+constexpr BackwardConfig with_mask(BackwardConfig c, Mask mask) {
+  c.mask = mask;
+  return c;
+}
+constexpr BackwardConfig in_order(BackwardConfig c) {
+  c.schedule.deterministic = true;
+  return c;
+}
+constexpr BackwardConfig capped_f16(BackwardConfig c) {
+  c.tiling.element = Element::f16;
+  c.softcap = true;
+  return c;
+}
+/// As on GPUs with 100 KB of shared memory an SM.
+constexpr BackwardConfig in_little_memory(BackwardConfig c) {
+  c.q_stages = c.dout_stages = 1;
+  c.ds_in_dout = c.tiling.block_m == 64;
+  return c;
+}
+constexpr BackwardConfig of_heads(BackwardConfig c, int head_dim_qk, int head_dim_v) {
+  c.tiling.head_dim_qk = head_dim_qk;
+  c.tiling.head_dim_v = head_dim_v;
+  return c;
+}
+constexpr Mask causal{.causal = true};
+constexpr Mask every{.causal = true, .local = true, .varlen = true};
+
+}  // namespace
+
+std::span<const EmulatedBackward> sm80_backwards() {
+  static constexpr auto kernels =
+      emulate<narrow, with_mask(narrow, causal), capped_f16(with_mask(narrow, every)),
+              in_order(with_mask(of_heads(narrow, 32, 64), causal)), in_order(in_little_memory(narrow)),
+              in_little_memory(with_mask(of_heads(narrow, 64, 32), every)), wide,
+              in_order(with_mask(wide, every)), in_little_memory(with_mask(wide, causal)),
+              capped_f16(in_little_memory(with_mask(of_heads(wide, 128, 96), every)))>();
+  return kernels;
+}
+
+std::span<const EmulatedBackward> general_sm80_backwards() {
+  static constexpr auto kernels =
+      emulate<with_mask(narrow, every), capped_f16(with_mask(narrow, every)),
+              in_little_memory(with_mask(wide, every)), capped_f16(with_mask(wide, every))>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests
