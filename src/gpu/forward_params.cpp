@@ -210,7 +210,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.split_blocks = as_int(split_size / tiling.block_n);
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
-      d.part_outputs = merged_numbers(tiling) * d.ctas;
+      d.part_outputs = merged_numbers(tiling, config.wide ? wide_parts : 1) * d.ctas;
       return d;
     }
     const std::int64_t items = split_items(p, tiling, split_size);

@@ -40,8 +40,8 @@ std::string wide_objection(const ForwardConfig& c) {
   if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
     return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
                        c.tiling.block_n);
-  if (!c.schedule.specialised || c.schedule.pingpong || c.schedule.invariant || c.converts())
-    return "wide heads take a producer warp, no ping-pong, no split size and 16-bit keys";
+  if (!c.schedule.specialised || c.schedule.pingpong || c.converts())
+    return "wide heads take a producer warp, no ping-pong and 16-bit keys";
   return {};
 }
 

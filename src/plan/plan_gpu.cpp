@@ -45,12 +45,6 @@ void check_wide_heads(const Problem& p) {
     unsupported("{} {} is above {}, the most of {}; copy the tensors to the CPU, which takes up to {}", name,
                 head_dim, most, kernels, max_head_dim);
   }
-  if (p.split_size > 0) {
-    unsupported(
-        "head dimensions {} and {} with split_size have no GPU kernel, those up to {} do; leave "
-        "split_size out, or copy the tensors to the CPU",
-        p.head_dim_qk, p.head_dim_v, max_gpu_head_dim);
-  }
   if (p.mixed()) {
     unsupported(
         "head dimensions {} and {} with k and v in {} have no GPU kernel, those up to {} do; keep k and "

@@ -159,8 +159,9 @@ constexpr long long partial_lses(const Tiling& t, int ctas) {
 }
 
 /// Numbers that a CTA keeps of a tile's parts that it has merged: O, and four for each thread.
-constexpr long long merged_numbers(const Tiling& t) {
-  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8);
+/// `column_parts`: warpgroups that share the columns of O.
+constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
+  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
 }
 
 /// What the kernel `combine` needs of a forward Config.

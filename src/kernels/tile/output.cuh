@@ -274,10 +274,12 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
                                                                const OnlineSoftmax& softmax, bool opens,
                                                                bool closes) {
   constexpr int vectors = outputs / 4;
-  auto* const kept =
-      reinterpret_cast<ptx::Float4*>(p.part_out + merged_numbers(T) * ptx::block_index() +
-                                     static_cast<i64>(merged_numbers(T) / (T.block_m / 64)) * warpgroup) +
-      thread;
+  constexpr int parts = T.head_dim_v / columns;
+  constexpr i64 room = merged_numbers(T, parts);
+  auto* const kept = reinterpret_cast<ptx::Float4*>(p.part_out + room * ptx::block_index() +
+                                                    room / (T.block_m / 64 * parts) *
+                                                        (warpgroup * parts + column / columns)) +
+                     thread;
   PartMerge rows[2];
   if (!opens) {
     const ptx::Float4 state = ptx::load_global(kept + vectors * warpgroup_size);
@@ -318,7 +320,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, head_of(t, position.row(h)), lse);
+    if (column == 0 && query < t.end_q && thread % 4 == 0)
+      store_lse(t, query, head_of(t, position.row(h)), lse);
   }
 #pragma unroll
   for (int i = 0; i < outputs; ++i) {
