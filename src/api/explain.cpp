@@ -15,6 +15,10 @@ std::string bound(std::int64_t window) {
 }
 
 std::string mask(const Problem& p) {
+  if (p.causal_by_sequence.given()) {
+    return fmt::format("window, left {}, right 0 where causal_by_sequence is not 0 and {} elsewhere",
+                       bound(p.window_left), bound(p.window_right));
+  }
   if (p.window_left < 0 && p.window_right < 0) return "none";
   if (p.window_left < 0 && p.window_right == 0) return "causal";
   return fmt::format("window, left {}, right {}", bound(p.window_left), bound(p.window_right));

@@ -67,6 +67,7 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
+  if (c.mask.by_sequence && !c.mask.causal) return "a mask by sequence takes causal, for those that are";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
   if (c.by_warps()) {
     if (c.tiling.block_n % (16 * decode_warps) != 0)

@@ -205,6 +205,7 @@ ForwardConfig wanted_of(const Problem& p) {
   c.tiling.head_dim_v = padded(p.head_dim_v, p);
   c.mask.causal = needs_right_mask(p);
   c.mask.local = needs_left_mask(p);
+  c.mask.by_sequence = p.causal_by_sequence.given();
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
@@ -218,6 +219,7 @@ ForwardConfig wanted_of(const Problem& p) {
            : p.of_cache()  ? KeySource::entries
                            : KeySource::rows;
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
+  c.tiling.f32_out = p.out.dtype == DType::f32;
   return c;
 }
 

@@ -123,6 +123,11 @@ TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.pingpong = true; }), "no ping-pong"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) {
+                    c.mask.causal = false;
+                    c.mask.by_sequence = true;
+                  }),
+                  "takes causal"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "shared memory"));
 }
 

@@ -336,7 +336,8 @@ struct WideOutput {
 // ---- Entry ----
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) forward_wide(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
+    forward_wide(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(WideShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<WideShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.

@@ -66,7 +66,11 @@ std::span<const EmulatedForward> wide_heads_forwards() {
               invariant(halves(Element::f16, 192, 256, KeySource::pages, true)),
               invariant(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
               invariant(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false))),
-              invariant(dense(halves(Element::bf16, 128, 128, KeySource::rows, false), true))>();
+              invariant(dense(halves(Element::bf16, 128, 128, KeySource::rows, false), true)),
+              by_sequence(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
+              f32_out(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
+              f32_out(invariant(halves(Element::f16, 128, 256, KeySource::rows, false))),
+              f32_out(by_sequence(halves(Element::bf16, 128, 128, KeySource::rows, false)))>();
   return kernels;
 }
 
