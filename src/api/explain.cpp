@@ -41,6 +41,8 @@ std::string features(const Problem& p) {
   if (p.dsink != nullptr) names.emplace_back("dsink");
   if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
     names.emplace_back("scales");
+  if (p.pass == Pass::forward && p.out.dtype == DType::f32 && p.q.dtype != DType::f32)
+    names.emplace_back("out in f32");
   if (p.deterministic) names.emplace_back("deterministic");
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }

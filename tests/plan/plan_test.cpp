@@ -195,6 +195,13 @@ TEST(Plan, WideHeadsRunOnTheGpuUpToWhatSharedMemoryHolds) {
   EXPECT_EQ(plan_of(args_of_heads(576, 512)).backend, Device::Kind::cpu);
 }
 
+TEST(Plan, WideHeadsSayWhatASplitSizeDoes) {
+  ForwardArgs args = args_of_heads(576, 512, {.kind = Device::Kind::cuda, .index = gpu::first_described});
+  EXPECT_EQ(explain(args).find("split size"), std::string::npos);
+  args.options.split_size = 128;
+  EXPECT_NE(explain(args).find("a fixed split size"), std::string::npos);
+}
+
 /// The message of the error that explaining this call ends in.
 template <typename Args>
 std::string refusal(const Args& args) {
@@ -220,8 +227,10 @@ TEST(Plan, GradientsInF32AreTheCpusAloneAndResultsAreNot) {
               on_gpu ? "gradients in f32 have no GPU kernel; make dq, dk and dv bf16, or copy "
                        "the tensors to the CPU"
                      : "none");
+    EXPECT_EQ(explain(forward).find("out in f32"), std::string::npos);
     forward.out.dtype = DType::f32;
     EXPECT_EQ(refusal(forward), "none");
+    EXPECT_NE(explain(forward).find("out in f32"), std::string::npos);
   }
 }
 
