@@ -86,7 +86,7 @@ double peak_now(bool dots) {
 double flops_of(const Shape& s, const tandem::Problem& problem) {
   double pairs = 0.0;
   for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
-    const tandem::KeyRange r = visible_keys(problem, i, s.seqlen_q, s.seqlen_k);
+    const tandem::KeyRange r = visible_keys(window_of(problem, 0), i, s.seqlen_q, s.seqlen_k);
     pairs += static_cast<double>(std::max<std::int64_t>(0, r.last - r.first));
   }
   return 2.0 * static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v)) * pairs *

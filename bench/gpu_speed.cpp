@@ -294,8 +294,9 @@ class Bench {
   }
   [[nodiscard]] double flops() const {
     double of_a_head = 0;
-    for (const std::int64_t length : lengths_) of_a_head += counted_pairs(p_, length, length);
-    if (!p_.packed_q) of_a_head = counted_pairs(p_, p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
+    const Window window = window_of(p_, 0);
+    for (const std::int64_t length : lengths_) of_a_head += counted_pairs(window, length, length);
+    if (!p_.packed_q) of_a_head = counted_pairs(window, p_.rows_q, p_.rows_k) * static_cast<double>(p_.batch);
     return (is_backward() ? 5.0 : 2.0) * of_a_head *
            static_cast<double>(p_.heads_q * (p_.head_dim_qk + p_.head_dim_v));
   }

@@ -233,7 +233,7 @@ double Call::forward_flops() const {
   const Problem p = make_problem(forward_);
   double pairs = 0;
   for (std::int64_t b = 0; b < p.batch; ++b)
-    pairs += counted_pairs(p, query_rows(p, b).used, key_rows(p, b).used);
+    pairs += counted_pairs(window_of(p, b), query_rows(p, b).used, key_rows(p, b).used);
   return 2.0 * pairs * static_cast<double>(p.heads_q) * static_cast<double>(p.head_dim_qk + p.head_dim_v);
 }
 

@@ -8,7 +8,7 @@ namespace tandem::cli {
 namespace {
 
 double entropy_of_row(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t i) {
-  const KeyRange seen = visible_keys(p, i, p.rows_q, p.rows_k);
+  const KeyRange seen = visible_keys(window_of(p, b), i, p.rows_q, p.rows_k);
   const double lse = load_as_f32(p.lse.data, DType::f32, p.lse.offset(b, i, h));
   const std::int64_t query = p.q.offset(b, i, h);
   double entropy = 0.0;

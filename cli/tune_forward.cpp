@@ -57,7 +57,7 @@ RaceCourse course_of(const TuneShape& s, const std::vector<ForwardConfig>& confi
   }
   memory->workspace = gpu::DeviceBuffer(tuned_device.index, std::max<std::size_t>(workspace, 1));
   course.launch = [memory](std::size_t i) { gpu::run(memory->steps[i], nullptr, memory->workspace.data()); };
-  course.flops = 2.0 * counted_pairs(p, s.seqlen, s.seqlen) *
+  course.flops = 2.0 * counted_pairs(window_of(p, 0), s.seqlen, s.seqlen) *
                  static_cast<double>(s.batch * s.heads * (s.head_dim + s.head_dim_v));
   return course;
 }

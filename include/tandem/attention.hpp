@@ -119,6 +119,10 @@ struct AttentionInputs {
   /// Forward: (batch) i32 or i64, which entry of k and v is sequence b's; their batch may then be another
   /// than q's, and sequences may share an entry. Without page_table and cu_seqlens_k.
   ConstTensor cache_batch_idx;
+  /// Forward: (batch) i32 or i64: where it is not 0, the sequence's queries see no key past their own, as
+  /// with `causal`; where it is 0, options.window_right stands alone. In place of options.causal, for batches
+  /// of requests of both kinds.
+  ConstTensor causal_by_sequence;
   /// (heads_q) f32: a learnable logit per head that joins the softmax's denominator and has no value
   /// (gpt-oss). It is neither scaled, capped nor masked. LSE includes it, and is the sink where a query sees
   /// no key.
@@ -142,8 +146,8 @@ struct AttentionInputs {
 /// Arguments of the forward pass.
 struct ForwardArgs : AttentionInputs {
   /// Shape of q with head_dim_v; every element is written, in memory that no other tensor of the call has an
-  /// element in. Same dtype as q, or on the CPU f32, as parts that are to be merged want it; for 8-bit inputs
-  /// f16, bf16 or, on the CPU, f32.
+  /// element in. Same dtype as q, or f32, as parts that are to be merged want it; for 8-bit inputs f16, bf16
+  /// or, on the CPU, f32, which other inputs with an 8-bit precision have there alone, too.
   Tensor out;
   /// Optional: (batch, heads_q, seqlen_q) f32, or (heads_q, total_q) for varlen queries. Natural logarithm.
   Tensor lse;

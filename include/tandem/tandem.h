@@ -102,6 +102,7 @@ typedef struct tandem_forward_args {
   tandem_tensor out;                                              /* written */
   tandem_tensor lse;                                              /* optional, written */
   tandem_tensor page_table, leftpad_k, cache_batch_idx;           /* optional: k and v are a cache */
+  tandem_tensor causal_by_sequence;                               /* optional */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */

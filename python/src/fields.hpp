@@ -26,6 +26,7 @@ constexpr auto input_fields = std::to_array<Fields<AttentionInputs, ConstTensor>
     {"page_table", &AttentionInputs::page_table},
     {"leftpad_k", &AttentionInputs::leftpad_k},
     {"cache_batch_idx", &AttentionInputs::cache_batch_idx},
+    {"causal_by_sequence", &AttentionInputs::causal_by_sequence},
 });
 constexpr auto forward_outputs = std::to_array<Fields<ForwardArgs, Tensor>>({
     {"out", &ForwardArgs::out},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         page_table: Any
         leftpad_k: Any
         cache_batch_idx: Any
+        causal_by_sequence: Any
         out: Any
         out_dtype: Any
         pad: bool
@@ -88,6 +89,7 @@ def attention(
     page_table: Any = None,
     leftpad_k: Any = None,
     cache_batch_idx: Any = None,
+    causal_by_sequence: Any = None,
     return_lse: bool = False,
     out: Any = None,
     out_dtype: Any = None,
@@ -150,8 +152,11 @@ def attention(
         rows ``leftpad_k[b]`` to ``seqused_k[b]`` take part.
       cache_batch_idx: ``(batch,)`` int32 or int64: entry ``cache_batch_idx[b]`` of k and v, whose batch may
         then be another than q's, is sequence b's. Not with page_table.
+      causal_by_sequence: ``(batch,)`` booleans, int32 or int64: sequence b is causal where it is not 0, and
+        has ``window`` alone where it is. In place of ``causal``, for batches of requests of both kinds. With
+        no input that requires a gradient.
       return_lse: also return the log-sum-exp of the scores.
-      out: where to write the result, in q's dtype or on the CPU in float32; made if None. Not with inputs
+      out: where to write the result, in q's dtype or in float32; made if None. Not with inputs
         that require gradients, and none that requires one itself. In memory of its own: no element of it
         shares memory with an input's, but it may be a slice beside them.
       out_dtype: "f32", "f16" or "bf16" (or the library's dtype) of a float8 or int8 call's result. Default
@@ -209,6 +214,7 @@ def attention(
         page_table,
         leftpad_k,
         cache_batch_idx,
+        _call.integers(causal_by_sequence),
     )
     call = _call.Call(
         scale,
@@ -288,7 +294,8 @@ def attention_backward(
     Raises:
       As `attention`.
     """
-    metadata = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *(None,) * 6)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
         call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)

@@ -24,10 +24,14 @@ METADATA = (
     "page_table",
     "leftpad_k",
     "cache_batch_idx",
+    "causal_by_sequence",
 )
 
-#: The last of METADATA: those that make k and v a cache.
-CACHE = METADATA[-3:]
+#: The last of METADATA, of which no call has gradients: those that make k and v a cache, and the mask of each
+#: sequence.
+FORWARD_ONLY = METADATA[-4:]
+#: The same of a call that has none of them.
+NO_CACHE = (None,) * len(FORWARD_ONLY)
 
 #: The dtypes of 8-bit inputs. Their result is bf16 unless out_dtype says otherwise.
 CODES = (DType.e4m3, DType.s8)
@@ -177,6 +181,14 @@ def flag(name: str, value: Any) -> bool:
     if isinstance(value, np.bool_):
         return bool(value)
     raise misfit(name, value)
+
+
+def integers(array: Any) -> Any:
+    """An array of booleans as int32 of 0 and 1; any other argument as it is."""
+    kind = str(getattr(array, "dtype", ""))
+    if kind not in ("bool", "torch.bool"):
+        return array
+    return array.int() if kind == "torch.bool" else array.astype(np.int32)
 
 
 def pair(name: str, window: Any) -> tuple[int, int]:

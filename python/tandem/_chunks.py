@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem import _call
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, UnsupportedError
 
 
 def length(attention_chunk: Any) -> int:
@@ -39,6 +39,11 @@ def varlen(
 ) -> tuple[_call.Call, Tensor, Tensor, Tensor]:
     """The varlen call of a call in chunks, and its tensors. Nothing is read from the device."""
     given = dict(zip(_call.METADATA, call.metadata, strict=True))
+    if given["causal_by_sequence"] is not None:
+        raise UnsupportedError(
+            "attention_chunk is given with causal_by_sequence, but Tandem has no chunks of such a mask; "
+            "call once with causal sequences and once with others"
+        )
     begin_q, all_q, used_q = _sequences("q", q, given["cu_seqlens_q"], given["seqused_q"])
     begin_k, all_k, used_k = _sequences("k", k, given["cu_seqlens_k"], given["seqused_k"])
     if len(used_q) != len(used_k):
@@ -63,7 +68,7 @@ def varlen(
         for scale in (given["q_scale"], given["k_scale"], given["v_scale"])
     )
     q, k, v = (t.flatten(0, 1) if t.ndim == 4 else t for t in (q, k, v))
-    return replace(call, metadata=(cu_q, cu_k, used, None, *scales, None, None, None)), q, k, v
+    return replace(call, metadata=(cu_q, cu_k, used, None, *scales, *_call.NO_CACHE)), q, k, v
 
 
 def _sequences(name: str, t: Tensor, cu_seqlens: Any, seqused: Any) -> tuple[Tensor, Tensor, Tensor]:

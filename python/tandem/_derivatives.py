@@ -50,13 +50,19 @@ def judge_metadata(metadata: Sequence[Any]) -> None:
 
 
 def judge_cache(metadata: Sequence[Any], recorded: bool) -> None:
-    """An error where autograd follows an input of a call whose k and v are a cache."""
-    for name, t in zip(_call.CACHE, metadata[-len(_call.CACHE) :], strict=True):
-        if t is not None and recorded:
-            raise InvalidArgumentError(
-                f"{name} is given with inputs that require gradients, but a cache has none; "
-                "call under torch.no_grad(), or pass k and v as they were computed"
-            )
+    """An error where autograd follows an input of a call whose k and v are a cache, or whose mask is by
+    sequence."""
+    for name, t in zip(_call.FORWARD_ONLY, metadata[-len(_call.FORWARD_ONLY) :], strict=True):
+        if t is None or not recorded:
+            continue
+        lack, remedy = "a cache has none", "pass k and v as they were computed"
+        if name == "causal_by_sequence":
+            lack = "a mask by sequence has none"
+            remedy = "pass the causal sequences and the others in calls of their own"
+        raise InvalidArgumentError(
+            f"{name} is given with inputs that require gradients, but {lack}; "
+            f"call under torch.no_grad(), or {remedy}"
+        )
 
 
 def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:

@@ -118,10 +118,6 @@ _LACKS = {
     "mask_mod": ("no mask functions", "pass None"),
     "block_sparse_tensors": ("no block-sparse masks", "pass None"),
     "aux_tensors": ("no tensors for mask functions", "pass None"),
-    "dynamic_causal": (
-        "no causal flag of each sequence",
-        "call once with causal sequences and once with others",
-    ),
 }
 
 

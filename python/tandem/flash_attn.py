@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _flash, _flash_cache, _latent
+from tandem import _append, _call, _flash, _flash_cache, _latent
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -96,7 +96,7 @@ def flash_attn_func(
       As `tandem.attention`.
     """
     q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    metadata = (None, None, None, None, q_descale, k_descale, v_descale, None, None, None)
+    metadata = (None, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
@@ -135,6 +135,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     out: Tensor | None = None,
     split_size: int = 0,
+    causal_by_sequence: Tensor | None = None,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -143,25 +144,23 @@ def flash_attn_varlen_func(
       cu_seqlens_q, cu_seqlens_k: ``(batch + 1,)`` int32 or int64: sequence b is rows ``cu[b]:cu[b + 1]``.
       max_seqlen_q, max_seqlen_k: not needed and never read, so a tensor costs no synchronisation.
       seqused_q, seqused_k: ``(batch,)``: only so many first rows of each sequence take part.
-      block_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
-        heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``block_table[b, t //
-        page_size]``. ``seqused_k`` has the lengths, ``cu_seqlens_k`` is None. Entries past a sequence's end
-        may hold anything. No gradients.
+      block_table: ``(batch, max_pages)``: k and v are a cache in pages, ``(pages, page_size, heads_kv,
+        head_dim)``, as with `tandem.attention`'s ``page_table``. ``seqused_k`` has the lengths,
+        ``cu_seqlens_k`` is None. No gradients.
       s_aux: a third name of ``sink``.
       out: where to write the result, a slice of a larger tensor as well; made if None. Without gradients.
+      causal_by_sequence: ``(batch,)``, in place of ``causal``: as of `tandem.attention`.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
     q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    metadata = (*lengths, q_descale, k_descale, v_descale, block_table, None, None)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
+    metadata = (*lengths, block_table, None, None, _call.integers(causal_by_sequence))
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
-        raise InvalidArgumentError(
-            "block_table is given without seqused_k, the lengths of its sequences; pass both"
-        )
+        raise InvalidArgumentError("block_table is given without seqused_k, its lengths; pass both")
     return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
 
 
@@ -301,7 +300,7 @@ def flash_attn_with_kvcache(
             "page_table and block_table are both given, two names of one; pass one of them"
         )
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
-    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, None, None, None)
+    metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
     call = _flash.problem(
         softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
     )

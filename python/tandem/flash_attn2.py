@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _append, _flash, _flash_cache
+from tandem import _append, _call, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError
 
 __all__ = [
@@ -149,7 +149,7 @@ def flash_attn_varlen_func(
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
         lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff())
-        call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None))
+        call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None, None))
         _flash.add_alibi(call, q, k, alibi_slopes)
         results = _flash.run(call, q, k, v, return_lse=return_attn_probs)
         return (*results, None) if return_attn_probs else results
@@ -278,7 +278,7 @@ def _attend(
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Any:
     """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
-    call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * 8))
+    call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * (len(_call.METADATA) - 2)))
     _flash.add_alibi(call, q, k, alibi_slopes)
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)
     return (*results, None) if with_probabilities else results

@@ -110,6 +110,7 @@ def attention(
     page_table: jax.Array | None = None,
     leftpad_k: jax.Array | None = None,
     cache_batch_idx: jax.Array | None = None,
+    causal_by_sequence: jax.Array | None = None,
     return_lse: bool = False,
     out_dtype: Any = None,
     pad: bool = False,
@@ -153,6 +154,7 @@ def attention(
         page_table,
         leftpad_k,
         cache_batch_idx,
+        _call.integers(causal_by_sequence),
     )
     metadata = {
         name: jnp.asarray(array)

@@ -89,8 +89,9 @@ def flash_attn_varlen_func(
       s_aux: ``(heads_q,)``: a logit per head that joins the softmax's denominator (a sink), bfloat16 as well.
       scheduler_metadata, num_splits, fa_version, deterministic, return_attn_probs: change no result.
       q_v: as ``qv`` of `tandem.flash_attn.flash_attn_func`.
-      dropout_p, alibi_slopes, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors,
-        dynamic_causal: an error unless the default.
+      dynamic_causal: ``(batch,)`` int32 or booleans: which sequences are causal. ``causal`` is not read then.
+      dropout_p, alibi_slopes, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors: an
+        error unless the default.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``, or a pair of it and the LSE.
@@ -106,7 +107,6 @@ def flash_attn_varlen_func(
         mask_mod=mask_mod,
         block_sparse_tensors=block_sparse_tensors,
         aux_tensors=aux_tensors,
-        dynamic_causal=dynamic_causal,
     )
     if (cu_seqlens_k is None) == (seqused_k is None):
         which = "neither" if seqused_k is None else "both"
@@ -122,7 +122,8 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         seqused_k=seqused_k,
         softmax_scale=softmax_scale,
-        causal=causal,
+        causal=causal and dynamic_causal is None,
+        causal_by_sequence=dynamic_causal,
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,

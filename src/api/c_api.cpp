@@ -22,8 +22,8 @@ using tandem::c::output;
 using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
-/// and `split_size` since, tandem_forward_args by the cache, tandem_quantize_args by the rotary embedding,
-/// tandem_execution by the interruption.
+/// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_quantize_args by
+/// the rotary embedding, tandem_execution by the interruption.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -31,7 +31,7 @@ constexpr std::size_t execution_size_0_1 = 40;
 constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 16);
-static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1 + 3 * sizeof(tandem_tensor));
+static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1 + 4 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
@@ -88,6 +88,7 @@ tandem::ForwardArgs args_of(const tandem_forward_args* given) {
   r.page_table = input(a.page_table);
   r.leftpad_k = input(a.leftpad_k);
   r.cache_batch_idx = input(a.cache_batch_idx);
+  r.causal_by_sequence = input(a.causal_by_sequence);
   r.options = options_of(a.options);
   return r;
 }

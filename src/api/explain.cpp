@@ -15,6 +15,10 @@ std::string bound(std::int64_t window) {
 }
 
 std::string mask(const Problem& p) {
+  if (p.causal_by_sequence.given()) {
+    return fmt::format("window, left {}, right 0 where causal_by_sequence is not 0 and {} elsewhere",
+                       bound(p.window_left), bound(p.window_right));
+  }
   if (p.window_left < 0 && p.window_right < 0) return "none";
   if (p.window_left < 0 && p.window_right == 0) return "causal";
   return fmt::format("window, left {}, right {}", bound(p.window_left), bound(p.window_right));
@@ -37,6 +41,8 @@ std::string features(const Problem& p) {
   if (p.dsink != nullptr) names.emplace_back("dsink");
   if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
     names.emplace_back("scales");
+  if (p.pass == Pass::forward && p.out.dtype == DType::f32 && p.q.dtype != DType::f32)
+    names.emplace_back("out in f32");
   if (p.deterministic) names.emplace_back("deterministic");
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }

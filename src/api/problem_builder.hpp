@@ -78,6 +78,7 @@ class ProblemBuilder {
   void function(const char* name, const Function* f, Function::Kind kind) const;
   void outputs_apart_from_captured(std::initializer_list<Argument> outputs) const;
   static void window(const char* name, std::int64_t value);
+  void causal_by_sequence();
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);
   Operand rows(const Argument& a, bool packed, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
@@ -102,7 +103,7 @@ class ProblemBuilder {
   const AttentionOptions& options_;
   Memory memory_;
   Problem p_;
-  std::array<Argument, 14> inputs_{{{"q", in_.q},
+  std::array<Argument, 15> inputs_{{{"q", in_.q},
                                     {"k", in_.k},
                                     {"v", in_.v},
                                     {"cu_seqlens_q", in_.cu_seqlens_q},
@@ -115,7 +116,8 @@ class ProblemBuilder {
                                     {"v_scale", in_.v_scale},
                                     {"page_table", in_.page_table},
                                     {"leftpad_k", in_.leftpad_k},
-                                    {"cache_batch_idx", in_.cache_batch_idx}}};
+                                    {"cache_batch_idx", in_.cache_batch_idx},
+                                    {"causal_by_sequence", in_.causal_by_sequence}}};
   const Argument& q_ = inputs_[0];
   const Argument& k_ = inputs_[1];
   const Argument& v_ = inputs_[2];
@@ -124,6 +126,7 @@ class ProblemBuilder {
   const Argument& page_table_ = inputs_[11];
   const Argument& leftpad_k_ = inputs_[12];
   const Argument& cache_batch_idx_ = inputs_[13];
+  const Argument& causal_by_sequence_ = inputs_[14];
 };
 
 }  // namespace tandem

@@ -31,9 +31,26 @@ void ProblemBuilder::options() {
   p_.window_left = options_.window_left >= p_.rows_k - 1 ? -1 : options_.window_left;
   const std::int64_t right = options_.causal ? 0 : options_.window_right;
   p_.window_right = right >= p_.rows_q - 1 ? -1 : right;
+  causal_by_sequence();
   p_.deterministic = options_.deterministic;
   precision();
   split_size();
+}
+
+void ProblemBuilder::causal_by_sequence() {
+  if (!causal_by_sequence_.given()) return;
+  if (p_.pass == Pass::backward) {
+    invalid(
+        "causal_by_sequence is given to backward, which has one mask for all sequences; pass the causal ones "
+        "and the others in calls of their own");
+  }
+  if (options_.causal) {
+    invalid(
+        "causal and causal_by_sequence are both given; leave causal out, and set causal_by_sequence to 1 "
+        "where a sequence is causal");
+  }
+  // The only query of a sequence sees no key past its own whatever the bound.
+  if (p_.rows_q <= 1) p_.causal_by_sequence = {};
 }
 
 void ProblemBuilder::split_size() {

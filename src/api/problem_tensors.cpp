@@ -35,6 +35,7 @@ void ProblemBuilder::inputs() {
   p_.leftpad_k = lengths(leftpad_k_, p_.batch, "(batch)");
   p_.cache_batch_idx = lengths(cache_batch_idx_, p_.batch, "(batch)");
   p_.cache_batch = k_.size(0);
+  p_.causal_by_sequence = lengths(causal_by_sequence_, p_.batch, "(batch)");
   by_head(inputs_[7]);
   p_.sink = static_cast<const float*>(address_of(in_.sink));
   p_.sink_stride = stride_of(in_.sink, 0);

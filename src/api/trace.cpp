@@ -21,6 +21,7 @@ std::string summary(const Problem& p) {
   } else if (p.window_right == 0) {
     text += " causal";
   }
+  if (p.causal_by_sequence.given()) text += " causal_by_sequence";
   if (p.softcap > 0.0F) text += " softcap";
   if (p.sink != nullptr) text += " sink";
   if (p.precision != Precision::exact) text += fmt::format(" {}", name_of(p.precision));

@@ -261,8 +261,9 @@ void run_tile(const Head& h, std::int64_t unit) {
   t.v_stride = p.v.row_stride;
   t.seqlen_q = q_rows.used;
   t.seqlen_k = keys.used;
-  t.window_left = p.window_left;
-  t.window_right = p.window_right;
+  const Window window = window_of(p, h.b);
+  t.window_left = window.left;
+  t.window_right = window.right;
   t.scale = p.scale;
   t.softcap = p.softcap;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;

@@ -104,8 +104,9 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.group = p.group();
   t.seqlen_q = q_rows.used;
   t.seqlen_k = k_rows.used;
-  t.window_left = p.window_left;
-  t.window_right = p.window_right;
+  const Window window = window_of(p, b);
+  t.window_left = window.left;
+  t.window_right = window.right;
   t.split_size = p.split_size;
   t.scale = p.scale * p.q_scale.at(b, kv_head) * p.k_scale.at(b, kv_head);
   t.softcap = p.softcap;

@@ -85,12 +85,14 @@ void accumulate(double* y, double a, const double* x, std::int64_t n) {
   for (std::int64_t c = 0; c < n; ++c) y[c] += a * x[c];
 }
 
-/// Whether query i sees key j, of sequences with nq queries and nk keys: contract line 4, as it is written.
-bool sees(const Problem& p, std::int64_t i, std::int64_t j, std::int64_t nq, std::int64_t nk) {
+/// Whether query i sees key j, of a sequence with nq queries and nk keys: contract line 4, as it is written.
+bool sees(const Problem& p, std::int64_t batch, std::int64_t i, std::int64_t j, std::int64_t nq,
+          std::int64_t nk) {
   const std::int64_t distance =
       j - (i + nk - nq);  // 0 on the diagonal, which ends in the bottom right corner
+  const bool causal = p.causal_by_sequence.given() && p.causal_by_sequence[batch] != 0;
   return (p.window_left < 0 || distance >= -p.window_left) &&
-         (p.window_right < 0 || distance <= p.window_right);
+         (p.window_right < 0 || distance <= p.window_right) && (!causal || distance <= 0);
 }
 
 /// The rows of one sequence that take part, and one of its heads in fp64.
@@ -139,7 +141,7 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
   row.out.assign(static_cast<std::size_t>(p.head_dim_v), 0.0);
   std::vector<double> logits;
   for (std::int64_t j = 0; j < s.k_rows.used; ++j) {
-    if (!sees(p, i, j, s.q_rows.used, s.k_rows.used)) continue;
+    if (!sees(p, s.batch, i, j, s.q_rows.used, s.k_rows.used)) continue;
     Pair pair{.batch = s.batch,
               .head = s.head,
               .query = i,

@@ -77,11 +77,11 @@ Group describe_group(const ForwardRun& run, std::int64_t b, std::int64_t first, 
 void attend_split(const ForwardRun& run, const Group& group, std::int64_t split, double* partials,
                   std::size_t stride) {
   // Only keys that some row sees: the first row's first to the last row's last.
-  const Problem& p = run.problem;
   const ForwardTile& t = group.tiles[0];
   const std::int64_t size = split_keys(t.seqlen_k);
-  const std::int64_t first = visible_keys(p, 0, t.seqlen_q, t.seqlen_k).first;
-  const std::int64_t last = visible_keys(p, t.seqlen_q - 1, t.seqlen_q, t.seqlen_k).last;
+  const Window window{.left = t.window_left, .right = t.window_right};
+  const std::int64_t first = visible_keys(window, 0, t.seqlen_q, t.seqlen_k).first;
+  const std::int64_t last = visible_keys(window, t.seqlen_q - 1, t.seqlen_q, t.seqlen_k).last;
   short_kernel(run.config.target)
       .attend(group.tiles.data(), group.count, std::max(first, split * size),
               std::min(last, (split + 1) * size), partials, static_cast<std::int64_t>(stride));

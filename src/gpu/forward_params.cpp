@@ -128,20 +128,12 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .split_least = static_cast<short>(parts.division.least)};
 }
 
-MixedForwardParams make_mixed_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps,
-                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
-                                     const SplitParts& parts) {
-  const auto scales = [](const Scales& s) {
-    return HeadScales{.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
-  };
-  return {make_forward_params(p, tiling, maps, encode, sms, tile_counter, parts), scales(p.k_scale),
-          scales(p.v_scale)};
+HeadScales head_scales_of(const Scales& s) {
+  return {.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
 }
 
-Sm80ForwardParams make_sm80_params(const Problem& p, const Tiling& tiling, const LoadedMaps& maps, int sms,
-                                   const SplitParts& parts) {
-  const auto no_map = [](const TensorMapSpec& /*spec*/) { return TensorMap{}; };
-  return {make_forward_params(p, tiling, maps, no_map, sms, nullptr, parts), p.v.data, strides_of(p.v)};
+TensorMap no_tensor_map(const TensorMapSpec& /*spec*/) {
+  return {};
 }
 
 namespace {
@@ -210,7 +202,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.split_blocks = as_int(split_size / tiling.block_n);
     if (!config.schedule.split) {
       d.ctas = ctas_of(tiles);  // each has room for what it has merged
-      d.part_outputs = merged_numbers(tiling) * d.ctas;
+      d.part_outputs = merged_numbers(tiling, config.wide ? wide_parts : 1) * d.ctas;
       return d;
     }
     const std::int64_t items = split_items(p, tiling, split_size);

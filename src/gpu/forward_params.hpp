@@ -2,6 +2,8 @@
 // emulator's tests use it too.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/param_fields.hpp"
 #include "kernels/config/forward.hpp"
 #include "problem/problem.hpp"
@@ -41,19 +43,33 @@ struct SplitParts {
   WorkDivision division;
 };
 
-/// @{
-/// What the kernel is launched with; make_mixed_params: where it converts 8-bit K and V. `encode` makes the
-/// tensor maps; `sms`, those of the device, sets how many heads' causal tiles are interleaved.
+/// What all kernels are launched with. `encode` makes the tensor maps; `sms`, those of the device, sets how
+/// many heads' causal tiles are interleaved.
 ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                   const SplitParts& parts = {});
-MixedForwardParams make_mixed_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
-                                     EncodeTensorMap encode, int sms, unsigned int* tile_counter,
-                                     const SplitParts& parts = {});
-/// That of the family sm80, which reads tensors by their addresses.
-Sm80ForwardParams make_sm80_params(const Problem& problem, const Tiling& tiling, const LoadedMaps& maps,
-                                   int sms, const SplitParts& parts = {});
-/// @}
+
+HeadScales head_scales_of(const Scales& scales);
+/// In place of `encode` for kernels that read tensors by their addresses.
+TensorMap no_tensor_map(const TensorMapSpec& spec);
+
+/// Calls f(params) with what a kernel of this Config is launched with, but for functions: `params` and what
+/// its mask, its keys and its family add.
+template <typename F>
+auto with_params_of(const ForwardConfig& config, const Problem& p, const ForwardParams& params, F&& f) {
+  const auto with_mask = [&](const auto& all) {
+    if (config.converts()) {
+      return f(WithKeyScales<std::remove_cvref_t<decltype(all)>>{all, head_scales_of(p.k_scale),
+                                                                 head_scales_of(p.v_scale)});
+    }
+    if (config.of_sm80()) {
+      return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});
+    }
+    return f(all);
+  };
+  if (!config.mask.by_sequence) return with_mask(params);
+  return with_mask(ForwardParamsBySequence{params, lengths_of(p.causal_by_sequence)});
+}
 
 /// Tiles of the launch, or a bound where lengths are known on the device only: blocks beyond them have
 /// nothing to do.

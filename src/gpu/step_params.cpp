@@ -104,6 +104,36 @@ const void* StepParams::backward(const BackwardConfig& config) {
   });
 }
 
+template <typename Params>
+const void* StepParams::fill_forward(const ForwardConfig& config, const Params& params) {
+  // Functions go with 16-bit keys, the family sm90 and one mask for all sequences alone.
+  if constexpr (std::is_same_v<Params, ForwardParams>) {
+    if (config.functions.given()) {
+      auto& with = filled_.emplace<WithFunctions<Params>>(
+          WithFunctions<Params>{params, function_params(functions_of(problem()))});
+      if (config.functions.block_lists) {
+        with.functions.lists = listed_blocks(problem(), config.tiling).lists;
+        with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
+      }
+      forward_ = &with;
+      return &with;
+    }
+  }
+  auto& filled = filled_.emplace<Params>(params);
+  forward_ = &filled;
+  return &filled;
+}
+
+/// All kernels of a forward call have the same; `combine` and `list_blocks` read what lies before additions.
+const void* StepParams::forward(const ForwardConfig& config) {
+  if (forward_ != nullptr) return forward_;
+  const ForwardParams params =
+      make_forward_params(problem(), config.tiling, maps(), config.of_sm80() ? &no_tensor_map : encode_,
+                          steps_.multiprocessors, config.of_sm80() ? nullptr : tile_counter(), split_parts());
+  return with_params_of(config, problem(), params,
+                        [&](const auto& all) { return fill_forward(config, all); });
+}
+
 const void* StepParams::of(const Step& step) {
   switch (step.kernel) {
     case Kernel::pack: return fill<PackParams>([&] { return pack(step.tensor); });
@@ -115,42 +145,12 @@ const void* StepParams::of(const Step& step) {
       return fill<QuantizeParams>([&] { return quantize(); });
     case Kernel::arrange_quantized:
       return fill<ArrangeParams>([&] { return make_arrange_params(problem(), quantize()); });
-    case Kernel::sm80_forward:
-      return fill<Sm80ForwardParams>([&] {
-        return make_sm80_params(problem(), std::get<ForwardConfig>(step.config).tiling, maps(),
-                                steps_.multiprocessors, split_parts());
-      });
     case Kernel::list_blocks:
+    case Kernel::sm80_forward:
     case Kernel::forward:
     case Kernel::forward_wide:
-    case Kernel::decode: {
-      const auto& config = std::get<ForwardConfig>(step.config);
-      if (config.converts()) {
-        return fill<MixedForwardParams>([&] {
-          return make_mixed_params(problem(), config.tiling, maps(), encode_, steps_.multiprocessors,
-                                   tile_counter(), split_parts());
-        });
-      }
-      const auto params = [&] {
-        return make_forward_params(problem(), config.tiling, maps(), encode_, steps_.multiprocessors,
-                                   tile_counter(), split_parts());
-      };
-      if (!config.functions.given()) return fill<ForwardParams>(params);
-      if (const auto* filled = std::get_if<WithFunctions<ForwardParams>>(&filled_)) return filled;
-      return fill<WithFunctions<ForwardParams>>([&] {
-        WithFunctions<ForwardParams> with{params(), function_params(functions_of(problem()))};
-        if (config.functions.block_lists) {
-          with.functions.lists = listed_blocks(problem(), config.tiling).lists;
-          with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
-        }
-        return with;
-      });
-    }
-    case Kernel::combine:
-      if (const ForwardParams* sm80 = std::get_if<Sm80ForwardParams>(&filled_)) return sm80;
-      if (const ForwardParams* mixed = std::get_if<MixedForwardParams>(&filled_)) return mixed;
-      if (const ForwardParams* with = std::get_if<WithFunctions<ForwardParams>>(&filled_)) return with;
-      return std::get_if<ForwardParams>(&filled_);
+    case Kernel::decode: return forward(std::get<ForwardConfig>(step.config));
+    case Kernel::combine: return forward_;
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
     case Kernel::backward_preprocess:

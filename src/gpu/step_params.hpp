@@ -27,6 +27,9 @@ class StepParams {
   EightBitParams eight_bit(const EightBitConfig& config) const;
   unsigned int* tile_counter() const;
   SplitParts split_parts() const;
+  const void* forward(const ForwardConfig& config);
+  template <typename Params>
+  const void* fill_forward(const ForwardConfig& config, const Params& params);
   const void* backward(const BackwardConfig& config);
   template <typename Params, typename Make>
   const void* fill(Make&& make);
@@ -37,10 +40,12 @@ class StepParams {
   /// Where any of them is in the workspace: the problem and the maps with their addresses there.
   std::optional<Problem> placed_problem_;
   std::optional<LoadedMaps> placed_maps_;
-  std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams, MixedForwardParams,
-               Sm80ForwardParams, WithFunctions<ForwardParams>, EightBitParams, BackwardParams,
-               Sm80BackwardParams, WithFunctions<BackwardParams>>
+  std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams,
+               ForwardParamsBySequence, MixedForwardParams, WithKeyScales<ForwardParamsBySequence>,
+               Sm80ForwardParams, WithValueAddress<ForwardParamsBySequence>, WithFunctions<ForwardParams>,
+               EightBitParams, BackwardParams, Sm80BackwardParams, WithFunctions<BackwardParams>>
       filled_;
+  const ForwardParams* forward_ = nullptr;  ///< in filled_, once a forward kernel's are there
 };
 
 }  // namespace tandem::gpu

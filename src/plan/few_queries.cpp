@@ -51,6 +51,12 @@ bool shares_keys(const Problem& p) {
   return shared < std::ceil(count / multiprocessors) * bytes / alone && count < multiprocessors;
 }
 
+bool shares_splits(const Problem& p) {
+  constexpr double enough_tiles = 4 * 132;  // of 64 rows
+  return queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
+         tiles_of_few_queries(p) < enough_tiles;
+}
+
 std::string words_of_rows(const Problem& p, const Tiling& tiling) {
   if (!tiling.heads_as_rows) return fmt::format("{} queries", tiling.block_m);
   const HeadRows rows = best_head_rows(p, tiling.unit());

@@ -31,6 +31,9 @@ double tiles_of_few_queries(const Problem& problem);
 /// then wait for the longest, unless they are many.
 bool shares_keys(const Problem& problem);
 
+/// The same of the splits of a fixed size: whole tiles that are many keep all multiprocessors busy.
+bool shares_splits(const Problem& problem);
+
 /// Why keys are shared, or split at fixed places, in words.
 constexpr const char* shared_keys =
     "few queries a sequence: CTAs share the key blocks of all tiles evenly, and combine merges the parts";

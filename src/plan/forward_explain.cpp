@@ -55,6 +55,9 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", forward_shared_bytes(c),
                   forward_register_limit(c)),
   };
+  if (c.wide && (c.schedule.split || c.schedule.invariant)) {
+    lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
+  }
   if (c.converts()) {
     lines.push_back(fmt::format(
         "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "

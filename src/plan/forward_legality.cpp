@@ -40,8 +40,8 @@ std::string wide_objection(const ForwardConfig& c) {
   if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
     return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
                        c.tiling.block_n);
-  if (!c.schedule.specialised || c.schedule.pingpong || c.schedule.invariant || c.converts())
-    return "wide heads take a producer warp, no ping-pong, no split size and 16-bit keys";
+  if (!c.schedule.specialised || c.schedule.pingpong || c.converts())
+    return "wide heads take a producer warp, no ping-pong and 16-bit keys";
   return {};
 }
 
@@ -67,6 +67,7 @@ std::string forward_objection(const ForwardConfig& c) {
   if (c.schedule.dynamic && !c.schedule.specialised)
     return "dynamic takes a producer warp, which takes the tiles from the counter";
   if (c.schedule.split && !c.mask.varlen) return "split takes varlen, whose walk knows the lengths";
+  if (c.mask.by_sequence && !c.mask.causal) return "a mask by sequence takes causal, for those that are";
   if (c.keys != KeySource::rows && !c.mask.varlen) return "keys of a cache take varlen, which reads lengths";
   if (c.by_warps()) {
     if (c.tiling.block_n % (16 * decode_warps) != 0)

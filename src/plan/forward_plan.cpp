@@ -100,7 +100,6 @@ ForwardConfig with_few_queries(ForwardConfig c, bool shared) {
 /// With a fixed split size: what bits depend on follows from the head dimensions alone, rounded as for any
 /// place of the keys. Which CTA computes what is free, since parts are merged by the same operations.
 ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
-  constexpr double enough_tiles = 4 * 132;  // of 64 rows: whole tiles then keep all multiprocessors busy
   const std::int64_t unit = c.converts() ? converted_unit : 64;
   c.tiling.block_n = rounded(p.head_dim_qk, unit) + rounded(p.head_dim_v, unit) <= 256 ? 128 : 64;
   c.schedule = {.dynamic = c.mask.causal || c.mask.local, .invariant = true};
@@ -108,9 +107,7 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
     c.tiling.block_m = 64;
     c.schedule.pingpong = false;
   }
-  const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k) &&
-                      tiles_of_few_queries(p) < enough_tiles;
-  if (shared) {
+  if (shares_splits(p)) {
     c.tiling.block_m = few;
     c.mask.varlen = true;
     c.schedule = {.pingpong = false, .split = true, .invariant = true};
@@ -119,7 +116,8 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
 }
 
 /// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
-/// K's tile has to hold where V is in it.
+/// K's tile has to hold where V is in it. Its blocks have 64 keys and move their rows' maxima in any case:
+/// with a fixed split size nothing else changes.
 ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
   c.wide = true;
   c.v_in_k = has_values_in_keys(p);
@@ -131,7 +129,8 @@ ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
   c.mask.varlen = c.mask.varlen || shared || c.tiling.heads_as_rows;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
   const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
-  c.schedule = {.dynamic = !shared && unequal, .pingpong = false, .split = shared};
+  c.schedule = {
+      .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
   c.stages = c.v_in_k ? 2 : 1;
   while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
   if (!forward_objection(c).empty()) --c.stages;
@@ -206,6 +205,7 @@ ForwardConfig wanted_of(const Problem& p) {
   c.tiling.head_dim_v = padded(p.head_dim_v, p);
   c.mask.causal = needs_right_mask(p);
   c.mask.local = needs_left_mask(p);
+  c.mask.by_sequence = p.causal_by_sequence.given();
   c.transform = p.softcap > 0.0F ? ScoreTransform::softcap
                 : p.scale > 0.0F ? ScoreTransform::raw
                                  : ScoreTransform::scaled;
@@ -219,14 +219,15 @@ ForwardConfig wanted_of(const Problem& p) {
            : p.of_cache()  ? KeySource::entries
                            : KeySource::rows;
   c.tiling.heads_as_rows = takes_heads_as_rows(p);
+  c.tiling.f32_out = p.out.dtype == DType::f32;
   return c;
 }
 
 ForwardConfig choose_forward_config(const Problem& p) {
   const ForwardConfig c = wanted_of(p);
+  if (has_wide_heads(p)) return with_wide_heads(c, p, p.split_size > 0 ? shares_splits(p) : shares_keys(p));
   if (p.split_size > 0) return with_fixed_splits(c, p);
   const bool shared = shares_keys(p);
-  if (has_wide_heads(p)) return with_wide_heads(c, p, shared);
   if (takes_decode(p)) return with_decode(c, shared);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, shared);
   if (c.converts()) return with_converted_keys(c, p);

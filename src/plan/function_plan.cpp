@@ -33,6 +33,11 @@ void check_gpu_functions(const Problem& p) {
         "tensors to the CPU",
         name_of(p.k.dtype), name_of(p.q.dtype));
   }
+  if (p.causal_by_sequence.given()) {
+    unsupported(
+        "causal_by_sequence with a score or mask function has no GPU kernel; let the mask function read the "
+        "mask of each batch entry, or copy the tensors to the CPU");
+  }
   for (const Function* f : {p.score_function, p.mask_function}) {
     if (f == nullptr) continue;
     for (std::size_t n = 0; n < f->captured().size(); ++n) {

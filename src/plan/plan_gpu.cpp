@@ -46,17 +46,27 @@ void check_wide_heads(const Problem& p) {
     unsupported("{} {} is above {}, the most of {}; copy the tensors to the CPU, which takes up to {}", name,
                 head_dim, most, kernels, max_head_dim);
   }
-  if (p.split_size > 0) {
-    unsupported(
-        "head dimensions {} and {} with split_size have no GPU kernel, those up to {} do; leave "
-        "split_size out, or copy the tensors to the CPU",
-        p.head_dim_qk, p.head_dim_v, max_gpu_head_dim);
-  }
   if (p.mixed()) {
     unsupported(
         "head dimensions {} and {} with k and v in {} have no GPU kernel, those up to {} do; keep k and "
         "v in {}, or copy the tensors to the CPU",
         p.head_dim_qk, p.head_dim_v, name_of(p.k.dtype), max_gpu_head_dim, name_of(p.q.dtype));
+  }
+}
+
+/// What the kernels of 8-bit products cannot do.
+void check_eight_bits(const Problem& p) {
+  if (p.out.dtype == DType::f32) {
+    unsupported(
+        "out in f32 with precision {} has no GPU kernel; make it bf16 or f16, leave the precision exact, or "
+        "copy the tensors to the CPU",
+        name_of(p.precision));
+  }
+  if (p.causal_by_sequence.given()) {
+    unsupported(
+        "causal_by_sequence with precision {} has no GPU kernel; leave the precision exact, or copy the "
+        "tensors to the CPU",
+        name_of(p.precision));
   }
 }
 
@@ -67,9 +77,7 @@ void check_problem(const Problem& p) {
         "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
         name_of(p.q.dtype));
   }
-  if (p.out.dtype == DType::f32 && p.q.dtype != DType::f32) {
-    unsupported("out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
-  }
+  if (p.precision != Precision::exact) check_eight_bits(p);
   if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));

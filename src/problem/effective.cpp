@@ -7,7 +7,7 @@ namespace tandem {
 // Query 0 sees rows_k - rows_q + window_right at most, the last one rows_k - 1 - window_left at least: a
 // causal call with one query is a full one.
 bool needs_right_mask(const Problem& p) {
-  return p.window_right >= 0 && p.window_right < p.rows_q - 1;
+  return p.causal_by_sequence.given() || (p.window_right >= 0 && p.window_right < p.rows_q - 1);
 }
 bool needs_left_mask(const Problem& p) {
   return p.window_left >= 0 && p.window_left < p.rows_k - 1;
@@ -28,6 +28,7 @@ void fold_heads_into_rows(Problem& p) {
     o->head_stride *= p.rows_q;
   }
   p.window_right = -1;  // the one query sees every key
+  p.causal_by_sequence = {};
 }
 
 bool has_wide_heads(const Problem& p) {

@@ -110,6 +110,7 @@ struct Problem {
   /// seqlen_q. -1: unbounded. `causal` is already folded in (window_right 0, or less if that were possible).
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
+  Lengths causal_by_sequence;  ///< not 0: this sequence's window_right is 0; read through window_of
   bool deterministic = false;
   std::int64_t split_size = 0;  ///< keys of a split; 0: off. Then bits do not depend on the batch
   Precision precision = Precision::exact;
@@ -194,28 +195,39 @@ inline KeyPlace key_place(const Problem& p, std::int64_t b, std::int64_t row) {
   return {.batch = p.cache_batch_idx.given() ? p.cache_batch_idx[b] : b, .row = row};
 }
 
+/// The window of sequence `b`, as Problem::window_left and window_right have it.
+struct Window {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+};
+inline Window window_of(const Problem& p, std::int64_t b) {
+  const bool causal = p.causal_by_sequence.given() && p.causal_by_sequence[b] != 0;
+  return {.left = p.window_left, .right = causal ? 0 : p.window_right};
+}
+
 /// Keys [first, last) of a sequence that query `i` sees, given the lengths in use. Empty if first >= last.
 struct KeyRange {
   std::int64_t first = 0;
   std::int64_t last = 0;
 };
-inline KeyRange visible_keys(const Problem& p, std::int64_t i, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+inline KeyRange visible_keys(const Window& window, std::int64_t i, std::int64_t seqlen_q,
+                             std::int64_t seqlen_k) {
   const std::int64_t diagonal = i + seqlen_k - seqlen_q;
   KeyRange r{.first = 0, .last = seqlen_k};
-  if (p.window_left >= 0) r.first = std::max<std::int64_t>(0, diagonal - p.window_left);
-  if (p.window_right >= 0) r.last = std::min(seqlen_k, diagonal + p.window_right + 1);
+  if (window.left >= 0) r.first = std::max<std::int64_t>(0, diagonal - window.left);
+  if (window.right >= 0) r.last = std::min(seqlen_k, diagonal + window.right + 1);
   return r;
 }
 
 /// Pairs of query and key that one head of a sequence is counted for in FLOP: those visible, but half of the
 /// full square for a causal one, as everybody counts.
-inline double counted_pairs(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+inline double counted_pairs(const Window& window, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   const double all = static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
-  if (p.window_left < 0 && p.window_right < 0) return all;
-  if (p.window_left < 0 && p.window_right == 0 && seqlen_q == seqlen_k) return all / 2;
+  if (window.left < 0 && window.right < 0) return all;
+  if (window.left < 0 && window.right == 0 && seqlen_q == seqlen_k) return all / 2;
   double pairs = 0;
   for (std::int64_t i = 0; i < seqlen_q; ++i) {
-    const KeyRange seen = visible_keys(p, i, seqlen_q, seqlen_k);
+    const KeyRange seen = visible_keys(window, i, seqlen_q, seqlen_k);
     pairs += static_cast<double>(std::max<std::int64_t>(0, seen.last - seen.first));
   }
   return pairs;

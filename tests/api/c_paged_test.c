@@ -70,4 +70,17 @@ void test_cache(void) {
   same.lse = args.lse;
   CHECK(tandem_forward(&same, NULL) == tandem_ok);
   CHECK(memcmp(b.out + row, b.dq + row, 2 * row * sizeof(float)) == 0);
+
+  /* A flag for each sequence: of one that is not 0, the bits of a causal call. */
+  int32_t flag = 1;
+  args = forward_args(&b);
+  args.options = &options;
+  CHECK(tandem_forward(&args, NULL) == tandem_ok);
+  same = forward_args(&b);
+  same.out.data = b.dq;
+  same.causal_by_sequence = tandem_contiguous(&flag, tandem_i32, 1, (int64_t[]){1});
+  CHECK(tandem_forward(&same, NULL) == tandem_ok);
+  CHECK(memcmp(b.out, b.dq, sizeof(b.out)) == 0);
+  same.options = &options;
+  CHECK(tandem_forward(&same, NULL) == tandem_invalid_argument);
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 
@@ -202,6 +203,20 @@ TEST(Problem, FoldsCausalIntoWindowRight) {
   EXPECT_EQ(make_problem(a).window_right, 0);
 }
 
+TEST(Problem, TakesAMaskBySequence) {
+  ForwardArgs a = dense_forward();
+  static std::array<std::int64_t, 4> flags{0, 7, 3, 7};
+  a.options.window_right = 2;
+  a.causal_by_sequence = Tensor(flags.data(), DType::i64, {2});
+  a.causal_by_sequence.stride[0] = 2;
+  const Problem p = make_problem(a);
+  EXPECT_EQ(window_of(p, 0).right, 2);
+  EXPECT_EQ(window_of(p, 1).right, 0);
+  a.causal_by_sequence.dtype = DType::i32;
+  a.q.shape[1] = a.out.shape[1] = a.lse.shape[2] = 1;
+  EXPECT_FALSE(make_problem(a).causal_by_sequence.given()) << "one query sees all keys whatever it is";
+}
+
 TEST(Problem, FoldsWindowsThatHideNothing) {
   // 5 queries, 7 keys: the last query's diagonal is key 6, the first one's key 2, with 4 keys to its right.
   ForwardArgs a = dense_forward();
@@ -230,7 +245,7 @@ TEST(Problem, KeepsWhatWindowsHideWhenFolding) {
       for (std::int64_t seqlen_q = 1; seqlen_q <= 5; ++seqlen_q) {
         for (std::int64_t seqlen_k = 0; seqlen_k <= 7; ++seqlen_k) {
           for (std::int64_t i = 0; i < seqlen_q; ++i) {
-            const KeyRange visible = visible_keys(p, i, seqlen_q, seqlen_k);
+            const KeyRange visible = visible_keys(window_of(p, 0), i, seqlen_q, seqlen_k);
             for (std::int64_t j = 0; j < seqlen_k; ++j) {
               const std::int64_t diagonal = i + seqlen_k - seqlen_q;
               const bool sees = (left < 0 || j >= diagonal - left) && (right < 0 || j <= diagonal + right);
@@ -246,13 +261,13 @@ TEST(Problem, KeepsWhatWindowsHideWhenFolding) {
 
 TEST(Problem, CountsPairs) {
   Problem p;
-  EXPECT_EQ(counted_pairs(p, 5, 7), 35.0);
+  EXPECT_EQ(counted_pairs(window_of(p, 0), 5, 7), 35.0);
   p.window_right = 0;
-  EXPECT_EQ(counted_pairs(p, 6, 6), 18.0) << "a causal square is half";
-  EXPECT_EQ(counted_pairs(p, 2, 4), 3.0 + 4.0);
-  EXPECT_EQ(counted_pairs(p, 4, 2), 0.0 + 0.0 + 1.0 + 2.0);
+  EXPECT_EQ(counted_pairs(window_of(p, 0), 6, 6), 18.0) << "a causal square is half";
+  EXPECT_EQ(counted_pairs(window_of(p, 0), 2, 4), 3.0 + 4.0);
+  EXPECT_EQ(counted_pairs(window_of(p, 0), 4, 2), 0.0 + 0.0 + 1.0 + 2.0);
   p.window_left = 1;
-  EXPECT_EQ(counted_pairs(p, 4, 4), 1.0 + 2.0 + 2.0 + 2.0);
+  EXPECT_EQ(counted_pairs(window_of(p, 0), 4, 4), 1.0 + 2.0 + 2.0 + 2.0);
 }
 
 TEST(Problem, TakesScales) {

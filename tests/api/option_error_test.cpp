@@ -52,6 +52,23 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "split_size is 256 with precision fp8, whose scales depend on a sequence's other rows; leave "
                 "the precision exact, or split_size out"},
+        Forward{
+            "causal_twice", dense_forward,
+            [](F& a) {
+              a.options.causal = true;
+              a.causal_by_sequence = tensor(12, DType::i32, {2});
+            },
+            "causal and causal_by_sequence are both given; leave causal out, and set causal_by_sequence to "
+            "1 where a sequence is causal"},
+        Forward{"causal_by_sequence_shape", dense_forward,
+                [](F& a) { a.causal_by_sequence = tensor(12, DType::i32, {3}); },
+                "causal_by_sequence has shape (3); it must be (batch) = (2)"},
+        Forward{"causal_by_sequence_dtype", dense_forward,
+                [](F& a) { a.causal_by_sequence = tensor(12, DType::s8, {2}); },
+                "causal_by_sequence is s8; convert it to i32 or i64"},
+        Forward{"causal_by_sequence_device", dense_forward,
+                [](F& a) { a.causal_by_sequence = on_gpu(tensor(12, DType::i32, {2}), 0); },
+                "causal_by_sequence is on cuda:0 but q is on cpu; move it there"},
         Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
                 "softcap is -1.5; it must be finite and at least 0 (0: off)"},
         Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
@@ -313,6 +330,11 @@ INSTANTIATE_TEST_SUITE_P(
         Backward{
             "e4m3", dense_backward, [](B& a) { a.q.dtype = DType::e4m3; },
             "q is e4m3; the backward of an 8-bit forward is 16-bit: pass q, k and v in f16, bf16 or f32"},
+        Backward{
+            "causal_by_sequence", dense_backward,
+            [](B& a) { a.causal_by_sequence = tensor(12, DType::i32, {2}); },
+            "causal_by_sequence is given to backward, which has one mask for all sequences; pass the causal "
+            "ones and the others in calls of their own"},
         Backward{"mixed_k", dense_backward, [](B& a) { a.k.dtype = a.v.dtype = DType::s8; },
                  "k is s8; 8-bit k and v have no backward: pass those they were made from, in f32"},
         Backward{"mixed_v", dense_backward, [](B& a) { a.v.dtype = DType::e4m3; },

@@ -69,7 +69,7 @@ inline Results run(Runner& runner, Call& call, bool backward = true) {
   call.prepare(Pass::forward);
   runner.forward(call);
   keep(Pass::forward);
-  if (!backward || call.spec.dtype == DType::e4m3) return results;
+  if (!backward || !call.spec.has_gradients()) return results;
   call.prepare(Pass::backward);
   runner.backward(call);
   keep(Pass::backward);

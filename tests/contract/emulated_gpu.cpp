@@ -135,13 +135,13 @@ class EveryTestRuns : public testing::EmptyTestEventListener {
 };
 
 /// What has nothing for the emulator: errors before a launch, other element types, sizes beyond its patience,
-/// calls past the runner, wide heads with a split size.
+/// calls past the runner.
 constexpr const char* filter =
     "-Contract01_EveryElementWritten.EightBitInputs:"
     "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:"
     "Contract09_Sizes.*Beyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
     "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"
-    "Contract18_Caches.ARequestDoesNot*:Contract16_BatchInvariance.OfWideHeads";
+    "Contract18_Caches.ARequestDoesNot*";
 
 }  // namespace
 

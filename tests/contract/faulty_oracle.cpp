@@ -88,6 +88,16 @@ void fewer_bits(const Call& call, reference::Forward& f) {
   for (std::size_t n = 0; n < f.out.size(); ++n) f.out[n] *= n % 2 == 0 ? 1.0 + 0x1p-5 : 1.0 - 0x1p-5;
 }
 
+/// As if a kernel rounded to the inputs' dtype before it converts.
+void sixteen_bits_in_f32(const Call& call, reference::Forward& f) {
+  if (!call.spec.f32_out) return;
+  Box rounded(call.spec.dtype, {static_cast<std::int64_t>(f.out.size())}, {}, false);
+  for (std::size_t n = 0; n < f.out.size(); ++n) {
+    rounded.set(static_cast<std::int64_t>(n), f.out[n]);
+    f.out[n] = rounded.get(static_cast<std::int64_t>(n));
+  }
+}
+
 void column_without_nan(const Call& call, reference::Forward& f) {
   const auto width = static_cast<std::size_t>(call.spec.head_dim_v);
   for (std::size_t n = 7; n < f.out.size(); n += width) f.out[n] = std::isnan(f.out[n]) ? 0.0 : f.out[n];
@@ -188,6 +198,12 @@ const Fault all_faults[] = {
      .caught_by = every_feature,
      .problem = [](Problem& p) { p.k.batch_stride = 0; }},
     {.name = "seqused_k_ignored", .caught_by = seqused, .problem = [](Problem& p) { p.seqused_k = {}; }},
+    {.name = "mask_of_the_first_sequence_for_all",
+     .caught_by = "Contract04_BySequence.CausalAndNotInOneCall",
+     .problem = [](Problem& p) { p.causal_by_sequence.stride = 0; }},
+    {.name = "sixteen_bits_in_f32",
+     .caught_by = "Contract20_OutInF32.HasMoreDigitsThanTheInputs",
+     .forward = sixteen_bits_in_f32},
     {.name = "lengths_of_queries_for_keys",
      .caught_by = "Contract03_NothingToDo.OneSideOfASequenceEmpty",
      .problem = [](Problem& p) { p.cu_seqlens_k = p.cu_seqlens_q; }},

@@ -47,7 +47,7 @@ struct Memory {
 /// The Config of every call of these tests.
 inline ForwardConfig config_of_calls(bool causal = false) {
   Problem p;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   if (causal) p.window_right = 0;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
@@ -57,7 +57,7 @@ inline ForwardConfig config_of_calls(bool causal = false) {
 /// The same of the kernels sm80.
 inline ForwardConfig sm80_config_of_calls() {
   Problem p;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
   return choose_sm80_forward_config(p, 228 * 1024);
@@ -66,7 +66,7 @@ inline ForwardConfig sm80_config_of_calls() {
 inline BackwardConfig backward_config_of_calls() {
   Problem p;
   p.pass = Pass::backward;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = p.rows_k = 300;
   return choose_backward_config(p);
@@ -97,7 +97,7 @@ struct BackwardMemory : Memory {
 /// That call in 8 bits.
 inline Problem eight_bit_problem_of_calls() {
   Problem p;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   p.q.row_stride = p.k.row_stride = p.v.row_stride = 512;
   p.q.head_stride = p.k.head_stride = p.v.head_stride = 128;
   p.head_dim_qk = p.head_dim_v = 128;

@@ -59,6 +59,7 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.page_table, call.page_table);
   boxes.move(args.leftpad_k, call.leftpad_k);
   boxes.move(args.cache_batch_idx, call.cache_batch_idx);
+  boxes.move(args.causal_by_sequence, call.causal_by_sequence);
   boxes.move(args.sink, call.sink);
   boxes.move(args.q_scale, call.q_scale);
   boxes.move(args.k_scale, call.k_scale);
@@ -145,8 +146,7 @@ std::string GpuRunner::refuses(const harness::Case& spec) const {
   if (has_wide_heads(spec)) {
     if (spec.head_dim_qk > max_gpu_wide_head_dim_qk || spec.head_dim_v > max_gpu_wide_head_dim_v)
       return "heads are too wide";
-    if (spec.key_dtype || spec.options.split_size > 0)
-      return "wide heads are of 16 bits, without a split size";
+    if (spec.key_dtype) return "wide heads are of 16 bits";
   }
   if (spec.of_cache() && spec.key_dtype && !is_planned(spec))
     return "TMA cannot read 8-bit keys of the cache";

@@ -147,6 +147,8 @@ std::string Case::describe() const {
   if (page_size > 0) text += fmt::format(" page_size {}", page_size);
   if (!leftpad.empty()) text += fmt::format(" leftpad {}", leftpad);
   if (!cache_index.empty()) text += fmt::format(" cache_index {} of {}", cache_index, cache_batch);
+  if (f32_out) text += " -> f32";
+  if (!causal_by_sequence.empty()) text += fmt::format(" causal_by_sequence {}", causal_by_sequence);
   if (!used_q.empty()) text += fmt::format(" used_q {}", used_q);
   if (!used_k.empty()) text += fmt::format(" used_k {}", used_k);
   if (options.scale) text += fmt::format(" scale {}", *options.scale);
@@ -200,6 +202,7 @@ Call::Call(const Case& c) : spec(c) {
   cu_seqlens_k = cumulative(c, c.packed_k, c.lengths_k);
   seqused_q = seqused(c, c.used_q);
   seqused_k = seqused(c, c.used_k);
+  causal_by_sequence = seqused(c, c.causal_by_sequence);
   make_functions(random);
 
   const auto query_rows_of = [&](const RowVisitor& f) { for_each_query_row(c, f); };
@@ -222,7 +225,7 @@ Call::Call(const Case& c) : spec(c) {
     k_scale = scale_box(c, random);
     v_scale = scale_box(c, random);
   }
-  if (c.of_cache() || c.key_dtype) return;  // no backward
+  if (!c.has_gradients()) return;
   dout = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.dout, false);
   // dP and delta are sums of head_dim_v terms, and dS is what is left of their difference: with dP in the
   // tens, fp32 would owe more than 1e-5 to their rounding alone, whatever the algorithm.
@@ -253,6 +256,7 @@ void set_inputs(const Call& call, AttentionInputs& args) {
   args.page_table = call.page_table.view();
   args.leftpad_k = call.leftpad_k.view();
   args.cache_batch_idx = call.cache_batch_idx.view();
+  args.causal_by_sequence = call.causal_by_sequence.view();
   args.sink = call.sink.view();
   args.q_scale = call.q_scale.view();
   args.k_scale = call.k_scale.view();
@@ -316,6 +320,7 @@ Problem Call::problem() const {
   p.cu_seqlens_k = lengths_of(cu_seqlens_k);
   p.seqused_q = lengths_of(seqused_q);
   p.seqused_k = lengths_of(seqused_k);
+  p.causal_by_sequence = lengths_of(causal_by_sequence);
   p.score_function = score_of();
   p.mask_function = mask_of();
   if (!c.of_cache()) return p;

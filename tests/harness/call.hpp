@@ -30,6 +30,7 @@ struct Case {
   std::uint64_t seed = 1;
   DType dtype = DType::f32;
   DType out_dtype = DType::f32;    ///< only for e4m3 inputs; else it is dtype
+  bool f32_out = false;            ///< out is f32, beside a q of 16 bits; forward alone
   std::optional<DType> key_dtype;  ///< of k and v, e4m3 or s8, beside a q in another dtype; not given: dtype
 
   std::int64_t batch = 1;
@@ -57,6 +58,7 @@ struct Case {
   /// cache_batch_idx; empty is not given. k and v then have `cache_batch` entries.
   std::vector<std::int64_t> cache_index;
   std::int64_t cache_batch = 0;
+  std::vector<std::int64_t> causal_by_sequence;  ///< empty is not given; forward alone
 
   AttentionOptions options;
   /// Functions as text (docs/functions.md); empty is not given. Both may read `captured`.
@@ -76,13 +78,19 @@ struct Case {
 
   [[nodiscard]] std::int64_t rows_q() const;
   [[nodiscard]] std::int64_t rows_k() const;
+  /// Whether there is a backward of such a call.
+  [[nodiscard]] bool has_gradients() const {
+    return dtype != DType::e4m3 && !of_cache() && !key_dtype && !f32_out && causal_by_sequence.empty();
+  }
   [[nodiscard]] bool of_cache() const { return page_size > 0 || !leftpad.empty() || !cache_index.empty(); }
   /// Rows of sequence `b` in a cache, padding included, and those of them that are padding.
   [[nodiscard]] std::int64_t cache_rows(std::int64_t b) const;
   [[nodiscard]] std::int64_t cache_padding(std::int64_t b) const;
   /// Pages that one sequence can have; the cache has two more than all of them together.
   [[nodiscard]] std::int64_t pages_per_sequence() const { return (seqlen_k + page_size - 1) / page_size; }
-  [[nodiscard]] DType result_dtype() const { return dtype == DType::e4m3 ? out_dtype : dtype; }
+  [[nodiscard]] DType result_dtype() const {
+    return dtype == DType::e4m3 ? out_dtype : f32_out ? DType::f32 : dtype;
+  }
   /// Everything needed to write the case down again.
   [[nodiscard]] std::string describe() const;
 };
@@ -94,7 +102,7 @@ struct Call {
   Case spec;
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  Box page_table, leftpad_k, cache_batch_idx;
+  Box page_table, leftpad_k, cache_batch_idx, causal_by_sequence;
   std::vector<Box> captured;
   std::optional<Function> score_function, mask_function;
   Box out, lse;

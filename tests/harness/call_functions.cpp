@@ -39,6 +39,7 @@ std::vector<Box*> Call::inputs() {
                           &page_table,
                           &leftpad_k,
                           &cache_batch_idx,
+                          &causal_by_sequence,
                           &dout,
                           &dlse};
   for (Box& box : captured) boxes.push_back(&box);

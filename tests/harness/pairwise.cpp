@@ -123,6 +123,8 @@ std::vector<Feature> features_of(const Case& c, std::int64_t tile) {
       {"left padding", c.leftpad.empty() ? 0 : 1},
       {"chosen cache entries", c.cache_index.empty() ? 0 : 1},
       {"functions", functions_kind(c)},
+      {"mask by sequence", c.causal_by_sequence.empty() ? 0 : 1},
+      {"out in f32", c.f32_out ? 1 : 0},
   };
   add_layouts({"order of inputs", "expanded inputs", "padded inputs", "sliced inputs", "base of inputs",
                "inputs that end at a page"},

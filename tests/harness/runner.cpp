@@ -126,8 +126,7 @@ void on_every_runner(const Case& spec, const std::function<void(Runner&)>& f) {
 }
 
 void run_everywhere(Call& call, bool backward) {
-  const bool both = backward && call.spec.dtype != DType::e4m3 && call.lse.given() && !call.spec.of_cache() &&
-                    !call.spec.key_dtype;
+  const bool both = backward && call.spec.has_gradients() && call.lse.given();
   // The oracle is slow, so that it waits for a runner that takes the case.
   std::optional<Expected> forward_expected, backward_expected;
   on_every_runner(call.spec, [&](Runner& runner) {

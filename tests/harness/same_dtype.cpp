@@ -114,7 +114,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
   const float sink = p.sink != nullptr ? round_fast(dtype, p.sink[head * p.sink_stride]) : -infinity;
 
   for (std::int64_t i = 0; i < nq; ++i) {
-    KeyRange seen = visible_keys(p, i, nq, nk);
+    KeyRange seen = visible_keys(window_of(p, batch), i, nq, nk);
     float* row = s.p.row(i);
     for (std::int64_t j = seen.first; j < seen.last; ++j) {
       row[j] = round_fast(dtype, row[j] * p.scale);
@@ -166,7 +166,7 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
                       const Matrix& dout, double& dsink) {
   Matrix ds = matmul(dout, transposed(s.v), dtype);  // dP
   for (std::int64_t i = 0; i < ds.rows; ++i) {
-    KeyRange seen = visible_keys(p, i, ds.rows, ds.cols);
+    KeyRange seen = visible_keys(window_of(p, batch), i, ds.rows, ds.cols);
     const float* const weights = s.p.row(i);
     if (p.has_function() && std::all_of(weights, weights + ds.cols, [](float x) { return x == 0.0F; })) {
       seen = {};

@@ -163,7 +163,7 @@ std::pair<KeyGradients, KeyGradients> key_gradients(const Problem& p, const Part
   for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
     KeyGradients of_head = none;  // PyTorch rounds a head's sum before it adds the group's
     for (std::int64_t i = 0; i < p.rows_q; ++i) {
-      const KeyRange seen = visible_keys(p, i, p.rows_q, p.rows_k);
+      const KeyRange seen = visible_keys(window_of(p, part.batch), i, p.rows_q, p.rows_k);
       const std::int64_t keys = std::min(seen.last - part.first, part.count);
       if (keys <= 0) continue;
       const Query query = query_of(p, part, i, head, keys, k, v, dtype);

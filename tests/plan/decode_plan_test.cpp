@@ -20,7 +20,7 @@ Problem grouped(std::int64_t group, std::int64_t queries) {
   p.head_dim_qk = p.head_dim_v = 128;
   p.rows_q = queries;
   p.rows_k = 4096;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   p.heads_kv = 8;
   p.heads_q = 8 * group;
   p.batch = 2;

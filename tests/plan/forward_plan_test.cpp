@@ -19,7 +19,7 @@ Problem problem(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t 
   p.head_dim_v = head_dim_v;
   p.rows_q = rows_q;
   p.rows_k = rows_k;
-  p.q.dtype = DType::bf16;
+  p.q.dtype = p.out.dtype = DType::bf16;
   return p;
 }
 
@@ -72,6 +72,24 @@ TEST(ForwardPlan, UsualModelsAreShipped) {
       EXPECT_NE(std::find(configs.begin(), configs.end(), choose_forward_config(p)), configs.end())
           << head_dim;
     }
+  }
+}
+
+/// What a call's mask and output are is a matter of the Config's, not of its tile.
+TEST(ForwardPlan, AMaskBySequenceAndAnOutInF32ChangeNothingElse) {
+  const std::int32_t flags[2] = {};
+  for (const std::int64_t queries : {2, 40, 1000}) {
+    Problem p = problem(128, 128, queries, 4096);
+    p.window_right = 0;
+    ForwardConfig expected = choose_forward_config(p);
+    p.window_right = -1;
+    p.causal_by_sequence.data = flags;
+    p.out.dtype = DType::f32;
+    const ForwardConfig c = choose_forward_config(p);
+    EXPECT_EQ(forward_objection(c), "");
+    expected.mask.by_sequence = expected.tiling.f32_out = true;
+    EXPECT_EQ(c, expected) << queries;
+    EXPECT_EQ(combine_config(c).tiling.f32_out, true) << "the merged result is in f32, too";
   }
 }
 

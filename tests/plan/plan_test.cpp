@@ -156,8 +156,10 @@ TEST(Plan, QuantizedInputsOnAGpuNeedAPrecisionAndSixteenBitsOut) {
   EXPECT_EQ(
       refusal_of_quantized(Precision::exact, DType::bf16),
       "e4m3 with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU");
-  EXPECT_EQ(refusal_of_quantized(Precision::fp8, DType::f32),
-            "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU");
+  EXPECT_EQ(
+      refusal_of_quantized(Precision::fp8, DType::f32),
+      "out in f32 with precision fp8 has no GPU kernel; make it bf16 or f16, leave the precision exact, or "
+      "copy the tensors to the CPU");
 }
 
 ForwardArgs args_of_heads(std::int64_t d_qk, std::int64_t d_v, Device device = {}) {
@@ -193,6 +195,13 @@ TEST(Plan, WideHeadsRunOnTheGpuUpToWhatSharedMemoryHolds) {
   EXPECT_EQ(plan_of(args_of_heads(576, 512)).backend, Device::Kind::cpu);
 }
 
+TEST(Plan, WideHeadsSayWhatASplitSizeDoes) {
+  ForwardArgs args = args_of_heads(576, 512, {.kind = Device::Kind::cuda, .index = gpu::first_described});
+  EXPECT_EQ(explain(args).find("split size"), std::string::npos);
+  args.options.split_size = 128;
+  EXPECT_NE(explain(args).find("a fixed split size"), std::string::npos);
+}
+
 /// The message of the error that explaining this call ends in.
 template <typename Args>
 std::string refusal(const Args& args) {
@@ -205,7 +214,7 @@ std::string refusal(const Args& args) {
   return "none";
 }
 
-TEST(Plan, OutputsInF32AreTheCpusAlone) {
+TEST(Plan, GradientsInF32AreTheCpusAloneAndResultsAreNot) {
   for (const Device device : {Device{}, Device{.kind = Device::Kind::cuda, .index = gpu::first_described}}) {
     const bool on_gpu = device.kind == Device::Kind::cuda;
     ForwardArgs forward = forward_args(64, device);
@@ -218,11 +227,31 @@ TEST(Plan, OutputsInF32AreTheCpusAlone) {
               on_gpu ? "gradients in f32 have no GPU kernel; make dq, dk and dv bf16, or copy "
                        "the tensors to the CPU"
                      : "none");
+    EXPECT_EQ(explain(forward).find("out in f32"), std::string::npos);
     forward.out.dtype = DType::f32;
-    EXPECT_EQ(refusal(forward),
-              on_gpu ? "out in f32 has no GPU kernel; make it bf16 or f16, or copy the tensors to the CPU"
-                     : "none");
+    EXPECT_EQ(refusal(forward), "none");
+    EXPECT_NE(explain(forward).find("out in f32"), std::string::npos);
   }
+}
+
+/// A mask by sequence has kernels of its own, and those of 8 bits and of functions none.
+TEST(Plan, MaskBySequenceOnAGpu) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs args = forward_args(64, device);
+  args.causal_by_sequence = ConstTensor(nullptr, DType::i32, {2}, device);
+  EXPECT_EQ(refusal(args), "none");
+  EXPECT_NE(explain(args).find("right 0 where causal_by_sequence is not 0 and unbounded elsewhere"),
+            std::string::npos);
+  args.options.precision = Precision::fp8;
+  EXPECT_EQ(refusal(args),
+            "causal_by_sequence with precision fp8 has no GPU kernel; leave the precision exact, or copy the "
+            "tensors to the CPU");
+  args.options.precision = Precision::exact;
+  const Function mask = Function::parse("le(k, q)", Function::Kind::mask, {});
+  args.mask_function = &mask;
+  EXPECT_EQ(refusal(args),
+            "causal_by_sequence with a score or mask function has no GPU kernel; let the mask function read "
+            "the mask of each batch entry, or copy the tensors to the CPU");
 }
 
 TEST(Plan, IsMadeForGpusThatAreNotThere) {

@@ -21,7 +21,7 @@ Problem latent(std::int64_t heads, std::int64_t queries, bool v_in_k) {
   p.head_dim_v = 512;
   p.rows_q = queries;
   p.rows_k = 4096;
-  p.q.dtype = p.k.dtype = p.v.dtype = DType::bf16;
+  p.q.dtype = p.k.dtype = p.v.dtype = p.out.dtype = DType::bf16;
   p.k.data = memory;
   p.v.data = v_in_k ? memory : memory + 1;
   for (Operand* o : {&p.k, &p.v}) {
@@ -62,6 +62,23 @@ TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
   p = latent(16, 1, true);
   fold_heads_into_rows(p);
   EXPECT_EQ(p.rows_q, 16);
+}
+
+/// What bits depend on is the same of a step and of a prefill.
+TEST(WideHeadsPlan, AFixedSplitSizeChangesNothingButTheSplits) {
+  for (const bool v_in_k : {false, true}) {
+    Problem step = latent(128, 1, v_in_k);
+    step.split_size = 1024;
+    Problem prefill = latent(128, 3000, v_in_k);
+    prefill.split_size = 1024;
+    const ForwardConfig few = choose_forward_config(step);
+    const ForwardConfig many = choose_forward_config(prefill);
+    EXPECT_TRUE(few.wide && few.schedule.invariant && few.schedule.split);
+    EXPECT_TRUE(many.wide && many.schedule.invariant && !many.schedule.split);
+    EXPECT_EQ(few.tiling.block_n, many.tiling.block_n);
+    EXPECT_EQ(few.v_in_k, many.v_in_k);
+    for (const ForwardConfig& c : {few, many}) EXPECT_EQ(forward_objection(c), "");
+  }
 }
 
 TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
@@ -105,7 +122,12 @@ TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.stages = 1; }), "two stages"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_v = 448; }), "448"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_m = 128; }), "128 x 64"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.invariant = true; }), "split size"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.pingpong = true; }), "no ping-pong"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) {
+                    c.mask.causal = false;
+                    c.mask.by_sequence = true;
+                  }),
+                  "takes causal"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "shared memory"));
 }
 

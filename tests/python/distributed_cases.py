@@ -201,7 +201,7 @@ def right_of(
 
 
 def right_of_rounded_parts(rank: int, *arguments: Any) -> None:
-    """`right`, with the results of parts in 16 bits, as kernels on a GPU write them."""
+    """`right`, with the gradients of parts in 16 bits, as kernels on a GPU write them."""
     dtype_of = _parts.part_dtype
     _parts.part_dtype = lambda q: q.dtype
     try:

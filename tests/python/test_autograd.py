@@ -324,7 +324,7 @@ def test_scales_that_require_a_gradient_are_refused(name: str, function: Any) ->
         function(q, k, v, **options)
     with pytest.raises(Exception, match=message.removeprefix("^")):
         torch.compile(function, backend="aot_eager", fullgraph=True)(q, k, v, **options)
-    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values()) + (None,) * 3))
+    flat = _operators.flat(_call.Call(metadata=(None,) * 4 + tuple(scales.values()) + _call.NO_CACHE))
     with pytest.raises(tandem.InvalidArgumentError, match=message):
         torch.ops.tandem.attention(q, k, v, None, *flat, None)
     with torch.no_grad():

@@ -49,6 +49,41 @@ def test_pages(dtype: torch.dtype, page_size: int) -> None:
         oracle.assert_close(lse[b : b + 1], expected_lse)
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.int64], ids=str)
+def test_causal_by_sequence(kind: torch.dtype) -> None:
+    q, k, v, where = cache()
+    flags = torch.tensor([True, False, True]).to(kind)
+    out, lse = tandem.attention(q, k, v, **where, causal_by_sequence=flags, return_lse=True)
+    arrays = {name: t.numpy() for name, t in where.items()} | {"causal_by_sequence": flags.numpy()}
+    assert np.array_equal(out.numpy(), tandem.attention(q.numpy(), k.numpy(), v.numpy(), **arrays))
+    for b in range(3):
+        options = {"causal": bool(flags[b])}
+        inputs = q[b : b + 1], *(gathered(t, where["page_table"], b) for t in (k, v))
+        expected, expected_lse = oracle.exact(*inputs, **options)
+        oracle.assert_close(out[b : b + 1], expected)
+        oracle.assert_close(lse[b : b + 1], expected_lse)
+    for wrong, message in (
+        ({"causal": True}, "^causal and causal_by_sequence are both given"),
+        ({"causal_by_sequence": flags[:2]}, r"^causal_by_sequence has shape \(2\); it must be \(batch\)"),
+        ({"causal_by_sequence": flags.float()}, "^causal_by_sequence is f32; convert it to i32 or i64"),
+    ):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            tandem.attention(q, k, v, **where | {"causal_by_sequence": flags} | wrong)
+
+
+def test_causal_by_sequence_compiled() -> None:
+    q, k, v, where = cache()
+    flags = torch.tensor([True, False, True])
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(
+        lambda q, flags: tandem.attention(q, k, v, **where, causal_by_sequence=flags),
+        backend=counter,
+        fullgraph=True,
+    )
+    assert torch.equal(step(q, flags), tandem.attention(q, k, v, **where, causal_by_sequence=flags))
+    assert counter.frame_count == 1
+
+
 def test_packed_queries_of_pages() -> None:
     q, k, v, where = cache()
     cu = torch.tensor([0, 2, 2, 5])
@@ -138,6 +173,8 @@ def test_a_cache_has_no_gradients() -> None:
     for name in ("leftpad_k", "cache_batch_idx"):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{name} is given with inputs that require"):
             tandem.attention(*(t.requires_grad_() for t in qkv()), **{name: torch.tensor([0, 1])})
+    with pytest.raises(tandem.InvalidArgumentError, match="^causal_by_sequence is given .* has none"):
+        tandem.attention(*(t.requires_grad_() for t in qkv()), causal_by_sequence=torch.tensor([0, 1]))
     metadata = tuple(where.get(name) for name in _call.METADATA)
     with pytest.raises(tandem.InvalidArgumentError, match=message):
         torch.ops.tandem.attention(

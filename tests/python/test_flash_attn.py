@@ -41,7 +41,7 @@ PARAMETERS = {
 # Beyond it, what its forks have, and Tandem's own split_size.
 MORE = {
     "flash_attn_func": ["split_size"],
-    "flash_attn_varlen_func": ["s_aux", "block_table", "out", "split_size"],
+    "flash_attn_varlen_func": ["s_aux", "block_table", "out", "split_size", "causal_by_sequence"],
     "flash_attn_with_kvcache": ["s_aux", "block_table", "split_size"],
 }
 

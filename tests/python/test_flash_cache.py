@@ -229,6 +229,20 @@ def test_vllms_keys_without_pages() -> None:
     assert torch.equal(scaled, same)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_of_each_of_vllms_requests(causal: bool) -> None:
+    q, (k, v), cu = torch.randn(4, 4, 32), cache(), torch.tensor([0, 3, 3, 4], dtype=torch.int32)
+    lengths = used([9, 0, 5])
+    flags = torch.tensor([1, 0, 0], dtype=torch.int32)
+    out = vllm(
+        q, k[:3], v[:3], cu, seqused_k=lengths, causal=causal, dynamic_causal=flags, window_size=[4, 4]
+    )
+    for rows, b, own in ((slice(0, 3), 0, True), (slice(3, 4), 2, False)):
+        options = {"causal": own, "window": (4, 4), "seqused_k": lengths[b : b + 1]}
+        same = tandem.attention(q[None, rows], k[b : b + 1], v[b : b + 1], **options)
+        assert torch.equal(out[rows], same[0])
+
+
 def test_what_vllm_asks_and_tandem_lacks() -> None:
     q, (k, v), cu = torch.randn(4, 4, 32), cache(), torch.arange(5)
     given = {"seqused_k": used(LENGTHS)}
@@ -240,7 +254,6 @@ def test_what_vllm_asks_and_tandem_lacks() -> None:
         ("mask_mod", print),
         ("block_sparse_tensors", q),
         ("aux_tensors", [q]),
-        ("dynamic_causal", q),
     ):
         with pytest.raises(tandem.UnsupportedError, match=f"^{name} is "):
             vllm(q, k, v, cu, **given, **{name: value})

@@ -11,6 +11,7 @@ import tandem
 import torch
 from pages import paged, used
 from tandem.flash_attn import flash_attn_with_kvcache
+from tandem.flash_mla import flash_mla_with_kvcache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
 
@@ -151,3 +152,61 @@ def test_padding_before_pages(page_size: int) -> None:
     for queries in (1, 4, 100):
         options = {"page_table": table, "seqused_k": used(lengths), "leftpad_k": padding}
         expect_the_cpus_results(run, half(4, queries, 8, 64), *pages, **options)
+
+
+@pytest.mark.parametrize("queries", [1, 4, 100])
+@pytest.mark.parametrize("heads", [2, 8])
+def test_causal_requests_beside_others(queries: int, heads: int) -> None:
+    lengths = [90, 50, 120, 64]
+    *pages, table = paged(half(4, 128, 2, 64), half(4, 128, 2, 64), lengths, 16)
+
+    def run(q: torch.Tensor, *caches: torch.Tensor, **options: Any) -> Any:
+        return tandem.attention(q, *caches, **options, return_lse=True)
+
+    options: dict[str, Any] = {"page_table": table, "seqused_k": used(lengths)}
+    options["causal_by_sequence"] = torch.tensor([True, False, False, True])
+    for window in ((-1, -1), (30, 7)):
+        expect_the_cpus_results(run, half(4, queries, heads, 64), *pages, **options, window=window)
+
+
+@pytest.mark.parametrize("queries", [1, 4, 100, 700])
+@pytest.mark.parametrize("split_size", [0, 256])
+def test_results_in_f32(queries: int, split_size: int) -> None:
+    q, k, v = half(2, queries, 8, 64).cuda(), half(2, 700, 2, 64).cuda(), half(2, 700, 2, 64).cuda()
+    out = torch.full(q.shape, torch.nan, device="cuda")
+    options: dict[str, Any] = {"causal": True, "split_size": split_size}
+    tandem.attention(q, k, v, **options, out=out)
+    rounded = tandem.attention(q, k, v, **options)
+    assert torch.equal(out.bfloat16(), rounded)
+    assert (out != rounded.float()).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("split_size", [0, 256])
+def test_flashmlas_interface(split_size: int) -> None:
+    """Dense and by indices, of 16 bits and of FP8 records."""
+    lengths = [300, 70, 0, 256]
+    latent, _, table = paged(*(half(4, 320, 1, 576),) * 2, lengths, 64)
+    scales = torch.rand(*latent.shape[:-1], 4) + 0.5
+    codes = latent.nan_to_num()[..., :512].to(torch.float8_e4m3fn)
+    records = torch.cat(
+        [t.contiguous().view(torch.uint8) for t in (codes, scales, latent.nan_to_num()[..., 512:])], -1
+    )
+    rows = latent.shape[0] * 64
+    indices = torch.randint(-1, rows, (4, 2, 40), dtype=torch.int32)
+
+    def run(q: torch.Tensor, cache: torch.Tensor, **options: Any) -> Any:
+        return flash_mla_with_kvcache(q, cache, head_dim_v=512, split_size=split_size, **options)
+
+    for heads in (16, 128):
+        q = half(4, 2, heads, 576)
+        where: dict[str, Any] = {"block_table": table, "cache_seqlens": used(lengths), "causal": True}
+        chosen = {
+            "block_table": None,
+            "cache_seqlens": None,
+            "indices": indices,
+            "attn_sink": torch.randn(heads),
+        }
+        expect_the_cpus_results(run, q, latent, **where)
+        expect_the_cpus_results(run, q, records, **where, is_fp8_kvcache=True)
+        expect_the_cpus_results(run, q, latent.nan_to_num(), **chosen)
+        expect_the_cpus_results(run, q, records, **chosen, is_fp8_kvcache=True)

@@ -154,14 +154,17 @@ def step(vllm: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("feature", ["plain", "window", "softcap and sink", "not causal"])
+@pytest.mark.parametrize(
+    "feature", ["plain", "window", "softcap and sink", "not causal", "causal by request"]
+)
 def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     k, v, cache, key, value, cu, lengths, table, slots = step(vllm, dtype)
     sinks = torch.tensor([-1.0, 0.5, 2.0, 7.0]).bfloat16() if "sink" in feature else None
-    causal = feature != "not causal"
+    by_request = feature == "causal by request"
+    flags = [False, True, True, True] if by_request else [feature != "not causal"] * 4
     impl = layer(
         vllm,
-        sliding_window=10 if feature == "window" else None,
+        sliding_window=10 if feature == "window" or by_request else None,
         logits_soft_cap=5.0 if "softcap" in feature else None,
         sinks=sinks,
     )
@@ -169,15 +172,16 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     impl.do_kv_cache_update(None, torch.cat([key, padding]), torch.cat([value, padding]), cache, slots)
     q = torch.randn(32, HEADS, HEAD_DIM, dtype=dtype)
     output = torch.full_like(q, 9.0)
-    at = metadata(vllm, cu, lengths, table, slots, 24, causal)
+    at = metadata(vllm, cu, lengths, table, slots, 24, torch.tensor(flags) if by_request else flags[0])
     at = vllm.backend.TandemMetadataBuilder(None, [], None, "cpu").update_block_table(
         at, table.clone(), slots
     )
     assert impl.forward(None, q, key, value, cache, at, output) is output
-    options: dict[str, Any] = {"causal": causal, "sink": None if sinks is None else sinks.float()}
+    options: dict[str, Any] = {"sink": None if sinks is None else sinks.float()}
     options |= {"softcap": 5.0 if "softcap" in feature else 0.0}
-    options |= {"window": (9, 0) if feature == "window" else (-1, -1)}
+    options |= {"window": (9, 9) if feature == "window" or by_request else (-1, -1)}
     for b in range(4):
+        options["causal"] = flags[b]
         rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
         inputs = q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n]
         same = () if dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
@@ -221,9 +225,6 @@ def test_what_tandem_lacks(vllm: Any) -> None:
     q = torch.randn(3, HEADS, HEAD_DIM)
     with pytest.raises(tandem.UnsupportedError, match="^output_scale is given"):
         layer(vllm).forward(None, q, q, q, q, None, q, output_scale=torch.ones(1))
-    each = torch.tensor([True, False])
-    with pytest.raises(tandem.UnsupportedError, match="^causal is a tensor, a flag for each request"):
-        metadata(vllm, None, None, None, None, 0, each)
 
 
 def test_what_vllm_asks(vllm: Any) -> None:

@@ -22,7 +22,9 @@ class Options:
     softcap: float = 0.0
     deterministic: bool = False
 
-    def of(self, left: int, right: int, metadata: tuple[Any, ...] = (None,) * 10) -> _call.Call:
+    def of(
+        self, left: int, right: int, metadata: tuple[Any, ...] = (None,) * len(_call.METADATA)
+    ) -> _call.Call:
         return _call.Call(
             scale=self.scale,
             window=(left, right),
@@ -33,8 +35,8 @@ class Options:
 
 
 def part_dtype(q: Tensor) -> torch.dtype:
-    """The dtype of results of parts of the keys. Kernels on a GPU have no f32 outputs of 16-bit inputs yet:
-    there a part is rounded before it is added."""
+    """The dtype of gradients of parts of the keys. Kernels on a GPU have no f32 gradients of 16-bit inputs
+    yet: there a part is rounded before it is added."""
     return q.dtype if q.is_cuda else torch.float32
 
 
@@ -80,18 +82,13 @@ def forward(
     """Adds a call to ``rows``. The sink joins calls that are final (`is_exact`)."""
     begin, end = group.queries
     out, lse = rows.out[:, begin:end], rows.lse[:, :, begin:end]
-    in_place = group.new_queries and out.dtype in (q.dtype, part_dtype(q))
-    part = out if in_place else out.new_empty(out.shape, dtype=part_dtype(q))
+    in_place = group.new_queries
+    part = out if in_place else out.new_empty(out.shape, dtype=torch.float32)
     part_lse = lse if in_place else lse.new_empty(lse.shape)
     tensors, metadata = _of_group(group, (q,), (k, v))
     arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
     _core.forward(arrays, options.of(group.left, group.right).options(), _stream(q))
-    if in_place:
-        return
-    if group.new_queries:
-        out.copy_(part)
-        lse.copy_(part_lse)
-    else:
+    if not in_place:
         merge(out, lse, part, part_lse)
 
 
@@ -177,8 +174,11 @@ def _of_group(
     """The group's rows of these tensors as its call takes them, and the call's metadata."""
     slices = [t[:, slice(*group.queries)] for t in of_queries] + [t[:, slice(*group.keys)] for t in of_keys]
     if len(group.pairs) == 1:
-        return tuple(slices), (None,) * 10
-    return _flat(group, *slices), (*group.cu_seqlens(of_queries[0].device), *(None,) * 8)
+        return tuple(slices), (None,) * len(_call.METADATA)
+    return _flat(group, *slices), (
+        *group.cu_seqlens(of_queries[0].device),
+        *(None,) * (len(_call.METADATA) - 2),
+    )
 
 
 def _flat(group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:

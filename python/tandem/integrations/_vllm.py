@@ -42,7 +42,8 @@ class TandemMetadata:
     #: (requests, blocks): where in the cache they are
     block_table: Tensor
     slot_mapping: Tensor
-    causal: bool
+    #: of all requests, or (requests,) flags
+    causal: bool | Tensor
 
 
 class TandemMetadataBuilder(AttentionMetadataBuilder):
@@ -60,11 +61,6 @@ class TandemMetadataBuilder(AttentionMetadataBuilder):
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         given = common_attn_metadata
-        if isinstance(given.causal, Tensor):
-            raise UnsupportedError(
-                "causal is a tensor, a flag for each request, but Tandem has one for all; choose another "
-                "attention backend for this model"
-            )
         return TandemMetadata(
             num_actual_tokens=given.num_actual_tokens,
             query_start_loc=given.query_start_loc,
@@ -149,7 +145,10 @@ class TandemImpl(AttentionImpl):
             return output.zero_()
         tokens, reach = attn_metadata.num_actual_tokens, self.sliding_window
         k_cache, v_cache = self._halves(kv_cache)
-        window = (-1, -1) if reach is None else (reach - 1, 0 if attn_metadata.causal else reach - 1)
+        causal = attn_metadata.causal
+        flags, causal = (causal, False) if isinstance(causal, Tensor) else (None, causal)
+        # A causal request's window ends at its diagonal whatever is said here.
+        window = (-1, -1) if reach is None else (reach - 1, reach - 1)
         attention(
             query[:tokens],
             k_cache,
@@ -158,7 +157,8 @@ class TandemImpl(AttentionImpl):
             seqused_k=attn_metadata.seq_lens,
             page_table=attn_metadata.block_table,
             scale=self.scale,
-            causal=attn_metadata.causal,
+            causal=causal,
+            causal_by_sequence=flags,
             window=window,
             softcap=self.softcap,
             sink=None if self.sinks is None else self.sinks.float(),

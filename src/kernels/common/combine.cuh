@@ -18,16 +18,24 @@ TANDEM_DEVICE void store_combined(tile::Output<T>& output, const tile::TileIndex
                                   const ptx::Float4 (&sum)[vectors], float factor, float lse) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   if (lane == 0) output.store_lse(t, row.query, row.head, lse);
-  u16* const out = output.out_row(t, row.query, row.head);
+  auto* const out = output.out_row(t, row.query, row.head);
 #pragma unroll
   for (int v = 0; v < vectors; ++v) {
     const int col = v * 128 + lane * 4;
-    const u32 words[2] = {tile::pack<T.element>(sum[v].x * factor, sum[v].y * factor),
-                          tile::pack<T.element>(sum[v].z * factor, sum[v].w * factor)};
+    if constexpr (T.f32_out) {
+      const float each[4] = {sum[v].x, sum[v].y, sum[v].z, sum[v].w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (col + i < output.p.head_dim_v) {
-        ptx::store_global(out + col + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+      for (int i = 0; i < 4; ++i) {
+        if (col + i < output.p.head_dim_v) ptx::store_global(out + col + i, each[i] * factor);
+      }
+    } else {
+      const u32 words[2] = {tile::pack<T.element>(sum[v].x * factor, sum[v].y * factor),
+                            tile::pack<T.element>(sum[v].z * factor, sum[v].w * factor)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + i < output.p.head_dim_v) {
+          ptx::store_global(out + col + i, static_cast<u16>(words[i / 2] >> (16 * (i % 2))));
+        }
       }
     }
   }
@@ -175,7 +183,7 @@ struct CombineRow {
       output.store_lse(t, own.query, own.head,
                        seen ? base + ptx::log2(total) * tile::ln_2 : -ptx::infinity());
     }
-    u16* const out = output.out_row(t, own.query, own.head);
+    auto* const out = output.out_row(t, own.query, own.head);
 #pragma unroll
     for (int c = 0; c < columns; ++c) {
       const int col = thread + c * threads;
@@ -183,7 +191,11 @@ struct CombineRow {
       float sum = 0.0F;
 #pragma unroll
       for (int g = 0; g < groups; ++g) sum += ptx::load_shared(shared.out[g] + col);
-      ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum * factor, 0.0F)));
+      if constexpr (C.tiling.f32_out) {
+        ptx::store_global(out + col, sum * factor);
+      } else {
+        ptx::store_global(out + col, static_cast<u16>(tile::pack<C.tiling.element>(sum * factor, 0.0F)));
+      }
     }
   }
 };

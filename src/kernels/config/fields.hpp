@@ -124,13 +124,14 @@ constexpr const char* part_name() {
 template <typename T, typename F>
 requires is<T, Tiling>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, heads_as_rows] = x;
+  auto& [element, head_dim_qk, head_dim_v, block_m, block_n, heads_as_rows, f32_out] = x;
   f("element", element);
   f("head_dim_qk", head_dim_qk);
   f("head_dim_v", head_dim_v);
   f("block_m", block_m);
   f("block_n", block_n);
   f("heads_as_rows", heads_as_rows);
+  f("f32_out", f32_out);
 }
 
 template <typename T, typename F>
@@ -148,10 +149,11 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, Mask>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [causal, local, varlen] = x;
+  auto& [causal, local, varlen, by_sequence] = x;
   f("causal", causal);
   f("local", local);
   f("varlen", varlen);
+  f("by_sequence", by_sequence);
 }
 
 template <typename T, typename F>

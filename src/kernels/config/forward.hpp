@@ -159,8 +159,9 @@ constexpr long long partial_lses(const Tiling& t, int ctas) {
 }
 
 /// Numbers that a CTA keeps of a tile's parts that it has merged: O, and four for each thread.
-constexpr long long merged_numbers(const Tiling& t) {
-  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8);
+/// `column_parts`: warpgroups that share the columns of O.
+constexpr long long merged_numbers(const Tiling& t, int column_parts = 1) {
+  return static_cast<long long>(t.block_m) * (t.head_dim_v + 8 * column_parts);
 }
 
 /// What the kernel `combine` needs of a forward Config.
@@ -234,16 +235,27 @@ struct HeadScales {
   long long head_stride;
 };
 
-/// What the forward kernel is launched with where K and V have 8 bits. They are not fields of ForwardParams:
-/// the 8-bit kernels' own parameters lie behind those.
-struct MixedForwardParams : ForwardParams {
-  HeadScales k_scale, v_scale;
+/// What follows adds to ForwardParams for some Configs alone, since the 8-bit kernels' own parameters lie
+/// behind those that all have.
+
+/// Where Mask::by_sequence is set.
+struct ForwardParamsBySequence : ForwardParams {
+  LengthArray causal_by_sequence;  ///< not 0: this sequence's window_right is 0; null: none is
 };
 
-/// What the forward kernel of the family sm80 is launched with: it reads no tensor map.
-struct Sm80ForwardParams : ForwardParams {
+/// Where K and V have 8 bits.
+template <typename Params>
+struct WithKeyScales : Params {
+  HeadScales k_scale, v_scale;
+};
+using MixedForwardParams = WithKeyScales<ForwardParams>;
+
+/// Of the family sm80, which reads no tensor map.
+template <typename Params>
+struct WithValueAddress : Params {
   const void* v_data;
   Strides v_stride;
 };
+using Sm80ForwardParams = WithValueAddress<ForwardParams>;
 
 }  // namespace tandem

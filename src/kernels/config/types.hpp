@@ -72,6 +72,7 @@ struct Tiling {
   /// Rows are (query, head): query heads that share keys are rows of one tile, as tile/rows.cuh has them.
   /// Else a tile's rows are queries of one head.
   bool heads_as_rows = false;
+  bool f32_out = false;  ///< out is f32, as results that are merged elsewhere want it; else it is `element`
 
   constexpr bool operator==(const Tiling&) const = default;
   /// Rows that one box of Q fills: those of a warpgroup, or of the tile where it has fewer.
@@ -84,6 +85,8 @@ struct Mask {
   bool local = false;   ///< window_left is bounded: the left edge needs a mask
   /// Lengths differ by sequence (cu_seqlens or seqused), and rows past a sequence's end may hold anything.
   bool varlen = false;
+  /// With `causal`: window_right of some sequences is 0, as ForwardParamsBySequence has it.
+  bool by_sequence = false;
 
   constexpr bool operator==(const Mask&) const = default;
 };

@@ -36,14 +36,14 @@ struct Sm80Forward {
   using Outputs = float[units][outputs];
   using Queries = u32[keeps_q ? steps : 1][units][4];
 
-  const Sm80ForwardParams& p;
+  const Sm80KernelParams<C>& p;
   Shared& shared;
   const int warp;
   const float scale_log2;
   Sm80ForwardLoader<C> loader;
   ForwardTiles<C> tiles;
 
-  TANDEM_DEVICE Sm80Forward(const Sm80ForwardParams& params, Shared& s, int warp_)
+  TANDEM_DEVICE Sm80Forward(const Sm80KernelParams<C>& params, Shared& s, int warp_)
       : p(params),
         shared(s),
         warp(warp_),
@@ -238,7 +238,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store_empty(const tile::QueryTile& t) {
 
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
-    sm80_forward(const __grid_constant__ Sm80ForwardParams p) {
+    sm80_forward(const __grid_constant__ Sm80KernelParams<C> p) {
   static_assert(sizeof(Sm80ForwardShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<Sm80ForwardShared<C>*>(ptx::dynamic_shared());
   if constexpr (C.schedule.split) ptx::launch_next_grid();

@@ -7,6 +7,10 @@
 
 namespace tandem {
 
+/// What the kernel is launched with.
+template <ForwardConfig C>
+using Sm80KernelParams = WithValueAddress<ForwardMaskParams<C>>;
+
 // ---- Shared storage ----
 
 template <ForwardConfig C>
@@ -37,7 +41,7 @@ struct Sm80ForwardLoader {
   /// The groups behind the one that a wait is for: as many blocks ahead, a K and a V each.
   static constexpr int groups_ahead = 2 * (C.stages - 1);
 
-  const Sm80ForwardParams& p;
+  const Sm80KernelParams<C>& p;
   Shared& shared;
 
   /// Q and the first K and V of a tile, as many as there are buffers, but for the last V. Nobody reads any of

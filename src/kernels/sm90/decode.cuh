@@ -265,20 +265,31 @@ TANDEM_DEVICE void DecodeConsumer<C>::store_columns(const tile::QueryTile& t, co
     return;
   }
   if (at.query >= t.index.end_q || col >= p.head_dim_v) return;
-  u16* const out = tile::Output<C.tiling>{{}, p, 0, 0}.out_row(t.index, at.query, at.head) + col;
-  const u32 words = tile::pack<C.tiling.element>(low, high);
-  if (p.out_vectors) {
-    ptx::store_global(reinterpret_cast<u32*>(out), words);
+  auto* const out = tile::Output<C.tiling>{{}, p, 0, 0}.out_row(t.index, at.query, at.head) + col;
+  if constexpr (C.tiling.f32_out) {
+    if (p.out_vectors) {
+      ptx::store_global(reinterpret_cast<u64*>(out),
+                        static_cast<u64>(ptx::bits_of(high)) << 32 | ptx::bits_of(low));
+      return;
+    }
+    ptx::store_global(out, low);
+    if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, high);
   } else {
-    ptx::store_global(out, static_cast<u16>(words));
-    if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, static_cast<u16>(words >> 16));
+    const u32 words = tile::pack<C.tiling.element>(low, high);
+    if (p.out_vectors) {
+      ptx::store_global(reinterpret_cast<u32*>(out), words);
+    } else {
+      ptx::store_global(out, static_cast<u16>(words));
+      if (col + 1 < p.head_dim_v) ptx::store_global(out + 1, static_cast<u16>(words >> 16));
+    }
   }
 }
 
 // ---- Entry ----
 
 template <ForwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C)) decode(const __grid_constant__ ForwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), ctas_per_sm(C))
+    decode(const __grid_constant__ ForwardKernelParams<C> p) {
   static_assert(sizeof(DecodeShared<C>) == forward_shared_bytes(C));
   auto& shared = *reinterpret_cast<DecodeShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.

@@ -15,7 +15,8 @@ namespace tandem {
 
 /// What the kernel is launched with, but for functions.
 template <ForwardConfig C>
-using ForwardPlainParams = typename Select<C.converts(), MixedForwardParams, ForwardParams>::type;
+using ForwardPlainParams =
+    typename Select<C.converts(), WithKeyScales<ForwardMaskParams<C>>, ForwardMaskParams<C>>::type;
 /// What the kernel is launched with.
 template <ForwardConfig C>
 using ForwardKernelParams =

@@ -9,10 +9,15 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/part_merge.cuh"
 #include "kernels/tile/scheduler.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/split.cuh"
 
 namespace tandem::tile {
+
+/// An element of out.
+template <Tiling T>
+using OutElement = typename Select<T.f32_out, float, u16>::type;
 
 /// The first column that an Output writes; 0 where it writes them all.
 template <bool all>
@@ -55,7 +60,9 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
                                   bool opens, bool closes);
   TANDEM_DEVICE i64 part_row(int part, int row) const;
   TANDEM_DEVICE void store_columns(u16* at, int left, const ptx::Vec4& words, bool vectors);
-  TANDEM_DEVICE u16* out_row(const TileIndex& t, int query, int head) const;
+  TANDEM_DEVICE void store_columns(float* at, int left, const u32 (&words)[8], bool vectors);
+  TANDEM_DEVICE void store_zeros(OutElement<T>* at, int left);
+  TANDEM_DEVICE OutElement<T>* out_row(const TileIndex& t, int query, int head) const;
   /// Query and query head of row `row` of the warpgroup. What a row of one head is stands here as it did
   /// without tile/rows.cuh: a function more changes ptxas's schedule of all kernels.
   TANDEM_DEVICE int query_of(const TileIndex& t, int row) const {
@@ -78,10 +85,11 @@ struct Output : FirstColumn<columns == T.head_dim_v> {
 };
 
 template <Tiling T, bool invariant, int columns>
-TANDEM_DEVICE u16* Output<T, invariant, columns>::out_row(const TileIndex& t, int query, int head) const {
+TANDEM_DEVICE OutElement<T>* Output<T, invariant, columns>::out_row(const TileIndex& t, int query,
+                                                                    int head) const {
   const int batch = p.packed_q ? 0 : t.batch;
   const i64 row = t.begin_q + static_cast<i64>(query);
-  return static_cast<u16*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
+  return static_cast<OutElement<T>*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
          row * p.out_stride.row;
 }
 
@@ -112,6 +120,32 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_columns(u16* at, int lef
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if (i < left) ptx::store_global(at + i, static_cast<u16>(each[i / 2] >> (16 * (i % 2))));
+  }
+}
+
+/// The same of f32: two 16-byte stores.
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_columns(float* at, int left, const u32 (&words)[8],
+                                                                bool vectors) {
+  if (vectors) {
+    if (left <= 0) return;
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(at), ptx::Vec4{words[0], words[1], words[2], words[3]});
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(at) + 1,
+                      ptx::Vec4{words[4], words[5], words[6], words[7]});
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < left) ptx::store_global(at + i, ptx::float_of(words[i]));
+  }
+}
+
+template <Tiling T, bool invariant, int columns>
+TANDEM_DEVICE void Output<T, invariant, columns>::store_zeros(OutElement<T>* at, int left) {
+  if constexpr (T.f32_out) {
+    store_columns(at, left, {0, 0, 0, 0, 0, 0, 0, 0}, p.out_vectors);
+  } else {
+    store_columns(at, left, {0, 0, 0, 0}, p.out_vectors);
   }
 }
 
@@ -163,18 +197,34 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_words(const TileIndex& t
   for (int h = 0; h < 2; ++h) {
     const int query = query_of(t, position.row(h));
     const int first_col = column + 8 * quad_lane;
-    u16* const first = out_row(t, query, head_of(t, position.row(h))) + first_col;
+    auto* const first = out_row(t, query, head_of(t, position.row(h))) + first_col;
     const int left = query < t.end_q ? p.head_dim_v - first_col : 0;
 #pragma unroll
     for (int g = 0; g < columns / 32; ++g) {
-      u32 words[4];
+      if constexpr (T.f32_out) {
+        // As in store_part: a function that both call changes ptxas's schedule of kernels with splits.
+        u32 even[4];
+        u32 odd[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 4 * (4 * g + j) + 2 * h;
-        words[j] = pack<T.element>(o[i] * factor[h], o[i + 1] * factor[h]);
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (4 * g + j) + 2 * h;
+          even[j] = ptx::bits_of(o[i] * factor[h]);
+          odd[j] = ptx::bits_of(o[i + 1] * factor[h]);
+        }
+        transpose_quad(even, quad_lane);
+        transpose_quad(odd, quad_lane);
+        store_columns(first + 32 * g, left - 32 * g,
+                      {even[0], odd[0], even[1], odd[1], even[2], odd[2], even[3], odd[3]}, vectors);
+      } else {
+        u32 words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int i = 4 * (4 * g + j) + 2 * h;
+          words[j] = pack<T.element>(o[i] * factor[h], o[i + 1] * factor[h]);
+        }
+        transpose_quad(words, quad_lane);
+        store_columns(first + 32 * g, left - 32 * g, {words[0], words[1], words[2], words[3]}, vectors);
       }
-      transpose_quad(words, quad_lane);
-      store_columns(first + 32 * g, left - 32 * g, {words[0], words[1], words[2], words[3]}, vectors);
     }
   }
 }
@@ -192,7 +242,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty(const TileIndex& t
   for (int i = thread; i < rows * units; i += warpgroup_size) {
     const int query = first + i / units;
     const int col = i % units * 8;
-    store_columns(out_row(t, query, t.head) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+    store_zeros(out_row(t, query, t.head) + col, p.head_dim_v - col);
   }
 }
 
@@ -206,7 +256,7 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_empty_heads(const TileIn
     const int col = i % units * 8;
     if (query >= t.end_q) continue;
     if (col == 0) store_lse(t, query, head, -ptx::infinity());
-    store_columns(out_row(t, query, head) + col, p.head_dim_v - col, {0, 0, 0, 0}, p.out_vectors);
+    store_zeros(out_row(t, query, head) + col, p.head_dim_v - col);
   }
 }
 
@@ -274,10 +324,12 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
                                                                const OnlineSoftmax& softmax, bool opens,
                                                                bool closes) {
   constexpr int vectors = outputs / 4;
-  auto* const kept =
-      reinterpret_cast<ptx::Float4*>(p.part_out + merged_numbers(T) * ptx::block_index() +
-                                     static_cast<i64>(merged_numbers(T) / (T.block_m / 64)) * warpgroup) +
-      thread;
+  constexpr int parts = T.head_dim_v / columns;
+  constexpr i64 room = merged_numbers(T, parts);
+  auto* const kept = reinterpret_cast<ptx::Float4*>(p.part_out + room * ptx::block_index() +
+                                                    room / (T.block_m / 64 * parts) *
+                                                        (warpgroup * parts + column / columns)) +
+                     thread;
   PartMerge rows[2];
   if (!opens) {
     const ptx::Float4 state = ptx::load_global(kept + vectors * warpgroup_size);
@@ -318,7 +370,8 @@ TANDEM_DEVICE void Output<T, invariant, columns>::store_merged(const TileIndex& 
       factor[h] = 0.0F;
       lse = -ptx::infinity();
     }
-    if (query < t.end_q && thread % 4 == 0) store_lse(t, query, head_of(t, position.row(h)), lse);
+    if (column == 0 && query < t.end_q && thread % 4 == 0)
+      store_lse(t, query, head_of(t, position.row(h)), lse);
   }
 #pragma unroll
   for (int i = 0; i < outputs; ++i) {

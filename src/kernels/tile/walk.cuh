@@ -21,8 +21,17 @@ struct QueryTile {
   bool closes = true;
 };
 
+/// All lanes of a warp call.
 template <Mask M>
 TANDEM_DEVICE Visibility visible_of(const ForwardParams& p, const TileIndex& t) {
+  if constexpr (M.by_sequence) {
+    const LengthArray& causal = static_cast<const ForwardParamsBySequence&>(p).causal_by_sequence;
+    // Rows before the first sequence and past the last one see no key whatever the bound.
+    const bool known = causal.data != nullptr && t.batch < p.batch;
+    const bool own = ptx::warp_uniform(known ? length_at(causal, t.batch) : 0) != 0;
+    return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
+            own ? 0 : p.window_right};
+  }
   return {t.seqlen_q, t.seqlen_k, M.local ? p.window_left : Visibility::unbounded,
           M.causal ? p.window_right : Visibility::unbounded};
 }
@@ -120,6 +129,10 @@ struct SplitQueryTiles {
 }  // namespace tandem::tile
 
 namespace tandem {
+
+/// What the Config's mask reads.
+template <ForwardConfig C>
+using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySequence, ForwardParams>::type;
 
 /// The tiles that a CTA computes.
 template <ForwardConfig C>

@@ -47,7 +47,12 @@ std::span<const EmulatedForward> decode_forwards() {
               decoding(Element::bf16, 64, KeySource::pages, false, true),
               decoding(Element::bf16, 192, KeySource::rows, true, true),
               decoding(Element::bf16, 256, KeySource::rows, true, true),
-              decoding(Element::bf16, 256, KeySource::pages, true, false), wide_block()>();
+              decoding(Element::bf16, 256, KeySource::pages, true, false), wide_block(),
+              by_sequence(decoding(Element::bf16, 64, KeySource::pages, true, true)),
+              by_sequence(decoding(Element::bf16, 64, KeySource::rows, false, false)),
+              f32_out(decoding(Element::bf16, 64, KeySource::rows, true, true)),
+              f32_out(decoding(Element::f16, 64, KeySource::pages, false, true)),
+              f32_out(by_sequence(decoding(Element::bf16, 64, KeySource::pages, true, true)))>();
   return kernels;
 }
 

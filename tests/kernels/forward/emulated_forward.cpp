@@ -91,6 +91,12 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   if (config.transform == ScoreTransform::raw && c.options.scale.value_or(1.0F) <= 0.0F)
     c.options.scale = 0.3F;
   c.lse = random.chance(0.8);
+  c.f32_out = config.tiling.f32_out;
+  c.causal_by_sequence.clear();
+  if (config.mask.by_sequence) {
+    c.options.causal = false;
+    for (std::int64_t b = 0; b < c.batch; ++b) c.causal_by_sequence.push_back(random.between(0, 1));
+  }
   if (config.converts()) {
     c.head_dim_qk = config.tiling.head_dim_qk - 16 * random.between(0, 2);
     c.head_dim_v = config.tiling.head_dim_v - 16 * random.between(0, 2);
@@ -158,6 +164,9 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                 : raw                    ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
   if (needed != config.transform) return "another score transform";
+  if (c.f32_out != config.tiling.f32_out) return "out has another type";
+  if (!c.causal_by_sequence.empty() && !config.mask.by_sequence) return "the mask is one for all sequences";
+  if (c.causal_by_sequence.empty() && config.mask.by_sequence) return "the mask is by sequence";
   if (config.v_in_k && !c.v_in_k) return "v is not in k";
   const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
@@ -182,21 +191,16 @@ ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitP
                       .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))};
   gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
   if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
-  if (kernel_.sm80 != nullptr) {
-    // Where a CTA can have any tiles, some have several, as in a grid that is at its limit.
-    if (parts.division.part_outputs == 0 && seed % 2 == 1) grid.blocks = std::min(grid.blocks, blocks);
-    const Sm80ForwardParams params = gpu::make_sm80_params(p, tiling, maps, sms, parts);
-    emulator::launch(kernel_.sm80, params, grid, options);
-    return params;
-  }
-  const MixedForwardParams params =
-      gpu::make_mixed_params(p, tiling, maps, &emulator::encode, sms, tile_counter, parts);
+  const bool sm80 = kernel_.config.of_sm80();
+  // Where a CTA can have any tiles, some have several, as in a grid that is at its limit.
+  if (sm80 && parts.division.part_outputs == 0 && seed % 2 == 1) grid.blocks = std::min(grid.blocks, blocks);
+  const ForwardParams params =
+      gpu::make_forward_params(p, tiling, maps, sm80 ? &gpu::no_tensor_map : &emulator::encode, sms,
+                               sm80 ? nullptr : tile_counter, parts);
   if (kernel_.functions != nullptr) {
     launch_with_functions(p, params, grid, options);
-  } else if (kernel_.mixed != nullptr) {
-    emulator::launch(kernel_.mixed, params, grid, options);
   } else {
-    emulator::launch(kernel_.kernel, static_cast<const ForwardParams&>(params), grid, options);
+    kernel_.launch(p, params, grid, options);
   }
   return params;
 }

@@ -20,13 +20,24 @@ struct AnyFunctions;
 /// A forward kernel that was compiled for the emulator.
 struct EmulatedForward {
   ForwardConfig config;
-  void (*kernel)(ForwardParams);
-  void (*mixed)(MixedForwardParams);          ///< the same of a Config that converts; the other is null
-  void (*sm80)(Sm80ForwardParams) = nullptr;  ///< the same of that family
-  void (*combine)(ForwardParams) = nullptr;   ///< of a Config with splits
+  /// Launches it with `params` and what the Config adds to them; null of a Config with functions.
+  void (*launch)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+                 const emulator::Options& options);
+  void (*combine)(ForwardParams) = nullptr;                   ///< of a Config with splits
   void (*lists)(WithFunctions<ForwardParams>) = nullptr;      ///< before a kernel that visits listed blocks
   void (*functions)(WithFunctions<ForwardParams>) = nullptr;  ///< of a Config with functions: it alone
 };
+
+/// What EmulatedForward::launch does, for a kernel that takes `Params`.
+template <ForwardConfig config, typename Params>
+void launch_forward(void (*kernel)(Params), const Problem& p, const ForwardParams& params,
+                    const emulator::Grid& grid, const emulator::Options& options) {
+  gpu::with_params_of(config, p, params, [&](const auto& all) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(all)>, Params>) {
+      emulator::launch(kernel, all, grid, options);
+    }
+  });
+}
 
 /// Every Config family, in three files so that they compile side by side.
 std::span<const EmulatedForward> narrow_forwards();

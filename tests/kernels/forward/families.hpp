@@ -10,22 +10,42 @@
 
 namespace tandem::kernel_tests {
 
+/// The kernel that a Config of this family is for.
+template <ForwardConfig config>
+constexpr auto kernel_for() {
+  if constexpr (config.wide) {
+    return &tandem::forward_wide<config>;
+  } else if constexpr (config.by_warps()) {
+    return &tandem::decode<config>;
+  } else {
+    return &tandem::forward<config>;
+  }
+}
+
 template <ForwardConfig config>
 constexpr EmulatedForward emulated() {
   if constexpr (config.functions.given()) {
-    EmulatedForward kernel{config, nullptr, nullptr, nullptr, combine_of<config>()};
+    EmulatedForward kernel{config, nullptr, combine_of<config>()};
     if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
-    kernel.functions = &tandem::forward<config>;
+    kernel.functions = kernel_for<config>();
     return kernel;
-  } else if constexpr (config.converts()) {
-    return {config, nullptr, &tandem::forward<config>, nullptr, combine_of<config>()};
-  } else if constexpr (config.wide) {
-    return {config, &tandem::forward_wide<config>, nullptr, nullptr, combine_of<config>()};
-  } else if constexpr (config.by_warps()) {
-    return {config, &tandem::decode<config>, nullptr, nullptr, combine_of<config>()};
   } else {
-    return {config, &tandem::forward<config>, nullptr, nullptr, combine_of<config>()};
+    constexpr auto launch = [](const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+                               const emulator::Options& options) {
+      launch_forward<config>(kernel_for<config>(), p, params, grid, options);
+    };
+    return {config, launch, combine_of<config>()};
   }
+}
+
+/// The same with an out in f32, and with a mask by sequence.
+constexpr ForwardConfig f32_out(ForwardConfig c) {
+  c.tiling.f32_out = true;
+  return c;
+}
+constexpr ForwardConfig by_sequence(ForwardConfig c) {
+  c.mask.by_sequence = true;
+  return c;
 }
 
 template <ForwardConfig... configs>

@@ -73,6 +73,15 @@ TEST_P(EmulatedForwardTest, TheWidestHeadsMatchTheOracle) {
   expect_the_oracles_results(runner, spec);
 }
 
+/// The mask of a case, whether its Config has one of each sequence or one of all.
+void set_causal(harness::Case& spec, bool causal) {
+  if (spec.causal_by_sequence.empty()) {
+    spec.options.causal = causal;
+  } else {
+    spec.causal_by_sequence.assign(static_cast<std::size_t>(spec.batch), causal ? 1 : 0);
+  }
+}
+
 /// A case of one sequence and head, of these lengths.
 harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::int64_t keys) {
   harness::Case spec = random_forward_case(1, config);
@@ -84,6 +93,7 @@ harness::Case one_head(const ForwardConfig& config, std::int64_t queries, std::i
   spec.seqlen_k = keys;
   spec.q = spec.k = spec.v = spec.out = {};
   spec.leftpad.clear();
+  if (config.mask.by_sequence) spec.causal_by_sequence = {0};
   if (config.keys == KeySource::entries) {
     spec.cache_batch = 1;
     spec.cache_index = {0};
@@ -106,7 +116,7 @@ TEST_P(EmulatedCausalForwardTest, DiagonalsBesideTheCornersOfBlocksMatchTheOracl
   EmulatorRunner runner(GetParam());
   for (const auto& [queries, keys] : diagonals(config.tiling.block_m, config.tiling.block_n)) {
     harness::Case spec = one_head(config, queries, keys);
-    spec.options.causal = true;
+    set_causal(spec, true);
     spec.options.window_left = -1;
     expect_the_oracles_results(runner, spec);
     if (!config.mask.local) continue;
@@ -124,6 +134,7 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   if (GetParam().config.keys == KeySource::entries) spec.cache_index = {0, 0};
   if (GetParam().config.keys == KeySource::padded_pages) spec.leftpad = {6, 0};
   spec.batch = 2;
+  if (!spec.causal_by_sequence.empty()) spec.causal_by_sequence = {0, 1};
   spec.heads_kv = 2;
   spec.heads_q = 6;
   harness::Call call(spec);
@@ -148,7 +159,7 @@ TEST_P(EmulatedGroupTest, EveryRowIsItsQueryAndHead) {
     harness::Case spec = one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
     spec.heads_kv = 2;
     spec.heads_q = 2 * group;
-    spec.options.causal = i % 3 != 1;
+    set_causal(spec, i % 3 != 1);
     spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
     spec.sink = i % 2 == 1;
     runner.seed = i;
@@ -161,7 +172,7 @@ TEST_P(EmulatedGroupTest, ANaNInAQueryStaysInItsRow) {
   EmulatorRunner runner(GetParam());
   harness::Case spec = one_head(GetParam().config, 10, 150);
   spec.heads_q = 7;
-  spec.options.causal = true;
+  set_causal(spec, true);
   spec.options.window_left = -1;
   harness::Call call(spec);
   const std::int64_t row = 3 * 7 + 4;

@@ -52,7 +52,14 @@ std::span<const EmulatedForward> split_forwards() {
               invariant(split(Element::bf16, 64, KeySource::pages, ScoreTransform::softcap)),
               invariant(split(Element::bf16, 256, KeySource::pages)),
               invariant(split(Element::bf16, 64, KeySource::entries)),
-              invariant(split(Element::bf16, 64, KeySource::padded_pages))>();
+              invariant(split(Element::bf16, 64, KeySource::padded_pages)),
+              by_sequence(split(Element::bf16, 64, KeySource::rows)),
+              by_sequence(split(Element::bf16, 64, KeySource::pages)),
+              by_sequence(invariant(split(Element::bf16, 64, KeySource::pages))),
+              f32_out(split(Element::bf16, 64, KeySource::rows)),
+              f32_out(split(Element::f16, 64, KeySource::pages)),
+              f32_out(invariant(split(Element::bf16, 64, KeySource::rows))),
+              f32_out(by_sequence(split(Element::bf16, 64, KeySource::pages)))>();
   return kernels;
 }
 
@@ -78,7 +85,15 @@ std::span<const EmulatedForward> general_forwards() {
       invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)),
       invariant(general(Element::bf16, 64, ScoreTransform::softcap, KeySource::pages)),
       invariant(general(Element::bf16, 256, ScoreTransform::raw, KeySource::pages)),
-      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries))>();
+      invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::entries)),
+      by_sequence(general(Element::bf16, 64, ScoreTransform::raw)),
+      by_sequence(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
+      by_sequence(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)),
+      by_sequence(invariant(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages))),
+      f32_out(general(Element::bf16, 64, ScoreTransform::raw)),
+      f32_out(general(Element::f16, 64, ScoreTransform::raw, KeySource::pages)),
+      f32_out(invariant(general(Element::bf16, 64, ScoreTransform::raw))),
+      f32_out(by_sequence(general(Element::bf16, 64, ScoreTransform::raw, KeySource::pages)))>();
   return kernels;
 }
 

@@ -59,7 +59,10 @@ std::span<const EmulatedForward> heads_as_rows_forwards() {
       invariant(grouped(Element::bf16, 64, KeySource::pages, true)),
       invariant(grouped(Element::bf16, 64, KeySource::padded_pages, true)),
       invariant(grouped(Element::bf16, 64, KeySource::rows, false)), dense(false), dense(true),
-      unspecialised()>();
+      unspecialised(), by_sequence(grouped(Element::bf16, 64, KeySource::pages, true)),
+      by_sequence(dense(true)), f32_out(grouped(Element::bf16, 64, KeySource::rows, true)),
+      f32_out(by_sequence(grouped(Element::f16, 64, KeySource::pages, false))),
+      f32_out(invariant(grouped(Element::bf16, 64, KeySource::pages, true)))>();
   return kernels;
 }
 

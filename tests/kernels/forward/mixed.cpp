@@ -49,7 +49,8 @@ std::span<const EmulatedForward> mixed_split_forwards() {
               mixed(bf16, e4m3, KeySource::entries, true), mixed(bf16, e4m3, KeySource::padded_pages, true),
               mixed(bf16, s8, KeySource::padded_pages, true, 256),
               invariant(mixed(bf16, e4m3, KeySource::rows, true, 64)),
-              invariant(mixed(bf16, e4m3, KeySource::pages, true))>();
+              invariant(mixed(bf16, e4m3, KeySource::pages, true)),
+              f32_out(by_sequence(mixed(bf16, e4m3, KeySource::pages, true)))>();
   return kernels;
 }
 

@@ -34,7 +34,16 @@ std::span<const EmulatedForward> narrow_forwards() {
               {.element = Element::f16, .head_dim_qk = 32, .head_dim_v = 64, .block_m = 64, .block_n = 64},
           .stages = 3,
           .mask = {.causal = true, .varlen = true},
-          .schedule = {.pingpong = false}}>();
+          .schedule = {.pingpong = false}},
+      [](ForwardConfig c) {
+        c.mask.causal = c.mask.local = c.schedule.dynamic = true;
+        return f32_out(by_sequence(c));
+      }(full),
+      [](ForwardConfig c) {
+        c.mask.causal = true;
+        return by_sequence(c);
+      }(full),
+      f32_out(full)>();
   return kernels;
 }
 

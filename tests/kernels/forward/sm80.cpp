@@ -7,7 +7,12 @@ namespace {
 
 template <ForwardConfig... configs>
 constexpr std::array<EmulatedForward, sizeof...(configs)> emulate() {
-  return {EmulatedForward{configs, nullptr, nullptr, &sm80_forward<configs>, combine_of<configs>()}...};
+  return {EmulatedForward{configs,
+                          [](const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
+                             const emulator::Options& options) {
+                            launch_forward<configs>(&sm80_forward<configs>, p, params, grid, options);
+                          },
+                          combine_of<configs>()}...};
 }
 
 constexpr ForwardConfig dense(int head_dim_qk, int head_dim_v, int block_m, int block_n, int stages = 1) {
@@ -60,6 +65,14 @@ constexpr ForwardConfig grouped(ForwardConfig c) {
   c.tiling.heads_as_rows = true;
   return c;
 }
+constexpr ForwardConfig f32_out(ForwardConfig c) {
+  c.tiling.f32_out = true;
+  return c;
+}
+constexpr ForwardConfig by_sequence(ForwardConfig c) {
+  c.mask.by_sequence = true;
+  return c;
+}
 
 }  // namespace
 
@@ -68,28 +81,32 @@ std::span<const EmulatedForward> sm80_forwards() {
       emulate<dense(64, 64, 128, 64), causal(dense(64, 64, 128, 128, 2)), local(dense(96, 96, 128, 64, 2)),
               dense(128, 128, 128, 32, 3), causal(dense(128, 128, 128, 64, 2)),
               local(dense(192, 128, 128, 32)), causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
-              causal(dense(256, 256, 64, 64)), dense(256, 256, 128, 32)>();
+              f32_out(by_sequence(causal(dense(64, 64, 128, 64)))), causal(dense(256, 256, 64, 64)),
+              dense(256, 256, 128, 32)>();
   return kernels;
 }
 
 std::span<const EmulatedForward> general_sm80_forwards() {
   using enum ScoreTransform;
   using enum KeySource;
-  static constexpr auto kernels =
-      emulate<general(Element::f16, 64), general(Element::f16, 64, scaled),
-              general(Element::f16, 64, softcap), general(Element::bf16, 64),
-              general(Element::bf16, 64, scaled), general(Element::bf16, 64, softcap),
-              general(Element::f16, 256), general(Element::bf16, 256), general(Element::f16, 64, raw, pages),
-              general(Element::bf16, 64, raw, pages), general(Element::bf16, 256, raw, pages),
-              general(Element::bf16, 256, softcap, pages), general(Element::f16, 64, raw, entries),
-              general(Element::bf16, 64, raw, entries), general(Element::bf16, 64, raw, padded_pages),
-              general(Element::bf16, 256, raw, padded_pages), invariant(general(Element::f16, 64)),
-              invariant(general(Element::bf16, 64)), invariant(general(Element::bf16, 64, softcap)),
-              invariant(general(Element::bf16, 256)), invariant(general(Element::f16, 64, raw, pages)),
-              invariant(general(Element::bf16, 64, raw, pages)),
-              invariant(general(Element::bf16, 64, softcap, pages)),
-              invariant(general(Element::bf16, 256, raw, pages)),
-              invariant(general(Element::bf16, 64, raw, entries))>();
+  static constexpr auto kernels = emulate<
+      general(Element::f16, 64), general(Element::f16, 64, scaled), general(Element::f16, 64, softcap),
+      general(Element::bf16, 64), general(Element::bf16, 64, scaled), general(Element::bf16, 64, softcap),
+      general(Element::f16, 256), general(Element::bf16, 256), general(Element::f16, 64, raw, pages),
+      general(Element::bf16, 64, raw, pages), general(Element::bf16, 256, raw, pages),
+      general(Element::bf16, 256, softcap, pages), general(Element::f16, 64, raw, entries),
+      general(Element::bf16, 64, raw, entries), general(Element::bf16, 64, raw, padded_pages),
+      general(Element::bf16, 256, raw, padded_pages), invariant(general(Element::f16, 64)),
+      invariant(general(Element::bf16, 64)), invariant(general(Element::bf16, 64, softcap)),
+      invariant(general(Element::bf16, 256)), invariant(general(Element::f16, 64, raw, pages)),
+      invariant(general(Element::bf16, 64, raw, pages)),
+      invariant(general(Element::bf16, 64, softcap, pages)),
+      invariant(general(Element::bf16, 256, raw, pages)), invariant(general(Element::bf16, 64, raw, entries)),
+      by_sequence(general(Element::bf16, 64)), by_sequence(general(Element::f16, 64, raw, pages)),
+      by_sequence(general(Element::bf16, 64, raw, pages)), f32_out(general(Element::bf16, 64)),
+      f32_out(general(Element::f16, 64, raw, pages)),
+      f32_out(by_sequence(general(Element::bf16, 64, raw, pages))),
+      by_sequence(invariant(general(Element::bf16, 64, raw, pages)))>();
   return kernels;
 }
 
@@ -105,7 +122,11 @@ std::span<const EmulatedForward> split_sm80_forwards() {
               invariant(split(Element::bf16, 256)), invariant(split(Element::f16, 64, pages)),
               invariant(split(Element::bf16, 64, pages)), invariant(split(Element::bf16, 64, pages, softcap)),
               invariant(split(Element::bf16, 256, pages)), invariant(split(Element::bf16, 64, entries)),
-              invariant(split(Element::bf16, 64, padded_pages))>();
+              invariant(split(Element::bf16, 64, padded_pages)), by_sequence(split(Element::bf16, 64)),
+              by_sequence(split(Element::bf16, 64, pages)), f32_out(split(Element::bf16, 64)),
+              f32_out(split(Element::f16, 64, pages)), f32_out(invariant(split(Element::bf16, 64))),
+              f32_out(by_sequence(split(Element::bf16, 64, pages))),
+              by_sequence(invariant(split(Element::bf16, 64, pages)))>();
   return kernels;
 }
 
