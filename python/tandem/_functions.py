@@ -26,10 +26,12 @@ NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
 class Functions:
     """The functions of a call, written down."""
 
-    __slots__ = ("arrays", "library", "mask", "place", "score")
+    __slots__ = ("arrays", "differentiated", "library", "mask", "place", "score")
 
     def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
         self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
+        #: The numbers of the arrays whose gradients a backward call is asked for.
+        self.differentiated: tuple[int, ...] = ()
         #: Where a plan takes the arrays to be, without their memory; None: where they are.
         self.place: tuple[_core.DeviceKind, int] | None = None
 
@@ -41,7 +43,12 @@ class Functions:
             if self.place is not None:
                 address, where = 0, [*self.place]
             views.append(_core.Tensor(address, dtype, shape, strides, *where))
-        options.set_functions(self.score, self.mask, views)
+        options.set_functions(self.score, self.mask, views, self.differentiated)
+
+    def set_gradients(self, options: _core.Options, gradients: Sequence[Any]) -> None:
+        """Has a backward call write the gradients of the arrays, None of those that are not wanted."""
+        made = [g if g is None else self.library.layout("a captured array's gradient", g) for g in gradients]
+        options.set_captured_gradients([layout and _core.Tensor(*layout) for layout in made])
 
 
 def _as_bytes(array: Any) -> Any:

@@ -52,6 +52,12 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "split_size is 256 with precision fp8, whose scales depend on a sequence's other rows; leave "
                 "the precision exact, or split_size out"},
+        Forward{"dropout_p_negative", dense_forward, [](F& a) { a.options.dropout_p = -0.1F; },
+                "dropout_p is -0.1; it must be at least 0 (off) and below 1"},
+        Forward{"dropout_p_one", dense_forward, [](F& a) { a.options.dropout_p = 1.0F; },
+                "dropout_p is 1; it must be at least 0 (off) and below 1"},
+        Forward{"dropout_p_nan", dense_forward, [](F& a) { a.options.dropout_p = nan; },
+                "dropout_p is nan; it must be at least 0 (off) and below 1"},
         Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
                 "softcap is -1.5; it must be finite and at least 0 (0: off)"},
         Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
