@@ -132,8 +132,15 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
     """The functions of a _call.Call, in the order of NAMES."""
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
-    given = [cu for cu in call.metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
-    table = call.metadata[_call.METADATA.index("page_table")]
+    shape, packed = pairs_of(call.metadata, q, k)
+    named = dict(zip(NAMES, functions, strict=True))
+    return trace_functions(shape, library, packed=packed, **named)
+
+
+def pairs_of(metadata: Sequence[Any], q: Any, k: Any) -> tuple[tuple[int, int, int, int], bool]:
+    """(batch, heads_q, seqlen_q, seqlen_k) of a call with that metadata, and whether it is packed."""
+    given = [cu for cu in metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
+    table = metadata[_call.METADATA.index("page_table")]
     pages = 1 if table is None else table.shape[-1]
     shape = (
         given[0].shape[0] - 1 if given else q.shape[0],
@@ -141,8 +148,7 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
         q.shape[-3] if q.ndim >= 3 else 0,
         pages * k.shape[-3] if k.ndim >= 3 else 0,
     )
-    named = dict(zip(NAMES, functions, strict=True))
-    return trace_functions(shape, library, packed=bool(given), **named)
+    return shape, bool(given)
 
 
 def trace_functions(

@@ -38,6 +38,10 @@ std::string features(const Problem& p) {
   if (p.q_scale.data != nullptr || p.k_scale.data != nullptr || p.v_scale.data != nullptr)
     names.emplace_back("scales");
   if (p.deterministic) names.emplace_back("deterministic");
+  if (p.dropout.on) names.push_back(fmt::format("dropout {}", p.dropout.p));
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    if (p.captured_gradients[n].given()) names.push_back(fmt::format("gradient of t{}", n));
+  }
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 

@@ -11,6 +11,7 @@ namespace tandem {
 /// key are taken modulo 2^32. What is kept is multiplied by `scale`.
 struct Dropout {
   bool on = false;
+  float p = 0.0F;
   std::uint32_t threshold = 0;
   float scale = 1.0F;  ///< 1 / (1 - p)
   std::uint32_t key[2] = {0, 0};
@@ -22,6 +23,7 @@ struct Dropout {
 constexpr Dropout make_dropout(float p, std::uint64_t seed, std::uint64_t offset, std::int64_t heads) {
   if (p <= 0.0F) return {};
   return {.on = true,
+          .p = p,
           .threshold = static_cast<std::uint32_t>(static_cast<double>(p) * 4294967296.0),
           .scale = 1.0F / (1.0F - p),
           .key = {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>((seed ^ offset) >> 32U)},

@@ -142,6 +142,10 @@ def test_dropout_beside_functions_and_their_gradients():
         torch.testing.assert_close(t.grad.double(), e.grad, rtol=0, atol=2e-5)
 
 
+def test_explain_says_it():
+    assert "also: dropout 0.25" in tandem.explain(*inputs(), dropout_p=P)
+
+
 def test_zero_is_off():
     q, k, v = inputs()
     assert torch.equal(tandem.attention(q, k, v, dropout_p=0), tandem.attention(q, k, v))
