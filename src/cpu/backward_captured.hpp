@@ -57,10 +57,39 @@ void add_to_rows(const CapturedPlace& at, const FunctionSource& slope, const Ele
   }
 }
 
+/// Keys [0, count) whose elements follow one another in memory, as those of a dense bias do: registers of
+/// keys for each row. Returns how many keys that were.
+template <typename Sum>
+int add_to_neighbours(const CapturedPlace& at, const FunctionSource& slope, const ElementOffsets& offsets,
+                      Sum* to) {
+  for (int j = 1; j < at.count; ++j) {
+    if (offsets.of_key[j] != offsets.of_key[0] + j) return 0;
+  }
+  const int whole = at.count / vec_lanes * vec_lanes;
+  for (int first = 0; first < whole; first += vec_lanes) {
+    float by_key[vec_lanes * vec_lanes];
+    float by_lane[vec_lanes * vec_lanes];
+    std::uint16_t any = 0;
+    for (int j = 0; j < vec_lanes; ++j) {
+      const Vec term = hn::Mul(load(at.gradients + (first + j) * panel_lanes), fetch(slope, first + j));
+      store(hn::IfThenElseZero(mask_of(at.seen + first + j), term), by_key + j * vec_lanes);
+      any = static_cast<std::uint16_t>(any | at.seen[first + j]);
+    }
+    transpose(by_key, vec_lanes, vec_lanes, vec_lanes, by_lane, vec_lanes);
+    for (int i = 0; i < vec_lanes; ++i) {
+      if ((any >> i & 1) == 0) continue;
+      Sum* const row = to + offsets.of_lane[i] + offsets.of_key[first];
+      for (int j = 0; j < vec_lanes; ++j) row[j] += static_cast<Sum>(by_lane[i * vec_lanes + j]);
+    }
+  }
+  return whole;
+}
+
 template <typename Sum>
 void add_to_pairs(const CapturedPlace& at, const FunctionSource& slope, const CapturedGradient& gradient,
                   const FunctionSource* indices, const ElementOffsets& offsets, Sum* to) {
-  for (int j = 0; j < at.count; ++j) {
+  const int start = offsets.pairs == 0 ? add_to_neighbours(at, slope, offsets, to) : 0;
+  for (int j = start; j < at.count; ++j) {
     if (at.seen[j] == 0) continue;
     float terms[vec_lanes];
     hn::StoreU(hn::Mul(load(at.gradients + j * panel_lanes), fetch(slope, j)), f32_lanes, terms);
