@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "tandem/error.hpp"
@@ -91,6 +92,13 @@ struct AttentionOptions {
   /// 1024 suits most lengths: small splits keep more of the machine busy with few sequences, large ones cost
   /// less in long prefills. With precision exact. Backward takes it too, and is the same with it.
   std::int64_t split_size = 0;
+  /// Attention dropout: each entry of P is set to 0 with this probability, in [0, 1), and the others are
+  /// divided by 1 - dropout_p. Which are kept depends on seed, offset, batch entry, query head, query and key
+  /// alone (docs/functions.md has the formula); backward wants the same three. LSE is that of the whole
+  /// softmax. On the CPU, with precision exact. 0: off.
+  float dropout_p = 0.0F;
+  std::uint64_t dropout_seed = 0;
+  std::uint64_t dropout_offset = 0;
 };
 
 /// The tensors that forward and backward share.
@@ -160,15 +168,20 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor lse;   ///< from forward
   ConstTensor dout;  ///< gradient of out
   ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
-  /// The gradients that are wanted; one at least. dq has the shape of q, dk of k, dv of v, and all have q's
-  /// dtype or, on the CPU, f32, as parts that are to be added want it; dsink is
-  /// (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one buffer. One that
-  /// is not given is not computed where that saves work: on the CPU its products, on a GPU its conversion and
-  /// its memory.
+  /// The gradients that are wanted; one at least, of these or of captured tensors. dq has the shape of q, dk
+  /// of k, dv of v, and all have q's dtype or, on the CPU, f32, as parts that are to be added want it; dsink
+  /// is (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one buffer. One
+  /// that is not given is not computed where that saves work: on the CPU its products, on a GPU its
+  /// conversion and its memory.
   Tensor dq;
   Tensor dk;
   Tensor dv;
   Tensor dsink;
+  /// Gradients of the tensors that score_function captures, by their numbers; it has been made such that it
+  /// differentiates them (FunctionBuilder::score_function). f32, of the tensor's shape; empty views are not
+  /// wanted, and there may be fewer views than tensors. The views' memory stays for as long as the call. On
+  /// the CPU alone; bits do not depend on threads.
+  std::span<const Tensor> captured_gradients = {};
   AttentionOptions options;
 };
 

@@ -81,6 +81,13 @@ struct FunctionNode {
   friend bool operator==(const FunctionNode&, const FunctionNode&) = default;
 };
 
+/// What a score function owes to an element that it reads: node `read`, and the node whose value is
+/// d(logit) / d(that element).
+struct FunctionGradient {
+  std::int16_t read = -1;
+  std::int16_t slope = -1;
+};
+
 /// A finished function: a list of nodes in the order of evaluation. It holds views of captured tensors, whose
 /// memory must stay for as long as calls use it.
 class TANDEM_API Function {
@@ -90,15 +97,28 @@ class TANDEM_API Function {
   /// The most nodes of a function, its derivative included, and the most tensors that it may capture.
   static constexpr std::size_t max_nodes = 512;
   static constexpr std::size_t max_captured = 16;
+  /// The most elements whose gradients a function can give: what is read several times counts once.
+  static constexpr std::size_t max_gradients = 32;
 
   /// The function that `text` says (docs/functions.md has the grammar), where t0, t1, ... are `captured`.
-  /// Throws Error (invalid_argument) with the place in the text.
-  static Function parse(std::string_view text, Kind kind, std::span<const ConstTensor> captured = {});
+  /// `differentiated`: as of FunctionBuilder::score_function. Throws Error (invalid_argument) with the place
+  /// in the text.
+  static Function parse(std::string_view text, Kind kind, std::span<const ConstTensor> captured = {},
+                        std::span<const int> differentiated = {});
   /// The same function as text: parse() of it gives the same nodes.
   [[nodiscard]] std::string text() const;
 
   [[nodiscard]] Kind kind() const { return kind_; }
-  [[nodiscard]] std::span<const FunctionNode> nodes() const { return nodes_; }
+  /// What value and slope need.
+  [[nodiscard]] std::span<const FunctionNode> nodes() const { return {nodes_.data(), own_nodes_}; }
+  /// These, then what the gradients of captured tensors need besides.
+  [[nodiscard]] std::span<const FunctionNode> all_nodes() const { return nodes_; }
+  /// Of the elements of differentiated tensors, those on which the logit depends; nodes of all_nodes().
+  [[nodiscard]] std::span<const FunctionGradient> gradients() const { return gradients_; }
+  /// Whether a backward call may ask for the gradient of captured tensor `number`.
+  [[nodiscard]] bool is_differentiated(std::size_t number) const {
+    return (differentiated_ >> number & 1U) != 0;
+  }
   [[nodiscard]] std::span<const ConstTensor> captured() const { return captured_; }
   /// The node whose value is the logit, or whether a pair is visible.
   [[nodiscard]] std::int16_t result() const { return result_; }
@@ -109,6 +129,9 @@ class TANDEM_API Function {
   friend class FunctionBuilder;
   Kind kind_ = Kind::score;
   std::vector<FunctionNode> nodes_;
+  std::size_t own_nodes_ = 0;
+  std::vector<FunctionGradient> gradients_;
+  std::uint32_t differentiated_ = 0;  ///< a bit for each captured tensor
   std::vector<ConstTensor> captured_;
   std::int16_t result_ = -1;
   std::int16_t slope_ = -1;
@@ -172,8 +195,9 @@ class TANDEM_API FunctionBuilder {
   }
   Expression convert(Expression x, FunctionType type);
 
-  /// The finished functions. A builder may go on after one.
-  Function score_function(Expression logit);
+  /// The finished functions. A builder may go on after one. `differentiated`: the numbers of captured
+  /// tensors, of reals, whose gradients backward calls may ask for: BackwardArgs::captured_gradients.
+  Function score_function(Expression logit, std::span<const int> differentiated = {});
   Function mask_function(Expression visible);
 
  private:
@@ -182,7 +206,9 @@ class TANDEM_API FunctionBuilder {
   void expect_own(const Expression& x, const char* what) const;
   Expression constant(FunctionType type, double value);
   Expression add(const FunctionNode& node);
-  [[nodiscard]] Function finish(Function::Kind kind, Expression result, std::int16_t slope) const;
+  [[nodiscard]] std::uint32_t judged(std::span<const int> differentiated) const;
+  [[nodiscard]] Function finish(Function::Kind kind, Expression result, std::int16_t slope,
+                                std::span<const FunctionGradient> gradients = {}) const;
 
   std::vector<FunctionNode> nodes_;
   std::vector<ConstTensor> captured_;

@@ -88,7 +88,20 @@ typedef struct tandem_options {
   int32_t strict;    /* 8-bit precisions: no scale and no mean looks at a later row */
   int32_t reserved;
   int64_t split_size; /* keys of a split, a multiple of 128; bits then do not depend on the batch; 0: off */
+  float dropout_p;    /* attention dropout, in [0, 1), of these seed and offset; 0: off */
+  int32_t reserved_dropout;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
 } tandem_options;
+
+/* Functions on scores, and masks, as text (docs/functions.md has the grammar), and the tensors t0, t1, ...
+ * that both read. They are parsed by every call. */
+typedef struct tandem_functions {
+  const char* score; /* from the scaled score to the logit; NULL: none */
+  const char* mask;  /* which pairs are visible; NULL: none */
+  const tandem_tensor* captured;
+  int64_t captured_count;
+} tandem_functions;
 
 /* Arguments of tandem_forward: ForwardArgs of attention.hpp, which has shapes and dtypes. A tensor that is
  * all zero is not given. */
@@ -103,6 +116,7 @@ typedef struct tandem_forward_args {
   tandem_tensor lse;                                              /* optional, written */
   tandem_tensor page_table, leftpad_k, cache_batch_idx;           /* optional: k and v are a cache */
   tandem_tensor causal_by_sequence;                               /* optional */
+  tandem_functions functions;                                     /* optional */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -113,9 +127,13 @@ typedef struct tandem_backward_args {
   tandem_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k; /* optional */
   tandem_tensor sink;                                             /* optional */
   tandem_tensor out, lse, dout;
-  tandem_tensor dlse;       /* optional */
-  tandem_tensor dq, dk, dv; /* written; all zero where not wanted, as dsink, but one of them is needed */
-  tandem_tensor dsink;      /* optional, written */
+  tandem_tensor dlse;         /* optional */
+  tandem_tensor dq, dk, dv;   /* written; all zero where not wanted, as dsink, but one of them is needed */
+  tandem_tensor dsink;        /* optional, written */
+  tandem_functions functions; /* optional */
+  /* Optional, written: gradients of functions.captured, f32, as many as captured_count; all zero where not
+   * wanted. NULL: none is. On the CPU alone. */
+  const tandem_tensor* captured_gradients;
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */
@@ -228,7 +246,8 @@ TANDEM_API const char* tandem_version(void);
 
 /* Full attention, without a mask, in the dtype of the inputs. */
 static inline tandem_options tandem_options_default(void) {
-  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0, tandem_exact, 0, 0, 0};
+  tandem_options options = {sizeof(tandem_options), 0, 0.0F, 0, 0.0F, -1, -1, 0, 0, 0,
+                            tandem_exact,           0, 0,    0, 0.0F, 0,  0,  0};
   return options;
 }
 

@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fields.hpp"
 #include "signals.hpp"
@@ -25,6 +27,7 @@ struct Wish {
   AttentionOptions options;
   Execution execution;
   Device device;
+  std::string_view score_function, mask_function;
 };
 
 // The place of `name` in a list with commas, or -1.
@@ -85,6 +88,39 @@ void take(Args& args, const ffi::RemainingRets& buffers, const Wish& wish, const
   }
 }
 
+// A call's functions, and what they read: inputs t0, t1, ..., whose gradients are outputs dt0, dt1, ...
+struct Functions {
+  std::optional<Function> score, mask;
+  std::vector<Tensor> gradients;
+
+  Functions(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outputs, const Wish& wish) {
+    if (wish.score_function.empty() && wish.mask_function.empty()) return;
+    std::vector<ConstTensor> read;
+    std::vector<int> wanted;
+    for (int n = 0; n < static_cast<int>(Function::max_captured); ++n) {
+      const std::string name = "t" + std::to_string(n);
+      const auto place = place_of(name, wish.inputs);
+      if (place < 0) break;
+      read.emplace_back(
+          view(inputs.get<ffi::AnyBuffer>(static_cast<std::size_t>(place)).value(), wish.device));
+      Tensor& gradient = gradients.emplace_back();
+      const auto of_gradient = place_of("d" + name, wish.outputs);
+      if (of_gradient < 0) continue;
+      gradient =
+          view(*outputs.get<ffi::AnyBuffer>(static_cast<std::size_t>(of_gradient)).value(), wish.device);
+      wanted.push_back(n);
+    }
+    using Kind = Function::Kind;
+    if (!wish.score_function.empty()) score = Function::parse(wish.score_function, Kind::score, read, wanted);
+    if (!wish.mask_function.empty()) mask = Function::parse(wish.mask_function, Kind::mask, read);
+  }
+
+  void give(AttentionInputs& args) const {
+    args.score_function = score ? &*score : nullptr;
+    args.mask_function = mask ? &*mask : nullptr;
+  }
+};
+
 ffi::ErrorCode code_of(Status status) {
   switch (status) {
     case Status::invalid_argument: return ffi::ErrorCode::kInvalidArgument;
@@ -97,8 +133,11 @@ ffi::ErrorCode code_of(Status status) {
 
 template <bool backward_pass>
 ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outputs, const Wish& wish) try {
+  const Functions functions(inputs, outputs, wish);
   if constexpr (backward_pass) {
     BackwardArgs args;
+    functions.give(args);
+    args.captured_gradients = functions.gradients;
     take(args, inputs, wish, input_fields);
     take(args, inputs, wish, backward_inputs);
     take(args, outputs, wish, backward_outputs);
@@ -106,6 +145,7 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
     backward(args, wish.execution);
   } else {
     ForwardArgs args;
+    functions.give(args);
     take(args, inputs, wish, input_fields);
     take(args, outputs, wish, forward_outputs);
     args.options = wish.options;
@@ -121,8 +161,15 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
 
 Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
                std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
-               bool pad, std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size) {
-  Wish wish{.inputs = inputs, .outputs = outputs, .options = {}, .execution = {}, .device = {}};
+               bool pad, std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size,
+               std::string_view score_function, std::string_view mask_function) {
+  Wish wish{.inputs = inputs,
+            .outputs = outputs,
+            .options = {},
+            .execution = {},
+            .device = {},
+            .score_function = score_function,
+            .mask_function = mask_function};
   if (has_scale) wish.options.scale = scale;
   wish.options.causal = causal;
   wish.options.window_left = window_left;
@@ -171,7 +218,9 @@ auto with_options(auto binding) {
       .template Attr<std::int64_t>("threads")
       .template Attr<std::int64_t>("precision")
       .template Attr<bool>("strict")
-      .template Attr<std::int64_t>("split_size");
+      .template Attr<std::int64_t>("split_size")
+      .template Attr<std::string_view>("score_function")
+      .template Attr<std::string_view>("mask_function");
 }
 
 template <bool backward_pass>

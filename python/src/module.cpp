@@ -81,6 +81,7 @@ BackwardArgs backward_args(Arrays& arrays, const Options& options) {
   arrays.take(args, backward_inputs);
   arrays.take(args, backward_outputs, true);
   options.give(args, args.options);
+  args.captured_gradients = options.captured_gradients;
   return args;
 }
 

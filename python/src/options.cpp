@@ -35,17 +35,28 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
   o.precision = precision;
   o.strict = strict;
   o.split_size = split_size;
-  return {.attention = o, .threads = threads, .score = {}, .mask = {}};
+  return {.attention = o, .threads = threads, .score = {}, .mask = {}, .captured_gradients = {}};
 }
 
 }  // namespace
 
 void Options::set_functions(const std::optional<std::string>& score_text,
-                            const std::optional<std::string>& mask_text,
-                            const std::vector<Tensor>& captured) {
+                            const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured,
+                            const std::vector<int>& differentiated) {
   const std::vector<ConstTensor> views(captured.begin(), captured.end());
-  if (score_text) score = Function::parse(*score_text, Function::Kind::score, views);
+  if (score_text) score = Function::parse(*score_text, Function::Kind::score, views, differentiated);
   if (mask_text) mask = Function::parse(*mask_text, Function::Kind::mask, views);
+}
+
+void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients) {
+  captured_gradients.clear();
+  for (const std::optional<Tensor>& t : gradients) captured_gradients.push_back(t.value_or(Tensor{}));
+}
+
+void Options::set_dropout(float p, std::uint64_t seed, std::uint64_t offset) {
+  attention.dropout_p = p;
+  attention.dropout_seed = seed;
+  attention.dropout_offset = offset;
 }
 
 void Options::give(AttentionInputs& args, AttentionOptions& options) const {
@@ -62,7 +73,9 @@ void define_options(nb::module_& m) {
            nb::arg("precision") = Precision::exact, nb::arg("strict") = false, nb::arg("split_size") = 0,
            nb::arg("threads") = 0)
       .def("set_functions", &Options::set_functions, nb::arg("score").none(), nb::arg("mask").none(),
-           nb::arg("captured"))
+           nb::arg("captured"), nb::arg("differentiated"))
+      .def("set_captured_gradients", &Options::set_captured_gradients, nb::arg("gradients"))
+      .def("set_dropout", &Options::set_dropout, nb::arg("p"), nb::arg("seed"), nb::arg("offset"))
       .def_ro("threads", &Options::threads);
 }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,10 +17,15 @@ struct Options {
   AttentionOptions attention;
   int threads = 0;
   std::optional<Function> score, mask;
+  std::vector<Tensor> captured_gradients;
 
-  /// Text, or None, and the arrays that both read.
+  /// Text, or None, the arrays that both read, and the numbers of those whose gradients may be asked for.
   void set_functions(const std::optional<std::string>& score_text,
-                     const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured);
+                     const std::optional<std::string>& mask_text, const std::vector<Tensor>& captured,
+                     const std::vector<int>& differentiated);
+  /// Where a backward call writes the gradients of the arrays; None where not wanted.
+  void set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients);
+  void set_dropout(float p, std::uint64_t seed, std::uint64_t offset);
   void give(AttentionInputs& args, AttentionOptions& options) const;
 };
 

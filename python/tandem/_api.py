@@ -6,7 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from tandem import _arrays, _call, _core, _functions
+from tandem import _arrays, _call, _core, _dropout, _functions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
         bias: Any
         mask: Any
         alibi_slopes: Any
+        dropout_p: float
+        dropout_seed: int | None
+        dropout_offset: int
 
 
 __version__ = _core.version()
@@ -105,6 +108,9 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
+    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
+    dropout_seed: int | None = None,
+    dropout_offset: int = 0,
 ) -> Any:
     """Exact attention: ``softmax(scale * q @ k.T + mask) @ v`` for every head, without storing the scores.
 
@@ -184,10 +190,16 @@ def attention(
       mask_mod: a function ``mask_mod(b, h, q_idx, kv_idx)`` that is true where a key is visible,
         besides causal and window.
       bias: numbers added to scores (after score_mod); any shape that broadcasts to ``(batch,
-        heads_q, seqlen_q, seqlen_k)``. No gradient flows to it.
+        heads_q, seqlen_q, seqlen_k)``.
       mask: booleans of such a shape: True where a key is visible.
       alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)``: ``slope * abs(i + seqlen_k - seqlen_q
-        - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409).
+        - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409). Gradients flow to
+        these slopes, to bias, and to all that score_mod reads, on the CPU.
+      dropout_p: each entry of the softmax becomes 0 with this probability, below 1, and the others are
+        divided by ``1 - dropout_p``. On the CPU.
+      dropout_seed: an integer; with the same one the same entries are kept. None takes one of PyTorch's
+        random numbers, which ``torch.manual_seed`` starts, or of NumPy's.
+      dropout_offset: an integer that makes another choice of the same seed.
 
     Returns:
       The result, of q's shape with head_dim_v; with ``return_lse`` a pair of it and the LSE: natural
@@ -232,10 +244,12 @@ def attention(
     )
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
         call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     if _arrays.is_torch(q):
         from tandem import _torch
 
         return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
+    _dropout.draw(call, q)
     result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
 
@@ -271,6 +285,9 @@ def attention_backward(
     bias: Any = None,
     mask: Any = None,
     alibi_slopes: Any = None,
+    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
+    dropout_seed: int | None = None,
+    dropout_offset: int = 0,
 ) -> tuple[Any, ...]:
     """Gradients of `attention`, for use without autograd (PyTorch users call ``.backward()`` on the result).
 
@@ -299,6 +316,8 @@ def attention_backward(
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
         call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+    _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
+    _dropout.expect_seed(call)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
     if _arrays.is_torch(q):
         from tandem import _torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,9 @@ _KINDS = {
     "softcap": "a number; 0 is off",
     "threads": "an integer; 0 is every core",
     "split_size": "an integer, a multiple of 128; 0 is off",
+    "dropout_p": "a number, at least 0 (off) and below 1",
+    "dropout_seed": "an integer",
+    "dropout_offset": "an integer",
 }
 
 
@@ -65,12 +69,25 @@ class Call:
     split_size: int = 0
     #: a _functions.Functions; None where the caller has none
     functions: Any = None
+    dropout_p: float = 0  # an integer: torch.compile takes it for a constant
+    #: None until _dropout.draw
+    dropout_seed: int | None = None
+    dropout_offset: int = 0
+
+    @property
+    def asks_pairs(self) -> Any:
+        """Whether something is asked of every pair of query and key: a function, or dropout."""
+        return self.functions is not None or self.dropout_p != 0
 
     def options(self) -> _core.Options:
         """The options as C++ takes them; an error that names the first of another type."""
         options = self._judged_options()
         if self.functions is not None:
             self.functions.set(options)
+        if self.dropout_p != 0:
+            seed = 0 if self.dropout_seed is None else _word("dropout_seed", self.dropout_seed)
+            seeds = (seed, _word("dropout_offset", self.dropout_offset))
+            options.set_dropout(_number("dropout_p", self.dropout_p), *seeds)
         return options
 
     def _judged_options(self) -> _core.Options:
@@ -120,6 +137,9 @@ class Call:
             flag("strict", self.strict),
             _integer(self.split_size),
             self.functions,
+            self.dropout_p,
+            self.dropout_seed,
+            self.dropout_offset,
         )
 
     def precision_code(self) -> _core.Precision:
@@ -168,6 +188,14 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise misfit(name, value)
+
+
+def _word(name: str, value: Any) -> int:
+    """A seed or an offset as 64 bits."""
+    try:
+        return operator.index(value) % 2**64
+    except TypeError:
+        raise misfit(name, value) from None
 
 
 def _integer(value: Any) -> Any:
@@ -276,11 +304,19 @@ def backward_arrays(
 
 
 def backward(
-    call: Call, dout: Any, q: Any, *args: Any, needed: Sequence[bool] = (True, True, True, True)
+    call: Call,
+    dout: Any,
+    q: Any,
+    *args: Any,
+    needed: Sequence[bool] = (True, True, True, True),
+    captured: Sequence[Any] = (),
 ) -> tuple[Any, ...]:
-    """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. Arguments as for
-    backward_arrays."""
+    """(dq, dk, dv, dsink); dsink is None without a sink, and what is not needed. `captured`: where to write
+    the gradients of the arrays that the call's functions read. Other arguments as for backward_arrays."""
     arrays = backward_arrays(call, dout, q, *args, needed=needed)
-    _core.backward(arrays, call.options(), _arrays.library_of("q", q).stream(q))
+    options = call.options()
+    if captured:
+        call.functions.set_gradients(options, captured)
+    _core.backward(arrays, options, _arrays.library_of("q", q).stream(q))
     dq, dk, dv, dsink = arrays[-4:]
     return dq, dk, dv, dsink

@@ -224,14 +224,15 @@ _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def prepared(
-    call: _call.Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, out: Tensor | None
+    call: _call.Call, q: Tensor, k: Tensor, v: Tensor, others: Any, out: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """q, k and v as autocast has them, and whether autograd records the call, whose metadata, cache and out
-    allow what is asked."""
+    """q, k and v as autocast has them, and whether autograd records the call by them or one of the `others`,
+    a sink or several tensors. The call's metadata, cache and out allow what is asked."""
     judge_metadata(call.metadata)
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
-    recorded = is_recorded(q, k, v, sink)
+    more = others if isinstance(others, tuple) else (others,)
+    recorded = is_recorded(q, k, v, *more)
     judge_cache(call.metadata, recorded)
     if out is not None:
         judge_out("out", out, recorded)

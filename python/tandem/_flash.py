@@ -60,7 +60,7 @@ def run(
             return results
         return (out.copy_(results[0]), results[1]) if return_lse else out.copy_(results)
     sink = plain(sink)
-    quick = out is None and call.functions is None
+    quick = out is None and not call.asks_pairs
     results = _torch.quick(call, q, k, v, sink, return_lse) if quick else None
     if results is not None:
         return results

@@ -26,10 +26,12 @@ NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
 class Functions:
     """The functions of a call, written down."""
 
-    __slots__ = ("arrays", "library", "mask", "place", "score")
+    __slots__ = ("arrays", "differentiated", "library", "mask", "place", "score")
 
     def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
         self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
+        #: The numbers of the arrays whose gradients a backward call is asked for.
+        self.differentiated: tuple[int, ...] = ()
         #: Where a plan takes the arrays to be, without their memory; None: where they are.
         self.place: tuple[_core.DeviceKind, int] | None = None
 
@@ -41,7 +43,12 @@ class Functions:
             if self.place is not None:
                 address, where = 0, [*self.place]
             views.append(_core.Tensor(address, dtype, shape, strides, *where))
-        options.set_functions(self.score, self.mask, views)
+        options.set_functions(self.score, self.mask, views, self.differentiated)
+
+    def set_gradients(self, options: _core.Options, gradients: Sequence[Any]) -> None:
+        """Has a backward call write the gradients of the arrays, None of those that are not wanted."""
+        made = [g if g is None else self.library.layout("a captured array's gradient", g) for g in gradients]
+        options.set_captured_gradients([layout and _core.Tensor(*layout) for layout in made])
 
 
 def _as_bytes(array: Any) -> Any:
@@ -125,8 +132,15 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
     """The functions of a _call.Call, in the order of NAMES."""
     library = _arrays.library_of("q", q)
     _arrays.expect("k", k, library)
-    given = [cu for cu in call.metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
-    table = call.metadata[_call.METADATA.index("page_table")]
+    shape, packed = pairs_of(call.metadata, q, k)
+    named = dict(zip(NAMES, functions, strict=True))
+    return trace_functions(shape, library, packed=packed, **named)
+
+
+def pairs_of(metadata: Sequence[Any], q: Any, k: Any) -> tuple[tuple[int, int, int, int], bool]:
+    """(batch, heads_q, seqlen_q, seqlen_k) of a call with that metadata, and whether it is packed."""
+    given = [cu for cu in metadata[:2] if cu is not None]  # cu_seqlens_q, cu_seqlens_k
+    table = metadata[_call.METADATA.index("page_table")]
     pages = 1 if table is None else table.shape[-1]
     shape = (
         given[0].shape[0] - 1 if given else q.shape[0],
@@ -134,8 +148,7 @@ def of_call(call: Any, q: Any, k: Any, *functions: Any) -> Functions | None:
         q.shape[-3] if q.ndim >= 3 else 0,
         pages * k.shape[-3] if k.ndim >= 3 else 0,
     )
-    named = dict(zip(NAMES, functions, strict=True))
-    return trace_functions(shape, library, packed=bool(given), **named)
+    return shape, bool(given)
 
 
 def trace_functions(

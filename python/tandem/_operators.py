@@ -47,7 +47,7 @@ _CODES = (torch.float8_e4m3fn, torch.int8)
 def flat(call: _call.Call) -> tuple[Any, ...]:
     """A call as the arguments that _OPTIONS names."""
     o = call.plain()
-    if o.functions is not None:
+    if o.asks_pairs:
         raise UnsupportedError(
             "functions of scores are not part of torch.ops.tandem; call tandem.attention outside of "
             "profilers, compilers and transforms, or leave the function out"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _call, _functions
+from tandem import _arrays, _call, _dropout, _functions, _torch_functions
 
 _arrays.meet_torch()
 
@@ -34,15 +34,67 @@ class Handle:
         for device, name, function in operators:
             function = _or_pytorchs(device, name, function)
             library.impl(name, function, device, with_keyset=True, allow_override=True)
+        for key in ("AutogradCPU", "CPU"):
+            library.impl(_MATH, _math_or_pytorchs(key), key, with_keyset=True, allow_override=True)
         self._library: Any = library
 
     def remove(self) -> None:
         self._library._destroy()
 
 
+#: What PyTorch computes in place of flash attention on the CPU: dropout, and masks that require a gradient.
+_MATH = "_scaled_dot_product_attention_math"
+
+
+def _math_or_pytorchs(key: str) -> Callable[..., Any]:
+    """Tandem's attention for what PyTorch's formula has on the CPU and its flash attention has not, where
+    flash attention is allowed; else PyTorch's own. The weights, a second result that no public function hands
+    on, are left empty."""
+    theirs = torch.library.get_kernel(f"aten::{_MATH}", key)
+
+    def function(
+        keys: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        dropout_mask: Tensor | None = None,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        wanted = 0.0 < dropout_p < 1.0 or (attn_mask is not None and attn_mask.requires_grad)
+        if not (wanted and dropout_mask is None and _is_flash_allowed(q, k, v, attn_mask)):
+            given = (q, k, v, attn_mask, dropout_p, is_causal, dropout_mask)
+            return theirs.call_boxed(keys, *given, scale=scale, enable_gqa=enable_gqa)
+        call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask, detached=False)
+        _dropout.add(call, dropout_p, None, 0)
+        tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+        out = _torch_functions.attention(call, *tensors, None, return_lse=False, out=None, out_dtype=None)
+        return out.transpose(1, 2), q.new_empty(0)
+
+    return function
+
+
+def _is_flash_allowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether PyTorch may pick flash attention, and these are plain tensors that Tandem takes."""
+    for t in (q, k, v, mask):
+        plain = t is None or type(t) in (Tensor, torch.nn.Parameter)
+        if not plain or (t is not None and (t.is_nested or t.is_neg() or t.dtype == torch.float64)):
+            return False
+    return (
+        bool(torch._C._get_flash_sdp_enabled())
+        and all(t.ndim == 4 and t.numel() > 0 and _is_ours(t) for t in (q, k, v))
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
 def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours`, or PyTorch's own operator for what Tandem lacks: dropout, float64, mask tensors of float64, and
-    head dimensions above 256 on a GPU or 1024 on the CPU.
+    """`ours`, or PyTorch's own operator for what Tandem lacks here: dropout, float64, masks of float64,
+    and head dimensions above 256 on a GPU or 1024 on the CPU.
 
     PyTorch picks flash attention for these on the CPU (dropout apart), and for dropout on a GPU. A backward
     call goes where its forward went, since both have the same dtype, head dimension and options.
@@ -68,7 +120,14 @@ def _is_ours(t: Tensor) -> bool:
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    mask: Tensor | None = None,
+    *,
+    detached: bool = True,
 ) -> tuple[_call.Call, Tensor, Tensor, Tensor]:
     """The call that means this, and its tensors, heads third. PyTorch has made numbers of a boolean mask."""
     rows, keys = q.shape[2], k.shape[2]
@@ -79,7 +138,9 @@ def _problem(
     call = _call.Call(scale=scale, window=window, deterministic=deterministic, pad=True)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if mask is not None and mask.numel() > 0:
-        call.functions = _functions.of_call(call, q, k, None, mask.detach(), None, None, None)
+        mask = mask.detach() if detached else mask
+        pair = (None, mask) if mask.dtype == torch.bool else (mask, None)  # seen, or added
+        call.functions = _functions.of_call(call, q, k, None, pair[0], None, None, pair[1])
     return call, q, k, v
 
 

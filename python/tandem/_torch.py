@@ -31,7 +31,7 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
-    if call.functions is not None:
+    if call.asks_pairs:
         return _torch_functions.attention(
             call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
         )
@@ -89,7 +89,7 @@ def attention_backward(
     for name, t in named.items():
         if t is not None:
             _derivatives.judge_out(name, t, recorded)
-    if direct and not recorded and (call.functions is not None or not _is_profiled()):
+    if direct and not recorded and (call.asks_pairs or not _is_profiled()):
         gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, written)
         _arrays.wrote(*written)
         return gradients

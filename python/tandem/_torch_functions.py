@@ -1,8 +1,9 @@
-"""Calls with functions of the user's own on PyTorch's tensors: their gradient, and what sees tensors indexed
-by proxies while a function is traced."""
+"""Calls with functions of the user's own, or with dropout, on PyTorch's tensors: their gradient, and what
+sees tensors indexed by proxies while a function is traced."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tandem import _arrays, _call, _derivatives
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem import _arrays, _call, _derivatives, _dropout
+from tandem._errors import UnsupportedError
 from tandem._trace import Value
 from tandem._trace_ops import call_torch
 
@@ -32,16 +33,16 @@ def _has_value(x: Any) -> bool:
     return isinstance(x, Value) or (isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x))
 
 
-def _judge(call: _call.Call, *tensors: Any) -> None:
+def _judge(call: _call.Call, captured: Sequence[Any], *tensors: Any) -> None:
     """Errors of what calls with functions do not do."""
-    functions = call.functions
-    for t in functions.arrays:
-        if _derivatives.is_recorded(t):
-            raise InvalidArgumentError(
+    for t in captured:
+        if _derivatives.is_recorded(t) and t.device.type != "cpu":
+            raise UnsupportedError(
                 "a tensor that score_mod, mask_mod, bias or alibi_slopes reads requires a gradient, but "
-                "Tandem has none for it as yet; pass it detached, or call under torch.no_grad()"
+                f"Tandem has none for it on {t.device.type}; pass it detached, call under torch.no_grad(), "
+                "or use the CPU"
             )
-    for t in (*tensors, *functions.arrays):
+    for t in (*tensors, *captured):
         if t is None:
             continue
         if (
@@ -50,20 +51,25 @@ def _judge(call: _call.Call, *tensors: Any) -> None:
             or torch._C._are_functorch_transforms_active()
         ):
             raise UnsupportedError(
-                "functions of scores take plain tensors outside of torch.func's transforms and "
-                f"torch.compile; this call has a {type(t).__name__} on {t.device}: leave the function out"
+                "functions of scores and dropout take plain tensors outside of torch.func's transforms and "
+                f"torch.compile; this call has a {type(t).__name__} on {t.device}: leave them out"
             )
 
 
 def _attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
-    """As tandem.attention with functions, for tensors."""
-    _judge(call, q, k, v, sink)
-    q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
+    """As tandem.attention with functions or dropout, for tensors."""
+    captured = [] if call.functions is None else call.functions.arrays
+    _judge(call, captured, q, k, v, sink)
+    _dropout.draw(call, q)
+    q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *captured), out)
     if recorded:
+        if call.functions is not None and call.functions.score is not None:
+            wanted = (i for i, t in enumerate(captured) if _derivatives.is_recorded(t))
+            call.functions.differentiated = tuple(wanted)
         record: Any = FunctionAttention.apply
-        result, lse = record(call, q, k, v, sink)
+        result, lse = record(call, q, k, v, sink, *captured)
     else:
         result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
@@ -74,15 +80,16 @@ attention: Any = torch.compiler.disable(_attention)  # type: ignore[no-untyped-c
 
 
 class FunctionAttention(torch.autograd.Function):
-    """tandem.attention with functions and the gradients of q, k, v and sink. Profiles show the name."""
+    """tandem.attention with functions or dropout, and the gradients of q, k, v, sink and what functions read.
+    Profiles show the name."""
 
     @staticmethod
     def forward(ctx: Any, call: _call.Call, *inputs: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sink = inputs
+        q, k, v, sink = inputs[:4]
         output: tuple[Tensor, Tensor] = _call.forward(call, q, k, v, sink, return_lse=True)
         ctx.set_materialize_grads(False)
         # What functions read, too: PyTorch then notices where it is changed before the backward pass.
-        ctx.save_for_backward(*inputs, *output, *call.metadata, *call.functions.arrays)
+        ctx.save_for_backward(*inputs[:4], *output, *call.metadata, *inputs[4:])
         ctx.call = call
         return output
 
@@ -90,15 +97,26 @@ class FunctionAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, sink, out, lse = ctx.saved_tensors[:6]
+        needed = ctx.needs_input_grad[1:]
         if dout is None and dlse is None:
-            return (None,) * 5
+            return (None,) * (1 + len(needed))
         dout = torch.zeros_like(out) if dout is None else _rows_contiguous(dout)
         dlse = None if dlse is None else _rows_contiguous(dlse)
         call = ctx.call
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
-        gradients = _call.backward(call, dout, q, k, v, out, lse, sink, dlse, needed=ctx.needs_input_grad[1:])
-        return (None, *gradients)
+        arrays = [] if call.functions is None else call.functions.arrays
+        wanted = [] if call.functions is None else call.functions.differentiated
+        made = [
+            torch.empty(t.shape, dtype=torch.float32, device=t.device) if i in wanted and is_needed else None
+            for i, (t, is_needed) in enumerate(zip(arrays, needed[4:], strict=True))
+        ]
+        captured = made if any(t is not None for t in made) else ()
+        gradients = _call.backward(
+            call, dout, q, k, v, out, lse, sink, dlse, needed=needed[:4], captured=captured
+        )
+        of_arrays = (g if g is None else g.to(t.dtype) for g, t in zip(made, arrays, strict=True))
+        return (None, *gradients, *of_arrays)
 
 
 def _rows_contiguous(t: Tensor) -> Tensor:

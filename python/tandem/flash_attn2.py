@@ -4,7 +4,7 @@ from tandem.flash_attn2 import flash_attn_func
 
 The parameters, their order, defaults and meaning are those of FlashAttention-2's ``flash_attn`` (2.1 and
 later: masks are aligned to the bottom right corner). What Tandem cannot do is an error that says so:
-``dropout_p`` other than 0, and on a GPU ``alibi_slopes`` and appending to a cache.
+on a GPU ``dropout_p`` other than 0, ``alibi_slopes`` and appending to a cache.
 
 `serve` makes ``import flash_attn`` find this module; importing this module does not. `tandem.flash_attn` has
 FlashAttention-3's functions, and sinks.
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _flash_cache
+from tandem import _append, _call, _dropout, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError
 
 __all__ = [
@@ -55,13 +55,14 @@ def flash_attn_func(
         are any up to 256, on the CPU up to 1024; on a GPU without gradients up to 576 of q and k, and 512
         of v.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
-      dropout_p: an error unless 0.
+      dropout_p: each entry of the softmax becomes 0 with this probability, and the others are divided by
+        ``1 - dropout_p``; ``torch.manual_seed`` starts the random numbers. On a GPU an error unless 0.
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
       alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)`` float32: ``slope * abs(i + seqlen_k -
-        seqlen_q - j)`` is taken off the score of query i and key j. No gradient flows to them.
+        seqlen_q - j)`` is taken off the score of query i and key j.
       deterministic: gradients are bitwise reproducible.
       return_attn_probs: also return the LSE, and None where FlashAttention-2 has the pattern of dropout.
 
@@ -72,9 +73,8 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    _flash.refuse(dropout_p=dropout_p)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
 def flash_attn_qkvpacked_func(
@@ -89,10 +89,9 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with q, k and v in one tensor, ``(batch, seqlen, 3, heads, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p)
     q, k, v = _parts(3, "(batch, seqlen, 3, heads, head_dim)", qkv=qkv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
 def flash_attn_kvpacked_func(
@@ -108,10 +107,9 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_func`, with k and v in one tensor, ``(batch, seqlen_k, 2, heads_kv, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p)
     k, v = _parts(2, "(batch, seqlen_k, 2, heads_kv, head_dim)", kv=kv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes)
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
 def flash_attn_varlen_func(
@@ -144,16 +142,16 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    _flash.refuse(dropout_p=dropout_p)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
     if block_table is not None:
         _flash.only_tensors(cu_seqlens_k=cu_seqlens_k, block_table=block_table)
         lengths = (cu_seqlens_q, None, None, cu_seqlens_k.diff())
         call = _flash.problem(*options, metadata=(*lengths, None, None, None, block_table, None, None, None))
         _flash.add_alibi(call, q, k, alibi_slopes)
+        _dropout.add(call, dropout_p, None, 0)
         results = _flash.run(call, q, k, v, return_lse=return_attn_probs)
         return (*results, None) if return_attn_probs else results
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -170,10 +168,9 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with q, k and v in one tensor, ``(total, 3, heads, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p)
     q, k, v = _parts(3, "(total, 3, heads, head_dim)", qkv=qkv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens, cu_seqlens))
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens, cu_seqlens))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -193,10 +190,9 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As `flash_attn_varlen_func`, with k and v in one tensor, ``(total_k, 2, heads_kv, head_dim)``."""
-    _flash.refuse(dropout_p=dropout_p)
     k, v = _parts(2, "(total_k, 2, heads_kv, head_dim)", kv=kv)
     options = (softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, options, return_attn_probs, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
+    return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
 def flash_attn_with_kvcache(
@@ -274,12 +270,14 @@ def _attend(
     v: Tensor,
     options: tuple[Any, Any, Any, Any, Any],
     with_probabilities: bool,
+    dropout_p: float,
     alibi_slopes: Tensor | None = None,
     cu_seqlens: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Any:
     """The result of a call with these options of `_flash.problem`, as FlashAttention-2 returns it."""
     call = _flash.problem(*options, metadata=(*cu_seqlens, *(None,) * (len(_call.METADATA) - 2)))
     _flash.add_alibi(call, q, k, alibi_slopes)
+    _dropout.add(call, dropout_p, None, 0)
     results = _flash.run(call, q, k, v, return_lse=with_probabilities)
     return (*results, None) if with_probabilities else results
 

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _core, _jax_ranks
+from tandem import _arrays, _call, _core, _functions, _jax_ranks
 from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem._jax_ranks import row_order
 
-__all__ = ["attention", "context_parallel_attention", "row_order"]
+__all__ = ["attention", "context_parallel_attention", "dot_product_attention", "row_order"]
 
 _handlers = _core.jax_handlers()
 if not _handlers:
@@ -58,6 +58,9 @@ class _Options:
     strict: bool
     split_size: int
     out_dtype: str | None
+    #: functions as text, which read t0, t1, ...; "": none
+    score_function: str = ""
+    mask_function: str = ""
 
     def attributes(self) -> dict[str, Any]:
         return {
@@ -73,6 +76,8 @@ class _Options:
             "precision": np.int64(self.call().precision_code().value),
             "strict": self.strict,
             "split_size": np.int64(self.split_size),
+            "score_function": self.score_function,
+            "mask_function": self.mask_function,
         }
 
     def call(self) -> _call.Call:
@@ -119,9 +124,12 @@ def attention(
     precision: str = "exact",
     strict: bool = False,
     split_size: int = 0,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
 ) -> Any:
-    """As `tandem.attention`, on JAX arrays; all its arguments but ``out`` and ``check``. Gradients flow to q,
-    k, v and sink, from the LSE too; those of a cache (``page_table`` and so on) are an error.
+    """As `tandem.attention`, on JAX arrays; all its arguments but ``out``, ``check``, dropout and functions.
+    Gradients flow to q, k, v and sink, and on the CPU to bias, from the LSE too; those of a cache
+    (``page_table`` and so on) are an error.
 
     The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error
     as the call is traced, the same as `tandem.attention`'s.
@@ -130,19 +138,6 @@ def attention(
         out_dtype = _arrays.dtype_named(out_dtype).name
     return_lse = _call.flag("return_lse", return_lse)
     window = _call.pair("window", window)
-    options = _Options(
-        scale,
-        causal,
-        window,
-        softcap,
-        deterministic,
-        pad,
-        threads,
-        precision,
-        strict,
-        split_size,
-        out_dtype,
-    )
     given = (
         cu_seqlens_q,
         cu_seqlens_k,
@@ -156,14 +151,113 @@ def attention(
         cache_batch_idx,
         _call.integers(causal_by_sequence),
     )
+    inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
+    inputs = {name: jnp.asarray(array) for name, array in inputs.items()}
+    score, seen, read = _functions_of(given, inputs["q"], inputs["k"], bias, mask)
+    options = _Options(
+        scale,
+        causal,
+        window,
+        softcap,
+        deterministic,
+        pad,
+        threads,
+        precision,
+        strict,
+        split_size,
+        out_dtype,
+        score,
+        seen,
+    )
     metadata = {
         name: jnp.asarray(array)
         for name, array in zip(_call.METADATA, given, strict=True)
         if array is not None
     }
-    inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
-    out, lse = _attention(options, {name: jnp.asarray(array) for name, array in inputs.items()}, metadata)
+    for name, array in read.items():
+        (inputs if jnp.issubdtype(array.dtype, jnp.floating) else metadata)[name] = array
+    out, lse = _attention(options, inputs, metadata)
     return (out, lse) if return_lse else out
+
+
+def _functions_of(
+    metadata: tuple[Any, ...], q: jax.Array, k: jax.Array, bias: Any, mask: Any
+) -> tuple[str, str, dict[str, jax.Array]]:
+    """A score and a mask function as text, and what they read, by its name in the text."""
+    if bias is mask is None:
+        return "", "", {}
+    shape, packed = _functions.pairs_of(metadata, q, k)
+    bias, mask = (None if x is None else jnp.asarray(x) for x in (bias, mask))
+    functions = _functions.trace_functions(shape, None, bias=bias, mask=mask, packed=packed)
+    if functions is None:
+        return "", "", {}
+    arrays = (a.astype(jnp.int8) if a.dtype == jnp.bool_ else a for a in functions.arrays)
+    return functions.score or "", functions.mask or "", {f"t{n}": a for n, a in enumerate(arrays)}
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: jax.Array | None = None,
+    key_value_seq_lengths: jax.Array | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """`jax.nn.dot_product_attention` on Tandem, with its arguments but ``implementation``.
+
+    Its causal masks and windows are aligned at the top left: query i sees keys up to i. Where they are not
+    those of `attention`, aligned at the bottom right, they become a mask array.
+
+    Args:
+      query: ``(batch, seqlen_q, heads_q, head_dim)``, or one sequence without the batch.
+      key, value: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q.
+      bias: numbers added to scores; broadcasts to ``(batch, heads_q, seqlen_q, seqlen_k)``.
+      mask: booleans of such a shape, True where a key is seen.
+      scale: multiplies the products. Default ``head_dim ** -0.5``.
+      is_causal: query i sees keys up to i.
+      query_seq_lengths, key_value_seq_lengths: ``(batch,)``: the rows that take part; others give 0.
+      local_window_size: ``(left, right)``, or one number for both.
+      return_residual: also return the LSE, ``(batch, seqlen_q, heads_q)``.
+    """
+    single = query.ndim == 3
+    if single:
+        query, key, value = query[None], key[None], value[None]
+    rows, keys = query.shape[1], key.shape[1]
+    size = local_window_size
+    left, right = (-1, -1) if size is None else (size, size) if isinstance(size, int) else size
+    causal = _call.flag("is_causal", is_causal)
+    lengths: dict[str, Any] = {"seqused_q": query_seq_lengths, "seqused_k": key_value_seq_lengths}
+    if (causal or (left, right) != (-1, -1)) and (
+        rows != keys or any(x is not None for x in lengths.values())
+    ):
+        distance = jnp.arange(keys) - jnp.arange(rows)[:, None]
+        seen = distance <= (0 if causal else right if right >= 0 else keys)
+        seen &= distance >= (-left if left >= 0 else -rows)
+        mask = seen if mask is None else mask & seen
+        causal, left, right = False, -1, -1
+    out, lse = attention(
+        query,
+        key,
+        value,
+        scale=scale,
+        causal=causal,
+        window=(left, right),
+        bias=bias,
+        mask=mask,
+        return_lse=True,
+        pad=True,
+        **lengths,
+    )
+    lse = jnp.swapaxes(lse, 1, 2)
+    if single:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_residual else out
 
 
 def context_parallel_attention(
@@ -219,7 +313,13 @@ def _check(options: _Options, arrays: dict[str, Any], backward: bool) -> None:
 
     names = _core.BACKWARD if backward else _core.FORWARD
     views = tuple(view(name, arrays[name]) if name in arrays else None for name in names)
-    _core.explain(views, options.call().options(), backward)
+    asked = options.call().options()
+    if options.score_function or options.mask_function:
+        read = [view(f"t{n}", arrays[f"t{n}"]) for n in range(len(arrays)) if f"t{n}" in arrays]
+        wanted = [n for n in range(len(read)) if f"dt{n}" in arrays]
+        asked.set_functions(options.score_function or None, options.mask_function or None, read, wanted)
+        asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
+    _core.explain(views, asked, backward)
 
 
 def _run(
@@ -267,8 +367,17 @@ def _gradients(
     options: _Options, names: tuple[str, ...], arrays: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """The gradient by each of the arrays in `names`."""
-    results = {f"d{name}": jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in names}
-    return dict(zip(names, _run("tandem_backward", options, arrays, results), strict=True))
+
+    def run(names: list[str], dtype: Any = None) -> dict[str, jax.Array]:
+        shapes = (jax.ShapeDtypeStruct(arrays[name].shape, dtype or arrays[name].dtype) for name in names)
+        results = dict(zip((f"d{name}" for name in names), shapes, strict=True))
+        return dict(zip(names, _run("tandem_backward", options, arrays, results), strict=True))
+
+    gradients = run([name for name in names if name != "t0"])
+    if "t0" in names:  # the bias's by a call of its own, which XLA leaves out where nobody asks for it
+        of_bias = run(["t0"], jnp.float32)
+        gradients["t0"] = of_bias["t0"].astype(arrays["t0"].dtype)
+    return gradients
 
 
 @_gradients.defjvp  # type: ignore[untyped-decorator]

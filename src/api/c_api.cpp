@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "api/c_interface.hpp"
 #include "tandem/attention.hpp"
@@ -23,16 +25,19 @@ using tandem::check::invalid;
 
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
 /// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_quantize_args by
-/// the rotary embedding, tandem_execution by the interruption.
+/// the rotary embedding, tandem_execution by the interruption; tandem_options by dropout, and the arguments
+/// of both passes by functions.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
 constexpr std::size_t execution_size_0_1 = 40;
 constexpr std::size_t quantize_args_size_0_1 = 16 + 4 * sizeof(tandem_tensor);
 static_assert(sizeof(tandem_tensor) == 88);
-static_assert(sizeof(tandem_options) == options_size_0_1 + 16);
-static_assert(sizeof(tandem_forward_args) == forward_args_size_0_1 + 4 * sizeof(tandem_tensor));
-static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1);
+static_assert(sizeof(tandem_options) == options_size_0_1 + 16 + 24);
+static_assert(sizeof(tandem_functions) == 32);
+static_assert(sizeof(tandem_forward_args) ==
+              forward_args_size_0_1 + 4 * sizeof(tandem_tensor) + sizeof(tandem_functions));
+static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1 + sizeof(tandem_functions) + 8);
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
 
@@ -60,6 +65,9 @@ tandem::AttentionOptions options_of(const tandem_options* given) {
   r.precision = static_cast<tandem::Precision>(o.precision);
   r.strict = o.strict != 0;
   r.split_size = o.split_size;
+  r.dropout_p = o.dropout_p;
+  r.dropout_seed = o.dropout_seed;
+  r.dropout_offset = o.dropout_offset;
   return r;
 }
 
@@ -75,7 +83,39 @@ void shared_inputs(const CArgs& from, tandem::AttentionInputs& to) {
   to.sink = input(from.sink);
 }
 
-tandem::ForwardArgs args_of(const tandem_forward_args* given) {
+/// A call's functions, which its arguments point to.
+struct Functions {
+  std::optional<tandem::Function> score, mask;
+  std::vector<tandem::Tensor> gradients;
+
+  void give(const tandem_functions& from, const tandem_tensor* wanted, tandem::AttentionInputs& to) {
+    if (from.captured_count < 0 || (from.captured_count > 0 && from.captured == nullptr)) {
+      invalid(
+          "functions.captured_count is {}, but functions.captured is {}; pass an array of so many tensors",
+          from.captured_count, from.captured == nullptr ? "NULL" : "given");
+    }
+    const auto count = static_cast<std::size_t>(from.captured_count);
+    std::vector<tandem::ConstTensor> captured;
+    std::vector<int> differentiated;
+    for (std::size_t n = 0; n < count; ++n) {
+      captured.push_back(input(from.captured[n]));
+      if (wanted == nullptr) continue;
+      gradients.push_back(output(wanted[n]));
+      if (gradients.back().given()) differentiated.push_back(static_cast<int>(n));
+    }
+    using Kind = tandem::Function::Kind;
+    if (from.score != nullptr) {
+      score = tandem::Function::parse(from.score, Kind::score, captured, differentiated);
+      to.score_function = &*score;
+    } else if (!differentiated.empty()) {
+      invalid("captured_gradients are given without functions.score; pass both, or neither");
+    }
+    if (from.mask != nullptr)
+      to.mask_function = &mask.emplace(tandem::Function::parse(from.mask, Kind::mask, captured));
+  }
+};
+
+tandem::ForwardArgs args_of(const tandem_forward_args* given, Functions& functions) {
   if (given == nullptr) invalid("args is NULL; pass the address of a tandem_forward_args");
   const auto a = adopt("args", *given, tandem_forward_args_default(), forward_args_size_0_1);
   tandem::ForwardArgs r;
@@ -89,11 +129,12 @@ tandem::ForwardArgs args_of(const tandem_forward_args* given) {
   r.leftpad_k = input(a.leftpad_k);
   r.cache_batch_idx = input(a.cache_batch_idx);
   r.causal_by_sequence = input(a.causal_by_sequence);
+  functions.give(a.functions, nullptr, r);
   r.options = options_of(a.options);
   return r;
 }
 
-tandem::BackwardArgs args_of(const tandem_backward_args* given) {
+tandem::BackwardArgs args_of(const tandem_backward_args* given, Functions& functions) {
   if (given == nullptr) invalid("args is NULL; pass the address of a tandem_backward_args");
   const auto a = adopt("args", *given, tandem_backward_args_default(), backward_args_size_0_1);
   tandem::BackwardArgs r;
@@ -106,6 +147,8 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given) {
   r.dk = output(a.dk);
   r.dv = output(a.dv);
   r.dsink = output(a.dsink);
+  functions.give(a.functions, a.captured_gradients, r);
+  r.captured_gradients = functions.gradients;
   r.options = options_of(a.options);
   return r;
 }
@@ -130,7 +173,8 @@ template <typename CArgs>
 int workspace_bytes(const CArgs* args, const tandem_execution* execution, std::size_t* bytes) {
   return guarded([&] {
     if (bytes == nullptr) invalid("bytes is NULL; pass the address of a size_t");
-    *bytes = tandem::workspace_bytes(args_of(args), execution_of(execution));
+    Functions functions;
+    *bytes = tandem::workspace_bytes(args_of(args, functions), execution_of(execution));
   });
 }
 
@@ -140,7 +184,8 @@ int explain(const CArgs* args, const tandem_execution* execution, char* text, st
   return guarded([&] {
     if (text == nullptr && capacity > 0)
       invalid("text is NULL but capacity is {}; pass a buffer, or capacity 0", capacity);
-    const std::string whole = tandem::explain(args_of(args), execution_of(execution));
+    Functions functions;
+    const std::string whole = tandem::explain(args_of(args, functions), execution_of(execution));
     if (needed != nullptr) *needed = whole.size() + 1;
     if (capacity == 0) return;
     const std::size_t length = std::min(whole.size(), capacity - 1);
@@ -184,11 +229,17 @@ Execution c::execution_of(const tandem_execution* given) {
 }  // namespace tandem
 
 int tandem_forward(const tandem_forward_args* args, const tandem_execution* execution) {
-  return guarded([&] { tandem::forward(args_of(args), execution_of(execution)); });
+  return guarded([&] {
+    Functions functions;
+    tandem::forward(args_of(args, functions), execution_of(execution));
+  });
 }
 
 int tandem_backward(const tandem_backward_args* args, const tandem_execution* execution) {
-  return guarded([&] { tandem::backward(args_of(args), execution_of(execution)); });
+  return guarded([&] {
+    Functions functions;
+    tandem::backward(args_of(args, functions), execution_of(execution));
+  });
 }
 
 int tandem_quantize(const tandem_quantize_args* args, const tandem_execution* execution) {

@@ -44,6 +44,10 @@ std::string features(const Problem& p) {
   if (p.pass == Pass::forward && p.out.dtype == DType::f32 && p.q.dtype != DType::f32)
     names.emplace_back("out in f32");
   if (p.deterministic) names.emplace_back("deterministic");
+  if (p.dropout.on) names.push_back(fmt::format("dropout {}", p.dropout.p));
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    if (p.captured_gradients[n].given()) names.push_back(fmt::format("gradient of t{}", n));
+  }
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 

@@ -40,7 +40,8 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   p.lse = builder.row_statistics(lse);
   p.dout = builder.like_q(dout, p.head_dim_v, like_out);
   p.dlse = builder.row_statistics(dlse);
-  if (!dq.given() && !dk.given() && !dv.given() && !dsink.given()) {
+  p.captured_gradients = args.captured_gradients;
+  if (!dq.given() && !dk.given() && !dv.given() && !dsink.given() && !p.wants_captured_gradients()) {
     check::invalid("dq, dk, dv and dsink are all missing; pass those that are wanted");
   }
   for (const check::Argument& a : {dq, dk, dv}) check::consistent(a);
@@ -58,6 +59,7 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   p.dsink = static_cast<float*>(address_of(args.dsink));
   p.dsink_stride = stride_of(args.dsink, 0);
   builder.outputs({dq, dk, dv, dsink}, {out, lse, dout, dlse});
+  builder.captured_gradients({dq, dk, dv, dsink, out, lse, dout, dlse});
   builder.contents();
   return p;
 }

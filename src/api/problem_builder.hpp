@@ -52,6 +52,8 @@ class ProblemBuilder {
   void by_head(const Argument& a);
   /// Outputs do not overlap themselves, one another or an input.
   void outputs(std::initializer_list<Argument> outputs, std::initializer_list<Argument> more_inputs) const;
+  /// After outputs(): the gradients of captured tensors, apart from `others` and the inputs.
+  void captured_gradients(std::initializer_list<Argument> others) const;
   /// With options.check, what lengths hold.
   void contents() const;
 
@@ -70,6 +72,7 @@ class ProblemBuilder {
   void device();
   void precision();
   void split_size();
+  void dropout();
   void eight_bit_head_dims() const;
   void precision_of_quantized(Precision precision, DType dtype) const;
   /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
@@ -77,6 +80,7 @@ class ProblemBuilder {
   void not_quantized(const Argument& a) const;
   void function(const char* name, const Function* f, Function::Kind kind) const;
   void outputs_apart_from_captured(std::initializer_list<Argument> outputs) const;
+  void captured_gradient(const Argument& gradient, std::size_t number) const;
   static void window(const char* name, std::int64_t value);
   void causal_by_sequence();
   /// What holds for every tensor once its shape and dtype are known.

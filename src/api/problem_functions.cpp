@@ -13,6 +13,13 @@ constexpr const char* tensor_names[] = {"t0", "t1", "t2",  "t3",  "t4",  "t5",  
                                         "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"};
 static_assert(std::size(tensor_names) == Function::max_captured);
 
+constexpr const char* gradient_names[] = {
+    "captured_gradients[0]",  "captured_gradients[1]",  "captured_gradients[2]",  "captured_gradients[3]",
+    "captured_gradients[4]",  "captured_gradients[5]",  "captured_gradients[6]",  "captured_gradients[7]",
+    "captured_gradients[8]",  "captured_gradients[9]",  "captured_gradients[10]", "captured_gradients[11]",
+    "captured_gradients[12]", "captured_gradients[13]", "captured_gradients[14]", "captured_gradients[15]"};
+static_assert(std::size(gradient_names) == Function::max_captured);
+
 /// What an index that is a leaf runs over; 0: not known here.
 std::int64_t extent_of(const Problem& p, FunctionOp leaf) {
   switch (leaf) {
@@ -88,6 +95,46 @@ void ProblemBuilder::outputs_apart_from_captured(std::initializer_list<Argument>
     }
   }
   check::separate(outputs, {}, {captured.data(), count});
+}
+
+void ProblemBuilder::captured_gradient(const Argument& gradient, std::size_t number) const {
+  const Function& f = *p_.score_function;
+  const ConstTensor& t = f.captured()[number];
+  if (!f.is_differentiated(number)) {
+    invalid("{} is given, but score_function does not differentiate t{}; name it where the function is made",
+            gradient.name, number);
+  }
+  const bool same = gradient.tensor.rank == t.rank && gradient.tensor.shape == t.shape;
+  if (!same) {
+    invalid("{} has shape {}; it must be that of t{}, {}", gradient.name, check::shape_of(gradient.tensor),
+            number, check::shape_of(t));
+  }
+  check::dtype(gradient, {DType::f32});
+  check::same_device(gradient, q_);
+  check::extent(gradient);
+  if (memory_ == Memory::present) check::memory(gradient);
+  check::no_self_overlap(gradient);
+}
+
+void ProblemBuilder::captured_gradients(std::initializer_list<Argument> others) const {
+  if (!p_.wants_captured_gradients()) return;
+  const std::span<const Tensor> gradients = p_.captured_gradients;
+  const std::size_t captured = p_.score_function != nullptr ? p_.score_function->captured().size() : 0;
+  if (gradients.size() > captured) {
+    invalid("captured_gradients has {} tensors, but score_function captures {}; pass one for each at most",
+            gradients.size(), captured);
+  }
+  for (std::size_t n = 0; n < gradients.size(); ++n) {
+    const Argument gradient{gradient_names[n], gradients[n]};
+    check::consistent(gradient);
+    if (!gradient.given()) continue;
+    captured_gradient(gradient, n);
+    check::separate({gradient}, others, inputs_);
+    outputs_apart_from_captured({gradient});
+    for (std::size_t m = 0; m < n; ++m) {
+      check::separate({gradient, {gradient_names[m], gradients[m]}}, {});
+    }
+  }
 }
 
 }  // namespace tandem

@@ -35,6 +35,20 @@ void ProblemBuilder::options() {
   p_.deterministic = options_.deterministic;
   precision();
   split_size();
+  dropout();
+}
+
+void ProblemBuilder::dropout() {
+  if (!(options_.dropout_p >= 0.0F && options_.dropout_p < 1.0F)) {
+    invalid("dropout_p is {}; it must be at least 0 (off) and below 1", options_.dropout_p);
+  }
+  if (options_.dropout_p > 0.0F && p_.precision != Precision::exact) {
+    throw Error(
+        Status::unsupported,
+        fmt::format("dropout_p is {} with precision {}, which has no dropout; leave the precision exact",
+                    options_.dropout_p, name_of(p_.precision)));
+  }
+  p_.dropout = make_dropout(options_.dropout_p, options_.dropout_seed, options_.dropout_offset, p_.heads_q);
 }
 
 void ProblemBuilder::causal_by_sequence() {

@@ -12,9 +12,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "cpu/backward_block.hpp"
+#include "cpu/backward_rows.hpp"
+#include "cpu/captured_gradients.hpp"
 #include "cpu/functions.hpp"
 
 namespace tandem::cpu {
@@ -71,11 +72,11 @@ struct Schedule {
   std::int64_t dv_sum_row = 0;
   std::int64_t semaphores = 0;  ///< of a shared kv head: one a block of keys, and one for dsink
 
-  std::size_t sums_at = 0, semaphores_at = 0, dsink_at = 0, order_at = 0, total = 0;
+  std::size_t sums_at = 0, semaphores_at = 0, dsink_at = 0, order_at = 0, captured_at = 0, total = 0;
 };
 
 Schedule make_schedule(const Problem& p, const Config& config, const BackwardKernel& kernel,
-                       const BackwardShape& shape) {
+                       const BackwardShape& shape, std::size_t captured_bytes) {
   Schedule s;
   const std::int64_t threads = config.threads;
   s.heads = p.batch * p.heads_kv;
@@ -106,23 +107,8 @@ Schedule make_schedule(const Problem& p, const Config& config, const BackwardKer
   s.semaphores_at = take(static_cast<std::size_t>(s.shared * s.semaphores) * sizeof(std::uint32_t));
   s.dsink_at = take(static_cast<std::size_t>(p.dsink != nullptr ? p.batch * p.heads_q : 0) * sizeof(double));
   s.order_at = take(static_cast<std::size_t>(p.batch) * sizeof(std::int64_t));
+  s.captured_at = take(captured_bytes);
   return s;
-}
-
-HeadRows head_rows(const Operand& x, std::int64_t batch, std::int64_t first_row, std::int64_t head) {
-  if (!x.given()) return {};
-  auto* bytes = static_cast<std::byte*>(x.data);
-  return {.data = bytes + x.offset(batch, first_row, head) * static_cast<std::int64_t>(size_of(x.dtype)),
-          .row_stride = x.row_stride};
-}
-
-void clear_rows(const Operand& x, std::int64_t batch, std::int64_t first, std::int64_t last,
-                std::int64_t head, std::int64_t head_dim) {
-  if (!x.given()) return;
-  for (std::int64_t row = first; row < last; ++row) {
-    std::memset(head_rows(x, batch, row, head).data, 0,
-                static_cast<std::size_t>(head_dim) * size_of(x.dtype));
-  }
 }
 
 class Backward {
@@ -139,8 +125,11 @@ class Backward {
                .block_q = config.block_q,
                .block_k = config.block_k,
                .functions = functions != nullptr,
-               .function_words = functions != nullptr ? functions->words() : 0},
-        schedule_(make_schedule(p, config, kernel_, shape_)),
+               .function_words = functions != nullptr ? functions->words() : 0,
+               .dropout = p.dropout.on,
+               .captured = p.wants_captured_gradients()},
+        captured_(p, config.block_q),
+        schedule_(make_schedule(p, config, kernel_, shape_, captured_.workspace_bytes())),
         threads_(config.threads),
         workspace_(workspace),
         stop_(stop),
@@ -151,6 +140,12 @@ class Backward {
   [[nodiscard]] std::size_t workspace_bytes() const { return schedule_.total; }
 
   void run() {
+    if (p_.dq.given() || p_.dk.given() || p_.dv.given() || p_.dsink != nullptr) run_main();
+    if (p_.wants_captured_gradients()) run_captured();
+  }
+
+ private:
+  void run_main() {
     prepare();
     std::atomic<std::int64_t> next_head{0};
     std::atomic<std::int64_t> next_item{0};
@@ -164,7 +159,23 @@ class Backward {
     add_up_dsink();
   }
 
- private:
+  void run_captured() const {
+    auto* const sums = reinterpret_cast<double*>(workspace_ + schedule_.captured_at);
+    captured_.clear(sums);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
+    for (std::int64_t part = 0; part < captured_.parts(); ++part) {
+      const CapturedGradients targets = captured_.targets(part, sums);
+      captured_.for_each_block(part, [&](std::int64_t batch, std::int64_t head, std::int64_t block) {
+        const Rows q = query_rows(p_, batch);
+        if (block * shape_.block_q >= q.used || stops()) return;
+        BackwardBlock b = block_of(batch, q, key_rows(p_, batch), head, block);
+        b.captured = &targets;
+        run_kernel(b);
+      });
+    }
+    captured_.finish(sums);
+  }
+
   struct KvHead {
     std::int64_t batch = 0;
     std::int64_t kv_head = 0;
@@ -280,33 +291,8 @@ class Backward {
   void run_item(const KvHead& h, std::int64_t item, std::int64_t slot, std::uint32_t* semaphores) const {
     const std::int64_t group_head = item / h.query_blocks;
     const std::int64_t head = h.kv_head * p_.group() + group_head;
-    const auto of_query = [&](const Operand& x) { return head_rows(x, h.batch, h.q.begin, head); };
-    const auto of_key = [&](const Operand& x) { return head_rows(x, h.batch, h.k.begin, h.kv_head); };
-    BackwardBlock b{.shape = shape_,
-                    .scale = p_.scale,
-                    .softcap = p_.softcap,
-                    .window_left = p_.window_left,
-                    .window_right = p_.window_right,
-                    .seqlen_q = h.q.used,
-                    .seqlen_k = h.k.used,
-                    .q = of_query(p_.q),
-                    .k = of_key(p_.k),
-                    .v = of_key(p_.v),
-                    .out = of_query(p_.out),
-                    .dout = of_query(p_.dout),
-                    .lse = of_query(p_.lse),
-                    .dlse = of_query(p_.dlse),
-                    .dq = of_query(p_.dq),
-                    .dk = of_key(p_.dk),
-                    .dv = of_key(p_.dv),
-                    .functions = functions_,
-                    .batch = h.batch,
-                    .head = head,
-                    .block = h.query_blocks - 1 - item % h.query_blocks,
-                    .group_head = group_head,
-                    .group = p_.group(),
-                    .semaphores = semaphores};
-    if (stop_ != nullptr) b.stop = {.wanted = Stop::wanted, .context = stop_};
+    BackwardBlock b = block_of(h.batch, h.q, h.k, head, h.query_blocks - 1 - item % h.query_blocks);
+    b.semaphores = semaphores;
     if (p_.dsink != nullptr) {
       b.sink = p_.sink + head * p_.sink_stride;
       b.dsink = dsink_ + h.batch * p_.heads_q + head;
@@ -319,7 +305,44 @@ class Backward {
       b.sum_rows = sum_rows_;
       b.first_sum_row = slots_fit_ ? 0 : h.k.begin;
     }
+    run_kernel(b);
+  }
+
+  void run_kernel(const BackwardBlock& b) const {
     kernel_.run(b, workspace_ + static_cast<std::size_t>(omp_get_thread_num()) * schedule_.scratch_bytes);
+  }
+
+  /// Block `block` of the queries of one head, with what does not depend on who adds to dk and dv.
+  [[nodiscard]] BackwardBlock block_of(std::int64_t batch, const Rows& q, const Rows& k, std::int64_t head,
+                                       std::int64_t block) const {
+    const std::int64_t kv_head = head / p_.group();
+    const auto of_query = [&](const Operand& x) { return head_rows(x, batch, q.begin, head); };
+    const auto of_key = [&](const Operand& x) { return head_rows(x, batch, k.begin, kv_head); };
+    BackwardBlock b{.shape = shape_,
+                    .scale = p_.scale,
+                    .softcap = p_.softcap,
+                    .window_left = p_.window_left,
+                    .window_right = p_.window_right,
+                    .seqlen_q = q.used,
+                    .seqlen_k = k.used,
+                    .q = of_query(p_.q),
+                    .k = of_key(p_.k),
+                    .v = of_key(p_.v),
+                    .out = of_query(p_.out),
+                    .dout = of_query(p_.dout),
+                    .lse = of_query(p_.lse),
+                    .dlse = of_query(p_.dlse),
+                    .dq = of_query(p_.dq),
+                    .dk = of_key(p_.dk),
+                    .dv = of_key(p_.dv),
+                    .functions = functions_,
+                    .batch = batch,
+                    .head = head,
+                    .block = block,
+                    .group_head = head % p_.group(),
+                    .group = p_.group()};
+    if (stop_ != nullptr) b.stop = {.wanted = Stop::wanted, .context = stop_};
+    return b;
   }
 
   void add_up_dsink() const {
@@ -334,6 +357,7 @@ class Backward {
   const TileFunctions* const functions_;  ///< null: none
   const BackwardKernel kernel_;
   const BackwardShape shape_;
+  const CapturedSchedule captured_;
   const Schedule schedule_;
   const int threads_;
   std::byte* const workspace_;
@@ -349,7 +373,7 @@ class Backward {
 template <typename F>
 auto with_backward(const Problem& problem, const Config& config, std::byte* workspace, Stop* stop, F f) {
   if (!problem.has_function()) return f(Backward(problem, config, nullptr, workspace, stop));
-  const CallFunctions functions(problem, true);
+  const CallFunctions functions(problem);
   return f(Backward(problem, config, &functions.tile, workspace, stop));
 }
 

@@ -22,6 +22,20 @@ struct HeadRows {
 /// whole blocks, to the next. Those sums are added in f64 (lane_totals.hpp says why).
 constexpr std::int64_t backward_run_keys = 4096;
 
+/// Where the gradient of an element that a score function reads is added: in f64, or f32.
+struct CapturedGradient {
+  void* data = nullptr;  ///< null: it is not wanted
+  bool wide = false;     ///< f64
+  int rank = 0;
+  std::int64_t shape[ConstTensor::max_rank] = {};
+  std::int64_t stride[ConstTensor::max_rank] = {};
+};
+
+/// By the program's gradients.
+struct CapturedGradients {
+  CapturedGradient of[Function::max_gradients];
+};
+
 /// What scratch sizes depend on.
 struct BackwardShape {
   DType dtype = DType::f32;     ///< of q, k, v, out and dout
@@ -32,6 +46,8 @@ struct BackwardShape {
   std::int64_t block_k = 0;         ///< a multiple of BackwardKernel::strip
   bool functions = false;           ///< the caller has functions ...
   std::int64_t function_words = 0;  ///< ... whose programs need so many words of memory
+  bool dropout = false;
+  bool captured = false;  ///< gradients of what they read are wanted
 };
 
 struct BackwardBlock {
@@ -48,7 +64,9 @@ struct BackwardBlock {
   const float* sink = nullptr;
   double* dsink = nullptr;                   ///< added to, if not null
   const TileFunctions* functions = nullptr;  ///< null: none
-  std::int64_t batch = 0;                    ///< as functions see them
+  /// Not null: what the function reads gets its gradients, and nothing else is written.
+  const CapturedGradients* captured = nullptr;
+  std::int64_t batch = 0;  ///< as functions see them
   std::int64_t head = 0;
 
   std::int64_t block = 0;       ///< queries [block * block_q, (block + 1) * block_q)

@@ -5,6 +5,7 @@
 #include "cpu/backward_scores.hpp"
 #include "cpu/function_bounds.hpp"
 #include "cpu/function_lanes.hpp"
+#include "cpu/simd/philox.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -111,16 +112,13 @@ void see_by_functions(Tile& t) {
   }
 }
 
-/// P^T of rows [r, r + count) and panel p, and the weight scale * slope * P. Scores are where weights will
-/// be.
+/// What a function sees, out of the raw products of `count` keys: the scaled score, softcapped.
 template <typename Tile>
-void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int count) {
-  const FunctionProgram* const program = t.b.functions->score;
+void scale_and_cap(Tile& t, float* scores, int count) {
   const bool capped = t.b.softcap > 0.0F;
   const Vec scale = broadcast(t.b.scale);
   const Vec cap = broadcast(t.b.softcap);
   const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.softcap : 0.0F);
-  float* const scores = t.at(t.x.weight) + r * panel_lanes;
   for (int j = 0; j < count; ++j) {
     for (int n = 0; n < halves; ++n) {
       float* const s = scores + j * panel_lanes + n * vec_lanes;
@@ -129,6 +127,30 @@ void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int coun
       store(score, s);
     }
   }
+}
+
+/// Finds what dropout keeps of rows [r, r + count) and panel p.
+template <typename Tile>
+void find_kept(Tile& t, std::int64_t p, std::int64_t r, int count) {
+  for (int n = 0; t.b.shape.dropout && n < halves; ++n) {
+    FunctionPlace place = place_of(t, p, n);
+    place.first_key = static_cast<std::int32_t>(t.first_key + r);
+    place.keys = count;
+    write_kept(*t.b.functions->dropout, place, t.kept_lanes(p, r, n));
+  }
+}
+
+/// P^T of rows [r, r + count) and panel p, and the weight scale * slope * P. Scores are where weights will
+/// be.
+template <typename Tile>
+void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int count) {
+  const FunctionProgram* const program = t.b.functions->score;
+  const bool capped = t.b.softcap > 0.0F;
+  const Vec scale = broadcast(t.b.scale);
+  const Vec inverse_cap = broadcast(capped ? 1.0F / t.b.softcap : 0.0F);
+  float* const scores = t.at(t.x.weight) + r * panel_lanes;
+  scale_and_cap(t, scores, count);
+  find_kept(t, p, r, count);
   FunctionSource values[halves];
   FunctionSource slopes[halves];
   for (int n = 0; n < halves; ++n) {
@@ -162,26 +184,35 @@ void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int coun
       const Vec power = exp2(hn::Mul(hn::Sub(logit, lse), broadcast(log2_e)));
       probability[n] = hn::IfThenElseZero(seen, power);
       store(hn::IfThenElseZero(seen, hn::Mul(power, slope)), weight);
+      if (t.b.shape.dropout) probability[n] = kept_times_scale(t, p, r + j, n, probability[n]);
     }
     store_query_row<Tile>(probability, t.at(t.x.p) + (r + j) * t.x.p_row + p * panel_lanes / Tile::pair);
+  }
+}
+
+/// The products of staged rows of keys with the queries of panel p, for the strips that it sees: S^T out of K
+/// and Q, dP^T out of V and dO.
+template <typename Tile>
+void products_of_panel(Tile& t, std::int64_t p, const Range& strips, std::int64_t columns,
+                       std::int64_t key_rows, std::int64_t query_lanes, std::int64_t to) {
+  const std::int64_t depth = Tile::Scratch::depth(columns);
+  const std::int64_t row_words = Tile::Scratch::row_words(columns);
+  for (std::int64_t s = strips.first; s < strips.last; ++s) {
+    multiply<Tile::paired, false>({.a = t.at(key_rows) + s * strip_rows * row_words,
+                                   .row_step = row_words,
+                                   .step = 1,
+                                   .b = t.at(query_lanes) + p * panel_lanes * depth,
+                                   .depth = depth,
+                                   .c = t.at(to) + s * strip_rows * panel_lanes,
+                                   .c_stride = panel_lanes},
+                                  t.rows_of_strip(s));
   }
 }
 
 /// S^T of the strips that a panel sees, then P^T and the weights.
 template <typename Tile>
 void probabilities_by_functions(Tile& t, std::int64_t p, const Range& strips) {
-  const std::int64_t depth = Tile::Scratch::depth(t.d_qk());
-  const std::int64_t row_words = Tile::Scratch::row_words(t.d_qk());
-  for (std::int64_t s = strips.first; s < strips.last; ++s) {
-    multiply<Tile::paired, false>({.a = t.at(t.x.k_rows) + s * strip_rows * row_words,
-                                   .row_step = row_words,
-                                   .step = 1,
-                                   .b = t.at(t.x.q_lanes) + p * panel_lanes * depth,
-                                   .depth = depth,
-                                   .c = t.at(t.x.weight) + s * strip_rows * panel_lanes,
-                                   .c_stride = panel_lanes},
-                                  t.rows_of_strip(s));
-  }
+  products_of_panel(t, p, strips, t.d_qk(), t.x.k_rows, t.x.q_lanes, t.x.weight);
   in_function_keys(strips.first * strip_rows, smaller(strips.last * strip_rows, t.rows),
                    [&](std::int64_t r, int count) { exponentials_by_functions(t, p, r, count); });
 }

@@ -9,6 +9,7 @@
 // docs/kernels/cpu-backward.md has the arithmetic.
 #include <sched.h>
 
+#include "cpu/backward_captured.hpp"
 #include "cpu/backward_function.hpp"
 #include "cpu/backward_scores.hpp"
 #include "cpu/backward_stage.hpp"
@@ -137,6 +138,7 @@ template <typename T>
 void run_block(const BackwardBlock& block, float* scratch) {
   BackwardTile<T> t(block, scratch);
   stage_queries(t);
+  if (block.captured != nullptr) return add_captured_gradients(t);
   if (block.dsink != nullptr) add_dsink(t);
   if (block.dq.data == nullptr && block.dk.data == nullptr && block.dv.data == nullptr) return;
   const std::int64_t dq_words = block.shape.block_q * padded(block.shape.head_dim_qk);

@@ -17,6 +17,13 @@ TANDEM_INLINE void store_query_row(const Vec* v, float* words) {
   }
 }
 
+/// A value of half n of panel p and row r as dropout leaves it: 0 or scaled.
+template <typename Tile>
+TANDEM_INLINE Vec kept_times_scale(Tile& t, std::int64_t p, std::int64_t r, int n, Vec x) {
+  const Vec scaled = hn::Mul(x, broadcast(t.b.functions->dropout->scale));
+  return hn::IfThenElseZero(mask_of(t.kept_lanes(p, r, n)), scaled);
+}
+
 template <bool capped, bool masked, typename Tile>
 void exponentials(Tile& t, std::int64_t p, std::int64_t s) {
   const Vec scale = broadcast(t.b.scale);
@@ -66,7 +73,8 @@ void probabilities(Tile& t, std::int64_t p, std::int64_t s) {
   }
 }
 
-template <bool masked, typename Tile>
+/// `dropped`: there is dropout.
+template <bool masked, bool dropped, typename Tile>
 void differences(Tile& t, std::int64_t p, std::int64_t s) {
   const Vec delta[2] = {load(t.at(t.x.delta) + p * panel_lanes),
                         load(t.at(t.x.delta) + p * panel_lanes + vec_lanes)};
@@ -75,7 +83,8 @@ void differences(Tile& t, std::int64_t p, std::int64_t s) {
     Vec ds[Tile::pair][2];
     for (int e = 0; e < Tile::pair; ++e) {
       for (int n = 0; n < 2; ++n) {
-        const Vec dp = load(t.at(t.x.tile) + (i + e) * panel_lanes + n * vec_lanes);
+        Vec dp = load(t.at(t.x.tile) + (i + e) * panel_lanes + n * vec_lanes);
+        if constexpr (dropped) dp = kept_times_scale(t, p, r + e, n, dp);
         const Vec weight = load(t.at(t.x.weight) + (r + e) * panel_lanes + n * vec_lanes);
         ds[e][n] = hn::Mul(weight, hn::Sub(dp, delta[n]));
         if constexpr (masked) ds[e][n] = hn::IfThenElseZero(t.visible(p, r + e, n), ds[e][n]);
@@ -103,7 +112,8 @@ void score_gradients(Tile& t, std::int64_t p, std::int64_t s) {
                                  .c = t.at(t.x.tile),
                                  .c_stride = panel_lanes},
                                 t.rows_of_strip(s));
-  t.sees_all(p, s) ? differences<false>(t, p, s) : differences<true>(t, p, s);
+  if (t.b.shape.dropout) return differences<true, true>(t, p, s);
+  t.sees_all(p, s) ? differences<false, false>(t, p, s) : differences<true, false>(t, p, s);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

@@ -53,7 +53,9 @@ struct BackwardScratch {
   std::int64_t tile = 0;    ///< what a register tile leaves
   std::int64_t row = 0;     ///< a sum over visible pairs alone
   std::int64_t functions = 0;  ///< memory of a program, for each half of a panel
+  std::int64_t dp = 0;         ///< dP of one panel of queries, for the gradients of what functions read
   std::int64_t seen = 0;  ///< lanes that see a key, 16 bits: by half panel and key (backward_function.hpp)
+  std::int64_t kept = 0;  ///< of these, the lanes that dropout keeps
   std::int64_t total = 0;
 
   TANDEM_INLINE BackwardScratch make(const BackwardShape& s) {
@@ -90,6 +92,8 @@ struct BackwardScratch {
     if (s.functions) {
       x.functions = take(2 * s.function_words);
       x.seen = take(s.block_q / vec_lanes * seen_row(s.block_k) / 2);
+      if (s.dropout) x.kept = take(s.block_q / vec_lanes * seen_row(s.block_k) / 2);
+      if (s.captured) x.dp = take(s.block_k * panel_lanes);
     }
     // While queries are staged, a panel of them lies where keys will.
     const std::int64_t longest = row_words(s.head_dim_qk > s.head_dim_v ? s.head_dim_qk : s.head_dim_v);

@@ -123,8 +123,12 @@ struct BackwardTile {
 
   /// With functions: a bit for each lane of half n of panel p that takes part and sees row r.
   [[nodiscard]] std::uint16_t* seen_lanes(std::int64_t p, std::int64_t r, int n) const {
-    const std::int64_t half = p * (panel_lanes / vec_lanes) + n;
-    return reinterpret_cast<std::uint16_t*>(scratch + x.seen) + half * Scratch::seen_row(b.shape.block_k) + r;
+    return lanes_at(x.seen, p, r, n);
+  }
+
+  /// With dropout: those of them whose entry of P it keeps, and others.
+  [[nodiscard]] std::uint16_t* kept_lanes(std::int64_t p, std::int64_t r, int n) const {
+    return lanes_at(x.kept, p, r, n);
   }
 
   /// Whether query i of the block, which is in queries_seeing(r), sees row r.
@@ -153,6 +157,11 @@ struct BackwardTile {
   }
 
  private:
+  [[nodiscard]] std::uint16_t* lanes_at(std::int64_t offset, std::int64_t p, std::int64_t r, int n) const {
+    const std::int64_t half = p * (panel_lanes / vec_lanes) + n;
+    return reinterpret_cast<std::uint16_t*>(scratch + offset) + half * Scratch::seen_row(b.shape.block_k) + r;
+  }
+
   [[nodiscard]] Range& range(std::int64_t offset, std::int64_t i) const {
     return reinterpret_cast<Range*>(scratch + offset)[i];
   }

@@ -34,7 +34,7 @@ std::size_t scratch_bytes(const Problem& p, const Config& config) {
                       static_cast<int>(p.head_dim_v))
           .bytes;
   if (p.has_function()) {
-    const CallFunctions functions(p, false);
+    const CallFunctions functions(p);
     return of_tiles + function_scratch(functions.tile, config.block_q, config.block_k).bytes;
   }
   return std::max(of_tiles, short_scratch_bytes(p, config));
@@ -110,7 +110,7 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.split_size = p.split_size;
   t.scale = p.scale * p.q_scale.at(b, kv_head) * p.k_scale.at(b, kv_head);
   t.softcap = p.softcap;
-  t.v_scale = p.v_scale.at(b, kv_head);
+  t.v_scale = p.v_scale.at(b, kv_head) * p.dropout.scale;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
   t.batch = b;
@@ -129,7 +129,7 @@ void forward(const Problem& p, const Config& config, std::span<std::byte> worksp
   if (p.precision != Precision::exact) return eight_bit_forward(p, config, workspace, stop);
   std::byte* const scratch = align_scratch(workspace.data());
   std::optional<CallFunctions> functions;
-  if (p.has_function()) functions.emplace(p, false);
+  if (p.has_function()) functions.emplace(p);
   ForwardRun run{.problem = p,
                  .config = config,
                  .scratch = scratch,

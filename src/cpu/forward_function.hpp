@@ -6,6 +6,7 @@
 #include "cpu/forward_softmax.hpp"
 #include "cpu/function_bounds.hpp"
 #include "cpu/function_lanes.hpp"
+#include "cpu/simd/philox.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 
@@ -180,7 +181,34 @@ struct FunctionRows {
     return keys;
   }
 
+  /// Clears the exponentials of a register that dropout does not keep, once they are in the softmax's sum.
+  /// What is kept is scaled with the row.
+  template <typename Math>
+  void drop(int vec, const LaneKeys& keys, float* scores) const {
+    if (t.functions->dropout == nullptr) return;
+    FunctionPlace place =
+        place_of(t, t.first + static_cast<std::int64_t>(stripe) * stripe_lanes + vec * vec_lanes);
+    for (int key = keys.begin; key < keys.end; key += function_keys) {
+      std::uint16_t kept[function_keys + 8] = {};  // lanes are read eight bytes at a time
+      place.first_key = static_cast<std::int32_t>(begin + key);
+      place.keys = keys.end - key < function_keys ? keys.end - key : function_keys;
+      write_kept(*t.functions->dropout, place, kept);
+      for (int j = 0; j < place.keys; j += Math::elements_per_word) {
+        float* const word = scores + vec * vec_lanes + (key + j) / Math::elements_per_word * stripe_lanes;
+        if constexpr (Math::elements_per_word == 1) {
+          store(hn::IfThenElseZero(mask_of(kept + j), load(word)), word);
+        } else {
+          const UVec low = hn::IfThenElseZero(bits_mask(kept + j), hn::Set(u32_lanes, 0xFFFFU));
+          const UVec high = hn::IfThenElseZero(bits_mask(kept + j + 1), hn::Set(u32_lanes, 0xFFFF0000U));
+          store(bits_as_f32(hn::And(f32_as_bits(load(word)), hn::Or(low, high))), word);
+        }
+      }
+    }
+  }
+
  private:
+  static auto bits_mask(const std::uint16_t* lanes) { return hn::RebindMask(u32_lanes, mask_of(lanes)); }
+
   /// What a function sees, out of raw products: the scaled score, softcapped.
   void scale_and_cap(float* scores, const LaneKeys& keys) const {
     if (logits.cap_out == 0.0F && (t.functions->score == nullptr || logits.cap_in == 1.0F)) return;

@@ -56,6 +56,7 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     if (keys[v].begin >= keys[v].end) continue;
     if (functions != nullptr) {
       soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores);
+      functions->template drop<Math>(v, keys[v], scores);
     } else {
       soften(s, v, keys[v], logits, t.head_dim_v, scores);
     }

@@ -32,16 +32,23 @@ constexpr ValueShape join(ValueShape a, ValueShape b) {
 /// Gives values memory. That of pairs is used again once the last step that reads it is done.
 class Compiler {
  public:
-  Compiler(const Function& f, FunctionProgram& program) : f_(f), nodes_(f.nodes()), program_(program) {}
+  Compiler(const Function& f, FunctionProgram& program) : f_(f), nodes_(f.all_nodes()), program_(program) {}
 
-  void compile(bool with_slope) {
+  void compile(ProgramOf wanted) {
+    const bool with_slope = wanted == ProgramOf::value_and_slope;
+    const auto gradients =
+        wanted == ProgramOf::value_and_gradients ? f_.gradients() : std::span<const FunctionGradient>();
     last_use_.fill(-1);
     keep(f_.result());
     if (with_slope) keep(f_.slope());
+    for (const FunctionGradient& g : gradients) {
+      keep(g.slope);
+      for (const std::int16_t index : nodes_[at(g.read)].args) keep(index);
+    }
     for (std::size_t n = nodes_.size(); n-- > 0;) {
       if (last_use_[n] < 0) continue;
       for (const std::int16_t a : nodes_[n].args) {
-        if (a >= 0) last_use_[index(a)] = std::max(last_use_[index(a)], static_cast<int>(n));
+        if (a >= 0) last_use_[at(a)] = std::max(last_use_[at(a)], static_cast<int>(n));
       }
     }
     program_.count = 0;
@@ -50,13 +57,26 @@ class Compiler {
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
       if (last_use_[n] >= 0) add(n);
     }
-    program_.value = places_[index(f_.result())];
-    if (with_slope) program_.slope = places_[index(f_.slope())];
+    program_.value = places_[at(f_.result())];
+    if (with_slope) program_.slope = places_[at(f_.slope())];
+    program_.gradient_count = 0;
+    for (const FunctionGradient& g : gradients) {
+      const FunctionNode& read = nodes_[at(g.read)];
+      ProgramGradient& gradient = program_.gradients[program_.gradient_count++];
+      gradient = {};
+      gradient.slope = places_[at(g.slope)];
+      gradient.captured = read.captured;
+      for (std::size_t d = 0; d < read.args.size() && read.args[d] >= 0; ++d) {
+        gradient.index[d] = places_[at(read.args[d])];
+      }
+    }
   }
 
  private:
-  static std::size_t index(std::int16_t node) { return static_cast<std::size_t>(node); }
-  void keep(std::int16_t node) { last_use_[index(node)] = static_cast<int>(Function::max_nodes); }
+  static std::size_t at(std::int16_t node) { return static_cast<std::size_t>(node); }
+  void keep(std::int16_t node) {
+    if (node >= 0) last_use_[at(node)] = static_cast<int>(Function::max_nodes);
+  }
 
   void add(std::size_t n) {
     const FunctionNode& node = nodes_[n];
@@ -70,11 +90,11 @@ class Compiler {
     step.type = step.from = node.type;
     ValueShape shape = shape_of_leaf(node.op);
     for (std::size_t a = 0; a < node.args.size() && node.args[a] >= 0; ++a) {
-      step.args[a] = places_[index(node.args[a])];
+      step.args[a] = places_[at(node.args[a])];
       shape = join(shape, step.args[a].shape);
       ++step.arguments;
     }
-    if (step.arguments > 0) step.from = nodes_[index(node.args[0])].type;
+    if (step.arguments > 0) step.from = nodes_[at(node.args[0])].type;
     if (node.op == FunctionOp::constant) {
       if (node.type == FunctionType::real) {
         step.real = static_cast<float>(node.value);
@@ -83,7 +103,7 @@ class Compiler {
       }
     }
     if (node.op == FunctionOp::floor_divide || node.op == FunctionOp::remainder) {
-      step.integer = power_of_two(nodes_[index(node.args[1])]);
+      step.integer = power_of_two(nodes_[at(node.args[1])]);
     }
     if (node.op == FunctionOp::read) step.tensor = &program_.tensors[node.captured];
     // Before the result has its place: a step reads its arguments of a key before it writes that key.
@@ -106,11 +126,11 @@ class Compiler {
     return (value & (value - 1)) == 0 ? value : 0;
   }
 
-  void release(std::int16_t node, std::size_t at) {
-    if (node < 0 || last_use_[index(node)] != static_cast<int>(at)) return;
-    const ProgramValue& value = places_[index(node)];
+  void release(std::int16_t node, std::size_t step) {
+    if (node < 0 || last_use_[at(node)] != static_cast<int>(step)) return;
+    const ProgramValue& value = places_[at(node)];
     if (value.shape != ValueShape::pairs || value.is_score) return;
-    last_use_[index(node)] = -1;  // an argument may come twice
+    last_use_[at(node)] = -1;  // an argument may come twice
     free_[free_count_++] = value.offset;
   }
 
@@ -132,8 +152,8 @@ class Compiler {
 
 }  // namespace
 
-void compile(const Function& function, bool with_slope, FunctionProgram& program) {
-  Compiler(function, program).compile(with_slope);
+void compile(const Function& function, ProgramOf wanted, FunctionProgram& program) {
+  Compiler(function, program).compile(wanted);
 }
 
 }  // namespace tandem::cpu

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "problem/dropout.hpp"
 #include "tandem/function.hpp"
 
 namespace tandem::cpu {
@@ -49,28 +50,44 @@ struct ProgramStep {
   const ProgramTensor* tensor = nullptr;
 };
 
-/// The steps that make the value, and of a score function where it is wanted the slope.
+/// The gradient of an element that a score function reads: d(logit) / d(element), and where it is.
+struct ProgramGradient {
+  ProgramValue slope;
+  ProgramValue index[ConstTensor::max_rank];
+  std::int16_t captured = 0;
+};
+
+/// What a program makes.
+enum class ProgramOf { value, value_and_slope, value_and_gradients };
+
+/// The steps that make it.
 struct FunctionProgram {
   int count = 0;
   std::int32_t words = 0;  ///< of memory
   ProgramValue value, slope;
+  int gradient_count = 0;
+  ProgramGradient gradients[Function::max_gradients];
   ProgramTensor tensors[Function::max_captured];
   ProgramStep steps[Function::max_nodes];
 };
 
-/// Leaves out what only the slope needs unless `with_slope`. Allocates nothing.
-void compile(const Function& function, bool with_slope, FunctionProgram& program);
+/// Leaves out what nothing of `wanted` needs. Allocates nothing.
+void compile(const Function& function, ProgramOf wanted, FunctionProgram& program);
 
 /// The programs of a call, as a tile sees them; null where there is no such function.
 struct TileFunctions {
   const FunctionProgram* score = nullptr;
   const FunctionProgram* mask = nullptr;
+  const Dropout* dropout = nullptr;           ///< null: off
+  const FunctionProgram* captured = nullptr;  ///< of the score function, with gradients; null: not wanted
 
-  /// Words of memory that either program needs, a multiple of a cache line.
+  /// Words of memory that any of the programs needs, a multiple of a cache line.
   [[nodiscard, gnu::always_inline]] std::int64_t words() const {
     const std::int64_t of_score = score != nullptr ? score->words : 0;
     const std::int64_t of_mask = mask != nullptr ? mask->words : 0;
-    return of_score > of_mask ? of_score : of_mask;
+    const std::int64_t of_captured = captured != nullptr ? captured->words : 0;
+    const std::int64_t most = of_score > of_mask ? of_score : of_mask;
+    return most > of_captured ? most : of_captured;
   }
 };
 

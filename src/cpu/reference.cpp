@@ -1,5 +1,6 @@
 #include "cpu/reference.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -95,6 +96,31 @@ bool sees(const Problem& p, std::int64_t batch, std::int64_t i, std::int64_t j, 
          (p.window_right < 0 || distance <= p.window_right) && (!causal || distance <= 0);
 }
 
+}  // namespace
+
+// Philox4x32-10 as its paper writes it down.
+bool is_kept(const Dropout& dropout, std::int64_t batch, std::int64_t head, std::int64_t query,
+             std::int64_t key) {
+  if (!dropout.on) return true;
+  const auto word = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+  const auto place = static_cast<std::uint64_t>(batch) * dropout.heads + static_cast<std::uint64_t>(head);
+  std::uint32_t counter[4] = {word(static_cast<std::uint64_t>(key / 4)),
+                              word(static_cast<std::uint64_t>(query)), word(place), dropout.offset};
+  std::uint32_t k[2] = {dropout.key[0], dropout.key[1]};
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57} * counter[2];
+    const std::uint32_t next[4] = {word(b >> 32U) ^ counter[1] ^ k[0], word(b),
+                                   word(a >> 32U) ^ counter[3] ^ k[1], word(a)};
+    std::copy(next, next + 4, counter);
+    k[0] += 0x9E3779B9U;
+    k[1] += 0xBB67AE85U;
+  }
+  return counter[key % 4] >= dropout.threshold;
+}
+
+namespace {
+
 /// The rows of one sequence that take part, and one of its heads in fp64.
 struct Sequence {
   std::int64_t batch = 0;
@@ -129,8 +155,10 @@ struct Functions {
 /// One query's softmax over the keys it sees.
 struct Row {
   std::vector<std::int64_t> keys;   ///< the visible keys; what follows has one entry for each
+  std::vector<double> score;        ///< what the score function sees
   std::vector<double> slope;        ///< d(logit) / d(scale q k): of the softcap and the score function
   std::vector<double> probability;  ///< exp(logit - lse)
+  std::vector<double> kept;         ///< by dropout: what P is multiplied by
   std::vector<double> out;
   double lse = -infinity;
   double sink_probability = 0.0;
@@ -157,14 +185,15 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
       logit = static_cast<double>(p.softcap) * t;
       slope = 1.0 - t * t;
     }
+    pair.score = logit;
     if (functions.score) {
-      pair.score = logit;
       const Dual value = functions.score->at(pair);
       logit = value.value;
       slope *= value.slope;
       if (logit == -infinity) continue;  // as masked
     }
     row.keys.push_back(j);
+    row.score.push_back(pair.score);
     row.slope.push_back(slope);
     logits.push_back(logit);
   }
@@ -182,7 +211,10 @@ Row softmax_row(const Problem& p, const Sequence& s, std::int64_t i, Functions& 
   if (p.sink != nullptr) row.sink_probability = std::exp(sink - maximum) / sum;
   for (std::size_t n = 0; n < logits.size(); ++n) {
     row.probability.push_back(std::exp(logits[n] - maximum) / sum);
-    accumulate(row.out.data(), row.probability[n], s.v.data() + row.keys[n] * p.head_dim_v, p.head_dim_v);
+    const bool kept = is_kept(p.dropout, s.batch, s.head, i, row.keys[n]);
+    row.kept.push_back(kept ? static_cast<double>(p.dropout.scale) : 0.0);
+    accumulate(row.out.data(), row.probability[n] * row.kept[n], s.v.data() + row.keys[n] * p.head_dim_v,
+               p.head_dim_v);
   }
   return row;
 }
@@ -221,6 +253,23 @@ Forward forward(const Problem& p) {
   return result;
 }
 
+namespace {
+
+/// Adds what a pair gives to the gradients of what its score function reads.
+void add_captured(const Problem& p, const Pair& pair, double gradient, Functions& functions,
+                  std::vector<std::vector<double>>& captured) {
+  const std::span<const FunctionNode> nodes = p.score_function->nodes();
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    const auto tensor = static_cast<std::size_t>(nodes[n].captured);
+    if (nodes[n].op != FunctionOp::read || tensor >= captured.size() || captured[tensor].empty()) continue;
+    const auto read = static_cast<std::int16_t>(n);
+    const double slope = functions.score->at(pair, read).slope;
+    captured[tensor][static_cast<std::size_t>(functions.score->element(read))] += gradient * slope;
+  }
+}
+
+}  // namespace
+
 Backward backward(const Problem& p) {
   const std::int64_t d = p.head_dim_qk;
   const std::int64_t dv = p.head_dim_v;
@@ -230,6 +279,9 @@ Backward backward(const Problem& p) {
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, d), 0.0);
   result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, dv), 0.0);
   if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+  for (const Tensor& t : p.captured_gradients) {
+    result.captured.emplace_back(static_cast<std::size_t>(t.given() ? t.numel() : 0), 0.0);
+  }
 
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
@@ -250,14 +302,24 @@ Backward backward(const Problem& p) {
         for (std::size_t n = 0; n < row.keys.size(); ++n) {
           const std::int64_t j = row.keys[n];
           const std::int64_t key_row = s.k_rows.begin + j;
-          const double dp = dot(dout_row, s.v.data() + j * dv, dv);
+          const double dp = row.kept[n] == 0.0 ? 0.0 : dot(dout_row, s.v.data() + j * dv, dv) * row.kept[n];
           const double ds = row.probability[n] * (dp - delta) * row.slope[n] * static_cast<double>(p.scale);
           double* dk = result.dk.data() + index(p.packed_k, batch, key_row, kv_head, p.rows_k, p.heads_kv, d);
           double* dv_row =
               result.dv.data() + index(p.packed_k, batch, key_row, kv_head, p.rows_k, p.heads_kv, dv);
           accumulate(dq, ds, s.k.data() + j * d, d);
           accumulate(dk, ds, s.q.data() + i * d, d);
-          accumulate(dv_row, row.probability[n], dout_row, dv);
+          accumulate(dv_row, row.probability[n] * row.kept[n], dout_row, dv);
+          if (!result.captured.empty()) {
+            const Pair pair{.score = row.score[n],
+                            .batch = batch,
+                            .head = head,
+                            .query = i,
+                            .key = j,
+                            .seqlen_q = s.q_rows.used,
+                            .seqlen_k = s.k_rows.used};
+            add_captured(p, pair, row.probability[n] * (dp - delta), functions, result.captured);
+          }
         }
       }
     }

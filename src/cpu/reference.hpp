@@ -17,7 +17,13 @@ struct Forward {
 };
 struct Backward {
   std::vector<double> dq, dk, dv, dsink;
+  /// Of the score function's captured tensors of reals that problem.captured_gradients has; else empty.
+  std::vector<std::vector<double>> captured;
 };
+
+/// Whether dropout keeps an entry of P.
+bool is_kept(const Dropout& dropout, std::int64_t batch, std::int64_t head, std::int64_t query,
+             std::int64_t key);
 
 /// Element `offset` of memory of a dtype.
 double stored_value(const void* data, DType dtype, std::int64_t offset);

@@ -85,12 +85,24 @@ Dual real_node(const FunctionNode& node, const Dual& a, const Dual& b) {
 double FunctionValue::read(const FunctionNode& node) const {
   const ConstTensor& t = f_.captured()[static_cast<std::size_t>(node.captured)];
   std::int64_t offset = 0;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
-    std::int64_t i = integer(values_[static_cast<std::size_t>(node.args[d])]);
-    if (i < 0) i += t.shape[d];
-    offset += std::clamp<std::int64_t>(i, 0, t.shape[d] - 1) * t.stride[d];
-  }
+  for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) offset += index(node, d) * t.stride[d];
   return stored_value(t.data, t.dtype, offset);
+}
+
+std::int64_t FunctionValue::index(const FunctionNode& node, std::size_t dim) const {
+  const std::int64_t size = f_.captured()[static_cast<std::size_t>(node.captured)].shape[dim];
+  const std::int64_t i = integer(values_[static_cast<std::size_t>(node.args[dim])]);
+  return std::clamp<std::int64_t>(i < 0 ? i + size : i, 0, size - 1);
+}
+
+std::int64_t FunctionValue::element(std::int16_t read) const {
+  const FunctionNode& node = f_.nodes()[static_cast<std::size_t>(read)];
+  const ConstTensor& t = f_.captured()[static_cast<std::size_t>(node.captured)];
+  std::int64_t element = 0;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
+    element = element * t.shape[d] + index(node, d);
+  }
+  return element;
 }
 
 Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
@@ -102,7 +114,7 @@ Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
   const Dual b = argument(1);
   switch (node.op) {
     case FunctionOp::constant: return {node.value};
-    case FunctionOp::score: return {pair.score, 1.0};
+    case FunctionOp::score: return {pair.score, by_ < 0 ? 1.0 : 0.0};
     case FunctionOp::batch: return index(pair.batch);
     case FunctionOp::head: return index(pair.head);
     case FunctionOp::query: return index(pair.query);
@@ -128,8 +140,18 @@ Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
 }
 
 Dual FunctionValue::at(const Pair& pair) {
-  for (std::size_t n = 0; n <= wanted_; ++n) values_[n] = node(f_.nodes()[n], pair);
+  for (std::size_t n = 0; n <= wanted_; ++n) {
+    values_[n] = node(f_.nodes()[n], pair);
+    if (by_ >= 0 && n == static_cast<std::size_t>(by_)) values_[n].slope = 1.0;
+  }
   return values_[wanted_];
+}
+
+Dual FunctionValue::at(const Pair& pair, std::int16_t read) {
+  by_ = read;
+  const Dual value = at(pair);
+  by_ = -1;
+  return value;
 }
 
 }  // namespace tandem::reference

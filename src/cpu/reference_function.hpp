@@ -28,13 +28,19 @@ class FunctionValue {
   FunctionValue(const Function& f, std::int16_t wanted)
       : f_(f), wanted_(static_cast<std::size_t>(wanted)), values_(f.nodes().size()) {}
   Dual at(const Pair& pair);
+  /// The same, with the derivative by the element that node `read` reads in place of the score.
+  Dual at(const Pair& pair, std::int16_t read);
+  /// Which element of its tensor node `read` has read for the last pair, in logical order.
+  [[nodiscard]] std::int64_t element(std::int16_t read) const;
 
  private:
+  [[nodiscard]] std::int64_t index(const FunctionNode& node, std::size_t dim) const;
   [[nodiscard]] Dual node(const FunctionNode& node, const Pair& pair) const;
   [[nodiscard]] double read(const FunctionNode& node) const;
 
   const Function& f_;
   std::size_t wanted_;
+  std::int16_t by_ = -1;  ///< a node whose derivative by itself is 1; -1: the score's is
   std::vector<Dual> values_;
 };
 

@@ -38,6 +38,12 @@ void check_gpu_functions(const Problem& p) {
         "causal_by_sequence with a score or mask function has no GPU kernel; let the mask function read the "
         "mask of each batch entry, or copy the tensors to the CPU");
   }
+  if (p.dropout.on) {
+    unsupported("dropout_p has no GPU kernel; pass 0, or copy the tensors to the CPU");
+  }
+  if (p.wants_captured_gradients()) {
+    unsupported("captured_gradients have no GPU kernel; leave them out, or copy the tensors to the CPU");
+  }
   for (const Function* f : {p.score_function, p.mask_function}) {
     if (f == nullptr) continue;
     for (std::size_t n = 0; n < f->captured().size(); ++n) {

@@ -235,10 +235,45 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
   return add(node);
 }
 
-Function FunctionBuilder::score_function(Expression logit) {
+std::uint32_t FunctionBuilder::judged(std::span<const int> differentiated) const {
+  std::uint32_t wanted = 0;
+  for (const int number : differentiated) {
+    if (number < 0 || static_cast<std::size_t>(number) >= captured_.size()) {
+      invalid("function: t{} is to be differentiated, but there are {} captured tensors", number,
+              captured_.size());
+    }
+    const DType dtype = captured_[static_cast<std::size_t>(number)].dtype;
+    if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
+      invalid("function: t{} is to be differentiated, but is {}; gradients are of f32, f16 and bf16", number,
+              tandem::name_of(dtype));
+    }
+    wanted |= 1U << number;
+  }
+  return wanted;
+}
+
+Function FunctionBuilder::score_function(Expression logit, std::span<const int> differentiated) {
   expect_own(logit, "the logit");
+  const std::uint32_t wanted = judged(differentiated);
   const Expression result = convert(logit, FunctionType::real);
-  return finish(Function::Kind::score, result, derivative_by_score(result).node());
+  const std::int16_t slope = derivative_by_score(result).node();
+  std::vector<FunctionGradient> gradients;
+  for (std::int16_t n = 0; n <= result.node() && wanted != 0; ++n) {
+    const FunctionNode node = nodes_[static_cast<std::size_t>(n)];
+    if (node.op != FunctionOp::read || (wanted >> node.captured & 1U) == 0) continue;
+    const std::int16_t by_element = derivative_by_node(result, n);
+    if (by_element < 0) continue;
+    if (gradients.size() == Function::max_gradients) {
+      invalid(
+          "function: it reads more than {} elements of tensors that are to be differentiated; put some of "
+          "them together",
+          Function::max_gradients);
+    }
+    gradients.push_back({.read = n, .slope = by_element});
+  }
+  Function f = finish(Function::Kind::score, result, slope, gradients);
+  f.differentiated_ = wanted;
+  return f;
 }
 
 Function FunctionBuilder::mask_function(Expression visible) {
@@ -255,27 +290,45 @@ Function FunctionBuilder::mask_function(Expression visible) {
   return f;
 }
 
-/// Only what the results need is kept, in its order.
-Function FunctionBuilder::finish(Function::Kind kind, Expression result, std::int16_t slope) const {
+/// Only what the results need is kept, in its order; what gradients alone need comes last.
+Function FunctionBuilder::finish(Function::Kind kind, Expression result, std::int16_t slope,
+                                 std::span<const FunctionGradient> gradients) const {
   std::vector<bool> needed(nodes_.size(), false);
-  needed[static_cast<std::size_t>(result.node())] = true;
-  if (slope >= 0) needed[static_cast<std::size_t>(slope)] = true;
-  for (std::size_t n = nodes_.size(); n-- > 0;) {
-    if (!needed[n]) continue;
-    for (const std::int16_t a : nodes_[n].args) {
-      if (a >= 0) needed[static_cast<std::size_t>(a)] = true;
+  const auto need = [&](std::int16_t node) {
+    if (node >= 0) needed[static_cast<std::size_t>(node)] = true;
+  };
+  const auto need_arguments = [&] {
+    for (std::size_t n = nodes_.size(); n-- > 0;) {
+      if (needed[n]) std::for_each(nodes_[n].args.begin(), nodes_[n].args.end(), need);
     }
-  }
+  };
+  need(result.node());
+  need(slope);
+  need_arguments();
   Function f;
   f.kind_ = kind;
   f.captured_ = captured_;
   std::vector<std::int16_t> place(nodes_.size(), -1);
-  for (std::size_t n = 0; n < nodes_.size(); ++n) {
-    if (!needed[n]) continue;
-    FunctionNode node = nodes_[n];
-    for (std::int16_t& a : node.args) a = a >= 0 ? place[static_cast<std::size_t>(a)] : a;
-    place[n] = static_cast<std::int16_t>(f.nodes_.size());
-    f.nodes_.push_back(node);
+  const auto take_needed = [&] {
+    for (std::size_t n = 0; n < nodes_.size(); ++n) {
+      if (!needed[n] || place[n] >= 0) continue;
+      FunctionNode node = nodes_[n];
+      for (std::int16_t& a : node.args) a = a >= 0 ? place[static_cast<std::size_t>(a)] : a;
+      place[n] = static_cast<std::int16_t>(f.nodes_.size());
+      f.nodes_.push_back(node);
+    }
+  };
+  take_needed();
+  f.own_nodes_ = f.nodes_.size();
+  for (const FunctionGradient& g : gradients) {
+    need(g.read);
+    need(g.slope);
+  }
+  need_arguments();
+  take_needed();
+  for (const FunctionGradient& g : gradients) {
+    f.gradients_.push_back(
+        {.read = place[static_cast<std::size_t>(g.read)], .slope = place[static_cast<std::size_t>(g.slope)]});
   }
   f.result_ = place[static_cast<std::size_t>(result.node())];
   f.slope_ = slope >= 0 ? place[static_cast<std::size_t>(slope)] : slope;

@@ -27,5 +27,7 @@ const char* name_of(FunctionType type);
 
 /// Adds the nodes of d(y) / d(score) to y's builder.
 Expression derivative_by_score(Expression y);
+/// Likewise of d(y) / d(node): its number, or -1 where y does not depend on that node.
+std::int16_t derivative_by_node(Expression y, std::int16_t node);
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
-// The derivative of a score function by the score, as nodes of the same function.
+// The derivative of a score function by the score, or by an element that it reads, as nodes of the same
+// function.
 #include <vector>
 
 #include "problem/function.hpp"
@@ -9,16 +10,25 @@ namespace tandem {
 /// no product with it is then made, in which an infinity would become NaN.
 class FunctionDerivative {
  public:
-  explicit FunctionDerivative(FunctionBuilder& builder) : builder_(builder) {}
+  /// By the score, or by the node `by`.
+  explicit FunctionDerivative(FunctionBuilder& builder, std::int16_t by = none)
+      : builder_(builder), by_(by) {}
 
-  Expression of(Expression y) {
+  /// Of y, 0 included.
+  Expression value_of(Expression y) {
+    const std::int16_t slope = of(y);
+    return slope >= 0 ? at(slope) : builder_.constant(0.0);
+  }
+
+  /// Of y; -1 where that is 0.
+  std::int16_t of(Expression y) {
     const auto last = static_cast<std::size_t>(y.node());
     known_.assign(last + 1, -1);
     for (std::size_t n = 0; n <= last; ++n) {
       const FunctionNode node = builder_.nodes_[n];  // a copy: nodes are added on the way
       known_[n] = node.type == FunctionType::real ? step(node, static_cast<std::int16_t>(n)) : none;
     }
-    return known_[last] >= 0 ? at(known_[last]) : builder_.constant(0.0);
+    return known_[last];
   }
 
  private:
@@ -51,11 +61,11 @@ class FunctionDerivative {
 
   /// Of node `self`.
   std::int16_t step(const FunctionNode& node, std::int16_t self) {
-    if (node.op == FunctionOp::score) return builder_.constant(1.0).node();
+    if (by_ >= 0 ? self == by_ : node.op == FunctionOp::score) return builder_.constant(1.0).node();
     if (node.op == FunctionOp::select) {
       return chosen(at(node.args[0]), known(node.args[1]), known(node.args[2]));
     }
-    if (node.op == FunctionOp::read) return none;
+    if (node.op == FunctionOp::read || node.args[0] < 0) return none;
     const std::int16_t da = known(node.args[0]);
     const std::int16_t db = known(node.args[1]);
     if (da < 0 && db < 0) return none;
@@ -85,11 +95,16 @@ class FunctionDerivative {
   }
 
   FunctionBuilder& builder_;
+  std::int16_t by_;
   std::vector<std::int16_t> known_;
 };
 
 Expression derivative_by_score(Expression y) {
-  return FunctionDerivative(y.builder()).of(y);
+  return FunctionDerivative(y.builder()).value_of(y);
+}
+
+std::int16_t derivative_by_node(Expression y, std::int16_t node) {
+  return FunctionDerivative(y.builder(), node).of(y);
 }
 
 }  // namespace tandem

@@ -203,11 +203,17 @@ std::string Function::text() const {
   return Printer(*this).print();
 }
 
-Function Function::parse(std::string_view text, Kind kind, std::span<const ConstTensor> captured) {
+Function Function::parse(std::string_view text, Kind kind, std::span<const ConstTensor> captured,
+                         std::span<const int> differentiated) {
   FunctionBuilder builder;
   for (const ConstTensor& t : captured) builder.capture(t);
   const Expression result = Parser(text, builder).parse();
-  return kind == Kind::score ? builder.score_function(result) : builder.mask_function(result);
+  if (kind == Kind::score) return builder.score_function(result, differentiated);
+  if (!differentiated.empty()) {
+    throw Error(Status::invalid_argument,
+                "function: a mask function has no gradients; differentiate tensors of the score function");
+  }
+  return builder.mask_function(result);
 }
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "problem/dropout.hpp"
 #include "problem/recipe.hpp"
 #include "tandem/attention.hpp"
 
@@ -128,8 +129,11 @@ struct Problem {
   std::int64_t dsink_stride = 1;
   Scales q_scale, k_scale, v_scale;
   Lengths cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
+  Dropout dropout;
   const Function* score_function = nullptr;  ///< from the scaled and capped score to the logit
   const Function* mask_function = nullptr;   ///< of the pairs that the window leaves, those that are visible
+  /// Backward: f32, by the numbers of the score function's captured tensors; without data: not wanted.
+  std::span<const Tensor> captured_gradients = {};
   Pages pages;
   Lengths leftpad_k;
   Lengths cache_batch_idx;
@@ -143,7 +147,14 @@ struct Problem {
   [[nodiscard]] bool of_cache() const {
     return pages.given() || leftpad_k.given() || cache_batch_idx.given();
   }
-  [[nodiscard]] bool has_function() const { return score_function != nullptr || mask_function != nullptr; }
+  [[nodiscard]] bool wants_captured_gradients() const {
+    return std::any_of(captured_gradients.begin(), captured_gradients.end(),
+                       [](const Tensor& t) { return t.rank > 0; });
+  }
+  /// Something is asked of every pair of query and key: a function of the caller's, or dropout.
+  [[nodiscard]] bool has_function() const {
+    return score_function != nullptr || mask_function != nullptr || dropout.on;
+  }
   [[nodiscard]] std::int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
 };
 

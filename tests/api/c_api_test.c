@@ -303,6 +303,7 @@ int main(void) {
   test_outputs_have_memory_of_their_own();
   test_struct_versions();
   test_cache();
+  test_functions();
   test_messages_are_per_thread();
   test_a_call_can_be_interrupted();
 #ifdef TANDEM_TEST_BAD_ALLOC

@@ -74,6 +74,49 @@ TEST(Function, EqualValuesAreOneNode) {
             score("$0=mul(s, s); add($0, $0)").nodes().size());
 }
 
+/// Values that the reference gives as dual numbers, by each read of a differentiated tensor.
+TEST(Function, GradientsOfWhatItReads) {
+  const std::vector<int> both{0, 1};
+  const Function f = Function::parse("add(mul(s, t0[h]), where(le(k, q), t1[b, mod(q, 3), h], t0[0]))",
+                                     Function::Kind::score, captured(), both);
+  EXPECT_EQ(f.gradients().size(), 3U);
+  EXPECT_TRUE(f.is_differentiated(0) && f.is_differentiated(1) && !f.is_differentiated(2));
+  // What runs without gradients is what it is without them.
+  const Function plain = Function::parse(f.text(), Function::Kind::score, captured());
+  EXPECT_TRUE(std::equal(f.nodes().begin(), f.nodes().end(), plain.nodes().begin(), plain.nodes().end()));
+  EXPECT_TRUE(plain.gradients().empty());
+  EXPECT_EQ(plain.all_nodes().size(), plain.nodes().size());
+  EXPECT_GT(f.all_nodes().size(), f.nodes().size());
+  for (const FunctionGradient& g : f.gradients()) {
+    EXPECT_EQ(f.all_nodes()[static_cast<std::size_t>(g.read)].op, FunctionOp::read);
+  }
+}
+
+TEST(Function, AConstantFactorHasNoGradientNodesOfItsOwn) {
+  const std::vector<int> first{0};
+  const Function f = Function::parse("add(s, t0[h])", Function::Kind::score, captured(), first);
+  ASSERT_EQ(f.gradients().size(), 1U);
+  EXPECT_EQ(f.all_nodes()[static_cast<std::size_t>(f.gradients()[0].slope)].value, 1.0);
+}
+
+TEST(Function, ErrorsOfGradients) {
+  const auto fails = [](const std::string& text, Function::Kind kind, int number, const std::string& words) {
+    const std::vector<int> wanted{number};
+    try {
+      Function::parse(text, kind, captured(), wanted);
+      ADD_FAILURE() << "no error: " << words;
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), words);
+    }
+  };
+  fails("s", Function::Kind::score, 3,
+        "function: t3 is to be differentiated, but there are 3 captured tensors");
+  fails("s", Function::Kind::score, 2,
+        "function: t2 is to be differentiated, but is i32; gradients are of f32, f16 and bf16");
+  fails("le(k, q)", Function::Kind::mask, 0,
+        "function: a mask function has no gradients; differentiate tensors of the score function");
+}
+
 /// The derivative nodes, evaluated, are the oracle's dual numbers.
 TEST(Function, DerivativeIsTheSlopeOfEveryOperation) {
   std::mt19937 random(1);
@@ -111,6 +154,44 @@ void expect_text_error(const std::string& text, const std::string& message,
     EXPECT_EQ(error.status(), Status::invalid_argument);
     EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
   }
+}
+
+/// What is said of BackwardArgs::captured_gradients.
+TEST(FunctionErrors, OfCapturedGradients) {
+  static float gradients[2][24];
+  const std::vector<int> first{0};
+  const Function f =
+      Function::parse("add(s, mul(t0[h], t1[b, 0, h]))", Function::Kind::score, captured(), first);
+  const auto fails = [&](std::vector<Tensor> views, const std::string& words) {
+    BackwardArgs args = test::dense_backward();
+    args.score_function = &f;
+    args.captured_gradients = views;
+    try {
+      make_problem(args);
+      ADD_FAILURE() << "no error: " << words;
+    } catch (const Error& e) {
+      EXPECT_EQ(std::string(e.what()), words);
+    }
+  };
+  const Tensor fits(gradients[0], DType::f32, {4});
+  BackwardArgs args = test::dense_backward();
+  args.score_function = &f;
+  args.captured_gradients = {&fits, 1};
+  EXPECT_TRUE(make_problem(args).wants_captured_gradients());
+  args.dq = args.dk = args.dv = {};
+  EXPECT_NO_THROW(make_problem(args)) << "alone";
+  fails({Tensor(gradients[0], DType::f32, {5})},
+        "captured_gradients[0] has shape (5); it must be that of t0, (4)");
+  fails({Tensor(gradients[0], DType::f16, {4})}, "captured_gradients[0] is f16; convert it to f32");
+  fails({Tensor{}, Tensor(gradients[0], DType::f32, {2, 3, 4})},
+        "captured_gradients[1] is given, but score_function does not differentiate t1; name it where the "
+        "function "
+        "is made");
+  fails({fits, {}, {}, {}},
+        "captured_gradients has 4 tensors, but score_function captures 3; pass one for each at most");
+  Tensor over = fits;
+  over.data = const_cast<float*>(memory);
+  fails({over}, "captured_gradients[0] shares memory with t0; an output needs memory of its own");
 }
 
 TEST(FunctionErrors, OfText) {

@@ -52,7 +52,7 @@ TEST(FunctionBounds, HoldForEveryPair) {
   const auto program = std::make_unique<FunctionProgram>();
   for (const char* const text : masks) {
     const Function f = mask_of(text);
-    compile(f, false, *program);
+    compile(f, ProgramOf::value, *program);
     for (int n = 0; n < 200; ++n) {
       const std::int64_t query = between(0, 50);
       const std::int64_t key = between(0, 50);
@@ -82,7 +82,7 @@ TEST(FunctionBounds, HoldForEveryPair) {
 TEST(FunctionBounds, KnowTheUsualMasks) {
   const auto program = std::make_unique<FunctionProgram>();
   const auto visible = [&](const char* text, Interval query, Interval key) {
-    compile(mask_of(text), false, *program);
+    compile(mask_of(text), ProgramOf::value, *program);
     return visible_of(*program, {.seqlen_q = 60, .seqlen_k = 64, .head = {}, .query = query, .key = key});
   };
   EXPECT_EQ(visible("le(k, q)", {32, 47}, {0, 31}), Visible::all);
@@ -101,7 +101,7 @@ TEST(FunctionProgram, ReusesMemory) {
   std::string text = "add(s, real(sub(q, k)))";
   for (int n = 0; n < 50; ++n) text = "tanh(add(" + text + ", 0.5))";
   const auto program = std::make_unique<FunctionProgram>();
-  compile(Function::parse(text, Function::Kind::score), false, *program);
+  compile(Function::parse(text, Function::Kind::score), ProgramOf::value, *program);
   EXPECT_GT(program->count, 100);
   EXPECT_LE(program->words, 3 * function_keys * function_lanes);
 }

@@ -74,6 +74,7 @@ struct Yardstick {
   double dk = 0.0;
   double dv = 0.0;
   double dsink = 0.0;
+  std::vector<double> captured;
 };
 
 void widen(double& error, const std::vector<double>& values, const std::vector<double>& exact) {
@@ -92,6 +93,10 @@ void measure(Yardstick& y, const Problem& problem, DType dtype, const reference:
     widen(y.dk, model.dk, exact.dk);
     widen(y.dv, model.dv, exact.dv);
     widen(y.dsink, model.dsink, exact.dsink);
+    y.captured.resize(exact.captured.size(), 0.0);
+    for (std::size_t n = 0; n < exact.captured.size(); ++n) {
+      widen(y.captured[n], model.captured[n], exact.captured[n]);
+    }
   }
 }
 
@@ -108,7 +113,9 @@ Yardstick yardstick(const Problem& problem, DType dtype, const Result& exact,
   Yardstick y;
   if (dtype == DType::f32) return y;
   measure(y, problem, dtype, exact);
-  const bool sink_gradient = std::is_same_v<Result, reference::Backward> && problem.sink != nullptr;
+  // Gradients of tables and slopes have few elements, too.
+  const bool sink_gradient = std::is_same_v<Result, reference::Backward> &&
+                             (problem.sink != nullptr || problem.wants_captured_gradients());
   if (scores_of_all >= (sink_gradient ? few_scores_sink : few_scores)) return y;
   for (int n = 1; n <= neighbours; ++n) {
     const Neighbour next(problem, static_cast<std::uint64_t>(n));
@@ -154,6 +161,10 @@ Expected expect(const Problem& problem, DType dtype, Pass pass, std::int64_t sco
   fill(e.dk, exact.dk, y.dk);
   fill(e.dv, exact.dv, y.dv);
   fill(e.dsink, exact.dsink, y.dsink);
+  e.captured.resize(exact.captured.size());
+  for (std::size_t n = 0; n < exact.captured.size(); ++n) {
+    fill(e.captured[n], exact.captured[n], dtype == DType::f32 ? 0.0 : y.captured[n]);
+  }
   return e;
 }
 

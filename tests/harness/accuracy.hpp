@@ -31,6 +31,7 @@ struct Target {
 struct Expected {
   Target out, lse;
   Target dq, dk, dv, dsink;
+  std::vector<Target> captured;  ///< by the numbers of captured tensors; empty: not asked for
 };
 
 /// The oracle's results and the bounds: 1e-5 relative in fp32 (gradients: of the largest element) and for

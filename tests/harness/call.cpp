@@ -161,6 +161,11 @@ std::string Case::describe() const {
   if (options.split_size != 0) text += fmt::format(" split_size {}", options.split_size);
   if (!score_function.empty()) text += fmt::format(" score {}", score_function);
   if (!mask_function.empty()) text += fmt::format(" mask {}", mask_function);
+  if (!differentiated.empty()) text += fmt::format(" differentiated {}", differentiated);
+  if (options.dropout_p > 0.0F) {
+    text += fmt::format(" dropout {} seed {} offset {}", options.dropout_p, options.dropout_seed,
+                        options.dropout_offset);
+  }
   if (sink) text += " sink";
   if (dlse) text += " dlse";
   if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);
@@ -287,6 +292,7 @@ BackwardArgs Call::backward_args() const {
   args.dk = dk.view();
   args.dv = dv.view();
   args.dsink = dsink.view();
+  args.captured_gradients = captured_gradient_views;
   args.options = spec.options;
   return args;
 }
@@ -323,6 +329,8 @@ Problem Call::problem() const {
   p.causal_by_sequence = lengths_of(causal_by_sequence);
   p.score_function = score_of();
   p.mask_function = mask_of();
+  p.captured_gradients = captured_gradient_views;
+  p.dropout = make_dropout(c.options.dropout_p, c.options.dropout_seed, c.options.dropout_offset, c.heads_q);
   if (!c.of_cache()) return p;
   dense_k_ = dense_keys(k);
   dense_v_ = dense_keys(v);
@@ -335,11 +343,6 @@ Problem Call::problem() const {
   p.v = operand(dense_v_, false);
   p.seqused_k = lengths_of(dense_used_);
   return p;
-}
-
-std::vector<Box*> Call::outputs(Pass pass) {
-  if (pass == Pass::forward) return {&out, &lse};
-  return {&dq, &dk, &dv, &dsink};
 }
 
 void Call::prepare(Pass pass) {

@@ -65,6 +65,7 @@ struct Case {
   std::string score_function;
   std::string mask_function;
   std::vector<Captured> captured;
+  std::vector<int> differentiated;  ///< of `captured`, those whose gradients are asked for
   bool sink = false;
   bool lse = true;
   bool dlse = false;
@@ -109,6 +110,8 @@ struct Call {
   Box dout, dlse, dq, dk, dv, dsink;
   bool rows_overlap =
       false;  ///< lengths make no sense: a row may be of several sequences, each of which writes it
+  std::vector<Box> captured_gradients;  ///< by the numbers of `captured`; not given: not asked for
+  std::vector<Tensor> captured_gradient_views;
 
   [[nodiscard]] ForwardArgs forward_args() const;
   [[nodiscard]] BackwardArgs backward_args() const;

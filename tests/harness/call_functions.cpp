@@ -17,11 +17,24 @@ void Call::make_functions(Random& random) {
     views.emplace_back(box.view());
   }
   if (!spec.score_function.empty()) {
-    score_function = Function::parse(spec.score_function, Function::Kind::score, views);
+    score_function = Function::parse(spec.score_function, Function::Kind::score, views, spec.differentiated);
   }
+  if (!spec.differentiated.empty()) captured_gradients.resize(spec.captured.size());
+  for (const int n : spec.differentiated) {
+    const auto number = static_cast<std::size_t>(n);
+    captured_gradients[number] = Box(DType::f32, spec.captured[number].shape, {}, true);
+  }
+  for (const Box& box : captured_gradients) captured_gradient_views.push_back(box.view());
   if (!spec.mask_function.empty()) {
     mask_function = Function::parse(spec.mask_function, Function::Kind::mask, views);
   }
+}
+
+std::vector<Box*> Call::outputs(Pass pass) {
+  if (pass == Pass::forward) return {&out, &lse};
+  std::vector<Box*> boxes{&dq, &dk, &dv, &dsink};
+  for (Box& box : captured_gradients) boxes.push_back(&box);
+  return boxes;
 }
 
 std::vector<Box*> Call::inputs() {

@@ -49,6 +49,9 @@ testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {
   } else {
     checks = {Check{"dq", &call.dq, &e.dq}, Check{"dk", &call.dk, &e.dk}, Check{"dv", &call.dv, &e.dv},
               Check{"dsink", &call.dsink, &e.dsink}};
+    for (std::size_t n = 0; n < e.captured.size(); ++n) {
+      checks.emplace_back("a captured tensor's gradient", &call.captured_gradients[n], &e.captured[n]);
+    }
   }
   for (const auto& [name, box, target] : checks) {
     if (!box->given() && box != &call.dsink) continue;  // not asked for

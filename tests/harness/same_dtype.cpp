@@ -70,8 +70,10 @@ struct Saved {
   Rows q_rows, k_rows;
   Matrix q, k, v;
   Matrix slope_input;  ///< tanh(s / cap), where there is a softcap
+  Matrix score;        ///< what it sees, where gradients of what it reads are asked for
   Matrix slope;        ///< of the score function, where there is one
   Matrix p;            ///< softmax, 0 where masked
+  Matrix kept;         ///< with dropout: p times 0 or the scale
   std::vector<float> p_sink;
   std::vector<float> lse;
 };
@@ -96,6 +98,31 @@ void apply_functions(const Problem& p, DType dtype, reference::Pair pair, const 
   }
 }
 
+/// The kept entries of P. Without dropout P itself.
+void drop(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head, Saved& s) {
+  s.kept = s.p;
+  for (std::int64_t i = 0; p.dropout.on && i < s.p.rows; ++i) {
+    for (std::int64_t j = 0; j < s.p.cols; ++j) {
+      float& x = s.kept.row(i)[j];
+      x = reference::is_kept(p.dropout, batch, head, i, j) ? round_fast(dtype, x * p.dropout.scale) : 0.0F;
+    }
+  }
+}
+
+/// Adds what a pair gives to the gradients of what its score function reads.
+void add_captured(const Problem& p, DType dtype, reference::FunctionValue& f, const reference::Pair& pair,
+                  float gradient, std::vector<std::vector<double>>& captured) {
+  const std::span<const FunctionNode> nodes = p.score_function->nodes();
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    const auto tensor = static_cast<std::size_t>(nodes[n].captured);
+    if (nodes[n].op != FunctionOp::read || tensor >= captured.size() || captured[tensor].empty()) continue;
+    const auto read = static_cast<std::int16_t>(n);
+    const auto slope = static_cast<float>(f.at(pair, read).slope);
+    captured[tensor][static_cast<std::size_t>(f.element(read))] +=
+        static_cast<double>(round_fast(dtype, gradient * slope));
+  }
+}
+
 Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head) {
   const std::int64_t kv_head = head / p.group();
   Saved s;
@@ -109,6 +136,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
   s.p = matmul(s.q, transposed(s.k), dtype);
   if (p.softcap > 0.0F) s.slope_input = Matrix(nq, nk);
   if (p.score_function != nullptr) s.slope = Matrix(nq, nk);
+  if (p.wants_captured_gradients()) s.score = Matrix(nq, nk);
   s.p_sink.assign(static_cast<std::size_t>(nq), 0.0F);
   s.lse.assign(static_cast<std::size_t>(nq), -infinity);
   const float sink = p.sink != nullptr ? round_fast(dtype, p.sink[head * p.sink_stride]) : -infinity;
@@ -124,6 +152,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
         row[j] = round_fast(dtype, t * p.softcap);
       }
     }
+    if (s.score.rows > 0) std::copy(row, row + nk, s.score.row(i));
     if (p.has_function()) {
       const reference::Pair pair{.batch = batch, .head = head, .query = i, .seqlen_q = nq, .seqlen_k = nk};
       apply_functions(p, dtype, pair, seen, row, p.score_function != nullptr ? s.slope.row(i) : nullptr);
@@ -147,6 +176,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
       s.p_sink[static_cast<std::size_t>(i)] = round_fast(dtype, std::exp(sink - maximum) / sum);
     s.lse[static_cast<std::size_t>(i)] = maximum + std::log(sum);
   }
+  drop(p, dtype, batch, head, s);
   return s;
 }
 
@@ -163,8 +193,16 @@ void scatter(const Matrix& m, Rows rows, bool packed, std::int64_t batch, std::i
 
 /// dS for one head: the softmax's backward, then the softcap's, then the scale's. Adds to dsink.
 Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head, const Saved& s,
-                      const Matrix& dout, double& dsink) {
+                      const Matrix& dout, reference::Backward& result, double& dsink) {
   Matrix ds = matmul(dout, transposed(s.v), dtype);  // dP
+  std::optional<reference::FunctionValue> reads;
+  if (!result.captured.empty()) reads.emplace(*p.score_function);
+  for (std::int64_t i = 0; p.dropout.on && i < ds.rows; ++i) {
+    for (std::int64_t j = 0; j < ds.cols; ++j) {
+      float& x = ds.row(i)[j];
+      x = reference::is_kept(p.dropout, batch, head, i, j) ? round_fast(dtype, x * p.dropout.scale) : 0.0F;
+    }
+  }
   for (std::int64_t i = 0; i < ds.rows; ++i) {
     KeyRange seen = visible_keys(window_of(p, batch), i, ds.rows, ds.cols);
     const float* const weights = s.p.row(i);
@@ -191,6 +229,17 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
         continue;
       }
       if (dlse != 0.0F) g = round_fast(dtype, g + round_fast(dtype, probability * dlse));
+      if (!result.captured.empty()) {
+        add_captured(p, dtype, *reads,
+                     {.score = static_cast<double>(s.score.row(i)[j]),
+                      .batch = batch,
+                      .head = head,
+                      .query = i,
+                      .key = j,
+                      .seqlen_q = ds.rows,
+                      .seqlen_k = ds.cols},
+                     g, result.captured);
+      }
       if (p.score_function != nullptr) g = round_fast(dtype, g * s.slope.row(i)[j]);
       if (p.softcap > 0.0F) {
         const float t = s.slope_input.row(i)[j];
@@ -228,7 +277,7 @@ reference::Forward same_dtype_forward(const Problem& p, DType dtype) {
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const Saved s = attend(p, dtype, batch, head);
-      scatter(matmul(s.p, s.v, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.out);
+      scatter(matmul(s.kept, s.v, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.out);
       const std::int64_t first = ((p.packed_q ? 0 : batch) * p.heads_q + head) * p.rows_q + s.q_rows.begin;
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
         result.lse[static_cast<std::size_t>(first + i)] =
@@ -245,23 +294,28 @@ reference::Backward same_dtype_backward(const Problem& p, DType dtype) {
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_qk), 0.0);
   result.dv.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_v), 0.0);
   if (p.sink != nullptr) result.dsink.assign(static_cast<std::size_t>(p.heads_q), 0.0);
+  for (const Tensor& t : p.captured_gradients) {
+    result.captured.emplace_back(static_cast<std::size_t>(t.given() ? t.numel() : 0), 0.0);
+  }
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const std::int64_t kv_head = head / p.group();
       const Saved s = attend(p, dtype, batch, head);
       const Matrix dout = load(p.dout, dtype, batch, s.q_rows, head, p.head_dim_v, 1.0F);
       double dsink = 0.0;
-      const Matrix ds = score_gradient(p, dtype, batch, head, s, dout, dsink);
+      const Matrix ds = score_gradient(p, dtype, batch, head, s, dout, result, dsink);
       if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] += dsink;
       scatter(matmul(ds, s.k, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.dq);
       scatter(matmul(transposed(ds), s.q, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k, p.heads_kv,
               result.dk);
-      scatter(matmul(transposed(s.p), dout, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k,
+      scatter(matmul(transposed(s.kept), dout, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k,
               p.heads_kv, result.dv);
     }
   }
   // The heads of a group, and the rows behind a sink, are summed by autograd in fp32 and rounded once.
-  for (std::vector<double>* all : {&result.dq, &result.dk, &result.dv, &result.dsink}) {
+  std::vector<std::vector<double>*> outputs{&result.dq, &result.dk, &result.dv, &result.dsink};
+  for (std::vector<double>& captured : result.captured) outputs.push_back(&captured);
+  for (std::vector<double>* all : outputs) {
     for (double& x : *all) x = static_cast<double>(round_fast(dtype, static_cast<float>(x)));
   }
   return result;

@@ -27,6 +27,7 @@ BOUNDS = BOUND_OUTPUTS, BOUND_GRADIENTS = 1e-4, 1e-3
 OURS, INSTEAD = "tandem", "tandem-or-pytorch"  # Transformers takes names with "sdpa" inside for its own
 PYTORCHS = "pytorchs"  # its sdpa by a name that every model takes
 _calls = [0]
+SIDES = ("none", "left", "right")  # of padding
 
 
 # They mask what an earlier layer's results leave below a threshold, so that it depends on the processor
@@ -37,9 +38,9 @@ BY_ROUNDING = {"mask2former"}
 @dataclass
 class Outcome:
     model_type: str
-    #: right, undefined (eager and sdpa differ too), wrong, refused, error, own (its attention never calls
-    #: Tandem's), static (its source names no attention of Transformers'), frame (it has no forward pass: why
-    #: names its parts), not built
+    #: right, undefined (eager and sdpa differ too), as sdpa (which differs from eager), wrong, refused,
+    #: error, own (its attention never calls Tandem's), static (its source names no attention of
+    #: Transformers'), frame (it has no forward pass: why names its parts), not built
     kind: str
     why: str = ""  # by padding, for all but the right
     training: str = ""  # what stops a step of training, if anything
@@ -108,6 +109,11 @@ def _walk(model_type: str) -> Outcome:
         result = Outcome(model_type, "right", errors=result.errors, parts=result.parts)
     if result.kind == "wrong":
         result = _undefined(result, eager, config, chosen)
+    sdpa = _twin(eager, config, PYTORCHS) if result.kind == "wrong" else None
+    if sdpa is not None and (
+        _as_sdpa(eager, ours, config, chosen) or _near_exact(sdpa, ours, chosen, SIDES, outputs=True)
+    ):
+        result.kind = "as sdpa"
     if result.kind in ("wrong", "error"):
         return result
     if result.kind != "own":
@@ -250,7 +256,7 @@ def _compared(
     expected: dict[str, Any] = dict(known or {})
     errors, refused, failed, wrong = {}, "", "", ""
     _calls[0] = 0
-    for side in ("none", "left", "right"):
+    for side in SIDES:
         torch.manual_seed(11)
         arguments = [*family_inputs.candidates(eager, side)][chosen]
         if side != "none" and not any("mask" in name for name in arguments):
@@ -285,21 +291,29 @@ def _rounded(wrong: Outcome, eager: PreTrainedModel, ours: PreTrainedModel, chos
     """
     if any(output > BOUND_OUTPUTS for output, _ in wrong.errors.values()):
         return False
-    exact = copy.deepcopy(eager).double()
-    for side in wrong.errors:
+    return _near_exact(eager, ours, chosen, (*wrong.errors,), outputs=False)
+
+
+def _near_exact(
+    theirs: PreTrainedModel, ours: PreTrainedModel, chosen: int, sides: tuple[str, ...], *, outputs: bool
+) -> bool:
+    """Whether our gradients, and `outputs`, are at most twice as far as theirs from theirs in float64."""
+    exact = copy.deepcopy(theirs).double()
+    for side in sides:
         torch.manual_seed(11)
-        arguments = [*family_inputs.candidates(eager, side)][chosen]
+        arguments = [*family_inputs.candidates(theirs, side)][chosen]
         in_double = {
             name: given.double() if isinstance(given, Tensor) and given.is_floating_point() else given
             for name, given in arguments.items()
         }
         try:
             truth = _run(exact, in_double)
+            errors = [differ(truth, _in_double(_run(model, arguments))) for model in (theirs, ours)]
         except Exception:  # not every model computes in float64
             return False
-        of_eager, of_ours = (differ(truth, _in_double(_run(model, arguments))) for model in (eager, ours))
-        if of_ours[1] > max(2 * of_eager[1], BOUND_GRADIENTS):
-            return False
+        for of_theirs, of_ours, bound in list(zip(*errors, BOUNDS, strict=True))[0 if outputs else 1 :]:
+            if of_ours > max(2 * of_theirs, bound):
+                return False
     return True
 
 
@@ -310,7 +324,7 @@ def _in_double(result: tuple[dict[str, Tensor], dict[str, Tensor]]) -> Any:
 def _as_sdpa(eager: PreTrainedModel, instead: PreTrainedModel, config: Any, chosen: int) -> bool:
     """Whether Transformers' own sdpa gives what `instead` gives, or fails as that does, for all paddings."""
     sdpa = _twin(eager, config, PYTORCHS)
-    for side in ("none", "left", "right"):
+    for side in SIDES:
         results: list[Any] = []
         for model in (sdpa, instead):
             torch.manual_seed(11)
@@ -339,7 +353,7 @@ def _undefined(wrong: Outcome, eager: PreTrainedModel, config: Any, chosen: int)
         others = torch.where(mask.bool(), arguments["input_ids"], arguments["input_ids"] + 9)
         if differ(_run(eager, arguments), _run(eager, arguments | {"input_ids": others}))[0] < BOUND_OUTPUTS:
             return wrong
-    return Outcome(wrong.model_type, "undefined", wrong.why, errors=wrong.errors)
+    return Outcome(wrong.model_type, "undefined", wrong.why, errors=wrong.errors, parts=wrong.parts)
 
 
 def differ(expected: Any, got: Any) -> tuple[float, float]:

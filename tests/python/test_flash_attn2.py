@@ -133,14 +133,36 @@ def test_caches_in_blocks() -> None:
 def test_what_tandem_lacks_is_an_error(name: str) -> None:
     tensors, options = PARAMETERS[name]
     function, given = getattr(flash_attn2, name), [torch.zeros(2, 3, 4, 16)] * len(tensors)
-    for option, value, message in (
-        ("dropout_p", 0.1, "dropout_p is 0.1, but Tandem has no dropout; pass 0"),
-        ("alibi_slopes", torch.ones(4), "alibi_slopes is given, but Tandem has no position bias; pass None"),
-    ):
-        with_alibi = option == "alibi_slopes" and name != "flash_attn_with_kvcache"
-        if option in options and not with_alibi:
-            with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):
-                function(*given, **{option: value})
+    if name == "flash_attn_with_kvcache":
+        message = "alibi_slopes is given, but Tandem has no position bias; pass None"
+        with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):
+            function(*given, alibi_slopes=torch.ones(4))
+        return
+    with pytest.raises(tandem.InvalidArgumentError, match="dropout_p is 1; it must be .* below 1"):
+        flash_attn2.flash_attn_func(*[torch.zeros(2, 3, 4, 16)] * 3, dropout_p=1.0)
+
+
+def test_dropout() -> None:
+    """Every function takes it in its own place, and keeps what tandem.attention keeps of the same numbers."""
+    qkv = torch.randn(2, 9, 3, 4, 16, requires_grad=True)
+    q, kv, cu = qkv[:, :, 0], qkv[:, :, 1:], torch.tensor([0, 9, 18])
+    packed = [t.flatten(0, 1) for t in (q, *kv.unbind(2))]
+    calls = (
+        lambda: flash_attn2.flash_attn_func(q, *kv.unbind(2), 0.4),
+        lambda: flash_attn2.flash_attn_qkvpacked_func(qkv, 0.4),
+        lambda: flash_attn2.flash_attn_kvpacked_func(q, kv, 0.4),
+        lambda: flash_attn2.flash_attn_varlen_func(*packed, cu, cu, 9, 9, 0.4),
+        lambda: flash_attn2.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), cu, 9, 0.4),
+        lambda: flash_attn2.flash_attn_varlen_kvpacked_func(packed[0], kv.flatten(0, 1), cu, cu, 9, 9, 0.4),
+    )
+    torch.manual_seed(8)
+    expected = tandem.attention(*qkv.unbind(2), dropout_p=0.4)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), qkv)
+    for call in calls:
+        torch.manual_seed(8)
+        out = call()
+        torch.testing.assert_close(out.reshape(expected.shape), expected)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), qkv)[0], gradient)
 
 
 def test_alibi_slopes() -> None:

@@ -295,8 +295,6 @@ def test_errors_of_arguments():
         tandem.attention(q, k, v, bias=SEEN)
     with pytest.raises(tandem.InvalidArgumentError, match="alibi_slopes has shape"):
         tandem.attention(q, k, v, alibi_slopes=SLOPES[:3])
-    with pytest.raises(tandem.InvalidArgumentError, match="requires a gradient"):
-        tandem.attention(q, k, v, bias=randn(SQ, SK).requires_grad_())
     with pytest.raises(tandem.UnsupportedError, match="precision exact alone"):
         tandem.attention(q.half(), k.half(), v.half(), mask_mod=causal, precision="fp8")
     with pytest.raises(tandem.UnsupportedError, match="f32 has no GPU kernel"):

@@ -23,6 +23,17 @@ def refuse(wish: str, remedy: str) -> NoReturn:
     raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
 
 
+def refuse_beside_ranks(mask: Mask | Tensor, dropout: float, position_bias: Tensor | None) -> None:
+    """An error where a layer of a model that ranks share has what is not divided among them."""
+    for wish, given in (
+        ("dropout in attention", dropout != 0.0),
+        ("a position bias", position_bias is not None),
+        ("a mask tensor", isinstance(mask, Tensor)),
+    ):
+        if given:
+            refuse(f"{wish} in a context-parallel model", "run it on one rank")
+
+
 def forget() -> None:
     """What was said is said again."""
     _said.clear()
@@ -43,12 +54,13 @@ def lacking(
     query: Tensor, value: Tensor, mask: Mask | Tensor, dropout: float, position_bias: Tensor | None
 ) -> tuple[str, str] | None:
     """What a call asks for that Tandem lacks and PyTorch's attention has, and what to do about it."""
-    if dropout != 0.0:
-        return "dropout in attention", "set the configuration's attention dropout to 0, or " + SDPA
-    if position_bias is not None:
-        return "a position bias", SDPA
-    if isinstance(mask, Tensor):
-        return "a mask tensor", "pass a 2D mask, or " + SDPA
+    if query.device.type != "cpu" or torch.compiler.is_compiling():  # a graph has no functions of scores
+        if dropout != 0.0:
+            return "dropout in attention", "set the configuration's attention dropout to 0, or " + SDPA
+        if position_bias is not None:
+            return "a position bias", SDPA
+        if isinstance(mask, Tensor):
+            return "a mask tensor", "pass a 2D mask, or " + SDPA
     head_dim = max(query.shape[-1], value.shape[-1])
     widest = _call.widest_head(query.device.type)
     if head_dim > widest:

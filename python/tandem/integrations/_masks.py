@@ -78,7 +78,7 @@ def chosen_rows(valid: Tensor, queries: int, offset: Any, cut: bool) -> Rows:
 
 
 class _NoTensorError(UnsupportedError, AttributeError):
-    """A mask used as the tensor that it is not. An AttributeError too: accelerate's hooks ask hasattr."""
+    """A mask used as the tensor that it is not. An AttributeError too, for those who ask hasattr."""
 
 
 def _no_tensor(*_: Any) -> NoReturn:
@@ -111,6 +111,12 @@ class Mask:
 
     def contiguous(self) -> Mask:
         return self
+
+    def to(self, *wanted: Any, **options: Any) -> Mask:
+        """MPT makes booleans of its mask, and accelerate's hooks move it: the mask as it is. Of numbers it is
+        an error."""
+        dtypes = [w for w in (*wanted, *options.values()) if isinstance(w, torch.dtype)]
+        return self if all(dtype is torch.bool for dtype in dtypes) else _no_tensor()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy, pickle and others look for, and do without

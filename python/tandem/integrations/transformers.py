@@ -6,9 +6,10 @@ tandem.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
 
 Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
-either side, sequences packed by cu_seq_lens or position_ids, and cross-attention. What Tandem lacks (dropout
-in attention, position biases, mask tensors made elsewhere, keys chosen for each query, the attention's
-weights as an output) is an error that says what to do; so are models that compute their attention themselves.
+either side, sequences packed by cu_seq_lens or position_ids, and cross-attention; on the CPU dropout in
+attention, position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D masks), with their gradients. What
+Tandem lacks (those on a GPU, keys chosen for each query, the attention's weights as an output) is an error
+that says what to do; so are other models that compute their attention themselves.
 `register(unsupported="sdpa")` hands what PyTorch's attention can do to it instead, and says so in the log.
 """
 
@@ -26,7 +27,7 @@ from transformers import masking_utils as makers
 
 from tandem._api import attention
 from tandem._errors import InvalidArgumentError, UnsupportedError
-from tandem.integrations import _batching, _instead, _masks, _ranks
+from tandem.integrations import _batching, _instead, _masks, _own, _ranks
 from tandem.integrations._masks import Mask
 from tandem.integrations._patterns import EAGER, Pattern
 from tandem.integrations._ranks import context_parallel
@@ -41,9 +42,9 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
       name: what models are loaded with. One with "flash" in it, "tandem_flash" say, is taken by Transformers'
         continuous batching (``generate_batch``) too, which refuses other names.
       unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
-        "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: dropout in
-        attention, position biases, masks that Tandem does not know (4D masks too), head dimensions above 256
-        on a GPU or 1024 on the CPU, and float64. Each such reason is said once, as a warning to
+        "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: masks that
+        Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, and on a GPU
+        dropout in attention, position biases and 4D masks. Each such reason is said once, as a warning to
         ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
 
     Raises:
@@ -59,6 +60,7 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         forward, mask = partial(forward, unsupported=unsupported), partial(mask, unsupported=unsupported)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
+    _own.serve(name)
     if "flash" in name:
         _batching.serve(name)
 
@@ -169,8 +171,7 @@ def attention_forward(
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         rows = _packed(mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[2], key.shape[2])
     lacking = _instead.lacking(query, value, mask, dropout, position_bias)
-    if lacking is not None or isinstance(mask, Tensor):
-        assert lacking is not None
+    if lacking is not None:
         if unsupported != "sdpa":
             _instead.refuse(*lacking)
         if softcap or s_aux is not None:
@@ -179,19 +180,26 @@ def attention_forward(
         _instead.say(f"this model asks for {lacking[0]}, which Tandem does not have")
         seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
         return _instead.sdpa(module, query, key, value, seen, dropout, scaling, position_bias)
+    if context_parallel is not None:
+        _instead.refuse_beside_ranks(mask, dropout, position_bias)
     # Attention between channels hands on views whose head dimension is not the innermost.
     q, k, v = ((t if t.stride(-1) == 1 else t.contiguous()).transpose(1, 2) for t in (query, key, value))
     options: dict[str, Any] = {
         "scale": scaling,
-        "causal": mask.pattern.causal,
-        "window": mask.pattern.window,
         "softcap": softcap or 0.0,
         "sink": None if s_aux is None else s_aux.float(),
     }
+    if dropout != 0.0:
+        options["dropout_p"] = dropout
+    if isinstance(mask, Tensor) or (rows is not None and position_bias is not None):
+        seen = mask if isinstance(mask, Tensor) else _masks.dense(mask, query.device, rows)
+        return attention(q, k, v, **options, **_by_pair(seen, position_bias), pad=True), None
+    options |= {"causal": mask.pattern.causal, "window": mask.pattern.window}
     if context_parallel is not None:
         return _ranks.attend(context_parallel, q, k, v, mask, options), None
     if rows is None:
         options |= {"seqused_q": mask.seqused_q, "seqused_k": mask.seqused_k, "pad": True}
+        options |= _by_pair(None, position_bias)
         return attention(q, k, v, **options), None
     batch, queries = q.shape[:2]
     q, k, v = (t.flatten(0, 1) for t in (q, k, v))
@@ -203,6 +211,18 @@ def attention_forward(
         whole = out.new_zeros(batch * queries, *out.shape[1:])
         out = whole.index_copy(0, rows.chosen_q, out)
     return out.unflatten(0, (batch, queries)), None
+
+
+def _by_pair(mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Any]:
+    """The options of attention() for a mask tensor, of booleans or of numbers to be added, and a bias."""
+    options: dict[str, Any] = {}
+    if mask is not None and mask.dtype == torch.bool:
+        options["mask"] = mask
+    elif mask is not None:
+        position_bias = mask if position_bias is None else position_bias + mask
+    if position_bias is not None:
+        options["bias"] = position_bias
+    return options
 
 
 def _mask_of(

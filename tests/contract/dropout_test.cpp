@@ -1,0 +1,180 @@
+// Contract line 19: dropout, whose bits depend on seed, offset, batch, head, query and key alone.
+#include "contract/contract.hpp"
+#include "contract/published_functions.hpp"
+
+namespace tandem::harness {
+namespace {
+
+Case dropped(DType dtype, float p = 0.3F) {
+  Case c = plain_case(dtype);
+  c.options.dropout_p = p;
+  c.options.dropout_seed = 0x1234'5678'9ABC'DEF0U;
+  c.options.dropout_offset = 0x7'0000'0005U;
+  return c;
+}
+
+void cross(const std::function<void(Case&)>& change) {
+  for (const DType dtype : float_dtypes) {
+    Case c = dropped(dtype);
+    change(c);
+    run_everywhere(c);
+  }
+}
+
+TEST(Contract19_Dropout, OfEveryShare) {
+  for (const float p : {1e-6F, 0.1F, 0.5F, 0.9F}) {
+    cross([&](Case& c) { c.options.dropout_p = p; });
+  }
+}
+
+TEST(Contract19_Dropout, WithCausalWindowsAndSoftcap) {
+  cross([](Case& c) { c.options.causal = true; });
+  cross([](Case& c) {
+    c.options.window_left = 20;
+    c.options.window_right = 7;
+    c.options.softcap = 1.5F;
+  });
+}
+
+TEST(Contract19_Dropout, WithASinkAndDlse) {
+  cross([](Case& c) { c.sink = c.dlse = true; });
+}
+
+TEST(Contract19_Dropout, PositionsCountInTheSequence) {
+  cross([](Case& c) {
+    c.packed_q = c.packed_k = true;
+    c.batch = 4;
+    c.lengths_q = {70, 0, 1, 33};
+    c.lengths_k = {141, 5, 40, 33};
+    c.slack_q = c.slack_k = 3;
+  });
+  cross([](Case& c) {
+    c.used_q = {40, 0};
+    c.used_k = {139, 77};
+  });
+}
+
+TEST(Contract19_Dropout, WithHeadsOfEveryRatio) {
+  for (const std::int64_t heads_kv : {1, 4}) {
+    cross([&](Case& c) { c.heads_kv = heads_kv; });
+  }
+}
+
+TEST(Contract19_Dropout, FewQueriesAndManyKeys) {
+  for (const std::int64_t seqlen_q : {1, 3}) {
+    cross([&](Case& c) {
+      c.seqlen_q = seqlen_q;
+      c.seqlen_k = 700;
+    });
+  }
+}
+
+TEST(Contract19_Dropout, LongerThanARunOfKeys) {
+  cross([](Case& c) {
+    c.batch = 1;
+    c.seqlen_q = 9;
+    c.seqlen_k = 9000;
+  });
+}
+
+TEST(Contract19_Dropout, OfCaches) {
+  cross([](Case& c) {
+    c.page_size = 16;
+    c.used_k = {139, 60};
+  });
+  cross([](Case& c) { c.leftpad = {3, 50}; });
+}
+
+TEST(Contract19_Dropout, SplitSize) {
+  cross([](Case& c) {
+    c.options.split_size = 128;
+    c.seqlen_k = 500;
+    c.threads = 3;
+  });
+}
+
+TEST(Contract19_Dropout, OddHeadDimensions) {
+  cross([](Case& c) {
+    c.head_dim_qk = 40;
+    c.head_dim_v = 72;
+  });
+  cross([](Case& c) {
+    c.options.pad = true;
+    c.head_dim_qk = 33;
+    c.head_dim_v = 7;
+  });
+}
+
+TEST(Contract19_Dropout, WithFunctions) {
+  for (const Named& f : crossed_functions()) {
+    SCOPED_TRACE(f.name);
+    cross([&](Case& c) {
+      c.score_function = f.score;
+      c.mask_function = f.mask;
+      c.captured = f.captured;
+    });
+  }
+}
+
+TEST(Contract19_Dropout, ThreadsChangeNoBit) {
+  Case c = dropped(DType::f32);
+  c.seqlen_q = 300;
+  c.seqlen_k = 400;
+  Call call(c);
+  on_every_runner(c, [&](Runner& runner) {
+    const Results one = run(runner, call);
+    call.spec.threads = 4;
+    EXPECT_TRUE(same_bits(run(runner, call), one));
+    call.spec.threads = 1;
+  });
+}
+
+/// The LSE is that of the whole softmax, so that it is the one of the call without dropout.
+TEST(Contract19_Dropout, LeavesTheLse) {
+  for (const DType dtype : float_dtypes) {
+    Call with(dropped(dtype));
+    Call without(dropped(dtype, 0.0F));
+    on_every_runner(with.spec, [&](Runner& runner) {
+      run(runner, with, false);
+      run(runner, without, false);
+      for (std::int64_t n = 0; n < with.lse.numel(); ++n) {
+        ASSERT_NEAR(with.lse.get(n), without.lse.get(n), 1e-5 * std::max(1.0, std::abs(without.lse.get(n))));
+      }
+    });
+  }
+}
+
+/// Another seed, offset, head or sequence keeps others, and each keeps the share that it is to.
+TEST(Contract19_Dropout, KeepsItsShare) {
+  constexpr std::int64_t keys = 512;
+  constexpr std::int64_t queries = 256;
+  const double p = 0.2;
+  for (const std::uint64_t seed : {0U, 1U, 77U}) {
+    Case c = dropped(DType::f32, static_cast<float>(p));
+    c.options.dropout_seed = seed;
+    c.seqlen_q = queries;
+    c.seqlen_k = keys;
+    Call call(c);
+    // All weights are 1 / keys, and values are 1: out is the share kept, times 1 / (1 - p).
+    for (std::int64_t n = 0; n < call.q.numel(); ++n) call.q.set(n, 0.0);
+    for (std::int64_t n = 0; n < call.v.numel(); ++n) call.v.set(n, 1.0);
+    on_every_runner(c, [&](Runner& runner) {
+      run(runner, call, false);
+      std::vector<double> rows;
+      for (std::int64_t n = 0; n < call.out.numel(); n += c.head_dim_v)
+        rows.push_back(call.out.get(n) * (1.0 - p));
+      double mean = 0.0;
+      for (const double share : rows) mean += share / static_cast<double>(rows.size());
+      double variance = 0.0;
+      for (const double share : rows)
+        variance += (share - mean) * (share - mean) / static_cast<double>(rows.size());
+      // Of n draws the mean is off by sqrt(p (1 - p) / n); 5 times that comes once in a million.
+      const double of_row = p * (1.0 - p) / static_cast<double>(keys);
+      EXPECT_NEAR(mean, 1.0 - p, 5.0 * std::sqrt(of_row / static_cast<double>(rows.size())));
+      EXPECT_NEAR(variance, of_row, 0.2 * of_row);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tandem::harness

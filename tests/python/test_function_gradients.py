@@ -1,0 +1,84 @@
+"""Gradients of the tensors that functions of scores read, against the plain formula in float64."""
+
+import pytest
+import tandem
+import torch
+from test_functions import BIAS, BUCKETS, SK, SLOPES, SQ, TABLE, B, D, H, inputs, positions, randn
+
+GRADIENTS = {
+    "ALiBi": ("alibi", SLOPES),
+    "bias": ("bias", BIAS),
+    "broadcast bias": ("bias", randn(1, H, 1, SK)),
+    "16-bit bias": ("bias", randn(SQ, SK).to(torch.bfloat16)),
+    "table": (lambda t: lambda s, b, h, q, k: s + t[h, q - k + SK - 1], TABLE),
+    "buckets": (lambda t: lambda s, b, h, q, k: s + t[torch.clamp((q - k).abs(), max=15), h], BUCKETS),
+    "gate": (lambda t: lambda s, b, h, q, k: s * torch.sigmoid(t[h] * s), SLOPES),
+    "a view": (lambda t: lambda s, b, h, q, k: s + t.permute(1, 0)[h, k % 16], BUCKETS),
+    "one number": (lambda t: lambda s, b, h, q, k: s * t.exp(), torch.tensor([0.3])),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_tensors_that_functions_read(name):
+    make, value = GRADIENTS[name]
+    tensors = [t.requires_grad_() for t in inputs()]
+    captured = value.clone().requires_grad_()
+
+    def call(q, k, v, t, attend):
+        if make == "alibi":
+            return attend(q, k, v, lambda s, b, h, i, j: s - t[h] * (i + SK - SQ - j).abs())
+        if make == "bias":
+            dense = t.expand(B, H, SQ, SK)
+            return attend(q, k, v, lambda s, b, h, i, j: s + dense[b, h, i, j])
+        return attend(q, k, v, make(t))
+
+    def formula(q, k, v, score):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        scores = score(q @ k.transpose(-1, -2) * D**-0.5, *positions())
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2)
+
+    if make in ("alibi", "bias"):
+        option = {"alibi_slopes" if make == "alibi" else "bias": captured}
+        out = tandem.attention(*tensors, **option)
+    else:
+        out = tandem.attention(*tensors, score_mod=make(captured))
+    out.square().sum().backward()
+    exact = [t.detach().double().requires_grad_() for t in (*tensors, captured)]
+    call(*exact, formula).square().sum().backward()
+    assert captured.grad.dtype == captured.dtype
+    for t, e in zip((*tensors, captured), exact, strict=True):
+        bound = 1e-5 if t.dtype == torch.float32 else 4e-3
+        scale = max(1.0, e.grad.abs().max().item())
+        torch.testing.assert_close(t.grad.double() / scale, e.grad / scale, rtol=0, atol=bound)
+
+
+def test_a_captured_tensor_alone_may_require_a_gradient():
+    q, k, v = inputs()
+    bias = BIAS.clone().requires_grad_()
+    weight = torch.ones((), requires_grad=True)
+    out = tandem.attention(q, k, v, bias=bias * weight)
+    out.sum().backward()
+    torch.testing.assert_close(weight.grad, (bias.grad * bias).sum().detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(tandem.InvalidArgumentError, match="out= cannot be combined"):
+        tandem.attention(q, k, v, bias=bias, out=torch.empty_like(q))
+
+
+def test_training_a_position_bias():
+    """A table that is learnt: the loss comes down to that of the table that made the targets."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 32, 2, 16) for _ in range(3))
+    wanted, table = torch.randn(2, 63), torch.zeros(2, 63, requires_grad=True)
+
+    def attend(t):
+        return tandem.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + t[h, i - j + 31])
+
+    target = attend(wanted)
+    optimizer = torch.optim.Adam([table], lr=0.1)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = (attend(table) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.01 * losses[0]
