@@ -51,8 +51,8 @@ class Session:
         self.locks: dict[str, Lock] = {}  # of objects without a mutant
 
     def attempt(self, mutant: Mutant) -> dict[str, str]:
-        """What became of a mutant: the outcome, and which test noticed it and how. Its files are its own: several
-        are tried at a time."""
+        """What became of a mutant: the outcome, and which test noticed it and how. Its files are its own:
+        several are tried at a time."""
         directory = WORK / "alone" / mutant.rank
         try:
             return self.attempt_in(directory, mutant)
@@ -195,7 +195,8 @@ def results_of(
             result, seconds = attempt.result()
             what = " ".join(result.get(name, "") for name in ("outcome", "how", "test"))
             print(
-                f"[{number}/{len(wanted)}] {seconds:5.1f} s {result['file']}:{result['line']} {what}", flush=True
+                f"[{number}/{len(wanted)}] {seconds:5.1f} s {result['file']}:{result['line']} {what}",
+                flush=True,
             )
             yield result
 

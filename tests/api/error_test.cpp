@@ -22,6 +22,15 @@ TEST_P(ForwardError, SaysRuleValueAndRemedy) {
 INSTANTIATE_TEST_SUITE_P(
     Shapes, ForwardError,
     testing::Values(
+        Forward{"causal_by_sequence_shape", dense_forward,
+                [](F& a) { a.causal_by_sequence = tensor(12, DType::i32, {3}); },
+                "causal_by_sequence has shape (3); it must be (batch) = (2)"},
+        Forward{"causal_by_sequence_dtype", dense_forward,
+                [](F& a) { a.causal_by_sequence = tensor(12, DType::s8, {2}); },
+                "causal_by_sequence is s8; convert it to i32 or i64"},
+        Forward{"causal_by_sequence_device", dense_forward,
+                [](F& a) { a.causal_by_sequence = on_gpu(tensor(12, DType::i32, {2}), 0); },
+                "causal_by_sequence is on cuda:0 but q is on cpu; move it there"},
         Forward{"q_missing", dense_forward, [](F& a) { a.q = {}; },
                 "q is missing; pass a tensor of shape (batch, seqlen_q, heads_q, head_dim)"},
         Forward{"k_missing", dense_forward, [](F& a) { a.k = {}; },

@@ -48,8 +48,8 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const bool added = wait_for_sums<C>(p, t);
   float dq[registers];
   if constexpr (C.of_sm80()) {  // the preprocess kernel has cleared the sums
-    const float* const sums = p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk) +
-                              warpgroup * C.dq_values() + thread;
+    const float* const sums =
+        p.dq_sum + t.block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
 #pragma unroll
     for (int i = 0; i < registers; ++i) dq[i] = added ? ptx::load_global(sums + i * warpgroup_size) : 0.0F;
   } else {
