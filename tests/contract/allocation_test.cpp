@@ -47,7 +47,8 @@ int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t size
 }
 }
 
-void* operator new(std::size_t size) {
+// Not inlined: where GCC inlines one of a pair alone, it takes them for mismatched.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   void* memory = std::malloc(size > 0 ? size : 1);  // counted there
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -58,10 +59,10 @@ void* operator new(std::size_t size, std::align_val_t alignment) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 void operator delete(void* memory, std::align_val_t) noexcept {
