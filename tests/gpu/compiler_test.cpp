@@ -90,7 +90,8 @@ TEST(KernelExpression, NamesEveryField) {
   EXPECT_TRUE(text.starts_with(
       "tandem::ForwardConfig{.tiling = tandem::Tiling{.element = tandem::Element::f16, .head_dim_qk = 128, "))
       << text;
-  EXPECT_NE(text.find(", .mask = tandem::Mask{.causal = true, .local = false, .varlen = false}, .keys = "
+  EXPECT_NE(text.find(", .mask = tandem::Mask{.causal = true, .local = false, .varlen = false, .by_sequence "
+                      "= false}, .keys = "
                       "tandem::KeySource::rows, .transform = tandem::ScoreTransform::softcap, "),
             std::string::npos)
       << text;
