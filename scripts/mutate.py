@@ -123,7 +123,7 @@ class Session:
         self.build.link(program, changed, path)
         command = [str(path), "--gtest_break_on_failure"]
         seconds = self.seconds[program.name]
-        done = run(command, self.build.directory, max(120.0, 10 * seconds), 3 * seconds + 20)
+        done = run(command, self.build.directory, max(900.0, 60 * seconds), 3 * seconds + 20)
         return noticed(program.name, done)
 
 
