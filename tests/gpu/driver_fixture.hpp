@@ -19,6 +19,7 @@
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/quantize_plan.hpp"
+#include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
 
@@ -72,6 +73,15 @@ inline BackwardConfig backward_config_of_calls() {
   return choose_backward_config(p);
 }
 
+inline BackwardConfig sm80_backward_config_of_calls() {
+  Problem p;
+  p.pass = Pass::backward;
+  p.q.dtype = p.out.dtype = DType::bf16;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = p.rows_k = 300;
+  return choose_sm80_backward_config(p, 228 * 1024);
+}
+
 /// The backward of that call, with a sink.
 struct BackwardMemory : Memory {
   DeviceBuffer dout{1, elements * 2 + 256}, dq{1, elements * 2}, dk{1, elements * 2}, dv{1, elements * 2};
@@ -119,11 +129,12 @@ inline fake::Driver& open_fake_driver() {
     find_kernel(kernel_name(sm80_config_of_calls()));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
-    const BackwardConfig backward = backward_config_of_calls();
-    find_kernel(kernel_name(Kernel::backward, backward));
-    for (const Kernel kernel :
-         {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
-      find_kernel(kernel_name(kernel, backward_rows_config(backward)));
+    for (const BackwardConfig& backward : {backward_config_of_calls(), sm80_backward_config_of_calls()}) {
+      find_kernel(kernel_name(kernel_of(backward), backward));
+      for (const Kernel kernel :
+           {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
+        find_kernel(kernel_name(kernel, backward_rows_config(backward)));
+      }
     }
     const Problem quantized = eight_bit_problem_of_calls();
     const QuantizeConfig quantizer = choose_quantize_config(quantized, int8_recipe);

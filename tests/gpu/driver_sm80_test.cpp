@@ -1,5 +1,8 @@
-// Forward by the kernels sm80, on the driver of our own (fake/).
+// Both passes by the kernels sm80, on the driver of our own (fake/).
 #include <cstdlib>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "driver_fixture.hpp"
 
@@ -49,9 +52,47 @@ TEST_F(FakeDriverSm80, WhatCopiesCannotReadIsPacked) {
   EXPECT_EQ(driver->launches[1].params.q_data, workspace.data());
 }
 
-TEST_F(FakeDriverSm80, BackwardIsAnErrorBeforeAnythingIsLaunched) {
+TEST_F(FakeDriverSm80, ABackwardCallHasItsOwnMainKernel) {
   BackwardMemory m;
-  EXPECT_THROW(backward(m.backward), Error);
+  backward(m.backward);  // compiles and loads
+  driver->launches.clear();
+  backward(m.backward);
+  const std::vector<const char*> kernels = {"backward_preprocess", "sm80_backward", "backward_convert",
+                                            "backward_sink"};
+  ASSERT_EQ(driver->launches.size(), kernels.size());
+  for (std::size_t i = 0; i < kernels.size(); ++i)
+    EXPECT_NE(driver->launches[i].symbol.find(kernels[i]), std::string::npos) << driver->launches[i].symbol;
+  const BackwardConfig config = sm80_backward_config_of_calls();
+  const fake::Launch& main = driver->launches[1];
+  EXPECT_EQ(main.config.grid_x,
+            2U * 4U * static_cast<unsigned>((299 + config.tiling.block_n) / config.tiling.block_n));
+  EXPECT_EQ(main.config.block_x, static_cast<unsigned>(config.threads()));
+  EXPECT_EQ(main.config.shared_bytes, static_cast<unsigned>(backward_shared_bytes(config)));
+}
+
+/// The same memory as 200 rows of 192 columns.
+TEST_F(FakeDriverSm80, BackwardOfWiderHeadsIsAnErrorBeforeAnythingIsLaunched) {
+  BackwardMemory m;
+  const auto widen = [](auto& tensor) {
+    tensor = std::remove_cvref_t<decltype(tensor)>(tensor.data, DType::bf16, {2, 200, 4, 192}, cuda);
+  };
+  BackwardArgs& args = m.backward;
+  widen(args.q);
+  widen(args.k);
+  widen(args.v);
+  widen(args.out);
+  widen(args.dout);
+  widen(args.dq);
+  widen(args.dk);
+  widen(args.dv);
+  args.lse = ConstTensor(m.lse.data(), DType::f32, {2, 4, 200}, cuda);
+  try {
+    backward(args);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("heads of more than 128 dimensions"), std::string::npos)
+        << error.what();
+  }
   EXPECT_EQ(driver->launches.size(), 0U);
 }
 
