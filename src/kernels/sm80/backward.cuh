@@ -176,8 +176,8 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
     announce(tiles_added(p, t.batch, t.head_kv));
   }
   TANDEM_DEVICE void compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv);
-  template <typename Load>
-  TANDEM_DEVICE void step(Step at, KeyGradient& dk, ValueGradient& dv, Load load);
+  template <typename LoadDout>
+  TANDEM_DEVICE void step(Step at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout);
 };
 
 /// All query blocks of all heads of the group.
@@ -199,20 +199,19 @@ TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& 
     auto dout_to = dout_at;
     q_to.advance();
     dout_to.advance();
-    // What a buffer's place in the order of work is: with one, behind the last product that reads it.
-    const auto load = [&](bool q, bool late) {
-      if (next.head == end) return;
-      if (q && late == (C.q_stages == 1)) loader.load_q(current(), next.head, next.m, q_to.stage);
-      if (!q && late == (C.dout_stages == 1)) loader.load_dout(current(), next.head, next.m, dout_to.stage);
+    const auto load_q = [&] {
+      if (next.head != end) loader.load_q(current(), next.head, next.m, q_to.stage);
     };
-    load(true, false);
-    load(false, false);
-    step(at, dk, dv, load);
-    if constexpr (C.q_stages == 1) {
-      ptx::sync_block();
-      load(true, true);
-      if constexpr (C.ds_in_dout) load(false, true);
-    }
+    const auto load_dout = [&] {
+      if (next.head != end) loader.load_dout(current(), next.head, next.m, dout_to.stage);
+    };
+    // Where there is one buffer, behind the last product that reads it.
+    if constexpr (C.q_stages > 1) load_q();
+    if constexpr (C.dout_stages > 1) load_dout();
+    step(at, dk, dv, load_dout);
+    if constexpr (C.q_stages == 1 || C.ds_in_dout) ptx::sync_block();
+    if constexpr (C.q_stages == 1) load_q();
+    if constexpr (C.ds_in_dout) load_dout();
     ptx::wait_for_copies();
     ptx::sync_block();
     at = next;
@@ -221,10 +220,10 @@ TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& 
   }
 }
 
-/// A query block, whose Q and dO have come.
+/// A query block, whose Q and dO have come. `load_dout` starts the copy of the next block's dO.
 template <BackwardConfig C>
-template <typename Load>
-TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient& dv, Load load) {
+template <typename LoadDout>
+TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
   auto& q = shared.q[q_at.stage];
   auto& dout = shared.dout[dout_at.stage];
   u32 p_packed[scores / 2];
@@ -249,7 +248,7 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
   if constexpr (C.ds_in_dout) ptx::sync_block();  // all have read dO
   store_scores(ds_packed);
   ptx::sync_block();
-  if constexpr (!C.ds_in_dout) load(false, true);
+  if constexpr (C.dout_stages == 1 && !C.ds_in_dout) load_dout();
   multiply_gradient(dk, ds_packed, q);
   QueryGradient dq;
   multiply_dq(dq);

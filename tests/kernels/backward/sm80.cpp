@@ -28,6 +28,10 @@ constexpr BackwardConfig in_little_memory(BackwardConfig c) {
   c.ds_in_dout = c.tiling.block_m == 64;
   return c;
 }
+constexpr BackwardConfig with_two_q_stages(BackwardConfig c) {
+  c.q_stages = 2;
+  return c;
+}
 constexpr BackwardConfig of_heads(BackwardConfig c, int head_dim_qk, int head_dim_v) {
   c.tiling.head_dim_qk = head_dim_qk;
   c.tiling.head_dim_v = head_dim_v;
@@ -44,6 +48,7 @@ std::span<const EmulatedBackward> sm80_backwards() {
               in_order(with_mask(of_heads(narrow, 32, 64), causal)), in_order(in_little_memory(narrow)),
               in_little_memory(with_mask(of_heads(narrow, 64, 32), every)), wide,
               in_order(with_mask(wide, every)), in_little_memory(with_mask(wide, causal)),
+              with_two_q_stages(in_little_memory(with_mask(wide, causal))),
               capped_f16(in_little_memory(with_mask(of_heads(wide, 128, 96), every)))>();
   return kernels;
 }
