@@ -150,6 +150,12 @@ def run(command: list[str], cwd: Path, wall: float, cpu: float = 0.0, **environm
     return Run(status, output, late or status == -signal.SIGXCPU)
 
 
+def limits(seconds: float) -> tuple[float, float]:
+    """Of time by the clock and of the processor, for tests that take so long without a mutant. On a busy
+    machine the clock runs ahead: what hangs uses the processor, whose time tells."""
+    return max(900.0, 60 * seconds), 3 * seconds + 20
+
+
 def noticed(program: str, done: Run) -> dict[str, str] | None:
     """Which test noticed a mutant, and how. The program ran with --gtest_break_on_failure, which traps at the
     first failed expectation."""

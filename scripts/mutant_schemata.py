@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutant_build import Build, Program, Run, noticed, run
+from mutant_build import Build, Program, Run, limits, noticed, run
 from mutant_switches import with_switches
 from mutants import KERNELS, ROOT, Mutant
 
@@ -212,9 +212,9 @@ class Schemata:
         names = ":".join(test.name for test in batch)
         seconds = sum(test.seconds for test in batch)
         command = [str(self.directory / program), "--gtest_break_on_failure", f"--gtest_filter={names}"]
-        # By the clock it takes longer on a busy machine: what hangs uses the processor, whose time tells.
-        limits = max(900.0, 60 * seconds), 3 * seconds + 20
-        return noticed(program, run(command, self.build.directory, *limits, TANDEM_MUTANT=str(number)))
+        return noticed(
+            program, run(command, self.build.directory, *limits(seconds), TANDEM_MUTANT=str(number))
+        )
 
 
 def blamed(output: str, overlay: Path, spans: dict[str, dict[int, range]]) -> set[int]:

@@ -34,7 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 
-from mutant_build import PROGRAMS, WORK, Build, Program, noticed, run
+from mutant_build import PROGRAMS, WORK, Build, Program, limits, noticed, run
 from mutant_schemata import Schemata
 from mutants import ROOT, Mutant, chosen
 
@@ -122,8 +122,7 @@ class Session:
     def tried(self, program: Program, changed: dict[str, Path], path: Path) -> dict[str, str] | None:
         self.build.link(program, changed, path)
         command = [str(path), "--gtest_break_on_failure"]
-        seconds = self.seconds[program.name]
-        done = run(command, self.build.directory, max(900.0, 60 * seconds), 3 * seconds + 20)
+        done = run(command, self.build.directory, *limits(self.seconds[program.name]))
         return noticed(program.name, done)
 
 

@@ -83,6 +83,10 @@ def flash_mla_with_kvcache(
       As `tandem.attention`.
     """
     _flash.only_tensors(q=q, k_cache=k_cache)
+    if (extra_k_cache is None) != (extra_indices_in_kvcache is None):
+        raise InvalidArgumentError(
+            "extra_k_cache and extra_indices_in_kvcache go together; pass both, or neither"
+        )
     options = {"scale": softmax_scale, "split_size": split_size, "return_lse": True}
     if indices is None:
         out, lse = _dense(
@@ -94,10 +98,6 @@ def flash_mla_with_kvcache(
                 "causal is given with indices, which say what a query sees; leave it out"
             )
         out, lse = _sparse(q, k_cache, indices, topk_length, head_dim_v, is_fp8_kvcache, options)
-    if (extra_k_cache is None) != (extra_indices_in_kvcache is None):
-        raise InvalidArgumentError(
-            "extra_k_cache and extra_indices_in_kvcache go together; pass both, or neither"
-        )
     if extra_k_cache is not None:
         extra = _sparse(
             q, extra_k_cache, extra_indices_in_kvcache, extra_topk_length, head_dim_v, is_fp8_kvcache, options

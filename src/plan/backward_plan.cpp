@@ -8,6 +8,7 @@
 #include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/padded.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -31,10 +32,6 @@ const BackwardTileLine& line_for(std::int64_t head_dim) {
     if (head_dim <= line.head_dim) return line;
   }
   throw Error(Status::internal, fmt::format("no tile for head dimension {}", head_dim));
-}
-
-int padded(std::int64_t head_dim, int unit) {
-  return static_cast<int>((head_dim + unit - 1) / unit * unit);
 }
 
 BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,

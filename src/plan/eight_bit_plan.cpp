@@ -8,6 +8,7 @@
 #include "gpu/eight_bit_forward_params.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/padded.hpp"
 #include "plan/quantize_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -153,17 +154,13 @@ bool may_transpose(const Problem& p, EightBitConfig c) {
   return eight_bit_objection(c).empty() && is_few_keys(p) && gpu::can_read_quantized(p, c);
 }
 
-int padded(std::int64_t head_dim) {
-  return static_cast<int>((head_dim + 31) / 32 * 32);
-}
-
 }  // namespace
 
 EightBitConfig choose_eight_bit_config(const Problem& p, const Recipe& recipe) {
   EightBitConfig c = with_recipe(EightBitConfig{}, recipe);
   c.tiling.element = p.out.dtype == DType::f16 ? Element::f16 : Element::bf16;
-  c.tiling.head_dim_qk = padded(p.head_dim_qk);
-  c.tiling.head_dim_v = padded(p.head_dim_v);
+  c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
+  c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   c.mask.causal = needs_right_mask(p);
   c.mask.local = needs_left_mask(p);
   c.mask.varlen = has_lengths(p);

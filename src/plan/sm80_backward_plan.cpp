@@ -8,12 +8,26 @@
 #include "plan/backward_plan.hpp"
 #include "plan/family.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/padded.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {
 namespace {
 
-constexpr Sm80BackwardTileLine tiles[] = {
+/// One line of the heuristics: the tile for head dimensions up to this, where an SM has so much shared
+/// memory.
+struct TileLine {
+  int head_dim;          ///< the larger of the two
+  int shared_kilobytes;  ///< of an SM, at least
+  int unit_qk;           ///< head_dim of q and k is padded to a multiple of it
+  int block_m;
+  int stages;  ///< blocks of q, and of dout, in flight
+  bool ds_in_dout;
+  const char* why;
+};
+
+/// Narrowest heads and most shared memory first. A problem takes the first line it fits.
+constexpr TileLine tiles[] = {
     // head_dim, shared_kilobytes, unit_qk, block_m, stages, ds_in_dout, why
     {64, 164, 32, 128, 2, false, "dK and dV are small, so a block of 128 queries fits the registers"},
     {64, 100, 32, 128, 1, false, "a block of 128 queries fits the registers, one of each shared memory"},
@@ -22,21 +36,17 @@ constexpr Sm80BackwardTileLine tiles[] = {
 };
 constexpr int block_n = 128;  // 16 keys for each of eight warps
 
-const Sm80BackwardTileLine& tile_of(int head_dim, int shared_bytes_per_sm) {
-  for (const Sm80BackwardTileLine& tile : tiles) {
+const TileLine& tile_of(int head_dim, int shared_bytes_per_sm) {
+  for (const TileLine& tile : tiles) {
     if (head_dim <= tile.head_dim && shared_bytes_per_sm >= tile.shared_kilobytes * 1024) return tile;
   }
   throw Error(Status::internal, fmt::format("no tile for head dimension {}", head_dim));
 }
 
-int padded(std::int64_t head_dim, int unit) {
-  return static_cast<int>((head_dim + unit - 1) / unit * unit);
-}
-
 BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_t head_dim_v,
                          int shared_bytes_per_sm) {
   const auto widest = static_cast<int>(std::max(head_dim_qk, head_dim_v));
-  const Sm80BackwardTileLine& tile = tile_of(widest, shared_bytes_per_sm);
+  const TileLine& tile = tile_of(widest, shared_bytes_per_sm);
   c.family = Family::sm80;
   c.tiling.head_dim_qk = padded(head_dim_qk, tile.unit_qk);
   c.tiling.head_dim_v = padded(head_dim_v, 32);
@@ -48,10 +58,6 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
 }
 
 }  // namespace
-
-std::span<const Sm80BackwardTileLine> sm80_backward_tiles() {
-  return tiles;
-}
 
 std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
   const int unit_qk = c.tiling.block_m == 64 ? 64 : 32;

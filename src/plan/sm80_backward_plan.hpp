@@ -1,7 +1,6 @@
 // The backward Config of the family sm80 for a problem: a table of tiles by the shared memory of an SM.
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -12,21 +11,6 @@ namespace tandem {
 
 /// The widest heads that these kernels have a tile for.
 constexpr int max_sm80_backward_head_dim = 128;
-
-/// One line of the heuristics: the tile for head dimensions up to this, where an SM has so much shared
-/// memory.
-struct Sm80BackwardTileLine {
-  int head_dim;          ///< the larger of the two
-  int shared_kilobytes;  ///< of an SM, at least
-  int unit_qk;           ///< head_dim of q and k is padded to a multiple of it
-  int block_m;
-  int stages;  ///< blocks of q, and of dout, in flight
-  bool ds_in_dout;
-  const char* why;
-};
-
-/// Narrowest heads and most shared memory first. A problem takes the first line it fits.
-std::span<const Sm80BackwardTileLine> sm80_backward_tiles();
 
 /// Why such a Config cannot exist where an SM has so much shared memory; empty if it can.
 std::string sm80_backward_objection(const BackwardConfig& config, int shared_bytes_per_sm);

@@ -9,6 +9,7 @@
 #include "plan/family.hpp"
 #include "plan/few_queries.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/padded.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem {
@@ -81,10 +82,6 @@ ForwardConfig with_few_queries(ForwardConfig c, const ForwardSchedule& schedule,
   return with_stages(c, most_stages_of_few, shared_bytes_per_sm);
 }
 
-constexpr int padded(std::int64_t head_dim) {
-  return static_cast<int>((head_dim + 31) / 32 * 32);
-}
-
 }  // namespace
 
 std::span<const Sm80ForwardTileLine> sm80_forward_tiles() {
@@ -117,8 +114,8 @@ ForwardConfig choose_sm80_forward_config(const Problem& p, int shared_bytes_per_
   c.family = Family::sm80;
   c.stages = 1;
   c.schedule = {.pingpong = false};
-  c.tiling.head_dim_qk = padded(p.head_dim_qk);
-  c.tiling.head_dim_v = padded(p.head_dim_v);
+  c.tiling.head_dim_qk = padded(p.head_dim_qk, 32);
+  c.tiling.head_dim_v = padded(p.head_dim_v, 32);
   if (p.split_size > 0) {
     const bool shared = queries_of(p) <= few && p.rows_k > p.split_size && !(p.packed_q && p.packed_k);
     return with_few_queries(c, {.split = shared, .invariant = true}, shared_bytes_per_sm);

@@ -32,6 +32,18 @@ Case three(DType dtype, Layout3 layout, std::int64_t seqlen_q) {
 
 constexpr Layout3 layouts[] = {Layout3::dense, Layout3::packed, Layout3::pages};
 
+/// Head dimensions, group, window, softcap, split size and sink.
+void draw_features(Case& c, Random& random) {
+  c.head_dim_qk = 8 * random.between(1, 32);
+  c.head_dim_v = 8 * random.between(1, 32);
+  if (random.chance(0.5)) c.head_dim_qk = c.head_dim_v = 64;
+  c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
+  c.options.window_left = random.between(-1, 40);
+  c.options.softcap = random.chance(0.3) ? 15.0F : 0.0F;
+  c.options.split_size = random.chance(0.3) ? 128 : 0;
+  c.sink = random.chance(0.5);
+}
+
 TEST(Contract04_BySequence, CausalAndNotInOneCall) {
   for (const DType dtype : float_dtypes) {
     for (const Layout3 layout : layouts) {
@@ -92,14 +104,7 @@ TEST(Contract04_BySequence, WithEveryFeature) {
                    random.pick<std::int64_t>({1, 3, 20, 66}));
     c.seed = seed;
     for (std::int64_t& flag : c.causal_by_sequence) flag = random.between(0, 1);
-    c.head_dim_qk = 8 * random.between(1, 32);
-    c.head_dim_v = 8 * random.between(1, 32);
-    if (random.chance(0.5)) c.head_dim_qk = c.head_dim_v = 64;
-    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
-    c.options.window_left = random.between(-1, 40);
-    c.options.softcap = random.chance(0.3) ? 15.0F : 0.0F;
-    c.options.split_size = random.chance(0.3) ? 128 : 0;
-    c.sink = random.chance(0.5);
+    draw_features(c, random);
     c.metadata = random.pick({DType::i32, DType::i64});
     c.f32_out = c.dtype != DType::f32 && random.chance(0.5);
     if (c.page_size > 0 && random.chance(0.3)) {
@@ -151,14 +156,7 @@ TEST(Contract20_OutInF32, WithEveryFeature) {
     c.f32_out = true;
     c.causal_by_sequence.clear();
     c.options.causal = random.chance(0.5);
-    c.head_dim_qk = 8 * random.between(1, 32);
-    c.head_dim_v = 8 * random.between(1, 32);
-    if (random.chance(0.5)) c.head_dim_qk = c.head_dim_v = 64;
-    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
-    c.options.window_left = random.between(-1, 40);
-    c.options.softcap = random.chance(0.3) ? 15.0F : 0.0F;
-    c.options.split_size = random.chance(0.3) ? 128 : 0;
-    c.sink = random.chance(0.5);
+    draw_features(c, random);
     c.out = random_layout(random, c.packed_q ? 3 : 4, false);
     run_everywhere(c);
   }

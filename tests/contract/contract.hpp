@@ -28,6 +28,31 @@ inline Case plain_case(DType dtype) {
   return c;
 }
 
+/// What suites cross their features with, as changes of plain_case.
+inline void pack_four_sequences(Case& c) {
+  c.packed_q = c.packed_k = true;
+  c.batch = 4;
+  c.lengths_q = {70, 0, 1, 33};
+  c.lengths_k = {141, 5, 40, 33};
+  c.slack_q = c.slack_k = 3;
+}
+inline void use_fewer_rows(Case& c) {
+  c.used_q = {40, 0};
+  c.used_k = {139, 77};
+}
+inline void see_a_window(Case& c) {
+  c.options.window_left = 20;
+  c.options.window_right = 7;
+}
+inline void cap_a_window(Case& c) {
+  see_a_window(c);
+  c.options.softcap = 1.5F;
+}
+inline void read_pages(Case& c) {
+  c.page_size = 16;
+  c.used_k = {139, 60};
+}
+
 /// A varlen case of these lengths, the same for queries and keys.
 inline Case varlen_case(DType dtype, const std::vector<std::int64_t>& lengths) {
   Case c = plain_case(dtype);

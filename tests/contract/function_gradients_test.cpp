@@ -79,11 +79,7 @@ TEST(Contract19_FunctionGradients, Alone) {
 
 TEST(Contract19_FunctionGradients, WithCausalWindowsAndSoftcap) {
   cross([](Case& c) { c.options.causal = true; });
-  cross([](Case& c) {
-    c.options.window_left = 20;
-    c.options.window_right = 7;
-    c.options.softcap = 1.5F;
-  });
+  cross(cap_a_window);
 }
 
 TEST(Contract19_FunctionGradients, WithASinkAndDlse) {
@@ -91,17 +87,8 @@ TEST(Contract19_FunctionGradients, WithASinkAndDlse) {
 }
 
 TEST(Contract19_FunctionGradients, OfPackedSequences) {
-  cross([](Case& c) {
-    c.packed_q = c.packed_k = true;
-    c.batch = 4;
-    c.lengths_q = {70, 0, 1, 33};
-    c.lengths_k = {141, 5, 40, 33};
-    c.slack_q = c.slack_k = 3;
-  });
-  cross([](Case& c) {
-    c.used_q = {40, 0};
-    c.used_k = {139, 77};
-  });
+  cross(pack_four_sequences);
+  cross(use_fewer_rows);
 }
 
 TEST(Contract19_FunctionGradients, WithHeadsOfEveryRatio) {

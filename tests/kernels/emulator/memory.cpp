@@ -219,15 +219,21 @@ void check_global(const void* p, std::size_t bytes, bool write) {
   block.check_range(p, bytes, write, what);
 }
 
+namespace {
+
+void judge(const char* what, const std::string& wrong) {
+  if (!wrong.empty()) Block::current().fail(fmt::format("{}: {}", what, wrong));
+}
+
+}  // namespace
+
 void check_global_load(const void* p, std::size_t bytes) {
   check_global(p, bytes, false);
   Block& block = Block::current();
   if (block.options().unordered) return;
   const Thread& self = block.self();
   const auto address = reinterpret_cast<std::uintptr_t>(p);
-  if (const std::string wrong = block.global_order().load(address, bytes, self.index, self.clock);
-      !wrong.empty())
-    block.fail(fmt::format("global load: {}", wrong));
+  judge("global load", block.global_order().load(address, bytes, self.index, self.clock));
 }
 
 void check_global_store(const void* p, std::size_t bytes) {
@@ -236,12 +242,8 @@ void check_global_store(const void* p, std::size_t bytes) {
   if (block.options().unordered) return;
   const Thread& self = block.self();
   const auto address = reinterpret_cast<std::uintptr_t>(p);
-  if (const std::string wrong = block.global_order().store(address, bytes, self.index, self.clock);
-      !wrong.empty())
-    block.fail(fmt::format("global store: {}", wrong));
-  if (const std::string wrong = block.stores().store(address, bytes, block.index(), block.after_others());
-      !wrong.empty())
-    block.fail(fmt::format("global store: {}", wrong));
+  judge("global store", block.global_order().store(address, bytes, self.index, self.clock));
+  judge("global store", block.stores().store(address, bytes, block.index(), block.after_others()));
 }
 
 std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t value) {

@@ -3,6 +3,7 @@
 
 #include "forward/emulated_combine.hpp"
 #include "forward/emulated_forward.hpp"
+#include "forward/variants.hpp"
 #include "kernels/common/block_lists.cuh"
 #include "kernels/sm90/decode.cuh"
 #include "kernels/sm90/forward.cuh"
@@ -36,16 +37,6 @@ constexpr EmulatedForward emulated() {
     };
     return {config, launch, combine_of<config>()};
   }
-}
-
-/// The same with an out in f32, and with a mask by sequence.
-constexpr ForwardConfig f32_out(ForwardConfig c) {
-  c.tiling.f32_out = true;
-  return c;
-}
-constexpr ForwardConfig by_sequence(ForwardConfig c) {
-  c.mask.by_sequence = true;
-  return c;
 }
 
 template <ForwardConfig... configs>

@@ -1,5 +1,6 @@
 // The family sm80: every shape of its tiles, then kernels that run any problem up to a head dimension.
 #include "forward/emulated_combine.hpp"
+#include "forward/variants.hpp"
 #include "kernels/sm80/forward.cuh"
 
 namespace tandem::kernel_tests {
@@ -63,14 +64,6 @@ constexpr ForwardConfig invariant(ForwardConfig c) {
 constexpr ForwardConfig grouped(ForwardConfig c) {
   c.tiling.block_m = 64;
   c.tiling.heads_as_rows = true;
-  return c;
-}
-constexpr ForwardConfig f32_out(ForwardConfig c) {
-  c.tiling.f32_out = true;
-  return c;
-}
-constexpr ForwardConfig by_sequence(ForwardConfig c) {
-  c.mask.by_sequence = true;
   return c;
 }
 
