@@ -16,6 +16,7 @@ import torch.multiprocessing
 from distributed_pool import Pool
 from tandem.distributed import Layout, _comm, context_parallel_attention, gather
 from tandem.distributed._chunks import chunk_count
+from tandem.distributed._machine import CPU, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, sent
 from torch.distributed.device_mesh import init_device_mesh
@@ -227,8 +228,9 @@ def _counted(rank: int) -> None:
             ).sum().backward()
             mask = Mask(-1, 0)
             came, went = (of(layout, mask)[rank] for of in (received, sent))
-            chunks = chunk_count(layout, mask, 2, 4 * 32)
-            assert sorted(rows) == sorted([came] * 2 * chunks + [went] * chunks), (kind, rows)
+            shape = Shape(1, q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.element_size())
+            ahead, back = (chunk_count(layout, mask, shape, CPU, backward) for backward in (False, True))
+            assert sorted(rows) == sorted([came] * (ahead + back) + [went] * back), (kind, rows)
     finally:
         _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
 

@@ -15,7 +15,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from distributed_pool import Pool
-from tandem.distributed import Layout, _begin, _comm, _cost, context_parallel_attention, explain, gather
+from tandem.distributed import (
+    Layout,
+    _begin,
+    _comm,
+    _cost,
+    _machine,
+    context_parallel_attention,
+    explain,
+    gather,
+)
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -73,10 +82,10 @@ DIVIDED = Layout.zigzag(2**14, 4)
 
 def _on_different_machines(rank: int) -> tuple[Any, str]:
     """The hosts that a rank takes the group to be on, and what it chooses. Each sees other GPUs."""
-    before = _comm.host, torch.cuda.device_count, _cost.Links.of
+    before = _comm.host, torch.cuda.device_count, _machine.Links.of
     _comm.host = lambda: 1000 + rank // 2
     torch.cuda.device_count = lambda: (4, 1, 8, 2)[rank]
-    _cost.Links.of = classmethod(  # type: ignore[assignment, method-assign]
+    _machine.Links.of = classmethod(  # type: ignore[assignment, method-assign]
         lambda cls, device, *rest: before[2]("cuda", *rest)
     )
     try:
@@ -87,14 +96,14 @@ def _on_different_machines(rank: int) -> tuple[Any, str]:
         _, chosen = _begin.begin(asked, _comm.Ranks.of(group), q, k, k, None)
         return hosts, chosen
     finally:
-        _comm.host, torch.cuda.device_count, _cost.Links.of = before  # type: ignore[method-assign]
+        _comm.host, torch.cuda.device_count, _machine.Links.of = before  # type: ignore[method-assign]
 
 
 def test_ranks_that_see_different_machines_choose_the_same(pool: Pool) -> None:
     found = pool.run(_on_different_machines)
     near, far = (
         explain(DIVIDED, causal=True, machine=machine, **SIZES).split(":")[0]
-        for machine in (_cost.H200, _cost.H200_HOSTS)
+        for machine in (_machine.H200, _machine.H200_HOSTS)
     )
     assert near != far  # it does depend on the machine
     assert found == [((1000, 1000, 1001, 1001), far)] * 4

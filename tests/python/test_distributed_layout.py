@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tandem.distributed import Layout, balance, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
 from tandem.distributed._chunks import chunk_count
+from tandem.distributed._machine import H200, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import arrivals, pieces, received, route, sent
 
@@ -157,13 +159,28 @@ def test_ranges_are_checked() -> None:
 
 
 def test_chunks_are_few_where_they_hide_nothing() -> None:
-    """One where all of it is two ranks' keys and the work is small; else as many as ranks or heads."""
-    mask, per_pair = Mask(-1, 0), 64 * 256
-    sizes = [(8192, 2, 1), (32768, 2, 2), (1024, 4, 4), (8192, 16, 8)]  # rows of a rank, ranks, chunks
-    for rows, ranks, chunks in sizes:
-        assert chunk_count(Layout.zigzag(rows * ranks, ranks), mask, 8, per_pair) == chunks
+    """Large work has as many as ranks or heads, which hide the most; where a backward pass of a chunk would
+    be few tiles, it has fewer; where kernels are shorter than their launches there is one."""
+    mask, shape = Mask(-1, 0), Shape(1, 64, 8, 128, 128, 2)
+    sizes = [(8192, 4, 4, 2), (65536, 4, 4, 4), (512, 2, 1, 1), (16384, 16, 8, 8)]  # rows of a rank, ranks
+    for rows, ranks, *chunks in sizes:
+        layout = Layout.zigzag(rows * ranks, ranks)
+        found = [chunk_count(layout, mask, shape, H200, backward) for backward in (False, True)]
+        assert found == chunks, (rows, ranks, found)
     packed = Layout.balanced([500] * 64, 8)
-    assert chunk_count(packed, mask, 8, per_pair) == 1 and chunk_count(packed, mask, 8, 10**9) == 8
+    assert chunk_count(packed, mask, shape, H200, False) == 1
+    slow = replace(H200, flops=1e9)
+    assert chunk_count(packed, mask, shape, slow, True) == 8
+
+
+def test_no_slivers() -> None:
+    """A sequence that fits nowhere whole is cut into no less than a tile."""
+    for lengths in ([2077, 2222, 28469], [5000, 4000, 3000, 2500, 30, 1200], [777] * 9):
+        layout = Layout.balanced(lengths, 4)
+        short = [r for runs in layout.runs for r in runs if r.count < min(128, lengths[r.sequence])]
+        assert not [run for run in short if run.count < layout.total // (64 * 4)], layout.runs
+        pairs = layout.pairs(causal=True)
+        assert max(pairs) * 4 <= 1.12 * sum(pairs)
 
 
 def test_tables_and_the_choice() -> None:

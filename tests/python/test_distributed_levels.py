@@ -10,8 +10,8 @@ import tandem
 import torch
 from distributed_pool import Pool
 from tandem.distributed import H200, H200_HOSTS, Layout, _comm, context_parallel_attention, explain
-from tandem.distributed._cost import CPU, Links
 from tandem.distributed._levels import of_nodes
+from tandem.distributed._machine import CPU, Links
 from torch.distributed.device_mesh import init_device_mesh
 
 

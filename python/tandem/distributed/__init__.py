@@ -8,9 +8,9 @@ out = context_parallel_attention(q, k, v, layout=layout, causal=True)
 """
 
 from tandem.distributed._attention import context_parallel_attention
-from tandem.distributed._cost import CPU, H200, H200_HOSTS, Machine
 from tandem.distributed._explain import balance, explain
 from tandem.distributed._layout import Layout, Run
+from tandem.distributed._machine import CPU, H200, H200_HOSTS, Machine
 from tandem.distributed._rows import gather
 
 __all__ = [

@@ -20,6 +20,9 @@ Part = tuple[int, int, int]
 _CAPS = (1.0, 1.0025, 1.005, 1.01, 1.015, 1.02, 1.03, 1.04, 1.06, 1.08, 1.1)
 #: The first of them is taken that sends at most so many times what cutting as little as the last allows does.
 _MOST_ROWS = 1.1
+#: The fewest rows that a sequence which fits nowhere is cut into: a tile of the kernels, whose calls and
+#: partial results cost as much for fewer. Of short sequences one in so many of a rank's rows.
+_ROWS, _PARTS = 128, 64
 
 
 class Work:
@@ -139,12 +142,15 @@ def _pack(work: Work, ranks: int, cap: float) -> list[list[Part]]:
             place(rank, part)
         else:
             left.append(part)
+    least = max(1, min(_ROWS, sum(work.lengths) // (_PARTS * ranks)))
     for sequence, begin, end in left:
         while begin < end:
             rank = min(range(ranks), key=lambda r: load[r])
             first = work.cut(sequence, begin, end, cap - load[rank])
-            if first == end:  # rounded to rows, nothing fits: the least loaded rank has one row more
-                first = end - 1
+            # The least loaded rank has a little more than the cap before a part becomes a sliver.
+            first = min(first, max(begin, end - least))
+            if first - begin < least:
+                first = begin
             place(rank, (sequence, first, end))
             end = first
     return _neighbours([_joined(parts) for parts in held])

@@ -15,6 +15,7 @@ from tandem.distributed import _agree, _cost, _parts
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
+from tandem.distributed._machine import Links, Shape
 from tandem.distributed._mask import Mask
 
 
@@ -49,7 +50,7 @@ def begin(
         same |= _judge(ranks, asked, options, q, k, v, sink, followed)
         _judge_lengths(asked.layout, asked.cu_seqlens)
         mask = Mask.of(same["causal"], same["window"])
-        links = _cost.Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
+        links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
         chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, asked.strategy)
         same["strategy chosen"] = chosen
     except Exception as found:  # whatever it is, the other ranks wait to be told
@@ -58,7 +59,7 @@ def begin(
         _agree.agree(ranks, same, error, device)
     if error is not None:
         raise error
-    return Job(ranks, asked.layout, mask, options), chosen
+    return Job(ranks, asked.layout, mask, options, links.far), chosen
 
 
 def _options(asked: Asked) -> _parts.Options:
@@ -150,7 +151,7 @@ def without_rows(t: Tensor, dim: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _shape(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> _cost.Shape:
+def _shape(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Shape:
     batch = 1 if layout.packed else q.shape[0]
     sizes = (batch, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], q.element_size())
-    return _cost.Shape(*sizes)
+    return Shape(*sizes)

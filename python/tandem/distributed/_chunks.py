@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
+import math
+
 from tandem.distributed import _routes
 from tandem.distributed._layout import Layout, kept_with_layout
+from tandem.distributed._machine import Machine, Shape
 from tandem.distributed._mask import Mask
 
-#: Operations of a forward pass below which one chunk is quicker: 7 ms of an H200. Each chunk is some twenty
-#: launches from Python, 0.3 ms, and smaller kernels, and hides less than 0.1 ms of sending there.
-_SMALL = 4e12
+_ROWS = 128  #: of a tile
+#: A backward pass over a forward pass: work, and what the host takes to launch it.
+_WORK, _LAUNCHES = 2.5, 1.5
+_CLOSE = 1.01  #: times the quickest that is about as quick
 
 
 @kept_with_layout
-def chunk_count(layout: Layout, mask: Mask, heads_kv: int, per_pair: int) -> int:
-    """As many as ranks, so that two of them are about as large as two ranks' K and V; one of each head where
-    there are fewer. One alone where that is no more than two ranks' K and V and the work is small. The same
-    on every rank. ``per_pair``: batch * heads_q * (head_dim_qk + head_dim_v)."""
-    most = min(heads_kv, layout.ranks)
-    needed = max(a + layout.rows(r) for r, a in enumerate(_routes.received(layout, mask)))
-    pairs = max(layout.pairs(window=(mask.left, mask.right)))
-    if needed * layout.ranks <= 2 * layout.total and 2 * pairs * per_pair < _SMALL:
-        return 1
-    return most
+def chunk_count(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool) -> int:
+    """The number with which the busiest rank is done first, by `seconds`: many hide what is sent, few leave
+    the kernels more tiles and the host less to launch. Of those about as quick the largest, which takes the
+    least memory. As many as ranks at most, so that two of them are about as large as two ranks' K and V. The
+    same on every rank."""
+    most = min(shape.heads_kv, layout.ranks)
+    counts = [count for count in range(1, most + 1) if count == most or shape.heads_kv % count == 0]
+    found = [seconds(layout, mask, shape, machine, backward, count) for count in counts]
+    return max(count for count, each in zip(counts, found, strict=True) if each <= _CLOSE * min(found))
+
+
+@kept_with_layout
+def seconds(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, count: int) -> float:
+    """Of a pass in so many chunks, on the rank that takes longest: the first chunk of keys and the last one
+    of gradients are waited for, the others are on their way while kernels run."""
+    rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
+    row = shape.kv * (shape.itemsize + (4 if backward else 0))  # gradients are sent in f32
+    sending = rows * row / machine.link
+    computing = max(_computing(layout, mask, shape, machine, backward, count))
+    if layout.ranks == 1:
+        return computing
+    turns = 2 * count if backward else count
+    waiting = sending / count + turns * machine.latency
+    launching = count * machine.host * (_LAUNCHES if backward else 1.0)
+    return max(computing + waiting, sending + turns * machine.latency, launching)
+
+
+@kept_with_layout
+def _computing(
+    layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, count: int
+) -> tuple[float, ...]:
+    """Seconds of each rank's kernels: calls have whole turns of tiles, of queries or of keys. Runs of packed
+    sequences are one call."""
+    heads = shape.batch * (shape.heads_kv if backward else shape.heads_q) / count
+    found = [0.0] * layout.ranks
+    calls: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, runs in enumerate(layout.runs):
+        for i, run in enumerate(runs):
+            length = layout.lengths[run.sequence]
+            begin, end = mask.keys(run.start, run.last, length)
+            tiles = -(-(end - begin if backward else run.count) // _ROWS)
+            pairs = int(mask.pairs(run.start, run.count, run.step, length))
+            call = (rank, 0 if layout.packed else i)
+            before = calls.get(call, (0, 0))
+            calls[call] = (before[0] + tiles, before[1] + pairs)
+    work = _WORK if backward else 1.0
+    for (rank, _), (tiles, pairs) in calls.items():
+        turns = tiles * heads / machine.units
+        whole = math.ceil(turns) / turns if turns and machine.units > 1 else 1.0
+        found[rank] += work * shape.flops(pairs) / machine.flops * whole
+    return tuple(found)
 
 
 def chunks(count: int, heads_kv: int) -> list[tuple[int, int]]:

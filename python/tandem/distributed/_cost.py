@@ -9,79 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tandem._errors import InvalidArgumentError
-from tandem.distributed import _heads, _levels, _routes
-from tandem.distributed._chunks import chunk_count
+from tandem.distributed import _chunks, _heads, _levels, _routes
 from tandem.distributed._layout import Layout, kept_with_layout
+from tandem.distributed._machine import Links, Machine, Shape
 from tandem.distributed._mask import Mask
 
 STRATEGIES = ("gather", "ring", "heads", "heads+gather", "heads+ring")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Rates of one rank, per second.
-
-    Attributes:
-      flops: of the attention kernels, forward and backward alike.
-      link: bytes that a rank sends while it receives as many.
-      latency: seconds that a collective or a step takes whatever its size.
-      memory: bytes that are read or written where results are merged.
-    """
-
-    flops: float
-    link: float
-    latency: float
-    memory: float
-
-
-#: An H200 among others behind one NVLink switch: 600 TFLOP/s, 450 GB/s of which collectives reach 0.75.
-H200 = Machine(600e12, 340e9, 20e-6, 3.5e12)
-#: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9.
-H200_HOSTS = replace(H200, link=45e9)
-#: A process of a few cores among others of one host.
-CPU = Machine(2e11, 2e9, 100e-6, 5e9)
-
-
-@dataclass(frozen=True)
-class Links:
-    """Machines by the links that ranks have: to all others, or within their node and across nodes.
-
-    Attributes:
-      within: ranks of a node of a group of two levels; 0 of one level.
-      near: links within a node.
-      far: links across nodes, or of a group of one level.
-    """
-
-    within: int
-    near: Machine
-    far: Machine
-
-    @classmethod
-    def of(cls, device: str, hosts: tuple[int, ...], within: int) -> Links:
-        """Of ranks on these hosts: the same on every rank, whatever else it knows of its own."""
-        if device != "cuda":
-            return cls(within, CPU, CPU)
-        size = within or 1
-        nodes = [hosts[i : i + size] for i in range(0, len(hosts), size)]
-        near = H200 if all(len(set(node)) == 1 for node in nodes) else H200_HOSTS
-        return cls(within, near, H200 if len(set(hosts)) == 1 else H200_HOSTS)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a call, the same on every rank."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    head_dim_qk: int
-    head_dim_v: int
-    itemsize: int  #: bytes of an element of q, k and v
-
-    @property
-    def kv(self) -> int:
-        """Numbers in a row of K and V of all heads."""
-        return self.batch * self.heads_kv * (self.head_dim_qk + self.head_dim_v)
 
 
 @dataclass(frozen=True)
@@ -127,10 +60,9 @@ def choose(layout: Layout, mask: Mask, shape: Shape, links: Links, wanted: str) 
     return wanted
 
 
-def _compute(pairs: int, heads: int, shape: Shape, machine: Machine) -> float:
+def _compute(pairs: int, shape: Shape, machine: Machine) -> float:
     """A forward and a backward pass, which has 2.5 times the work."""
-    flops = 2 * pairs * shape.batch * heads * (shape.head_dim_qk + shape.head_dim_v)
-    return 3.5 * flops / machine.flops
+    return 3.5 * shape.flops(pairs) / machine.flops
 
 
 @kept_with_layout
@@ -141,12 +73,10 @@ def _pairs(layout: Layout, mask: Mask) -> list[int]:
 def _gather(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> Estimate:
     rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
     size = rows * shape.kv * (2 * shape.itemsize + 4)  # keys twice, their gradients once in f32
-    per_pair = shape.batch * shape.heads_q * (shape.head_dim_qk + shape.head_dim_v)
-    chunks = chunk_count(layout, mask, shape.heads_kv, per_pair)
-    link = size / machine.link
-    compute = _compute(max(_pairs(layout, mask)), shape.heads_q, shape, machine)
-    # The first chunk of keys and the last one of gradients are waited for.
-    seconds = max(compute, link) + (link / chunks + 3 * chunks * machine.latency if layout.ranks > 1 else 0)
+    seconds = 0.0
+    for backward in (False, True):
+        count = _chunks.chunk_count(layout, mask, shape, machine, backward)
+        seconds += _chunks.seconds(layout, mask, shape, machine, backward, count)
     return Estimate("gather", seconds, size)
 
 
@@ -155,7 +85,7 @@ def _ring(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> Estimat
     steps = layout.ranks - 1
     size = rows * shape.kv * (2 * steps * shape.itemsize + 4 * layout.ranks * (steps > 0))
     merged = 6 * 4 * steps * rows * shape.batch * shape.heads_q * shape.head_dim_v / machine.memory
-    compute = _compute(max(_pairs(layout, mask)), shape.heads_q, shape, machine)
+    compute = _compute(max(_pairs(layout, mask)), shape, machine)
     seconds = max(compute, size / machine.link) + merged + 3 * steps * machine.latency
     return Estimate("ring", seconds, size)
 
@@ -166,7 +96,7 @@ def _with_heads(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> E
         return Estimate("heads", unavailable=shares)
     most = max(b - a for (a, b), _ in shares)
     size = _turned(layout, shape, shares)
-    compute = _compute(sum(_pairs(layout, mask)), most, shape, machine)
+    compute = _compute(sum(_pairs(layout, mask)), replace(shape, heads_q=most), machine)
     seconds = compute + size / machine.link + 8 * machine.latency * (layout.ranks > 1)
     return Estimate("heads", seconds, size)
 

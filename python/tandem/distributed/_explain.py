@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _balance, _cost, _routes
-from tandem.distributed._cost import Links, Machine, Shape
 from tandem.distributed._layout import Layout
+from tandem.distributed._machine import H200, H200_HOSTS, Links, Machine, Shape
 from tandem.distributed._mask import Mask
 
 
@@ -21,9 +21,9 @@ def explain(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     strategy: str = "auto",
-    machine: Machine = _cost.H200,
+    machine: Machine = H200,
     within: int = 0,
-    network: Machine = _cost.H200_HOSTS,
+    network: Machine = H200_HOSTS,
 ) -> str:
     """Which strategy a call of `context_parallel_attention` would take and why, and each rank's rows, work
     and traffic, as a few lines of text. Needs no process group.

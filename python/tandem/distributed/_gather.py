@@ -19,6 +19,7 @@ from tandem.distributed._chunks import chunk_count, chunks
 from tandem.distributed._comm import Ranks, Waiting
 from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
 from tandem.distributed._layout import Layout, kept_with_layout
+from tandem.distributed._machine import Shape
 from tandem.distributed._mask import Mask
 
 
@@ -31,34 +32,51 @@ class Route:
     sends: Tensor  #: rows of the shard that go to other ranks, by rank
     send_rows: list[int]
     receive_rows: list[int]
-    own: Tensor  #: where the rank's own rows are among the keys that it needs, by their places
+    own: Tensor | slice  #: where the rank's own rows are among the keys that it needs, by their places
     came: Tensor  #: where those are that arrive, by rank
+    rows: int  #: of the keys that it needs
     silent: bool  #: no rank needs another's keys, so that none has to send
 
-    def exchange(self, ranks: Ranks, kv: Tensor) -> tuple[Waiting, Tensor]:
-        if self.silent:
-            return Waiting((), kv[:0], None, ""), kv
-        return ranks.exchange(kv.index_select(0, self.sends), self.send_rows, self.receive_rows), kv
+    @property
+    def direct(self) -> bool:
+        """The rank alone needs its keys, in one call, which can write their gradients where they belong."""
+        return not len(self.sends) and not len(self.came) and len(self.groups) == 1
 
-    def assemble(self, coming: tuple[Waiting, Tensor]) -> Tensor:
+    def exchange(self, ranks: Ranks, k: Tensor, v: Tensor) -> Waiting | None:
+        if self.silent:
+            return None
+        sends = (t.index_select(1, self.sends) if len(self.sends) else t[:, :0] for t in (k, v))
+        return ranks.exchange(side_by_side(*sends), self.send_rows, self.receive_rows)
+
+    def assemble(self, coming: Waiting | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the rank needs, in the order of their places. Its own are among them,
         since every query sees its own place."""
-        waiting, kv = coming
-        came = waiting.wait()
-        whole = kv.new_empty((len(self.own) + len(self.came), *kv.shape[1:]))
-        return whole.index_copy_(0, self.own, kv).index_copy_(0, self.came, came)
+        came = None if coming is None else coming.wait()
+        if came is None or not len(self.came):
+            return k, v
+        whole = came.new_empty((self.rows, *came.shape[1:]))
+        whole.index_copy_(0, self.came, came)
+        keys, values = apart(whole, k.shape[-1])
+        for place, own in ((keys, k), (values, v)):
+            if isinstance(self.own, slice):
+                place[:, self.own] = own
+            else:
+                place.index_copy_(1, self.own, own)
+        return keys, values
 
-    def send_back(self, ranks: Ranks, gradients: Tensor) -> tuple[Waiting, Tensor]:
+    def send_back(self, ranks: Ranks, gradients: Tensor) -> tuple[Waiting | None, Tensor]:
         """Sends gradients to the rows' owners."""
-        sends = gradients.index_select(0, self.came)
-        own = gradients.index_select(0, self.own)
+        own = gradients[self.own] if isinstance(self.own, slice) else gradients.index_select(0, self.own)
         if self.silent:
-            return Waiting((), sends, None, ""), own
+            return None, own
+        sends = gradients.index_select(0, self.came) if len(self.came) else gradients[:0]
         return ranks.exchange(sends, self.receive_rows, self.send_rows), own
 
-    def total(self, coming: tuple[Waiting, Tensor]) -> Tensor:
+    def total(self, returning: tuple[Waiting | None, Tensor]) -> Tensor:
         """The gradients of the shard: the rank's own part, then those of the others by ascending rank."""
-        waiting, total = coming
+        waiting, total = returning
+        if waiting is None:
+            return total
         came = waiting.wait()
         begin = 0
         for count in self.send_rows:
@@ -80,43 +98,43 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     place = torch.arange(arrived.rows) if arrived.order is None else _routes.inverse_of(arrived.order)
     before = sum(come[r] for r in others if r < rank)
     after = before + layout.rows(rank)
+    own = place[before:after]
+    first = int(own[0]) if len(own) else 0
+    consecutive = torch.equal(own, torch.arange(first, first + len(own)))
     return Route(
         groups,
         _parts.is_exact(groups, layout.rows(rank)),
         torch.cat([torch.empty(0, dtype=torch.int64), *sends]).to(device),
         [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
         [come.get(r, 0) for r in range(layout.ranks)],
-        place[before:after].to(device),
+        slice(first, first + len(own)) if consecutive else own.to(device),
         torch.cat([place[:before], place[after:]]).to(device),
+        arrived.rows,
         not any(_routes.received(layout, mask)),
     )
 
 
-def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[int, int]]:
-    per_pair = q.shape[0] * q.shape[2] * (q.shape[3] + v.shape[3])
-    return chunks(chunk_count(job.layout, job.mask, k.shape[2], per_pair), k.shape[2])
+def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor, backward: bool) -> list[tuple[int, int]]:
+    shape = Shape(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
+    return chunks(chunk_count(job.layout, job.mask, shape, job.machine, backward), k.shape[2])
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
     rows = _parts.Rows.of(q, v.shape[-1], route.exact)
     group = q.shape[2] // k.shape[2]
-    todo = _heads_of_chunks(job, q, k, v)
-
-    def start(i: int) -> tuple[Waiting, Tensor]:
-        a, b = todo[i]
-        return route.exchange(job.ranks, side_by_side(k[:, :, a:b], v[:, :, a:b]))
-
-    coming = start(0)
+    todo = _heads_of_chunks(job, q, k, v, False)
+    parts = [(k[:, :, a:b], v[:, :, a:b]) for a, b in todo]
+    coming = route.exchange(job.ranks, *parts[0])
     for i, (a, b) in enumerate(todo):
-        kv = route.assemble(coming)
+        keys = route.assemble(coming, *parts[i])
         if i + 1 < len(todo):
-            coming = start(i + 1)
+            coming = route.exchange(job.ranks, *parts[i + 1])
         heads = slice(a * group, b * group)
         part = _parts.Rows(rows.out[:, :, heads], rows.lse[:, heads])
         inside = sink[heads] if sink is not None and route.exact else None
         for call in route.groups:
-            _parts.forward(call, job.options, q[:, :, heads], *apart(kv, k.shape[-1]), part, inside)
+            _parts.forward(call, job.options, q[:, :, heads], *keys, part, inside)
     return finished(rows, q, sink, route.exact)
 
 
@@ -127,28 +145,26 @@ def backward(
     q = saved.q
     route = route_of(job.layout, job.mask, job.ranks.rank, q.device)
     dq = _parts.gradient_of(q, route.exact)
-    dk, dv = (torch.empty_like(t, dtype=dtype or t.dtype) for t in (k, v))
+    covered = route.direct and route.groups[0].keys == (0, route.rows)
+    make = torch.empty_like if covered or not route.direct else torch.zeros_like
+    dk, dv = (make(t, dtype=dtype or t.dtype) for t in (k, v))
     group = q.shape[2] // k.shape[2]
-    todo = _heads_of_chunks(job, q, k, v)
+    todo = _heads_of_chunks(job, q, k, v, True)
+    parts = [(k[:, :, a:b], v[:, :, a:b]) for a, b in todo]
 
-    def start(i: int) -> tuple[Waiting, Tensor]:
-        a, b = todo[i]
-        return route.exchange(job.ranks, side_by_side(k[:, :, a:b], v[:, :, a:b]))
+    def finish(i: int, returning: tuple[Waiting | None, Tensor]) -> None:
+        total = route.total(returning)
+        if not route.direct:
+            for place, part in zip((dk, dv), apart(total, k.shape[-1]), strict=True):
+                place[:, :, slice(*todo[i])] = part
 
-    def finish(i: int, returning: tuple[Waiting, Tensor]) -> None:
-        a, b = todo[i]
-        of_k, of_v = apart(route.total(returning), k.shape[-1])
-        dk[:, :, a:b] = of_k
-        dv[:, :, a:b] = of_v
-
-    coming = start(0)
-    returning: tuple[Waiting, Tensor] | None = None
+    coming = route.exchange(job.ranks, *parts[0])
+    returning: tuple[Waiting | None, Tensor] | None = None
     for i, (a, b) in enumerate(todo):
-        kv = route.assemble(coming)
+        keys = route.assemble(coming, *parts[i])
         if i + 1 < len(todo):
-            coming = start(i + 1)
+            coming = route.exchange(job.ranks, *parts[i + 1])
         heads = slice(a * group, b * group)
-        sums = _parts.sums_of(kv, route.groups)
         some = Saved(
             q[:, :, heads],
             saved.out[:, :, heads],
@@ -156,7 +172,12 @@ def backward(
             saved.dout[:, :, heads],
             None if saved.dlse is None else saved.dlse[:, heads],
         )
-        keys, gradients = apart(kv, k.shape[-1]), apart(sums, k.shape[-1])
+        if route.direct:
+            sums = q.new_empty((0, q.shape[0], b - a, k.shape[-1] + v.shape[-1]), dtype=torch.float32)
+            gradients = dk[:, :, a:b], dv[:, :, a:b]
+        else:
+            sums = _parts.sums_of(*keys, route.groups)
+            gradients = apart(sums, k.shape[-1])
         for call in route.groups:
             _parts.backward(call, job.options, some, *keys, dq[:, :, heads], *gradients)
         if returning is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem.distributed._comm import Ranks
 from tandem.distributed._layout import Layout
+from tandem.distributed._machine import Machine
 from tandem.distributed._mask import Mask
 from tandem.distributed._parts import Options, Rows, Saved, add_sink
 
@@ -22,6 +23,7 @@ class Job:
     layout: Layout
     mask: Mask
     options: Options
+    machine: Machine  #: by which the strategy divides its work
 
 
 @dataclass

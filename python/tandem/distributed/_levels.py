@@ -8,6 +8,7 @@ what a single level would send, a node's rows at a time, each rank over its own 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -44,7 +45,7 @@ def _parts_of(job: Job, q: Tensor, k: Tensor) -> tuple[_heads.Exchange, Job]:
     across, within = job.ranks.levels
     order = order_of(job.layout, within.size, across.rank, q.device)
     exchange = _heads.Exchange(within, order, q.shape[2], k.shape[2])
-    return exchange, Job(across, of_nodes(job.layout, within.size), job.mask, job.options)
+    return exchange, replace(job, ranks=across, layout=of_nodes(job.layout, within.size))
 
 
 def forward(inner: ModuleType, job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:

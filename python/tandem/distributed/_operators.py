@@ -24,6 +24,7 @@ from tandem.distributed._comm import Ranks
 from tandem.distributed._cost import STRATEGIES
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
+from tandem.distributed._machine import Links
 from tandem.distributed._mask import Mask
 from tandem.distributed._parts import Options
 from tandem.distributed._strategies import backward, forward
@@ -105,7 +106,9 @@ def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ..
     layout = Layout.of_code(code)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     mask = Mask.of(causal, (left, right))
-    job = Job(_ranks(groups), layout, mask, Options(scale, softcap, deterministic))
+    ranks = _ranks(groups)
+    links = Links.of(q.device.type, ranks.hosts(q.device), ranks.levels[1].size if ranks.levels else 0)
+    job = Job(ranks, layout, mask, Options(scale, softcap, deterministic), links.far)
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None
     *found, dsink = backward(chosen, job, q, k, v, sink, out, lse, dout, dlse, None, need_dsink)

@@ -63,11 +63,13 @@ def gradient_of(q: Tensor, exact: bool) -> Tensor:
     return torch.empty_like(q) if exact else torch.zeros_like(q, dtype=torch.float32)
 
 
-def sums_of(kv: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Gradients of keys before the first call, which may write them all."""
+def sums_of(k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Gradients of k and v, side by side, before the first call, which may write them all."""
+    batch, rows, heads, _ = k.shape
     first = groups[0].keys if groups else (0, 0)
-    make = torch.empty_like if first == (0, len(kv)) else torch.zeros_like
-    return make(kv, dtype=torch.float32)
+    make = torch.empty if first == (0, rows) else torch.zeros
+    sums: Tensor = make((rows, batch, heads, k.shape[-1] + v.shape[-1]), dtype=torch.float32, device=k.device)
+    return sums
 
 
 def is_exact(groups: Sequence[Group], rows: int) -> bool:
