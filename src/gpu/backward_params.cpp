@@ -103,6 +103,7 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .softcap = p.softcap,
           .packed_q = p.packed_q,
           .packed_k = p.packed_k,
+          .pairs = causal_pairs(p, c),
           .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
           .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
           .dk_vectors = allows_vectors(dk, p.head_dim_qk),
@@ -119,6 +120,15 @@ Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardCon
           strides_of(p.q),
           strides_of(p.k),
           strides_of(p.v)};
+}
+
+bool causal_pairs(const Problem& p, const BackwardConfig& c) {
+  if (p.rows_k <= p.rows_q + p.rows_q / 8) return true;
+  // Singly, all heads are computed at the same time. Eight heads of 32,768 queries then lose a fifth on an
+  // H100, four of them nothing; and over many rounds pairs even out.
+  constexpr int heads_at_once = 4;
+  constexpr int few_tiles = 20 * 132;
+  return p.heads_kv * p.batch > heads_at_once && backward_tile_count(p, c) > few_tiles;
 }
 
 std::int64_t backward_tile_count(const Problem& p, const BackwardConfig& c) {

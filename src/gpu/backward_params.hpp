@@ -41,6 +41,10 @@ Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const Backw
 std::int64_t backward_tile_count(const Problem& problem, const BackwardConfig& config);
 std::int64_t backward_rows_count(const Problem& problem, const BackwardConfig& config);
 
+/// Whether causal tiles are assigned in pairs (backward_tiles.cuh): not with many more keys than queries and
+/// few tiles or heads.
+bool causal_pairs(const Problem& problem, const BackwardConfig& config);
+
 /// Thread blocks of the main kernel's launch on a device of so many SMs.
 std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
 

@@ -88,7 +88,8 @@ def context_parallel_attention(
     q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v))
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink)
-    out, lse = (t[0] if layout.packed else t for t in (out, lse))
+    # The gradient of squeeze is a view, that of an index a copy into zeros.
+    out, lse = (t.squeeze(0) if layout.packed else t for t in (out, lse))
     return (out, lse) if return_lse else out
 
 

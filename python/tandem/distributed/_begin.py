@@ -88,8 +88,7 @@ def _judge(
         "window": _call.pair("window", asked.window),
     }
     four = [t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v)]
-    # What a call of one device would raise, of this rank's rows alone.
-    tandem.explain(*four, sink=sink, backward=followed, **same)
+    _judge_call(layout, four, sink, followed, same)
     return {
         **same,
         "dtype": str(four[0].dtype).removeprefix("torch."),
@@ -102,6 +101,21 @@ def _judge(
         "layout": f"{layout.kind} {layout.digest}",
         "strategy": asked.strategy,
     }
+
+
+def _judge_call(
+    layout: Layout, tensors: list[Tensor], sink: Any, followed: bool, options: dict[str, Any]
+) -> None:
+    """What a call of one device would raise, of this rank's rows alone. A layout remembers what was right: it
+    serves many layers and the steps that follow."""
+    like = [
+        (type(t), t.dtype, t.device, t.shape, t.stride()) if isinstance(t, Tensor) else t
+        for t in (*tensors, sink)
+    ]
+    key = ("judged", followed, *options.values(), *like)
+    if key not in layout.judged:
+        tandem.explain(*tensors, sink=sink, backward=followed, **options)
+        layout.judged.add(key)
 
 
 def judge_layout(layout: Any, ranks: Ranks) -> None:

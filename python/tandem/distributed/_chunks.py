@@ -9,7 +9,8 @@ from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._machine import Machine, Shape
 from tandem.distributed._mask import Mask
 
-_ROWS = 128  #: of a tile
+#: Of a tile of queries, or of keys in a backward pass; of packed sequences those are computed in pairs.
+_ROWS, _PAIR = 128, 256
 #: A backward pass over a forward pass: work, and what the host takes to launch it.
 _WORK, _LAUNCHES = 2.5, 1.5
 _CLOSE = 1.01  #: times the quickest that is about as quick
@@ -40,7 +41,7 @@ def seconds(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward
     turns = 2 * count if backward else count
     waiting = sending / count + turns * machine.latency
     launching = count * machine.host * (_LAUNCHES if backward else 1.0)
-    return max(computing + waiting, sending + turns * machine.latency, launching)
+    return max(computing + waiting, launching)
 
 
 @kept_with_layout
@@ -48,17 +49,21 @@ def _computing(
     layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, count: int
 ) -> tuple[float, ...]:
     """Seconds of each rank's kernels: calls have whole turns of tiles, of queries or of keys. Runs of packed
-    sequences are one call."""
+    sequences are one call, and so are runs of which one follows the other."""
     heads = shape.batch * (shape.heads_kv if backward else shape.heads_q) / count
     found = [0.0] * layout.ranks
     calls: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, runs in enumerate(layout.runs):
+        number = 0
         for i, run in enumerate(runs):
             length = layout.lengths[run.sequence]
             begin, end = mask.keys(run.start, run.last, length)
-            tiles = -(-(end - begin if backward else run.count) // _ROWS)
+            rows = end - begin if backward else run.count
+            tiles = -(-rows // (_PAIR if backward and layout.packed else _ROWS))
             pairs = int(mask.pairs(run.start, run.count, run.step, length))
-            call = (rank, 0 if layout.packed else i)
+            if not layout.packed and not (i and runs[i - 1].last + 1 == run.start):
+                number = i
+            call = (rank, number)
             before = calls.get(call, (0, 0))
             calls[call] = (before[0] + tiles, before[1] + pairs)
     work = _WORK if backward else 1.0

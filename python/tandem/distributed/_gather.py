@@ -30,6 +30,7 @@ class Route:
     groups: list[_calls.Group]
     exact: bool
     sends: Tensor  #: rows of the shard that go to other ranks, by rank
+    sends_to: list[Tensor | slice]  #: of each rank the same
     send_rows: list[int]
     receive_rows: list[int]
     own: Tensor | slice  #: where the rank's own rows are among the keys that it needs, by their places
@@ -55,7 +56,7 @@ class Route:
         if came is None or not len(self.came):
             return k, v
         whole = came.new_empty((self.rows, *came.shape[1:]))
-        whole.index_copy_(0, self.came, came)
+        _wide(whole).index_copy_(0, self.came, _wide(came))
         keys, values = apart(whole, k.shape[-1])
         for place, own in ((keys, k), (values, v)):
             if isinstance(self.own, slice):
@@ -78,12 +79,11 @@ class Route:
         if waiting is None:
             return total
         came = waiting.wait()
-        begin = 0
-        for count in self.send_rows:
-            if count:
-                here = slice(begin, begin + count)
-                total.index_add_(0, self.sends[here], came[here])
-            begin += count
+        for rows, part in zip(self.sends_to, came.split(self.send_rows), strict=True):
+            if isinstance(rows, slice):
+                total[rows] += part
+            else:
+                total.index_add_(0, rows, part)
         return total
 
 
@@ -94,24 +94,35 @@ def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Rou
     others = [r for r in range(layout.ranks) if r != rank]
     to = {r: _routes.route(layout, mask, rank, r) for r in others}
     come = {r: _routes.rows_of(_routes.route(layout, mask, r, rank)) for r in others}
-    sends = [_routes.index_of(pieces) for pieces in to.values()]
+    sends = [_routes.index_of(to.get(r, ())) for r in range(layout.ranks)]
     place = torch.arange(arrived.rows) if arrived.order is None else _routes.inverse_of(arrived.order)
     before = sum(come[r] for r in others if r < rank)
     after = before + layout.rows(rank)
-    own = place[before:after]
-    first = int(own[0]) if len(own) else 0
-    consecutive = torch.equal(own, torch.arange(first, first + len(own)))
     return Route(
         groups,
         _parts.is_exact(groups, layout.rows(rank)),
-        torch.cat([torch.empty(0, dtype=torch.int64), *sends]).to(device),
+        torch.cat(sends).to(device),
+        [_rows(rows, device) for rows in sends],
         [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
         [come.get(r, 0) for r in range(layout.ranks)],
-        slice(first, first + len(own)) if consecutive else own.to(device),
+        _rows(place[before:after], device),
         torch.cat([place[:before], place[after:]]).to(device),
         arrived.rows,
         not any(_routes.received(layout, mask)),
     )
+
+
+def _rows(index: Tensor, device: torch.device) -> Tensor | slice:
+    """These rows, as a range where they are one."""
+    first = int(index[0]) if len(index) else 0
+    after = first + len(index)
+    return slice(first, after) if torch.equal(index, torch.arange(first, after)) else index.to(device)
+
+
+def _wide(t: Tensor) -> Tensor:
+    """Rows as elements of 16 bytes, where they are so long: a copy by index takes a thread for each."""
+    flat = t.view(len(t), -1)
+    return flat.view(torch.complex128) if flat.shape[1] * t.element_size() % 16 == 0 and len(t) else flat
 
 
 def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor, backward: bool) -> list[tuple[int, int]]:
@@ -127,9 +138,10 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     parts = [(k[:, :, a:b], v[:, :, a:b]) for a, b in todo]
     coming = route.exchange(job.ranks, *parts[0])
     for i, (a, b) in enumerate(todo):
-        keys = route.assemble(coming, *parts[i])
-        if i + 1 < len(todo):
+        now = coming
+        if i + 1 < len(todo):  # before kernels that would hold all SMs are launched
             coming = route.exchange(job.ranks, *parts[i + 1])
+        keys = route.assemble(now, *parts[i])
         heads = slice(a * group, b * group)
         part = _parts.Rows(rows.out[:, :, heads], rows.lse[:, heads])
         inside = sink[heads] if sink is not None and route.exact else None
@@ -161,9 +173,10 @@ def backward(
     coming = route.exchange(job.ranks, *parts[0])
     returning: tuple[Waiting | None, Tensor] | None = None
     for i, (a, b) in enumerate(todo):
-        keys = route.assemble(coming, *parts[i])
-        if i + 1 < len(todo):
+        now = coming
+        if i + 1 < len(todo):  # before kernels that would hold all SMs are launched
             coming = route.exchange(job.ranks, *parts[i + 1])
+        keys = route.assemble(now, *parts[i])
         heads = slice(a * group, b * group)
         some = Saved(
             q[:, :, heads],

@@ -262,6 +262,11 @@ class Layout:
         return hash(self.digest)
 
     @functools.cached_property
+    def judged(self) -> set[Any]:
+        """What calls with this layout have been found right: never copied, nor part of its value."""
+        return set()
+
+    @functools.cached_property
     def _kept(self) -> dict[Any, Any]:
         """What functions of this layout have found (`kept_with_layout`)."""
         return {}

@@ -12,7 +12,7 @@ class Machine:
     Attributes:
       flops: of the attention kernels, forward and backward alike.
       link: bytes that a rank sends while it receives as many.
-      latency: seconds that a collective or a step takes whatever its size.
+      latency: seconds that a collective or a step takes whatever its size, with the small kernels around it.
       memory: bytes that are read or written where results are merged.
       units: tiles that the kernels compute at the same time, 128 rows of one head each; those of the last
         turn take as long as a full one. 1 where that does not count.
@@ -27,8 +27,9 @@ class Machine:
     host: float = 0.0
 
 
-#: An H200 among others behind one NVLink switch: 600 TFLOP/s, 450 GB/s of which collectives reach 0.75.
-H200 = Machine(600e12, 340e9, 20e-6, 3.5e12, 132, 0.4e-3)
+#: An H200 among others behind one NVLink switch: 600 TFLOP/s, and of the link's 450 GB/s what exchanges of
+#: tens of megabytes reached between four H100s.
+H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3)
 #: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9.
 H200_HOSTS = replace(H200, link=45e9)
 #: A process of a few cores among others of one host.

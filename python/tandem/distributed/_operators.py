@@ -96,7 +96,7 @@ def _forward(
     job, chosen = begin(asked, _ranks(groups), q, k, v, sink, gradients)
     q, k, v = _four(layout, q, k, v)
     result = forward(chosen, job, q, k, v, sink)
-    out, lse = (t[0] if layout.packed else t for t in (result.out, result.lse))
+    out, lse = (t.squeeze(0) if layout.packed else t for t in (result.out, result.lse))
     return out, lse, torch.tensor(STRATEGIES.index(chosen))
 
 
@@ -112,7 +112,7 @@ def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ..
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None
     *found, dsink = backward(chosen, job, q, k, v, sink, out, lse, dout, dlse, None, need_dsink)
-    gradients = [t[0] if layout.packed else t for t in found if t is not None]
+    gradients = [t.squeeze(0) if layout.packed else t for t in found if t is not None]
     return (*gradients, out.new_empty(0) if dsink is None else dsink)
 
 

@@ -144,6 +144,7 @@ struct BackwardParams {
   float softcap;
   bool packed_q;
   bool packed_k;
+  bool pairs;         ///< causal tiles are assigned in pairs (backward_tiles.cuh)
   bool rows_vectors;  ///< rows of out and dout allow 16-byte loads
   bool dq_vectors;    ///< rows of dq allow 16-byte stores
   bool dk_vectors;

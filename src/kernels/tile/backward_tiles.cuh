@@ -56,7 +56,9 @@ struct BackwardTile {
 /// get tiles of the same length in every round: 0.59 of the speed of an even division.) A last round of pairs
 /// that is not full costs 3 % of 2048 tiles on 132 CTAs, a last round of the shortest tiles 1 %. For wide
 /// heads with many tiles, the last two to four causal rounds are therefore assigned singly: the longest tiles
-/// of all remaining heads first, every second round backwards.
+/// of all remaining heads first, every second round backwards. So are all rounds where there are many more
+/// keys than queries (p.pairs is false, causal_pairs): most tiles are then as long as the longest, and pairs
+/// from equal to twice the work.
 ///
 /// With a staggered start the tiles of a head begin at different query blocks and wrap round, so that
 /// additions to dQ do not meet. In a fixed order a tile's i-th block then waits only for earlier rounds, and
@@ -74,9 +76,10 @@ struct BackwardTile {
 template <BackwardConfig C>
 struct BackwardTiles {
   static constexpr bool paired = (C.mask.causal || C.mask.local) && !C.schedule.deterministic;
-  /// As measured: head dimension 64 loses 1 % by it, and so do heads with fewer tiles.
-  static constexpr bool sorted_end =
-      paired && C.mask.causal && !C.mask.local && !C.mask.varlen && C.tiling.head_dim_qk >= 128;
+  static constexpr bool sorted_end = paired && C.mask.causal && !C.mask.local && !C.mask.varlen;
+  /// Pairs come before a sorted end from here on. As measured: head dimension 64 loses 1 % by it, and so do
+  /// heads with fewer tiles.
+  static constexpr bool sorts_pairs = C.tiling.head_dim_qk >= 128;
   static constexpr int sorted_from_tiles = 32;
   static constexpr bool latest_first = C.mask.causal && C.schedule.deterministic;
   static_assert(!C.schedule.staggered || !(C.mask.causal || C.mask.local || C.mask.varlen));
@@ -91,8 +94,9 @@ struct BackwardTiles {
   TANDEM_DEVICE bool next(BackwardTile& t) {
     // The shuffle lets ptxas know that the number is uniform (see forward.cuh).
     const int all = p.heads_kv * p.batch * p.n_blocks;  // where all sequences have one length
-    const int number = ptx::warp_uniform(number_of(
-        round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster, clusters(), p.n_blocks, all));
+    const int number =
+        ptx::warp_uniform(number_of(round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster,
+                                    clusters(), p.n_blocks, all, p.pairs));
     int seqlen_q = p.rows_q;
     int seqlen_k = p.rows_k;
     if constexpr (C.mask.varlen) {
@@ -111,7 +115,7 @@ struct BackwardTiles {
       seqlen_q = q.used;
     } else {
       if (number >= all) return false;
-      const HeadTile at = head_tile(number, p.n_blocks, all, clusters());
+      const HeadTile at = head_tile(number, p.n_blocks, all, clusters(), p.pairs);
       t.n = at.n;
       t.batch = at.head / p.heads_kv;
       t.head_kv = at.head - t.batch * p.heads_kv;
@@ -148,14 +152,15 @@ struct BackwardTiles {
   }
 
   /// The number of the tile that a CTA gets in a round. A head has `tiles` tiles; `all` is their total.
-  static TANDEM_DEVICE int number_of(int round, int block, int blocks, int tiles, int all) {
-    const bool singly = !paired || (sorted_end && round >= paired_rounds(tiles, all, blocks));
+  static TANDEM_DEVICE int number_of(int round, int block, int blocks, int tiles, int all, bool pairs) {
+    const bool singly = !paired || (sorted_end && round >= paired_rounds(tiles, all, blocks, pairs));
     if (!singly) return (round / 2 * blocks + block) * 2 + round % 2;
     return round * blocks + (runs_backwards(round) ? blocks - 1 - block : block);
   }
   /// How many rounds are assigned in pairs before the sorted end; without a sorted end, all.
-  static TANDEM_DEVICE int paired_rounds(int tiles, int all, int blocks) {
-    return tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
+  static TANDEM_DEVICE int paired_rounds(int tiles, int all, int blocks, bool pairs) {
+    if (!pairs) return 0;
+    return !sorts_pairs || tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
   }
   static TANDEM_DEVICE bool runs_backwards(int round) {
     return ((latest_first && !C.mask.varlen) || sorted_end) && round % 2 == 1;
@@ -171,8 +176,8 @@ struct BackwardTiles {
     int n;
   };
   /// The head and keys of tile `number`, where all sequences have one length.
-  static TANDEM_DEVICE HeadTile head_tile(int number, int tiles, int all, int blocks) {
-    const int sorted_from = sorted_end ? paired_rounds(tiles, all, blocks) * blocks : all;
+  static TANDEM_DEVICE HeadTile head_tile(int number, int tiles, int all, int blocks, bool pairs) {
+    const int sorted_from = sorted_end ? paired_rounds(tiles, all, blocks, pairs) * blocks : all;
     if (number < sorted_from) {
       const int head = number / tiles;
       return {head, ith_tile(number - head * tiles, tiles)};
