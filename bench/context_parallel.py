@@ -3,9 +3,10 @@
     python bench context-parallel             writes docs/results/context-parallel.md
     python -m torch.distributed.run --standalone --nproc-per-node 4 bench context-parallel --measure
 
-The page runs nothing: work (visible pairs) and rows sent are counted by tandem.distributed. The model has the
-rates below: a rank computes one chunk of heads while the next is on its way. With --measure every strategy is
-timed on the GPUs of this host (or, for a try, on gloo), beside one GPU and PyTorch's context parallel.
+The page runs nothing: work (visible pairs) and rows sent are counted by tandem.distributed, and the time is
+its model's, at the rates of an H200's kernels: a rank computes one chunk of heads while the next is on its
+way. With --measure every strategy is timed on the GPUs of this host (or, for a try, on gloo), beside one GPU
+and PyTorch's context parallel.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import harness
-from tandem.distributed import Layout
+from tandem.distributed import H200, H200_HOSTS, Layout, _chunks
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
+from tandem.distributed._machine import Shape
 from tandem.distributed._mask import Mask
-from tandem.distributed._routes import received, route, rows_of
+from tandem.distributed._routes import received, route, rows_of, sent
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 PAGE = RESULTS / "context-parallel.md"
@@ -30,9 +33,8 @@ RANKS = (2, 4, 8, 64)
 ROWS = 8192  # tokens a rank
 HEADS_Q, HEADS_KV, HEAD_DIM = 64, 8, 128
 HOST = 8  # GPUs of a host
-NVLINK = 0.75 * 450e9  # bytes a second that a rank sends, and receives, within a host
-NETWORK = 0.9 * 50e9  # likewise between hosts: 400 Gbit/s a GPU
-LATENCY = 20e-6  # seconds of a collective, whatever its size
+NVLINK = H200.link  # bytes a second that a rank sends, and receives, within a host
+NETWORK = H200_HOSTS.link  # likewise between hosts: 400 Gbit/s a GPU
 SEEDS = range(10)
 
 CAUSAL = Mask(-1, 0)
@@ -94,33 +96,17 @@ def link_seconds(layout: Layout) -> float:
 
 def efficiency(layout: Layout, rates: Rates) -> tuple[float, float]:
     """Of one GPU's rate what a rank reaches, forward and backward, with the strategy "gather"."""
-    chunks = min(HEADS_KV, layout.ranks)
-    row = HEADS_KV * 2 * HEAD_DIM / chunks  # numbers of K and V in a chunk
-    link = link_seconds(layout) * row
-    flops = [4 * pairs * HEADS_Q * HEAD_DIM / chunks for pairs in layout.pairs(causal=True)]
+    shape = Shape(1, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM, 2)
+    rows = max(max(received(layout, CAUSAL)), max(sent(layout, CAUSAL)))
+    link = rows / seconds if (seconds := link_seconds(layout)) else NVLINK
     found = []
-    for rate, work, back in ((rates.forward, 1.0, 0), (rates.backward, 2.5, 4)):
-        ideal = chunks * work * sum(flops) / layout.ranks / rate
-        seconds = max(_pipeline(chunks, work * f / rate, 2 * link, back * link) for f in flops)
-        found.append(ideal / seconds)
+    for rate, work, backward in ((rates.forward, 1.0, False), (rates.backward, _chunks.WORK, True)):
+        machine = replace(H200, flops=rate, link=link)
+        count = _chunks.chunk_count(layout, CAUSAL, shape, machine, backward)
+        pairs = sum(layout.pairs(causal=True)) / layout.ranks
+        ideal = work * shape.flops(pairs) / rate
+        found.append(ideal / _chunks.seconds(layout, CAUSAL, shape, machine, backward, count))
     return found[0], found[1]
-
-
-def _pipeline(chunks: int, compute: float, keys: float, gradients: float) -> float:
-    """When the last chunk is done: keys come (bf16), are computed with, gradients go back (f32); keys and
-    gradients take turns on the link."""
-    computed = arrived = LATENCY + keys
-    link, done = arrived, 0.0
-    for i in range(chunks):
-        started = max(arrived, done)
-        computed = started + compute
-        if i + 1 < chunks:
-            link = max(link, started) + LATENCY + keys
-            arrived = link
-        done = computed
-        if gradients:
-            link = max(link, computed) + LATENCY + gradients
-    return max(computed, link)
 
 
 def dense() -> Iterator[str]:
@@ -205,8 +191,8 @@ def page() -> str:
     return f"""# Context parallel: layouts and a model
 
 Written by `python bench context-parallel`, commit {harness.commit()}. Work and
-traffic are counted exactly by `tandem.distributed`; times are a model. Measured on two GPUs:
-[Context parallel on two H100s](gpu-context-parallel-h100.md).
+traffic are counted exactly by `tandem.distributed`; times are a model. Measured:
+[on four H100s](gpu-context-parallel-4-h100.md), [on two](gpu-context-parallel-h100.md).
 
 {ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
 of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
@@ -214,12 +200,14 @@ as much work, whatever its rows. *Most rows / mean* (*most rows*) is the largest
 *backward* are the model's share of one GPU's rate, strategy `gather`, {HEADS_Q} query heads on {HEADS_KV},
 head dimension {HEAD_DIM}, bf16.
 
-The model: kernels at the rates of one H200 at {ROWS} keys, {rates.forward / 1e12:.0f} and
-{rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md), [backward](gpu-backward-h200.md)),
-slower ones of short sequences left out; {NVLINK / 1e9:.0f} GB/s each way within a host of {HOST} GPUs (0.75
-of NVLink's 450), {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU); {LATENCY * 1e6:.0f} us a
-collective. As many chunks of heads as ranks, {HEADS_KV} at most; the first chunk of keys and the last one of
-gradients are waited for.
+The model is that of `tandem.distributed.explain`: kernels at the rates of one H200 at {ROWS} keys,
+{rates.forward / 1e12:.0f} and {rates.backward / 1e12:.0f} TFLOP/s ([forward](gpu-forward-h200.md),
+[backward](gpu-backward-h200.md)), slower ones of short sequences left out; tiles of {H200.units} SMs,
+of which those of a call's last turn wait for one another; {NVLINK / 1e9:.0f} GB/s each way within a
+host of {HOST} GPUs, {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU);
+{H200.latency * 1e6:.0f} us an exchange with the small kernels around it. Link and latency are what
+[four H100s](gpu-context-parallel-4-h100.md) showed. The number of chunks of heads is the one that this
+makes quickest; the first chunk of keys and the last one of gradients are waited for.
 
 ## One sequence
 

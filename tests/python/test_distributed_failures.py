@@ -77,7 +77,7 @@ def test_ranks_that_gather_different_things_are_told_on_every_rank(pool: Pool) -
 
 
 SIZES = {"heads_q": 8, "heads_kv": 2, "head_dim_qk": 64}
-DIVIDED = Layout.zigzag(2**14, 4)
+DIVIDED = Layout.zigzag(2**16, 4)
 
 
 def _on_different_machines(rank: int) -> tuple[Any, str]:

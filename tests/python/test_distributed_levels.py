@@ -101,12 +101,15 @@ def test_nodes_of_neighbours_are_a_layout_of_their_own() -> None:
 
 
 def test_the_model_counts_each_link() -> None:
-    layout = Layout.zigzag(8192 * 16, 16)
+    layout = Layout.zigzag(4096 * 16, 16)
     sizes: dict[str, Any] = {"heads_q": 64, "heads_kv": 8, "head_dim_qk": 128, "causal": True}
-    # A rank of eight has one head of K and V, which makes no chunks to compute beside.
+    # A rank of eight has one head of K and V, which makes no chunks to compute beside: short sequences go
+    # around, of long ones a ring's merging costs more.
     text = explain(layout, within=8, **sizes)
     assert text.startswith("heads+ring: the quickest by the model\n")
     assert "  heads+gather" in text and "\n  gather" not in text
+    text = explain(Layout.zigzag(16384 * 16, 16), within=8, **sizes)
+    assert text.startswith("heads+gather: the quickest by the model\n")
     # Under a window a rank needs its neighbour's rows, which a ring sends all around.
     rows = Layout.contiguous(8192 * 16, 16)
     window = explain(rows, within=2, **{**sizes, "window": (1024, 0)})

@@ -12,7 +12,7 @@ from tandem.distributed._mask import Mask
 #: Of a tile of queries, or of keys in a backward pass; of packed sequences those are computed in pairs.
 _ROWS, _PAIR = 128, 256
 #: A backward pass over a forward pass: work, and what the host takes to launch it.
-_WORK, _LAUNCHES = 2.5, 1.5
+WORK, _LAUNCHES = 2.5, 1.5
 _CLOSE = 1.01  #: times the quickest that is about as quick
 
 
@@ -59,19 +59,28 @@ def _computing(
             length = layout.lengths[run.sequence]
             begin, end = mask.keys(run.start, run.last, length)
             rows = end - begin if backward else run.count
-            tiles = -(-rows // (_PAIR if backward and layout.packed else _ROWS))
+            tiles = -(-rows // tile_rows(layout, backward))
             pairs = int(mask.pairs(run.start, run.count, run.step, length))
             if not layout.packed and not (i and runs[i - 1].last + 1 == run.start):
                 number = i
             call = (rank, number)
             before = calls.get(call, (0, 0))
             calls[call] = (before[0] + tiles, before[1] + pairs)
-    work = _WORK if backward else 1.0
+    work = WORK if backward else 1.0
     for (rank, _), (tiles, pairs) in calls.items():
-        turns = tiles * heads / machine.units
-        whole = math.ceil(turns) / turns if turns and machine.units > 1 else 1.0
-        found[rank] += work * shape.flops(pairs) / machine.flops * whole
+        found[rank] += work * shape.flops(pairs) / machine.flops * last_turn(tiles * heads, machine)
     return tuple(found)
+
+
+def tile_rows(layout: Layout, backward: bool) -> int:
+    """Rows of queries, or of keys, that are dealt to the kernels' units together."""
+    return _PAIR if backward and layout.packed else _ROWS
+
+
+def last_turn(tiles: float, machine: Machine) -> float:
+    """How much longer so many tiles take than if those of the last turn kept all units busy."""
+    turns = tiles / machine.units
+    return math.ceil(turns) / turns if turns and machine.units > 1 else 1.0
 
 
 def chunks(count: int, heads_kv: int) -> list[tuple[int, int]]:

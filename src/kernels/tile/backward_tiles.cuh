@@ -76,10 +76,9 @@ struct BackwardTile {
 template <BackwardConfig C>
 struct BackwardTiles {
   static constexpr bool paired = (C.mask.causal || C.mask.local) && !C.schedule.deterministic;
-  static constexpr bool sorted_end = paired && C.mask.causal && !C.mask.local && !C.mask.varlen;
-  /// Pairs come before a sorted end from here on. As measured: head dimension 64 loses 1 % by it, and so do
-  /// heads with fewer tiles.
-  static constexpr bool sorts_pairs = C.tiling.head_dim_qk >= 128;
+  /// As measured: head dimension 64 loses 1 % by it, and so do heads with fewer tiles.
+  static constexpr bool sorted_end =
+      paired && C.mask.causal && !C.mask.local && !C.mask.varlen && C.tiling.head_dim_qk >= 128;
   static constexpr int sorted_from_tiles = 32;
   static constexpr bool latest_first = C.mask.causal && C.schedule.deterministic;
   static_assert(!C.schedule.staggered || !(C.mask.causal || C.mask.local || C.mask.varlen));
@@ -160,7 +159,7 @@ struct BackwardTiles {
   /// How many rounds are assigned in pairs before the sorted end; without a sorted end, all.
   static TANDEM_DEVICE int paired_rounds(int tiles, int all, int blocks, bool pairs) {
     if (!pairs) return 0;
-    return !sorts_pairs || tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
+    return tiles < sorted_from_tiles ? all : max(all / (2 * blocks) - 1, 0) * 2;
   }
   static TANDEM_DEVICE bool runs_backwards(int round) {
     return ((latest_first && !C.mask.varlen) || sorted_end) && round % 2 == 1;
