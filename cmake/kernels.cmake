@@ -2,7 +2,7 @@
 file(GLOB_RECURSE TANDEM_DEVICE_FILES RELATIVE ${PROJECT_SOURCE_DIR}/src CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/src/kernels/*.cuh)
 list(APPEND TANDEM_DEVICE_FILES kernels/config/append.hpp kernels/config/backward.hpp kernels/config/eight_bit.hpp kernels/config/forward.hpp kernels/config/functions.hpp kernels/config/pack.hpp kernels/config/quantize.hpp
-  problem/quantized_layout.hpp problem/recipe.hpp kernels/config/trace.hpp kernels/config/types.hpp)
+  problem/interval.hpp problem/quantized_layout.hpp problem/recipe.hpp kernels/config/trace.hpp kernels/config/types.hpp)
 list(TRANSFORM TANDEM_DEVICE_FILES PREPEND ${PROJECT_SOURCE_DIR}/src/ OUTPUT_VARIABLE TANDEM_DEVICE_PATHS)
 set(TANDEM_EMBEDDED_SOURCES ${CMAKE_CURRENT_BINARY_DIR}/embedded_sources.cpp)
 add_custom_command(OUTPUT ${TANDEM_EMBEDDED_SOURCES}

@@ -5,14 +5,9 @@
 #include <cstdint>
 
 #include "cpu/function_program.hpp"
+#include "problem/interval.hpp"
 
 namespace tandem::cpu {
-
-/// Inclusive on both sides.
-struct Interval {
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-};
 
 struct PairRange {
   std::int64_t batch = 0;

@@ -128,7 +128,7 @@ class FunctionPrinter {
   [[nodiscard]] std::string result() const { return use(f_.result(), Shape::pair); }
   [[nodiscard]] std::string slope() const { return use(f_.slope(), Shape::pair); }
 
- private:
+ protected:
   static std::size_t index(std::int16_t node) { return static_cast<std::size_t>(node); }
   [[nodiscard]] const FunctionNode& at(std::int16_t node) const { return nodes_[index(node)]; }
   [[nodiscard]] std::string name(std::size_t n) const { return fmt::format("{}{}", prefix_, n); }

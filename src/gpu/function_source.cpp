@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "gpu/bounds_printer.hpp"
+
 #include "gpu/function_printer.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/sources.hpp"
@@ -40,18 +42,19 @@ std::uint64_t digest_of(const Function& f, std::uint64_t h) {
 }  // namespace
 
 Functions functions_config(const CallFunctions& functions) {
-  if (functions.score == nullptr && functions.mask == nullptr) return {};
+  if (!functions.given()) return {};
   std::uint64_t h = fnv_offset;
   for (const Function* f : {functions.score, functions.mask}) {
     if (f != nullptr) h = digest_of(*f, h);
   }
   return {.digest = std::max<std::uint64_t>(h, 1),
           .score_function = functions.score != nullptr,
-          .mask_function = functions.mask != nullptr};
+          .mask_function = functions.mask != nullptr,
+          .dropout = functions.dropout != nullptr};
 }
 
 std::string function_source(const CallFunctions& functions) {
-  if (functions.score == nullptr && functions.mask == nullptr) return {};
+  if (!functions.given()) return {};
   std::vector<FunctionPrinter> printers;
   if (functions.score != nullptr) printers.emplace_back(*functions.score, 's', 0);
   if (functions.mask != nullptr) printers.emplace_back(*functions.mask, 'm', most_captured);
@@ -84,11 +87,11 @@ std::string function_source(const CallFunctions& functions) {
       "                                  float score) {{\n{}",
       sequence, all("", [](const FunctionPrinter& p) { return p.statements(Shape::pair); }));
   const bool scored = functions.score != nullptr;
-  text +=
-      fmt::format("    return {{{}, {}, {}}};\n  }}\n}};\n}}  // namespace tandem::tile\n",
-                  scored ? printers.front().result() : "score", scored ? printers.front().slope() : "1.0F",
-                  functions.mask != nullptr ? printers.back().result() : "true");
-  return text;
+  text += fmt::format("    return {{{}, {}, {}}};\n  }}\n", scored ? printers.front().result() : "score",
+                      scored ? printers.front().slope() : "1.0F",
+                      functions.mask != nullptr ? printers.back().result() : "true");
+  if (functions.mask != nullptr) text += BoundsPrinter(*functions.mask, 'm', most_captured).text();
+  return text + "};\n}  // namespace tandem::tile\n";
 }
 
 FunctionParams function_params(const CallFunctions& functions) {
@@ -107,16 +110,27 @@ FunctionParams function_params(const CallFunctions& functions) {
     }
     first += most_captured;
   }
+  params.dropout.scale = 1.0F;
+  if (const Dropout* const d = functions.dropout; d != nullptr) {
+    params.dropout = {.threshold = d->threshold,
+                      .scale = d->scale,
+                      .key = {d->key[0], d->key[1]},
+                      .offset = d->offset,
+                      .heads = d->heads};
+  }
   return params;
 }
 
-ListedBlocks listed_blocks(const Problem& p, const Tiling& tiling) {
+namespace {
+
+/// Lists of `tiles` tiles with `blocks` blocks each, for all heads and batch entries unless the mask function
+/// depends on them.
+ListedBlocks lists_of(const Problem& p, std::int64_t tiles, std::int64_t blocks) {
   const auto depends = [&](FunctionOp leaf) {
     const std::span<const FunctionNode> nodes = p.mask_function->nodes();
     return std::any_of(nodes.begin(), nodes.end(), [&](const FunctionNode& n) { return n.op == leaf; });
   };
-  const std::int64_t tiles = blocks_of(p.rows_q, tiling.block_m);
-  const std::int64_t stride = blocks_of(p.rows_k, tiling.block_n) + 1;
+  const std::int64_t stride = blocks + 1;
   const std::int64_t heads = depends(FunctionOp::head) ? p.heads_q : 1;
   const std::int64_t batch = depends(FunctionOp::batch) ? p.batch : 1;
   return {.lists = {.data = nullptr,
@@ -125,6 +139,16 @@ ListedBlocks listed_blocks(const Problem& p, const Tiling& tiling) {
                     .stride = as_int(stride),
                     .heads = as_int(heads)},
           .count = batch * heads * tiles};
+}
+
+}  // namespace
+
+ListedBlocks listed_blocks(const Problem& p, const Tiling& tiling) {
+  return lists_of(p, blocks_of(p.rows_q, tiling.block_m), blocks_of(p.rows_k, tiling.block_n));
+}
+
+ListedBlocks listed_query_blocks(const Problem& p, const BackwardConfig& config) {
+  return lists_of(p, blocks_of(p.rows_k, config.tile_keys()), blocks_of(p.rows_q, config.tiling.block_m));
 }
 
 }  // namespace tandem::gpu

@@ -4,19 +4,23 @@
 
 #include <string>
 
+#include "kernels/config/backward.hpp"
+
 #include "kernels/config/functions.hpp"
 #include "kernels/config/types.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::gpu {
 
-/// The functions of a call; null of those that it has not.
+/// The functions of a call, and its dropout; null of those that it has not.
 struct CallFunctions {
   const Function* score = nullptr;
   const Function* mask = nullptr;
+  const Dropout* dropout = nullptr;
+  [[nodiscard]] bool given() const { return score != nullptr || mask != nullptr || dropout != nullptr; }
 };
 inline CallFunctions functions_of(const Problem& p) {
-  return {.score = p.score_function, .mask = p.mask_function};
+  return {.score = p.score_function, .mask = p.mask_function, .dropout = p.dropout.on ? &p.dropout : nullptr};
 }
 
 /// What a kernel's Config says of them. Two calls have the same digest if their text is the same; it depends
@@ -24,19 +28,23 @@ inline CallFunctions functions_of(const Problem& p) {
 /// or memory. Allocates nothing.
 Functions functions_config(const CallFunctions& functions);
 
-/// The text that stands behind a kernel's source: tile::UserFunctions of the digest. Empty without functions.
+/// The text that stands behind a kernel's source: tile::UserFunctions of the digest. Empty without functions
+/// and dropout.
 std::string function_source(const CallFunctions& functions);
 
 /// What the text reads at run time.
 FunctionParams function_params(const CallFunctions& functions);
 
-/// The lists of key blocks of a call with a mask function, of equal lengths: where they lie, in memory that
+/// The lists of blocks of a call with a mask function, of equal lengths: where they lie, in memory that
 /// is yet to come, and how many there are.
 struct ListedBlocks {
   BlockLists lists;
   std::int64_t count = 0;
   [[nodiscard]] std::int64_t bytes() const { return count * lists.stride * 4; }
 };
+/// Of the forward pass: for each tile of queries the key blocks that it sees.
 ListedBlocks listed_blocks(const Problem& problem, const Tiling& tiling);
+/// Of the backward pass: for each tile of keys the query blocks that see it.
+ListedBlocks listed_query_blocks(const Problem& problem, const BackwardConfig& config);
 
 }  // namespace tandem::gpu

@@ -84,6 +84,7 @@ constexpr Place places[] = {
     {"kernels/sm90/decode.cuh", "decode"},
     {"kernels/common/combine.cuh", "combine"},
     {"kernels/common/block_lists.cuh", "list_blocks"},
+    {"kernels/common/block_lists.cuh", "list_query_blocks"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
     {"kernels/sm90/backward.cuh", "backward"},
@@ -128,7 +129,8 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::combine:
       return {.threads = 32 * combine_rows,
               .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
-    case Kernel::list_blocks: return {.threads = list_threads, .shared_bytes = list_threads / 32 * 4};
+    case Kernel::list_blocks:
+    case Kernel::list_query_blocks: return {.threads = list_threads, .shared_bytes = list_shared_bytes};
     case Kernel::eight_bit_forward: {
       const auto& c = std::get<EightBitConfig>(config);
       return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};

@@ -28,6 +28,7 @@ enum class Kernel : int {
   decode,
   combine,
   list_blocks,
+  list_query_blocks,
   eight_bit_forward,
   backward_preprocess,
   backward,

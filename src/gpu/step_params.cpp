@@ -100,7 +100,12 @@ const void* StepParams::backward(const BackwardConfig& config) {
   }
   if (!config.functions.given()) return fill<BackwardParams>(params);
   return fill<WithFunctions<BackwardParams>>([&] {
-    return WithFunctions<BackwardParams>{params(), function_params(functions_of(problem()))};
+    WithFunctions<BackwardParams> with{params(), function_params(functions_of(problem()))};
+    if (config.functions.block_lists) {
+      with.functions.lists = listed_query_blocks(problem(), config).lists;
+      with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
+    }
+    return with;
   });
 }
 
@@ -153,6 +158,7 @@ const void* StepParams::of(const Step& step) {
     case Kernel::combine: return forward_;
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
+    case Kernel::list_query_blocks:
     case Kernel::backward_preprocess:
     case Kernel::backward:
     case Kernel::sm80_backward:

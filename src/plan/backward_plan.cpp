@@ -129,6 +129,12 @@ std::string backward_objection(const BackwardConfig& c) {
     return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
                        c.mask.causal, c.mask.local, c.mask.varlen);
   }
+  if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {
+    return fmt::format(
+        "block_lists are of a mask function, for equal lengths in any order; mask_function is {}, varlen {}, "
+        "deterministic {}",
+        c.functions.mask_function, c.mask.varlen, c.schedule.deterministic);
+  }
   if (c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
   }
@@ -157,6 +163,10 @@ BackwardConfig wanted_backward_of(const Problem& p) {
   c.functions = gpu::functions_config(gpu::functions_of(p));
   c.mask.varlen = has_lengths(p);
   c.schedule.deterministic = p.deterministic;
+  // In a fixed order of additions each tile's place counts the tiles before it, whatever the mask hides.
+  constexpr std::int64_t worth_listing = 512;  // queries and keys: the lists are a launch more
+  c.functions.block_lists = c.functions.mask_function && !c.mask.varlen && !p.deterministic &&
+                            p.rows_q >= worth_listing && p.rows_k >= worth_listing;
   return c;
 }
 

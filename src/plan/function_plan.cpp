@@ -23,23 +23,22 @@ void check_gpu_functions(const Problem& p) {
   if (!p.has_function()) return;
   if (has_wide_heads(p)) {
     unsupported(
-        "a score or mask function with head dimensions above {} has no GPU kernel; copy the tensors to the "
-        "CPU",
+        "a score or mask function, or dropout, with head dimensions above {} has no GPU kernel; copy the "
+        "tensors to the CPU",
         max_gpu_head_dim);
   }
   if (p.mixed() && p.of_cache()) {
     unsupported(
-        "a score or mask function on a cache in {} has no GPU kernel; keep the cache in {}, or copy the "
+        "a score or mask function, or dropout, on a cache in {} has no GPU kernel; keep the cache in {}, or "
+        "copy the "
         "tensors to the CPU",
         name_of(p.k.dtype), name_of(p.q.dtype));
   }
   if (p.causal_by_sequence.given()) {
     unsupported(
-        "causal_by_sequence with a score or mask function has no GPU kernel; let the mask function read the "
-        "mask of each batch entry, or copy the tensors to the CPU");
-  }
-  if (p.dropout.on) {
-    unsupported("dropout_p has no GPU kernel; pass 0, or copy the tensors to the CPU");
+        "causal_by_sequence with a score or mask function, or dropout, has no GPU kernel; let a mask "
+        "function "
+        "read the mask of each batch entry, or copy the tensors to the CPU");
   }
   if (p.wants_captured_gradients()) {
     unsupported("captured_gradients have no GPU kernel; leave them out, or copy the tensors to the CPU");
@@ -74,6 +73,8 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
 
 std::string explain_gpu_functions(const Problem& p, bool lists) {
   const Functions functions = gpu::functions_config(gpu::functions_of(p));
+  if (p.score_function == nullptr && p.mask_function == nullptr)
+    return "dropout: the random bits are made where P is, and made again backward";
   const std::string first =
       fmt::format("functions {:016x}: compiled into the kernel at its first call; ", functions.digest);
   if (!lists) {
@@ -84,7 +85,7 @@ std::string explain_gpu_functions(const Problem& p, bool lists) {
                                                  : "score is");
   }
   return first + fmt::format(
-                     "key blocks that the mask hides whole are left out, by lists that a kernel makes first; "
+                     "blocks that the mask hides whole are left out, by lists that a kernel makes first; "
                      "the mask is evaluated where it hides a part of a block{}",
                      functions.score_function ? ", and every pair's score" : "");
 }

@@ -85,7 +85,10 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   }
   if (cuda && problem.has_function()) {
     const auto* forward = std::get_if<ForwardConfig>(&plan.gpu->config);
-    lines.push_back(explain_gpu_functions(problem, forward != nullptr && forward->functions.block_lists));
+    const auto* backward = std::get_if<BackwardConfig>(&plan.gpu->config);
+    const bool lists = (forward != nullptr && forward->functions.block_lists) ||
+                       (backward != nullptr && backward->functions.block_lists);
+    lines.push_back(explain_gpu_functions(problem, lists));
   }
   if (problem.split_size > 0 && problem.pass == Pass::forward) {
     lines.push_back(fmt::format(

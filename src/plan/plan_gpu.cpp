@@ -134,7 +134,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                                   ? "no backward kernel for heads of more than 128 dimensions"
                               : problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                       ? "no kernel for k and v of 8 bits"
-                              : problem.has_function()  ? "no kernel with score or mask functions"
+                              : problem.has_function()  ? "no kernel with score or mask functions, or dropout"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {

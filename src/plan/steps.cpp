@@ -172,6 +172,12 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   for (const Loaded which : gpu::backward_loaded_tensors) {
     make_loadable(steps, which, [&](const Problem& q) { return gpu::backward_tensor_map(q, config, which); });
   }
+  // Before the preprocess kernel, whose end the main kernel waits for.
+  if (config.functions.block_lists && tiles > 0) {
+    const gpu::ListedBlocks listed = gpu::listed_query_blocks(p, config);
+    steps.workspace.take(Region::block_lists, listed.bytes());
+    steps.list.add({.kernel = Kernel::list_query_blocks, .config = config, .grid = grid_of(listed.count)});
+  }
   const BackwardConfig rows_config = gpu::backward_rows_config(config);
   if (rows > 0)
     steps.list.add({.kernel = Kernel::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});

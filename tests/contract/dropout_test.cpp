@@ -133,8 +133,8 @@ TEST(Contract19_Dropout, KeepsItsShare) {
   constexpr std::int64_t keys = 512;
   constexpr std::int64_t queries = 256;
   const double p = 0.2;
-  for (const std::uint64_t seed : {0U, 1U, 77U}) {
-    Case c = dropped(DType::f32, static_cast<float>(p));
+  for (const auto& [dtype, seed] : {std::pair{DType::f32, 0U}, {DType::f32, 1U}, {DType::bf16, 77U}}) {
+    Case c = dropped(dtype, static_cast<float>(p));
     c.options.dropout_seed = seed;
     c.seqlen_q = queries;
     c.seqlen_k = keys;

@@ -41,10 +41,12 @@ class EmulatedGpu : public harness::Runner {
     pick(call).forward(call);
   }
   void backward(harness::Call& call) override {
-    const bool functions = call.score_of() != nullptr || call.mask_of() != nullptr;
+    const bool functions =
+        call.score_of() != nullptr || call.mask_of() != nullptr || call.spec.options.dropout_p > 0.0F;
     for (const auto& family : backward_) {
       for (const EmulatedBackward& kernels : family) {
         if (kernels.config.functions.given() != functions || !suits(kernels.config, call.spec)) continue;
+        if (kernels.config.functions.block_lists && !suits_lists(kernels.config, call.spec)) continue;
         run_backward(kernels, call, {});
         return;
       }
@@ -65,18 +67,27 @@ class EmulatedGpu : public harness::Runner {
         runners.push_back(std::make_unique<EmulatorRunner>(kernel));
     }
   }
+  /// Lists are of mask functions on equal lengths, for additions in any order.
+  static bool suits_lists(const BackwardConfig& config, const harness::Case& c) {
+    const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
+    return !c.mask_function.empty() && !varlen && !c.of_cache() && !c.options.deterministic &&
+           (config.mask.causal || !windowed(c));
+  }
+  static bool windowed(const harness::Case& c) {
+    return c.options.causal || c.options.window_left >= 0 || c.options.window_right >= 0;
+  }
   /// One kernel with functions knows no mask and no lengths.
   static bool suits_mask(const Mask& mask, const harness::Case& c) {
     const bool varlen = c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
-    const bool windowed = c.options.causal || c.options.window_left >= 0 || c.options.window_right >= 0;
-    return mask.varlen || (!varlen && !windowed && !c.of_cache());
+    return mask.varlen || (!varlen && (mask.causal || !windowed(c)) && !c.of_cache());
   }
   /// The general kernels know every mask and any lengths, and pad head dimensions.
   static bool suits(const BackwardConfig& config, const harness::Case& c) {
     return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
            config.softcap == (c.options.softcap > 0.0F) &&
-           config.functions.score_function == !c.score_function.empty() && suits_mask(config.mask, c);
+           config.functions.score_function == !c.score_function.empty() &&
+           config.functions.dropout == (c.options.dropout_p > 0.0F) && suits_mask(config.mask, c);
   }
   /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
   /// the fewest the kernel `decode`, as the plan has it. Functions on equal lengths take listed key blocks.

@@ -7,22 +7,28 @@ int main(int argc, char** argv) {
                                                            mixed_heads_as_rows_forwards()};
   std::vector<std::span<const EmulatedForward>> sharing = {split_forwards(), mixed_split_forwards()};
   // Each by itself, since some have heads as rows. They come first: other kernels refuse functions.
-  for (const EmulatedForward& kernel : function_forwards_of_few()) {
-    auto& kernels = kernel.config.tiling.heads_as_rows ? grouped : sharing;
-    kernels.insert(kernels.begin(), {&kernel, 1});
+  for (const auto& few : {function_forwards_of_few(), dropout_forwards_of_few()}) {
+    for (const EmulatedForward& kernel : few) {
+      auto& kernels = kernel.config.tiling.heads_as_rows ? grouped : sharing;
+      kernels.insert(kernels.begin(), {&kernel, 1});
+    }
   }
-  return run_contract(argc, argv,
-                      {.name = "emulated gpu",
-                       .whole = {general_forwards(), mixed_forwards(), function_forwards()},
-                       .sharing = sharing,
-                       .grouped = grouped,
-                       .decoding = {decode_forwards()},
-                       .wide = {widest_heads_forwards()},
-                       .listed = {function_forwards_of_lists()},
-                       .without = ":Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"
-                                  "Contract19_Functions.LongerThanARunOfKeys:"
-                                  "Contract19_Functions.BitsOfASequenceWithSplitSize:"
-                                  "Contract19_Functions.ThreadsChangeNoBit:"
-                                  "Contract19_Functions.LogitsWithoutASentinel",
-                       .backward = {general_backwards(), function_backwards()}});
+  return run_contract(
+      argc, argv,
+      {.name = "emulated gpu",
+       .whole = {general_forwards(), mixed_forwards(), function_forwards(), dropout_forwards()},
+       .sharing = sharing,
+       .grouped = grouped,
+       .decoding = {decode_forwards()},
+       .wide = {widest_heads_forwards()},
+       .listed = {function_forwards_of_lists()},
+       .without = ":Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"
+                  "Contract19_Functions.LongerThanARunOfKeys:"
+                  "Contract19_Functions.BitsOfASequenceWithSplitSize:"
+                  "Contract19_Functions.ThreadsChangeNoBit:"
+                  "Contract19_Functions.LogitsWithoutASentinel:"
+                  "Contract19_Dropout.LongerThanARunOfKeys:"
+                  "Contract19_Dropout.ThreadsChangeNoBit:Contract19_Dropout.KeepsItsShare",
+       .backward = {general_backwards(), function_backwards_of_lists(), function_backwards(),
+                    dropout_backwards()}});
 }

@@ -61,7 +61,8 @@ constexpr const char* filter =
     "Contract17_Append.WithCheckTwoTokens*:Contract19_Functions.PublishedMasks:"
     "Contract19_Functions.PublishedScores:Contract19_Functions.LongerThanARunOfKeys:"
     "Contract19_Functions.BitsOfASequenceWithSplitSize:Contract19_Functions.ThreadsChangeNoBit:"
-    "Contract19_Functions.LogitsWithoutASentinel:Contract16_BatchInvariance.OfWideHeads";
+    "Contract19_Functions.LogitsWithoutASentinel:Contract19_Dropout.ThreadsChangeNoBit:"
+    "Contract16_BatchInvariance.OfWideHeads";
 /// The same of the kernels sm80: keys of 8 bits, functions, and heads of more than 256 dimensions.
 constexpr const char* sm80_filter =
     ":Contract16_BatchInvariance.KeysOfEightBits:Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"

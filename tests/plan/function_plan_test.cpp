@@ -91,6 +91,47 @@ TEST(FunctionPlan, OneListServesWhatTheMaskDoesNotDependOn) {
   EXPECT_EQ(both.bytes(), 2 * 8 * 16 * 17 * 4);
 }
 
+TEST(FunctionPlan, BackwardListsAreOfMasksOnEqualLengthsInAnyOrder) {
+  const auto lists = [](const Problem& p) {
+    const BackwardConfig c = choose_backward_config(p);
+    EXPECT_EQ(backward_objection(c), "");
+    return c.functions.block_lists;
+  };
+  EXPECT_TRUE(lists(problem(nullptr, &causal)));
+  EXPECT_TRUE(lists(problem(&tanh_of_score, &causal)));
+  EXPECT_FALSE(lists(problem(&tanh_of_score, nullptr)));
+  EXPECT_FALSE(lists(problem(nullptr, &causal, 256)));
+  Problem lengths = problem(nullptr, &causal);
+  const int used[2] = {5, 7};
+  lengths.seqused_k = {.data = used};
+  EXPECT_FALSE(lists(lengths));
+  Problem ordered = problem(nullptr, &causal);
+  ordered.deterministic = true;
+  EXPECT_FALSE(lists(ordered));
+  BackwardConfig wrong = choose_backward_config(problem(nullptr, &causal));
+  wrong.schedule.deterministic = true;
+  EXPECT_NE(backward_objection(wrong), "");
+  // Of 64 queries by 128 keys.
+  const gpu::ListedBlocks listed =
+      gpu::listed_query_blocks(problem(nullptr, &causal), choose_backward_config(problem(nullptr, &causal)));
+  EXPECT_EQ(listed.count, 16);
+  EXPECT_EQ(listed.lists.stride, 33);
+}
+
+TEST(FunctionPlan, DropoutIsAskedOfEveryPair) {
+  Problem p = problem(nullptr, nullptr);
+  p.dropout = make_dropout(0.5F, 1, 2, 8);
+  const Functions f = forward_of(p).functions;
+  EXPECT_TRUE(f.given() && f.dropout && !f.score_function && !f.mask_function && !f.block_lists);
+  EXPECT_NO_THROW(check_gpu_functions(p));
+  const BackwardConfig c = choose_backward_config(p);
+  EXPECT_TRUE(c.functions.dropout && c.sloped() && !c.schedule.pingpong);
+  EXPECT_EQ(backward_objection(c), "");
+  // The text is that of the functions alone.
+  p.mask_function = &causal;
+  EXPECT_EQ(forward_of(p).functions.digest, forward_of(problem(nullptr, &causal)).functions.digest);
+}
+
 TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
   EXPECT_TRUE(choose_forward_config(problem(nullptr, nullptr, 1)).by_warps());
   EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());

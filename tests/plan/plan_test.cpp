@@ -250,8 +250,9 @@ TEST(Plan, MaskBySequenceOnAGpu) {
   const Function mask = Function::parse("le(k, q)", Function::Kind::mask, {});
   args.mask_function = &mask;
   EXPECT_EQ(refusal(args),
-            "causal_by_sequence with a score or mask function has no GPU kernel; let the mask function read "
-            "the mask of each batch entry, or copy the tensors to the CPU");
+            "causal_by_sequence with a score or mask function, or dropout, has no "
+            "GPU kernel; let a mask function "
+            "read the mask of each batch entry, or copy the tensors to the CPU");
 }
 
 TEST(Plan, IsMadeForGpusThatAreNotThere) {

@@ -157,6 +157,13 @@ def test_shares_that_are_none(p):
         tandem.attention(*inputs(), dropout_p=p)
 
 
+def test_gpus_have_kernels():
+    q, k, v = (t.half() for t in inputs())
+    assert "dropout" in str(tandem.explain(q, k, v, dropout_p=P, device="H100"))
+    with pytest.raises(tandem.UnsupportedError, match="or dropout, with head dimensions above 256"):
+        tandem.explain(*(torch.zeros(1, 8, 1, 512).half() for _ in range(3)), dropout_p=P, device="H100")
+
+
 def test_other_errors():
     q, k, v = inputs()
     with pytest.raises(tandem.InvalidArgumentError, match="dropout_p is 'often'"):
@@ -165,8 +172,6 @@ def test_other_errors():
         tandem.attention(q, k, v, dropout_p=P, dropout_seed=1.5)
     with pytest.raises(tandem.UnsupportedError, match="precision fp8, which has no dropout"):
         tandem.attention(q.half(), k.half(), v.half(), dropout_p=P, precision="fp8")
-    with pytest.raises(tandem.UnsupportedError, match="dropout_p has no GPU kernel"):
-        tandem.explain(q.half(), k.half(), v.half(), dropout_p=P, device="H100")
     out, lse = tandem.attention(q, k, v, return_lse=True)
     with pytest.raises(tandem.InvalidArgumentError, match="dropout_seed is missing"):
         tandem.attention_backward(out, q, k, v, out, lse, dropout_p=P)

@@ -105,6 +105,26 @@ def test_results_and_gradients(name: str, dtype: torch.dtype, head_dim: int) -> 
         assert error <= allowed, what
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["none", "causal", "document", "ALiBi", "softcap"])
+def test_dropout_keeps_what_the_cpu_keeps(name: str, dtype: torch.dtype) -> None:
+    """The same entries: the two results are as close as two roundings, which another pattern is not."""
+
+    def of(device: str, seed: int) -> tuple[torch.Tensor, ...]:
+        random = torch.Generator().manual_seed(5)
+        rows = (QUERIES, HEADS), (KEYS, 2), (KEYS, 2), (QUERIES, HEADS)
+        *inputs, dout = (torch.randn(BATCH, *of, 64, generator=random).to(device, dtype) for of in rows)
+        score_mod, mask_mod = functions(device).get(name, (None, None))
+        options = {"score_mod": score_mod, "mask_mod": mask_mod, "dropout_p": 0.3, "dropout_seed": seed}
+        return results(lambda *t: tandem.attention(*t, **options), dout, *inputs)
+
+    expected = of("cpu", 7)
+    for result, same, other in zip(of("cuda", 7), expected, of("cuda", 8), strict=True):
+        largest = same.abs().max().item()
+        assert (result.cpu() - same).abs().max().item() < 0.03 * largest
+        assert (other.cpu() - same).abs().max().item() > 0.1 * largest
+
+
 def test_flex_attention_with_a_block_mask_is_the_same_call() -> None:
     score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
     q, k, v = (

@@ -15,6 +15,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="Transformers 5 is not installed")
 
+from tandem.integrations import _instead  # noqa: E402
 from tandem.integrations import transformers as integration  # noqa: E402
 from test_transformers import SMALL, padding, tokens  # noqa: E402
 
@@ -37,6 +38,26 @@ def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
     for name, value in (("output_attentions", True), ("cache", object())):
         with pytest.raises(tandem.UnsupportedError, match="asks for"):
             integration.attention_forward(torch.nn.Module(), q, q, q, None, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("device", "major", "head_dim", "lacks"),
+    [("cpu", 0, 512, False), ("cuda", 9, 128, False), ("cuda", 8, 128, True), ("cuda", 9, 264, True)],
+)
+def test_dropout_is_for_the_cpu_and_for_hopper(
+    device: str, major: int, head_dim: int, lacks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Query:
+        shape = (1, 2, 4, head_dim)
+
+        def __init__(self) -> None:
+            self.device = torch.device(device)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
+    query: Any = Query()
+    lacking = _instead.lacking(query, query, None, 0.1, None)
+    wanting = lacking is not None and lacking[0] == "dropout in attention"
+    assert wanting == lacks
 
 
 @pytest.mark.parametrize(("device", "head_dim", "most"), [("cpu", 1032, 1024), ("meta", 264, 256)])

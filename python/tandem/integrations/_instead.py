@@ -50,12 +50,20 @@ def _say(reason: str) -> None:
 say: Callable[[str], None] = torch.compiler.assume_constant_result(_say)  # type: ignore[no-untyped-call]
 
 
+def _drops_out(query: Tensor, value: Tensor) -> bool:
+    """Whether the GPU's kernels have dropout: those for Hopper, of heads of up to 256 dimensions."""
+    if query.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    on_hopper = torch.cuda.get_device_capability(query.device)[0] == 9
+    return on_hopper and max(query.shape[-1], value.shape[-1]) <= 256
+
+
 def lacking(
     query: Tensor, value: Tensor, mask: Mask | Tensor, dropout: float, position_bias: Tensor | None
 ) -> tuple[str, str] | None:
     """What a call asks for that Tandem lacks and PyTorch's attention has, and what to do about it."""
     if query.device.type != "cpu" or torch.compiler.is_compiling():  # a graph has no functions of scores
-        if dropout != 0.0:
+        if dropout != 0.0 and not _drops_out(query, value):
             return "dropout in attention", "set the configuration's attention dropout to 0, or " + SDPA
         if position_bias is not None:
             return "a position bias", SDPA

@@ -51,8 +51,10 @@ struct BackwardConfig {
   /// Of the family sm80 all warps load and compute.
   [[nodiscard]] constexpr int threads() const { return 128 * (of_sm80() ? consumers : consumers + 1); }
   [[nodiscard]] constexpr RegisterSplit registers() const { return split_registers(consumers); }
-  /// P and dS differ by more than a factor of the row: dS is made from P times a slope.
-  [[nodiscard]] constexpr bool sloped() const { return softcap || functions.score_function; }
+  /// P and dS differ by more than a factor of the row: dS is made from P times a slope, or before dropout.
+  [[nodiscard]] constexpr bool sloped() const {
+    return softcap || functions.score_function || functions.dropout;
+  }
   /// Every warpgroup computes dK and dV of 64 keys; otherwise one computes dV and the other dK of the
   /// same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }

@@ -190,11 +190,12 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, Functions>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [digest, score_function, mask_function, block_lists] = x;
+  auto& [digest, score_function, mask_function, block_lists, dropout] = x;
   f("digest", digest);
   f("score_function", score_function);
   f("mask_function", mask_function);
   f("block_lists", block_lists);
+  f("dropout", dropout);
 }
 
 template <typename T, typename F>

@@ -4,13 +4,14 @@
 
 namespace tandem {
 
-/// The functions of a kernel. Their text is no part of a Config: gpu/function_source prints it as
-/// tile::UserFunctions<digest> behind the kernel's source.
+/// The functions of a kernel, and what else is asked of every pair. Their text is no part of a Config:
+/// gpu/function_source prints it as tile::UserFunctions<digest> behind the kernel's source.
 struct Functions {
-  unsigned long long digest = 0;  ///< of both; 0: there is none
+  unsigned long long digest = 0;  ///< of both; 0: there is none, and no dropout
   bool score_function = false;    ///< from the scaled and capped score to the logit
   bool mask_function = false;     ///< which pairs are visible, of those that the window leaves
-  bool block_lists = false;       ///< the forward kernel visits the key blocks that `list_blocks` has listed
+  bool block_lists = false;       ///< a tile visits the blocks that a kernel has listed for it before
+  bool dropout = false;           ///< clears entries of P
 
   constexpr bool operator==(const Functions&) const = default;
   [[nodiscard]] constexpr bool given() const { return digest != 0; }
@@ -26,8 +27,9 @@ struct CapturedTensor {
 /// Those of the score function, and behind them those of the mask function.
 constexpr int most_captured = 16;
 
-/// The key blocks of which a tile of queries sees any pair: a count, and behind it for each block, from the
-/// first keys on, twice its number, and 1 more if the mask function hides none of its pairs.
+/// The key blocks of which a tile of queries sees any pair, or in the backward pass the query blocks of a tile
+/// of keys: a count, and behind it for each block, from the first on, twice its number, and 1 more if the mask
+/// function hides none of its pairs.
 struct BlockLists {
   unsigned int* data;
   long long batch_stride;  ///< 0 where the mask function does not depend on it
@@ -36,15 +38,28 @@ struct BlockLists {
   int heads;   ///< that have lists of their own
 };
 
+/// problem/dropout.hpp has what they mean.
+struct DropoutParams {
+  unsigned int threshold;
+  float scale;
+  unsigned int key[2];
+  unsigned int offset;
+  unsigned int heads;
+};
+
 struct FunctionParams {
   CapturedTensor tensors[2 * most_captured];
   BlockLists lists;  ///< read if the Config says so
+  DropoutParams dropout;
 };
 
-/// Threads of a CTA of the kernel `list_blocks`, which makes the list of a tile: groups of as many as a tile
-/// has rows look at a key block each.
+/// Threads of a CTA of the kernels that make lists, one for each tile: groups of as many as a tile may have
+/// rows (or keys). They look at so many blocks at a time, of each of which a warp has a word in shared
+/// memory.
 constexpr int list_threads = 512;
 constexpr int list_rows = 128;
+constexpr int list_chunk = 128;
+constexpr int list_shared_bytes = 4 * list_chunk * (list_threads / 32 + 1);
 
 /// What a kernel with functions is launched with.
 template <typename Params>

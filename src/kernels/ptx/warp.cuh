@@ -88,6 +88,15 @@ TANDEM_DEVICE int highest_bit(u32 bits) {
 #endif
 }
 
+/// How many bits are set.
+TANDEM_DEVICE u32 count_bits(u32 bits) {
+#if TANDEM_ON_DEVICE
+  return static_cast<u32>(__popc(bits));
+#else
+  return static_cast<u32>(__builtin_popcount(bits));
+#endif
+}
+
 /// The predicates of all lanes, one bit each.
 TANDEM_DEVICE u32 ballot(bool predicate) {
 #if TANDEM_ON_DEVICE

@@ -66,13 +66,16 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->begin_scores(t, m, s);
     shared.dout_ring.wait(dout_at);
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
+    if constexpr (C.functions.dropout) this->draw(t, m);
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
     this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
+    if constexpr (C.functions.dropout) this->drop(p_packed);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
     ptx::wgmma_wait<1>();
     ptx::pin_registers(dp);
+    if constexpr (C.functions.dropout) this->drop(dp);
     this->score_gradients(ds_packed, p_packed, p_sloped, dp);
     this->store_scores(ds_tile, ds_packed);
     ptx::wgmma_fence();
@@ -205,6 +208,10 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     } else {
       for (int g = 0; g < group; ++g) {
         this->begin_head(t, g);
+        if constexpr (C.functions.block_lists) {
+          listed_blocks(t, dk, dv);
+          continue;
+        }
         for (int m = t.blocks.first; m < t.blocks.end; ++m) {
           if (this->needs_mask(t, m)) {
             step<true>(t, m, dk, dv);
@@ -212,6 +219,19 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
             step<false>(t, m, dk, dv);
           }
         }
+      }
+    }
+  }
+
+  /// Those of one head, where there are lists.
+  TANDEM_DEVICE void listed_blocks(const BackwardTile& t, float (&dk)[C.tiling.head_dim_qk / 2],
+                                   float (&dv)[C.tiling.head_dim_v / 2]) {
+    for (int i = 0; i < this->end_visit(t); ++i) {
+      const int m = this->take_visit(t, i);
+      if (this->needs_mask(t, m)) {
+        step<true>(t, m, dk, dv);
+      } else {
+        step<false>(t, m, dk, dv);
       }
     }
   }
@@ -231,7 +251,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
       float dv[C.tiling.head_dim_v / 2];
       set_zero(dk);
       set_zero(dv);
-      if (t.blocks.first < t.blocks.end) {
+      if (has_visits<C>(p, t)) {
         this->begin_tile(t);
         blocks(t, dk, dv);
         this->end_tile();

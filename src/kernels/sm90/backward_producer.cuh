@@ -78,14 +78,14 @@ template <BackwardConfig C>
 struct BackwardLoader {
   using Shared = BackwardShared<C>;
 
-  const BackwardParams& p;
+  const BackwardKernelParams<C>& p;
   Shared& shared;
   tile::Ring<kv_stages>::Position k_at;
   tile::Ring<kv_stages>::Position v_at;
   typename tile::Ring<C.q_stages>::Position q_at;
   typename tile::Ring<C.dout_stages>::Position dout_at;
 
-  TANDEM_DEVICE BackwardLoader(const BackwardParams& params, Shared& s) : p(params), shared(s) {}
+  TANDEM_DEVICE BackwardLoader(const BackwardKernelParams<C>& params, Shared& s) : p(params), shared(s) {}
 
   TANDEM_DEVICE void load_k(const BackwardTile& t) {
     ptx::Mbarrier& full = shared.k_ring.acquire(k_at, Shared::KTile::bytes + Shared::OtherKTile::bytes);
@@ -128,7 +128,7 @@ struct BackwardLoader {
     BackwardTiles<C> tiles(p);
     BackwardTile t;
     while (tiles.next(t)) {
-      if (t.blocks.first >= t.blocks.end) continue;
+      if (!has_visits<C>(p, t)) continue;
       if (leader) {
         load_k(t);
         load_v(t);
@@ -141,9 +141,10 @@ struct BackwardLoader {
         if (tiles.round > 1) ptx::launch_next_grid();
 #pragma unroll 1
         for (int g = 0; g < group; ++g) {
+          const QueryVisits<C> visits(p, t, t.head_kv * group + g);
 #pragma unroll 1
-          for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-            const int block = BackwardTiles<C>::passing(t, m);
+          for (int i = visits.first; i < visits.end; ++i) {
+            const int block = visits.block(i);
             load_q(t, t.head_kv * group + g, block);
             load_dout(t, t.head_kv * group + g, block);
           }
@@ -170,7 +171,7 @@ template <BackwardConfig C>
 struct DqWriter {
   static constexpr u32 stored = 2;
 
-  const BackwardParams& p;
+  const BackwardKernelParams<C>& p;
   BackwardShared<C>& shared;
   const int warpgroup;
   bool ready = false;  ///< the next piece is known to be stored
@@ -188,9 +189,10 @@ struct DqWriter {
     return before == 0;
   }
 
-  /// Writes dQ of step i of the loop over a head's query blocks.
-  TANDEM_DEVICE void add(const BackwardTile& t, int head, int i, bool leader) {
-    const int m = BackwardTiles<C>::passing(t, i);
+  /// Writes dQ of visit i of a head's query blocks.
+  TANDEM_DEVICE void add(const QueryVisits<C>& visits, int head, int i, bool leader) {
+    const BackwardTile& t = visits.t;
+    const int m = visits.block(i);
     const i64 block = workspace_block(p, head, t.q_block + m);
     const int piece = BackwardTiles<C>::rank() * C.consumers + warpgroup;
     u32* semaphore = p.dq_semaphores + block * C.dq_pieces() + piece;
@@ -210,9 +212,9 @@ struct DqWriter {
         }
         ptx::tma_store_commit();
         // Reads the next block's semaphore while this block is on its way.
-        const int next = BackwardTiles<C>::passing(t, i + 1) - m;
+        const int next = (C.functions.block_lists && i + 1 == visits.end ? m : visits.block(i + 1)) - m;
         if (!C.schedule.deterministic && part == C.dq_parts - 1)
-          ready = i + 1 < t.blocks.end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
+          ready = i + 1 < visits.end && ptx::semaphore_read(semaphore + next * C.dq_pieces()) == stored;
         ptx::tma_store_wait<0>();
       }
       ptx::sync_warp();
@@ -239,8 +241,9 @@ struct DqWriter {
       }
 #pragma unroll 1
       for (int g = 0; g < group; ++g) {
+        const QueryVisits<C> visits(p, t, t.head_kv * group + g);
 #pragma unroll 1
-        for (int i = t.blocks.first; i < t.blocks.end; ++i) add(t, t.head_kv * group + g, i, leader);
+        for (int i = visits.first; i < visits.end; ++i) add(visits, t.head_kv * group + g, i, leader);
       }
       // The consumers run the tile's epilogue meanwhile.
       if (leader) {

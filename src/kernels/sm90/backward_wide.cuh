@@ -102,6 +102,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   TANDEM_DEVICE void probabilities_step(const BackwardTile& t, int m, int next, float (&s)[scores],
                                         float (&dv)[C.tiling.head_dim_v / 2]) {
     u32 packed[scores / 2];
+    if constexpr (C.functions.dropout) this->draw(t, m);
     {
       u32 sloped[slopes];
       this->template probabilities<masked>(t, m, s, packed, sloped);
@@ -111,6 +112,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
         hand_over(packed);
       }
     }
+    if constexpr (C.functions.dropout) this->drop(packed);
     ptx::sync_warp();  // all lanes have read LSE
     this->release_q();
     shared.dout_ring.wait(dout_at);
@@ -131,11 +133,15 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     this->template issue_scores<C.tiling.head_dim_v>(dp, this->v(), shared.dout[dout_at.stage]);
   }
 
-  /// Warpgroup 1's part of a query block, whose dP is in `dp`; dP of the next block replaces it. The buffer
+  /// Warpgroup 1's part of query block m, whose dP is in `dp`; dP of the next block replaces it. The buffer
   /// of dS is free: both warpgroups waited for dQ of the previous block before P was handed over.
-  TANDEM_DEVICE void gradients_step(const BackwardTile& t, int next, float (&dp)[scores],
+  TANDEM_DEVICE void gradients_step(const BackwardTile& t, int m, int next, float (&dp)[scores],
                                     float (&dk)[C.tiling.head_dim_qk / 2]) {
     u32 ds_packed[scores / 2];
+    if constexpr (C.functions.dropout) {
+      this->draw(t, m);
+      this->drop(dp);
+    }
     {
       u32 p_packed[scores / 2];
       take_over(p_packed);
@@ -158,8 +164,15 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     make_dq(dp, [&] { begin_gradients(t, next, dp); });
   }
 
-  /// The query block after m of head g of the group; after the last, one past the end.
-  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int m) const {
+  /// The query block after visit i of head g of the group, which is m; after the last, one past the end.
+  TANDEM_DEVICE int next_block(const BackwardTile& t, int g, int i, int m) const {
+    if constexpr (C.functions.block_lists) {
+      for (; g < group; ++g, i = -1) {
+        const u32* const list = this->list_of(t, t.head_kv * group + g);
+        if (i + 1 < this->listed(list)) return this->listed(list + 1 + i + 1) / 2;
+      }
+      return t.blocks.end;
+    }
     if (m + 1 < t.blocks.end) return m + 1;
     return g + 1 < group ? t.blocks.first : t.blocks.end;
   }
@@ -169,19 +182,22 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   template <bool keys, int n>
   TANDEM_DEVICE void blocks(const BackwardTile& t, float (&d)[n]) {
     float x[scores];
+    const int before = C.functions.block_lists ? next_block(t, 0, -1, 0) : t.blocks.first;
     if constexpr (keys) {
-      begin_gradients(t, t.blocks.first, x);
+      begin_gradients(t, before, x);
     } else {
-      this->begin_scores(t, t.blocks.first, x);
+      this->begin_scores(t, before, x);
     }
     ptx::wgmma_wait<0>();
     ptx::pin_registers(x);
     for (int g = 0; g < group; ++g) {
       this->begin_head(t, g);
-      for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-        const int next = next_block(t, g, m);
+      const int end = this->end_visit(t);
+      for (int i = this->first_visit(t); i < end; ++i) {
+        const int m = this->take_visit(t, i);
+        const int next = next_block(t, g, i, m);
         if constexpr (keys) {
-          gradients_step(t, next, x, d);
+          gradients_step(t, m, next, x, d);
         } else if (this->needs_mask(t, m)) {
           probabilities_step<true>(t, m, next, x, d);
         } else {
@@ -204,7 +220,7 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
     while (tiles.next(t)) {
       float d[(keys ? C.tiling.head_dim_qk : C.tiling.head_dim_v) / 2];
       set_zero(d);
-      if (t.blocks.first < t.blocks.end) {
+      if (has_visits<C>(p, t)) {
         this->begin_tile(t);
         blocks<keys>(t, d);
         this->end_tile();

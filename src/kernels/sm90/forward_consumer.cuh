@@ -63,9 +63,8 @@ struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions>
   }
   /// Blocks without a mask keep their rows' maxima. Those that go through functions do not: functions may
   /// hide any pair, and with it a row's first keys, without which there is no reference.
-  static constexpr bool lazy_blocks =
-      !C.schedule.invariant &&
-      (!C.functions.given() || (C.functions.block_lists && !C.functions.score_function));
+  static constexpr bool lazy_blocks = !C.schedule.invariant && !C.functions.score_function &&
+                                      (!C.functions.mask_function || C.functions.block_lists);
   /// Calls step(masked) for each block of a tile but the first, as tile::walk_blocks does, or of its list.
   template <typename Step>
   TANDEM_DEVICE void walk(int& block, tile::BlockRange& all, const tile::BlockRange& own, Step& step) {
@@ -91,6 +90,11 @@ struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions>
   TANDEM_DEVICE void make_logits(float (&s)[scores], int key, bool full) {
     tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
     if constexpr (C.functions.given()) this->apply(s, key + position.first_col, full);
+  }
+  /// The exponentials of a block, which the softmax's sum has, as the product with V reads them.
+  TANDEM_DEVICE void convert(u32 (&probabilities)[scores / 2], float (&s)[scores], int block) {
+    this->drop(s, block * C.tiling.block_n + position.first_col, p);
+    tile::convert<C.tiling.element>(probabilities, s);
   }
   /// Without a producer warp: loads one block. It is called after K of this block and V of the previous one
   /// have been released, whose buffers it fills.
@@ -178,6 +182,7 @@ struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions>
 #pragma unroll
       for (int i = 0; i < outputs; ++i) o[i] *= v_scale;
     }
+    if constexpr (C.functions.dropout) this->scale_kept(o, p);
     if (C.schedule.split && part != tile::whole_tile) {
       output.store_part(t, o, softmax, part);
     } else if constexpr (C.schedule.invariant) {
@@ -277,7 +282,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   }
   load_ahead();
   wait_next_k();
-  tile::convert<C.tiling.element>(probabilities, s);
+  convert(probabilities, s, block);
   if (C.mask.varlen && (block + 1) * C.tiling.block_n > t.index.seqlen_k)
     clear_v_tail(t.index.seqlen_k - block * C.tiling.block_n);
 
@@ -306,11 +311,12 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     if constexpr (!lazy) {
       softmax.exponentials(s, total, scale_log2, [&](int quarter) {
         rescale_output(quarter * (outputs / 4), (quarter + 1) * (outputs / 4));
-        if (quarter == 0) return;
+        if (quarter == 0 || C.functions.dropout) return;
         tile::convert<C.tiling.element>(probabilities, s, (quarter - 1) * (scores / 4),
                                         quarter * (scores / 4));
       });
-      tile::convert<C.tiling.element>(probabilities, s, 3 * (scores / 4), scores);
+      this->drop(s, block * C.tiling.block_n + position.first_col, p);
+      tile::convert<C.tiling.element>(probabilities, s, C.functions.dropout ? 0 : 3 * (scores / 4), scores);
       softmax.add(total, rescale);
     } else {
       softmax.exponentials(s, total, scale_log2, nothing);
@@ -332,7 +338,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         release_v();
         if (moved) rescale_output(0, outputs);
       }
-      tile::convert<C.tiling.element>(probabilities, s);
+      convert(probabilities, s, block);
     }
     load_ahead();
     wait_next_k();
@@ -354,7 +360,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
     exponentials(s);
     load_ahead();
     wait_next_k();
-    tile::convert<C.tiling.element>(probabilities, s);
+    convert(probabilities, s, block);
     rescale_output(0, outputs);
     accumulate = true;
   };

@@ -15,12 +15,6 @@
 
 namespace tandem {
 
-/// What the main kernel is launched with.
-template <BackwardConfig C>
-using BackwardKernelParams = typename Select<
-    C.of_sm80(), Sm80BackwardParams,
-    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type>::type;
-
 namespace tile {
 
 /// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
@@ -34,6 +28,9 @@ struct BackwardScores : FunctionKeys<C.functions> {
   static constexpr int threads = C.consumers * warpgroup_size;
   /// A mask hides keys inside a sequence.
   static constexpr bool hides = C.mask.causal || C.mask.local || C.functions.given();
+  /// Blocks that a list says are whole go without the mask function.
+  template <bool masked>
+  static constexpr bool unmasked = C.functions.block_lists && !masked;
 
   const BackwardKernelParams<C>& p;
   SharedType& shared;
@@ -93,10 +90,11 @@ struct BackwardScores : FunctionKeys<C.functions> {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float score = s[4 * j + 2 * h + e];
-          if constexpr (C.functions.given()) {
+          if constexpr (C.functions.given() && !(unmasked<masked> && !C.functions.score_function)) {
             // `m` counts from where the tile starts, if that is staggered.
             const int at = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
-            p_each[e] = function_probability(at + 8 * j + e, h, score, subtract[e], scale[h], slope[e]);
+            p_each[e] = function_probability<unmasked<masked>>(at + 8 * j + e, h, score, subtract[e],
+                                                               scale[h], slope[e]);
           } else {
             p_each[e] = probability(score, subtract[e], scale[h], slope[e]);
           }
@@ -113,13 +111,16 @@ struct BackwardScores : FunctionKeys<C.functions> {
   }
 
   TANDEM_DEVICE float probability(float score, float lse_log2, float scale, float& slope) const {
+    if constexpr (C.functions.dropout) slope = 1.0F;
     if constexpr (!C.softcap) return ptx::exp2(ptx::fma(score, scale, -lse_log2));
     const CappedScore capped = cap_score(score, 2.0F * scale / p.softcap);
     slope = capped.slope;
     return ptx::exp2(ptx::fma(capped.part, p.softcap * log2_e, -lse_log2));
   }
 
-  /// The same of the thread's key h and a query, through the caller's functions.
+  /// The same of the thread's key h and a query, through the caller's functions. `seen`: the mask function
+  /// hides nothing.
+  template <bool seen>
   TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
                                            float& slope) const {
     float x = score * scale;
@@ -130,7 +131,7 @@ struct BackwardScores : FunctionKeys<C.functions> {
       slope = capped.slope;
     }
     const Logit logit = this->logit_of(query, h, x);
-    bool hidden = !logit.visible || lse_log2 == ptx::infinity();
+    bool hidden = (!seen && !logit.visible) || lse_log2 == ptx::infinity();
     float probability_of = 0.0F;
     if constexpr (C.functions.score_function) {
       hidden = hidden || logit.value == -ptx::infinity();
@@ -168,13 +169,65 @@ struct BackwardScores : FunctionKeys<C.functions> {
     }
   }
 
-  static TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) {
-    return m < t.blocks.inner_first || (C.mask.local && m >= t.blocks.inner_end);
+  // ---- Dropout ----
+
+  /// Finds what is kept of query block m, for `drop`. All lanes of a warp call.
+  TANDEM_DEVICE void draw(const BackwardTile& t, int m) {
+    const DropoutParams& d = p.functions.dropout;
+    const int query = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
+    const int row = position.first_row % 8;
+    this->own_kept =
+        kept_scores<scores>(d, query, t.first_key + key_at() + position.first_row - row, row,
+                            static_cast<u32>(t.batch) * d.heads + static_cast<u32>(this->own_head));
+  }
+  TANDEM_DEVICE bool keeps(int score) const {
+    return (this->own_kept >> score & 1U) != 0;
+  }
+  /// Clears entries of P, once dS no longer needs them. The kept ones are scaled with dV.
+  TANDEM_DEVICE void drop(u32 (&packed)[scores / 2]) const {
+#pragma unroll
+    for (int i = 0; i < scores / 2; ++i)
+      packed[i] &= (keeps(2 * i) ? 0xffffU : 0U) | (keeps(2 * i + 1) ? 0xffff0000U : 0U);
+  }
+  /// The same of dP, with its scale.
+  TANDEM_DEVICE void drop(float (&dp)[scores]) const {
+#pragma unroll
+    for (int i = 0; i < scores; ++i) dp[i] = keeps(i) ? dp[i] * p.functions.dropout.scale : 0.0F;
   }
 
-  /// The query blocks that follow are those of head g of the group.
+  TANDEM_DEVICE bool needs_mask(const BackwardTile& t, int m) const {
+    const bool edge = m < t.blocks.inner_first || (C.mask.local && m >= t.blocks.inner_end);
+    if constexpr (C.functions.block_lists) return edge || !this->own_whole;
+    return edge;
+  }
+
+  /// The query blocks that follow are those of head g of the group: visits [first_visit, end_visit). The list's
+  /// address and length are made again for every visit: kept, they take 12 bytes of local memory.
   TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
     if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
+  }
+  TANDEM_DEVICE const u32* list_of(const BackwardTile& t, int head) const {
+    return list_at(p.functions.lists, t.batch, head, t.n);
+  }
+  static TANDEM_DEVICE int first_visit(const BackwardTile& t) {
+    return C.functions.block_lists ? 0 : t.blocks.first;
+  }
+  /// All lanes of a warp call, also of the next one; the shuffle lets ptxas know that the result is uniform.
+  TANDEM_DEVICE int end_visit(const BackwardTile& t) const {
+    if constexpr (C.functions.block_lists) return listed(list_of(t, this->own_head));
+    return t.blocks.end;
+  }
+  /// The query block of a visit; with lists, needs_mask then answers for it.
+  TANDEM_DEVICE int take_visit([[maybe_unused]] const BackwardTile& t, int visit) {
+    if constexpr (C.functions.block_lists) {
+      const int entry = listed(list_of(t, this->own_head) + 1 + visit);
+      this->own_whole = entry % 2 != 0;
+      return entry / 2;
+    }
+    return visit;
+  }
+  static TANDEM_DEVICE int listed(const u32* entry) {
+    return static_cast<int>(ptx::shuffle(ptx::load_global(entry), 0));
   }
 
   /// Writes dK of the tile's keys that this warpgroup has.
@@ -194,7 +247,9 @@ struct BackwardScores : FunctionKeys<C.functions> {
     const RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch + t.head_kv * p.dv_stride.head +
                              static_cast<i64>(t.begin_k) * p.dv_stride.row,
                          p.dv_stride.row, p.head_dim_v, p.dv_vectors};
-    store_rows<C.tiling.element>(rows, dv, 1.0F, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
+    float scale = 1.0F;
+    if constexpr (C.functions.dropout) scale = p.functions.dropout.scale;
+    store_rows<C.tiling.element>(rows, dv, scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
                                  thread);
   }
 

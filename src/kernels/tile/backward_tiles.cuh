@@ -3,10 +3,18 @@
 #pragma once
 
 #include "kernels/config/backward.hpp"
+#include "kernels/tile/functions.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/scheduler.cuh"
+#include "kernels/tile/select.cuh"
 
 namespace tandem {
+
+/// What the main kernel is launched with.
+template <BackwardConfig C>
+using BackwardKernelParams = typename Select<
+    C.of_sm80(), Sm80BackwardParams,
+    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type>::type;
 
 /// The first query block of a sequence in the workspace (see BackwardParams). `batch` may also be one of the
 /// two additional sequences, of rows that belong to none, that VarlenBlocks counts.
@@ -75,7 +83,8 @@ struct BackwardTile {
 /// for all query blocks. All CTAs are resident, so they cannot wait for each other in a circle.
 template <BackwardConfig C>
 struct BackwardTiles {
-  static constexpr bool paired = (C.mask.causal || C.mask.local) && !C.schedule.deterministic;
+  static constexpr bool paired =
+      (C.mask.causal || C.mask.local || C.functions.block_lists) && !C.schedule.deterministic;
   /// As measured: head dimension 64 loses 1 % by it, and so do heads with fewer tiles.
   static constexpr bool sorted_end =
       paired && C.mask.causal && !C.mask.local && !C.mask.varlen && C.tiling.head_dim_qk >= 128;
@@ -245,6 +254,44 @@ struct BackwardTiles {
     return static_cast<u32>(last - min(last, t.round_last) + t.n - max(keys.first, t.round_first));
   }
 };
+
+/// The query blocks that a tile visits for one query head, as producer and dQ writers see them: visits
+/// [first, end), of all blocks that causal and window leave, or of those on the tile's list.
+template <BackwardConfig C>
+struct QueryVisits {
+  const BackwardTile& t;
+  const u32* list = nullptr;  ///< the entries
+  int first;
+  int end;
+
+  TANDEM_DEVICE QueryVisits(const BackwardKernelParams<C>& p, const BackwardTile& tile, int head)
+      : t(tile), first(tile.blocks.first), end(tile.blocks.end) {
+    if constexpr (C.functions.block_lists) {
+      list = tile::list_at(p.functions.lists, t.batch, head, t.n) + 1;
+      first = 0;
+      end = static_cast<int>(ptx::load_global(list - 1));
+    }
+  }
+  TANDEM_DEVICE int block(int visit) const {
+    if constexpr (C.functions.block_lists) return static_cast<int>(ptx::load_global(list + visit) / 2);
+    return BackwardTiles<C>::passing(t, visit);
+  }
+};
+
+/// Whether a tile has anything to do; one that has not loads nothing and takes no barrier. All lanes of a
+/// warp call.
+template <BackwardConfig C>
+TANDEM_DEVICE bool has_visits(const BackwardKernelParams<C>& p, const BackwardTile& t) {
+  if constexpr (C.functions.block_lists) {
+    const int group = p.heads_q / p.heads_kv;
+    u32 visits = 0;
+#pragma unroll 1
+    for (int g = 0; g < group; ++g)
+      visits |= ptx::load_global(tile::list_at(p.functions.lists, t.batch, t.head_kv * group + g, t.n));
+    return ptx::shuffle(visits, 0) != 0;
+  }
+  return t.blocks.first < t.blocks.end;
+}
 
 /// A query block of one head, for the kernels before and after the main one.
 struct BackwardRows {

@@ -5,9 +5,11 @@
 #include "kernels/config/functions.hpp"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/tile/dropout.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/rows.cuh"
 #include "kernels/tile/softmax.cuh"
+#include "problem/interval.hpp"
 
 namespace tandem::tile {
 
@@ -16,6 +18,12 @@ namespace tandem::tile {
 ///   Row, Key       what depends on a query and its head alone, and on a key alone
 ///   row(), key()   make them
 ///   pair()         makes the Logit of a score
+///
+/// and with a mask function, for lists of blocks:
+///
+///   row_values, take_row()   the integers and booleans (0 or -1) that it keeps of a row
+///   key_values, take_key()   the same of a key
+///   bounds()                 the range of the mask function over ranges of those
 template <u64 digest>
 struct UserFunctions;
 
@@ -137,10 +145,13 @@ TANDEM_DEVICE i32 read_s8(i64 address) {
 
 // ---- Their place in the forward kernel ----
 
-/// The list of a tile's key blocks: its length first.
+/// The list of a tile's blocks: its length first.
+TANDEM_DEVICE u32* list_at(const BlockLists& lists, int batch, int head, int tile) {
+  return lists.data + batch * lists.batch_stride + head * lists.head_stride +
+         static_cast<i64>(tile) * lists.stride;
+}
 TANDEM_DEVICE u32* list_of(const BlockLists& lists, const TileIndex& t) {
-  return lists.data + t.batch * lists.batch_stride + t.head * lists.head_stride +
-         static_cast<i64>(t.m) * lists.stride;
+  return list_at(lists, t.batch, t.head, t.m);
 }
 /// Key blocks as they are counted in a tile's list. All lanes of a warp call; the shuffle lets ptxas know
 /// that the count is uniform.
@@ -150,7 +161,7 @@ TANDEM_DEVICE BlockRange listed_blocks(const BlockLists& lists, const TileIndex&
 
 /// What functions keep of a thread's two rows for the time of a tile. Nothing without functions.
 template <Functions F, bool given = F.given()>
-struct FunctionRows {
+struct FunctionRows : DroppedRows<F.dropout> {
   using User = UserFunctions<F.digest>;
   typename User::Row own_rows[2];
   FunctionSequence own_sequence;
@@ -181,6 +192,9 @@ struct FunctionRows {
     for (int h = 0; h < 2; ++h) {
       const TileRow row = row_at<T>(p, t, first, position.row(h));
       own_rows[h] = User::row(own_sequence, row.head, row.query);
+      if constexpr (F.dropout) {
+        if (h == this->odd()) this->take_row(p.functions.dropout, t.batch, row.head, row.query);
+      }
     }
   }
 
@@ -205,7 +219,7 @@ struct FunctionRows {
   }
 };
 template <Functions F>
-struct FunctionRows<F, false> {};
+struct FunctionRows<F, false> : DroppedRows<false> {};
 
 // ---- Their place in the backward kernels ----
 
@@ -215,7 +229,9 @@ struct FunctionKeys {
   using User = UserFunctions<F.digest>;
   typename User::Key own_keys[2];
   FunctionSequence own_sequence;
-  int own_head = 0;  ///< whose queries pass by
+  int own_head = 0;        ///< whose queries pass by
+  bool own_whole = false;  ///< the mask function hides none of the block's pairs
+  u32 own_kept = 0;        ///< with dropout: the entries that are kept of the block's, a bit each
 
   /// `first` is the warpgroup's first key of the tile.
   template <typename Params, typename Tile>

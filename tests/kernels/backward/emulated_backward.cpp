@@ -53,8 +53,26 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
     emulator::launch(kernels.sm80, sm80, shape, options);
   } else if (kernels.functions != nullptr) {
     running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
-    const WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
-    emulator::launch(kernels.functions, with, shape, options);
+    WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
+    std::vector<unsigned int> lists;
+    emulator::Options listed = options;
+    if (kernels.lists != nullptr) {
+      const gpu::ListedBlocks of_call = gpu::listed_query_blocks(p, kernels.config);
+      lists.assign(static_cast<std::size_t>(of_call.bytes()) / sizeof(unsigned int), ~0U);
+      with.functions.lists = of_call.lists;
+      with.functions.lists.data = lists.data();
+      emulator::Options listing = options;
+      listing.of_previous_grid.clear();
+      listing.buffers.push_back(emulator::writable(lists));
+      emulator::launch(kernels.lists, with,
+                       {.blocks = static_cast<unsigned>(of_call.count),
+                        .threads = list_threads,
+                        .shared_bytes = list_shared_bytes},
+                       listing);
+      if (run.with_lists) run.with_lists(lists);
+      listed.buffers.push_back(emulator::readable(lists));
+    }
+    emulator::launch(kernels.functions, with, shape, listed);
   } else {
     emulator::launch(kernels.main, params, shape, options);
   }

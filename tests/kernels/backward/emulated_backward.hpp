@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "emulated_call.hpp"
@@ -21,7 +22,8 @@ struct EmulatedBackward {
   void (*convert)(BackwardParams);
   void (*sink)(BackwardParams);
   void (*functions)(WithFunctions<BackwardParams>) = nullptr;
-  void (*sm80)(Sm80BackwardParams) = nullptr;  ///< of that family, in place of `main`
+  void (*sm80)(Sm80BackwardParams) = nullptr;              ///< of that family, in place of `main`
+  void (*lists)(WithFunctions<BackwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
 };
 
 /// Every Config family, in four files so that they compile side by side.
@@ -36,6 +38,11 @@ std::span<const EmulatedBackward> general_sm80_backwards();
 
 /// The same with functions of scores, which run any that was printed (functions/any_function.hpp).
 std::span<const EmulatedBackward> function_backwards();
+/// Those of equal lengths, which visit listed query blocks.
+std::span<const EmulatedBackward> function_backwards_of_lists();
+
+/// Those with dropout.
+std::span<const EmulatedBackward> dropout_backwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.
@@ -47,6 +54,8 @@ struct EmulatedRun {
   unsigned blocks = 2;                      ///< SMs of the GPU: a CTA has several tiles
   unsigned host_threads = 1;                ///< blocks that run at once; those that wait for each other must
   const AnyFunctions* functions = nullptr;  ///< in place of the call's own
+  /// Called with the lists of query blocks, once they are made.
+  std::function<void(std::span<unsigned int>)> with_lists = {};
   bool convert_beside = false;  ///< the conversion begins before the main kernel, on a thread of its own
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "backward/emulated_backward.hpp"
+#include "kernels/common/block_lists.cuh"
 #include "kernels/common/convert.cuh"
 #include "kernels/common/preprocess.cuh"
 #include "kernels/sm80/backward.cuh"
@@ -28,6 +29,7 @@ constexpr EmulatedBackward emulated() {
     kernels.sm80 = &tandem::sm80_backward<config>;
   } else if constexpr (config.functions.given()) {
     kernels.functions = &tandem::backward<config>;
+    if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
   } else {
     kernels.main = &tandem::backward<config>;
   }

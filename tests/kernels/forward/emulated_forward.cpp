@@ -49,7 +49,9 @@ void take_few_queries(Case& c, Random& random) {
 }  // namespace
 
 std::uint64_t digest_of(const Call& call) {
-  return gpu::functions_config({.score = call.score_of(), .mask = call.mask_of()}).digest;
+  static constexpr Dropout any{};
+  const Dropout* const dropout = call.spec.options.dropout_p > 0.0F ? &any : nullptr;
+  return gpu::functions_config({.score = call.score_of(), .mask = call.mask_of(), .dropout = dropout}).digest;
 }
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {
@@ -133,8 +135,10 @@ bool tma_reads_keys(const Case& c, const Tiling& tiling) {
 /// Whether a kernel has functions of a case's kind, and those were printed.
 std::string refuses_functions(const Case& c, const Functions& functions) {
   const bool scored = !c.score_function.empty();
-  const bool given = scored || !c.mask_function.empty();
-  if (given != functions.given() || scored != functions.score_function) return "other functions";
+  const bool dropout = c.options.dropout_p > 0.0F;
+  const bool given = scored || dropout || !c.mask_function.empty();
+  if (given != functions.given() || scored != functions.score_function || dropout != functions.dropout)
+    return "other functions";
   if (!given) return {};
   if (functions.block_lists && c.mask_function.empty()) return "lists are of a mask function";
   return printed_functions(digest_of(Call(c))) == nullptr ? "its functions were not printed" : "";
@@ -218,7 +222,7 @@ void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams
     emulator::launch(kernel_.lists, with,
                      {.blocks = static_cast<unsigned>(listed.count),
                       .threads = list_threads,
-                      .shared_bytes = list_threads / 32 * 4},
+                      .shared_bytes = list_shared_bytes},
                      listing);
     options.buffers.push_back(emulator::readable(lists));
   }

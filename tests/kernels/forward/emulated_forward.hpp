@@ -63,6 +63,9 @@ std::span<const EmulatedForward> function_forwards();
 std::span<const EmulatedForward> function_forwards_of_few();
 /// The same of equal lengths, whose kernels visit listed key blocks.
 std::span<const EmulatedForward> function_forwards_of_lists();
+/// Those with dropout, and of few queries.
+std::span<const EmulatedForward> dropout_forwards();
+std::span<const EmulatedForward> dropout_forwards_of_few();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 

@@ -16,6 +16,10 @@ struct AnyFunctions {
   void (*row)(void* row, const tile::FunctionSequence& sequence, i32 head, i32 query);
   void (*key)(void* key, const tile::FunctionSequence& sequence, i32 key_position);
   tile::Logit (*pair)(const tile::FunctionSequence& sequence, const void* row, const void* key, float score);
+  /// Of a mask function; null without one.
+  void (*take_row)(const void* row, i32* values) = nullptr;
+  void (*take_key)(const void* key, i32* values) = nullptr;
+  Interval (*bounds)(const Interval* row, const Interval* key) = nullptr;
 };
 
 /// The printed functions of a digest; null if there are none.
@@ -29,6 +33,7 @@ std::uint64_t digest_of(const harness::Call& call);
 
 constexpr std::uint64_t any_digest = 1;
 constexpr std::size_t kept_bytes = 64;  ///< room for what any of them keeps of a row or a key
+constexpr int kept_values = 8;          ///< and for how many integers and booleans of that
 
 }  // namespace tandem::kernel_tests
 
@@ -53,6 +58,13 @@ struct UserFunctions<kernel_tests::any_digest> {
   }
   static Logit pair(const FunctionSequence& sequence, const Row& row, const Key& key, float score) {
     return kernel_tests::running->pair(sequence, row.bytes, key.bytes, score);
+  }
+  static constexpr int row_values = kernel_tests::kept_values;
+  static constexpr int key_values = kernel_tests::kept_values;
+  static void take_row(const Row& row, i32* values) { kernel_tests::running->take_row(row.bytes, values); }
+  static void take_key(const Key& key, i32* values) { kernel_tests::running->take_key(key.bytes, values); }
+  static Interval bounds(const Interval* row, const Interval* key) {
+    return kernel_tests::running->bounds(row, key);
   }
 };
 

@@ -30,7 +30,25 @@ constexpr BackwardConfig wide(int head_dim, bool scored) {
   return c;
 }
 
+/// Of equal lengths, by lists of query blocks.
+constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
+  c.mask = {.causal = windowed, .local = windowed};
+  c.functions.block_lists = true;
+  return c;
+}
+
 }  // namespace
+
+std::span<const EmulatedBackward> function_backwards_of_lists() {
+  constexpr BackwardConfig masked = with_functions(Element::bf16, false, false);
+  constexpr BackwardConfig scored = with_functions(Element::bf16, true, false);
+  static constexpr auto kernels =
+      emulate<listed(masked, false), listed(scored, false), listed(masked, true), listed(scored, true),
+              listed(with_functions(Element::bf16, false, true), true),
+              listed(with_functions(Element::bf16, true, true), true), listed(wide(192, false), true),
+              listed(wide(256, true), true)>();
+  return kernels;
+}
 
 std::span<const EmulatedBackward> function_backwards() {
   static constexpr auto kernels =

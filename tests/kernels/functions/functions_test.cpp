@@ -2,6 +2,9 @@
 // wrong text is noticed.
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <span>
+
 #include "backward/emulated_backward.hpp"
 #include "contract/published_functions.hpp"
 #include "forward/emulated_forward.hpp"
@@ -41,15 +44,24 @@ testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, co
   return harness::correct(call, Pass::backward, expected);
 }
 
+std::vector<EmulatedBackward> every_backward() {
+  std::vector<EmulatedBackward> all;
+  for (const auto& kernels : {function_backwards(), function_backwards_of_lists(), dropout_backwards()})
+    all.insert(all.end(), kernels.begin(), kernels.end());
+  return all;
+}
+
 TEST(EmulatedFunctions, GradientsOfEveryKernel) {
-  for (const EmulatedBackward& kernels : function_backwards()) {
+  for (const EmulatedBackward& kernels : every_backward()) {
     for (const Named& f : harness::crossed_functions()) {
       Case c = case_of(f, kernels.config.tiling.head_dim_qk);
       if (c.score_function.empty() == kernels.config.functions.score_function) continue;
+      if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
       SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
       c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
       c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
       c.options.deterministic = kernels.config.schedule.deterministic;
+      c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
       EXPECT_TRUE(gradients_are_right(kernels, c));
     }
   }
@@ -139,6 +151,57 @@ TEST(EmulatedFunctions, ListsHaveTheBlocksThatAreSeen) {
     const auto* const list = runner.lists.data() + static_cast<std::ptrdiff_t>(m) * (blocks + 1);
     EXPECT_EQ(std::vector<unsigned int>(list + 1, list + 1 + list[0]), expected) << "tile " << m;
   }
+}
+
+/// The lists of the backward pass of a sliding window, and its gradients once
+/// `change` has had them.
+testing::AssertionResult gradients_by_lists(const std::function<void(std::span<unsigned int>)>& change) {
+  Case c = case_of(published("sliding window"), 64);
+  c.seqlen_q = 300;
+  c.seqlen_k = 500;
+  Call call(c);
+  const harness::Expected expected = harness::expect(call, Pass::backward);
+  call.prepare(Pass::forward);
+  tandem::forward(call.forward_args(), Execution{});
+  call.prepare(Pass::backward);
+  run_backward(function_backwards_of_lists().front(), call, {.with_lists = change});
+  return harness::correct(call, Pass::backward, expected);
+}
+
+/// The same for the query blocks of a tile of keys.
+TEST(EmulatedFunctions, BackwardListsHaveTheBlocksThatAreSeen) {
+  const BackwardConfig& config = function_backwards_of_lists().front().config;
+  const int tiles = (500 + config.tile_keys() - 1) / config.tile_keys();
+  const int blocks = (300 + config.tiling.block_m - 1) / config.tiling.block_m;
+  EXPECT_TRUE(gradients_by_lists([&](std::span<unsigned int> lists) {
+    ASSERT_EQ(lists.size(), static_cast<std::size_t>(tiles * (blocks + 1)));
+    for (int n = 0; n < tiles; ++n) {
+      std::vector<unsigned int> expected;
+      for (int m = 0; m < blocks; ++m) {
+        bool some = false;
+        bool all = true;
+        for (int q = m * config.tiling.block_m; q < std::min((m + 1) * config.tiling.block_m, 300); ++q) {
+          for (int k = n * config.tile_keys(); k < std::min((n + 1) * config.tile_keys(), 500); ++k) {
+            const bool seen = q >= k && q - k < 20;
+            some = some || seen;
+            all = all && seen;
+          }
+        }
+        if (some) expected.push_back(static_cast<unsigned>(2 * m + (all ? 1 : 0)));
+      }
+      const auto list = lists.subspan(static_cast<std::size_t>(n * (blocks + 1)));
+      EXPECT_EQ(std::vector<unsigned int>(list.begin() + 1, list.begin() + 1 + list[0]), expected) << n;
+    }
+  }));
+}
+
+/// A block that is not listed is not computed: without its last entry a list
+/// gives other gradients.
+TEST(EmulatedFunctions, BackwardVisitsWhatIsListedAlone) {
+  EXPECT_FALSE(gradients_by_lists([](std::span<unsigned int> lists) {
+    ASSERT_GT(lists.front(), 1U);
+    --lists.front();
+  }));
 }
 
 const Named& published(const char* name) {

@@ -29,6 +29,9 @@ std::map<std::uint64_t, std::string> printed() {
     const gpu::CallFunctions both{.score = score ? &*score : nullptr, .mask = mask ? &*mask : nullptr};
     texts.emplace(gpu::functions_config(both).digest, gpu::function_source(both));
   }
+  const Dropout any{};
+  const gpu::CallFunctions dropout{.dropout = &any};  // without functions
+  texts.emplace(gpu::functions_config(dropout).digest, gpu::function_source(dropout));
   return texts;
 }
 

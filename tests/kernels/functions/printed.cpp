@@ -15,16 +15,29 @@ constexpr AnyFunctions any() {
   using Row = typename User::Row;
   using Key = typename User::Key;
   static_assert(sizeof(Row) <= kept_bytes && sizeof(Key) <= kept_bytes);
-  return {.digest = digest,
-          .row = [](void* row, const tile::FunctionSequence& sequence, i32 head,
-                    i32 query) { new (row) Row(User::row(sequence, head, query)); },
-          .key = [](void* key, const tile::FunctionSequence& sequence,
-                    i32 position) { new (key) Key(User::key(sequence, position)); },
-          .pair =
-              [](const tile::FunctionSequence& sequence, const void* row, const void* key, float score) {
-                return User::pair(sequence, *static_cast<const Row*>(row), *static_cast<const Key*>(key),
-                                  score);
-              }};
+  AnyFunctions f{
+      .digest = digest,
+      .row = [](void* row, const tile::FunctionSequence& sequence, i32 head,
+                i32 query) { new (row) Row(User::row(sequence, head, query)); },
+      .key = [](void* key, const tile::FunctionSequence& sequence,
+                i32 position) { new (key) Key(User::key(sequence, position)); },
+      .pair =
+          [](const tile::FunctionSequence& sequence, const void* row, const void* key, float score) {
+            return User::pair(sequence, *static_cast<const Row*>(row), *static_cast<const Key*>(key), score);
+          }};
+  if constexpr (requires { User::row_values; }) {
+    static_assert(User::row_values <= kept_values && User::key_values <= kept_values);
+    f.take_row = [](const void* row, i32* values) {
+      std::fill_n(values, kept_values, 0);
+      User::take_row(*static_cast<const Row*>(row), values);
+    };
+    f.take_key = [](const void* key, i32* values) {
+      std::fill_n(values, kept_values, 0);
+      User::take_key(*static_cast<const Key*>(key), values);
+    };
+    f.bounds = [](const Interval* row, const Interval* key) { return User::bounds(row, key); };
+  }
+  return f;
 }
 
 template <std::uint64_t... digests>

@@ -1,0 +1,121 @@
+// Interval arithmetic on 32-bit integers and booleans: what a mask function can give on a whole range of
+// pairs. Plain numbers, for kernels of any instruction set and for device code; nothing of the standard
+// library.
+#pragma once
+
+namespace tandem {
+
+/// Inclusive on both sides. A boolean is 0 or -1.
+struct Interval {
+  long long low = 0;
+  long long high = 0;
+
+  [[nodiscard]] constexpr bool single() const { return low == high; }
+};
+
+namespace interval {
+
+constexpr Interval anything{-0x7fffffffLL - 1, 0x7fffffffLL};
+constexpr Interval yes{-1, -1};
+constexpr Interval no{0, 0};
+constexpr Interval maybe{-1, 0};
+
+constexpr long long lower(long long a, long long b) {
+  return a < b ? a : b;
+}
+constexpr long long higher(long long a, long long b) {
+  return a < b ? b : a;
+}
+constexpr Interval one(long long x) {
+  return {x, x};
+}
+/// Integers have 32 bits: beyond them they wrap, to anything.
+constexpr Interval fitted(long long low, long long high) {
+  return low < anything.low || high > anything.high ? anything : Interval{low, high};
+}
+constexpr Interval known(bool is_true, bool is_false) {
+  return is_true ? yes : (is_false ? no : maybe);
+}
+constexpr long long floor_quotient(long long a, long long b) {
+  return a / b - (a % b != 0 && a < 0 ? 1 : 0);
+}
+
+constexpr Interval sum(const Interval& a, const Interval& b) {
+  return fitted(a.low + b.low, a.high + b.high);
+}
+constexpr Interval difference(const Interval& a, const Interval& b) {
+  return fitted(a.low - b.high, a.high - b.low);
+}
+constexpr Interval product(const Interval& a, const Interval& b) {
+  const long long p[3] = {a.low * b.high, a.high * b.low, a.high * b.high};
+  long long low = a.low * b.low;
+  long long high = low;
+  for (const long long x : p) {
+    low = lower(low, x);
+    high = higher(high, x);
+  }
+  return fitted(low, high);
+}
+/// By a positive constant; anything else is not known.
+constexpr Interval quotient(const Interval& a, const Interval& b) {
+  if (!b.single() || b.low <= 0) return anything;
+  return {floor_quotient(a.low, b.low), floor_quotient(a.high, b.low)};
+}
+constexpr Interval remainder(const Interval& a, const Interval& b) {
+  if (!b.single() || b.low <= 0) return anything;
+  const long long first = floor_quotient(a.low, b.low);
+  if (first != floor_quotient(a.high, b.low)) return {0, b.low - 1};
+  return {a.low - first * b.low, a.high - first * b.low};
+}
+constexpr Interval negative(const Interval& a) {
+  return fitted(-a.high, -a.low);
+}
+constexpr Interval magnitude(const Interval& a) {
+  return fitted(higher(0, higher(a.low, -a.high)), higher(-a.low, a.high));
+}
+constexpr Interval minimum(const Interval& a, const Interval& b) {
+  return {lower(a.low, b.low), lower(a.high, b.high)};
+}
+constexpr Interval maximum(const Interval& a, const Interval& b) {
+  return {higher(a.low, b.low), higher(a.high, b.high)};
+}
+
+// Of booleans, of which true is the lower one.
+constexpr Interval both(const Interval& a, const Interval& b) {
+  return maximum(a, b);
+}
+constexpr Interval either(const Interval& a, const Interval& b) {
+  return minimum(a, b);
+}
+constexpr Interval differs(const Interval& a, const Interval& b) {
+  return a.single() && b.single() ? known(a.low != b.low, a.low == b.low) : maybe;
+}
+constexpr Interval opposite(const Interval& a) {
+  return {-1 - a.high, -1 - a.low};
+}
+constexpr Interval from_boolean(const Interval& a) {
+  return {-a.high, -a.low};
+}
+constexpr Interval to_boolean(const Interval& a) {
+  return known(a.low > 0 || a.high < 0, a.low == 0 && a.high == 0);
+}
+
+constexpr Interval less(const Interval& a, const Interval& b) {
+  return known(a.high < b.low, a.low >= b.high);
+}
+constexpr Interval less_equal(const Interval& a, const Interval& b) {
+  return known(a.high <= b.low, a.low > b.high);
+}
+constexpr Interval equal(const Interval& a, const Interval& b) {
+  return known(a.single() && b.single() && a.low == b.low, a.high < b.low || b.high < a.low);
+}
+constexpr Interval not_equal(const Interval& a, const Interval& b) {
+  return opposite(equal(a, b));
+}
+constexpr Interval chosen(const Interval& condition, const Interval& a, const Interval& b) {
+  if (condition.single()) return condition.low != 0 ? a : b;
+  return {lower(a.low, b.low), higher(a.high, b.high)};
+}
+
+}  // namespace interval
+}  // namespace tandem
