@@ -48,7 +48,7 @@ def test_dropout_is_for_the_cpu_and_for_hopper(
     device: str, major: int, head_dim: int, lacks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Query:
-        shape = (1, 2, 4, head_dim)
+        shape, dtype = (1, 2, 4, head_dim), torch.bfloat16
 
         def __init__(self) -> None:
             self.device = torch.device(device)
