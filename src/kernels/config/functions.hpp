@@ -27,9 +27,9 @@ struct CapturedTensor {
 /// Those of the score function, and behind them those of the mask function.
 constexpr int most_captured = 16;
 
-/// The key blocks of which a tile of queries sees any pair, or in the backward pass the query blocks of a tile
-/// of keys: a count, and behind it for each block, from the first on, twice its number, and 1 more if the mask
-/// function hides none of its pairs.
+/// The key blocks of which a tile of queries sees any pair, or in the backward pass the query blocks of a
+/// tile of keys: a count, and behind it for each block, from the first on, twice its number, and 1 more if
+/// the mask function hides none of its pairs.
 struct BlockLists {
   unsigned int* data;
   long long batch_stride;  ///< 0 where the mask function does not depend on it

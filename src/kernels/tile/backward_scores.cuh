@@ -201,8 +201,8 @@ struct BackwardScores : FunctionKeys<C.functions> {
     return edge;
   }
 
-  /// The query blocks that follow are those of head g of the group: visits [first_visit, end_visit). The list's
-  /// address and length are made again for every visit: kept, they take 12 bytes of local memory.
+  /// The query blocks that follow are those of head g of the group: visits [first_visit, end_visit). The
+  /// list's address and length are made again for every visit: kept, they take 12 bytes of local memory.
   TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
     if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
   }
