@@ -2,66 +2,18 @@
 #include "tandem/attention.hpp"
 
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <new>
-#include <span>
 
 #include "api/call.hpp"
 #include "api/check.hpp"
 #include "api/explain.hpp"
 #include "api/trace.hpp"
+#include "api/workspace.hpp"
 #include "cpu/cpu.hpp"
 #include "gpu/run.hpp"
 #include "plan/plan.hpp"
 
 namespace tandem {
 namespace {
-
-constexpr std::size_t workspace_alignment = 256;
-
-struct Free {
-  void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{workspace_alignment}); }
-};
-
-/// Throws where the memory passed as workspace cannot serve.
-void check_workspace(const Execution& execution, std::size_t needed) {
-  const auto address = reinterpret_cast<std::uintptr_t>(execution.workspace);
-  if (address % workspace_alignment != 0) {
-    check::invalid("workspace is at address {:#x}; it must be a multiple of {}", address,
-                   workspace_alignment);
-  }
-  if (execution.workspace_bytes < needed) {
-    check::invalid(
-        "workspace has {} bytes but this call needs {}; ask workspace_bytes() with the same arguments",
-        execution.workspace_bytes, needed);
-  }
-}
-
-/// The caller's scratch memory in host memory, or, where none was passed, memory of its own.
-class Workspace {
- public:
-  Workspace(const Execution& execution, std::size_t needed) {
-    if (execution.workspace != nullptr) {
-      check_workspace(execution, needed);
-      memory_ = {static_cast<std::byte*>(execution.workspace), execution.workspace_bytes};
-      return;
-    }
-    if (needed == 0) return;
-    owned_.reset(new (std::align_val_t{workspace_alignment}, std::nothrow) std::byte[needed]);
-    if (owned_ == nullptr) {
-      throw Error(Status::out_of_memory,
-                  fmt::format("cannot allocate {} bytes of workspace; use fewer threads, or pass a workspace",
-                              needed));
-    }
-    memory_ = {owned_.get(), needed};
-  }
-  [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
-
- private:
-  std::unique_ptr<std::byte[], Free> owned_;
-  std::span<std::byte> memory_;
-};
 
 /// What is left to check once there is a problem, and the plan.
 Plan checked_plan(const Problem& problem, const Execution& execution) {

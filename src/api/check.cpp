@@ -189,6 +189,14 @@ void separate(std::initializer_list<Argument> outputs, std::initializer_list<Arg
   }
 }
 
+void window_bound(const char* name, std::int64_t value) {
+  if (value >= -1) return;
+  invalid(
+      "{} is {}; it must be at least 0, or -1 for unbounded: FlashAttention takes any negative bound for "
+      "unbounded, pass -1",
+      name, value);
+}
+
 void threads(int count) {
   // OpenMP ends the process where the system has no more threads to give, so wild numbers stop here.
   constexpr int most = 4096;

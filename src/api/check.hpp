@@ -71,6 +71,9 @@ void no_self_overlap(const Argument& a);
 void separate(std::initializer_list<Argument> outputs, std::initializer_list<Argument> inputs,
               std::span<const Argument> more_inputs = {});
 
+/// A bound of a sliding window: -1 or more.
+void window_bound(const char* name, std::int64_t value);
+
 /// A number of threads that a system has to give, or 0.
 void threads(int count);
 

@@ -81,7 +81,6 @@ class ProblemBuilder {
   void function(const char* name, const Function* f, Function::Kind kind) const;
   void outputs_apart_from_captured(std::initializer_list<Argument> outputs) const;
   void captured_gradient(const Argument& gradient, std::size_t number) const;
-  static void window(const char* name, std::int64_t value);
   void causal_by_sequence();
   /// What holds for every tensor once its shape and dtype are known.
   void common(const Argument& a);

@@ -23,8 +23,8 @@ void ProblemBuilder::options() {
             options_.softcap);
   }
   p_.softcap = options_.softcap;
-  window("window_left", options_.window_left);
-  window("window_right", options_.window_right);
+  check::window_bound("window_left", options_.window_left);
+  check::window_bound("window_right", options_.window_right);
   // Query i's diagonal lies from i - seqlen_q + 1 below the last key to the last key itself, so a window
   // this wide hides nothing. Folding it to "unbounded" spares the backends the masking and the overflow of
   // diagonal + window.
@@ -82,14 +82,6 @@ void ProblemBuilder::split_size() {
         size, name_of(p_.precision));
   }
   p_.split_size = size;
-}
-
-void ProblemBuilder::window(const char* name, std::int64_t value) {
-  if (value >= -1) return;
-  invalid(
-      "{} is {}; it must be at least 0, or -1 for unbounded: FlashAttention takes any negative bound for "
-      "unbounded, pass -1",
-      name, value);
 }
 
 void ProblemBuilder::precision() {

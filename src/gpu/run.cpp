@@ -3,36 +3,13 @@
 #include "gpu/append_params.hpp"
 #include "gpu/launch.hpp"
 #include "gpu/quantize_tensor_params.hpp"
+#include "gpu/scratch.hpp"
 #include "gpu/step_params.hpp"
 #include "gpu/tensor_map.hpp"
 #include "tandem/error.hpp"
 
 namespace tandem::gpu {
 namespace {
-
-/// The workspace of a call: the caller's, or memory in stream order.
-class Scratch {
- public:
-  /// `bytes` are allocated only if `given` is null.
-  Scratch(void* given, std::size_t bytes, abi::Stream stream)
-      : address_(reinterpret_cast<abi::DevicePointer>(given)), stream_(stream) {
-    if (given != nullptr || bytes == 0) return;
-    check(driver().memory_alloc_async(&address_, bytes, stream), "cuMemAllocAsync");
-    owned_ = true;
-  }
-  ~Scratch() {
-    if (owned_) driver().memory_free_async(address_, stream_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  [[nodiscard]] char* data() const { return reinterpret_cast<char*>(address_); }
-
- private:
-  abi::DevicePointer address_ = 0;
-  abi::Stream stream_;
-  bool owned_ = false;
-};
 
 void set_zero(void* data, std::size_t bytes, abi::Stream stream) {
   if (bytes == 0) return;

@@ -55,6 +55,16 @@ inline ForwardConfig config_of_calls(bool causal = false) {
   return choose_forward_config(p);
 }
 
+/// Of the same call with a result in f32.
+inline ForwardConfig config_of_parts() {
+  Problem p;
+  p.q.dtype = DType::bf16;
+  p.out.dtype = DType::f32;
+  p.head_dim_qk = p.head_dim_v = 128;
+  p.rows_q = p.rows_k = 300;
+  return choose_forward_config(p);
+}
+
 /// The same of the kernels sm80.
 inline ForwardConfig sm80_config_of_calls() {
   Problem p;
@@ -126,6 +136,8 @@ inline bool has_real_driver() {
 inline fake::Driver& open_fake_driver() {
   static fake::Driver& opened = []() -> fake::Driver& {
     for (const bool causal : {false, true}) find_kernel(kernel_name(config_of_calls(causal)));
+    find_kernel(kernel_name(config_of_parts()));
+    find_kernel(kernel_name(Kernel::merge, MergeConfig{.from = Stored::f32, .to = Stored::f32}));
     find_kernel(kernel_name(sm80_config_of_calls()));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
