@@ -189,6 +189,29 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     assert (output[24:] == 9).all()
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_8_bit_cache(vllm: Any, name: str) -> None:
+    """Bytes in the cache are e4m3 codes: values over the layer's scales, one of keys and one of values."""
+    assert name in vllm.backend.TandemBackend.supported_kv_cache_dtypes
+    k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
+    scales = torch.tensor([0.02] * HEAD_DIM + [0.05] * HEAD_DIM)
+    codes = (cache / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    at = SimpleNamespace(_k_scale=scales[0].clone(), _v_scale=scales[-1].clone())
+    impl = layer(vllm, kv_cache_dtype=name)
+    impl.do_kv_cache_update(at, key, value, codes, slots)
+    q = torch.randn(24, HEADS, HEAD_DIM)
+    output = torch.full_like(q, torch.nan)
+    impl.forward(at, q, key, value, codes, metadata(vllm, cu, lengths, table, slots, 24), output)
+    k, v = (
+        (t / s).clamp(-448, 448).to(torch.float8_e4m3fn).float() * s
+        for t, s in ((k, scales[0]), (v, scales[-1]))
+    )
+    for b in range(4):
+        rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
+        wanted = oracle.exact(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True)
+        oracle.assert_close(output[None, rows], wanted[0])
+
+
 def test_what_else_is_in_the_batch(vllm: Any) -> None:
     """Under VLLM_BATCH_INVARIANT a request's bits do not depend on it, and its tokens' chunks change none."""
     vllm.envs.VLLM_BATCH_INVARIANT = True
@@ -218,7 +241,7 @@ def test_what_tandem_lacks(vllm: Any) -> None:
     for name, value in (
         ("alibi_slopes", [1.0] * HEADS),
         ("attn_type", "encoder_only"),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "fp8_e5m2"),
     ):
         with pytest.raises(tandem.UnsupportedError, match=f"^{name} is .*; choose another attention backend"):
             layer(vllm, **{name: value})
