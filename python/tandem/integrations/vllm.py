@@ -9,7 +9,8 @@ is to run on Tandem, the environment variable TANDEM_VLLM names the backend that
 
 Decoder attention in pages of any layout and any multiple of 16 rows, prompts in chunks beside decoding steps,
 sliding windows, softcap, sinks, grouped queries, non-causal steps, caches of float8_e4m3fn
-(``--kv-cache-dtype fp8``), and batch invariance (VLLM_BATCH_INVARIANT). What Tandem lacks is an error as a model's layers are made.
+(``--kv-cache-dtype fp8``), and batch invariance (VLLM_BATCH_INVARIANT). What Tandem lacks is an error as a
+model's layers are made.
 """
 
 from __future__ import annotations
