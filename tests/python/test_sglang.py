@@ -255,7 +255,6 @@ def test_what_tandem_lacks(sglang: Any) -> None:
     chunks = SimpleNamespace(attention_chunk_size=8192, context_len=CONTEXT)
     windows = SimpleNamespace(translate_loc_from_full_to_swa=None)
     for other, message in (
-        ({"use_mla_backend": True}, "the model has latent attention"),
         (
             {"kv_cache_dtype": torch.float8_e5m2},
             "the cache is torch.float8_e5m2, .*--kv-cache-dtype fp8_e4m3",

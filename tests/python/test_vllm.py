@@ -24,6 +24,7 @@ HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 32, 16
 
 class AttentionBackendEnum(enum.Enum):
     FLASH_ATTN = "vllm.FlashAttentionBackend"
+    FLASH_ATTN_MLA = "vllm.FlashAttnMLABackend"
     CPU_ATTN = "vllm.CPUAttentionBackend"
 
 
@@ -40,6 +41,7 @@ class AttentionCGSupport(enum.Enum):
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """tandem.integrations.vllm and ._vllm beside the copies, and where backends were registered."""
     overrides: dict[Any, str] = {}
+    prompts: dict[Any, str] = {}
     members = dict(AttentionBackendEnum.__members__)
 
     class Enum:
@@ -74,6 +76,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             "AttentionBackendEnum": Enum,
             "register_backend": register_backend,
         },
+        "vllm.v1.attention.backends.mla": {},
+        "vllm.v1.attention.backends.mla.prefill": {},
+        "vllm.v1.attention.backends.mla.prefill.registry": {
+            "MLAPrefillBackendEnum": SimpleNamespace(CUSTOM="CUSTOM"),
+            "register_mla_prefill_backend": prompts.__setitem__,
+        },
     }
     modules = {}
     for name, content in contents.items():
@@ -85,7 +93,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     plugin = importlib.import_module("tandem.integrations.vllm")
     backend = importlib.import_module("tandem.integrations._vllm")
     yield SimpleNamespace(
-        plugin=plugin, backend=backend, overrides=overrides, members=members, envs=modules["vllm.envs"]
+        plugin=plugin,
+        backend=backend,
+        overrides=overrides,
+        prompts=prompts,
+        members=members,
+        envs=modules["vllm.envs"],
     )
     del sys.modules["tandem.integrations._vllm"]
 
@@ -97,17 +110,23 @@ def test_the_package_tells_vllm_of_itself() -> None:
 
 def test_registering(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "tandem.integrations._vllm.TandemBackend"
+    latent = "tandem.integrations._vllm_mla.TandemMLABackend"
     for _ in range(2):  # every process does, some twice
         vllm.plugin.register()
-    assert vllm.overrides == {"TANDEM": path}
+    assert vllm.overrides == {"TANDEM": path, "TANDEM_MLA": latent}
+    assert vllm.prompts == {"CUSTOM": "tandem.integrations._vllm_mla.TandemMLAPrefillBackend"}
     module, _, name = path.rpartition(".")
     assert getattr(importlib.import_module(module), name).get_name() in vllm.members
     monkeypatch.setenv("TANDEM_VLLM", "CPU_ATTN")
     vllm.plugin.register()
     vllm.plugin.register("FLASH_ATTN")
+    vllm.plugin.register("FLASH_ATTN_MLA")
+    del vllm.overrides["TANDEM"], vllm.overrides["TANDEM_MLA"]
     assert vllm.overrides == {
-        "TANDEM": path, AttentionBackendEnum.CPU_ATTN: path, AttentionBackendEnum.FLASH_ATTN: path
-    }  # fmt: skip
+        AttentionBackendEnum.CPU_ATTN: path,
+        AttentionBackendEnum.FLASH_ATTN: path,
+        AttentionBackendEnum.FLASH_ATTN_MLA: latent,
+    }
     with pytest.raises(ValueError, match="Unknown attention backend: 'TPU'"):
         vllm.plugin.register("TPU")
 

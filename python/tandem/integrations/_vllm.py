@@ -127,7 +127,7 @@ class TandemImpl(AttentionImpl):
         both = stored(kv_cache, self.kv_cache_dtype).transpose(1, 2)
         return both[..., : self.head_size], both[..., self.head_size :]
 
-    def _scales(self, layer: Any) -> dict[str, Tensor]:
+    def _scales(self, layer: Any) -> dict[str, Any]:
         """The scales of an 8-bit cache, which vLLM keeps in the layer: one for keys, one for values."""
         if not is_8_bit(self.kv_cache_dtype):
             return {}
