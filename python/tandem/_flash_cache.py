@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,14 +56,10 @@ def cached(
     metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
     metadata |= {"page_table": page_table, "leftpad_k": leftpad, "cache_batch_idx": batch_idx}
     sink = _flash.plain(sink)
-    descales = {
-        name.replace("scale", "descale"): metadata[name] for name in ("q_scale", "k_scale", "v_scale")
-    }
     q = _flash.gathered(q)
-    joined_q, joined_k = _latent.joined(q, k_cache, v_cache, qv, **descales)
     if not new.given():
         call.metadata = tuple((metadata | {"seqused_k": used}).values())
-        return attend(call, joined_q, joined_k, v_cache, sink, return_lse, chunk)
+        return attend(*one_product(call, q, k_cache, v_cache, qv), sink, return_lse, chunk)
     if used is None:
         raise InvalidArgumentError("k is given without cache_seqlens; pass how many rows there are before it")
     _flash.only_tensors(k=new.k, v=new.v)
@@ -70,7 +67,7 @@ def cached(
     count = _append.counts(new, used)
     call.metadata = tuple((metadata | {"seqused_k": used + count}).values())
     # What the call would raise comes before the caches are written.
-    _plans.check(call, joined_q, joined_k, v_cache, sink, None)
+    _plans.check(*one_product(replace(call), q, k_cache, v_cache, qv), sink, None)
     if k_cache.is_cpu:
         _append.check_places(used, count, k_cache, page_table, batch_idx)
     q = _append.write(
@@ -85,8 +82,20 @@ def cached(
         cu_seqlens_q=metadata["cu_seqlens_q"],
         by_row=call.causal or tuple(call.window) != (-1, -1),
     )
-    q, k_cache = _latent.joined(q, k_cache, v_cache, qv)
-    return attend(call, q, k_cache, v_cache, sink, return_lse, chunk)
+    return attend(*one_product(call, q, k_cache, v_cache, qv), sink, return_lse, chunk)
+
+
+def one_product(call: _call.Call, q: Any, k: Any, v: Any, qv: Any) -> tuple[_call.Call, Any, Any, Any]:
+    """The call with `qv`, if it is given, joined to q, and v to k. Of pages that have no room for v beside k
+    those that the call reads are copied."""
+    if qv is None:
+        return call, q, k, v
+    metadata = dict(zip(_call.METADATA, call.metadata, strict=True))
+    scales = {name.replace("scale", "descale"): metadata[name] for name in ("q_scale", "k_scale", "v_scale")}
+    _latent.judge(q, k, v, qv, **scales)
+    if not _latent.side_by_side(k, v):
+        call, k, v = dense(call, k, v)
+    return call, *_latent.joined(q, k, v, qv)
 
 
 def _lengths(
@@ -126,19 +135,18 @@ def attend(
 ) -> Any:
     """As _flash.run, of a call that may have a cache."""
     if _chunks.length(chunk) > 0:
+        if call.metadata[_call.METADATA.index("leftpad_k")] is not None:
+            raise UnsupportedError(
+                "attention_chunk is given with cache_leftpad, but Tandem has no chunks of padded sequences; "
+                "let sequences begin at row 0 of the cache"
+            )
         call, k_cache, v_cache = dense(call, k_cache, v_cache)
     return _flash.run(call, q, k_cache, v_cache, sink, return_lse, chunk, out)
 
 
 def dense(call: _call.Call, k_cache: Tensor, v_cache: Tensor) -> tuple[_call.Call, Tensor, Tensor]:
-    """The same call with a copy of the pages or entries that it reads, in the order of its sequences: chunks
-    are cut out of tensors."""
+    """The same call with a copy of the pages or entries that it reads, in the order of its sequences."""
     given = dict(zip(_call.METADATA, call.metadata, strict=True))
-    if given["leftpad_k"] is not None:
-        raise UnsupportedError(
-            "attention_chunk is given with cache_leftpad, but Tandem has no chunks of padded sequences; let "
-            "sequences begin at row 0 of the cache"
-        )
     table, index = given["page_table"], given["cache_batch_idx"]
     if table is not None:
         chosen = table.long().clamp(0, max(k_cache.shape[0] - 1, 0))

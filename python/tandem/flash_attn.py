@@ -6,8 +6,7 @@ The parameters and their meaning are those of FlashAttention-3's ``flash_attn_in
 function takes ``sink`` (a learnable logit per head that joins the softmax's denominator), gives an LSE that
 gradients flow through, and knows FlashAttention-4's spellings: ``learnable_sink``, ``return_lse`` and None
 for an unbounded side of a window. Caches of keys and values are read contiguous or in pages. What Tandem
-cannot do is an error that says so, never something else computed quietly: scales without float8 inputs,
-appending to a cache on a GPU.
+cannot do is an error that says so, never something else computed quietly: scales without float8 inputs.
 
 `serve` makes ``import flash_attn_interface`` find this module; importing this module does not.
 `tandem.flash_attn2` has FlashAttention-2's functions, `tandem.vllm_flash_attn` vLLM's.
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _flash_cache, _latent
+from tandem import _append, _call, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -73,7 +72,8 @@ def flash_attn_func(
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       qv: q's shape with v's head dimension: scores are ``q k + qv v`` (MLA), times ``(head_dim_qk +
-        head_dim_v) ** -0.5``. k and v must lie side by side in one tensor. Without gradients and descales.
+        head_dim_v) ** -0.5``. k and v that lie side by side in one tensor are read there; others are copied.
+        Without gradients and descales.
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
@@ -95,10 +95,10 @@ def flash_attn_func(
     Raises:
       As `tandem.attention`.
     """
-    q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     metadata = (None, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
+    call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
     return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
 
 
@@ -154,13 +154,13 @@ def flash_attn_varlen_func(
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
-    q, k = _latent.joined(q, k, v, qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
     metadata = (*lengths, block_table, None, None, _call.integers(causal_by_sequence))
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
         raise InvalidArgumentError("block_table is given without seqused_k, its lengths; pass both")
+    call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
     return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
 
 

@@ -113,7 +113,9 @@ def flash_attn_varlen_func(
         raise InvalidArgumentError(f"cu_seqlens_k and seqused_k are {which} given; pass one of them")
     scales = ((q, q_descale), (k, k_descale), (v, v_descale))
     q_descale, k_descale, v_descale = (scale if t.dtype in _CODES else None for t, scale in scales)
-    q, k = _latent.joined(q, k, v, q_v, "q_v", q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if q_v is not None:
+        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        _latent.judge(q, k, v, q_v, "q_v", **given)
     return flash_attn.flash_attn_varlen_func(
         q,
         k,
@@ -123,6 +125,7 @@ def flash_attn_varlen_func(
         seqused_k=seqused_k,
         softmax_scale=softmax_scale,
         causal=causal and dynamic_causal is None,
+        qv=q_v,
         causal_by_sequence=dynamic_causal,
         q_descale=q_descale,
         k_descale=k_descale,

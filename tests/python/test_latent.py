@@ -8,6 +8,7 @@ import oracle
 import pytest
 import tandem
 import torch
+from pages import paged
 from tandem import flash_attn, vllm_flash_attn
 
 BATCH, KEYS, HEADS = 2, 50, 16
@@ -79,6 +80,54 @@ def test_a_cache_in_pages_is_read_where_it_lies() -> None:
     assert torch.equal(packed, out.flatten(0, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_in_tensors_of_their_own(dtype: torch.dtype) -> None:
+    q, qv, cache = latent(dtype=dtype)
+    v, k = (t.clone() for t in cache.split([512, 64], -1))
+    out = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
+    beside = flash_attn.flash_attn_func(q, cache[..., 512:], cache[..., :512], qv=qv, causal=True)
+    assert torch.equal(out, beside)
+    used = [50, 37]
+    for page in (16, 64):
+        k_pages, v_pages, table = paged(k, v, used, page)
+        lengths = torch.tensor(used, dtype=torch.int32)
+        pages = flash_attn.flash_attn_with_kvcache(
+            q, k_pages, v_pages, qv=qv, cache_seqlens=lengths, page_table=table, causal=True
+        )
+        for b in range(BATCH):
+            one = slice(b, b + 1)
+            whole = torch.cat((qv[one], q[one]), -1), cache[one, : used[b]], v[one, : used[b]]
+            same = () if dtype == torch.float32 else oracle.same_dtype(*whole, causal=True)[:1]
+            oracle.assert_close(pages[one], oracle.exact(*whole, causal=True)[0], *same)
+        packed = vllm_flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), k_pages, v_pages, 3, torch.tensor([0, 3, 6], dtype=torch.int32), 50,
+            seqused_k=lengths, q_v=qv.flatten(0, 1), causal=True, block_table=table,
+        )  # fmt: skip
+        assert torch.equal(packed, pages.flatten(0, 1))
+
+
+def test_padding_and_chosen_entries_in_tensors_of_their_own() -> None:
+    q, qv, cache = latent(16, 32)
+    v, k = (t.clone() for t in cache.split([32, 16], -1))
+    k[1, :7], v[1, :7] = torch.nan, torch.nan
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, qv=qv, cache_seqlens=50, cache_leftpad=torch.tensor([7, 0], dtype=torch.int32),
+        cache_batch_idx=torch.tensor([1, 0], dtype=torch.int32), causal=True,
+    )  # fmt: skip
+    oracle.assert_close(out[:1], expected(q[:1], qv[:1], cache[1:, 7:], causal=True))
+    oracle.assert_close(out[1:], expected(q[1:], qv[1:], cache[:1], causal=True))
+
+
+def test_what_is_appended_to_tensors_of_their_own_takes_part() -> None:
+    q, qv, cache = latent(16, 32)
+    v, k, table = paged(cache[..., :32], cache[..., 32:], [20, 20], 16)
+    new = cache[:, 20:23]
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, k=new[..., 32:], v=new[..., :32], qv=qv, cache_seqlens=20, page_table=table, causal=True
+    )
+    oracle.assert_close(out, expected(q, qv, cache[:, :23], causal=True))
+
+
 def test_what_is_appended_takes_part() -> None:
     q, qv, cache = latent()
     rows = cache[:, 20:23].clone()
@@ -100,10 +149,8 @@ def test_what_it_lacks_is_an_error_with_a_remedy() -> None:
         with pytest.raises(tandem.TandemError, match=name):
             flash_attn.flash_attn_func(**given)
 
-    apart = "^qv is given with k and v that do not lie side by side; make them columns of one tensor, v the "
-    run(apart, k=k.clone())
-    run(apart, k=cache[..., 28:44])
-    run(apart, v=v[:, :, :, :32].flip(1))
+    run("^qv is given with k, torch.float32 of shape .2, 49, 1, 16., and v, .* pass as many rows", k=k[:, 1:])
+    run("^qv is given with k, torch.float64 .* in one dtype", k=k.double())
     run(r"^qv has shape \(2, 3, 16, 16\); pass \(2, 3, 16, 32\)", qv=q)
     run("^qv is torch.float64 but q is torch.float32; convert", qv=qv.double())
     run("^qv has no gradients; call under torch.no_grad", qv=qv.clone().requires_grad_())

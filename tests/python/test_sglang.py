@@ -45,14 +45,19 @@ class Pool:
     """MHATokenToKVPool: a row a slot, and a page of padding."""
 
     def __init__(self, slots: int, dtype: torch.dtype) -> None:
-        self.k, self.v = (torch.full((slots, HEADS_KV, HEAD_DIM), torch.nan, dtype=dtype) for _ in range(2))
+        self.k, self.v = torch.full((2, slots, HEADS_KV, HEAD_DIM), torch.nan).to(dtype)
 
     def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert layer_id == 5
         return self.k, self.v
 
-    def set_kv_buffer(self, layer: Any, at: KVWriteLoc, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.k[at.loc], self.v[at.loc] = k, v
+    def set_kv_buffer(
+        self, layer: Any, at: KVWriteLoc, k: Any, v: Any, k_scale: Any = None, v_scale: Any = None
+    ) -> None:
+        for cache, t, scale in ((self.k, k, k_scale), (self.v, v, v_scale)):
+            if scale is not None:
+                t.div_(scale)  # in place, as SGLang's
+            cache[at.loc] = t.to(cache.dtype)
 
 
 @pytest.fixture
@@ -123,6 +128,8 @@ def layer(**other: Any) -> Any:
             "attn_type": SimpleNamespace(value="decoder"),
             "use_irope": False,
             "xai_temperature_len": -1,
+            "k_scale": None,
+            "v_scale": None,
             **other,
         }
     )
@@ -204,6 +211,30 @@ def test_prompts_in_chunks_and_decoding(sglang: Any, feature: str, page_size: in
         at = [a + n for a, n in zip(at, new, strict=True)]
 
 
+@pytest.mark.parametrize("scales", [(None, None), (torch.tensor(0.02), torch.tensor([0.05])), (0.02, 0.05)])
+def test_an_8_bit_cache(sglang: Any, scales: tuple[Any, Any]) -> None:
+    sglang.plugin.register()
+    of = runner(16, torch.float8_e4m3fn)
+    backend = sglang.backends["tandem"](of)
+    one = layer(k_scale=scales[0], v_scale=scales[1])
+    k, v = torch.randn(2, 2, 41, HEADS_KV, HEAD_DIM)
+    kept = k.clone(), v.clone()
+    q = torch.randn(2, 41, HEADS, HEAD_DIM)
+    read = [
+        (t / s).to(torch.float8_e4m3fn).float() * s
+        for t, s in ((t, 1.0 if s is None else s) for t, s in zip((k, v), scales, strict=True))
+    ]
+    for mode, rows in (("extend", slice(0, 40)), ("decode", slice(40, 41))):
+        new = rows.stop - rows.start
+        now = batch(of, mode, [3, 1], [rows.start] * 2, [new] * 2)
+        backend.init_forward_metadata(now)
+        given = (t[:, rows].flatten(0, 1) for t in (q, k, v))
+        out = backend.forward_extend(*given, one, now).view(2, new, HEADS, HEAD_DIM)
+        for b in range(2):
+            oracle.assert_close(out[b : b + 1], *expected(*read, q[b, rows], b, rows, causal=True))
+    assert torch.equal(k, kept[0]) and torch.equal(v, kept[1])  # the model's own are as they were
+
+
 def test_layers_that_share_anothers_cache_write_nothing(sglang: Any) -> None:
     sglang.plugin.register()
     of = runner()
@@ -224,8 +255,10 @@ def test_what_tandem_lacks(sglang: Any) -> None:
     chunks = SimpleNamespace(attention_chunk_size=8192, context_len=CONTEXT)
     windows = SimpleNamespace(translate_loc_from_full_to_swa=None)
     for other, message in (
-        ({"use_mla_backend": True}, "the model has latent attention"),
-        ({"kv_cache_dtype": torch.float8_e4m3fn}, "the cache is torch.float8_e4m3fn, .*leave out --kv-cache"),
+        (
+            {"kv_cache_dtype": torch.float8_e5m2},
+            "the cache is torch.float8_e5m2, .*--kv-cache-dtype fp8_e4m3",
+        ),
         ({"model_config": chunks}, "the model attends in chunks"),
         ({"token_to_kv_pool": windows}, "sliding windows have a pool .*--disable-hybrid-swa-memory"),
     ):

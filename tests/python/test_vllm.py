@@ -24,6 +24,7 @@ HEADS, HEADS_KV, HEAD_DIM, PAGE = 4, 2, 32, 16
 
 class AttentionBackendEnum(enum.Enum):
     FLASH_ATTN = "vllm.FlashAttentionBackend"
+    FLASH_ATTN_MLA = "vllm.FlashAttnMLABackend"
     CPU_ATTN = "vllm.CPUAttentionBackend"
 
 
@@ -40,6 +41,7 @@ class AttentionCGSupport(enum.Enum):
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """tandem.integrations.vllm and ._vllm beside the copies, and where backends were registered."""
     overrides: dict[Any, str] = {}
+    prompts: dict[Any, str] = {}
     members = dict(AttentionBackendEnum.__members__)
 
     class Enum:
@@ -74,6 +76,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             "AttentionBackendEnum": Enum,
             "register_backend": register_backend,
         },
+        "vllm.v1.attention.backends.mla": {},
+        "vllm.v1.attention.backends.mla.prefill": {},
+        "vllm.v1.attention.backends.mla.prefill.registry": {
+            "MLAPrefillBackendEnum": SimpleNamespace(CUSTOM="CUSTOM"),
+            "register_mla_prefill_backend": prompts.__setitem__,
+        },
     }
     modules = {}
     for name, content in contents.items():
@@ -85,7 +93,12 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     plugin = importlib.import_module("tandem.integrations.vllm")
     backend = importlib.import_module("tandem.integrations._vllm")
     yield SimpleNamespace(
-        plugin=plugin, backend=backend, overrides=overrides, members=members, envs=modules["vllm.envs"]
+        plugin=plugin,
+        backend=backend,
+        overrides=overrides,
+        prompts=prompts,
+        members=members,
+        envs=modules["vllm.envs"],
     )
     del sys.modules["tandem.integrations._vllm"]
 
@@ -97,17 +110,23 @@ def test_the_package_tells_vllm_of_itself() -> None:
 
 def test_registering(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "tandem.integrations._vllm.TandemBackend"
+    latent = "tandem.integrations._vllm_mla.TandemMLABackend"
     for _ in range(2):  # every process does, some twice
         vllm.plugin.register()
-    assert vllm.overrides == {"TANDEM": path}
+    assert vllm.overrides == {"TANDEM": path, "TANDEM_MLA": latent}
+    assert vllm.prompts == {"CUSTOM": "tandem.integrations._vllm_mla.TandemMLAPrefillBackend"}
     module, _, name = path.rpartition(".")
     assert getattr(importlib.import_module(module), name).get_name() in vllm.members
     monkeypatch.setenv("TANDEM_VLLM", "CPU_ATTN")
     vllm.plugin.register()
     vllm.plugin.register("FLASH_ATTN")
+    vllm.plugin.register("FLASH_ATTN_MLA")
+    del vllm.overrides["TANDEM"], vllm.overrides["TANDEM_MLA"]
     assert vllm.overrides == {
-        "TANDEM": path, AttentionBackendEnum.CPU_ATTN: path, AttentionBackendEnum.FLASH_ATTN: path
-    }  # fmt: skip
+        AttentionBackendEnum.CPU_ATTN: path,
+        AttentionBackendEnum.FLASH_ATTN: path,
+        AttentionBackendEnum.FLASH_ATTN_MLA: latent,
+    }
     with pytest.raises(ValueError, match="Unknown attention backend: 'TPU'"):
         vllm.plugin.register("TPU")
 
@@ -189,6 +208,29 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     assert (output[24:] == 9).all()
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_8_bit_cache(vllm: Any, name: str) -> None:
+    """Bytes in the cache are e4m3 codes: values over the layer's scales, one of keys and one of values."""
+    assert name in vllm.backend.TandemBackend.supported_kv_cache_dtypes
+    k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
+    scales = torch.tensor([0.02] * HEAD_DIM + [0.05] * HEAD_DIM)
+    codes = (cache / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    at = SimpleNamespace(_k_scale=scales[0].clone(), _v_scale=scales[-1].clone())
+    impl = layer(vllm, kv_cache_dtype=name)
+    impl.do_kv_cache_update(at, key, value, codes, slots)
+    q = torch.randn(24, HEADS, HEAD_DIM)
+    output = torch.full_like(q, torch.nan)
+    impl.forward(at, q, key, value, codes, metadata(vllm, cu, lengths, table, slots, 24), output)
+    k, v = (
+        (t / s).clamp(-448, 448).to(torch.float8_e4m3fn).float() * s
+        for t, s in ((k, scales[0]), (v, scales[-1]))
+    )
+    for b in range(4):
+        rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
+        wanted = oracle.exact(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True)
+        oracle.assert_close(output[None, rows], wanted[0])
+
+
 def test_what_else_is_in_the_batch(vllm: Any) -> None:
     """Under VLLM_BATCH_INVARIANT a request's bits do not depend on it, and its tokens' chunks change none."""
     vllm.envs.VLLM_BATCH_INVARIANT = True
@@ -218,7 +260,7 @@ def test_what_tandem_lacks(vllm: Any) -> None:
     for name, value in (
         ("alibi_slopes", [1.0] * HEADS),
         ("attn_type", "encoder_only"),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "fp8_e5m2"),
     ):
         with pytest.raises(tandem.UnsupportedError, match=f"^{name} is .*; choose another attention backend"):
             layer(vllm, **{name: value})

@@ -27,6 +27,17 @@ else:
 
 #: What keys are cut at for results that do not depend on the batch.
 SPLIT_SIZE = 1024
+#: vLLM's names of float8_e4m3fn caches, whose tensors are of bytes.
+_8_BIT = ("fp8", "fp8_e4m3")
+
+
+def is_8_bit(kv_cache_dtype: str) -> bool:
+    return kv_cache_dtype in _8_BIT
+
+
+def stored(kv_cache: Tensor, kv_cache_dtype: str) -> Tensor:
+    """The cache by the dtype of what it holds."""
+    return kv_cache.view(torch.float8_e4m3fn) if is_8_bit(kv_cache_dtype) else kv_cache
 
 
 @dataclass
@@ -113,15 +124,27 @@ class TandemImpl(AttentionImpl):
 
     def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """K and V, (blocks, rows, heads_kv, head_dim), of a cache (blocks, heads_kv, rows, 2 * head_dim)."""
-        both = kv_cache.transpose(1, 2)
+        both = stored(kv_cache, self.kv_cache_dtype).transpose(1, 2)
         return both[..., : self.head_size], both[..., self.head_size :]
+
+    def _scales(self, layer: Any) -> dict[str, Any]:
+        """The scales of an 8-bit cache, which vLLM keeps in the layer: one for keys, one for values."""
+        if not is_8_bit(self.kv_cache_dtype):
+            return {}
+        return {"k_scale": layer._k_scale.reshape(1), "v_scale": layer._v_scale.reshape(1)}
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """The new tokens' rows, where the slots say; key and value may have padding behind."""
         tokens = slot_mapping.shape[0]
-        append_kv(key[:tokens], value[:tokens], *self._halves(kv_cache), slot_mapping=slot_mapping)
+        append_kv(
+            key[:tokens],
+            value[:tokens],
+            *self._halves(kv_cache),
+            slot_mapping=slot_mapping,
+            **self._scales(layer),
+        )
 
     def forward(
         self,
@@ -164,6 +187,7 @@ class TandemImpl(AttentionImpl):
             sink=None if self.sinks is None else self.sinks.float(),
             split_size=self.split_size,
             out=output[:tokens],
+            **self._scales(layer),
         )
         return output
 
@@ -173,7 +197,7 @@ class TandemBackend(AttentionBackend):
 
     forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *_8_BIT]
 
     @staticmethod
     def get_name() -> str:

@@ -6,8 +6,9 @@ An installed tandem has an entry point in ``sglang.srt.plugins``, so that every 
 `register`.
 
 Prompts in chunks, shared prefixes, decoding (in CUDA graphs, too), sliding windows, softcap, sinks, grouped
-queries and any page size. What Tandem lacks (speculative decoding, MLA, encoders, cross-attention, pools of
-their own for sliding windows, 8-bit caches) is an error, as the backend is made or as a step begins.
+queries, any page size, caches of float8_e4m3fn (``--kv-cache-dtype fp8_e4m3``), and latent attention (MLA)
+with caches of 16 bits. What Tandem lacks (speculative decoding, encoders, cross-attention, pools of their own
+for sliding windows, other 8-bit caches) is an error, as the backend is made or as a step begins.
 """
 
 from __future__ import annotations

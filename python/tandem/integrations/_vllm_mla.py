@@ -1,0 +1,224 @@
+"""The backends that vLLM takes for TANDEM_MLA and for prompts of its models; see `tandem.integrations.vllm`.
+
+Latent attention (MLA) has two forms in vLLM. Decoding steps attend to the cached latent vectors themselves,
+one head of keys whose first columns are the values. Prompts expand them to heads of keys and values, and
+merge chunks of what was cached before with the new tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tandem._api import attention
+from tandem._call import widest_head
+from tandem._errors import UnsupportedError
+from tandem.integrations.vllm import NAME_MLA
+
+if TYPE_CHECKING:  # vLLM is not where the hints are checked
+
+    class MLACommonBackend: ...
+
+    @dataclass
+    class MLACommonDecodeMetadata:
+        block_table: Tensor
+        seq_lens: Tensor
+        dcp_tot_seq_lens: Tensor | None
+
+    class MLACommonImpl:
+        scale: float
+        kv_lora_rank: int
+
+        def __init__(self, *given: Any, **more: Any) -> None: ...
+
+    class MLACommonMetadataBuilder: ...
+
+    class MLAPrefillBackend:
+        scale: float
+        _prefill_metadata: Any
+
+    class AttentionCGSupport:
+        UNIFORM_BATCH: Any
+
+    class QueryLenSupport:
+        VARLEN: Any
+else:
+    from vllm.model_executor.layers.attention.mla_attention import (
+        MLACommonBackend,
+        MLACommonDecodeMetadata,
+        MLACommonImpl,
+        MLACommonMetadataBuilder,
+        QueryLenSupport,
+    )
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+
+#: Requests with more new tokens in a step are prompts.
+_LONGEST_STEP = 16
+
+
+@dataclass
+class TandemMLADecodeMetadata(MLACommonDecodeMetadata):
+    #: (requests + 1,): request b's tokens are rows ``query_start_loc[b]:query_start_loc[b + 1]``
+    query_start_loc: Tensor
+
+
+class TandemMLAMetadataBuilder(MLACommonMetadataBuilder):
+    #: Steps with prompts are not captured: vLLM cuts their context into chunks on the host.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support = QueryLenSupport.VARLEN
+    reorder_batch_threshold: int = _LONGEST_STEP
+
+    def _build_decode(
+        self,
+        *,
+        block_table_tensor: Tensor,
+        seq_lens_device: Tensor,
+        query_start_loc_device: Tensor,
+        dcp_tot_seq_lens_device: Tensor | None = None,
+        **_: Any,
+    ) -> TandemMLADecodeMetadata:
+        """Of the requests that decode."""
+        return TandemMLADecodeMetadata(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+            query_start_loc=query_start_loc_device,
+        )
+
+
+class TandemMLAImpl(MLACommonImpl):
+    #: Ranks that share a request's keys would need each query's position among all of them: vLLM refuses
+    #: decode context parallelism for a backend without an LSE.
+    can_return_lse_for_decode = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        **of_mla: Any,
+    ) -> None:
+        of_cache = kv_cache_dtype not in TandemMLABackend.supported_kv_cache_dtypes
+        for name, value, lacking in (
+            ("alibi_slopes", alibi_slopes, alibi_slopes is not None),
+            ("sliding_window", sliding_window, sliding_window is not None),
+            ("logits_soft_cap", logits_soft_cap, bool(logits_soft_cap)),
+            ("attn_type", attn_type, attn_type != "decoder"),
+            ("kv_cache_dtype", kv_cache_dtype, of_cache),
+        ):
+            if lacking:
+                raise UnsupportedError(
+                    f"{name} is {value!r}, which Tandem lacks for latent attention in vLLM; choose another "
+                    "attention backend for this model"
+                )
+        given = (num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype)
+        super().__init__(*given, logits_soft_cap, attn_type, kv_sharing_target_layer_name, **of_mla)
+
+    def forward_mqa(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: Any,
+        layer: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of q (tokens, heads, kv_lora_rank + rope), or its two parts, to the latent cache (blocks,
+        rows, kv_lora_rank + rope), which has this step's rows."""
+        rows = q if isinstance(q, Tensor) else torch.cat(q, dim=-1)
+        keys = kv_c_and_k_pe_cache.unsqueeze(2)
+        at = attn_metadata.decode
+        out = attention(
+            rows,
+            keys,
+            keys[..., : self.kv_lora_rank],
+            cu_seqlens_q=at.query_start_loc,
+            seqused_k=at.seq_lens,
+            page_table=at.block_table,
+            scale=self.scale,
+            causal=True,
+        )
+        return out, None
+
+
+class TandemMLABackend(MLACommonBackend):
+    """What vLLM asks before it takes a backend for a model with latent attention."""
+
+    supported_dtypes = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME_MLA
+
+    @staticmethod
+    def get_impl_cls() -> type[TandemMLAImpl]:
+        return TandemMLAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[TandemMLAMetadataBuilder]:
+        return TandemMLAMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        from vllm.v1.attention.backend import MultipleOf
+
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return (capability.major, capability.minor) == (9, 0)
+
+
+class TandemMLAPrefillBackend(MLAPrefillBackend):
+    """Attention of prompts to expanded keys and values. vLLM merges the parts by their LSEs."""
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME_MLA
+
+    @classmethod
+    def supports_compute_capability(cls, device_capability: Any) -> bool:
+        return (device_capability.major, device_capability.minor) == (9, 0)
+
+    @classmethod
+    def supports_mla_dimensions(cls, mla_dimensions: Any) -> bool:
+        of_keys = mla_dimensions.qk_nope_head_dim + mla_dimensions.qk_rope_head_dim
+        widths = (of_keys, mla_dimensions.v_head_dim)
+        return all(width % 8 == 0 and width <= widest_head("cuda") for width in widths)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_k: Tensor, **options: Any) -> Any:
+        cu = self._prefill_metadata.query_start_loc
+        return attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu_seqlens_k, scale=self.scale, **options)
+
+    def run_prefill_new_tokens(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        return_softmax_lse: bool,
+        out: Tensor | None = None,
+        output_scale: Tensor | None = None,
+    ) -> Any:
+        """Of new tokens to one another: the result; with return_softmax_lse also the LSE, (heads, tokens)."""
+        if output_scale is not None:
+            raise UnsupportedError(
+                "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion "
+                "of attention and quantisation off"
+            )
+        cu = self._prefill_metadata.query_start_loc
+        return self._attend(q, k, v, cu, causal=True, return_lse=return_softmax_lse, out=out)
+
+    def run_prefill_context_chunk(self, chunk_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """Of new tokens to a chunk of what was cached before them, all of which they see."""
+        cu = self._prefill_metadata.chunked_context.cu_seq_lens[chunk_idx]
+        return self._attend(q, k, v, cu, return_lse=True)

@@ -1,0 +1,182 @@
+"""The vLLM backends for latent attention, with small copies of what they use of vLLM 0.32."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import oracle
+import pytest
+import tandem
+import torch
+from pages import paged, used
+
+HEADS, RANK, ROPE, NOPE, HEAD_DIM_V = 4, 64, 16, 24, 32
+SCALE = (NOPE + ROPE) ** -0.5
+
+
+class AttentionCGSupport(enum.Enum):
+    UNIFORM_BATCH = 2
+
+
+class QueryLenSupport(enum.Enum):
+    VARLEN = "varlen"
+
+
+@dataclass
+class MLACommonDecodeMetadata:
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    dcp_tot_seq_lens: torch.Tensor | None
+
+
+class MLACommonImpl:
+    def __init__(self, num_heads: int, head_size: int, scale: float, *given: Any, **of_mla: Any) -> None:
+        self.scale, self.kv_lora_rank = scale, of_mla["kv_lora_rank"]
+
+
+class MLAPrefillBackend:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        self._prefill_metadata = prefill_metadata
+
+
+@pytest.fixture
+def mla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """tandem.integrations._vllm_mla beside the copies."""
+    contents: dict[str, dict[str, Any]] = {
+        "vllm.model_executor.layers.attention.mla_attention": {
+            "MLACommonBackend": object,
+            "MLACommonDecodeMetadata": MLACommonDecodeMetadata,
+            "MLACommonImpl": MLACommonImpl,
+            "MLACommonMetadataBuilder": object,
+            "QueryLenSupport": QueryLenSupport,
+        },
+        "vllm.v1.attention.backend": {
+            "AttentionCGSupport": AttentionCGSupport,
+            "MultipleOf": lambda base: ("multiple of", base),
+        },
+        "vllm.v1.attention.backends.mla.prefill.base": {"MLAPrefillBackend": MLAPrefillBackend},
+    }
+    for name, content in contents.items():
+        parts = name.split(".")
+        for n in range(1, len(parts) + 1):
+            if ".".join(parts[:n]) not in sys.modules:
+                monkeypatch.setitem(sys.modules, ".".join(parts[:n]), ModuleType(".".join(parts[:n])))
+        vars(sys.modules[name]).update(content)
+    yield importlib.import_module("tandem.integrations._vllm_mla")
+    del sys.modules["tandem.integrations._vllm_mla"]
+
+
+def layer(mla: Any, **changed: Any) -> Any:
+    given = {
+        "num_kv_heads": 1,
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "kv_cache_dtype": "auto",
+        "logits_soft_cap": None,
+        "attn_type": "decoder",
+        "kv_sharing_target_layer_name": None,
+        "kv_lora_rank": RANK,
+    }
+    return mla.TandemMLABackend.get_impl_cls()(HEADS, RANK + ROPE, SCALE, **given | changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_steps_that_decode(mla: Any, in_parts: bool, dtype: torch.dtype) -> None:
+    """A token, a speculative step, none (padding for graphs) and a token of a fresh request."""
+    new, lengths = [1, 3, 0, 1], [33, 19, 0, 1]
+    keys = torch.randn(4, 40, 1, RANK + ROPE, dtype=dtype)
+    pages, _, table = paged(keys, keys, lengths, 16)
+    cu = torch.tensor([0, *new]).cumsum(0).int()
+    q = torch.randn(8, HEADS, RANK + ROPE, dtype=dtype)  # the last three are padding
+    builder = mla.TandemMLABackend.get_builder_cls()()
+    decode = builder._build_decode(
+        block_table_tensor=table,
+        seq_lens_device=used(lengths),
+        max_seq_len=40,
+        query_start_loc_cpu=cu,
+        query_start_loc_device=cu,
+        num_decode_tokens=5,
+        dcp_tot_seq_lens_device=None,
+    )
+    given = tuple(q.split([RANK, ROPE], -1)) if in_parts else q
+    out, lse = layer(mla).forward_mqa(given, pages.squeeze(2), SimpleNamespace(decode=decode), None)
+    assert out.shape == (8, HEADS, RANK) and lse is None and not out[5:].any()
+    for b, n in enumerate(lengths):
+        rows = q[None, int(cu[b]) : int(cu[b + 1])]
+        inputs = rows, keys[b : b + 1, :n], keys[b : b + 1, :n, :, :RANK]
+        options = {"causal": True, "scale": SCALE}
+        same = () if dtype == torch.float32 else oracle.same_dtype(*inputs, **options)[:1]
+        wanted = oracle.exact(*inputs, **options)[0]
+        oracle.assert_close(out[None, int(cu[b]) : int(cu[b + 1])], wanted, *same)
+
+
+def test_prompts_and_what_was_cached_before_them(mla: Any) -> None:
+    """New tokens see one another, and chunks of what came before, as vLLM merges them."""
+    before, new = [20, 0, 7], [5, 9, 1]
+    cu = torch.tensor([0, *new]).cumsum(0).int()
+    chunks = [[16, 0, 7], [4, 0, 0]]
+    q = torch.randn(15, HEADS, NOPE + ROPE)
+    k, v = torch.randn(3, 30, HEADS, NOPE + ROPE), torch.randn(3, 30, HEADS, HEAD_DIM_V)
+    backend = mla.TandemMLAPrefillBackend(SCALE)
+    of_chunks = [torch.tensor([0, *chunk]).cumsum(0).int() for chunk in chunks]
+    context = SimpleNamespace(cu_seq_lens=of_chunks)
+    backend.prepare_metadata(SimpleNamespace(query_start_loc=cu, chunked_context=context))
+
+    def rows(t: torch.Tensor, first: list[int], count: list[int]) -> torch.Tensor:
+        return torch.cat([t[b, f : f + n] for b, (f, n) in enumerate(zip(first, count, strict=True))])
+
+    given = q, rows(k, before, new), rows(v, before, new)
+    parts = [backend.run_prefill_new_tokens(*given, return_softmax_lse=True)]
+    first = [0, 0, 0]
+    for i, chunk in enumerate(chunks):
+        parts.append(backend.run_prefill_context_chunk(i, q, rows(k, first, chunk), rows(v, first, chunk)))
+        first = [f + n for f, n in zip(first, chunk, strict=True)]
+    assert all(lse.shape == (HEADS, 15) for _, lse in parts)
+    out, _ = tandem.merge([part[0] for part in parts], [part[1] for part in parts])
+    for b in range(3):
+        n, own = before[b] + new[b], slice(int(cu[b]), int(cu[b + 1]))
+        inputs = q[None, own], k[b : b + 1, :n], v[b : b + 1, :n]
+        oracle.assert_close(out[None, own], oracle.exact(*inputs, causal=True, scale=SCALE)[0])
+    into = torch.full_like(parts[0][0], torch.nan)
+    alone = backend.run_prefill_new_tokens(*given, return_softmax_lse=False, out=into)
+    assert alone is into and torch.equal(into, parts[0][0])
+    with pytest.raises(tandem.UnsupportedError, match="^output_scale is given"):
+        backend.run_prefill_new_tokens(*given, return_softmax_lse=False, output_scale=torch.ones(1))
+
+
+def test_what_vllm_asks(mla: Any) -> None:
+    backend, prompts = mla.TandemMLABackend, mla.TandemMLAPrefillBackend
+    assert backend.get_name() == prompts.get_name() == "TANDEM_MLA"
+    assert backend.get_supported_kernel_block_sizes() == [("multiple of", 16)]
+    for major, minor, ours in ((9, 0, True), (10, 0, False), (8, 0, False)):
+        capability = SimpleNamespace(major=major, minor=minor)
+        assert backend.supports_compute_capability(capability) is ours
+        assert prompts.supports_compute_capability(capability) is ours
+    for nope, rope, v, ours in ((128, 64, 128, True), (256, 64, 256, False), (128, 60, 128, False)):
+        sizes = SimpleNamespace(qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=v)
+        assert prompts.supports_mla_dimensions(sizes) is ours
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("alibi_slopes", [1.0] * HEADS),
+        ("sliding_window", 128),
+        ("logits_soft_cap", 30.0),
+        ("attn_type", "encoder_only"),
+        ("kv_cache_dtype", "fp8"),
+    ],
+)
+def test_what_tandem_lacks(mla: Any, name: str, value: Any) -> None:
+    with pytest.raises(tandem.UnsupportedError, match=f"^{name} is .*; choose another attention backend"):
+        layer(mla, **{name: value})
