@@ -280,6 +280,9 @@ def main() -> int:
     documents = [DENSE, *MIXTURES]
     of_ranks.add_argument("--documents", nargs="+", default=documents, choices=documents)
     of_ranks.add_argument("--strategies", nargs="+", default=["gather", "ring", "heads"])
+    of_ranks.add_argument(
+        "--strategies-alone", action="store_true", help="without the checked call and a rank's own tokens"
+    )
     of_ranks.add_argument("--heads", type=int, default=HEADS_Q)
     of_ranks.add_argument("--heads-kv", type=int, default=HEADS_KV)
     of_ranks.add_argument("--head-dim", type=int, default=HEAD_DIM)

@@ -39,6 +39,8 @@ ALONE, OWN, CHECKED, REPEATED = "alone", "alone, a rank's tokens", "auto, checke
 #: are rounded once or, merged, twice.
 MOST = {torch.bfloat16: 0.02, torch.float16: 0.005, torch.float32: 1e-4}
 
+SLOW = 1e6  #: microseconds of a call that is not made a second time to see how long it takes
+
 Call = Callable[[], tuple[Tensor, ...]]
 
 
@@ -188,11 +190,13 @@ class OnRanks:
 
     def warm(self, milliseconds: float) -> None:
         """Finds out how many calls a round has, the same on all ranks, and what a call allocates."""
-        self.time(1)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()  # without a GPU 0
-        self.calls = max(1, int(milliseconds * 1e3 / self.time(1)))
+        took = self.time(1)
+        if took < SLOW:  # the first call has the host's part of starting, too
+            took = self.time(1)
+        self.calls = max(1, int(milliseconds * 1e3 / took))
         self.memory = most(torch.cuda.max_memory_allocated() - before, self.device)
 
     def round(self, milliseconds: float) -> list[float]:
@@ -251,7 +255,7 @@ def contenders(
         for name in arguments.strategies[: 1 if peers else None]
     }
     made[ALONE] = functools.partial(of_one, cell.lengths, share, head_dim, like)
-    if not peers:
+    if not peers and not arguments.strategies_alone:
         made[CHECKED] = functools.partial(of_ranks, cell, "auto", True)
         if not cell.layout.packed:
             made[OWN] = functools.partial(of_one, (cell.tokens,), (heads, heads_kv), head_dim, like)
