@@ -255,7 +255,9 @@ def contenders(
         for name in arguments.strategies[: 1 if peers else None]
     }
     made[ALONE] = functools.partial(of_one, cell.lengths, share, head_dim, like)
-    if not peers and not arguments.strategies_alone:
+    if not peers:
+        if arguments.strategies_alone:
+            return made
         made[CHECKED] = functools.partial(of_ranks, cell, "auto", True)
         if not cell.layout.packed:
             made[OWN] = functools.partial(of_one, (cell.tokens,), (heads, heads_kv), head_dim, like)
