@@ -28,6 +28,7 @@ SCRIPTS = {
     "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",
     "host-overhead": "host time of a call from Python, CPU or GPU",
     "context-parallel": "work and traffic of layouts over ranks, and a model; --measure times the strategies",
+    "timeline": "no measurement: a profiler's trace of a call over ranks as numbers and as a drawing",
     "ranks-overhead": "share of attention over ranks that is neither attention nor communication, on the CPU",
     "loss-curves": "whether a small transformer learns on Tandem as on PyTorch's math attention",
 }

@@ -3,7 +3,8 @@
     python bench gpu-functions [--head-dims 64 128] [--lengths 1024 4096 16384] [--functions NAME ...]
 
 16 query heads on 16, bf16, forward and backward, as many sequences as make 16,384 tokens. Block masks are
-made before anything is timed, on both sides; so is what both compile. `causal=True` of Tandem without a
+made before anything is timed, on both sides; so is what both compile; flex_attention with fewer stages where
+its own choice does not fit (`flex_attention_options`). `causal=True` of Tandem without a
 function stands beside the mask function `causal`, which says what a function costs. Each result is compared
 with flex_attention's before it is timed. TFLOP/s count the pairs that are visible.
 """
@@ -11,6 +12,7 @@ with flex_attention's before it is timed. TFLOP/s count the pairs that are visib
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +58,28 @@ def visible_pairs(mask_mod: Function | None, seqlen: int) -> int:
     )
 
 
+def compiled_flex(
+    tensors: tuple[torch.Tensor, ...], score_mod: Function | None, block_mask: Any
+) -> tuple[Callable[[], torch.Tensor], dict[str, int]]:
+    """PyTorch's compiled flex_attention and its kernel options: its own choice, or where that does not fit
+    the GPU's shared memory, fewer stages."""
+    *qkv, dout = tensors
+    failure: Exception | None = None
+    for options in ({}, {"num_stages": 2}, {"num_stages": 1}):
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, dynamic=False)
+        call = functools.partial(
+            compiled, *qkv, score_mod=score_mod, block_mask=block_mask, kernel_options=dict(options) or None
+        )
+        try:
+            torch.autograd.grad(call(), qkv, dout)
+        except torch._inductor.exc.InductorError as error:
+            failure = error
+        else:
+            return call, options
+    raise SystemExit(f"bench: flex_attention compiles with no number of stages: {failure}")
+
+
 def cell(args: argparse.Namespace, name: str, head_dim: int, seqlen: int) -> dict[str, Any]:
     torch.manual_seed(1)
     batch = max(1, TOKENS // seqlen)
@@ -66,11 +90,10 @@ def cell(args: argparse.Namespace, name: str, head_dim: int, seqlen: int) -> dic
     block_mask = None
     if mask_mod is not None:
         block_mask = create_block_mask(mask_mod, None, None, seqlen, seqlen, device="cuda")
-    compiled = torch.compile(flex_attention, dynamic=False)
-
+    peer, options = compiled_flex((q, k, v, dout), score_mod, block_mask)
     forwards: dict[str, Callable[[], torch.Tensor]] = {
         "tandem": lambda: tandem.flex_attention(q, k, v, score_mod, block_mask),
-        "flex_attention": lambda: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask),
+        "flex_attention": peer,
     }
     if name == "causal":
         forwards["tandem, causal=True"] = lambda: tandem.attention(
@@ -89,6 +112,7 @@ def cell(args: argparse.Namespace, name: str, head_dim: int, seqlen: int) -> dic
 
     flops = 4.0 * batch * HEADS * visible_pairs(mask_mod, seqlen) * head_dim
     row: dict[str, Any] = {"function": name, "head_dim": head_dim, "seqlen": seqlen, "batch": batch}
+    row["flex_attention_options"] = options
     with torch.no_grad():
         times = harness.in_turn(
             {w: harness.OnGpu(f) for w, f in forwards.items()}, args.rounds, args.round_ms
@@ -122,7 +146,6 @@ def main() -> int:
     for head_dim in args.head_dims:
         for name in args.functions:
             for seqlen in args.lengths:
-                torch._dynamo.reset()
                 cells.append(cell(args, name, head_dim, seqlen))
                 row = cells[-1]
                 line = "  ".join(

@@ -177,6 +177,27 @@ def test_a_timeline_tells_what_is_not_overlapped(monkeypatch: pytest.MonkeyPatch
     assert overlap({"traceEvents": events[-1:]}) == {}
 
 
+def test_a_timeline_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from timeline import uncovered
+
+    covered = {"attention": [(1.0, 4.0), (6.0, 7.0)], "copies, sums": [(8.0, 9.0)]}
+    assert uncovered(covered | {"exchanges": [(0.0, 2.0), (3.0, 10.0)]}) == [
+        *((0.0, 1.0), (4.0, 6.0)),
+        *((7.0, 8.0), (9.0, 10.0)),
+    ]
+    events = [
+        {"name": name, "ts": ts, "dur": 2000.0, "cat": "kernel"}
+        for name, ts in (("void tandem::forward<>", 0.0), ("ncclDevKernel", 1000.0), ("copy", 5000.0))
+    ]
+    trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    command = [*BENCH, "timeline", trace, "--picture", picture]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "alone 1.00 ms" in result.stdout and "idle 2.00 ms" in result.stdout
+    assert all(name in picture.read_text() for name in ("attention", "copies, sums", "exchanges"))
+
+
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdefg"])
 def test_contenders_run_behind_each_other(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
