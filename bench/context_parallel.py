@@ -192,7 +192,8 @@ def page() -> str:
 
 Written by `python bench context-parallel`, commit {harness.commit()}. Work and
 traffic are counted exactly by `tandem.distributed`; times are a model. Measured:
-[on four H100s](gpu-context-parallel-4-h100.md), [on two](gpu-context-parallel-h100.md).
+[on four H200s](gpu-context-parallel-4-h200.md), [four H100s](gpu-context-parallel-4-h100.md) and
+[two](gpu-context-parallel-h100.md).
 
 {ROWS} tokens a GPU, causal. *Busiest / mean* is of visible pairs. *Rows received / least* compares the rows
 of K and V that all ranks receive with a lower bound: the least of any layout whose busiest rank has at most
