@@ -72,7 +72,7 @@ def compiled_flex(
             compiled, *qkv, score_mod=score_mod, block_mask=block_mask, kernel_options=dict(options) or None
         )
         try:
-            torch.autograd.grad(call(), qkv, dout)
+            torch.autograd.grad(call(), qkv, dout, retain_graph=True)
         except torch._inductor.exc.InductorError as error:
             failure = error
         else:
