@@ -39,6 +39,7 @@ SEEDS = range(10)
 
 CAUSAL = Mask(-1, 0)
 DENSE = "one sequence"
+PASSES = ("forward", "both")
 
 
 def pretraining(draw: random.Random) -> int:
@@ -260,7 +261,7 @@ def measured(arguments: argparse.Namespace) -> int:
         document = harness.origin(harness.device_name(device.type), arguments.commit)
         document |= {"ranks": torch.distributed.get_world_size()}
         document |= {**{name: getattr(arguments, name) for name in sizes}, "cells": []}
-        for (peers, tokens, documents), which in itertools.product(cells, ("forward", "both")):
+        for (peers, tokens, documents), which in itertools.product(cells, arguments.passes):
             cell = on_ranks.cell_of(tokens, documents, arguments, like)
             found = on_ranks.measure(cell, which, arguments, like, peers)
             document["cells"].append(found)
@@ -280,6 +281,7 @@ def main() -> int:
     of_ranks.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768], help="of a rank")
     documents = [DENSE, *MIXTURES]
     of_ranks.add_argument("--documents", nargs="+", default=documents, choices=documents)
+    of_ranks.add_argument("--passes", nargs="+", default=PASSES, choices=PASSES)
     of_ranks.add_argument("--strategies", nargs="+", default=["gather", "ring", "heads"])
     of_ranks.add_argument(
         "--strategies-alone", action="store_true", help="without the checked call and a rank's own tokens"
