@@ -75,7 +75,7 @@ def _judge(
     layout = asked.layout
     judge_layout(layout, ranks)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        judge_tensor(name, t, layout, ranks)
+        judge_tensor(name, t, ranks)
         if t.ndim != (3 if layout.packed else 4):
             shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
             raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
@@ -126,7 +126,7 @@ def judge_layout(layout: Any, ranks: Ranks) -> None:
         raise InvalidArgumentError(f"layout is for {layout.ranks} ranks, but the group has {ranks.size}")
 
 
-def judge_tensor(name: str, t: Any, layout: Layout, ranks: Ranks) -> None:
+def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
     """An error where it is none, or is not where the group sends from."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
