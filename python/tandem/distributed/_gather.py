@@ -149,7 +149,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
         part = _parts.Rows(rows.out[:, :, heads], rows.lse[:, heads])
         inside = sink[heads] if sink is not None and route.exact else None
         for call in route.groups:
-            _parts.forward(call, job.options, q[:, :, heads], *keys, part, inside)
+            _parts.forward(call, job.options.at(a * group), q[:, :, heads], *keys, part, inside)
     return finished(rows, q, sink, route.exact)
 
 
@@ -195,7 +195,7 @@ def backward(
             sums = _parts.sums_of(*keys, route.groups)
             gradients = apart(sums, k.shape[-1])
         for call in route.groups:
-            _parts.backward(call, job.options, some, *keys, dq[:, :, heads], *gradients)
+            _parts.backward(call, job.options.at(a * group), some, *keys, dq[:, :, heads], *gradients)
         if returning is not None:
             finish(i - 1, returning)
         returning = route.send_back(job.ranks, sums)
