@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import distributed_cases as cases
@@ -37,6 +38,21 @@ def test_right(
 @pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
 def test_right_of_parts_in_16_bits(pool: Pool, lengths: int | tuple[int, ...]) -> None:
     pool.run(cases.right_of_rounded_parts, "all", lengths, torch.bfloat16, None, "cpu")
+
+
+@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
+def test_right_on_one(pool: Pool, lengths: int | tuple[int, ...]) -> None:
+    pool.run(cases.right, "all", lengths, torch.float32, (2,), "cpu")
+
+
+def test_right_on_eight(tmp_path: Path) -> None:
+    """Bounds are not looser with more ranks."""
+    eight = Pool(8, tmp_path)
+    try:
+        eight.run(cases.right_on_eight, cases.DENSE, torch.bfloat16, timeout=240)
+        eight.run(cases.right_on_eight, cases.PACKED, torch.float32)
+    finally:
+        eight.close()
 
 
 def test_same_bits_in_every_run(pool: Pool) -> None:
