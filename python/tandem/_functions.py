@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,22 @@ from tandem._trace_ops import apply, convert
 
 #: The keywords of tandem.attention that become functions.
 NAMES = ("score_mod", "bias", "alibi_slopes", "mask_mod", "mask")
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the arguments of functions are written down as, where they are not the call's own leaves."""
+
+    b: str = "b"
+    h: str = "h"
+    q: str = "q"
+    k: str = "k"
+    distance: str = "sub(add(q, sub(nk, nq)), k)"  #: of query and key, as alibi_slopes counts it
+    captured: tuple[Any, ...] = ()  #: arrays that these read, t0 and so on
+
+
+#: Of a call that has the sequences whole.
+OWN_PLACES = Places()
 
 
 class Functions:
@@ -61,14 +78,15 @@ def _as_bytes(array: Any) -> Any:
     return array.view(_arrays.torch_dtype(_core.DType.s8))
 
 
-def _broadcast(trace: Trace, name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    """The element for a pair of an array that broadcasts to (batch, heads, seqlen_q, seqlen_k)."""
+def _broadcast(trace: Trace, name: str, array: Any, shape: tuple[int, ...], places: Places) -> Any:
+    """The element for a pair of an array that broadcasts to (batch, heads, seqlen_q, seqlen_k). A call of a
+    part of a sequence takes that part of the array."""
     if not hasattr(array, "shape") or not 1 <= len(array.shape) <= 4:
         raise InvalidArgumentError(
             f"{name} must be an array that broadcasts to (batch, heads_q, seqlen_q, seqlen_k) = {shape}"
         )
     missing = 4 - len(array.shape)
-    leaves = ("b", "h", "q", "k")[missing:]
+    leaves = (places.b, "h", "q", "k")[missing:]
     indices = []
     for size, wanted, leaf in zip(array.shape, shape[missing:], leaves, strict=True):
         if size not in (1, wanted):
@@ -80,24 +98,25 @@ def _broadcast(trace: Trace, name: str, array: Any, shape: tuple[int, ...]) -> A
     return trace.read(array, indices)
 
 
-def _alibi(trace: Trace, score: Value, slopes: Any, shape: tuple[int, ...]) -> Value:
+def _alibi(trace: Trace, score: Value, slopes: Any, shape: tuple[int, ...], places: Places) -> Value:
     batch, heads = shape[:2]
     if tuple(getattr(slopes, "shape", ())) not in ((heads,), (batch, heads)):
         raise InvalidArgumentError(
             f"alibi_slopes has shape {getattr(slopes, 'shape', None)}; it must be (heads_q,) = ({heads},) or "
             f"(batch, heads_q) = ({batch}, {heads})"
         )
-    leaves = ("h",) if len(slopes.shape) == 1 else ("b", "h")
+    leaves = ("h",) if len(slopes.shape) == 1 else (places.b, "h")
     slope = trace.read(slopes, [Value(trace, leaf, "int") for leaf in leaves])
-    distance = Value(trace, "abs(sub(add(q, sub(nk, nq)), k))", "int")
+    distance = Value(trace, f"abs({places.distance})", "int")
     return apply("sub", score, apply("mul", slope, distance))
 
 
-def _traced(function: Any, trace: Trace, arguments: Sequence[str]) -> Value:
-    """What the user's function makes of proxies."""
+def _traced(function: Any, trace: Trace, places: Places, score: Value | None = None) -> Value:
+    """What the user's function makes of proxies, of scores or of positions alone."""
     if not callable(function):
         raise TypeError(f"a function of scores or positions is {function!r}; pass a function")
-    values = [Value(trace, name, "real" if name == "s" else "int") for name in arguments]
+    leaves = (places.b, places.h, places.q, places.k)
+    values = [*([] if score is None else [score]), *(Value(trace, leaf, "int") for leaf in leaves)]
     result = _with_arrays(function, trace)(*values)
     return trace.lift(result)
 
@@ -161,6 +180,7 @@ def trace_functions(
     mask_mod: Any = None,
     mask: Any = None,
     packed: bool = False,
+    places: Places = OWN_PLACES,
 ) -> Functions | None:
     """The functions of a call of (batch, heads_q, seqlen_q, seqlen_k), or None of one that has none."""
     if 0 in shape or all(x is None for x in (score_mod, bias, alibi_slopes, mask_mod, mask)):
@@ -173,20 +193,21 @@ def trace_functions(
         )
     with contextlib.nullcontext() if score_mod is mask_mod is None else _watching(library):
         scores = Trace(library)
+        scores.captured = list(places.captured)
         score = start = Value(scores, "s", "real")
         if score_mod is not None:
-            score = _traced(score_mod, scores, ("s", "b", "h", "q", "k"))
+            score = _traced(score_mod, scores, places, score)
         if bias is not None:
-            score = apply("add", score, _real("bias", _broadcast(scores, "bias", bias, shape)))
+            score = apply("add", score, _real("bias", _broadcast(scores, "bias", bias, shape, places)))
         if alibi_slopes is not None:
-            score = _alibi(scores, score, alibi_slopes, shape)
+            score = _alibi(scores, score, alibi_slopes, shape, places)
         masks = Trace(library)
         masks.captured = scores.captured
         visible = None
         if mask_mod is not None:
-            visible = convert(_traced(mask_mod, masks, ("b", "h", "q", "k")), "bool")
+            visible = convert(_traced(mask_mod, masks, places), "bool")
         if mask is not None:
-            element = _broadcast(masks, "mask", mask, shape)
+            element = _broadcast(masks, "mask", mask, shape, places)
             if element.kind != "bool":
                 raise InvalidArgumentError(
                     f"mask has dtype {mask.dtype}; it must be boolean, True where a key is visible: pass "

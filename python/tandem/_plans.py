@@ -41,6 +41,11 @@ def check(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out: Any) -> None
     _core.workspace_bytes((*arrays, out, lse), call.options(), False)
 
 
+def judge(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, backward: bool) -> None:
+    """Raises what the call, or its backward pass, would raise."""
+    _core.explain(_described(call, q, k, v, sink, backward, None, return_lse=True), call.options(), backward)
+
+
 #: The keywords that explain() and workspace_bytes() take besides backward and device.
 _PLANNED = (
     *_call.METADATA,

@@ -33,7 +33,7 @@ def _has_value(x: Any) -> bool:
     return isinstance(x, Value) or (isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x))
 
 
-def _judge(call: _call.Call, captured: Sequence[Any], *tensors: Any) -> None:
+def judge(captured: Sequence[Any], *tensors: Any) -> None:
     """Errors of what calls with functions do not do."""
     for t in captured:
         if _derivatives.is_recorded(t) and t.device.type != "cpu":
@@ -61,7 +61,7 @@ def _attention(
 ) -> Any:
     """As tandem.attention with functions or dropout, for tensors."""
     captured = [] if call.functions is None else call.functions.arrays
-    _judge(call, captured, q, k, v, sink)
+    judge(captured, q, k, v, sink)
     _dropout.draw(call, q)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *captured), out)
     if recorded:

@@ -50,6 +50,8 @@ FEATURES = {
     ),
     "mqa, sink": Feature(heads_kv=1, options=(("causal", True),), sink=True),
 }
+#: As many query heads as there are ranks in the largest group.
+EIGHT_HEADS = Feature(heads_q=8, options=(("causal", True), ("window", (40, -1))), sink=True)
 
 
 @dataclass
@@ -176,20 +178,25 @@ def right_of_levels(
     right_of(mesh, LEVELS, feature, lengths, dtype, device)
 
 
+def right_on_eight(rank: int, lengths: int | tuple[int, ...], dtype: torch.dtype) -> None:
+    right_of(None, STRATEGIES, EIGHT_HEADS, lengths, dtype, "cpu")
+
+
 def right_of(
     group: Any,
     strategies: tuple[str, ...],
-    feature: str,
+    feature: str | Feature,
     lengths: int | tuple[int, ...],
     dtype: torch.dtype,
     device: str,
 ) -> None:
     ranks = Ranks.of(group)
+    asked = FEATURES[feature] if isinstance(feature, str) else feature
     for kind, strategy in itertools.product(LAYOUTS, strategies):
         layout = layout_of(kind, lengths, ranks.size)
-        found = results(FEATURES[feature], lengths, dtype, layout, strategy, group, device)
+        found = results(asked, lengths, dtype, layout, strategy, group, device)
         if ranks.rank == 0:
-            wanted = expected(FEATURES[feature], lengths, dtype)
+            wanted = expected(asked, lengths, dtype)
             for name, got, want in zip(
                 ("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False
             ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import distributed_cases as cases
@@ -37,6 +38,21 @@ def test_right(
 @pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
 def test_right_of_parts_in_16_bits(pool: Pool, lengths: int | tuple[int, ...]) -> None:
     pool.run(cases.right_of_rounded_parts, "all", lengths, torch.bfloat16, None, "cpu")
+
+
+@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
+def test_right_on_one(pool: Pool, lengths: int | tuple[int, ...]) -> None:
+    pool.run(cases.right, "all", lengths, torch.float32, (2,), "cpu")
+
+
+def test_right_on_eight(tmp_path: Path) -> None:
+    """Bounds are not looser with more ranks."""
+    eight = Pool(8, tmp_path)
+    try:
+        eight.run(cases.right_on_eight, cases.DENSE, torch.bfloat16, timeout=240)
+        eight.run(cases.right_on_eight, cases.PACKED, torch.float32)
+    finally:
+        eight.close()
 
 
 def test_same_bits_in_every_run(pool: Pool) -> None:
@@ -242,7 +258,8 @@ def test_no_row_is_sent_that_is_not_counted(pool: Pool) -> None:
 def _alone(rank: int) -> None:
     """Whole sequences on every rank: nothing is sent, forward or backward."""
     exchange = _comm.Ranks.exchange
-    layout = Layout.of_ranges([9, 20, 4, 30], [[(29, 33)], [(0, 9)], [(33, 63)], [(9, 29)]])
+    # The last rank has its two in the other order than they follow one another.
+    layout = Layout.of_ranges([9, 20, 4, 30], [[(29, 33)], [], [(33, 63)], [(9, 29), (0, 9)]])
     torch.manual_seed(6)
     whole = [torch.randn(63, heads, 16) for heads in (4, 2, 2)]
     shards = [layout.shard(t, rank).requires_grad_() for t in whole]
@@ -252,11 +269,14 @@ def _alone(rank: int) -> None:
         out.square().sum().backward()
     finally:
         _comm.Ranks.exchange = exchange  # type: ignore[method-assign]
-    mine = [t.detach()[None].requires_grad_() for t in shards]
-    tandem.attention(*mine, causal=True).square().sum().backward()
+    mine = [t.clone().requires_grad_() for t in whole]
+    cu = torch.tensor([0, 9, 29, 33, 63], dtype=torch.int32)
+    wanted = tandem.attention(*mine, causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    wanted.square().sum().backward()
+    torch.testing.assert_close(out, layout.shard(wanted, rank))
     for got, want in zip(shards, mine, strict=True):
         assert got.grad is not None and want.grad is not None
-        torch.testing.assert_close(got.grad, want.grad[0])
+        torch.testing.assert_close(got.grad, layout.shard(want.grad, rank))
 
 
 def test_whole_sequences_send_nothing(pool: Pool) -> None:

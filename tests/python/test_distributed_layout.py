@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -201,3 +203,32 @@ def test_rows_can_be_evened_out_too() -> None:
     lengths = [4000, *[100] * 60]
     by_pairs, by_rows = Layout.balanced(lengths, 4), Layout.balanced(lengths, 4, row_pairs=1e6)
     assert max(by_rows.rows(r) for r in range(4)) <= 1.1 * 2500 < max(by_pairs.rows(r) for r in range(4))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_work_is_even_and_little_is_sent(ranks: int) -> None:
+    """8192 tokens a rank: one sequence, and documents as in training on long contexts."""
+    random = Random(ranks)
+    total, mask = 8192 * ranks, Mask(-1, 0)
+
+    def documents(draw: Callable[[], float]) -> list[int]:
+        lengths: list[int] = []
+        while sum(lengths) < total:
+            lengths.append(min(max(1, int(draw())), total - sum(lengths)))
+        return lengths
+
+    mixtures: list[tuple[list[int], float]] = [([total], 1.02)]
+    for _ in range(3):
+        web = documents(lambda: random.lognormvariate(7.0, 1.2))
+        long = documents(
+            lambda: random.uniform(16e3, 128e3) if random.random() < 1 / 7 else random.uniform(500, 4000)
+        )
+        mixtures += [(web, 1.1), (long, 1.1)]
+    for lengths, most in mixtures:
+        layout = Layout.balanced(lengths, ranks)
+        pairs = layout.pairs(causal=True)
+        assert max(pairs) * ranks <= (most + 1e-3) * sum(pairs), lengths
+        least = least_rows(Work(layout.lengths, mask), max(pairs))
+        # Where no sequence has to be cut, whole ones may still fill the ranks unevenly.
+        bound = 1.1 * least or 0.04 * (ranks - 1) * total
+        assert sum(received(layout, mask)) <= bound, lengths

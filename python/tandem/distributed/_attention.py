@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
+from tandem.distributed._pairs import Dropout, Given
 from tandem.distributed._strategies import backward, forward
 
 
@@ -34,6 +36,14 @@ def context_parallel_attention(
     return_lse: bool = False,
     strategy: str = "auto",
     check: bool = True,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
+    dropout_seed: int | None = None,
+    dropout_offset: int = 0,
 ) -> Any:
     """Exact attention over sequences whose rows are divided among ranks; autograd flows through it.
 
@@ -64,9 +74,15 @@ def context_parallel_attention(
       check: compare the arguments of all ranks before anything else is sent: an exchange of 16 bytes, for
         which a GPU's stream is waited for. It has to be the same on every rank. Without it ranks that
         disagree wait for one another until the group's time-out, or worse.
+      score_mod, mask_mod, bias, mask, alibi_slopes: as for ``tandem.attention``, of whole sequences:
+        positions are those of the sequence, and arrays are whole and the same on every rank. Gradients of
+        what scores read are this rank's share, as the sink's.
+      dropout_p, dropout_seed, dropout_offset: as for ``tandem.attention``, and the same entries are kept;
+        with strategy "heads" on a group of one dimension alone. Without a seed all take one that the first
+        rank draws of PyTorch's random numbers.
 
     In a graph of torch.compile it is an operator, without a graph break; make the layout outside of it. One
-    graph serves every layout.
+    graph serves every layout. A call with functions or dropout is a graph break.
 
     Returns:
       The result of the rank's rows, with ``return_lse`` a pair of it and the LSE.
@@ -80,17 +96,34 @@ def context_parallel_attention(
     Methods: Ring Attention (arXiv:2310.01889), Striped Attention (arXiv:2311.09431), DeepSpeed-Ulysses
     (arXiv:2309.14509).
     """
-    asked = Asked(layout, cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
-    if torch.compiler.is_compiling():
+    functions = Given(score_mod, bias, alibi_slopes, mask_mod, mask)
+    dropout = None
+    if not (isinstance(dropout_p, (int, float)) and dropout_p == 0):
+        dropout = Dropout(dropout_p, dropout_seed, dropout_offset)
+    options = (cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
+    asked = Asked(layout, *options, functions, dropout)
+    if asked.asks_pairs:
+        out, lse = _with_pairs(asked, group, q, k, v, sink)
+    elif torch.compiler.is_compiling():
         out, lse = _operators.call(asked, group, q, k, v, sink)
-        return (out, lse) if return_lse else out
-    job, chosen = begin(asked, Ranks.of(group), q, k, v, sink)
-    q, k, v = (t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v))
-    attend: Any = _Attention.apply
-    out, lse = attend(job, chosen, q, k, v, sink)
-    # The gradient of squeeze is a view, that of an index a copy into zeros.
-    out, lse = (t.squeeze(0) if layout.packed else t for t in (out, lse))
+    else:
+        out, lse = _run(asked, group, q, k, v, sink)
     return (out, lse) if return_lse else out
+
+
+def _run(asked: Asked, group: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Any:
+    """(out, lse) of a call outside of graphs."""
+    job, chosen = begin(asked, Ranks.of(group), q, k, v, sink)
+    packed, pairs = job.layout.packed, job.options.pairs
+    q, k, v = (t.unsqueeze(0) if packed else t for t in _derivatives.autocast(q, k, v))
+    attend: Any = _Attention.apply
+    out, lse = attend(job, chosen, q, k, v, sink, *(() if pairs is None else pairs.captured))
+    # The gradient of squeeze is a view, that of an index a copy into zeros.
+    return tuple(t.squeeze(0) if packed else t for t in (out, lse))
+
+
+#: A function of scores is traced as the call runs, which torch.compile does not follow.
+_with_pairs: Any = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -98,13 +131,22 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, job: Job, strategy: str, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None
+        ctx: Any,
+        job: Job,
+        strategy: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor | None,
+        *captured: Tensor,
     ) -> tuple[Tensor, Tensor]:
         q, k, v = (t.detach() for t in (q, k, v))
         logits = None if sink is None else sink.detach()
         result = forward(strategy, job, q, k, v, logits)
-        ctx.job, ctx.strategy = job, strategy
-        ctx.save_for_backward(q, k, v, logits, result.out, result.lse, *(result.kept or ()))
+        ctx.job, ctx.strategy, ctx.read = job, strategy, len(captured)
+        # What functions read, too: PyTorch then notices where it is changed before the backward pass.
+        kept = (*captured, *(result.kept or ()))
+        ctx.save_for_backward(q, k, v, logits, result.out, result.lse, *kept)
         ctx.set_materialize_grads(False)
         return result.out, result.lse
 
@@ -112,6 +154,14 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sink, out, lse, *kept = ctx.saved_tensors
+        captured, kept = kept[: ctx.read], kept[ctx.read :]
         dout = torch.zeros_like(out) if dout is None else dout
+        job: Job = ctx.job
+        sums: tuple[Tensor | None, ...] = ()
+        if job.options.pairs is not None:
+            pairs = job.options.pairs.with_sums()
+            job, sums = replace(job, options=replace(job.options, pairs=pairs)), pairs.sums
         of_inputs = (q, k, v, sink, out, lse, dout, dlse, kept or None, ctx.needs_input_grad[5])
-        return (None, None, *backward(ctx.strategy, ctx.job, *of_inputs))
+        gradients = backward(ctx.strategy, job, *of_inputs)
+        of_read = (None if s is None else s.to(t.dtype) for s, t in zip(sums, captured, strict=True))
+        return (None, None, *gradients, *of_read)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import tandem
-from tandem import _call, _derivatives
-from tandem._errors import InvalidArgumentError
+from tandem import _call, _derivatives, _plans, _torch_functions
+from tandem._errors import InvalidArgumentError, UnsupportedError
 from tandem.distributed import _agree, _cost, _parts
+from tandem.distributed._calls import Group
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Job
 from tandem.distributed._layout import Layout
 from tandem.distributed._machine import Links, Shape
 from tandem.distributed._mask import Mask
+from tandem.distributed._pairs import Dropout, Given, Pairs
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Asked:
     deterministic: Any
     strategy: Any
     check: Any
+    functions: Given = field(default_factory=Given)
+    dropout: Dropout | None = None
+
+    @property
+    def asks_pairs(self) -> bool:
+        """Whether something is asked of every pair of query and key."""
+        return self.functions.any or self.dropout is not None
 
 
 def begin(
@@ -44,14 +53,19 @@ def begin(
     error: Exception | None = None
     same: dict[str, Any] = {"call": "context_parallel_attention"}
     try:
+        same |= _judge(ranks, asked, q, k, v, sink)
+        four = [t.unsqueeze(0) if asked.layout.packed else t for t in _derivatives.autocast(q, k, v)]
+        options = _options(asked, four[0])
+        read = () if options.pairs is None else options.pairs.captured
         if followed is None:
-            followed = _derivatives.is_recorded(q, k, v, sink)
-        options = _options(asked)
-        same |= _judge(ranks, asked, options, q, k, v, sink, followed)
+            followed = _derivatives.is_recorded(q, k, v, sink, *read)
+        same |= _told(options, followed)
+        _judge_call(asked.layout, four, sink, followed, options, same)
         _judge_lengths(asked.layout, asked.cu_seqlens)
         mask = Mask.of(same["causal"], same["window"])
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
-        chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, asked.strategy)
+        wanted = asked.strategy if options.dropout is None else _with_dropout(asked.strategy, links)
+        chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, wanted)
         same["strategy chosen"] = chosen
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
@@ -59,63 +73,123 @@ def begin(
         _agree.agree(ranks, same, error, device)
     if error is not None:
         raise error
-    return Job(ranks, asked.layout, mask, options, links.far), chosen
+    return Job(ranks, asked.layout, mask, _seeded(options, ranks, device), links.far), chosen
 
 
-def _options(asked: Asked) -> _parts.Options:
+def _options(asked: Asked, q: Tensor) -> _parts.Options:
     deterministic = _call.flag("deterministic", asked.deterministic)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return _parts.Options(asked.scale, asked.softcap, deterministic)
+    dropout, pairs, layout = asked.dropout, None, asked.layout
+    if dropout is not None:
+        dropout = replace(dropout, heads=q.shape[2])
+    if asked.functions.any:
+        by_table = layout.packed or dropout is not None
+        batch = len(layout.lengths) if layout.packed else q.shape[0]
+        shape = (batch, q.shape[2], layout.total, layout.total)
+        pairs = Pairs.of(asked.functions, q, shape, layout.packed, by_table)
+    return _parts.Options(asked.scale, asked.softcap, deterministic, pairs, dropout)
 
 
-def _judge(
-    ranks: Ranks, asked: Asked, options: _parts.Options, q: Any, k: Any, v: Any, sink: Any, followed: bool
-) -> dict[str, Any]:
+def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _parts.Options:
+    """The options with a seed of dropout, where there is none that of the first rank: one more exchange."""
+    if options.dropout is None or options.dropout.seed is not None:
+        return options
+    own = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    seed = ranks.gather_small([own], device)[0][0]
+    return replace(options, dropout=replace(options.dropout, seed=seed))
+
+
+def _with_dropout(strategy: Any, links: Links) -> Any:
+    """The strategy of a call with dropout. Which entries one device keeps follows from the numbers of query
+    and key, which kernels count in the sequence that they are given."""
+    if links.within:
+        raise UnsupportedError(
+            "dropout_p is given with a DeviceMesh of two dimensions, but the entries that one device drops "
+            "are found only where a rank has whole sequences of some heads; pass a group of one dimension"
+        )
+    if strategy in ("gather", "ring"):
+        raise UnsupportedError(
+            f"strategy is {strategy!r} and dropout_p is given, but the entries that one device drops are "
+            "found only where a rank has whole sequences of some heads; take 'heads'"
+        )
+    return "heads" if strategy == "auto" else strategy
+
+
+def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
     layout = asked.layout
     judge_layout(layout, ranks)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        judge_tensor(name, t, layout, ranks)
+        judge_tensor(name, t, ranks)
         if t.ndim != (3 if layout.packed else 4):
             shape = "(rows, heads, head_dim)" if layout.packed else "(batch, rows, heads, head_dim)"
             raise InvalidArgumentError(f"{name} has shape {tuple(t.shape)}; the layout's tensors are {shape}")
         judge_rows(name, t, layout, ranks, layout.dim)
-    same = {
-        "scale": options.scale,
-        "softcap": options.softcap,
-        "deterministic": options.deterministic,
+    return {
+        "scale": asked.scale,
+        "softcap": asked.softcap,
         "causal": _call.flag("causal", asked.causal),
         "window": _call.pair("window", asked.window),
-    }
-    four = [t.unsqueeze(0) if layout.packed else t for t in _derivatives.autocast(q, k, v)]
-    _judge_call(layout, four, sink, followed, same)
-    return {
-        **same,
-        "dtype": str(four[0].dtype).removeprefix("torch."),
+        "dtype": str(_derivatives.autocast(q)[0].dtype).removeprefix("torch."),
         "device": q.device.type,
         "shape of q but rows": without_rows(q, layout.dim),
         "shape of k but rows": without_rows(k, layout.dim),
         "shape of v but rows": without_rows(v, layout.dim),
         "sink": sink is not None,
-        "whether gradients are wanted": followed,
         "layout": f"{layout.kind} {layout.digest}",
         "strategy": asked.strategy,
     }
 
 
+def _told(options: _parts.Options, followed: bool) -> dict[str, Any]:
+    """Of these, too, what has to be the same on every rank."""
+    told: dict[str, Any] = {
+        "deterministic": options.deterministic,
+        "whether gradients are wanted": followed,
+    }
+    if options.dropout is not None:
+        dropout = options.dropout
+        told |= {"dropout_p": dropout.p, "dropout_seed": dropout.seed, "dropout_offset": dropout.offset}
+    return told if options.pairs is None else told | options.pairs.told()
+
+
 def _judge_call(
-    layout: Layout, tensors: list[Tensor], sink: Any, followed: bool, options: dict[str, Any]
+    layout: Layout,
+    tensors: list[Tensor],
+    sink: Any,
+    followed: bool,
+    options: _parts.Options,
+    same: dict[str, Any],
 ) -> None:
     """What a call of one device would raise, of this rank's rows alone. A layout remembers what was right: it
     serves many layers and the steps that follow."""
+    given = {name: same[name] for name in ("scale", "softcap", "deterministic", "causal", "window")}
+    if options.pairs is not None or options.dropout is not None:
+        _judge_pairs(options, tensors, sink, followed, given)
+        return
     like = [
         (type(t), t.dtype, t.device, t.shape, t.stride()) if isinstance(t, Tensor) else t
         for t in (*tensors, sink)
     ]
-    key = ("judged", followed, *options.values(), *like)
+    key = ("judged", followed, *given.values(), *like)
     if key not in layout.judged:
-        tandem.explain(*tensors, sink=sink, backward=followed, **options)
+        tandem.explain(*tensors, sink=sink, backward=followed, **given)
         layout.judged.add(key)
+
+
+def _judge_pairs(
+    options: _parts.Options, tensors: list[Tensor], sink: Any, followed: bool, given: dict[str, Any]
+) -> None:
+    """The same of a call with functions or dropout."""
+    q, k, v = tensors
+    call = _call.Call(**given)
+    if options.pairs is not None:
+        of_rows = Group.of_rows(max(1, q.shape[1]), max(1, q.shape[0]))  # an array has one row at least
+        call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
+    if options.dropout is not None:
+        options.dropout.set(call)
+    _torch_functions.judge(() if options.pairs is None else options.pairs.captured, q, k, v, sink)
+    _plans.judge(call, q, k, v, sink, followed)
 
 
 def judge_layout(layout: Any, ranks: Ranks) -> None:
@@ -126,7 +200,7 @@ def judge_layout(layout: Any, ranks: Ranks) -> None:
         raise InvalidArgumentError(f"layout is for {layout.ranks} ranks, but the group has {ranks.size}")
 
 
-def judge_tensor(name: str, t: Any, layout: Layout, ranks: Ranks) -> None:
+def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
     """An error where it is none, or is not where the group sends from."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")

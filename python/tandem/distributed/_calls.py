@@ -8,6 +8,7 @@ last query sees its last key, so that left and right are not negative.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from tandem.distributed._routes import Piece
 
 #: (first and last + 1 of the queries, first and last + 1 of the keys), rows of the tensors that hold them
 Pair = tuple[int, int, int, int]
+#: (sequence, place in it of the first query, of the first key, step of both)
+Place = tuple[int, int, int, int]
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Group:
     """One call: pairs with one window, in the order of their queries and of their keys.
 
     Attributes:
+      places: where the pairs lie in their sequences.
       new_queries: no row between the first and the last query is in a group before.
       new_keys: likewise for keys.
     """
@@ -33,9 +37,18 @@ class Group:
     left: int
     right: int
     pairs: list[Pair]
+    places: list[Place]
     new_queries: bool = False
     new_keys: bool = False
     lengths: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tables: dict[torch.device, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    @functools.lru_cache(64)
+    def of_rows(rows: int, sequences: int) -> Group:
+        """A call of the first rows of a sequence, and of so many sequences in all."""
+        empty = [(rows, rows, rows, rows)] * (sequences - 1)
+        return Group(-1, -1, [(0, rows, 0, rows), *empty], [(0, 0, 0, 1)] * sequences, True, True)
 
     @property
     def queries(self) -> tuple[int, int]:
@@ -51,8 +64,8 @@ class Group:
         if device not in self.lengths:
             first, _, first_key, _ = self.pairs[0]
             cu_q, cu_k = [0], [0]
-            for begin, end, begin_key, end_key in self.pairs:
-                if (cu_q[-1], cu_k[-1]) != (begin - first, begin_key - first_key):
+            for (begin, end, begin_key, end_key), apart in zip(self.pairs, self._apart(), strict=True):
+                if apart:
                     for rows, keys in ((begin - first, cu_k[-1]), (begin - first, begin_key - first_key)):
                         cu_q.append(rows)
                         cu_k.append(keys)
@@ -62,10 +75,35 @@ class Group:
             self.lengths[device] = tuple(pair)  # type: ignore[assignment]
         return self.lengths[device]
 
+    def table(self, device: torch.device) -> Tensor:
+        """The places of the call's sequences, as `cu_seqlens` counts them; int32, a row of each."""
+        if device not in self.tables:
+            rows: list[Place] = []
+            for place, apart in zip(self.places, self._apart(), strict=True):
+                rows += [(0, 0, 0, 1)] * (2 * apart) + [place]
+            self.tables[device] = torch.tensor(rows, dtype=torch.int32, device=device)
+        return self.tables[device]
 
-def between(queries: Piece, keys: Piece, mask: Mask) -> tuple[int, int, Pair] | None:
-    """(left, right, pair) of the call of two pieces of one sequence and one step; None if no query of these
-    sees one of these keys."""
+    def of_sequence(self) -> tuple[slice, slice]:
+        """Which queries and keys of their sequences the pairs have, where all have the same ones."""
+        pairs = zip(self.pairs, self.places, strict=True)
+        pair, place = next(((p, at) for p, at in pairs if p[0] < p[1]), (self.pairs[0], self.places[0]))
+        _, first, first_key, step = place
+        rows, keys = pair[1] - pair[0], pair[3] - pair[2]
+        return slice(first, first + rows * step, step), slice(first_key, first_key + keys * step, step)
+
+    def _apart(self) -> list[bool]:
+        """Of each pair whether there are rows between it and the pair before."""
+        before = [(0, self.pairs[0][0], 0, self.pairs[0][2]), *self.pairs[:-1]]
+        return [
+            (end, end_key) != (begin, begin_key)
+            for (_, end, _, end_key), (begin, _, begin_key, _) in zip(before, self.pairs, strict=True)
+        ]
+
+
+def between(queries: Piece, keys: Piece, mask: Mask) -> tuple[int, int, Pair, Place] | None:
+    """(left, right, pair, place) of the call of two pieces of one sequence and one step; None if no query of
+    these sees one of these keys."""
     step, apart = queries.step, queries.start - keys.start
     n, m = queries.count, keys.count
     # j - i is at most high and at least low; beyond the tensors' corners where the mask is unbounded.
@@ -78,7 +116,8 @@ def between(queries: Piece, keys: Piece, mask: Mask) -> tuple[int, int, Pair] | 
     left = -1 if mask.left < 0 else last_key - last - low
     right = -1 if mask.right < 0 else high + last - last_key
     q, k = queries.offset, keys.offset
-    return left, right, (q + first, q + last, k + first_key, k + last_key)
+    place = (queries.sequence, queries.start + first * step, keys.start + first_key * step, step)
+    return left, right, (q + first, q + last, k + first_key, k + last_key), place
 
 
 def groups(
@@ -113,8 +152,8 @@ def _of_step(piece: Piece, other: Piece) -> Piece:
     return Piece(piece.sequence, piece.start, 1, other.step, piece.offset) if piece.count == 1 else piece
 
 
-def _add(found: list[Group], call: tuple[int, int, Pair], packed: bool) -> None:
-    left, right, pair = call
+def _add(found: list[Group], call: tuple[int, int, Pair, Place], packed: bool) -> None:
+    left, right, pair, place = call
     for group in found if packed else ():
         _, last, _, last_key = group.pairs[-1]
         follows = last <= pair[0] and last_key <= pair[2]
@@ -124,8 +163,9 @@ def _add(found: list[Group], call: tuple[int, int, Pair], packed: bool) -> None:
             and _same(group.right, right, pair[1] - pair[0])
         ):
             group.pairs.append(pair)
+            group.places.append(place)
             return
-    found.append(Group(left, right, [pair]))
+    found.append(Group(left, right, [pair], [place]))
 
 
 def _same(group: int, bound: int, rows: int) -> bool:

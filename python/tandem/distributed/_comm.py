@@ -169,6 +169,21 @@ class Ranks:
         came: Tensor = self.exchange(sends, [len(own)] * self.size, rows).wait()
         return came
 
+    def gather_equal(self, own: Tensor) -> Tensor:
+        """This tensor of every rank, of one shape on all of them: (ranks, ...), in the order of ranks."""
+        if self.levels is not None:
+            across, within = self.levels
+            return across.gather_equal(within.gather_equal(own)).flatten(0, 1)
+        found = own.new_empty((self.size, *own.shape))
+        if self.size == 1:
+            found[0] = own
+            return found
+        sends = own.contiguous().view(-1).view(torch.uint8)  # as bytes: no backend has all dtypes
+        into = found.view(-1).view(torch.uint8)
+        gather = dist.all_gather_into_tensor
+        _guarded("gathering results", lambda: gather(into, sends, group=self.group))
+        return found
+
     def shift(self, sends: Tensor, received: Tensor, tag: int) -> Waiting:
         """Sends to the next rank and receives from the one before. Those have the same sizes in mind; empty
         tensors are not sent."""

@@ -40,8 +40,10 @@ class Route:
 
     @property
     def direct(self) -> bool:
-        """The rank alone needs its keys, in one call, which can write their gradients where they belong."""
-        return not len(self.sends) and not len(self.came) and len(self.groups) == 1
+        """The rank alone needs its keys, as they lie, in one call, which can write their gradients where they
+        belong."""
+        alone = not len(self.sends) and not len(self.came) and isinstance(self.own, slice)
+        return alone and len(self.groups) == 1
 
     def exchange(self, ranks: Ranks, k: Tensor, v: Tensor) -> Waiting | None:
         if self.silent:
@@ -53,10 +55,11 @@ class Route:
         """The keys and values that the rank needs, in the order of their places. Its own are among them,
         since every query sees its own place."""
         came = None if coming is None else coming.wait()
-        if came is None or not len(self.came):
+        if not len(self.came) and isinstance(self.own, slice):
             return k, v
-        whole = came.new_empty((self.rows, *came.shape[1:]))
-        _wide(whole).index_copy_(0, self.came, _wide(came))
+        whole = k.new_empty((self.rows, k.shape[0], k.shape[2], k.shape[3] + v.shape[3]))
+        if came is not None and len(self.came):
+            _wide(whole).index_copy_(0, self.came, _wide(came))
         keys, values = apart(whole, k.shape[-1])
         for place, own in ((keys, k), (values, v)):
             if isinstance(self.own, slice):
@@ -146,7 +149,7 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
         part = _parts.Rows(rows.out[:, :, heads], rows.lse[:, heads])
         inside = sink[heads] if sink is not None and route.exact else None
         for call in route.groups:
-            _parts.forward(call, job.options, q[:, :, heads], *keys, part, inside)
+            _parts.forward(call, job.options.at(a * group), q[:, :, heads], *keys, part, inside)
     return finished(rows, q, sink, route.exact)
 
 
@@ -192,7 +195,7 @@ def backward(
             sums = _parts.sums_of(*keys, route.groups)
             gradients = apart(sums, k.shape[-1])
         for call in route.groups:
-            _parts.backward(call, job.options, some, *keys, dq[:, :, heads], *gradients)
+            _parts.backward(call, job.options.at(a * group), some, *keys, dq[:, :, heads], *gradients)
         if returning is not None:
             finish(i - 1, returning)
         returning = route.send_back(job.ranks, sums)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.distributed import _calls, _parts
+from tandem.distributed import _calls, _dropout, _parts
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Gradients, Job, Result, Saved
 from tandem.distributed._layout import Layout, kept_with_layout
@@ -145,6 +145,11 @@ class Exchange:
         self.of_q, self.of_kv = [of_q for of_q, _ in found], [of_kv for _, of_kv in found]
         self.are_shared = are_shared(found)
 
+    @property
+    def first_head(self) -> int:
+        """The first of the query heads that the rank computes."""
+        return self.of_q[self.ranks.rank][0]
+
     def of_sink(self, sink: Tensor | None) -> Tensor | None:
         """That of the rank's heads."""
         return None if sink is None else sink[slice(*self.of_q[self.ranks.rank])].contiguous()
@@ -201,8 +206,12 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     q, k, v = exchange.inputs(q, k, v)
     rows = _parts.Rows.of(q, v.shape[-1], True)
     inside = exchange.of_sink(sink)
-    for call in calls(job.layout, job.mask):
-        _parts.forward(call, job.options, q, k, v, rows, inside)
+    options = job.options.at(exchange.first_head)
+    if options.dropout is not None:
+        _dropout.forward(job, options, q, k, v, rows, inside)
+    else:
+        for call in calls(job.layout, job.mask):
+            _parts.forward(call, options, q, k, v, rows, inside)
     return Result(*exchange.results(rows.out, rows.lse), (q, k, v, rows.out, rows.lse))
 
 
@@ -212,6 +221,10 @@ def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor
     dtype = torch.float32 if exchange.are_shared else k.dtype
     dq = _parts.gradient_of(whole.q, True)
     dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (whole.k, whole.v))
-    for call in calls(job.layout, job.mask):
-        _parts.backward(call, job.options, of_heads, whole.k, whole.v, dq, dk, dv)
+    options = job.options.at(exchange.first_head)
+    if options.dropout is not None:
+        _dropout.backward(job, options, of_heads, whole.k, whole.v, dq, dk, dv)
+    else:
+        for call in calls(job.layout, job.mask):
+            _parts.backward(call, options, of_heads, whole.k, whole.v, dq, dk, dv)
     return exchange.gradients(dq, dk, dv, k, v)

@@ -45,7 +45,8 @@ def _parts_of(job: Job, q: Tensor, k: Tensor) -> tuple[_heads.Exchange, Job]:
     across, within = job.ranks.levels
     order = order_of(job.layout, within.size, across.rank, q.device)
     exchange = _heads.Exchange(within, order, q.shape[2], k.shape[2])
-    return exchange, replace(job, ranks=across, layout=of_nodes(job.layout, within.size))
+    options = job.options.at(exchange.first_head)
+    return exchange, replace(job, ranks=across, layout=of_nodes(job.layout, within.size), options=options)
 
 
 def forward(inner: ModuleType, job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:

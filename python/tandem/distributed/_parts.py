@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,26 +12,42 @@ from torch import Tensor
 from tandem import _arrays, _call, _core
 from tandem import _torch as _torch  # tells the extension module how to read tensors
 from tandem.distributed._calls import Group
+from tandem.distributed._pairs import Dropout, Pairs
 
 
 @dataclass(frozen=True)
 class Options:
-    """What all calls of an attention share."""
+    """What all calls of an attention share.
+
+    Attributes:
+      pairs: functions, masks and biases.
+      first_head: which head of all is the first query head of the tensors at hand.
+    """
 
     scale: float | None = None
     softcap: float = 0.0
     deterministic: bool = False
+    pairs: Pairs | None = None
+    dropout: Dropout | None = None
+    first_head: int = 0
 
-    def of(
-        self, left: int, right: int, metadata: tuple[Any, ...] = (None,) * len(_call.METADATA)
-    ) -> _call.Call:
-        return _call.Call(
+    def of(self, group: Group, q: Tensor) -> _call.Call:
+        """The options of a group's call."""
+        call = _call.Call(
             scale=self.scale,
-            window=(left, right),
+            window=(group.left, group.right),
             softcap=self.softcap,
             deterministic=self.deterministic,
-            metadata=metadata,
         )
+        if self.pairs is not None:
+            call.functions = self.pairs.of_call(group, self.first_head, q.shape[2], q.device)
+        if self.dropout is not None:
+            self.dropout.set(call)
+        return call
+
+    def at(self, head: int) -> Options:
+        """Those of tensors that begin with this one of these query heads."""
+        return self if head == 0 else replace(self, first_head=self.first_head + head)
 
 
 def part_dtype(q: Tensor) -> torch.dtype:
@@ -89,7 +105,8 @@ def forward(
     part_lse = lse if in_place else lse.new_empty(lse.shape)
     tensors, metadata = _of_group(group, (q,), (k, v))
     arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
-    _core.forward(arrays, options.of(group.left, group.right).options(), _stream(q))
+    call = options.of(group, q)  # it holds what functions read
+    _core.forward(arrays, call.options(), _stream(q))
     if not in_place:
         merge(out, lse, part, part_lse)
 
@@ -155,7 +172,14 @@ def backward(
         for t in (saved.lse, saved.dlse)
     )
     arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, *_flat(group, *parts), None)
-    _core.backward(arrays, options.of(group.left, group.right).options(), _stream(saved.q))
+    call = options.of(group, saved.q)
+    plain, pairs, made = call.options(), options.pairs, []
+    if pairs is not None and pairs.differentiated:
+        made = pairs.gradients_of(call.functions)
+        call.functions.set_gradients(plain, made)
+    _core.backward(arrays, plain, _stream(saved.q))
+    if pairs is not None and made:
+        pairs.add(made, group, options.first_head, saved.q.shape[2])
     for part, (place, new) in zip(parts, places, strict=True):
         if part is not place:
             (place.copy_ if new else place.add_)(part)

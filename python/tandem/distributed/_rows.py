@@ -53,7 +53,7 @@ def gather(
 def _judge(ranks: Ranks, layout: Any, x: Any, dim: Any) -> dict[str, Any]:
     """What has to be the same on every rank; an error where this rank's arguments break a rule."""
     judge_layout(layout, ranks)
-    judge_tensor("x", x, layout, ranks)
+    judge_tensor("x", x, ranks)
     dim = layout.dim if dim is None else dim
     if not -x.ndim <= dim < x.ndim:
         raise InvalidArgumentError(f"dim is {dim}, but x has {x.ndim} dimensions")

@@ -1,0 +1,167 @@
+"""Dropout over ranks on gloo, and what calls with functions or dropout cannot be."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import distributed_cases as cases
+import pytest
+import tandem
+import torch
+from distributed_pool import Pool
+from tandem.distributed import Layout, _comm, context_parallel_attention
+from tandem.distributed._comm import Ranks
+from test_distributed_functions import BATCH, DIM, LENGTHS, MOST, PAIR, SEEN, randn
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def _dropped(rank: int, heads: tuple[int, int], members: Any) -> None:
+    """The entries that one device keeps, forward and backward, with functions and without."""
+    group = cases.subgroup(members)
+    if members is not None and rank not in members:
+        return
+    ranks = Ranks.of(group)
+    table = randn(heads[0], 2 * MOST)
+    for (kind, lengths), layout_kind, more in itertools.product(
+        LENGTHS.items(),
+        ("zigzag", "of_ranges"),
+        (
+            {},
+            {"causal": True, "sink": randn(heads[0])},
+            {"score_mod": lambda s, b, h, q, k: s * (b + 1) + table[h, q - k + MOST - 1], "softcap": 4.0},
+            {"bias": table[:, None, :MOST], "mask": SEEN},
+        ),
+    ):
+        if kind == "packed" and "bias" in more:
+            continue
+        layout = cases.layout_of(layout_kind, lengths, ranks.size)
+        lead = (layout.total,) if layout.packed else (BATCH, layout.total)
+        whole = [randn(*lead, h, DIM, seed=i) for i, h in enumerate((heads[0], heads[1], heads[1], heads[0]))]
+        options: dict[str, Any] = {
+            **more,
+            "dropout_p": 0.3,
+            "dropout_seed": 2**40 + 7,
+            "dropout_offset": 2**33 + 5,
+        }
+        one = [t.clone().requires_grad_() for t in whole[:3]]
+        cu: dict[str, Any] = {}
+        if not isinstance(lengths, int):
+            ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+            cu = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+        wanted = tandem.attention(*one, **options, **cu)
+        wanted.backward(whole[3])
+        mine = [layout.shard(t, ranks.rank).requires_grad_() for t in whole[:3]]
+        out = context_parallel_attention(*mine, layout=layout, group=group, **options)
+        out.backward(layout.shard(whole[3], ranks.rank))
+        for got, want in ((out, wanted), *((a.grad, b.grad) for a, b in zip(mine, one, strict=True))):
+            assert got is not None and want is not None
+            torch.testing.assert_close(got, layout.shard(want, ranks.rank), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("heads", "members"),
+    [((4, 2), PAIR), ((6, 3), PAIR), ((4, 2), None), ((8, 2), None), ((5, 5), None)],
+    ids=str,
+)
+def test_dropout_keeps_what_one_device_keeps(pool: Pool, heads: tuple[int, int], members: Any) -> None:
+    pool.run(_dropped, heads, members)
+
+
+def _seeded(rank: int) -> None:
+    """Without a seed that of the first rank; the bits follow from it."""
+    layout = Layout.zigzag(64, 4)
+    whole = [randn(1, 64, 4, DIM, seed=i) for i in range(3)]
+    mine = [layout.shard(t, rank) for t in whole]
+    torch.manual_seed(100 + rank)
+    out = context_parallel_attention(*mine, layout=layout, dropout_p=0.5)
+    again = context_parallel_attention(*mine, layout=layout, dropout_p=0.5)
+    torch.manual_seed(100)
+    for got in (out, again):
+        wanted = layout.shard(tandem.attention(*whole, dropout_p=0.5), rank)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(out, again)
+
+
+def test_ranks_take_one_seed(pool: Pool) -> None:
+    pool.run(_seeded)
+
+
+def _refusals(rank: int) -> dict[str, str]:
+    """What each rank is told where rank 2 asks for something else, and where all ask for what is not."""
+    layout, packed, odd = Layout.zigzag(64, 4), Layout.balanced([20, 44], 4), rank == 2
+    q, k, v = (torch.randn(1, 16, 4, 16) for _ in range(3))
+    rows = [torch.randn(packed.rows(rank), 4, 16) for _ in range(3)]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
+    sends = _comm.Ranks.exchange, _comm.Ranks.shift
+    _comm.Ranks.exchange = _comm.Ranks.shift = None  # type: ignore[method-assign, assignment]
+
+    def refused(*tensors: Any, layout: Layout = layout, **options: Any) -> str:
+        with pytest.raises((tandem.TandemError, TypeError)) as caught:
+            context_parallel_attention(*(tensors or (q, k, v)), layout=layout, **options)
+        return str(caught.value)
+
+    def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score if i > j else -score
+
+    try:
+        return {
+            "score": refused(score_mod=lambda s, b, h, i, j: s * (2.0 if odd else 3.0)),
+            "mask": refused(
+                mask_mod=(lambda b, h, i, j: i >= j) if odd else None, alibi_slopes=torch.ones(4)
+            ),
+            "arrays": refused(bias=torch.zeros(64, dtype=torch.float16 if odd else None)),
+            "gradients": refused(bias=torch.zeros(64, requires_grad=odd)),
+            "p": refused(dropout_p=0.5 if odd else 0.25, dropout_seed=1),
+            "seed": refused(dropout_p=0.5, dropout_seed=1 + odd),
+            "offset": refused(dropout_p=0.5, dropout_seed=1, dropout_offset=3 * odd),
+            "traced": refused(score_mod=bent if odd else lambda s, b, h, i, j: s),
+            "shape": refused(bias=torch.zeros(63 if odd else 64)),
+            "slopes": refused(alibi_slopes=torch.ones(3 if odd else 4)),
+            "boolean": refused(mask=torch.zeros(64, 64, dtype=None if odd else torch.bool)),
+            "probability": refused(dropout_p=1.5 if odd else 0.5, dropout_seed=1),
+            "packed": refused(*rows, layout=packed, bias=torch.zeros(64)),
+            "gather": refused(dropout_p=0.5, strategy="gather"),
+            "ring": refused(dropout_p=0.5, strategy="ring"),
+            "mesh": refused(dropout_p=0.5, group=mesh),
+            "heads": refused(*(t[:, :, :3] for t in (q, k, v)), dropout_p=0.5),
+        }
+    finally:
+        _comm.Ranks.exchange, _comm.Ranks.shift = sends  # type: ignore[method-assign]
+
+
+def test_what_cannot_be_is_told_on_every_rank_before_anything_is_sent(pool: Pool) -> None:
+    values = {
+        "score": ("score function", "$0=mul(s, 3.0); $0", "$0=mul(s, 2.0); $0"),
+        "mask": ("mask function", "None", "$"),
+        "arrays": ("arrays that functions read", "[('float32', (64,))]", "[('float16', (64,))]"),
+        "gradients": ("whether gradients are wanted", "False", "True"),
+        "p": ("dropout_p", "0.25", "0.5"),
+        "seed": ("dropout_seed", "1", "2"),
+        "offset": ("dropout_offset", "0", "3"),
+    }
+    of_rank_2 = {
+        "traced": "a condition depends on a score or a position",
+        "shape": "bias has shape (63,), which does not broadcast to (batch, heads_q, seqlen_q, seqlen_k) = "
+        "(1, 4, 64, 64)",
+        "slopes": "alibi_slopes has shape torch.Size([3]); it must be (heads_q,) = (4,)",
+        "boolean": "mask has dtype torch.float32; it must be boolean",
+        "probability": "dropout_p is 1.5",
+    }
+    of_all = {
+        "packed": "bias is given with cu_seqlens, but positions count in each sequence; use score_mod",
+        "gather": "strategy is 'gather' and dropout_p is given",
+        "ring": "take 'heads'",
+        "mesh": "pass a group of one dimension",
+        "heads": "3 query heads on 3 key heads cannot be divided among 4 ranks",
+    }
+    for rank, told in enumerate(pool.run(_refusals)):
+        for name, (what, first, other) in values.items():
+            message = told[name]
+            assert message.startswith(f"ranks disagree on {what}: rank 0 of the group has {first}"), message
+            assert f"rank 2 has {other}" in message, message
+        for name, part in of_rank_2.items():
+            assert part in told[name], told[name]
+            assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+        for name, part in of_all.items():
+            assert part in told[name], told[name]

@@ -1,0 +1,296 @@
+"""Functions of scores, masks and biases over ranks on gloo: against the plain formula in float64."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import distributed_cases as cases
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_pool import Pool
+from tandem.distributed import Layout, context_parallel_attention, gather
+from tandem.distributed._comm import Ranks
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+PAIR = (1, 3)  # ranks of a group are not those of all processes
+BATCH, HEADS, DIM = 2, 4, 16
+DENSE, PACKED = 61, (5, 0, 33, 1, 30)
+LENGTHS = {"dense": DENSE, "packed": PACKED}
+MOST = 61  # rows of the longest sequence
+
+
+def randn(*shape: int, seed: int = 9) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+DOCUMENT = torch.arange(MOST) // 13
+PREFIX = torch.tensor([7, 20, 3, 1, 11])
+SEEN = randn(MOST, MOST) > -0.4
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked of pairs. ``read`` learns; ``options`` has the keywords of an attention that reads it,
+    ``score`` and ``mask`` the same of all pairs at once: (scores or nothing, read, b, h, q, k)."""
+
+    options: Callable[[Tensor], dict[str, Any]]
+    score: Callable[..., Tensor] | None = None
+    mask: Callable[..., Tensor] | None = None
+    read: Tensor | None = None
+    plain: tuple[tuple[str, Any], ...] = ()
+    sink: bool = False
+    dense: bool = False  #: not for packed sequences
+
+
+def _table(t: Tensor) -> Any:
+    return lambda s, b, h, q, k: s + t[h, q - k + MOST - 1]
+
+
+def _document(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return DOCUMENT[q] == DOCUMENT[k]
+
+
+def _by_head(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return torch.where(h < 2, q % 3 != k % 3, k < PREFIX[b])
+
+
+CAUSAL = (("causal", True),)
+CASES = {
+    "alibi": Case(
+        lambda t: {"alibi_slopes": t},
+        lambda s, t, b, h, q, k: s - t[h] * (q - k).abs(),
+        read=randn(HEADS),
+        plain=CAUSAL,
+    ),
+    "alibi by sequence": Case(
+        lambda t: {"alibi_slopes": t[:BATCH], "mask_mod": lambda b, h, q, k: q >= k},
+        lambda s, t, b, h, q, k: s - t[b, h] * (q - k).abs(),
+        lambda b, h, q, k: q >= k,
+        read=randn(BATCH, HEADS),
+        dense=True,
+    ),
+    "bias, mask": Case(
+        lambda t: {"bias": t, "mask": SEEN},
+        lambda s, t, b, h, q, k: s + t[b, h, q, k],
+        lambda b, h, q, k: SEEN[q, k],
+        read=randn(BATCH, HEADS, MOST, MOST),
+        dense=True,
+    ),
+    "bias of keys": Case(
+        lambda t: {"bias": t},
+        lambda s, t, b, h, q, k: s + t[h, 0, k],
+        read=randn(HEADS, 1, MOST),
+        plain=(("window", (20, 3)), ("softcap", 4.0)),
+        sink=True,
+        dense=True,
+    ),
+    "table": Case(
+        lambda t: {"score_mod": _table(t)},
+        lambda s, t, b, h, q, k: _table(t)(s, b, h, q, k),
+        read=randn(HEADS, 2 * MOST),
+        plain=CAUSAL,
+    ),
+    "table, document": Case(
+        lambda t: {"score_mod": _table(t), "mask_mod": _document},
+        lambda s, t, b, h, q, k: _table(t)(s, b, h, q, k),
+        lambda b, h, q, k: _document(b, h, q, k),
+        read=randn(HEADS, 2 * MOST),
+        sink=True,
+    ),
+    "by sequence": Case(
+        lambda t: {"score_mod": lambda s, b, h, q, k: s * t[b]},
+        lambda s, t, b, h, q, k: s * t[b],
+        read=randn(len(PACKED)),
+        plain=(("window", (30, -1)),),
+    ),
+    "by head": Case(
+        lambda t: {"mask_mod": _by_head},
+        mask=_by_head,
+        plain=(("softcap", 3.0), ("scale", 0.4)),
+        sink=True,
+    ),
+    "nothing seen": Case(  # by a rank's first keys, or by whole rows
+        lambda t: {"score_mod": lambda s, b, h, q, k: torch.where(q % 5 == 0, -float("inf"), s)},
+        lambda s, t, b, h, q, k: torch.where(q % 5 == 0, -math.inf, s),
+        plain=CAUSAL,
+    ),
+}
+NAMES = [
+    (name, kind) for name, case in CASES.items() for kind in LENGTHS if not (case.dense and kind != "dense")
+]
+
+
+@dataclass
+class Problem:
+    """Whole tensors, the same on every rank."""
+
+    tensors: list[Tensor]  #: q, k, v, dout
+    sink: Tensor | None
+    lengths: list[int]
+
+
+@functools.cache
+def problem(name: str, kind: str, dtype: torch.dtype, heads_kv: int = 2) -> Problem:
+    lengths = LENGTHS[kind]
+    lead = (BATCH, lengths) if isinstance(lengths, int) else (sum(lengths),)
+    tensors = [
+        randn(*lead, h, DIM, seed=i).to(dtype) for i, h in enumerate((HEADS, heads_kv, heads_kv, HEADS))
+    ]
+    sink = randn(HEADS) if CASES[name].sink else None
+    return Problem(tensors, sink, [lengths] * BATCH if isinstance(lengths, int) else list(lengths))
+
+
+def _weights(case: Case, read: Any, q: Tensor, k: Tensor, sink: Tensor | None, batch: int) -> Tensor:
+    """(heads, rows, rows) of a sequence: the probabilities, 0 in rows that see nothing."""
+    options = dict(case.plain)
+    k = k.repeat_interleave(HEADS // k.shape[1], 1)
+    s = torch.einsum("ihd,jhd->hij", q, k) * options.get("scale", DIM**-0.5)
+    if "softcap" in options:
+        s = options["softcap"] * torch.tanh(s / options["softcap"])
+    rows = len(q)
+    h, i, j = torch.arange(HEADS)[:, None, None], torch.arange(rows)[:, None], torch.arange(rows)
+    left, right = options.get("window", (-1, -1))
+    visible = torch.ones(HEADS, rows, rows, dtype=torch.bool)
+    if left >= 0:
+        visible &= j >= i - left
+    if right >= 0 or "causal" in options:
+        visible &= j <= i + (0 if "causal" in options else right)
+    if case.score is not None:
+        s = case.score(s, read, batch, h, i, j)
+    if case.mask is not None:
+        visible = visible & case.mask(torch.tensor(batch), h, i, j)
+    s = s.masked_fill(~visible, -math.inf)
+    some = (s > -math.inf).any(-1, keepdim=True)
+    if sink is not None:
+        s = torch.cat([s, sink[:, None, None].expand(-1, rows, 1).to(s.dtype)], -1)
+        some = torch.ones_like(some)
+    return (torch.where(some, s, 0.0).softmax(-1) * some)[..., :rows]
+
+
+def formula(name: str, kind: str, dtype: torch.dtype, wide: bool) -> list[Tensor]:
+    """Out, and the gradients of q, k, v, the sink and what is read: in fp64, or in the dtype itself."""
+    p, case = problem(name, kind, dtype), CASES[name]
+    to = torch.float64 if wide else dtype
+    q, k, v = (t.clone().to(to).requires_grad_() for t in p.tensors[:3])
+    sink = None if p.sink is None else p.sink.clone().to(to).requires_grad_()
+    read = None if case.read is None else case.read.clone().to(to).requires_grad_()
+    rows = [t.flatten(0, -3) for t in (q, k, v)]
+    outs, begin = [], 0
+    for b, length in enumerate(p.lengths):
+        mine = [t[begin : begin + length] for t in rows]
+        values = mine[2].repeat_interleave(HEADS // mine[2].shape[1], 1)
+        weights = _weights(case, read, *mine[:2], sink, b)
+        outs.append(torch.einsum("hij,jhd->ihd", weights, values))
+        begin += length
+    out = torch.cat(outs).view(q.shape)
+    out.backward(p.tensors[3].to(to))
+    return [out.detach(), *(t.grad for t in (q, k, v, sink, read) if t is not None and t.grad is not None)]
+
+
+@functools.cache
+def expected(name: str, kind: str, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    exact = formula(name, kind, dtype, True)
+    if dtype == torch.float32:
+        return [(t,) for t in exact]
+    return list(zip(exact, formula(name, kind, dtype, False), strict=True))
+
+
+def results(
+    name: str, kind: str, dtype: torch.dtype, layout: Layout, strategy: str, group: Any
+) -> list[Tensor]:
+    """The same of `context_parallel_attention`, whole, on every rank."""
+    p, case, ranks = problem(name, kind, dtype), CASES[name], Ranks.of(group)
+    q, k, v = (layout.shard(t, ranks.rank).requires_grad_() for t in p.tensors[:3])
+    sink = None if p.sink is None else p.sink.clone().requires_grad_()
+    read = None if case.read is None else case.read.clone().requires_grad_()
+    options = {**case.options(read), **dict(case.plain), "sink": sink, "strategy": strategy}  # type: ignore[arg-type]
+    out = context_parallel_attention(q, k, v, layout=layout, group=group, **options)
+    out.backward(layout.shard(p.tensors[3], ranks.rank))
+    found = [gather(t, layout=layout, group=group) for t in (out, q.grad, k.grad, v.grad) if t is not None]
+    for t in (sink, read):
+        if t is not None:
+            share = torch.zeros_like(t) if t.grad is None else t.grad
+            for level in ranks.levels or (ranks,):
+                dist.all_reduce(share, group=level.group)
+            found.append(share)
+    return found
+
+
+def right(rank: int, name: str, kind: str, dtype: torch.dtype, members: Any) -> None:
+    """Every strategy over every layout."""
+    group = cases.subgroup(members)
+    if members is not None and rank not in members:
+        return
+    _right_of(group, cases.STRATEGIES, name, kind, dtype)
+
+
+def right_of_levels(rank: int, name: str, kind: str) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
+    _right_of(mesh, cases.LEVELS, name, kind, torch.float32)
+
+
+def _right_of(group: Any, strategies: tuple[str, ...], name: str, kind: str, dtype: torch.dtype) -> None:
+    ranks = Ranks.of(group)
+    for layout_kind, strategy in itertools.product(cases.LAYOUTS, strategies):
+        layout = cases.layout_of(layout_kind, LENGTHS[kind], ranks.size)
+        found = results(name, kind, dtype, layout, strategy, group)
+        if ranks.rank != 0:
+            continue
+        wanted = expected(name, kind, dtype)
+        assert len(found) == len(wanted)
+        for what, got, want in zip(
+            ("out", "dq", "dk", "dv", "dsink or dread", "dread"), found, wanted, strict=False
+        ):
+            try:
+                oracle.assert_close(got, *want)
+            except AssertionError as error:
+                raise AssertionError(f"{what} of {strategy} over {layout_kind}: {error}") from None
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+@pytest.mark.parametrize("members", [PAIR, None], ids=["2", "4"])
+def test_right(pool: Pool, members: Any, name: str, kind: str) -> None:
+    pool.run(right, name, kind, torch.float32, members)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bias, mask", "dense"), ("table, document", "packed")])
+def test_right_in_16_bits(pool: Pool, name: str, kind: str) -> None:
+    pool.run(right, name, kind, torch.bfloat16, PAIR)
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES)
+def test_right_of_levels(pool: Pool, name: str, kind: str) -> None:
+    pool.run(right_of_levels, name, kind)
+
+
+def _more_ways(rank: int) -> None:
+    """A bias whose derivative goes on; a compiled model around a call; a backward pass that runs twice."""
+    layout = Layout.zigzag(64, 4)
+    q, k, v = (layout.shard(randn(1, 64, 4, DIM, seed=i), rank) for i in range(3))
+    logs = randn(4, 1, 1).requires_grad_()
+
+    def call(q: Tensor, strategy: str = "ring") -> Tensor:
+        out: Tensor = context_parallel_attention(q, k, v, layout=layout, bias=logs.exp(), strategy=strategy)
+        return out
+
+    for strategy in cases.STRATEGIES:
+        loss = call(q, strategy).square().sum()
+        first, again = (torch.autograd.grad(loss, logs, retain_graph=more)[0] for more in (True, False))
+        assert torch.equal(first, again)
+    compiled = torch.compile(lambda q: 2 * call(q), backend="eager")
+    torch.testing.assert_close(compiled(q), 2 * call(q))
+    logs.requires_grad_(False)
+    call(q.requires_grad_()).sum().backward()  # q alone
+    assert q.grad is not None and logs.grad is None
+
+
+def test_more_ways_to_call(pool: Pool) -> None:
+    pool.run(_more_ways)
