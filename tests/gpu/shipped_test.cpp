@@ -13,6 +13,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/portable_set.hpp"
 #include "plan/quantize_plan.hpp"
 
 namespace tandem::gpu {
@@ -43,10 +44,19 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
-    EXPECT_EQ(std::string(kernel->cubin.data() + 1, 3), "ELF");
+    EXPECT_EQ(std::string(kernel->image.data() + 1, 3), "ELF");
     if (config.schedule.split) {
       EXPECT_TRUE(find_shipped(kernel_name(Kernel::combine, combine_config(config))));
     }
+  }
+}
+
+TEST(Shipped, HoldsThePortablePart) {
+  if (shipped_archive().empty()) GTEST_SKIP() << "built without the shipped set (TANDEM_SHIP_KERNELS)";
+  for (const KernelName& name : portable_kernels()) {
+    const auto kernel = find_shipped(name);
+    ASSERT_TRUE(kernel) << name.expression;
+    EXPECT_TRUE(kernel->is_ptx()) << name.expression;
   }
 }
 
