@@ -2,44 +2,46 @@
 // compiler that is older than the GPU makes more.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "gpu/kernels.hpp"
 #include "gpu/shipped.hpp"
+#include "kernel_sample.hpp"
 #include "plan/portable_set.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-/// A group of the set: a process of its own in ctest. One of each group is compiled, or with
-/// TANDEM_ALL_KERNELS=1 all, as of the rest of the shipped set.
-class Portable : public testing::TestWithParam<std::size_t> {
- public:
-  static constexpr std::size_t group = 4;
-  static std::size_t groups() { return (portable_kernels().size() + group - 1) / group; }
-};
+class Portable : public testing::TestWithParam<std::size_t> {};
 
-TEST_P(Portable, BecomesPtxOfAmpere) {
+void expect_ptx_of_ampere(const KernelName& name) {
+  const CompiledKernel& kernel = *find_kernel(name).kernel;
+  ASSERT_TRUE(kernel.is_ptx());
+  const std::string text = kernel.image.data();
+  EXPECT_NE(text.find(".target sm_80\n"), std::string::npos);
+  EXPECT_NE(text.find(".entry " + kernel.symbol), std::string::npos);
+  EXPECT_EQ(text.find("griddepcontrol"), std::string::npos) << "an instruction of Hopper's";
+  EXPECT_LT(text.size(), 400U << 10);
+}
+
+/// What a driver may make of it: one kernel serves every mask, and is to fit the registers all the same.
+void expect_little_local_memory(KernelName name) {
+  name.architecture = "sm_80";
+  const bool backward = name.expression.starts_with("tandem::sm80_backward");
+  EXPECT_LE(find_kernel(name).kernel->usage.stack_bytes, backward ? 24 : 0);
+}
+
+TEST_P(Portable, IsPtxOfAmpereThatFitsItsRegisters) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const std::vector<KernelName> kernels = portable_kernels();
-  const char* const wish = std::getenv("TANDEM_ALL_KERNELS");
-  const bool all = wish != nullptr && std::string_view(wish) == "1";
-  const std::size_t begin = GetParam() * group;
-  for (std::size_t i = begin; i < std::min(kernels.size(), begin + (all ? group : 1)); ++i) {
+  const auto [begin, end] = sample_of(GetParam(), kernels.size());
+  for (std::size_t i = begin; i < end; ++i) {
     SCOPED_TRACE(kernels[i].expression);
-    const CompiledKernel& kernel = *find_kernel(kernels[i]).kernel;
-    ASSERT_TRUE(kernel.is_ptx());
-    const std::string text = kernel.image.data();
-    EXPECT_NE(text.find(".target sm_80\n"), std::string::npos);
-    EXPECT_NE(text.find(".entry " + kernel.symbol), std::string::npos);
-    EXPECT_EQ(text.find("griddepcontrol"), std::string::npos) << "an instruction of Hopper's";
-    EXPECT_LT(text.size(), 400U << 10);
+    expect_ptx_of_ampere(kernels[i]);
+    expect_little_local_memory(kernels[i]);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Set, Portable, testing::Range<std::size_t>(0, Portable::groups()));
+INSTANTIATE_TEST_SUITE_P(Set, Portable, testing::Range<std::size_t>(0, groups_of(portable_kernels().size())));
 
 /// A GPU newer than the compiler: what the set lacks is compiled to PTX.
 TEST(OlderCompiler, ServesAnArchitectureThatNvrtcDoesNotKnow) {

@@ -4,11 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "gpu/backward_params.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "kernel_sample.hpp"
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
@@ -75,23 +74,20 @@ void expect_fast(const KernelName& name, int local_bytes = 0) {
   EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
 }
 
-/// A group of the set's kernels of one family: each is a process of its own in ctest, so that they compile
-/// side by side. A kernel that the disk cache has is not compiled again.
+/// A group of the set's kernels of one family. A kernel that the disk cache has is not compiled again.
 class ShippedSet : public testing::TestWithParam<std::size_t> {
  public:
-  static constexpr std::size_t group = 4;
-
   static auto groups_of(std::size_t kernels) {
-    return testing::Range<std::size_t>(0, (kernels + group - 1) / group);
+    return testing::Range<std::size_t>(0, gpu::groups_of(kernels));
   }
 
  protected:
-  /// f of every Config in the group.
+  /// f of the Configs of the group that are compiled.
   template <typename Config, typename F>
   static void each(const std::vector<Config>& configs, const F& f) {
     if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-    const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
-    for (std::size_t i = GetParam() * group; i < end; ++i) {
+    const auto [begin, end] = sample_of(GetParam(), configs.size());
+    for (std::size_t i = begin; i < end; ++i) {
       SCOPED_TRACE(expression_of(configs[i]));
       f(configs[i]);
     }
