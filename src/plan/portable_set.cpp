@@ -51,6 +51,7 @@ Problem problem_of(Pass pass, int width, Element element, std::int64_t rows_q) {
 
 ForwardConfig portable_forward_config(const Problem& problem) {
   ForwardConfig c = choose_sm80_forward_config(with_width(problem), portable_shared_bytes_per_sm);
+  if (problem.has_function()) return c;  // compiled for the call in any case
   serve_every_mask(c.mask);
   // For a smaller set heads are not rows, so that of several queries, but few, each head reads the keys; and
   // few queries always share them.
@@ -63,7 +64,7 @@ ForwardConfig portable_forward_config(const Problem& problem) {
 
 BackwardConfig portable_backward_config(const Problem& problem) {
   BackwardConfig c = choose_sm80_backward_config(with_width(problem), portable_shared_bytes_per_sm);
-  serve_every_mask(c.mask);
+  if (!problem.has_function()) serve_every_mask(c.mask);
   return c;
 }
 
