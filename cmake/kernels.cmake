@@ -15,7 +15,7 @@ target_sources(tandem_objects PRIVATE ${TANDEM_EMBEDDED_SOURCES})
 # The shipped set: kernels compiled now, so that a first call need not wait and a machine without NVRTC is served too.
 include(nvrtc)
 find_package(Threads REQUIRED)
-option(TANDEM_SHIP_KERNELS "Compile the usual kernels into the library (a quarter of an hour of processor time; needs NVRTC)" OFF)
+option(TANDEM_SHIP_KERNELS "Compile the usual kernels into the library (twelve minutes of processor time; needs NVRTC)" OFF)
 if(TANDEM_SHIP_KERNELS AND NOT TANDEM_NVRTC)
   message(WARNING "TANDEM_SHIP_KERNELS: no NVRTC found (pip install nvidia-cuda-nvrtc, or set TANDEM_NVIDIA_ROOT); "
     "kernels will be compiled at first use")

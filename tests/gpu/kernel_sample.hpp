@@ -21,7 +21,7 @@ struct KernelSample {
   std::size_t end;
 };
 
-/// One of each group, a quarter of the list, since the shipped set takes a quarter of an hour; from group to
+/// One of each group, a quarter of the list, since the shipped set takes twelve minutes; from group to
 /// group another of the four, since elements and masks repeat in the lists. With TANDEM_ALL_KERNELS=1 all.
 inline KernelSample sample_of(std::size_t group, std::size_t kernels) {
   const std::size_t begin = group * kernels_in_group;
