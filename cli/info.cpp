@@ -39,7 +39,8 @@ Json gpu_json(const gpu::Description& d) {
                        {"clock_mhz", device.clock_mhz},
                        {"memory_gib", static_cast<double>(device.memory_bytes) / 0x1p30},
                        {"supported", device.supported},
-                       {"kernels", device.kernels}});
+                       {"kernels", device.kernels},
+                       {"portable", device.portable}});
   }
   return {{"driver", d.driver},
           {"devices", devices},
@@ -49,9 +50,11 @@ Json gpu_json(const gpu::Description& d) {
 }
 
 /// Which kernels a GPU takes, and why.
-const char* kernels_of(const gpu::DeviceSummary& device) {
+std::string kernels_of(const gpu::DeviceSummary& device) {
   if (device.kernels == "sm90") return "; kernels sm90, by WGMMA and TMA";
-  if (device.kernels == "sm80") return "; kernels sm80, since it has no WGMMA: forward in 16 bits";
+  if (device.kernels == "sm80" && !device.portable.empty())
+    return "; kernels sm80, since it has no WGMMA: in 16 bits, as portable PTX, since " + device.portable;
+  if (device.kernels == "sm80") return "; kernels sm80, since it has no WGMMA: in 16 bits";
   return "; no kernels for it, which need compute capability 8.0";
 }
 

@@ -3,10 +3,10 @@
     python scripts/same_kernels.py [COMMIT]      COMMIT: HEAD unless given
 
 Compiles the shipped set of COMMIT and of the working tree by NVRTC and compares the machine code kernel by
-kernel: instructions, registers, constants, relocations. Names of symbols do not count, so that a Config may
-be renamed. Prints "shipped set: N of N kernels identical" and those that differ, each with its size and
-registers before and after; exits with 1 if any does. No GPU is needed. Work is kept in build/same_kernels: a
-second run compiles what changed.
+kernel: instructions, registers, constants, relocations; of portable kernels their PTX. Names of symbols do
+not count, so that a Config may be renamed. Prints "shipped set: N of N kernels identical" and those that
+differ, each with its size and registers before and after; exits with 1 if any does. No GPU is needed. Work is
+kept in build/same_kernels: a second run compiles what changed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -87,10 +88,23 @@ def kernel(name: str, cubin: bytes) -> Kernel:
     return Kernel(name, digest.hexdigest(), len(code) // 16, registers)
 
 
+def portable_kernel(name: str, ptx: bytes) -> Kernel:
+    """The same of PTX: its text, but for the name of the kernel. The driver chooses registers."""
+    entry = re.search(rb"\.entry (\w+)", ptx)
+    text = ptx.replace(entry[1], b"kernel") if entry else ptx
+    return Kernel(f"{name}, portable", hashlib.sha256(text).hexdigest(), text.count(b";\n"), 0)
+
+
 def read(folder: Path) -> list[Kernel]:
     """What ship_kernels wrote to `folder`."""
-    names = (folder / "names.txt").read_text().splitlines()
-    return [kernel(name, (folder / f"{i}.cubin").read_bytes()) for i, name in enumerate(names)]
+    found = []
+    for i, name in enumerate((folder / "names.txt").read_text().splitlines()):
+        ptx = folder / f"{i}.ptx"
+        if ptx.exists():
+            found.append(portable_kernel(name, ptx.read_bytes()))
+        else:
+            found.append(kernel(name, (folder / f"{i}.cubin").read_bytes()))
+    return found
 
 
 def differences(before: list[Kernel], after: list[Kernel]) -> list[tuple[Kernel | None, Kernel | None]]:

@@ -1,6 +1,6 @@
 // Compiles the kernels that are shipped inside the library. Needs NVRTC, no GPU.
 //
-//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. FOLDER: each cubin too,
+//   ship_kernels ARCHIVE [WORKERS [FOLDER]]   writes them; says which would be slow. FOLDER: each image too,
 //   as a file, and their names in names.txt, for scripts/same_kernels.py
 //
 // Exits with 1 if a kernel did not compile. It does not refuse slow ones: another ptxas than the one the
@@ -26,6 +26,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/portable_set.hpp"
 #include "plan/quantize_plan.hpp"
 #include "tandem/error.hpp"
 
@@ -77,6 +78,7 @@ std::vector<Item> items_to_compile() {
   for (const bool paired : {false, true}) {
     items.emplace_back(gpu::kernel_name(PackConfig{.paired = paired}), "");
   }
+  for (gpu::KernelName& name : portable_kernels()) items.emplace_back(std::move(name), "");
   return items;
 }
 
@@ -135,16 +137,21 @@ void write(const char* archive, const std::vector<Item>& items) {
   file << bytes;
   file.close();
   if (!file) throw Error(Status::runtime, fmt::format("{} cannot be written", archive));
-  fmt::print("{} of {} kernels, {} KiB\n", compiled, items.size(), bytes.size() / 1024);
+  const auto portable = [](const Item& item) { return item.kernel.is_ptx(); };
+  std::size_t ptx_bytes = 0;
+  for (const Item& item : items) ptx_bytes += portable(item) ? item.kernel.image.size() : 0;
+  fmt::print("{} of {} kernels, {} KiB; {} of them portable, {} KiB\n", compiled, items.size(),
+             bytes.size() / 1024, std::ranges::count_if(items, portable), ptx_bytes / 1024);
 }
 
-void write_cubins(const std::filesystem::path& folder, const std::vector<Item>& items) {
+void write_images(const std::filesystem::path& folder, const std::vector<Item>& items) {
   std::filesystem::create_directories(folder);
   std::ofstream names(folder / "names.txt");
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const std::vector<char>& cubin = items[i].kernel.cubin;
-    std::ofstream(folder / fmt::format("{}.cubin", i), std::ios::binary)
-        .write(cubin.data(), static_cast<std::streamsize>(cubin.size()));
+    const std::vector<char>& image = items[i].kernel.image;
+    std::ofstream(folder / fmt::format("{}.{}", i, items[i].kernel.is_ptx() ? "ptx" : "cubin"),
+                  std::ios::binary)
+        .write(image.data(), static_cast<std::streamsize>(image.size()));
     names << items[i].name.expression << '\n';
   }
 }
@@ -155,7 +162,7 @@ bool run(const char* archive, unsigned workers, const char* folder) {
   compile_all(items, workers);
   report(items);
   write(archive, items);
-  if (folder != nullptr) write_cubins(folder, items);
+  if (folder != nullptr) write_images(folder, items);
   return std::ranges::all_of(items, [](const Item& item) { return item.objection.empty(); });
 }
 

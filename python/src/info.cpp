@@ -36,6 +36,7 @@ nb::dict gpu_info() {
     device["memory_gib"] = static_cast<double>(summary.memory_bytes) / 0x1p30;
     device["supported"] = summary.supported;
     device["kernels"] = summary.kernels;
+    device["portable"] = summary.portable;
     devices.append(device);
   }
   nb::dict info;

@@ -74,6 +74,7 @@ class Gpu(TypedDict):
     memory_gib: float
     supported: bool
     kernels: str
+    portable: str
 
 class GpuInfo(TypedDict):
     driver: str

@@ -20,6 +20,9 @@ using Event = struct EventOpaque*;
 constexpr Result success = 0;
 constexpr Result error_out_of_memory = 2;
 constexpr Result error_no_device = 100;
+constexpr Result error_invalid_image = 200;
+constexpr Result error_no_binary_for_gpu = 209;
+constexpr Result error_unsupported_ptx_version = 222;
 
 enum class DeviceAttribute : int {
   clock_rate = 13,

@@ -23,7 +23,7 @@ struct Header {
   std::uint64_t checksum;  ///< of everything after this field
   std::uint64_t key_bytes;
   std::uint64_t symbol_bytes;
-  std::uint64_t cubin_bytes;
+  std::uint64_t image_bytes;
   KernelUsage usage;
   std::uint32_t reserved;
 };
@@ -71,11 +71,11 @@ std::string pack_entry(std::string_view key, const CompiledKernel& kernel) {
                 .checksum = 0,
                 .key_bytes = key.size(),
                 .symbol_bytes = kernel.symbol.size(),
-                .cubin_bytes = kernel.cubin.size(),
+                .image_bytes = kernel.image.size(),
                 .usage = kernel.usage,
                 .reserved = 0};
   std::string bytes(sizeof(Header), '\0');
-  bytes.append(key).append(kernel.symbol).append(kernel.cubin.data(), kernel.cubin.size());
+  bytes.append(key).append(kernel.symbol).append(kernel.image.data(), kernel.image.size());
   std::memcpy(bytes.data(), &header, sizeof(Header));
   header.checksum = fnv1a(std::string_view(bytes).substr(checksum_end));
   std::memcpy(bytes.data(), &header, sizeof(Header));
@@ -89,14 +89,14 @@ std::optional<CompiledKernel> unpack_entry(std::string_view bytes, std::string& 
   const std::string_view body = bytes.substr(sizeof(Header));
   // Each length is compared before the sum, which could wrap round.
   if (header.magic != magic || header.key_bytes > body.size() || header.symbol_bytes > body.size() ||
-      header.cubin_bytes > body.size() ||
-      header.key_bytes + header.symbol_bytes + header.cubin_bytes != body.size() ||
+      header.image_bytes > body.size() ||
+      header.key_bytes + header.symbol_bytes + header.image_bytes != body.size() ||
       header.checksum != fnv1a(bytes.substr(checksum_end))) {
     return std::nullopt;
   }
-  const std::string_view cubin = body.substr(header.key_bytes + header.symbol_bytes);
+  const std::string_view image = body.substr(header.key_bytes + header.symbol_bytes);
   key = body.substr(0, header.key_bytes);
-  return CompiledKernel{.cubin = {cubin.begin(), cubin.end()},
+  return CompiledKernel{.image = {image.begin(), image.end()},
                         .symbol = std::string(body.substr(header.key_bytes, header.symbol_bytes)),
                         .usage = header.usage};
 }

@@ -12,7 +12,7 @@
 namespace tandem::gpu {
 
 /// A kernel and the text that tells it from all others, as bytes: magic, lengths, checksum, key, symbol,
-/// cubin.
+/// image.
 std::string pack_entry(std::string_view key, const CompiledKernel& kernel);
 
 /// The kernel in `bytes`, if they are a whole, undamaged entry; `key` receives its key.

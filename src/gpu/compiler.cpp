@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <mutex>
 
@@ -17,18 +18,24 @@ constexpr const char* options[] = {"-std=c++20", "-default-device", "--ptxas-opt
 struct Opened {
   OpenedNvrtc nvrtc;
   CompilerInfo info;
+  std::vector<int> architectures;  ///< that it compiles for: 80, 86, 90, ...
 };
 
 const Opened& opened() {
   static const Opened one = [] {
-    Opened o{.nvrtc = open_nvrtc(), .info = {}};
+    Opened o{.nvrtc = open_nvrtc(), .info = {}, .architectures = {}};
     if (!o.nvrtc.objection.empty()) return o;
     o.info.path = o.nvrtc.path;
     o.nvrtc.functions.version(&o.info.major, &o.info.minor);
     if (o.info.major < 12) {
       o.nvrtc.objection = fmt::format("NVRTC {}.{} ({}) is too old: C++20 for sm_90a needs 12.0 or later",
                                       o.info.major, o.info.minor, o.info.path);
+      return o;
     }
+    int count = 0;
+    o.nvrtc.functions.count_architectures(&count);
+    o.architectures.resize(static_cast<std::size_t>(count));
+    o.nvrtc.functions.list_architectures(o.architectures.data());
     return o;
   }();
   return one;
@@ -85,6 +92,13 @@ class Program {
     require(nvrtc_.get_cubin(program_, image.data()), "nvrtcGetCUBIN");
     return image;
   }
+  [[nodiscard]] std::vector<char> ptx() const {
+    std::size_t bytes = 0;
+    require(nvrtc_.get_ptx_size(program_, &bytes), "nvrtcGetPTXSize");
+    std::vector<char> image(bytes);
+    require(nvrtc_.get_ptx(program_, image.data()), "nvrtcGetPTX");
+    return image;
+  }
 
  private:
   void require(Nvrtc::Result result, const char* call) const {
@@ -108,6 +122,11 @@ int number_before(const std::string& log, std::string_view unit) {
   return 0;
 }
 
+/// Architectures that instructions are compiled for are sm_..., and those of PTX compute_...
+bool is_virtual(std::string_view architecture) {
+  return architecture.starts_with("compute_");
+}
+
 }  // namespace
 
 const CompilerInfo& compiler() {
@@ -117,6 +136,16 @@ const CompilerInfo& compiler() {
 
 std::string why_no_compiler() {
   return opened().nvrtc.objection;
+}
+
+std::string why_not_compiled_for(const std::string& architecture) {
+  if (!opened().nvrtc.objection.empty()) return opened().nvrtc.objection;
+  int number = 0;
+  const std::size_t at = architecture.find('_') + 1;
+  std::from_chars(architecture.data() + at, architecture.data() + architecture.size(), number);
+  if (std::ranges::find(opened().architectures, number) != opened().architectures.end()) return {};
+  return fmt::format("NVRTC {}.{} ({}) does not know {}", compiler().major, compiler().minor, compiler().path,
+                     architecture);
 }
 
 std::string architecture_option(const KernelName& name) {
@@ -144,7 +173,9 @@ CompiledKernel compile(const KernelName& name, std::span<const Source> sources) 
                                              name.expression, name.architecture, compiler().major,
                                              compiler().minor, functions().get_error_string(result), log));
   }
-  return {.cubin = program.cubin(), .symbol = program.symbol(name.expression), .usage = parse_usage(log)};
+  return {.image = is_virtual(name.architecture) ? program.ptx() : program.cubin(),
+          .symbol = program.symbol(name.expression),
+          .usage = parse_usage(log)};
 }
 
 }  // namespace tandem::gpu

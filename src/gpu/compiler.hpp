@@ -10,6 +10,8 @@ namespace tandem::gpu {
 
 /// What kernels are compiled for on Hopper, with the instructions that it alone has.
 constexpr const char* hopper_architecture = "sm_90a";
+/// The instructions that every GPU from Ampere on has, in PTX that its driver compiles.
+constexpr const char* portable_architecture = "compute_80";
 
 /// Names one specialised kernel: the file it is in, the expression that instantiates it, and for what.
 struct KernelName {
@@ -32,9 +34,11 @@ struct KernelUsage {
 };
 
 struct CompiledKernel {
-  std::vector<char> cubin;
-  std::string symbol;  ///< the mangled name in the cubin
-  KernelUsage usage;
+  std::vector<char> image;  ///< a cubin; or PTX, which ends with a 0
+  std::string symbol;       ///< the mangled name in the image
+  KernelUsage usage;        ///< of a cubin
+
+  [[nodiscard]] bool is_ptx() const { return !image.empty() && image.front() != '\x7f'; }
 };
 
 /// An NVRTC library that has been opened.
@@ -52,12 +56,17 @@ const CompilerInfo& compiler();
 /// Why compiler() would throw, or an empty string. Never throws.
 std::string why_no_compiler();
 
+/// Why nothing can be compiled for an architecture: there is no compiler, or it is older than the
+/// architecture. Empty if it can. Never throws.
+std::string why_not_compiled_for(const std::string& architecture);
+
 /// The options every kernel is compiled with, behind that of its architecture.
 std::string architecture_option(const KernelName& name);
 std::span<const char* const> compile_options();
 
-/// Compiles a kernel to a cubin for its architecture. Thread-safe. Throws Error (runtime) with the compiler's
-/// log if it is refused. `sources` defaults to the library's own.
+/// Compiles a kernel to a cubin for its architecture, or to PTX for a virtual one ("compute_80").
+/// Thread-safe. Throws Error (runtime) with the compiler's log if it is refused. `sources` defaults to the
+/// library's own.
 CompiledKernel compile(const KernelName& name, std::span<const Source> sources = device_sources());
 
 /// Finds ptxas's report of `symbol` in a log made with --ptxas-options=-v.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "gpu/device.hpp"
+#include "gpu/kernels.hpp"
 #include "gpu/shipped.hpp"
 
 namespace tandem::gpu {
@@ -15,15 +16,17 @@ std::string driver_version() {
 }
 
 DeviceSummary summary_of(const DeviceProperties& p) {
+  const bool sm80 = is_supported(p) && !is_hopper(p);
   return {.name = p.name,
           .capability = fmt::format("{}.{}", p.major, p.minor),
           .multiprocessors = p.multiprocessors,
           .clock_mhz = p.clock_khz / 1000,
           .memory_bytes = p.memory_bytes,
           .supported = is_supported(p),
-          .kernels = is_hopper(p)      ? "sm90"
-                     : is_supported(p) ? "sm80"
-                                       : ""};
+          .kernels = is_hopper(p) ? "sm90"
+                     : sm80       ? "sm80"
+                                  : "",
+          .portable = sm80 ? why_portable(architecture_of(p)) : ""};
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ struct DeviceSummary {
   int clock_mhz = 0;
   std::size_t memory_bytes = 0;
   bool supported = false;  ///< there are kernels for it ...
-  std::string kernels;     ///< ... "sm90", those for Hopper, or "sm80", forward in 16 bits; else empty
+  std::string kernels;     ///< ... "sm90", those for Hopper, or "sm80", in 16 bits; else empty
+  std::string portable;    ///< why those are PTX of compute_80 (why_portable); else empty
 };
 
 struct Description {

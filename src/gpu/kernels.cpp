@@ -7,6 +7,7 @@
 
 #include "gpu/shipped.hpp"
 #include "problem/log.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -16,16 +17,30 @@ using Shared = std::shared_ptr<const CompiledKernel>;
 /// Says in the log where a kernel came from and what that took.
 void report(const KernelName& name, Origin origin, std::chrono::steady_clock::time_point start) {
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-  const char* how = origin == Origin::compiled ? "compiled"
-                    : origin == Origin::disk   ? "read from disk"
-                                               : "shipped";
+  const char* how = origin == Origin::compiled   ? "compiled"
+                    : origin == Origin::disk     ? "read from disk"
+                    : origin == Origin::portable ? "shipped as PTX, which the driver compiles,"
+                                                 : "shipped";
   log(LogLevel::info, "{}: {} in {:.3f} s", name.expression, how, spent.count());
 }
 
-FoundKernel find_beyond_memory(const KernelName& name) {
-  if (auto kernel = find_shipped(name)) {
-    return {std::make_shared<const CompiledKernel>(std::move(*kernel)), Origin::shipped};
-  }
+/// The shipped kernel of that name, and where there is none and nothing compiles for its architecture, the
+/// portable one: `name` is that one's then.
+std::optional<FoundKernel> find_in_library(KernelName& name) {
+  const auto found = [](CompiledKernel&& kernel, Origin origin) {
+    return FoundKernel{std::make_shared<const CompiledKernel>(std::move(kernel)), origin};
+  };
+  if (auto kernel = find_shipped(name)) return found(std::move(*kernel), Origin::shipped);
+  if (why_portable(name.architecture).empty()) return std::nullopt;
+  name.architecture = portable_architecture;
+  if (auto kernel = find_shipped(name)) return found(std::move(*kernel), Origin::portable);
+  if (const std::string why = why_no_compiler(); !why.empty())
+    throw Error(Status::unsupported, why + "; the shipped set has no kernel for this call");
+  return std::nullopt;
+}
+
+FoundKernel find_beyond_memory(KernelName name) {
+  if (auto found = find_in_library(name)) return *found;
   const std::string key = cache_key(name, compiler());
   const DiskCache disk(default_cache_directory());
   if (auto kernel = disk.load(key))
@@ -36,6 +51,11 @@ FoundKernel find_beyond_memory(const KernelName& name) {
 }
 
 }  // namespace
+
+std::string why_portable(const std::string& architecture) {
+  if (!why_no_compiler().empty() && shipped_kernels() == 0) return {};
+  return why_not_compiled_for(architecture);
+}
 
 FoundKernel find_kernel(const KernelName& name) {
   static std::mutex mutex;

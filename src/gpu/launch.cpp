@@ -1,11 +1,15 @@
 #include "gpu/launch.hpp"
 
+#include <fmt/format.h>
+
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include "gpu/kernels.hpp"
 #include "kernels/config/fields.hpp"
+#include "tandem/error.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -45,13 +49,47 @@ bool takes_functions(const KernelConfig& config) {
       config);
 }
 
+/// "9.0" of PTX that begins with ".version 9.0".
+std::string ptx_version(std::string_view ptx) {
+  constexpr std::string_view directive = ".version ";
+  const std::size_t at = ptx.find(directive);
+  if (at == std::string_view::npos) return "of an unknown version";
+  const std::string_view rest = ptx.substr(at + directive.size());
+  return std::string(rest.substr(0, rest.find_first_of("\r\n ")));
+}
+
+/// Throws Error for an image that the driver refused, with what would help where that is known.
+void check_loaded(abi::Result result, const CompiledKernel& kernel, int device, const KernelName& name) {
+  if (result == abi::error_unsupported_ptx_version && kernel.is_ptx()) {
+    int version = 0;
+    check(driver().driver_get_version(&version), "cuDriverGetVersion");
+    throw Error(
+        Status::unsupported,
+        fmt::format(
+            "the NVIDIA driver of {} is for CUDA {}.{}, too old for PTX {}, which the portable kernels "
+            "are; update the driver, or install an NVRTC of its version that knows {} (pip install "
+            "nvidia-cuda-nvrtc-cu12 for CUDA 12)",
+            called(device), version / 1000, version % 1000 / 10,
+            ptx_version({kernel.image.data(), kernel.image.size()}), name.architecture));
+  }
+  if (result == abi::error_invalid_image || result == abi::error_no_binary_for_gpu) {
+    throw Error(
+        Status::runtime,
+        fmt::format("{} cannot load {}, compiled for {}: its image is damaged, or for another GPU; "
+                    "remove the kernel cache {}, or reinstall Tandem where the kernel is shipped",
+                    called(device), name.expression, name.architecture, default_cache_directory().string()));
+  }
+  check(result, "cuModuleLoadData");
+}
+
 }  // namespace
 
 LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
   const FoundKernel found = find_kernel(name);
   const ContextGuard guard(device);
-  LoadedKernel loaded{.shared_bytes = shared_bytes};
-  check(driver().module_load_data(&loaded.module, found.kernel->cubin.data()), "cuModuleLoadData");
+  LoadedKernel loaded{.shared_bytes = shared_bytes, .portable = found.kernel->is_ptx()};
+  check_loaded(driver().module_load_data(&loaded.module, found.kernel->image.data()), *found.kernel, device,
+               name);
   check(driver().module_get_function(&loaded.function, loaded.module, found.kernel->symbol.c_str()),
         "cuModuleGetFunction");
   check(driver().function_set_attribute(loaded.function,
@@ -91,7 +129,7 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
     attributes[count].id = abi::LaunchAttributeId::cluster_dimension;
     attributes[count++].value.cluster = {shape.cluster, 1, 1};
   }
-  if (shape.programmatic) {
+  if (shape.programmatic && !kernel.portable) {
     attributes[count].id = abi::LaunchAttributeId::programmatic_stream_serialization;
     attributes[count++].value.programmatic_stream_serialization = 1;
   }

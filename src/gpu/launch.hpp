@@ -13,6 +13,7 @@ struct LoadedKernel {
   abi::Function function = nullptr;
   int shared_bytes = 0;
   abi::Module module = nullptr;
+  bool portable = false;  ///< compiled by the driver from PTX
 };
 
 /// Finds a kernel, loads it into the device's primary context and allows it `shared_bytes` of dynamic shared
@@ -34,7 +35,8 @@ struct LaunchShape {
   bool resident = false;      ///< starts when there is room for all of its CTAs, which wait for each other
 };
 
-/// Launches on the current context. `params` is the kernel's one parameter.
+/// Launches on the current context. `params` is the kernel's one parameter. A portable kernel is never
+/// programmatic: in its instructions it cannot wait for the grid before it.
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params);
 
 }  // namespace tandem::gpu

@@ -85,7 +85,11 @@ bool fill(void* library, Nvrtc& f) {
          find(library, f.get_lowered_name, "nvrtcGetLoweredName") &&
          find(library, f.get_log_size, "nvrtcGetProgramLogSize") &&
          find(library, f.get_log, "nvrtcGetProgramLog") &&
-         find(library, f.get_cubin_size, "nvrtcGetCUBINSize") && find(library, f.get_cubin, "nvrtcGetCUBIN");
+         find(library, f.get_cubin_size, "nvrtcGetCUBINSize") &&
+         find(library, f.get_cubin, "nvrtcGetCUBIN") && find(library, f.get_ptx_size, "nvrtcGetPTXSize") &&
+         find(library, f.get_ptx, "nvrtcGetPTX") &&
+         find(library, f.count_architectures, "nvrtcGetNumSupportedArchs") &&
+         find(library, f.list_architectures, "nvrtcGetSupportedArchs");
 }
 
 /// NVRTC opens its companion by bare name, which the loader finds only on the system path or if it is open

@@ -22,6 +22,10 @@ struct Nvrtc {
   Result (*get_log)(Program, char*);
   Result (*get_cubin_size)(Program, std::size_t*);
   Result (*get_cubin)(Program, char*);
+  Result (*get_ptx_size)(Program, std::size_t*);
+  Result (*get_ptx)(Program, char*);
+  Result (*count_architectures)(int*);
+  Result (*list_architectures)(int*);
 };
 
 /// A table of functions, and the file it came from; or the reason why there is none.

@@ -16,7 +16,8 @@ std::string shipped_header();
 /// Adds a kernel to an archive.
 void append_shipped(std::string& archive, const KernelName& name, const CompiledKernel& kernel);
 
-/// The archive linked into this library; empty if it was built without NVRTC.
+/// The archive linked into this library; empty if it was built without NVRTC. Weak, so that a test may have
+/// one of its own.
 std::span<const char> shipped_archive();
 
 /// The kernel of that name in the linked archive, if it has one.

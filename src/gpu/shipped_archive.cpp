@@ -20,7 +20,7 @@ __attribute__((visibility("hidden"))) extern const char tandem_shipped_end[];
 
 namespace tandem::gpu {
 
-std::span<const char> shipped_archive() {
+__attribute__((weak)) std::span<const char> shipped_archive() {
   return {tandem_shipped_begin, static_cast<std::size_t>(tandem_shipped_end - tandem_shipped_begin)};
 }
 

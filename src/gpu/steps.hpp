@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "gpu/kernel_name.hpp"
 #include "gpu/param_fields.hpp"
@@ -72,6 +73,7 @@ struct Steps {
   int multiprocessors = 0;
   Workspace workspace;
   StepList list;
+  std::string portable;  ///< why the kernels are PTX that the driver compiles; empty where they are not
 };
 
 /// The same of tandem::quantize.

@@ -10,6 +10,7 @@
 #include "plan/forward_plan.hpp"
 #include "plan/function_plan.hpp"
 #include "plan/plan_gpu.hpp"
+#include "plan/portable_set.hpp"
 #include "problem/mixed.hpp"
 #include "problem/recipe_of.hpp"
 
@@ -42,6 +43,7 @@ namespace {
 
 std::vector<std::string> cuda_reasons(const Problem& problem, const gpu::Steps& steps) {
   const Problem& p = steps.problem;
+  if (!steps.portable.empty()) return explain_portable(p, steps.config, steps.portable);
   if (const auto* c = std::get_if<BackwardConfig>(&steps.config)) return explain_backward(p, *c);
   if (const auto* c = std::get_if<EightBitConfig>(&steps.config)) {
     return explain_eight_bit(p, steps.recipe, *c);

@@ -9,6 +9,7 @@
 #include "gpu/append_params.hpp"
 #include "gpu/device.hpp"
 #include "gpu/forward_params.hpp"
+#include "gpu/kernels.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
@@ -16,6 +17,7 @@
 #include "plan/family.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/function_plan.hpp"
+#include "plan/portable_set.hpp"
 #include "plan/quantize_plan.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
@@ -124,6 +126,13 @@ bool reads_in_place(const Problem& p) {
   return true;
 }
 
+/// Why the kernels sm80 are portable on a GPU; those of a GPU that is only described are planned as if all
+/// compiled.
+std::string why_portable_on(int index) {
+  if (index >= gpu::first_described) return {};
+  return gpu::why_portable(gpu::architecture_of(gpu::properties(index)));
+}
+
 /// The same by the kernels that every GPU from Ampere on runs: what they cannot do yet is an error.
 void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoice& choice,
                      const gpu::KernelConfig* wanted) {
@@ -142,26 +151,31 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                 gpu::called(problem.device.index), choice.why, missing,
                 gpu::is_hopper(device) ? "unset TANDEM_KERNELS, or " : "");
   }
+  steps.portable = why_portable_on(problem.device.index);
+  const bool portable = !steps.portable.empty();
   const int shared = shared_bytes_per_sm(device);
   const auto check_shared = [&](int needed) {
     if (device.shared_bytes_per_block > 0 && needed > device.shared_bytes_per_block) {
       unsupported(
           "the kernel takes {} bytes of shared memory, which compute capability {}.{} is expected to have; "
           "{} "
-          "has "
-          "{}; copy the tensors to the CPU",
+          "has {}; copy the tensors to the CPU",
           needed, device.major, device.minor, device.name, device.shared_bytes_per_block);
     }
   };
   if (backward) {
-    const auto config =
-        wanted_or<BackwardConfig>(wanted, [&] { return choose_sm80_backward_config(steps.problem, shared); });
+    const auto config = wanted_or<BackwardConfig>(wanted, [&] {
+      return portable ? portable_backward_config(steps.problem)
+                      : choose_sm80_backward_config(steps.problem, shared);
+    });
     check_shared(backward_shared_bytes(config));
     return add_backward(steps, config);
   }
   fold_heads_into_rows(steps.problem);
-  const auto config =
-      wanted_or<ForwardConfig>(wanted, [&] { return choose_sm80_forward_config(steps.problem, shared); });
+  const auto config = wanted_or<ForwardConfig>(wanted, [&] {
+    return portable ? portable_forward_config(steps.problem)
+                    : choose_sm80_forward_config(steps.problem, shared);
+  });
   check_shared(forward_shared_bytes(config));
   add_forward(steps, config);
 }

@@ -39,6 +39,9 @@ TEST(Abi, NumbersAreTheDrivers) {
   using A = abi::DeviceAttribute;
   EXPECT_EQ(abi::error_out_of_memory, CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(abi::error_no_device, CUDA_ERROR_NO_DEVICE);
+  EXPECT_EQ(abi::error_invalid_image, CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_EQ(abi::error_no_binary_for_gpu, CUDA_ERROR_NO_BINARY_FOR_GPU);
+  EXPECT_EQ(abi::error_unsupported_ptx_version, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
   EXPECT_EQ(difference(A::clock_rate, CU_DEVICE_ATTRIBUTE_CLOCK_RATE), 0);
   EXPECT_EQ(difference(A::multiprocessor_count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), 0);
   EXPECT_EQ(difference(A::memory_clock_rate, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE), 0);

@@ -22,13 +22,13 @@ namespace {
 namespace fs = std::filesystem;
 
 CompiledKernel sample(std::size_t bytes = 5000, char first = 'a') {
-  CompiledKernel kernel{.cubin = std::vector<char>(bytes), .symbol = "_Z6sample", .usage = {168, 8, 16, 32}};
-  for (std::size_t i = 0; i < bytes; ++i) kernel.cubin[i] = static_cast<char>(first + i % 7);
+  CompiledKernel kernel{.image = std::vector<char>(bytes), .symbol = "_Z6sample", .usage = {168, 8, 16, 32}};
+  for (std::size_t i = 0; i < bytes; ++i) kernel.image[i] = static_cast<char>(first + i % 7);
   return kernel;
 }
 
 bool same(const CompiledKernel& a, const CompiledKernel& b) {
-  return a.cubin == b.cubin && a.symbol == b.symbol && a.usage.registers == b.usage.registers &&
+  return a.image == b.image && a.symbol == b.symbol && a.usage.registers == b.usage.registers &&
          a.usage.stack_bytes == b.usage.stack_bytes &&
          a.usage.spill_store_bytes == b.usage.spill_store_bytes &&
          a.usage.spill_load_bytes == b.usage.spill_load_bytes;
@@ -104,7 +104,7 @@ TEST_F(Cache, AnyTruncationOrGrowthIsAMiss) {
 
 TEST_F(Cache, LengthsThatWrapRoundAreAMiss) {
   std::string entry = pack_entry("key", sample(300));
-  // key_bytes, symbol_bytes and cubin_bytes whose sum modulo 2^64 is right.
+  // key_bytes, symbol_bytes and image_bytes whose sum modulo 2^64 is right.
   const std::uint64_t lengths[3] = {std::uint64_t{1} << 63, std::uint64_t{1} << 63, 3 + 9 + 300};
   entry.replace(16, sizeof(lengths), reinterpret_cast<const char*>(lengths), sizeof(lengths));
   const std::uint64_t checksum = fnv1a(std::string_view(entry).substr(16));
@@ -170,7 +170,7 @@ TEST_F(Cache, ProcessesThatRaceOnOneKeySeeWholeEntriesOnly) {
       for (int i = 0; i < 50; ++i) {
         good &= cache.store("key", sample(20000, static_cast<char>('a' + writer)));
         const auto found = cache.load("key");
-        good &= found && same(*found, sample(20000, found->cubin[0]));
+        good &= found && same(*found, sample(20000, found->image[0]));
       }
       _exit(good ? 0 : 1);
     }

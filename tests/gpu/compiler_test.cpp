@@ -29,11 +29,30 @@ TEST_F(Compiler, SaysWhichItIs) {
 
 TEST_F(Compiler, MakesACubinNamesItsKernelAndCountsItsRegisters) {
   const CompiledKernel kernel = compile(doubled, doubling);
-  ASSERT_GT(kernel.cubin.size(), 4U);
-  EXPECT_EQ(std::string(kernel.cubin.data() + 1, 3), "ELF");
+  ASSERT_GT(kernel.image.size(), 4U);
+  EXPECT_EQ(std::string(kernel.image.data() + 1, 3), "ELF");
   EXPECT_NE(kernel.symbol.find("scale"), std::string::npos);
   EXPECT_GT(kernel.usage.registers, 0);
   EXPECT_EQ(kernel.usage.stack_bytes, 0);
+}
+
+TEST_F(Compiler, MakesPtxForAVirtualArchitecture) {
+  KernelName name = doubled;
+  name.architecture = portable_architecture;
+  const CompiledKernel kernel = compile(name, doubling);
+  ASSERT_TRUE(kernel.is_ptx());
+  EXPECT_EQ(kernel.image.back(), '\0');
+  const std::string text = kernel.image.data();
+  EXPECT_EQ(text.size() + 1, kernel.image.size());
+  EXPECT_NE(text.find("\n.version "), std::string::npos) << text;
+  EXPECT_NE(text.find(".target sm_80"), std::string::npos) << text;
+  EXPECT_NE(text.find(".entry " + kernel.symbol), std::string::npos) << text;
+  EXPECT_FALSE(compile(doubled, doubling).is_ptx());
+}
+
+TEST_F(Compiler, SaysWhatItDoesNotKnow) {
+  for (const char* known : {"sm_80", "sm_90a", "compute_80"}) EXPECT_EQ(why_not_compiled_for(known), "");
+  EXPECT_TRUE(why_not_compiled_for("sm_999").ends_with(" does not know sm_999"));
 }
 
 TEST_F(Compiler, HandsTheLogOnWhenItRefuses) {

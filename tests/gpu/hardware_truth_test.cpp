@@ -62,7 +62,7 @@ std::vector<unsigned char> run_on_gpu(const TruthInputs& in, TruthSection first,
 
   LoadedKernel kernel{.function = nullptr, .shared_bytes = sizeof(kernel_tests::TruthShared)};
   abi::Module module = nullptr;
-  check(driver().module_load_data(&module, compiled.cubin.data()), "cuModuleLoadData");
+  check(driver().module_load_data(&module, compiled.image.data()), "cuModuleLoadData");
   check(driver().module_get_function(&kernel.function, module, compiled.symbol.c_str()),
         "cuModuleGetFunction");
   check(driver().function_set_attribute(
@@ -97,7 +97,7 @@ std::vector<unsigned char> run_in_emulator(TruthInputs& in, TruthSection section
 TEST(HardwareTruth, TheKernelCompiles) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const CompiledKernel kernel = compile_truth();
-  EXPECT_FALSE(kernel.cubin.empty());
+  EXPECT_FALSE(kernel.image.empty());
   EXPECT_EQ(kernel.usage.spill_store_bytes, 0);
 }
 

@@ -4,15 +4,15 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "gpu/backward_params.hpp"
 #include "gpu/kernel_name.hpp"
 #include "gpu/kernels.hpp"
+#include "kernel_sample.hpp"
 #include "plan/append_plan.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/portable_set.hpp"
 #include "plan/quantize_plan.hpp"
 
 namespace tandem::gpu {
@@ -43,10 +43,19 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
   for (const ForwardConfig& config : shipped_forward_configs()) {
     const auto kernel = find_shipped(kernel_name(config));
     ASSERT_TRUE(kernel) << expression_of(config);
-    EXPECT_EQ(std::string(kernel->cubin.data() + 1, 3), "ELF");
+    EXPECT_EQ(std::string(kernel->image.data() + 1, 3), "ELF");
     if (config.schedule.split) {
       EXPECT_TRUE(find_shipped(kernel_name(Kernel::combine, combine_config(config))));
     }
+  }
+}
+
+TEST(Shipped, HoldsThePortablePart) {
+  if (shipped_archive().empty()) GTEST_SKIP() << "built without the shipped set (TANDEM_SHIP_KERNELS)";
+  for (const KernelName& name : portable_kernels()) {
+    const auto kernel = find_shipped(name);
+    ASSERT_TRUE(kernel) << name.expression;
+    EXPECT_TRUE(kernel->is_ptx()) << name.expression;
   }
 }
 
@@ -65,23 +74,20 @@ void expect_fast(const KernelName& name, int local_bytes = 0) {
   EXPECT_EQ(usage.serialised, 0) << "ptxas serialises the products";
 }
 
-/// A group of the set's kernels of one family: each is a process of its own in ctest, so that they compile
-/// side by side. A kernel that the disk cache has is not compiled again.
+/// A group of the set's kernels of one family. A kernel that the disk cache has is not compiled again.
 class ShippedSet : public testing::TestWithParam<std::size_t> {
  public:
-  static constexpr std::size_t group = 4;
-
   static auto groups_of(std::size_t kernels) {
-    return testing::Range<std::size_t>(0, (kernels + group - 1) / group);
+    return testing::Range<std::size_t>(0, gpu::groups_of(kernels));
   }
 
  protected:
-  /// f of every Config in the group.
+  /// f of the Configs of the group that are compiled.
   template <typename Config, typename F>
   static void each(const std::vector<Config>& configs, const F& f) {
     if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
-    const std::size_t end = std::min(configs.size(), (GetParam() + 1) * group);
-    for (std::size_t i = GetParam() * group; i < end; ++i) {
+    const auto [begin, end] = sample_of(GetParam(), configs.size());
+    for (std::size_t i = begin; i < end; ++i) {
       SCOPED_TRACE(expression_of(configs[i]));
       f(configs[i]);
     }

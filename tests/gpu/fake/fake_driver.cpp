@@ -91,12 +91,14 @@ Result cuDeviceGetName(char* name, int bytes, abi::Device) {
   std::strncpy(name, "Fake H100", static_cast<std::size_t>(bytes));
   return abi::success;
 }
-Result cuDeviceGetAttribute(int* value, abi::DeviceAttribute which, abi::Device) {
+Result cuDeviceGetAttribute(int* value, abi::DeviceAttribute which, abi::Device device) {
   switch (which) {
     case abi::DeviceAttribute::multiprocessor_count: *value = 132; break;
     case abi::DeviceAttribute::compute_capability_major: *value = fake::state().major; break;
     case abi::DeviceAttribute::compute_capability_minor: *value = fake::state().minor; break;
-    case abi::DeviceAttribute::max_shared_memory_per_block_optin: *value = 232448; break;
+    case abi::DeviceAttribute::max_shared_memory_per_block_optin:
+      *value = fake::state().shared_bytes[static_cast<std::size_t>(device)];
+      break;
     case abi::DeviceAttribute::l2_cache_size: *value = 50 << 20; break;
     default: *value = 1980000; break;
   }
@@ -129,6 +131,7 @@ Result cuCtxSynchronize() {
 }
 Result cuModuleLoadData(abi::Module* module, const void* image) {
   *module = handle<abi::Module>(reinterpret_cast<std::uintptr_t>(image));
+  fake::state().images.push_back(static_cast<const char*>(image));
   return called("cuModuleLoadData");
 }
 Result cuModuleGetFunction(abi::Function* function, abi::Module, const char* name) {

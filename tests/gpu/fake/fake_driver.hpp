@@ -2,6 +2,7 @@
 // asked. With it the host side of the GPU backend is tested where there is no GPU. Kernels are not run.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -22,12 +23,14 @@ struct Driver {
   int devices = 2;
   int major = 9;
   int minor = 0;
+  std::array<int, 2> shared_bytes = {232448, 232448};  ///< a CTA's at most, of each device
   /// The next call of this name fails with this result.
   std::string failing;
   abi::Result failure = 0;
 
   std::vector<std::string> calls;  ///< names, in order, without those that only ask
   std::vector<Launch> launches;
+  std::vector<const char*> images;    ///< of modules that were loaded
   std::vector<abi::Context> current;  ///< the stack of contexts of the one thread that tests
   int live_allocations = 0;
   std::size_t allocated_bytes = 0;  ///< since the start
