@@ -134,7 +134,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                                   ? "no backward kernel for heads of more than 128 dimensions"
                               : problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                       ? "no kernel for k and v of 8 bits"
-                              : problem.has_function()  ? "no kernel with score or mask functions, or dropout"
+                              : problem.dropout.on                    ? "no dropout"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {
@@ -160,8 +160,9 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
     return add_backward(steps, config);
   }
   fold_heads_into_rows(steps.problem);
-  const auto config =
-      wanted_or<ForwardConfig>(wanted, [&] { return choose_sm80_forward_config(steps.problem, shared); });
+  const auto config = wanted_or<ForwardConfig>(wanted, [&] {
+    return with_functions(choose_sm80_forward_config(steps.problem, shared), steps.problem);
+  });
   check_shared(forward_shared_bytes(config));
   add_forward(steps, config);
 }
