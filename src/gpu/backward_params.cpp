@@ -122,6 +122,11 @@ Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardCon
           strides_of(p.v)};
 }
 
+WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardParams& p,
+                                                            const FunctionParams& functions) {
+  return {{p, functions}, p.q_data, p.k_data, p.v_data, p.q_stride, p.k_stride, p.v_stride};
+}
+
 bool causal_pairs(const Problem& p, const BackwardConfig& c) {
   if (p.rows_k <= p.rows_q + p.rows_q / 8) return true;
   // Singly, all heads are computed at the same time. Eight heads of 32,768 queries then lose a fifth on an

@@ -35,6 +35,9 @@ BackwardParams make_backward_params(const Problem& problem, const BackwardConfig
 Sm80BackwardParams make_sm80_backward_params(const Problem& problem, const BackwardConfig& config,
                                              const LoadedMaps& maps, const Workspace& workspace,
                                              char* memory);
+/// With functions.
+WithAddresses<WithFunctions<BackwardParams>> with_functions(const Sm80BackwardParams& params,
+                                                            const FunctionParams& functions);
 
 /// Key tiles of the main kernel's launch, and thread blocks of those around it, or bounds where lengths are
 /// known on the device only.

@@ -53,10 +53,16 @@ HeadScales head_scales_of(const Scales& scales);
 /// In place of `encode` for kernels that read tensors by their addresses.
 TensorMap no_tensor_map(const TensorMapSpec& spec);
 
-/// Calls f(params) with what a kernel of this Config is launched with, but for functions: `params` and what
-/// its mask, its keys and its family add.
+/// Calls f(params) with what a kernel of this Config is launched with: `params` and what its mask, its keys,
+/// its family and `functions`, null where it has none, add.
 template <typename F>
-auto with_params_of(const ForwardConfig& config, const Problem& p, const ForwardParams& params, F&& f) {
+auto with_params_of(const ForwardConfig& config, const Problem& p, const ForwardParams& params,
+                    const FunctionParams* functions, F&& f) {
+  if (functions != nullptr) {  // with 16-bit keys and one mask for all sequences alone
+    const WithFunctions<ForwardParams> all{params, *functions};
+    if (!config.of_sm80()) return f(all);
+    return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
+  }
   const auto with_mask = [&](const auto& all) {
     if (config.converts()) {
       return f(WithKeyScales<std::remove_cvref_t<decltype(all)>>{all, head_scales_of(p.k_scale),

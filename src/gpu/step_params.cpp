@@ -94,36 +94,41 @@ const void* StepParams::backward(const BackwardConfig& config) {
   if (const auto* filled = std::get_if<BackwardParams>(&filled_)) return filled;
   if (const auto* filled = std::get_if<Sm80BackwardParams>(&filled_)) return filled;
   if (const auto* filled = std::get_if<WithFunctions<BackwardParams>>(&filled_)) return filled;
+  if (const auto* filled = std::get_if<WithAddresses<WithFunctions<BackwardParams>>>(&filled_)) return filled;
   if (config.of_sm80()) {
-    return fill<Sm80BackwardParams>(
-        [&] { return make_sm80_backward_params(problem(), config, maps(), steps_.workspace, memory_); });
+    const auto sm80 = [&] {
+      return make_sm80_backward_params(problem(), config, maps(), steps_.workspace, memory_);
+    };
+    if (!config.functions.given()) return fill<Sm80BackwardParams>(sm80);
+    return fill<WithAddresses<WithFunctions<BackwardParams>>>(
+        [&] { return with_functions(sm80(), backward_functions(config)); });
   }
   if (!config.functions.given()) return fill<BackwardParams>(params);
   return fill<WithFunctions<BackwardParams>>([&] {
-    WithFunctions<BackwardParams> with{params(), function_params(functions_of(problem()))};
-    if (config.functions.block_lists) {
-      with.functions.lists = listed_query_blocks(problem(), config).lists;
-      with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
-    }
-    return with;
+    return WithFunctions<BackwardParams>{params(), backward_functions(config)};
   });
 }
 
-template <typename Params>
-const void* StepParams::fill_forward(const ForwardConfig& config, const Params& params) {
-  // Functions go with 16-bit keys, the family sm90 and one mask for all sequences alone.
-  if constexpr (std::is_same_v<Params, ForwardParams>) {
-    if (config.functions.given()) {
-      auto& with = filled_.emplace<WithFunctions<Params>>(
-          WithFunctions<Params>{params, function_params(functions_of(problem()))});
-      if (config.functions.block_lists) {
-        with.functions.lists = listed_blocks(problem(), config.tiling).lists;
-        with.functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
-      }
-      forward_ = &with;
-      return &with;
-    }
+/// What a call's functions read, and where the lists of the kernel before them are.
+FunctionParams StepParams::backward_functions(const BackwardConfig& config) const {
+  FunctionParams functions = function_params(functions_of(problem()));
+  if (config.functions.block_lists) {
+    functions.lists = listed_query_blocks(problem(), config).lists;
+    functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
   }
+  return functions;
+}
+FunctionParams StepParams::forward_functions(const ForwardConfig& config) const {
+  FunctionParams functions = function_params(functions_of(problem()));
+  if (config.functions.block_lists) {
+    functions.lists = listed_blocks(problem(), config.tiling).lists;
+    functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
+  }
+  return functions;
+}
+
+template <typename Params>
+const void* StepParams::fill_forward(const Params& params) {
   auto& filled = filled_.emplace<Params>(params);
   forward_ = &filled;
   return &filled;
@@ -135,8 +140,10 @@ const void* StepParams::forward(const ForwardConfig& config) {
   const ForwardParams params =
       make_forward_params(problem(), config.tiling, maps(), config.of_sm80() ? &no_tensor_map : encode_,
                           steps_.multiprocessors, config.of_sm80() ? nullptr : tile_counter(), split_parts());
-  return with_params_of(config, problem(), params,
-                        [&](const auto& all) { return fill_forward(config, all); });
+  const auto fill_in = [&](const auto& all) { return fill_forward(all); };
+  if (!config.functions.given()) return with_params_of(config, problem(), params, nullptr, fill_in);
+  const FunctionParams functions = forward_functions(config);
+  return with_params_of(config, problem(), params, &functions, fill_in);
 }
 
 const void* StepParams::of(const Step& step) {

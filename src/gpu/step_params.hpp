@@ -28,8 +28,10 @@ class StepParams {
   unsigned int* tile_counter() const;
   SplitParts split_parts() const;
   const void* forward(const ForwardConfig& config);
+  FunctionParams forward_functions(const ForwardConfig& config) const;
+  FunctionParams backward_functions(const BackwardConfig& config) const;
   template <typename Params>
-  const void* fill_forward(const ForwardConfig& config, const Params& params);
+  const void* fill_forward(const Params& params);
   const void* backward(const BackwardConfig& config);
   template <typename Params, typename Make>
   const void* fill(Make&& make);
@@ -43,7 +45,9 @@ class StepParams {
   std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams,
                ForwardParamsBySequence, MixedForwardParams, WithKeyScales<ForwardParamsBySequence>,
                Sm80ForwardParams, WithValueAddress<ForwardParamsBySequence>, WithFunctions<ForwardParams>,
-               EightBitParams, BackwardParams, Sm80BackwardParams, WithFunctions<BackwardParams>>
+               WithValueAddress<WithFunctions<ForwardParams>>, EightBitParams, BackwardParams,
+               Sm80BackwardParams, WithFunctions<BackwardParams>,
+               WithAddresses<WithFunctions<BackwardParams>>>
       filled_;
   const ForwardParams* forward_ = nullptr;  ///< in filled_, once a forward kernel's are there
 };

@@ -143,7 +143,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                                   ? "no backward kernel for heads of more than 128 dimensions"
                               : problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                       ? "no kernel for k and v of 8 bits"
-                              : problem.has_function()  ? "no kernel with score or mask functions, or dropout"
+                              : problem.dropout.on                    ? "no dropout"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {
@@ -173,8 +173,9 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   }
   fold_heads_into_rows(steps.problem);
   const auto config = wanted_or<ForwardConfig>(wanted, [&] {
-    return portable ? portable_forward_config(steps.problem)
-                    : choose_sm80_forward_config(steps.problem, shared);
+    return with_functions(portable ? portable_forward_config(steps.problem)
+                                   : choose_sm80_forward_config(steps.problem, shared),
+                          steps.problem);
   });
   check_shared(forward_shared_bytes(config));
   add_forward(steps, config);

@@ -75,7 +75,13 @@ std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_pe
   }
   if (c.schedule.pingpong || c.schedule.staggered)
     return "the family sm80 has no ping-pong and no staggered start";
-  if (c.functions.given()) return "the family sm80 has no score or mask functions yet";
+  if (c.functions.dropout) return "the family sm80 has no dropout";
+  if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {
+    return fmt::format(
+        "block_lists are of a mask function, for equal lengths in any order; mask_function is {}, varlen {}, "
+        "deterministic {}",
+        c.functions.mask_function, c.mask.varlen, c.schedule.deterministic);
+  }
   for (const int stages : {c.q_stages, c.dout_stages}) {
     if (stages != 1 && stages != 2) return fmt::format("{} stages are not 1 or 2", stages);
   }

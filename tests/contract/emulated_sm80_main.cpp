@@ -3,16 +3,31 @@
 
 int main(int argc, char** argv) {
   using namespace tandem::kernel_tests;
+  std::vector<std::span<const EmulatedForward>> grouped = {grouped_sm80_forwards()};
+  std::vector<std::span<const EmulatedForward>> sharing = {split_sm80_forwards()};
+  for (const EmulatedForward& kernel : function_sm80_forwards_of_few())
+    (kernel.config.tiling.heads_as_rows ? grouped : sharing).push_back({&kernel, 1});
   return run_contract(
       argc, argv,
       {.name = "emulated sm80",
-       .whole = {general_sm80_forwards()},
-       .sharing = {split_sm80_forwards()},
-       .grouped = {grouped_sm80_forwards()},
+       .whole = {general_sm80_forwards(), function_sm80_forwards()},
+       .sharing = sharing,
+       .grouped = grouped,
        .decoding = {},
        .wide = {},
+       .listed = {function_sm80_forwards_of_lists()},
        // There is no kernel for keys of 8 bits yet, nor for heads of more than 256 dimensions.
        .without = ":Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
-                  "Contract16_BatchInvariance.KeysOfEightBits:*_WideHeads.*:*.OfWideHeads",
-       .backward = {general_sm80_backwards()}});
+                  "Contract16_BatchInvariance.KeysOfEightBits:*_WideHeads.*:*.OfWideHeads:"
+                  // As on the kernels for Hopper; and what takes long and is of the functions' text, or is
+                  // in kernels_functions_tests.
+                  "Contract19_Functions.Published*:Contract19_Functions.WithSoftcapWhichComesFirst:"
+                  "Contract19_Functions.WithEveryKindOfScale:Contract19_Functions.WithHeadsOfEveryRatio:"
+                  "Contract19_Functions.FewQueries:"
+                  "Contract19_Functions.LongerThanARunOfKeys:"
+                  "Contract19_Functions.BitsOfASequenceWithSplitSize:"
+                  "Contract19_Functions.ThreadsChangeNoBit:"
+                  "Contract19_Functions.LogitsWithoutASentinel",
+       .backward = {general_sm80_backwards(), function_sm80_backwards_of_lists(),
+                    function_sm80_backwards()}});
 }

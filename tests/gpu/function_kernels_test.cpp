@@ -9,6 +9,8 @@
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/function_plan.hpp"
+#include "plan/sm80_backward_plan.hpp"
+#include "plan/sm80_forward_plan.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -22,28 +24,32 @@ struct Usual {
   /// with a list or dropout they are read in the loop too: for documents 20 words among 2,000 instructions.
   int local_bytes = 0;
   int backward_local_bytes = 0;
+  /// The same of the family sm80, which has no dropout: stack, stores or loads, whichever are most. Backward
+  /// they are read in the loop, as words of the tile are without functions.
+  int sm80_local_bytes = 0;
+  int sm80_backward_local_bytes = 0;
   float dropout = 0.0F;
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
 /// f32 (head, relative position).
 constexpr Usual usual[] = {
-    {"Identity", "s", ""},
-    {"Everything", "", "true"},
-    {"Causal", "", "le(k, q)", 0, 8},
-    {"SlidingWindow", "", "$0=sub(q, k); and(le(0, $0), lt($0, 256))", 0, 8},
-    {"Document", "", "and(eq(t1[q], t1[k]), le(k, q))", 44, 152},
-    {"PrefixLm", "", "or(lt(k, 100), le(k, q))", 0, 16},
-    {"Alibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 16},
-    {"RelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 8, 28},
-    {"Softcap", "mul(tanh(div(s, 20.0)), 20.0)", ""},
+    {"Identity", "s", "", 0, 0, 0, 152},
+    {"Everything", "", "true", 0, 0, 0, 28},
+    {"Causal", "", "le(k, q)", 0, 8, 0, 68},
+    {"SlidingWindow", "", "$0=sub(q, k); and(le(0, $0), lt($0, 256))", 0, 8, 0, 68},
+    {"Document", "", "and(eq(t1[q], t1[k]), le(k, q))", 44, 152, 16, 52},
+    {"PrefixLm", "", "or(lt(k, 100), le(k, q))", 0, 16, 0, 68},
+    {"Alibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 16, 8, 140},
+    {"RelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 8, 28, 132, 140},
+    {"Softcap", "mul(tanh(div(s, 20.0)), 20.0)", "", 0, 0, 0, 152},
     {"SoftcapAlibiCausal", "add(mul(tanh(div(s, 20.0)), 20.0), mul(t0[h], real(sub(k, q))))", "le(k, q)", 0,
-     128},
-    {"BiasTensor", "add(s, t2[b, h, q, k])", "", 48, 116},
-    {"MaskTensor", "", "ne(t3[q, k], 0)", 64, 180},
-    {"Dropout", "", "", 0, 56, 0.1F},
-    {"DropoutCausal", "", "le(k, q)", 0, 204, 0.1F},
-    {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 0.1F},
+     128, 8, 208},
+    {"BiasTensor", "add(s, t2[b, h, q, k])", "", 48, 116, 120, 140},
+    {"MaskTensor", "", "ne(t3[q, k], 0)", 64, 180, 60, 68},
+    {"Dropout", "", "", 0, 56, 0, 0, 0.1F},
+    {"DropoutCausal", "", "le(k, q)", 0, 204, 0, 0, 0.1F},
+    {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 0, 0, 0.1F},
 };
 
 class UsualFunctions : public testing::TestWithParam<Usual> {
@@ -74,8 +80,9 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
   }
 
   /// No more local memory, and products that overlap.
-  static void expect_fast(const Problem& p, KernelName name, int local_bytes) {
+  static void expect_fast(const Problem& p, KernelName name, int local_bytes, const char* architecture = "") {
     name.functions = function_source(functions_of(p));
+    if (*architecture != '\0') name.architecture = architecture;
     const FoundKernel found = find_kernel(name);
     const KernelUsage& usage = found.kernel->usage;
     EXPECT_GT(usage.registers, 0);
@@ -112,6 +119,47 @@ TEST_P(UsualFunctions, BackwardHasItsLocalMemory) {
     expect_fast(p, kernel_name(Kernel::backward, config), GetParam().backward_local_bytes);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
     if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_query_blocks, config), 0);
+  }
+}
+
+constexpr struct {
+  const char* name;
+  int shared_bytes;  ///< of an SM
+  int head_dim;
+} sm80_architectures[] = {{"sm_80", 164 * 1024, 128}, {"sm_86", 100 * 1024, 64}};
+
+/// The family sm80. It has no dropout, and says so.
+TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
+  for (const auto& [name, shared_bytes, head_dim] : sm80_architectures) {
+    SCOPED_TRACE(name);
+    const Problem p = problem(head_dim, Pass::forward);
+    const ForwardConfig config = with_functions(choose_sm80_forward_config(p, shared_bytes), p);
+    ASSERT_TRUE(config.functions.given());
+    if (config.functions.dropout) {
+      EXPECT_EQ(sm80_forward_objection(config, shared_bytes), "the family sm80 has no dropout");
+      continue;
+    }
+    ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
+    expect_fast(p, kernel_name(config), GetParam().sm80_local_bytes, name);
+    ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
+    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_blocks, config), 0, name);
+  }
+}
+
+TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
+  for (const auto& [name, shared_bytes, head_dim] : sm80_architectures) {
+    SCOPED_TRACE(name);
+    const Problem p = problem(head_dim, Pass::backward);
+    const BackwardConfig config = choose_sm80_backward_config(p, shared_bytes);
+    ASSERT_TRUE(config.functions.given());
+    if (config.functions.dropout) {
+      EXPECT_EQ(sm80_backward_objection(config, shared_bytes), "the family sm80 has no dropout");
+      continue;
+    }
+    ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
+    expect_fast(p, kernel_name(kernel_of(config), config), GetParam().sm80_backward_local_bytes, name);
+    ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
+    if (config.functions.block_lists) expect_fast(p, kernel_name(Kernel::list_query_blocks, config), 0, name);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
 #include "tandem/attention.hpp"
+#include "tandem/function.hpp"
 
 namespace tandem {
 namespace {
@@ -125,6 +126,12 @@ TEST(Family, WhatItLacksIsAnError) {
   ForwardArgs eight_bit = forward;
   eight_bit.options.precision = Precision::fp8;
   EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
+  ForwardArgs dropped = forward;
+  dropped.options.dropout_p = 0.1F;
+  EXPECT_EQ(refusal([&] { explain(dropped); }), where + "no dropout yet; copy the tensors to the CPU");
+  backward = backward_on("A100", 64);
+  backward.options.dropout_p = 0.1F;
+  EXPECT_EQ(refusal([&] { explain(backward); }), where + "no dropout yet; copy the tensors to the CPU");
   const Kernels wish("sm80");
   ForwardArgs forced = call_on("H100");
   forced.options.precision = Precision::fp8;
@@ -172,6 +179,34 @@ TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
   EXPECT_TRUE(std::get<ForwardConfig>(few.gpu->config).tiling.heads_as_rows);
 }
 
+/// As on Hopper: a mask function of equal lengths has lists of blocks in both passes.
+TEST(Sm80Plan, FunctionsAreCompiledIn) {
+  const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
+  const Function twice = Function::parse("mul(s, 2.0)", Function::Kind::score);
+  ForwardArgs forward = call_on("A100");
+  forward.mask_function = &causal;
+  const auto kernels = [](const Plan& plan) {
+    std::vector<gpu::Kernel> all;
+    for (const gpu::Step& step : plan.gpu->list.all()) all.push_back(step.kernel);
+    return all;
+  };
+  using gpu::Kernel;
+  EXPECT_EQ(kernels(plan_of(forward)), (std::vector{Kernel::list_blocks, Kernel::sm80_forward}));
+  EXPECT_EQ(config_of(forward).transform, ScoreTransform::raw);
+  EXPECT_NE(explain(forward).find("by lists that a kernel makes first"), std::string::npos);
+  forward.mask_function = nullptr;
+  forward.score_function = &twice;
+  EXPECT_EQ(kernels(plan_of(forward)), std::vector{Kernel::sm80_forward});
+  EXPECT_EQ(config_of(forward).transform, ScoreTransform::scaled);
+  BackwardArgs backward = backward_on("RTX 4090", 64);
+  backward.mask_function = &causal;
+  EXPECT_EQ(kernels(plan_of(backward)), (std::vector{Kernel::list_query_blocks, Kernel::backward_preprocess,
+                                                     Kernel::sm80_backward, Kernel::backward_convert}));
+  backward.options.deterministic = true;
+  EXPECT_EQ(kernels(plan_of(backward)),
+            (std::vector{Kernel::backward_preprocess, Kernel::sm80_backward, Kernel::backward_convert}));
+}
+
 TEST(Sm80Plan, IsExplained) {
   const std::string text = explain(call_on("A10"));
   for (const char* line :
@@ -195,6 +230,12 @@ TEST(Sm80Plan, AnImpossibleConfigIsNamed) {
   c.tiling.block_n = 40;
   EXPECT_EQ(objection(c), "block_n 40 is not a multiple of 16 from 16 to 128");
   c.tiling.block_n = 128;
+  c.functions = {.digest = 1, .dropout = true};
+  EXPECT_EQ(objection(c), "the family sm80 has no dropout");
+  c.functions = {.digest = 1, .score_function = true, .block_lists = true};
+  EXPECT_EQ(objection(c),
+            "block_lists are of a mask function, for equal lengths; mask_function is false, varlen false");
+  c.functions = {};
   c.stages = 4;
   EXPECT_NE(objection(c).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
 }
@@ -237,6 +278,13 @@ TEST(Sm80Plan, AnImpossibleBackwardConfigIsNamed) {
   c = good;
   c.schedule.pingpong = true;
   EXPECT_EQ(objection(c), "the family sm80 has no ping-pong and no staggered start");
+  c = good;
+  c.functions = {.digest = 1, .dropout = true};
+  EXPECT_EQ(objection(c), "the family sm80 has no dropout");
+  c.functions = {.digest = 1, .mask_function = true, .block_lists = true};
+  c.schedule.deterministic = true;
+  EXPECT_NE(objection(c).find("in any order; mask_function is true, varlen false, deterministic true"),
+            std::string::npos);
   c = good;
   c.ds_in_dout = true;
   EXPECT_EQ(objection(c), "ds_in_dout takes one dout_stages");

@@ -42,7 +42,7 @@ struct BackwardConfig {
   BackwardSchedule schedule{};
   Family family = Family::sm90;
   bool ds_in_dout = false;  ///< family sm80: dS takes dO's place in shared memory, once dV has its products
-  Functions functions{};    ///< with them the kernel is launched with WithFunctions<BackwardParams>
+  Functions functions{};    ///< with them the kernel is launched with WithFunctions
 
   static constexpr int consumers = 2;  ///< warpgroups
 
@@ -153,10 +153,13 @@ struct BackwardParams {
   bool dv_vectors;
 };
 
-/// What the main kernel of the family sm80 is launched with: it reads no tensor map.
-struct Sm80BackwardParams : BackwardParams {
+/// What the main kernel of the family sm80 is launched with: it reads no tensor map. Behind functions, which
+/// `list_query_blocks` reads too.
+template <typename Params>
+struct WithAddresses : Params {
   const void *q_data, *k_data, *v_data;
   Strides q_stride, k_stride, v_stride;
 };
+using Sm80BackwardParams = WithAddresses<BackwardParams>;
 
 }  // namespace tandem

@@ -250,7 +250,7 @@ struct WithKeyScales : Params {
 };
 using MixedForwardParams = WithKeyScales<ForwardParams>;
 
-/// Of the family sm80, which reads no tensor map.
+/// Of the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
 template <typename Params>
 struct WithValueAddress : Params {
   const void* v_data;

@@ -33,7 +33,7 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   using Base::thread;
   using Base::warpgroup;
   static_assert(C.of_sm80() && C.owns_keys() && C.tiling.cluster == 1 && C.dq_parts == 1);
-  static_assert(!C.functions.given() && !C.schedule.pingpong && !C.schedule.staggered);
+  static_assert(!C.functions.dropout && !C.schedule.pingpong && !C.schedule.staggered);
 
   using KeyGradient = float[C.tiling.head_dim_qk / 2];
   using ValueGradient = float[C.tiling.head_dim_v / 2];
@@ -54,17 +54,69 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   /// The warp's first row of the 64 of its warpgroup.
   TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
 
-  /// A query block of a head of the group.
+  /// A visit of a head of the group: a query block, or with lists its place in the head's list.
   struct Step {
     int head;
-    int m;
+    int visit;
   };
+  /// All lanes of a warp call, also of the next ones.
+  TANDEM_DEVICE Step first_step(const BackwardTile& t) const {
+    const int head = t.head_kv * group;
+    if constexpr (C.functions.block_lists) return after({head, -1});
+    return {head, t.blocks.first};
+  }
   TANDEM_DEVICE Step after(Step at) const {
-    const tile::QueryBlockRange blocks = current().blocks;
-    return at.m + 1 < blocks.end ? Step{at.head, at.m + 1} : Step{at.head + 1, blocks.first};
+    const BackwardTile t = current();
+    if constexpr (C.functions.block_lists) {  // which of a head may be empty
+      Step next{at.head, at.visit + 1};
+      const int end = (t.head_kv + 1) * group;
+      while (next.head < end && next.visit >= this->listed(this->list_of(t, next.head)))
+        next = {next.head + 1, 0};
+      return next;
+    }
+    return at.visit + 1 < t.blocks.end ? Step{at.head, at.visit + 1} : Step{at.head + 1, t.blocks.first};
+  }
+  TANDEM_DEVICE int block_of(Step at) const {
+    if constexpr (C.functions.block_lists)
+      return this->listed(this->list_of(current(), at.head) + 1 + at.visit) / 2;
+    return at.visit;
   }
   /// The tile that is computed.
   TANDEM_DEVICE BackwardTile current() const { return ptx::load_shared(&shared.tile); }
+
+  /// What functions need of the thread's keys, made again in each step: registers are for dK, dV and scores.
+  /// Gives the query block.
+  TANDEM_DEVICE int take_functions(const BackwardTile& t, Step at) {
+    this->own_head = at.head;
+    this->take_keys(p, t, key_at(), position);
+    return Base::take_visit(t, at.visit);
+  }
+  /// Clears rows of Q and dO whose LSE says that they see no key, which with functions may be any: 0 * NaN is
+  /// NaN. Each warp looks at the LSE of the whole block, so that all find the same rows.
+  TANDEM_DEVICE void clear_blind_queries() {
+    constexpr int words = C.tiling.block_m / warp_size;
+    u32 blind[words];
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const float lse = ptx::load_shared(shared.lse_log2[q_at.stage] + i * warp_size + thread % warp_size);
+      blind[i] = ptx::ballot(lse == ptx::infinity());
+      any |= blind[i];
+    }
+    if (any == 0) return;
+    const int among = static_cast<int>(ptx::thread_index_anew());
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+#pragma unroll 1
+      for (int bit = 0; bit < warp_size; ++bit) {
+        if ((blind[i] >> bit & 1U) == 0) continue;
+        const int row = i * warp_size + bit;
+        shared.q[q_at.stage].zero_rows(row, row + 1, among, Base::threads);
+        shared.dout[dout_at.stage].zero_rows(row, row + 1, among, Base::threads);
+      }
+    }
+    join();
+  }
 
   /// S^T = K Q^T, or dP^T = V dO^T.
   template <int head_dim, typename Keys, typename Queries>
@@ -134,12 +186,13 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   /// lines. In a fixed order each warpgroup waits for the tiles that add before this one.
   TANDEM_DEVICE void add_dq(Step at, const QueryGradient& dq) {
     const BackwardTile t = current();
-    const i64 block = workspace_block(p, at.head, t.q_block + at.m);
+    const int m = block_of(at);
+    const i64 block = workspace_block(p, at.head, t.q_block + m);
     float* const sums =
         p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
     u32* const semaphore = p.dq_semaphores + block * C.dq_pieces() + warpgroup;
     if constexpr (C.schedule.deterministic) {
-      if (thread == 0) ptx::semaphore_wait(semaphore, BackwardTiles<C>::additions_before(t, at.m));
+      if (thread == 0) ptx::semaphore_wait(semaphore, BackwardTiles<C>::additions_before(t, m));
       ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
     }
 #pragma unroll
@@ -164,7 +217,8 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
       set_zero(dv);
       ptx::sync_block();  // all have read what the last tile left
       if (ptx::thread_index() == 0) ptx::store_shared(&shared.tile, t);
-      if (t.blocks.first < t.blocks.end) compute(t, dk, dv);
+      if constexpr (C.functions.block_lists) ptx::sync_block();  // first_step reads it
+      if (has_visits<C>(p, t)) compute(t, dk, dv);
       ptx::sync_block();
       store(dk, dv);
     }
@@ -184,11 +238,11 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
 template <BackwardConfig C>
 TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv) {
   Sm80BackwardLoader<C> loader{p, shared};
-  Step at{t.head_kv * group, t.blocks.first};
-  const int end = at.head + group;
+  Step at = first_step(t);
+  const int end = (t.head_kv + 1) * group;
   loader.load_keys(t);
-  loader.load_q(t, at.head, at.m, q_at.stage);
-  loader.load_dout(t, at.head, at.m, dout_at.stage);
+  loader.load_q(t, at.head, block_of(at), q_at.stage);
+  loader.load_dout(t, at.head, block_of(at), dout_at.stage);
   ptx::wait_for_copies();
   ptx::sync_block();
   if constexpr (Base::hides) tile::clear_poisoned_keys<C>(*this);
@@ -200,10 +254,10 @@ TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& 
     q_to.advance();
     dout_to.advance();
     const auto load_q = [&] {
-      if (next.head != end) loader.load_q(current(), next.head, next.m, q_to.stage);
+      if (next.head != end) loader.load_q(current(), next.head, block_of(next), q_to.stage);
     };
     const auto load_dout = [&] {
-      if (next.head != end) loader.load_dout(current(), next.head, next.m, dout_to.stage);
+      if (next.head != end) loader.load_dout(current(), next.head, block_of(next), dout_to.stage);
     };
     // Where there is one buffer, behind the last product that reads it.
     if constexpr (C.q_stages > 1) load_q();
@@ -226,16 +280,19 @@ template <typename LoadDout>
 TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
   auto& q = shared.q[q_at.stage];
   auto& dout = shared.dout[dout_at.stage];
+  if constexpr (C.functions.given()) clear_blind_queries();
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   {
     float s[scores];
     multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
     const BackwardTile t = current();
-    if (Base::needs_mask(t, at.m)) {
-      this->template probabilities<true>(t, at.m, s, p_packed, p_sloped);
+    int m = at.visit;
+    if constexpr (C.functions.given()) m = take_functions(t, at);
+    if (Base::needs_mask(t, m)) {
+      this->template probabilities<true>(t, m, s, p_packed, p_sloped);
     } else {
-      this->template probabilities<false>(t, at.m, s, p_packed, p_sloped);
+      this->template probabilities<false>(t, m, s, p_packed, p_sloped);
     }
   }
   u32 ds_packed[scores / 2];
@@ -258,7 +315,8 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
 // ---- Entry ----
 
 template <BackwardConfig C>
-TANDEM_KERNEL __launch_bounds__(C.threads(), 1) sm80_backward(const __grid_constant__ Sm80BackwardParams p) {
+TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
+    sm80_backward(const __grid_constant__ BackwardKernelParams<C> p) {
   static_assert((sizeof(Sm80BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
   auto& shared = *reinterpret_cast<Sm80BackwardShared<C>*>(ptx::dynamic_shared());
   // The shuffle lets ptxas know that the number is uniform over the warp.

@@ -54,7 +54,7 @@ struct Sm80BackwardLoader {
   using Shared = Sm80BackwardShared<C>;
   using Copier = tile::RowCopier<C.threads()>;
 
-  const Sm80BackwardParams& p;
+  const BackwardKernelParams<C>& p;
   Shared& shared;
 
   TANDEM_DEVICE void load_keys(const BackwardTile& t) {

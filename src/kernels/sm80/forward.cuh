@@ -10,6 +10,7 @@
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm80/forward_loader.cuh"
+#include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/output.cuh"
@@ -30,6 +31,7 @@ struct Sm80Forward {
   /// Q stays in registers where it takes few.
   static constexpr bool keeps_q = units * steps * 4 <= 32;
   static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
+  static_assert(!C.functions.dropout);
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
@@ -76,6 +78,11 @@ struct Sm80Forward {
   TANDEM_DEVICE void run() {
     tile::QueryTile t;
     while (tiles.template next<false>(t, false)) {
+      if constexpr (C.functions.block_lists) {  // blocks are counted as in the list; the inner ones are not
+        const tile::BlockRange listed = tile::listed_blocks(p.functions.lists, t.index);
+        t.blocks.first = listed.first;
+        t.blocks.end = listed.end;
+      }
       if (t.blocks.first >= t.blocks.end) {
         store_empty(t);
         continue;
@@ -85,11 +92,12 @@ struct Sm80Forward {
       compute(t.blocks.end - 1);
     }
   }
-  TANDEM_DEVICE void compute(int block);
+  TANDEM_DEVICE void compute(int visit);
   TANDEM_DEVICE void load_queries(Queries& q, int step, int lane);
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
-  TANDEM_DEVICE void take_scores(int block, Scores& s, Probabilities& probabilities, Outputs& o,
+  TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void apply_functions(float (&s)[scores], const tile::QueryTile& t, int u, int key, bool full);
   TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
   TANDEM_DEVICE void store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]);
   TANDEM_DEVICE void store_empty(const tile::QueryTile& t);
@@ -97,7 +105,7 @@ struct Sm80Forward {
 
 /// The tile that has begun to load, from its last block of keys to its first.
 template <ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::compute(int block) {
+TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
   Outputs o;
   tile::OnlineSoftmax softmax[units];
 #pragma unroll
@@ -113,16 +121,16 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int block) {
   }
   int stage = 0;
 #pragma unroll 1
-  for (const int first = current().blocks.first; block >= first; --block) {
-    if (block != current().blocks.end - 1) loader.wait();  // all have read the last block's V
+  for (const int first = current().blocks.first; visit >= first; --visit) {
+    if (visit != current().blocks.end - 1) loader.wait();  // all have read the last block's V
     // The buffer of the block before this one is the next that V takes, and this one's the next of K.
-    loader.load_v(block - (C.stages - 1), stage == 0 ? C.stages - 1 : stage - 1);
+    loader.load_v(visit - (C.stages - 1), stage == 0 ? C.stages - 1 : stage - 1);
     Scores s;
     multiply_keys(s, q, stage);
     loader.wait();
-    loader.load_k(block - C.stages, stage);
+    loader.load_k(visit - C.stages, stage);
     Probabilities probabilities;
-    take_scores(block, s, probabilities, o, softmax);
+    take_scores(visit, s, probabilities, o, softmax);
     multiply_values(o, probabilities, stage);
     stage = stage + 1 == C.stages ? 0 : stage + 1;
   }
@@ -164,15 +172,40 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
   }
 }
 
+/// The caller's functions on the scores of a unit and the block that begins with `key`. What they need of
+/// rows is made again in each block: registers are for O and S.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const tile::QueryTile& t, int u,
+                                                   int key, bool full) {
+  if (full && !C.functions.score_function) return;
+  const tile::FragmentPosition position(thread());
+  tile::FunctionRows<C.functions> rows;
+  rows.own_sequence = {p.functions.tensors, t.index.batch, t.index.seqlen_q, t.index.seqlen_k};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(h));
+    rows.own_rows[h] = tile::FunctionRows<C.functions>::User::row(rows.own_sequence, row.head, row.query);
+  }
+  rows.apply(s, key + position.first_col, full);
+}
+
 /// From scores to exponentials, with O rescaled where a row's maximum has moved.
 template <ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::take_scores(int block, Scores& s, Probabilities& probabilities, Outputs& o,
+TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                                tile::OnlineSoftmax (&softmax)[units]) {
   const tile::QueryTile t = current();
+  int block = visit;
+  bool full = false;  // a list says that the mask function hides nothing of the block
+  if constexpr (C.functions.block_lists) {
+    const u32 entry = ptx::shuffle(loader.entry_of(t, visit), 0);
+    block = static_cast<int>(entry / 2);
+    full = entry % 2 != 0;
+  }
   const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
+    if constexpr (C.functions.given()) apply_functions(s[u], t, u, block * C.tiling.block_n, full);
     if (masked) {
       tile::apply_mask(s[u], t.visible, first_query(t, u), block * C.tiling.block_n,
                        tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));

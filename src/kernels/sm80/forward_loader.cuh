@@ -3,13 +3,16 @@
 
 #include "kernels/config/forward.hpp"
 #include "kernels/tile/copied_rows.cuh"
+#include "kernels/tile/functions.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/walk.cuh"
 
 namespace tandem {
 
 /// What the kernel is launched with.
 template <ForwardConfig C>
-using Sm80KernelParams = WithValueAddress<ForwardMaskParams<C>>;
+using Sm80KernelParams = WithValueAddress<
+    typename Select<C.functions.given(), WithFunctions<ForwardParams>, ForwardMaskParams<C>>::type>;
 
 // ---- Shared storage ----
 
@@ -60,31 +63,42 @@ struct Sm80ForwardLoader {
         return tile::query_row_at<C.tiling>(p, t.index, unit * C.tiling.unit() + row + offset);
       });
     }
-    const int block = t.blocks.end - 1;
-    load(shared.k[0], {p, t.index, k, p.k_stride}, t, block, p.head_dim_qk);
+    const int visit = t.blocks.end - 1;
+    load(shared.k[0], {p, t.index, k, p.k_stride}, t, visit, p.head_dim_qk);
 #pragma unroll
     for (int i = 1; i < C.stages; ++i) {
-      load(shared.v[i - 1], {p, t.index, v, p.v_stride}, t, block - (i - 1), p.head_dim_v);
-      load(shared.k[i], {p, t.index, k, p.k_stride}, t, block - i, p.head_dim_qk);
+      load(shared.v[i - 1], {p, t.index, v, p.v_stride}, t, visit - (i - 1), p.head_dim_v);
+      load(shared.k[i], {p, t.index, k, p.k_stride}, t, visit - i, p.head_dim_qk);
     }
   }
 
-  /// K of a block, if it is one of the current tile's, to buffer `stage`, which all threads have read; the
+  /// With lists: the entry of a visit, in which the list is read anew, and the key block of a visit, whether
+  /// there are lists or not.
+  TANDEM_DEVICE u32 entry_of(const tile::QueryTile& t, int visit) const {
+    return ptx::load_global(tile::list_of(p.functions.lists, t.index) + 1 + visit);
+  }
+  TANDEM_DEVICE int block_of(const tile::QueryTile& t, int visit) const {
+    if constexpr (C.functions.block_lists) return static_cast<int>(entry_of(t, visit) / 2);
+    return visit;
+  }
+
+  /// K of a visit, if it is one of the current tile's, to buffer `stage`, which all threads have read; the
   /// same of V.
-  TANDEM_DEVICE void load_k(int block, int stage) {
+  TANDEM_DEVICE void load_k(int visit, int stage) {
     const tile::QueryTile t = ptx::load_shared(&shared.tile);
-    load(shared.k[stage], {p, t.index, ptx::load_shared(&shared.k_origin), p.k_stride}, t, block,
+    load(shared.k[stage], {p, t.index, ptx::load_shared(&shared.k_origin), p.k_stride}, t, visit,
          p.head_dim_qk);
   }
-  TANDEM_DEVICE void load_v(int block, int stage) {
+  TANDEM_DEVICE void load_v(int visit, int stage) {
     const tile::QueryTile t = ptx::load_shared(&shared.tile);
-    load(shared.v[stage], {p, t.index, ptx::load_shared(&shared.v_origin), p.v_stride}, t, block,
+    load(shared.v[stage], {p, t.index, ptx::load_shared(&shared.v_origin), p.v_stride}, t, visit,
          p.head_dim_v);
   }
   template <typename Tile>
-  TANDEM_DEVICE void load(Tile& to, const tile::KeyRows<C.keys>& rows, const tile::QueryTile& t, int block,
+  TANDEM_DEVICE void load(Tile& to, const tile::KeyRows<C.keys>& rows, const tile::QueryTile& t, int visit,
                           int columns) {
-    if (block >= t.blocks.first) {
+    if (visit >= t.blocks.first) {
+      const int block = block_of(t, visit);
       Copier::copy(to, columns,
                    [&](int row, int offset) { return rows.at(block * C.tiling.block_n + row, offset); });
     }

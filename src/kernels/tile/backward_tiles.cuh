@@ -12,9 +12,11 @@ namespace tandem {
 
 /// What the main kernel is launched with.
 template <BackwardConfig C>
-using BackwardKernelParams = typename Select<
-    C.of_sm80(), Sm80BackwardParams,
-    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type>::type;
+using BackwardFunctionParams =
+    typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type;
+template <BackwardConfig C>
+using BackwardKernelParams =
+    typename Select<C.of_sm80(), WithAddresses<BackwardFunctionParams<C>>, BackwardFunctionParams<C>>::type;
 
 /// The first query block of a sequence in the workspace (see BackwardParams). `batch` may also be one of the
 /// two additional sequences, of rows that belong to none, that VarlenBlocks counts.

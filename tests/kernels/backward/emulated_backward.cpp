@@ -46,18 +46,19 @@ namespace {
 void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& call, const EmulatedRun& run,
                  const BackwardParams& params, const gpu::Workspace& workspace, char* memory,
                  const emulator::Grid& shape, const emulator::Options& options) {
+  const BackwardConfig& config = kernels.config;
+  const auto sm80 = [&] {
+    return gpu::make_sm80_backward_params(p, config, gpu::backward_maps(p, config), workspace, memory);
+  };
   if (kernels.sm80 != nullptr) {
-    const BackwardConfig& config = kernels.config;
-    const Sm80BackwardParams sm80 =
-        gpu::make_sm80_backward_params(p, config, gpu::backward_maps(p, config), workspace, memory);
-    emulator::launch(kernels.sm80, sm80, shape, options);
-  } else if (kernels.functions != nullptr) {
+    emulator::launch(kernels.sm80, sm80(), shape, options);
+  } else if (config.functions.given()) {
     running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
     WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
     std::vector<unsigned int> lists;
     emulator::Options listed = options;
     if (kernels.lists != nullptr) {
-      const gpu::ListedBlocks of_call = gpu::listed_query_blocks(p, kernels.config);
+      const gpu::ListedBlocks of_call = gpu::listed_query_blocks(p, config);
       lists.assign(static_cast<std::size_t>(of_call.bytes()) / sizeof(unsigned int), ~0U);
       with.functions.lists = of_call.lists;
       with.functions.lists.data = lists.data();
@@ -72,7 +73,11 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
       if (run.with_lists) run.with_lists(lists);
       listed.buffers.push_back(emulator::readable(lists));
     }
-    emulator::launch(kernels.functions, with, shape, listed);
+    if (config.of_sm80()) {
+      emulator::launch(kernels.sm80_functions, gpu::with_functions(sm80(), with.functions), shape, listed);
+    } else {
+      emulator::launch(kernels.functions, with, shape, listed);
+    }
   } else {
     emulator::launch(kernels.main, params, shape, options);
   }

@@ -22,7 +22,8 @@ struct EmulatedBackward {
   void (*convert)(BackwardParams);
   void (*sink)(BackwardParams);
   void (*functions)(WithFunctions<BackwardParams>) = nullptr;
-  void (*sm80)(Sm80BackwardParams) = nullptr;              ///< of that family, in place of `main`
+  void (*sm80)(Sm80BackwardParams) = nullptr;  ///< of that family, in place of `main`
+  void (*sm80_functions)(WithAddresses<WithFunctions<BackwardParams>>) = nullptr;  ///< and of `functions`
   void (*lists)(WithFunctions<BackwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
 };
 
@@ -40,6 +41,9 @@ std::span<const EmulatedBackward> general_sm80_backwards();
 std::span<const EmulatedBackward> function_backwards();
 /// Those of equal lengths, which visit listed query blocks.
 std::span<const EmulatedBackward> function_backwards_of_lists();
+/// Those of the family sm80, with lists and without.
+std::span<const EmulatedBackward> function_sm80_backwards();
+std::span<const EmulatedBackward> function_sm80_backwards_of_lists();
 
 /// Those with dropout.
 std::span<const EmulatedBackward> dropout_backwards();

@@ -25,11 +25,13 @@ constexpr EmulatedBackward emulated() {
                            .main = nullptr,
                            .convert = &tandem::backward_convert<config>,
                            .sink = &tandem::backward_sink<config>};
-  if constexpr (config.of_sm80()) {
+  if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
+  if constexpr (config.of_sm80() && config.functions.given()) {
+    kernels.sm80_functions = &tandem::sm80_backward<config>;
+  } else if constexpr (config.of_sm80()) {
     kernels.sm80 = &tandem::sm80_backward<config>;
   } else if constexpr (config.functions.given()) {
     kernels.functions = &tandem::backward<config>;
-    if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
   } else {
     kernels.main = &tandem::backward<config>;
   }

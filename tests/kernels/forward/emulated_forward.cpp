@@ -201,7 +201,7 @@ ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitP
   const ForwardParams params =
       gpu::make_forward_params(p, tiling, maps, sm80 ? &gpu::no_tensor_map : &emulator::encode, sms,
                                sm80 ? nullptr : tile_counter, parts);
-  if (kernel_.functions != nullptr) {
+  if (kernel_.config.functions.given()) {
     launch_with_functions(p, params, grid, options);
   } else {
     kernel_.launch(p, params, grid, options);
@@ -225,6 +225,13 @@ void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams
                       .shared_bytes = list_shared_bytes},
                      listing);
     options.buffers.push_back(emulator::readable(lists));
+  }
+  if (kernel_.sm80_functions != nullptr) {
+    gpu::with_params_of(kernel_.config, p, params, &with.functions, [&](const auto& all) {
+      if constexpr (requires { kernel_.sm80_functions(all); })
+        emulator::launch(kernel_.sm80_functions, all, grid, options);
+    });
+    return;
   }
   emulator::launch(kernel_.functions, with, grid, options);
 }
@@ -264,7 +271,7 @@ void EmulatorRunner::forward(Call& call) {
     merging.of_previous_grid = {emulator::readable(part_out), emulator::readable(part_lse)};
     for (const emulator::Buffer& parts : merging.of_previous_grid) merging.buffers.push_back(parts);
   }
-  if (kernel_.functions != nullptr)
+  if (kernel_.config.functions.given())
     running = functions != nullptr ? functions : printed_functions(digest_of(call));
   const gpu::SplitParts parts{part_out.data(), part_lse.data(), work};
   const ForwardParams params =

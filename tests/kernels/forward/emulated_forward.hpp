@@ -23,16 +23,18 @@ struct EmulatedForward {
   /// Launches it with `params` and what the Config adds to them; null of a Config with functions.
   void (*launch)(const Problem& p, const ForwardParams& params, const emulator::Grid& grid,
                  const emulator::Options& options);
-  void (*combine)(ForwardParams) = nullptr;                   ///< of a Config with splits
-  void (*lists)(WithFunctions<ForwardParams>) = nullptr;      ///< before a kernel that visits listed blocks
-  void (*functions)(WithFunctions<ForwardParams>) = nullptr;  ///< of a Config with functions: it alone
+  void (*combine)(ForwardParams) = nullptr;               ///< of a Config with splits
+  void (*lists)(WithFunctions<ForwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
+  /// Of a Config with functions, one of these alone.
+  void (*functions)(WithFunctions<ForwardParams>) = nullptr;
+  void (*sm80_functions)(WithValueAddress<WithFunctions<ForwardParams>>) = nullptr;
 };
 
 /// What EmulatedForward::launch does, for a kernel that takes `Params`.
 template <ForwardConfig config, typename Params>
 void launch_forward(void (*kernel)(Params), const Problem& p, const ForwardParams& params,
                     const emulator::Grid& grid, const emulator::Options& options) {
-  gpu::with_params_of(config, p, params, [&](const auto& all) {
+  gpu::with_params_of(config, p, params, nullptr, [&](const auto& all) {
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(all)>, Params>) {
       emulator::launch(kernel, all, grid, options);
     }
@@ -63,6 +65,10 @@ std::span<const EmulatedForward> function_forwards();
 std::span<const EmulatedForward> function_forwards_of_few();
 /// The same of equal lengths, whose kernels visit listed key blocks.
 std::span<const EmulatedForward> function_forwards_of_lists();
+/// Those of the family sm80: of many queries, of few, and with lists.
+std::span<const EmulatedForward> function_sm80_forwards();
+std::span<const EmulatedForward> function_sm80_forwards_of_few();
+std::span<const EmulatedForward> function_sm80_forwards_of_lists();
 /// Those with dropout, and of few queries.
 std::span<const EmulatedForward> dropout_forwards();
 std::span<const EmulatedForward> dropout_forwards_of_few();

@@ -46,7 +46,8 @@ testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, co
 
 std::vector<EmulatedBackward> every_backward() {
   std::vector<EmulatedBackward> all;
-  for (const auto& kernels : {function_backwards(), function_backwards_of_lists(), dropout_backwards()})
+  for (const auto& kernels : {function_backwards(), function_backwards_of_lists(), dropout_backwards(),
+                              function_sm80_backwards(), function_sm80_backwards_of_lists()})
     all.insert(all.end(), kernels.begin(), kernels.end());
   return all;
 }
@@ -63,6 +64,25 @@ TEST(EmulatedFunctions, GradientsOfEveryKernel) {
       c.options.deterministic = kernels.config.schedule.deterministic;
       c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
       EXPECT_TRUE(gradients_are_right(kernels, c));
+    }
+  }
+}
+
+/// The contract has these calls of Hopper's kernels alone.
+TEST(EmulatedFunctions, FewQueriesBySm80) {
+  for (const EmulatedForward& kernel : function_sm80_forwards_of_few()) {
+    for (const Named& f : harness::crossed_functions()) {
+      Case c = case_of(f, 64);
+      c.seqlen_q = 3;
+      c.seqlen_k = 300;
+      EmulatorRunner runner(kernel);
+      if (!runner.refuses(c).empty()) continue;
+      SCOPED_TRACE(describe(kernel.config) + ": " + f.name);
+      Call call(c);
+      const harness::Expected expected = harness::expect(call, Pass::forward);
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      EXPECT_TRUE(harness::correct(call, Pass::forward, expected));
     }
   }
 }

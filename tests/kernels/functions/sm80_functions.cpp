@@ -1,0 +1,128 @@
+// Kernels of the family sm80 with the caller's functions: forward with every score transform and place of
+// keys, shared key blocks, heads as rows and a split size, then backward; both with lists of blocks.
+#include "backward/families.hpp"
+#include "forward/emulated_combine.hpp"
+#include "functions/any_function.hpp"
+#include "kernels/sm80/forward.cuh"
+
+namespace tandem::kernel_tests {
+namespace {
+
+template <ForwardConfig config>
+constexpr EmulatedForward with_lists() {
+  EmulatedForward kernel{config, nullptr, combine_of<config>()};
+  if constexpr (config.functions.block_lists) kernel.lists = &tandem::list_blocks<config>;
+  kernel.sm80_functions = &tandem::sm80_forward<config>;
+  return kernel;
+}
+template <ForwardConfig... configs>
+constexpr std::array<EmulatedForward, sizeof...(configs)> emulate_forward() {
+  return {with_lists<configs>()...};
+}
+
+constexpr Functions functions(bool scored) {
+  return {.digest = any_digest, .score_function = scored, .mask_function = true};
+}
+
+constexpr ForwardConfig forward(Element element, bool scored, ScoreTransform transform,
+                                KeySource keys = KeySource::rows) {
+  return {.tiling = {.element = element, .head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 64},
+          .mask = {.causal = true, .local = true, .varlen = true},
+          .keys = keys,
+          .transform = transform,
+          .schedule = {.pingpong = false},
+          .family = Family::sm80,
+          .functions = functions(scored)};
+}
+
+constexpr ForwardConfig few(ForwardConfig c, bool split, bool heads_as_rows) {
+  c.tiling.block_m = 64;
+  c.tiling.heads_as_rows = heads_as_rows;
+  c.schedule.split = split;
+  return c;
+}
+constexpr ForwardConfig invariant(ForwardConfig c) {
+  c.tiling.block_m = 64;
+  c.schedule.invariant = true;
+  return c;
+}
+/// Of equal lengths, by lists of key blocks.
+constexpr ForwardConfig listed(bool scored, bool windowed, int stages) {
+  ForwardConfig c = forward(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
+  c.stages = stages;
+  c.mask = {.causal = windowed, .local = windowed};
+  c.functions.block_lists = true;
+  return c;
+}
+
+constexpr BackwardConfig backward_of(Element element, bool scored, bool softcap, int head_dim = 64) {
+  return {.tiling = {.element = element, .head_dim_qk = head_dim, .head_dim_v = head_dim},
+          .mask = {.causal = true, .local = true, .varlen = true},
+          .softcap = softcap,
+          .family = Family::sm80,
+          .functions = functions(scored)};
+}
+constexpr BackwardConfig in_order(BackwardConfig c) {
+  c.schedule.deterministic = true;
+  return c;
+}
+/// As on GPUs with 100 KB of shared memory an SM.
+constexpr BackwardConfig in_little_memory(BackwardConfig c) {
+  c.q_stages = c.dout_stages = 1;
+  c.ds_in_dout = true;
+  return c;
+}
+/// Of equal lengths, by lists of query blocks.
+constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
+  c.mask = {.causal = windowed, .local = windowed};
+  c.functions.block_lists = true;
+  return c;
+}
+
+}  // namespace
+
+std::span<const EmulatedForward> function_sm80_forwards() {
+  using enum ScoreTransform;
+  constexpr Element f16 = Element::f16;
+  constexpr Element bf16 = Element::bf16;
+  static constexpr auto kernels =
+      emulate_forward<forward(f16, false, raw), forward(f16, true, scaled), forward(bf16, false, raw),
+                      forward(bf16, false, softcap), forward(bf16, true, scaled),
+                      forward(bf16, true, softcap), forward(bf16, false, raw, KeySource::pages),
+                      forward(bf16, true, scaled, KeySource::entries), invariant(forward(bf16, false, raw)),
+                      invariant(forward(bf16, true, scaled))>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> function_sm80_forwards_of_few() {
+  using enum ScoreTransform;
+  constexpr ForwardConfig masked = forward(Element::bf16, false, raw);
+  constexpr ForwardConfig scored = forward(Element::bf16, true, scaled);
+  static constexpr auto kernels =
+      emulate_forward<few(masked, true, true), few(scored, false, true), few(scored, true, false)>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> function_sm80_forwards_of_lists() {
+  static constexpr auto kernels = emulate_forward<listed(false, false, 2), listed(true, false, 1),
+                                                  listed(false, true, 1), listed(true, true, 2)>();
+  return kernels;
+}
+
+std::span<const EmulatedBackward> function_sm80_backwards_of_lists() {
+  constexpr BackwardConfig masked = backward_of(Element::bf16, false, false);
+  constexpr BackwardConfig scored = backward_of(Element::bf16, true, false, 128);
+  static constexpr auto kernels = emulate<listed(masked, false), listed(in_little_memory(scored), true)>();
+  return kernels;
+}
+
+std::span<const EmulatedBackward> function_sm80_backwards() {
+  static constexpr auto kernels =
+      emulate<backward_of(Element::f16, true, false), backward_of(Element::bf16, true, false),
+              backward_of(Element::bf16, false, false), backward_of(Element::bf16, true, true),
+              backward_of(Element::bf16, false, true),
+              in_order(in_little_memory(backward_of(Element::bf16, false, false, 128)))>();
+  return kernels;
+}
+
+}  // namespace tandem::kernel_tests
