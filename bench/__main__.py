@@ -19,6 +19,7 @@ BENCH = Path(__file__).resolve().parent
 SCRIPTS = {
     "cpu": "speed beside PyTorch's attention on this CPU; checks every cell (make bench)",
     "cpu-decode": "decoding steps out of a cache on this CPU, as a share of what plain reads reach",
+    "cpu-functions": "score and mask functions on this CPU beside PyTorch's compiled flex_attention and SDPA",
     "accuracy": "errors of every 8-bit recipe against fp64, on the CPU",
     "gpu-speed": "speed on a GPU beside cuDNN and FlashAttention-2: the paper's grid, varlen, 8 bits",
     "gpu-accuracy": "errors of fp16, bf16 and 8 bits on inputs with outliers, on a GPU",

@@ -17,45 +17,13 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import function_kinds
 import harness
 import tandem
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 HEADS, TOKENS = 16, 16_384
-WINDOW, PREFIX, DOCUMENTS = 256, 256, 8
-Function = Callable[..., Any]
-
-
-def functions(seqlen: int) -> dict[str, tuple[Function | None, Function | None]]:
-    """Score and mask functions by name."""
-    slopes = torch.exp2(-torch.arange(1, HEADS + 1, device="cuda") * 8.0 / HEADS)
-    document = torch.arange(seqlen, device="cuda") * DOCUMENTS // seqlen
-    table = torch.randn(HEADS, 2 * seqlen, device="cuda")
-
-    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return q >= k
-
-    return {
-        "causal": (None, causal),
-        "sliding window": (None, lambda b, h, q, k: (q >= k) & (q - k <= WINDOW)),
-        "document": (None, lambda b, h, q, k: (document[q] == document[k]) & (q >= k)),
-        "prefix LM": (None, lambda b, h, q, k: (k < PREFIX) | (q >= k)),
-        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), causal),
-        "relative": (lambda s, b, h, q, k: s + table[h, q - k + seqlen], causal),
-        "softcap": (lambda s, b, h, q, k: 20.0 * torch.tanh(s / 20.0), causal),
-    }
-
-
-def visible_pairs(mask_mod: Function | None, seqlen: int) -> int:
-    if mask_mod is None:
-        return seqlen * seqlen
-    at = torch.arange(seqlen, device="cuda")
-    rows = 1024
-    return sum(
-        int(mask_mod(0, 0, at[i : i + rows, None], at[None]).expand(-1, seqlen).sum())
-        for i in range(0, seqlen, rows)
-    )
 
 
 def compiled_flex(
@@ -83,7 +51,7 @@ def compiled_flex(
 def cell(args: argparse.Namespace, name: str, head_dim: int, seqlen: int) -> dict[str, Any]:
     torch.manual_seed(1)
     batch = max(1, TOKENS // seqlen)
-    score_mod, mask_mod = functions(seqlen)[name]
+    score_mod, mask_mod = function_kinds.functions(seqlen, HEADS)[name]
     heads_first = (batch, HEADS, seqlen, head_dim)
     q, k, v, dout = (torch.randn(heads_first, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -110,7 +78,7 @@ def cell(args: argparse.Namespace, name: str, head_dim: int, seqlen: int) -> dic
             if not error <= 0.02:
                 raise SystemExit(f"bench: {which} differs by {error} with {name}, {head_dim}, {seqlen}")
 
-    flops = 4.0 * batch * HEADS * visible_pairs(mask_mod, seqlen) * head_dim
+    flops = 4.0 * batch * HEADS * function_kinds.visible_pairs(mask_mod, seqlen) * head_dim
     row: dict[str, Any] = {"function": name, "head_dim": head_dim, "seqlen": seqlen, "batch": batch}
     row["flex_attention_options"] = options
     with torch.no_grad():
@@ -135,7 +103,7 @@ def summary(times: dict[str, list[float]], flops: float) -> dict[str, Any]:
 
 def main() -> int:
     parser = harness.parser(__doc__, "commit", "json")
-    names = ["causal", "sliding window", "document", "prefix LM", "ALiBi", "relative", "softcap"]
+    names = list(function_kinds.NAMES)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--functions", nargs="+", default=names, choices=names)

@@ -19,10 +19,14 @@ void ProblemBuilder::cache_arguments() const {
           "cu_seqlens_k out",
           a.name);
     }
-    if (quantized_inputs() || options_.precision != Precision::exact) {
+    if (q_.tensor.dtype == DType::s8) {
+      invalid("{} is given with q in s8; pass q in f16, bf16 or f32, beside which k and v may stay in s8",
+              a.name);
+    }
+    if (options_.precision != Precision::exact) {
       invalid(
-          "{} is given with 8-bit queries or an 8-bit precision; pass q in f16, bf16 or f32 and leave the "
-          "precision exact (k and v may be 8-bit)",
+          "{} is given with an 8-bit precision; leave the precision exact, which takes k and v of a cache in "
+          "8 bits, and in e4m3 q too",
           a.name);
     }
   }

@@ -74,6 +74,12 @@ void check_eight_bits(const Problem& p) {
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
+  if (p.quantized_inputs() && p.of_cache()) {
+    unsupported(
+        "q in {} beside a cache has no GPU kernel; pass q in f16 or bf16 (k and v may stay in {}), or copy "
+        "the tensors to the CPU",
+        name_of(p.q.dtype), name_of(p.k.dtype));
+  }
   if (p.quantized_inputs() && p.precision == Precision::exact) {
     unsupported(
         "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
@@ -173,9 +179,9 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   }
   fold_heads_into_rows(steps.problem);
   const auto config = wanted_or<ForwardConfig>(wanted, [&] {
-    return with_functions(portable ? portable_forward_config(steps.problem)
-                                   : choose_sm80_forward_config(steps.problem, shared),
-                          steps.problem);
+    return with_functions(
+        portable ? portable_forward_config(steps.problem) : choose_sm80_forward_config(steps.problem, shared),
+        steps.problem);
   });
   check_shared(forward_shared_bytes(config));
   add_forward(steps, config);

@@ -37,6 +37,15 @@ inline ForwardArgs e4m3_forward() {
   return a;
 }
 
+/// The same on a cache: two pages a sequence, of four rows.
+inline ForwardArgs e4m3_paged_forward() {
+  ForwardArgs a = e4m3_forward();
+  a.k = tensor(1, DType::e4m3, {6, 4, 2, 16});
+  a.v = tensor(2, DType::e4m3, {6, 4, 2, 8});
+  a.page_table = tensor(13, DType::i32, {2, 2});
+  return a;
+}
+
 /// Two sequences, 3 + 2 queries and 4 + 3 keys, packed; i32 offsets; all else as dense_forward.
 inline ForwardArgs packed_forward() {
   ForwardArgs a;

@@ -255,6 +255,36 @@ INSTANTIATE_TEST_SUITE_P(
     case_name<ForwardArgs>);
 
 INSTANTIATE_TEST_SUITE_P(
+    EightBitQueriesOnACache, ForwardError,
+    testing::Values(
+        Forward{"queries_in_s8", e4m3_paged_forward,
+                [](F& a) { a.q.dtype = a.k.dtype = a.v.dtype = DType::s8; },
+                "page_table is given with q in s8; pass q in f16, bf16 or f32, beside which k and v may stay "
+                "in s8"},
+        Forward{"keys_in_another_dtype", e4m3_paged_forward, [](F& a) { a.k.dtype = a.v.dtype = DType::s8; },
+                "k is s8 but q is e4m3; convert it to e4m3"},
+        Forward{"precision_in_eight_bits", e4m3_paged_forward,
+                [](F& a) { a.options.precision = Precision::fp8; },
+                "page_table is given with an 8-bit precision; leave the precision exact, which takes k and v "
+                "of a cache in 8 bits, and in e4m3 q too"},
+        Forward{"scales_of_queries_by_row", e4m3_paged_forward,
+                [](F& a) {
+                  a.q_scale = tensor(5, DType::f32, {2, 4, 5});
+                },
+                "q_scale has 3 dimensions; it must be (1) or (batch, heads_kv)"},
+        Forward{"scales_of_queries_by_head", e4m3_paged_forward,
+                [](F& a) {
+                  a.q_scale = tensor(5, DType::f32, {2, 4});
+                },
+                "q_scale has shape (2, 4); it must be (1) or (batch, heads_kv) = (2, 2)"},
+        Forward{"scales_of_pages", e4m3_paged_forward,
+                [](F& a) {
+                  a.k_scale = tensor(5, DType::f32, {6, 2});
+                },
+                "k_scale has shape (6, 2); it must be (1) or (batch, heads_kv) = (2, 2)"}),
+    case_name<ForwardArgs>);
+
+INSTANTIATE_TEST_SUITE_P(
     Memory, ForwardError,
     testing::Values(
         Forward{"null_data", dense_forward, [](F& a) { a.v.data = nullptr; },

@@ -285,6 +285,17 @@ TEST(Problem, TakesScales) {
   EXPECT_EQ(p.out.dtype, DType::bf16);
 }
 
+TEST(Problem, TakesEightBitQueriesOnACache) {
+  ForwardArgs a = e4m3_paged_forward();
+  const Tensor scale = tensor(5, DType::f32, {2, 2});
+  static_cast<float*>(scale.data)[2] = 3.0F;
+  a.q_scale = scale;
+  const Problem p = make_problem(a);
+  EXPECT_TRUE(p.quantized_inputs() && p.of_cache() && !p.mixed());
+  EXPECT_EQ(p.q_scale.at(1, 0), 3.0F);
+  EXPECT_EQ(p.rows_k, 8);
+}
+
 TEST(Problem, PadsWhenAsked) {
   ForwardArgs a = dense_forward();
   a.v = tensor(2, DType::f32, {2, 7, 2, 5});

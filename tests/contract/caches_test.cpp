@@ -6,17 +6,6 @@
 namespace tandem::harness {
 namespace {
 
-/// Three sequences of a cache; the lengths end inside pages and at their edges.
-Case cache_case(DType dtype, std::int64_t page_size) {
-  Case c = plain_case(dtype);
-  c.batch = 3;
-  c.seqlen_q = 5;
-  c.seqlen_k = 150 / page_size * page_size + page_size;
-  c.page_size = page_size;
-  c.used_k = {141, page_size, 97};
-  return c;
-}
-
 TEST(Contract17_Caches, PagesOfAnySize) {
   for (const DType dtype : float_dtypes) {
     for (const std::int64_t page_size : {1, 2, 3, 7, 16, 32, 48, 64, 100, 128, 256}) {
@@ -203,22 +192,6 @@ TEST(Contract17_Caches, PagesThatRepeatAndAreShared) {
       }
       run_everywhere(call);
     }
-  }
-}
-
-/// The rows of a contiguous cache of one sequence, put into the pages of another.
-void copy_rows(const Call& dense, Call& cache) {
-  copy(dense.q, cache.q);
-  for (const auto& [from, to] :
-       {std::pair{&dense.k_scale, &cache.k_scale}, {&dense.v_scale, &cache.v_scale}}) {
-    if (from->given()) copy(*from, *to);
-  }
-  const Case& c = cache.spec;
-  const std::int64_t inner = c.heads_kv * c.head_dim_qk;
-  for (std::int64_t row = 0; row < c.used_k[0]; ++row) {
-    const auto [page, at] = cache.cache_place(0, row);
-    copy(dense.k, cache.k, row * inner, (page * c.page_size + at) * inner, inner);
-    copy(dense.v, cache.v, row * inner, (page * c.page_size + at) * inner, inner);
   }
 }
 

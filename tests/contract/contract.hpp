@@ -62,6 +62,17 @@ inline Case varlen_case(DType dtype, const std::vector<std::int64_t>& lengths) {
   return c;
 }
 
+/// Three sequences of a cache; the lengths end inside pages and at their edges.
+inline Case cache_case(DType dtype, std::int64_t page_size) {
+  Case c = plain_case(dtype);
+  c.batch = 3;
+  c.seqlen_q = 5;
+  c.seqlen_k = 150 / page_size * page_size + page_size;
+  c.page_size = page_size;
+  c.used_k = {141, page_size, 97};
+  return c;
+}
+
 /// Success if both hold the same bytes; else where they first differ.
 inline testing::AssertionResult same_bits(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " bytes and " << b.size();
@@ -110,6 +121,22 @@ inline void copy(const Box& from, Box& to, std::int64_t from_first, std::int64_t
 }
 inline void copy(const Box& from, Box& to) {
   copy(from, to, 0, 0, from.numel());
+}
+
+/// The rows of a contiguous cache of one sequence, put into the pages of another.
+inline void copy_rows(const Call& dense, Call& cache) {
+  copy(dense.q, cache.q);
+  for (const auto& [from, to] :
+       {std::pair{&dense.k_scale, &cache.k_scale}, {&dense.v_scale, &cache.v_scale}}) {
+    if (from->given()) copy(*from, *to);
+  }
+  const Case& c = cache.spec;
+  const std::int64_t inner = c.heads_kv * c.head_dim_qk;
+  for (std::int64_t row = 0; row < c.used_k[0]; ++row) {
+    const auto [page, at] = cache.cache_place(0, row);
+    copy(dense.k, cache.k, row * inner, (page * c.page_size + at) * inner, inner);
+    copy(dense.v, cache.v, row * inner, (page * c.page_size + at) * inner, inner);
+  }
 }
 
 /// Elements [first, first + count) of a tensor's raw bytes.

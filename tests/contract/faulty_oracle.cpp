@@ -61,6 +61,14 @@ void wide_lengths_cut_off(Problem& p) {
   }
 }
 
+/// As if scales were of the first sequence, or the first head, for want of a stride.
+void scales_of_the_first_sequence(Problem& p) {
+  for (Scales* s : {&p.q_scale, &p.k_scale, &p.v_scale}) s->batch_stride = 0;
+}
+void scales_of_the_first_head(Problem& p) {
+  for (Scales* s : {&p.q_scale, &p.k_scale, &p.v_scale}) s->head_stride = 0;
+}
+
 // The oracle's results, changed.
 
 void nan_dropped(const Call&, reference::Forward& f) {
@@ -168,6 +176,7 @@ constexpr const char* through_lse = "ContractAccuracy.GradientThroughTheLse";
 constexpr const char* empty_rows = "Contract02_QueryThatSeesNoKey.CausalWithMoreQueriesThanKeys";
 constexpr const char* seqused = "Contract05_RowsPastTheEnd.PastSequsedDense";
 constexpr const char* scales = "Contract08_NoSentinel.ScaleZeroNegativeAndOne";
+constexpr const char* eight_bits = "Contract17_Caches.EightBitQueriesInEntriesChosenByIndex";
 
 const Fault all_faults[] = {
     {.name = "diagonal_one_late",
@@ -204,6 +213,19 @@ const Fault all_faults[] = {
     {.name = "sixteen_bits_in_f32",
      .caught_by = "Contract20_OutInF32.HasMoreDigitsThanTheInputs",
      .forward = sixteen_bits_in_f32},
+    {.name = "scale_of_queries_left_out",
+     .caught_by = eight_bits,
+     .problem = [](Problem& p) { p.q_scale = {}; }},
+    {.name = "scale_of_queries_twice",
+     .caught_by = eight_bits,
+     .problem = [](Problem& p) { p.k_scale = p.q_scale; }},
+    {.name = "scales_of_keys_and_values_exchanged",
+     .caught_by = eight_bits,
+     .problem = [](Problem& p) { std::swap(p.k_scale, p.v_scale); }},
+    {.name = "scales_of_the_first_sequence",
+     .caught_by = eight_bits,
+     .problem = scales_of_the_first_sequence},
+    {.name = "scales_of_the_first_head", .caught_by = eight_bits, .problem = scales_of_the_first_head},
     {.name = "lengths_of_queries_for_keys",
      .caught_by = "Contract03_NothingToDo.OneSideOfASequenceEmpty",
      .problem = [](Problem& p) { p.cu_seqlens_k = p.cu_seqlens_q; }},

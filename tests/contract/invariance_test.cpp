@@ -245,8 +245,10 @@ TEST(Contract16_BatchInvariance, WhateverTheOtherRowsOfATileHold) {
 
 /// The same of caches of 8 bits: whole, in chunks and step by step, contiguous and in pages.
 TEST(Contract16_BatchInvariance, KeysOfEightBits) {
-  for (const DType keys : {DType::e4m3, DType::s8}) {
-    Case model = model_case(DType::bf16);
+  for (const auto& [queries, keys] :
+       {std::pair{DType::bf16, DType::e4m3}, {DType::bf16, DType::s8}, {DType::e4m3, DType::e4m3}}) {
+    Case model = model_case(queries);
+    model.out_dtype = DType::bf16;
     model.key_dtype = keys;
     on_every_runner(model, [&](Runner& runner) {
       Sequence sequence(model);

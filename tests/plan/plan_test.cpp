@@ -162,6 +162,22 @@ TEST(Plan, QuantizedInputsOnAGpuNeedAPrecisionAndSixteenBitsOut) {
       "copy the tensors to the CPU");
 }
 
+TEST(Plan, QuantizedQueriesOnACacheHaveNoGpuKernel) {
+  const Device device{.kind = Device::Kind::cuda, .index = 0};
+  ForwardArgs args = forward_args(64, device);
+  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
+  args.leftpad_k = ConstTensor(nullptr, DType::i32, {args.q.shape[0]}, device);
+  try {
+    plan_of(args);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    EXPECT_STREQ(e.what(),
+                 "q in e4m3 beside a cache has no GPU kernel; pass q in f16 or bf16 (k and v may stay in "
+                 "e4m3), or copy the tensors to the CPU");
+  }
+}
+
 ForwardArgs args_of_heads(std::int64_t d_qk, std::int64_t d_v, Device device = {}) {
   ForwardArgs a;
   a.q = ConstTensor(nullptr, DType::bf16, {2, 64, 8, d_qk}, device);

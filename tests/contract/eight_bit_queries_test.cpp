@@ -1,0 +1,128 @@
+// Contract lines 7, 16, 17 and 18 of e4m3 queries on an e4m3 cache: the exact formula on values times scales.
+#include <cmath>
+
+#include "contract/contract.hpp"
+
+namespace tandem::harness {
+namespace {
+
+/// cache_case of e4m3 queries, keys and values, with a scale for each sequence and KV head.
+Case eight_bit_case(std::int64_t page_size) {
+  Case c = cache_case(DType::e4m3, page_size);
+  c.out_dtype = DType::bf16;
+  c.scales = 2;
+  return c;
+}
+
+TEST(Contract17_Caches, EightBitQueriesInPagesOfAnySize) {
+  for (const DType out : float_dtypes) {
+    for (const std::int64_t page_size : {1, 3, 16, 100}) {
+      for (const int scales : {0, 1, 2}) {
+        Case c = eight_bit_case(page_size);
+        c.out_dtype = out;
+        c.scales = scales;
+        c.options.causal = page_size != 3;
+        c.options.check = page_size == 16;
+        for (const std::int64_t seqlen_q : {1, 5, 70}) {
+          c.seqlen_q = seqlen_q;
+          run_everywhere(c);
+        }
+      }
+    }
+  }
+}
+
+TEST(Contract17_Caches, EightBitQueriesWithEveryFeature) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}) {
+    Random random(seed);
+    Case c = eight_bit_case(random.pick<std::int64_t>({1, 16, 24, 64}));
+    c.seed = seed;
+    c.out_dtype = random.pick({DType::f32, DType::f16, DType::bf16});
+    c.scales = static_cast<int>(random.between(0, 2));
+    c.head_dim_qk = 8 * random.between(1, 32);
+    c.head_dim_v = 8 * random.between(1, 32);
+    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
+    c.options.window_left = random.between(-1, 40);
+    c.options.causal = random.chance(0.5);
+    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
+    c.options.split_size = random.chance(0.3) ? 128 : 0;
+    c.sink = random.chance(0.5);
+    c.packed_q = random.chance(0.5);
+    c.lengths_q = {1, 40, 9};
+    c.metadata = random.pick({DType::i32, DType::i64});
+    c.q = random_layout(random, c.packed_q ? 3 : 4, true);
+    c.k = random_layout(random, 4, false);
+    c.v = random_layout(random, 4, false);
+    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
+    if (random.chance(0.3)) c.mask_function = "le(mod(k, 5), 3)";
+    c.threads = static_cast<int>(random.between(1, 3));
+    run_everywhere(c);
+  }
+}
+
+/// Scales go with the sequence, not with the entry of the cache that it reads.
+TEST(Contract17_Caches, EightBitQueriesInEntriesChosenByIndex) {
+  Case c = plain_case(DType::e4m3);
+  c.out_dtype = DType::f32;
+  c.scales = 2;
+  c.batch = 3;
+  c.cache_batch = 5;
+  c.cache_index = {4, 0, 4};
+  c.used_k = {139, 17, 139};
+  c.leftpad = {0, 17, 60};
+  c.options.causal = true;
+  for (const std::int64_t seqlen_q : {1, 75}) {
+    c.seqlen_q = seqlen_q;
+    run_everywhere(c);
+  }
+}
+
+/// A NaN in a visible key reaches the rows that see it, and no other; so does one in a query.
+TEST(Contract07_NaN, EightBitQueriesAndKeysKeepIt) {
+  for (const std::int64_t seqlen_q : {2, 70}) {
+    Case c = eight_bit_case(16);
+    c.seqlen_q = seqlen_q;
+    c.options.causal = true;
+    Call call(c);
+    const auto [page, at] = call.cache_place(0, c.used_k[0] - 1);  // the last query alone sees it
+    call.k.set(((page * c.page_size + at) * c.heads_kv + 1) * c.head_dim_qk + 5, std::nan(""));
+    call.q.set(3, std::nan(""));  // of the first row and head
+    on_every_runner(c, [&](Runner& runner) {
+      call.prepare(Pass::forward);
+      runner.forward(call);
+      for (std::int64_t n = 0; n < call.out.numel(); ++n) {
+        const std::int64_t row = n / c.head_dim_v / c.heads_q;
+        const std::int64_t head = n / c.head_dim_v % c.heads_q;
+        const bool sees = row == seqlen_q - 1 && head >= c.heads_q / 2;
+        ASSERT_EQ(std::isnan(call.out.get(n)), sees || (row == 0 && head == 0)) << n;
+      }
+    });
+  }
+}
+
+TEST(Contract18_Caches, EightBitQueriesGetTheBitsOfContiguousKeysFromPages) {
+  for (const std::int64_t seqlen_q : {1, 3, 70}) {
+    Case dense = plain_case(DType::e4m3);
+    dense.out_dtype = DType::bf16;
+    dense.scales = 2;
+    dense.batch = 1;
+    dense.seqlen_q = seqlen_q;
+    dense.seqlen_k = 304;
+    dense.used_k = {299};
+    dense.options.causal = true;
+    Call call(dense);
+    for (const std::int64_t page_size : {1, 16, 19}) {
+      Case paged = dense;
+      paged.page_size = page_size;
+      Call cache(paged);
+      copy_rows(call, cache);
+      copy(call.q_scale, cache.q_scale);
+      on_every_runner(paged, [&](Runner& runner) {
+        EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::harness

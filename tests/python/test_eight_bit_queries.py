@@ -1,0 +1,107 @@
+"""float8 queries on a float8 cache: the plain formula on values times scales, by every door to caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import tandem
+import torch
+from pages import paged, used
+from tandem import flash_attn, vllm_flash_attn
+from test_forward import e4m3
+
+LENGTHS = [53, 20, 0]
+
+
+def scales() -> dict[str, torch.Tensor]:
+    return {f"{name}_scale": torch.rand(3, 2) + 0.5 for name in "qkv"}
+
+
+def real(t: torch.Tensor, scale: torch.Tensor, b: int, rows: int) -> torch.Tensor:
+    """Rows of sequence b with their scales, heads as the tensor has them."""
+    by_head = scale[b].repeat_interleave(t.shape[2] // 2)
+    return t[b : b + 1, :rows].double() * by_head[:, None].double()
+
+
+def check(out: torch.Tensor, q: Any, k: Any, v: Any, named: dict[str, torch.Tensor]) -> None:
+    """That `out` is causal attention of each sequence."""
+    for b, n in enumerate(LENGTHS):
+        inputs = [real(t, named[f"{name}_scale"], b, rows) for t, name, rows in ((q, "q", 9), (k, "k", n))]
+        expected, _ = oracle.exact(*inputs, real(v, named["v_scale"], b, n), causal=True)
+        rounding = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[out.dtype]
+        error = (out[b : b + 1].double() - expected).abs().max()
+        assert error <= rounding * max(expected.abs().max().item(), 1.0)
+
+
+@pytest.mark.parametrize("out_dtype", [None, "f32", torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages(page_size: int, out_dtype: Any) -> None:
+    q, k, v, named = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32), scales()
+    k_pages, v_pages, table = paged(k, v, LENGTHS, page_size)
+    where = {"page_table": table, "seqused_k": used(LENGTHS)}
+    out = tandem.attention(
+        q, k_pages, v_pages, **where, causal=True, out_dtype=out_dtype, check=True, **named
+    )
+    assert out.dtype == (torch.float32 if out_dtype == "f32" else out_dtype or torch.bfloat16)
+    check(out, q, k, v, named)
+
+
+def test_entries_and_padding() -> None:
+    q, k, v, named = e4m3(3, 9, 4, 32), e4m3(2, 40, 2, 32), e4m3(2, 40, 2, 32), scales()
+    index, pad = torch.tensor([1, 1, 0]), torch.tensor([0, 4, 30])
+    out = tandem.attention(q, k, v, cache_batch_idx=index, leftpad_k=pad, out_dtype="f32", **named)
+    for b in range(3):
+        own = {name: scale[b : b + 1] for name, scale in named.items()}
+        rows = slice(int(index[b]), int(index[b]) + 1), slice(int(pad[b]), None)
+        same = tandem.attention(q[b : b + 1], k[rows], v[rows], out_dtype="f32", **own)
+        torch.testing.assert_close(out[b : b + 1], same)
+
+
+def test_flash_attention_and_vllm() -> None:
+    q, k, v, named = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32), scales()
+    k_pages, v_pages, table = paged(k, v, LENGTHS, 16)
+    descales = {name.replace("scale", "descale"): scale for name, scale in named.items()}
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_pages, v_pages, cache_seqlens=used(LENGTHS), page_table=table, causal=True, **descales
+    )
+    check(out, q, k, v, named)
+    packed = vllm_flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1),
+        k_pages,
+        v_pages,
+        9,
+        torch.arange(0, 28, 9, dtype=torch.int32),
+        53,
+        seqused_k=used(LENGTHS),
+        block_table=table,
+        causal=True,
+        **descales,
+    )
+    assert torch.equal(packed, out.flatten(0, 1))
+
+
+def test_numpy() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32)
+    k_pages, v_pages, table = paged(k, v, LENGTHS, 16)
+    where = {"page_table": table, "seqused_k": used(LENGTHS)}
+    out = tandem.attention(q, k_pages, v_pages, out_dtype="f32", **where)
+    arrays = (t.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn) for t in (q, k_pages, v_pages))
+    same = tandem.attention(*arrays, out_dtype="f32", **{name: t.numpy() for name, t in where.items()})
+    assert np.array_equal(out.numpy(), same)
+
+
+def test_what_is_refused() -> None:
+    q, k, v = (torch.empty(3, 9, heads, 32, dtype=torch.float8_e4m3fn, device="meta") for heads in (4, 2, 2))
+    where = {"leftpad_k": torch.zeros(3, dtype=torch.int32, device="meta")}
+    message = "^q in e4m3 beside a cache has no GPU kernel; pass q in f16 or bf16 "
+    with pytest.raises(tandem.UnsupportedError, match=message):
+        tandem.explain(q, k, v, **where, device="H200")
+    with pytest.raises(tandem.InvalidArgumentError, match="^leftpad_k is given with an 8-bit precision; "):
+        tandem.attention(q, k, v, **where, precision="fp8")
+    codes = [t.to(torch.int8) for t in (q, k, v)]
+    with pytest.raises(tandem.InvalidArgumentError, match="^leftpad_k is given with q in s8; pass q in f16"):
+        tandem.attention(*codes, **where)
