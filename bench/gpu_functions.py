@@ -27,7 +27,7 @@ HEADS, TOKENS = 16, 16_384
 
 
 def compiled_flex(
-    tensors: tuple[torch.Tensor, ...], score_mod: Function | None, block_mask: Any
+    tensors: tuple[torch.Tensor, ...], score_mod: function_kinds.Function | None, block_mask: Any
 ) -> tuple[Callable[[], torch.Tensor], dict[str, int]]:
     """PyTorch's compiled flex_attention and its kernel options: its own choice, or where that does not fit
     the GPU's shared memory, fewer stages."""
