@@ -105,7 +105,7 @@ def in_pages(t: Tensor, used: Tensor, generator: torch.Generator) -> tuple[Tenso
     return pool, table
 
 
-def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
+def right(rank: int, name: str, dtype: torch.dtype, members: Any, device: str) -> None:
     """Every layout, contiguous and in pages."""
     group = cases.subgroup(members)
     if members is not None and rank not in members:
@@ -116,18 +116,20 @@ def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
     for kind, layout in layouts(ranks.size).items():
         k, v = (layout.shard(t, ranks.rank) for t in (p.k, p.v))
         options = {**p.options, "cache": layout, "group": group, "seqused_k": p.used, "return_lse": True}
+        moved = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()}
         used = torch.full((len(LENGTHS),), SEQLEN) if p.used is None else p.used
         mine = layout.before(ranks.rank, used)
-        found = {"rows": context_parallel_decode(p.q, k, v, **options)}
+        found = {"rows": context_parallel_decode(*(t.to(device) for t in (p.q, k, v)), **moved)}
         generator = torch.Generator().manual_seed(ranks.rank)
         (pages, table), _ = in_pages(k, mine, generator), generator.manual_seed(ranks.rank)
         values, _ = in_pages(v, mine, generator)
-        found["pages"] = context_parallel_decode(p.q, pages, values, page_table=table, **options)
+        tensors = (t.to(device) for t in (p.q, pages, values))
+        found["pages"] = context_parallel_decode(*tensors, page_table=table.to(device), **moved)
         for way, results in found.items():
             for what, got, want in zip(("out", "lse"), results, wanted, strict=True):
                 assert got.dtype == (dtype if what == "out" else torch.float32)
                 try:
-                    oracle.assert_close(got, *want)
+                    oracle.assert_close(got.cpu(), *want)
                 except AssertionError as error:
                     raise AssertionError(f"{what} of {kind} in {way}: {error}") from None
 
@@ -136,7 +138,7 @@ def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("members", [PAIR, None], ids=["2", "4"])
 def test_right(pool: Pool, members: Any, name: str, dtype: torch.dtype) -> None:
-    pool.run(right, name, dtype, members)
+    pool.run(right, name, dtype, members, "cpu")
 
 
 def _more_ways(rank: int) -> list[Tensor]:
