@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import distributed_cases as cases
@@ -11,6 +13,7 @@ import oracle
 import pytest
 import tandem
 import torch
+import torch.distributed as dist
 from distributed_pool import Pool
 from tandem.distributed import CacheLayout, context_parallel_decode
 from tandem.distributed._comm import Ranks
@@ -274,6 +277,27 @@ def test_what_is_wrong_is_told_on_every_rank(pool: Pool) -> None:
         for name, part in parts.items():
             assert part in told[name], told[name]
             assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+
+
+def _missing(rank: int) -> tuple[float, str]:
+    """A rank that does not come, in a group with a time-out of 2 s; ranks that a group does not hold."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    cache = CacheLayout.striped(8, 2)
+    q, k = torch.randn(1, 1, 2, 16), torch.randn(1, 4, 2, 16)
+    if rank > 1:
+        return 0.0, _refused(q, k, k, cache=cache, group=group)
+    if rank == 1:
+        return 0.0, ""
+    began = time.monotonic()
+    with pytest.raises(tandem.ExecutionError, match="a rank has ended"):
+        context_parallel_decode(q, k, k, cache=cache, group=group, check=False)
+    return time.monotonic() - began, ""
+
+
+def test_a_rank_that_does_not_come_is_an_error_in_time(pool: Pool) -> None:
+    found = pool.run(_missing)
+    assert 1.0 < found[0][0] < 10.0
+    assert all(f"group does not hold this process, rank {r} of all" in found[r][1] for r in (2, 3))
 
 
 def test_layouts_of_caches() -> None:

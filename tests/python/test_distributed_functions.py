@@ -55,7 +55,7 @@ class Case:
     read: Tensor | None = None
     plain: tuple[tuple[str, Any], ...] = ()
     sink: bool = False
-    dense: bool = False  #: not for packed sequences
+    only: str = ""  #: the LENGTHS that it is for, if not all
 
 
 def _table(t: Tensor) -> Any:
@@ -83,14 +83,21 @@ CASES = {
         lambda s, t, b, h, q, k: s - t[b, h] * (q - k).abs(),
         lambda b, h, q, k: q >= k,
         read=randn(BATCH, HEADS),
-        dense=True,
+        only="dense",
+    ),
+    "alibi by packed sequence": Case(
+        lambda t: {"alibi_slopes": t},
+        lambda s, t, b, h, q, k: s - t[b, h] * (q - k).abs(),
+        read=randn(len(PACKED), HEADS),
+        plain=CAUSAL,
+        only="packed",
     ),
     "bias, mask": Case(
         lambda t: {"bias": t, "mask": SEEN},
         lambda s, t, b, h, q, k: s + t[b, h, q, k],
         lambda b, h, q, k: SEEN[q, k],
         read=randn(BATCH, HEADS, MOST, MOST),
-        dense=True,
+        only="dense",
     ),
     "bias of keys": Case(
         lambda t: {"bias": t},
@@ -98,7 +105,7 @@ CASES = {
         read=randn(HEADS, 1, MOST),
         plain=(("window", (20, 3)), ("softcap", 4.0)),
         sink=True,
-        dense=True,
+        only="dense",
     ),
     "table": Case(
         lambda t: {"score_mod": _table(t)},
@@ -131,9 +138,7 @@ CASES = {
         plain=CAUSAL,
     ),
 }
-NAMES = [
-    (name, kind) for name, case in CASES.items() for kind in LENGTHS if not (case.dense and kind != "dense")
-]
+NAMES = [(name, kind) for name, case in CASES.items() for kind in LENGTHS if case.only in ("", kind)]
 
 
 @dataclass
@@ -298,6 +303,11 @@ def _more_ways(rank: int) -> None:
         loss = call(q, strategy).square().sum()
         first, again = (torch.autograd.grad(loss, logs, retain_graph=more)[0] for more in (True, False))
         assert torch.equal(first, again)
+    for options in ({"bias": logs.exp()}, {"dropout_p": 0.5, "alibi_slopes": torch.ones(4)}):
+        nothing = torch.zeros(1, 0, 4, DIM, requires_grad=True)
+        out = context_parallel_attention(*[nothing] * 3, layout=Layout.zigzag(0, 4), **options)
+        out.sum().backward()
+        assert out.shape == nothing.shape and nothing.grad is not None
     compiled = torch.compile(lambda q: 2 * call(q), backend="eager")
     torch.testing.assert_close(compiled(q), 2 * call(q))
     logs.requires_grad_(False)
