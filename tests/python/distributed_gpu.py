@@ -15,6 +15,9 @@ from datetime import timedelta
 from typing import Any
 
 import distributed_cases as cases
+import test_distributed_decode as decode
+import test_distributed_dropout as dropout
+import test_distributed_functions as functions
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -42,6 +45,14 @@ def main() -> None:
                 if size % 2 == 0:
                     what = f"{feature}, {name}, {dtype}, two levels"
                     told(what, cases.right_of_levels, feature, lengths, dtype, "cuda")
+    functions.use("cuda")
+    for name, kind in functions.NAMES:
+        told(f"functions: {name}, {kind}", functions.right, name, kind, torch.bfloat16, None)
+        if size % 2 == 0:
+            told(f"functions: {name}, {kind}, two levels", functions.right_of_levels, name, kind)
+    told("dropout", dropout.dropped, (2 * size, size), None, torch.bfloat16, "cuda")
+    for name in decode.CASES:
+        told(f"decode: {name}", decode.right, name, torch.bfloat16, None, "cuda")
     told(f"same bits in {REPEATS} runs", cases.same_bits, "cuda", REPEATS, ("zigzag",))
     for strategy in cases.STRATEGIES:
         told(f"a graph of {strategy}", cases.one_graph, strategy, "balanced", None, "cuda")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import distributed_cases as cases
@@ -11,6 +13,7 @@ import oracle
 import pytest
 import tandem
 import torch
+import torch.distributed as dist
 from distributed_pool import Pool
 from tandem.distributed import CacheLayout, context_parallel_decode
 from tandem.distributed._comm import Ranks
@@ -105,7 +108,7 @@ def in_pages(t: Tensor, used: Tensor, generator: torch.Generator) -> tuple[Tenso
     return pool, table
 
 
-def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
+def right(rank: int, name: str, dtype: torch.dtype, members: Any, device: str) -> None:
     """Every layout, contiguous and in pages."""
     group = cases.subgroup(members)
     if members is not None and rank not in members:
@@ -116,18 +119,20 @@ def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
     for kind, layout in layouts(ranks.size).items():
         k, v = (layout.shard(t, ranks.rank) for t in (p.k, p.v))
         options = {**p.options, "cache": layout, "group": group, "seqused_k": p.used, "return_lse": True}
+        moved = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()}
         used = torch.full((len(LENGTHS),), SEQLEN) if p.used is None else p.used
         mine = layout.before(ranks.rank, used)
-        found = {"rows": context_parallel_decode(p.q, k, v, **options)}
+        found = {"rows": context_parallel_decode(*(t.to(device) for t in (p.q, k, v)), **moved)}
         generator = torch.Generator().manual_seed(ranks.rank)
         (pages, table), _ = in_pages(k, mine, generator), generator.manual_seed(ranks.rank)
         values, _ = in_pages(v, mine, generator)
-        found["pages"] = context_parallel_decode(p.q, pages, values, page_table=table, **options)
+        tensors = (t.to(device) for t in (p.q, pages, values))
+        found["pages"] = context_parallel_decode(*tensors, page_table=table.to(device), **moved)
         for way, results in found.items():
             for what, got, want in zip(("out", "lse"), results, wanted, strict=True):
                 assert got.dtype == (dtype if what == "out" else torch.float32)
                 try:
-                    oracle.assert_close(got, *want)
+                    oracle.assert_close(got.cpu(), *want)
                 except AssertionError as error:
                     raise AssertionError(f"{what} of {kind} in {way}: {error}") from None
 
@@ -136,7 +141,7 @@ def right(rank: int, name: str, dtype: torch.dtype, members: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("members", [PAIR, None], ids=["2", "4"])
 def test_right(pool: Pool, members: Any, name: str, dtype: torch.dtype) -> None:
-    pool.run(right, name, dtype, members)
+    pool.run(right, name, dtype, members, "cpu")
 
 
 def _more_ways(rank: int) -> list[Tensor]:
@@ -272,6 +277,27 @@ def test_what_is_wrong_is_told_on_every_rank(pool: Pool) -> None:
         for name, part in parts.items():
             assert part in told[name], told[name]
             assert told[name].startswith("rank 2 of the group: ") == (rank != 2)
+
+
+def _missing(rank: int) -> tuple[float, str]:
+    """A rank that does not come, in a group with a time-out of 2 s; ranks that a group does not hold."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    cache = CacheLayout.striped(8, 2)
+    q, k = torch.randn(1, 1, 2, 16), torch.randn(1, 4, 2, 16)
+    if rank > 1:
+        return 0.0, _refused(q, k, k, cache=cache, group=group)
+    if rank == 1:
+        return 0.0, ""
+    began = time.monotonic()
+    with pytest.raises(tandem.ExecutionError, match="a rank has ended"):
+        context_parallel_decode(q, k, k, cache=cache, group=group, check=False)
+    return time.monotonic() - began, ""
+
+
+def test_a_rank_that_does_not_come_is_an_error_in_time(pool: Pool) -> None:
+    found = pool.run(_missing)
+    assert 1.0 < found[0][0] < 10.0
+    assert all(f"group does not hold this process, rank {r} of all" in found[r][1] for r in (2, 3))
 
 
 def test_layouts_of_caches() -> None:

@@ -34,6 +34,14 @@ def randn(*shape: int, seed: int = 9) -> Tensor:
 DOCUMENT = torch.arange(MOST) // 13
 PREFIX = torch.tensor([7, 20, 3, 1, 11])
 SEEN = randn(MOST, MOST) > -0.4
+DEVICE = "cpu"
+
+
+def use(device: str) -> None:
+    """Has this process's calls run there. What functions read has no gradients on a GPU."""
+    global DEVICE, DOCUMENT, PREFIX, SEEN
+    DEVICE = device
+    DOCUMENT, PREFIX, SEEN = (t.to(device) for t in (DOCUMENT, PREFIX, SEEN))
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Case:
     read: Tensor | None = None
     plain: tuple[tuple[str, Any], ...] = ()
     sink: bool = False
-    dense: bool = False  #: not for packed sequences
+    only: str = ""  #: the LENGTHS that it is for, if not all
 
 
 def _table(t: Tensor) -> Any:
@@ -75,14 +83,21 @@ CASES = {
         lambda s, t, b, h, q, k: s - t[b, h] * (q - k).abs(),
         lambda b, h, q, k: q >= k,
         read=randn(BATCH, HEADS),
-        dense=True,
+        only="dense",
+    ),
+    "alibi by packed sequence": Case(
+        lambda t: {"alibi_slopes": t},
+        lambda s, t, b, h, q, k: s - t[b, h] * (q - k).abs(),
+        read=randn(len(PACKED), HEADS),
+        plain=CAUSAL,
+        only="packed",
     ),
     "bias, mask": Case(
         lambda t: {"bias": t, "mask": SEEN},
         lambda s, t, b, h, q, k: s + t[b, h, q, k],
         lambda b, h, q, k: SEEN[q, k],
         read=randn(BATCH, HEADS, MOST, MOST),
-        dense=True,
+        only="dense",
     ),
     "bias of keys": Case(
         lambda t: {"bias": t},
@@ -90,7 +105,7 @@ CASES = {
         read=randn(HEADS, 1, MOST),
         plain=(("window", (20, 3)), ("softcap", 4.0)),
         sink=True,
-        dense=True,
+        only="dense",
     ),
     "table": Case(
         lambda t: {"score_mod": _table(t)},
@@ -123,9 +138,7 @@ CASES = {
         plain=CAUSAL,
     ),
 }
-NAMES = [
-    (name, kind) for name, case in CASES.items() for kind in LENGTHS if not (case.dense and kind != "dense")
-]
+NAMES = [(name, kind) for name, case in CASES.items() for kind in LENGTHS if case.only in ("", kind)]
 
 
 @dataclass
@@ -142,9 +155,10 @@ def problem(name: str, kind: str, dtype: torch.dtype, heads_kv: int = 2) -> Prob
     lengths = LENGTHS[kind]
     lead = (BATCH, lengths) if isinstance(lengths, int) else (sum(lengths),)
     tensors = [
-        randn(*lead, h, DIM, seed=i).to(dtype) for i, h in enumerate((HEADS, heads_kv, heads_kv, HEADS))
+        randn(*lead, h, DIM, seed=i).to(DEVICE, dtype)
+        for i, h in enumerate((HEADS, heads_kv, heads_kv, HEADS))
     ]
-    sink = randn(HEADS) if CASES[name].sink else None
+    sink = randn(HEADS).to(DEVICE) if CASES[name].sink else None
     return Problem(tensors, sink, [lengths] * BATCH if isinstance(lengths, int) else list(lengths))
 
 
@@ -156,9 +170,10 @@ def _weights(case: Case, read: Any, q: Tensor, k: Tensor, sink: Tensor | None, b
     if "softcap" in options:
         s = options["softcap"] * torch.tanh(s / options["softcap"])
     rows = len(q)
-    h, i, j = torch.arange(HEADS)[:, None, None], torch.arange(rows)[:, None], torch.arange(rows)
+    h, j = (torch.arange(n, device=DEVICE) for n in (HEADS, rows))
+    h, i = h[:, None, None], j[:, None]
     left, right = options.get("window", (-1, -1))
-    visible = torch.ones(HEADS, rows, rows, dtype=torch.bool)
+    visible = torch.ones(HEADS, rows, rows, dtype=torch.bool, device=DEVICE)
     if left >= 0:
         visible &= j >= i - left
     if right >= 0 or "causal" in options:
@@ -166,7 +181,7 @@ def _weights(case: Case, read: Any, q: Tensor, k: Tensor, sink: Tensor | None, b
     if case.score is not None:
         s = case.score(s, read, batch, h, i, j)
     if case.mask is not None:
-        visible = visible & case.mask(torch.tensor(batch), h, i, j)
+        visible = visible & case.mask(torch.tensor(batch, device=DEVICE), h, i, j)
     s = s.masked_fill(~visible, -math.inf)
     some = (s > -math.inf).any(-1, keepdim=True)
     if sink is not None:
@@ -181,7 +196,7 @@ def formula(name: str, kind: str, dtype: torch.dtype, wide: bool) -> list[Tensor
     to = torch.float64 if wide else dtype
     q, k, v = (t.clone().to(to).requires_grad_() for t in p.tensors[:3])
     sink = None if p.sink is None else p.sink.clone().to(to).requires_grad_()
-    read = None if case.read is None else case.read.clone().to(to).requires_grad_()
+    read = None if case.read is None else case.read.clone().to(DEVICE, to).requires_grad_(DEVICE == "cpu")
     rows = [t.flatten(0, -3) for t in (q, k, v)]
     outs, begin = [], 0
     for b, length in enumerate(p.lengths):
@@ -210,13 +225,13 @@ def results(
     p, case, ranks = problem(name, kind, dtype), CASES[name], Ranks.of(group)
     q, k, v = (layout.shard(t, ranks.rank).requires_grad_() for t in p.tensors[:3])
     sink = None if p.sink is None else p.sink.clone().requires_grad_()
-    read = None if case.read is None else case.read.clone().requires_grad_()
+    read = None if case.read is None else case.read.clone().to(DEVICE).requires_grad_(DEVICE == "cpu")
     options = {**case.options(read), **dict(case.plain), "sink": sink, "strategy": strategy}  # type: ignore[arg-type]
     out = context_parallel_attention(q, k, v, layout=layout, group=group, **options)
     out.backward(layout.shard(p.tensors[3], ranks.rank))
     found = [gather(t, layout=layout, group=group) for t in (out, q.grad, k.grad, v.grad) if t is not None]
     for t in (sink, read):
-        if t is not None:
+        if t is not None and t.requires_grad:
             share = torch.zeros_like(t) if t.grad is None else t.grad
             for level in ranks.levels or (ranks,):
                 dist.all_reduce(share, group=level.group)
@@ -233,8 +248,11 @@ def right(rank: int, name: str, kind: str, dtype: torch.dtype, members: Any) -> 
 
 
 def right_of_levels(rank: int, name: str, kind: str) -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
-    _right_of(mesh, cases.LEVELS, name, kind, torch.float32)
+    """The strategies of two levels, on nodes of two ranks."""
+    shape = (dist.get_world_size() // 2, 2)
+    mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("across", "within"))
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    _right_of(mesh, cases.LEVELS, name, kind, dtype)
 
 
 def _right_of(group: Any, strategies: tuple[str, ...], name: str, kind: str, dtype: torch.dtype) -> None:
@@ -285,6 +303,11 @@ def _more_ways(rank: int) -> None:
         loss = call(q, strategy).square().sum()
         first, again = (torch.autograd.grad(loss, logs, retain_graph=more)[0] for more in (True, False))
         assert torch.equal(first, again)
+    for options in ({"bias": logs.exp()}, {"dropout_p": 0.5, "alibi_slopes": torch.ones(4)}):
+        nothing = torch.zeros(1, 0, 4, DIM, requires_grad=True)
+        out = context_parallel_attention(*[nothing] * 3, layout=Layout.zigzag(0, 4), **options)
+        out.sum().backward()
+        assert out.shape == nothing.shape and nothing.grad is not None
     compiled = torch.compile(lambda q: 2 * call(q), backend="eager")
     torch.testing.assert_close(compiled(q), 2 * call(q))
     logs.requires_grad_(False)

@@ -52,9 +52,10 @@ def _blocks(job: Job, options: _parts.Options, q: Tensor, k: Tensor) -> Iterator
     """Blocks of so many heads that the number of those before them is a multiple: all of a rank's where ranks
     have equally many. No two of them have a key head in common."""
     assert options.dropout is not None  # the caller's case
+    if not q.numel():
+        return
     heads, first, count = options.dropout.heads, options.first_head, q.shape[2]
-    width = math.gcd(heads, first, count) if count else 1
-    group = count // k.shape[2] if count else 1
+    width, group = math.gcd(heads, first, count), count // k.shape[2]
     for at in range(0, count, width):
         call = whole(job.layout, job.mask, q.shape[0], heads, first + at, width)
         of_kv = slice(at // group, max(at // group + 1, (at + width) // group))
