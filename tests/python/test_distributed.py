@@ -50,7 +50,7 @@ def test_right_on_eight(tmp_path: Path) -> None:
     eight = Pool(8, tmp_path)
     try:
         eight.run(cases.right_on_eight, cases.DENSE, torch.bfloat16, timeout=240)
-        eight.run(cases.right_on_eight, cases.PACKED, torch.float32)
+        eight.run(cases.right_on_eight, cases.PACKED, torch.float32, timeout=240)
     finally:
         eight.close()
 
