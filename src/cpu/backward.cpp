@@ -125,7 +125,7 @@ class Backward {
                .block_q = config.block_q,
                .block_k = config.block_k,
                .functions = functions != nullptr,
-               .function_words = functions != nullptr ? functions->words() : 0,
+               .function_words = functions != nullptr ? functions->words : 0,
                .dropout = p.dropout.on,
                .captured = p.wants_captured_gradients()},
         captured_(p, config.block_q),

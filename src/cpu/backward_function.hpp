@@ -25,6 +25,19 @@ FunctionPlace place_of(Tile& t, std::int64_t p, int n) {
   return place;
 }
 
+/// Before the key blocks of a block of queries: what programs compute once for all of it.
+template <typename Tile>
+void prepare_functions(Tile& t) {
+  const TileFunctions& functions = *t.b.functions;
+  const FunctionPlace place = place_of(t, 0, 0);
+  for (int n = 0; n < halves; ++n) {
+    float* const memory = t.at(t.x.functions) + n * t.b.shape.function_words;
+    for (const FunctionProgram* program : {functions.score, functions.mask, functions.captured}) {
+      if (program != nullptr) evaluate_uniform(*program, place, memory);
+    }
+  }
+}
+
 /// Has a function evaluated for rows [first, last) of the key block, so many at a time as a program takes:
 /// f(row, rows).
 template <typename F>
@@ -159,7 +172,7 @@ void exponentials_by_functions(Tile& t, std::int64_t p, std::int64_t r, int coun
     FunctionPlace place = place_of(t, p, n);
     place.first_key = static_cast<std::int32_t>(t.first_key + r);
     place.keys = count;
-    place.scores = values[n].p;
+    place.scores = scores + n * vec_lanes;
     place.score_step = panel_lanes;
     float* const memory = t.at(t.x.functions) + n * t.b.shape.function_words;
     evaluate(*program, place, memory);

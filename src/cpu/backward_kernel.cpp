@@ -138,6 +138,7 @@ template <typename T>
 void run_block(const BackwardBlock& block, float* scratch) {
   BackwardTile<T> t(block, scratch);
   stage_queries(t);
+  if (block.functions != nullptr) prepare_functions(t);
   if (block.captured != nullptr) return add_captured_gradients(t);
   if (block.dsink != nullptr) add_dsink(t);
   if (block.dq.data == nullptr && block.dk.data == nullptr && block.dv.data == nullptr) return;

@@ -54,9 +54,18 @@ TANDEM_INLINE FunctionPlace place_of(const ForwardTile& t, std::int64_t first) {
   return place;
 }
 
-/// What the mask function says of a stripe and keys [begin, begin + count).
-TANDEM_INLINE Visible visible_to_stripe(const ForwardTile& t, std::int64_t first_row, int rows,
-                                        std::int64_t begin, int count) {
+/// Before the blocks of keys of a tile: what programs compute once for all of it.
+TANDEM_INLINE void prepare_functions(const ForwardTile& t, const ForwardScratch& layout) {
+  float* const memory = FunctionMemory::at(t, layout, 0, 0).values;
+  const FunctionPlace place = place_of(t, t.first);
+  for (const FunctionProgram* program : {t.functions->score, t.functions->mask}) {
+    if (program != nullptr) evaluate_uniform(*program, place, memory);
+  }
+}
+
+/// What the mask function says of stacked rows [first_row, first_row + rows) and keys [begin, begin + count).
+TANDEM_INLINE Visible visible_to_rows(const ForwardTile& t, std::int64_t first_row, int rows,
+                                      std::int64_t begin, int count) {
   if (t.functions->mask == nullptr) return Visible::all;
   return visible_of(*t.functions->mask,
                     {.batch = t.batch,
@@ -66,6 +75,10 @@ TANDEM_INLINE Visible visible_to_stripe(const ForwardTile& t, std::int64_t first
                      .query = {.low = first_row / t.group, .high = (first_row + rows - 1) / t.group},
                      .key = {.low = begin, .high = begin + count - 1}});
 }
+
+/// Keys that a mask is asked about at a time: beside its edge most of them are seen by all rows of a
+/// register, or by none.
+constexpr int mask_keys = 32;
 
 /// Which keys [begin, begin + count) a register of rows sees; whether it sees any. Without a mask it sees all
 /// that the window leaves.
@@ -86,10 +99,18 @@ bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const Fu
   __builtin_memset(memory.seen, 0, static_cast<unsigned long>(count) * sizeof(std::uint16_t));
   SeenLanes seen;
   FunctionPlace place = place_of(t, first_row + vec * vec_lanes);
-  for (int key = range.begin; key < range.end; key += function_keys) {
+  const bool asks = mask != nullptr && mask->by_range;
+  const int most = asks ? mask_keys : function_keys;
+  for (int key = range.begin; key < range.end; key += most) {
     place.first_key = static_cast<std::int32_t>(begin + key);
-    place.keys = range.end - key < function_keys ? range.end - key : function_keys;
-    const FunctionSource visible = evaluate_mask(mask, place, memory.values);
+    place.keys = range.end - key < most ? range.end - key : most;
+    Visible said = mask == nullptr ? Visible::all : Visible::some;
+    if (asks) said = visible_to_rows(t, first_row + vec * vec_lanes, lanes, place.first_key, place.keys);
+    if (said == Visible::none) {
+      seen.always = 0;
+      continue;
+    }
+    const FunctionSource visible = evaluate_mask(said == Visible::all ? nullptr : mask, place, memory.values);
     const auto window = [&](int j) __attribute__((always_inline)) {
       const IVec at = hn::Set(i32_lanes, key + j);
       return hn::VecFromMask(i32_lanes, hn::AndNot(hn::Lt(at, range.first), hn::Lt(at, range.last)));
@@ -109,12 +130,16 @@ bool see_by_register(const ForwardTile& t, const FunctionProgram* mask, const Fu
 template <typename Math>
 bool see_by_functions(const ForwardTile& t, const ForwardScratch& layout, const Stripes<Math>& stripes,
                       std::int64_t begin, int count) {
+  // Most blocks of sparse masks are hidden from all of a tile, which is then asked about once.
+  const Visible of_tile = visible_to_rows(t, t.first, t.count, begin, count);
+  if (of_tile == Visible::none) return false;
   bool any = false;
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
     if (begin >= s.end || begin + count <= s.begin) continue;
     const std::int64_t first_row = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
-    const Visible visible = visible_to_stripe(t, first_row, s.count, begin, count);
+    const Visible visible =
+        of_tile == Visible::all ? of_tile : visible_to_rows(t, first_row, s.count, begin, count);
     const FunctionProgram* const mask = visible == Visible::all ? nullptr : t.functions->mask;
     for (int v = 0; v < s.vecs; ++v) {
       const FunctionMemory memory = FunctionMemory::at(t, layout, i, v);
@@ -156,7 +181,6 @@ struct FunctionRows {
   LaneKeys make_logits(int vec, LaneKeys keys, float* scores) const {
     const FunctionMemory memory = FunctionMemory::at(t, layout, stripe, vec);
     float* const of_lane = scores + vec * vec_lanes;
-    scale_and_cap(of_lane, keys);
     const bool all = memory.masked->all != 0;
     const auto finish = [&](Vec logit, int key) __attribute__((always_inline)) {
       if (!all) logit = hn::IfThenElse(mask_of(memory.seen + key), logit, broadcast(negative_infinity));
@@ -170,12 +194,18 @@ struct FunctionRows {
         place.keys = keys.end - key < function_keys ? keys.end - key : function_keys;
         place.scores = of_lane + key * stripe_lanes;
         place.score_step = stripe_lanes;
+        // So few keys at a time that the first-level cache keeps them from one loop to the next.
+        scale_and_cap(place.scores, place.keys);
         evaluate(*t.functions->score, place, memory.values);
-        const FunctionSource value = source_of(t.functions->score->value, place, memory.values);
+        const ProgramValue& made = t.functions->score->value;
+        if (made.is_score && all) continue;
+        const FunctionSource value = source_of(made, place, memory.values);
         for (int j = 0; j < place.keys; ++j) finish(fetch(value, j), key + j);
       }
-    } else if (!all) {
-      for (int key = keys.begin; key < keys.end; ++key) finish(load(of_lane + key * stripe_lanes), key);
+    } else {
+      scale_and_cap(of_lane + keys.begin * stripe_lanes, keys.end - keys.begin);
+      for (int key = keys.begin; !all && key < keys.end; ++key)
+        finish(load(of_lane + key * stripe_lanes), key);
     }
     keys.partial = false;
     return keys;
@@ -210,9 +240,9 @@ struct FunctionRows {
   static auto bits_mask(const std::uint16_t* lanes) { return hn::RebindMask(u32_lanes, mask_of(lanes)); }
 
   /// What a function sees, out of raw products: the scaled score, softcapped.
-  void scale_and_cap(float* scores, const LaneKeys& keys) const {
+  void scale_and_cap(float* scores, int count) const {
     if (logits.cap_out == 0.0F && (t.functions->score == nullptr || logits.cap_in == 1.0F)) return;
-    for (int key = keys.begin; key < keys.end; ++key) {
+    for (int key = 0; key < count; ++key) {
       float* const s = scores + key * stripe_lanes;
       Vec score = hn::Mul(load(s), broadcast(logits.cap_in));
       if (logits.cap_out != 0.0F) score = hn::Mul(tanh(score), broadcast(logits.cap_out));

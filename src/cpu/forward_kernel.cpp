@@ -34,10 +34,9 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
     segments[0] = {.begin = 0, .end = b.count, .first_vec = 0, .last_vec = s.vecs};
   } else {
     for (int v = 0; functions == nullptr && v < s.vecs; ++v) keys[v] = lane_keys(s, b, v);
-    // What registers see by a function may have gaps; those inside a segment are all to have been softened.
-    if (t.split_size == 0 && functions == nullptr) {
-      segment_count = cut_segments(keys, s.vecs, b.count, segments);
-    } else {
+    segment_count = t.split_size == 0 ? cut_segments(keys, s.vecs, b.count, segments) : 0;
+    // Those inside a segment are all to be softened. What registers see by a function may have gaps there.
+    if (t.split_size != 0 || (functions != nullptr && have_gaps(keys, segments, segment_count))) {
       segments[0] = widen_to_one(keys, s.vecs, b.count);
       segment_count = segments[0].first_vec < segments[0].last_vec ? 1 : 0;
     }
@@ -216,6 +215,7 @@ template <typename Math, typename K>
 void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
                 const Stripes<Math>& stripes, std::int64_t begin, std::int64_t end) {
   auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
+  if (t.functions != nullptr) prepare_functions(t, layout);
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;

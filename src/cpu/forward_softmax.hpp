@@ -182,6 +182,17 @@ TANDEM_INLINE Segment widen_to_one(LaneKeys* keys, int vecs, int count) {
   return g;
 }
 
+/// Whether some register of a segment does not see its keys: one between others that do.
+TANDEM_INLINE bool have_gaps(const LaneKeys* keys, const Segment* segments, int count) {
+  for (int i = 0; i < count; ++i) {
+    const Segment& g = segments[i];
+    for (int v = g.first_vec; v < g.last_vec; ++v) {
+      if (keys[v].begin > g.begin || keys[v].end < g.end) return true;
+    }
+  }
+  return false;
+}
+
 /// Cuts a block into segments that the same registers see; at most one for each chunk of vec_lanes keys.
 TANDEM_INLINE int cut_segments(const LaneKeys* keys, int vecs, int count, Segment* segments) {
   int n = 0;

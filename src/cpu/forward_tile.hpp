@@ -191,7 +191,7 @@ constexpr int masked_rows_bytes = 16;  ///< of a MaskedRows
   const auto lines = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const auto registers = static_cast<std::size_t>(block_q / least_lanes);
   FunctionScratch s;
-  s.rows = lines(static_cast<std::size_t>(functions.words()) * sizeof(float));
+  s.rows = lines(static_cast<std::size_t>(functions.words) * sizeof(float));
   s.seen = s.rows + lines(registers * masked_rows_bytes);
   s.bytes =
       s.seen + lines(registers * static_cast<std::size_t>(seen_stride(block_k)) * sizeof(std::uint16_t));

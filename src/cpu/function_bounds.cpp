@@ -1,5 +1,7 @@
 #include "cpu/function_bounds.hpp"
 
+#include <algorithm>
+
 namespace tandem::cpu {
 namespace {
 
@@ -30,7 +32,56 @@ Interval leaf(const ProgramStep& step, const PairRange& range) {
   }
 }
 
-/// What nothing is known of: real numbers, and what is read.
+/// The elements of integers that an index in this range reads, as the kernels clamp it: those from the end
+/// count from -1. False where it has both signs.
+bool clamp(Interval& index, std::int64_t size) {
+  if (size < 1 || (index.low < 0 && index.high >= 0)) return false;
+  const long long shift = index.low < 0 ? size : 0;
+  const auto inside = [&](long long at) { return std::clamp<long long>(at + shift, 0, size - 1); };
+  index = {.low = inside(index.low), .high = inside(index.high)};
+  return true;
+}
+
+template <typename T>
+Interval range_of(const T* data, std::int64_t count, std::int64_t stride) {
+  T low = data[0];
+  T high = data[0];
+  for (std::int64_t i = 1; i < count; ++i) {
+    low = std::min(low, data[i * stride]);
+    high = std::max(high, data[i * stride]);
+  }
+  // 64-bit integers count as those of 32 bits nearest to them.
+  const auto fitted = [](T x) {
+    return std::clamp<long long>(static_cast<long long>(x), anything.low, anything.high);
+  };
+  return {.low = fitted(low), .high = fitted(high)};
+}
+
+/// Integers that are read by one index that varies, as numbers of documents are: the least and the largest of
+/// them. Nothing is known of other reads, which would take as long as evaluating the mask.
+Interval elements(const ProgramTensor& t, const ProgramStep& step, const Interval* values) {
+  constexpr long long most = 512;
+  std::int64_t offset = 0;
+  std::int64_t count = 1;
+  std::int64_t stride = 0;
+  for (int d = 0; d < t.rank; ++d) {
+    Interval index = values[step.args[d].step];
+    if (!clamp(index, t.shape[d])) return anything;
+    offset += index.low * t.stride[d];
+    if (index.single()) continue;
+    if (count > 1 || index.high - index.low >= most) return anything;
+    count = index.high - index.low + 1;
+    stride = t.stride[d];
+  }
+  switch (t.dtype) {
+    case DType::i32: return range_of(static_cast<const std::int32_t*>(t.data) + offset, count, stride);
+    case DType::i64: return range_of(static_cast<const std::int64_t*>(t.data) + offset, count, stride);
+    case DType::s8: return range_of(static_cast<const std::int8_t*>(t.data) + offset, count, stride);
+    default: return anything;
+  }
+}
+
+/// What nothing is known of: real numbers, and most that is read.
 Interval unknown(FunctionType type) {
   return type == FunctionType::boolean ? maybe : anything;
 }
@@ -69,6 +120,10 @@ Visible visible_of(const FunctionProgram& mask, const PairRange& range) {
     const ProgramStep& step = mask.steps[n];
     if (step.arguments == 0) {
       values[n] = leaf(step, range);
+      continue;
+    }
+    if (step.op == FunctionOp::read) {
+      values[n] = elements(*step.tensor, step, values);
       continue;
     }
     const auto argument = [&](int i) { return i < step.arguments ? values[step.args[i].step] : Interval{}; };

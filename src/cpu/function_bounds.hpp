@@ -1,5 +1,5 @@
-// What a mask function says of a whole range of pairs, by interval arithmetic: blocks that it hides or shows
-// altogether need no evaluation.
+// What a mask function says of a whole range of pairs, by interval arithmetic, which looks into tensors of
+// integers that are read by one index: blocks that it hides or shows altogether need no evaluation.
 #pragma once
 
 #include <cstdint>

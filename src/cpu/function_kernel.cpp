@@ -27,16 +27,29 @@ struct Work {
   const ProgramStep& step;
   FunctionSource a, b, c;
   float* result;
-  int count;  ///< registers of the result
+  std::int64_t result_step;  ///< from register to register
+  int count;                 ///< registers of the result
 };
+
+/// Stores value(j) for each register j. Only a step that is a constant lets the compiler unroll the loop.
+template <typename F>
+TANDEM_INLINE void store_each(const Work& w, F value) {
+  if (w.result_step == vec_lanes) {
+    for (int j = 0; j < w.count; ++j) store(value(j), w.result + j * vec_lanes);
+  } else {
+    for (int j = 0; j < w.count; ++j) store(value(j), w.result + j * w.result_step);
+  }
+}
 
 template <typename F>
 TANDEM_INLINE void unary(const Work& w, F f) {
-  for (int j = 0; j < w.count; ++j) store(f(fetch(w.a, j)), w.result + j * vec_lanes);
+  store_each(
+      w, [&](int j) __attribute__((always_inline)) { return f(fetch(w.a, j)); });
 }
 template <typename F>
 TANDEM_INLINE void binary(const Work& w, F f) {
-  for (int j = 0; j < w.count; ++j) store(f(fetch(w.a, j), fetch(w.b, j)), w.result + j * vec_lanes);
+  store_each(
+      w, [&](int j) __attribute__((always_inline)) { return f(fetch(w.a, j), fetch(w.b, j)); });
 }
 /// The same of integers.
 template <typename F>
@@ -81,7 +94,7 @@ void divide_integers(const Work& w) {
       const double value = remainder ? (b[i] == 0 ? 0.0 : a[i] - quotient * b[i]) : quotient;
       y[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(value));
     }
-    store(as_bits(hn::LoadU(i32_lanes, y)), w.result + j * vec_lanes);
+    store(as_bits(hn::LoadU(i32_lanes, y)), w.result + j * w.result_step);
   }
 }
 
@@ -189,10 +202,10 @@ void run_step(const Work& w) {
     case FunctionOp::bit_xor: return binary_integer(w, [](IVec a, IVec b) { return hn::Xor(a, b); });
     case FunctionOp::bit_not: return unary_integer(w, [](IVec a) { return hn::Not(a); });
     case FunctionOp::select:
-      for (int j = 0; j < w.count; ++j) {
-        store(hn::IfThenElse(is_true(fetch(w.a, j)), fetch(w.b, j), fetch(w.c, j)), w.result + j * vec_lanes);
-      }
-      return;
+      return store_each(
+          w, [&](int j) __attribute__((always_inline)) {
+            return hn::IfThenElse(is_true(fetch(w.a, j)), fetch(w.b, j), fetch(w.c, j));
+          });
     default: return arithmetic(w);
   }
 }
@@ -215,29 +228,80 @@ void run_leaf(const ProgramStep& step, const FunctionPlace& place, float* result
   }
 }
 
+/// The registers of a value of distances that `keys` keys need: the first, and how many there are.
+struct DistanceRegisters {
+  explicit DistanceRegisters(int keys)
+      : first((function_keys - keys) / vec_lanes), count(function_keys / vec_lanes + 1 - first) {}
+  int first;
+  int count;
+};
+
+/// The registers of an argument of such a value; those that are linear in query and key are made of their
+/// number for the first of either, in `made`.
+FunctionSource distances_of(const ProgramValue& v, std::int32_t by_key, const DistanceRegisters& registers,
+                            const FunctionPlace& place, const float* memory, float* made) {
+  if (v.shape == ValueShape::uniform) return source_of(v, place, memory);
+  if (v.shape == ValueShape::distances) {
+    return {memory + v.offset + registers.first * vec_lanes, vec_lanes, false};
+  }
+  if (by_key == 0) return {memory + v.offset, 0, true};
+  const IVec first = as_integers(broadcast(memory[v.offset]));
+  for (int r = 0; r < registers.count; ++r) {
+    const IVec at = hn::Iota(i32_lanes, (registers.first + r) * vec_lanes);
+    const IVec keys = hn::Sub(hn::Set(i32_lanes, function_keys - 1), at);
+    store(as_bits(hn::Add(first, hn::Mul(keys, hn::Set(i32_lanes, by_key)))), made + r * vec_lanes);
+  }
+  return {made, vec_lanes, false};
+}
+
+void run_by_distance(const ProgramStep& step, const FunctionPlace& place, float* memory) {
+  const DistanceRegisters registers(place.keys);
+  float made[2][function_keys + function_lanes];
+  FunctionSource sources[4] = {};
+  for (int i = 0; i < step.arguments; ++i) {
+    const int linear = i < 2 ? i : 1;  // of more arguments none is linear
+    sources[i] = distances_of(step.args[i], step.by_key[linear], registers, place, memory, made[linear]);
+  }
+  float* const result = memory + step.result.offset + registers.first * vec_lanes;
+  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, registers.count, result);
+  run_step({step, sources[0], sources[1], sources[2], result, vec_lanes, registers.count});
+}
+
+/// A step whose keys are in lanes, or that is computed once for all keys, or for each.
+void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memory) {
+  float* const result = memory + step.result.offset;
+  if (step.arguments == 0) return run_leaf(step, place, result);
+  const bool by_keys = step.result.shape == ValueShape::keys;
+  const int key_vecs = (place.keys + vec_lanes - 1) / vec_lanes;
+  const int count = by_keys ? key_vecs : step.result.shape == ValueShape::pairs ? place.keys : 1;
+  FunctionSource sources[4] = {};
+  for (int i = 0; i < step.arguments; ++i) {
+    sources[i] = source_of(step.args[i], place, memory);
+    // Where keys are in lanes, those of an argument are, too.
+    if (by_keys && sources[i].broadcast) sources[i] = {sources[i].p, vec_lanes, false};
+  }
+  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, count, result);
+  const bool in_place = step.result.is_score;
+  run_step({step, sources[0], sources[1], sources[2], in_place ? place.scores : result,
+            in_place ? place.score_step : vec_lanes, count});
+}
+
 }  // namespace
 
-void evaluate(const FunctionProgram& program, const FunctionPlace& place, float* memory) {
-  const int key_vecs = (place.keys + vec_lanes - 1) / vec_lanes;
+void evaluate_uniform(const FunctionProgram& program, const FunctionPlace& place, float* memory) {
   for (int n = 0; n < program.count; ++n) {
     const ProgramStep& step = program.steps[n];
-    float* const result = memory + step.result.offset;
-    if (step.arguments == 0) {
-      run_leaf(step, place, result);
-      continue;
-    }
-    const bool by_keys = step.result.shape == ValueShape::keys;
-    const int count = by_keys ? key_vecs : step.result.shape == ValueShape::pairs ? place.keys : 1;
-    FunctionSource sources[4] = {};
-    for (int i = 0; i < step.arguments; ++i) {
-      sources[i] = source_of(step.args[i], place, memory);
-      // Where keys are in lanes, those of an argument are, too.
-      if (by_keys && sources[i].broadcast) sources[i] = {sources[i].p, vec_lanes, false};
-    }
-    if (step.op == FunctionOp::read) {
-      read_tensor(*step.tensor, sources, count, result);
-    } else {
-      run_step({step, sources[0], sources[1], sources[2], result, count});
+    if (step.result.shape == ValueShape::uniform) run_by_key(step, place, memory);
+  }
+}
+
+void evaluate(const FunctionProgram& program, const FunctionPlace& place, float* memory) {
+  for (int n = 0; n < program.count; ++n) {
+    const ProgramStep& step = program.steps[n];
+    switch (step.result.shape) {
+      case ValueShape::uniform: break;
+      case ValueShape::distances: run_by_distance(step, place, memory); break;
+      default: run_by_key(step, place, memory);
     }
   }
 }

@@ -15,12 +15,12 @@ struct FunctionPlace {
   std::int32_t query[vec_lanes] = {};
   std::int32_t first_key = 0;
   int keys = 0;  ///< at most function_keys
-  const float* scores = nullptr;
+  float* scores = nullptr;
   std::int64_t score_step = 0;  ///< from key to key
 };
 
-/// Where the values of keys 0, 1, ... are: value `key` is a register at p + key * step, or p[key] for all
-/// lanes.
+/// Where the values of keys 0, 1, ... are: value `key` is a register at p + key * step, or p[key * step] for
+/// all lanes.
 struct FunctionSource {
   const float* p;
   std::int64_t step;
@@ -28,10 +28,15 @@ struct FunctionSource {
 };
 
 TANDEM_INLINE Vec fetch(const FunctionSource& s, std::int64_t key) {
-  return s.broadcast ? broadcast(s.p[key]) : load(s.p + key * s.step);
+  return s.broadcast ? broadcast(s.p[key * s.step]) : load(s.p + key * s.step);
 }
 
-/// `memory` is program.words f32 words, which hold the values afterwards.
+/// The values that are the same for all rows and keys of a tile: once for each tile, before `evaluate`, whose
+/// memory keeps them.
+void evaluate_uniform(const FunctionProgram& program, const FunctionPlace& place, float* memory);
+
+/// The others. `memory` has program.words f32 words, which hold the values afterwards, but for those that
+/// take the place of the scores.
 void evaluate(const FunctionProgram& program, const FunctionPlace& place, float* memory);
 
 TANDEM_INLINE FunctionSource source_of(const ProgramValue& v, const FunctionPlace& place,
@@ -40,6 +45,7 @@ TANDEM_INLINE FunctionSource source_of(const ProgramValue& v, const FunctionPlac
   switch (v.shape) {
     case ValueShape::keys: return {memory + v.offset, 1, true};
     case ValueShape::pairs: return {memory + v.offset, vec_lanes, false};
+    case ValueShape::distances: return {memory + v.offset + function_keys - 1, -1, false};
     default: return {memory + v.offset, 0, false};
   }
 }

@@ -2,7 +2,9 @@
 // to function_keys keys. Plain numbers and pointers, for sources that are compiled for one instruction set.
 //
 // Each value has the shape of what it depends on: rows (head and query differ by lane), keys, both (pairs),
-// or neither. What does not depend on both is computed once for all pairs.
+// or neither. What does not depend on both is computed once for all pairs. Where lanes are consecutive
+// queries of one head, there are also values of the distance between query and key alone, as in q - k <= 256:
+// fewer than two for each key and lane instead of their product.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +21,17 @@ constexpr int function_keys = 64;
 /// f32 or i32 numbers that a value takes at most by lane: those of the widest register.
 constexpr int function_lanes = 16;
 
-/// Rows and keys are bits. A value of neither lies as one of rows does, all lanes alike.
-enum class ValueShape : std::int16_t { uniform = 0, rows = 1, keys = 2, pairs = 3 };
+/// A value of neither rows nor keys lies as one of rows does, all lanes alike. One of distances: element j is
+/// that of the first lane's query and key function_keys - 1 - j, so that the register of key 0 starts at
+/// function_keys - 1, and that of the next key one before.
+enum class ValueShape : std::int16_t { uniform, rows, keys, pairs, distances };
 
 /// Where a value is. A value of pairs lies as the scores do: a register of rows for each key.
 struct ProgramValue {
   ValueShape shape = ValueShape::uniform;
   std::int32_t offset = 0;  ///< in f32 words of the program's memory
   std::int16_t step = 0;    ///< that makes it
-  bool is_score = false;    ///< where the caller has the scores
+  bool is_score = false;    ///< lies where the caller has the scores
 };
 
 struct ProgramTensor {
@@ -47,6 +51,7 @@ struct ProgramStep {
   ProgramValue result;
   float real = 0.0F;         ///< constant
   std::int32_t integer = 0;  ///< constant; or of floor_divide and remainder a divisor that is a power of two
+  std::int32_t by_key[2] = {};  ///< result of distances: what the first two arguments grow by from key to key
   const ProgramTensor* tensor = nullptr;
 };
 
@@ -63,16 +68,29 @@ enum class ProgramOf { value, value_and_slope, value_and_gradients };
 /// The steps that make it.
 struct FunctionProgram {
   int count = 0;
-  std::int32_t words = 0;  ///< of memory
+  std::int32_t words = 0;  ///< of memory, those of programs before it included
   ProgramValue value, slope;
+  /// Whether few rows and keys may be known all to be visible or hidden (function_bounds.hpp): not where a
+  /// mask reads reals, or elements that both row and key choose.
+  bool by_range = true;
   int gradient_count = 0;
   ProgramGradient gradients[Function::max_gradients];
   ProgramTensor tensors[Function::max_captured];
   ProgramStep steps[Function::max_nodes];
 };
 
-/// Leaves out what nothing of `wanted` needs. Allocates nothing.
-void compile(const Function& function, ProgramOf wanted, FunctionProgram& program);
+/// The lanes that programs are evaluated for.
+enum class LanesOf { any_rows, consecutive_queries };
+
+/// Queries and keys that programs for consecutive queries count to at most: sums of a few of them, and of
+/// small constants, stay inside of 32 bits whatever the distance.
+constexpr std::int64_t most_consecutive = std::int64_t{1} << 27;
+
+/// Leaves out what nothing of `wanted` needs. Allocates nothing. With ProgramOf::value, a value of pairs that
+/// is computed last takes the place of the scores.
+/// The program's memory begins at word `first_word`, behind that of other programs.
+void compile(const Function& function, ProgramOf wanted, LanesOf lanes, FunctionProgram& program,
+             std::int32_t first_word = 0);
 
 /// The programs of a call, as a tile sees them; null where there is no such function.
 struct TileFunctions {
@@ -81,14 +99,8 @@ struct TileFunctions {
   const Dropout* dropout = nullptr;           ///< null: off
   const FunctionProgram* captured = nullptr;  ///< of the score function, with gradients; null: not wanted
 
-  /// Words of memory that any of the programs needs, a multiple of a cache line.
-  [[nodiscard, gnu::always_inline]] std::int64_t words() const {
-    const std::int64_t of_score = score != nullptr ? score->words : 0;
-    const std::int64_t of_mask = mask != nullptr ? mask->words : 0;
-    const std::int64_t of_captured = captured != nullptr ? captured->words : 0;
-    const std::int64_t most = of_score > of_mask ? of_score : of_mask;
-    return most > of_captured ? most : of_captured;
-  }
+  /// Words of memory that the programs need together, a multiple of a cache line.
+  std::int64_t words = 0;
 };
 
 }  // namespace tandem::cpu

@@ -2,6 +2,7 @@
 // and how much memory a program takes.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 #include <random>
 
@@ -12,9 +13,21 @@ namespace tandem::cpu {
 namespace {
 
 const std::int32_t table[64] = {3, 1, 4, 1, 5};
+/// Documents of 16 positions, with what no 32 bits hold at the end, and bytes of two heads.
+const std::array<std::int64_t, 64> documents = [] {
+  std::array<std::int64_t, 64> numbers{};
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<std::int64_t>(i) / 16;
+  numbers[63] = std::int64_t{1} << 40;
+  return numbers;
+}();
+const std::int8_t flags[2][64] = {{1, 1, 0, 1}, {0, 1}};
 
 Function mask_of(const std::string& text) {
-  const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64})};
+  ConstTensor every_second(table, DType::i32, {32});
+  every_second.stride[0] = 2;
+  const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64}),
+                                          ConstTensor(documents.data(), DType::i64, {64}),
+                                          ConstTensor(flags, DType::s8, {2, 64}), every_second};
   return Function::parse(text, Function::Kind::mask, captured);
 }
 
@@ -33,6 +46,14 @@ constexpr const char* masks[] = {
     "lt(min(q, k), max(mul(2, h), 3))",
     "where(lt(h, 2), le(k, q), lt(k, 40))",
     "eq(t0[q], t0[k])",
+    "eq(t1[q], t1[k])",
+    "and(eq(t1[q], t1[k]), le(k, q))",
+    "lt(t1[add(k, 20)], t1[sub(q, 20)])",
+    "le(t1[sub(k, 100)], 2)",
+    "ne(t2[0, k], 0)",
+    "ne(t2[mod(h, 2), k], 0)",
+    "lt(t3[k], t3[q])",
+    "le(t1[t0[k]], 0)",
     "lt(real(k), 12.5)",
     "bool(sub(k, 7))",
     "eq(int(lt(k, q)), 1)",
@@ -52,7 +73,7 @@ TEST(FunctionBounds, HoldForEveryPair) {
   const auto program = std::make_unique<FunctionProgram>();
   for (const char* const text : masks) {
     const Function f = mask_of(text);
-    compile(f, ProgramOf::value, *program);
+    compile(f, ProgramOf::value, LanesOf::any_rows, *program);
     for (int n = 0; n < 200; ++n) {
       const std::int64_t query = between(0, 50);
       const std::int64_t key = between(0, 50);
@@ -82,7 +103,7 @@ TEST(FunctionBounds, HoldForEveryPair) {
 TEST(FunctionBounds, KnowTheUsualMasks) {
   const auto program = std::make_unique<FunctionProgram>();
   const auto visible = [&](const char* text, Interval query, Interval key) {
-    compile(mask_of(text), ProgramOf::value, *program);
+    compile(mask_of(text), ProgramOf::value, LanesOf::any_rows, *program);
     return visible_of(*program, {.seqlen_q = 60, .seqlen_k = 64, .head = {}, .query = query, .key = key});
   };
   EXPECT_EQ(visible("le(k, q)", {32, 47}, {0, 31}), Visible::all);
@@ -94,6 +115,10 @@ TEST(FunctionBounds, KnowTheUsualMasks) {
   EXPECT_EQ(visible("le(abs(sub(q, k)), 9)", {32, 34}, {30, 36}), Visible::all);
   EXPECT_EQ(visible("or(lt(k, 10), le(k, q))", {0, 3}, {4, 9}), Visible::all);
   EXPECT_EQ(visible("eq(t0[q], t0[k])", {0, 3}, {4, 9}), Visible::some);
+  EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 47}, {32, 39}), Visible::all);
+  EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 47}, {0, 31}), Visible::none);
+  EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 48}, {40, 47}), Visible::some);
+  EXPECT_EQ(visible("lt(t1[k], 100)", {0, 3}, {200, 300}), Visible::none) << "clamped to the last";
 }
 
 /// Memory of values that both row and key decide is used again: a chain of any length takes two of them.
@@ -101,9 +126,35 @@ TEST(FunctionProgram, ReusesMemory) {
   std::string text = "add(s, real(sub(q, k)))";
   for (int n = 0; n < 50; ++n) text = "tanh(add(" + text + ", 0.5))";
   const auto program = std::make_unique<FunctionProgram>();
-  compile(Function::parse(text, Function::Kind::score), ProgramOf::value, *program);
+  compile(Function::parse(text, Function::Kind::score), ProgramOf::value, LanesOf::any_rows, *program);
   EXPECT_GT(program->count, 100);
   EXPECT_LE(program->words, 3 * function_keys * function_lanes);
+}
+
+/// What depends on the distance between query and key alone is computed once for each distance; the score's
+/// last step takes its place.
+TEST(FunctionProgram, FindsWhatDependsOnTheDistance) {
+  const auto program = std::make_unique<FunctionProgram>();
+  const auto shapes = [&](const std::string& text, Function::Kind kind, LanesOf lanes) {
+    const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64})};
+    compile(Function::parse(text, kind, captured), ProgramOf::value, lanes, *program);
+    std::array<int, 5> count{};
+    for (int n = 0; n < program->count; ++n)
+      ++count[static_cast<std::size_t>(program->steps[n].result.shape)];
+    return count;
+  };
+  using Shapes = std::array<int, 5>;  // uniform, rows, keys, pairs, distances
+  constexpr auto score = Function::Kind::score;
+  constexpr auto mask = Function::Kind::mask;
+  constexpr auto one_head = LanesOf::consecutive_queries;
+  EXPECT_EQ(shapes("add(s, real(t0[add(sub(q, k), 9)]))", score, one_head), (Shapes{1, 1, 1, 1, 4}));
+  EXPECT_TRUE(program->value.is_score);
+  EXPECT_EQ(shapes("add(s, real(t0[add(sub(q, k), 9)]))", score, LanesOf::any_rows), (Shapes{1, 1, 1, 5, 0}));
+  EXPECT_EQ(shapes("le(k, add(q, sub(nk, nq)))", mask, one_head), (Shapes{3, 2, 1, 0, 1}));
+  EXPECT_EQ(shapes("le(add(k, q), 9)", mask, one_head), (Shapes{1, 1, 1, 2, 0}));
+  EXPECT_EQ(shapes("le(add(k, 2147483647), q)", mask, one_head), (Shapes{1, 1, 2, 1, 0})) << "it may wrap";
+  EXPECT_EQ(shapes("mul(real(q), 0.5)", score, one_head), (Shapes{1, 3, 0, 0, 0}));
+  EXPECT_FALSE(program->value.is_score);
 }
 
 }  // namespace
