@@ -76,6 +76,7 @@ constexpr unsigned int stream_non_blocking = 1;
 
 enum class TensorMapType : int { u8 = 0, f16 = 6, f32 = 7, bf16 = 9 };
 enum class TensorMapSwizzle : int { none = 0, b32 = 1, b64 = 2, b128 = 3 };
+constexpr int tensor_map_l2_promotion_128 = 2;
 constexpr int tensor_map_l2_promotion_256 = 3;
 
 }  // namespace tandem::gpu::abi

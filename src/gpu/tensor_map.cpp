@@ -37,10 +37,10 @@ TensorMap encode_tensor_map(const TensorMapSpec& spec) {
   std::copy(spec.box.begin(), spec.box.end(), box.begin());
   steps.fill(1);
   TensorMap map;
-  check(driver().tensor_map_encode_tiled(&map, type_of(spec), static_cast<std::uint32_t>(spec.rank),
-                                         const_cast<void*>(spec.base), dims.data(), strides.data(),
-                                         box.data(), steps.data(), 0, swizzle_of(spec.swizzle),
-                                         abi::tensor_map_l2_promotion_256, 0),
+  check(driver().tensor_map_encode_tiled(
+            &map, type_of(spec), static_cast<std::uint32_t>(spec.rank), const_cast<void*>(spec.base),
+            dims.data(), strides.data(), box.data(), steps.data(), 0, swizzle_of(spec.swizzle),
+            spec.wide_fetch ? abi::tensor_map_l2_promotion_256 : abi::tensor_map_l2_promotion_128, 0),
         "cuTensorMapEncodeTiled");
   return map;
 }

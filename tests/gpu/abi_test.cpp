@@ -71,6 +71,7 @@ TEST(Abi, NumbersAreTheDrivers) {
   EXPECT_EQ(difference(abi::TensorMapSwizzle::b32, CU_TENSOR_MAP_SWIZZLE_32B), 0);
   EXPECT_EQ(difference(abi::TensorMapSwizzle::b64, CU_TENSOR_MAP_SWIZZLE_64B), 0);
   EXPECT_EQ(difference(abi::TensorMapSwizzle::b128, CU_TENSOR_MAP_SWIZZLE_128B), 0);
+  EXPECT_EQ(abi::tensor_map_l2_promotion_128, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   EXPECT_EQ(abi::tensor_map_l2_promotion_256, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
   EXPECT_EQ(abi::stream_non_blocking, static_cast<unsigned>(CU_STREAM_NON_BLOCKING));
 }

@@ -96,6 +96,16 @@ TEST(ForwardParameters, TheReciprocalDividesEveryRow) {
   }
 }
 
+TEST(ForwardTensorMap, DecodeFetchesKeysByTheRowsOfItsBoxes) {
+  Problem p = contiguous();
+  Tiling tiling = choose_forward_config(p).tiling;
+  EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch);
+  tiling.block_m = decode_rows;
+  EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch);
+  EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::v).wide_fetch);
+  EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::q).wide_fetch);
+}
+
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
   Problem p = contiguous();
   p.head_dim_qk = 96;

@@ -37,7 +37,9 @@ class Given:
 
     @property
     def any(self) -> bool:
-        return any(x is not None for x in vars(self).values())
+        # Field by field: PyTorch 2.11's compiler does not follow vars().
+        given = (self.score_mod, self.bias, self.alibi_slopes, self.mask_mod, self.mask)
+        return any(x is not None for x in given)
 
 
 @dataclass(frozen=True, eq=False)

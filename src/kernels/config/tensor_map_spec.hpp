@@ -22,6 +22,7 @@ struct TensorMapSpec {
   std::array<std::int64_t, max_rank - 1> strides{};  ///< bytes; strides[i] belongs to dims[i + 1]
   std::array<int, max_rank> box{};                   ///< elements that one copy moves
   Swizzle swizzle = Swizzle::b128;
+  bool wide_fetch = true;  ///< the L2 fetches 256 bytes where one of them is missed, else 128
 };
 
 using EncodeTensorMap = TensorMap (*)(const TensorMapSpec&);
