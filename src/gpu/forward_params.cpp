@@ -55,8 +55,8 @@ TensorMapSpec forward_tensor_map(const Problem& p, const Tiling& tiling, Loaded 
   TensorMapSpec spec =
       rows_tensor_map(loaded_tensor(p, which), tiling.element,
                       bytes ? byte_strip_columns(padded) : strip_columns(padded), box_rows, p.out.data);
-  // `decode` waits for nothing but memory. With fetches of 128 bytes, a row of its boxes, it reads 4.4 TB/s on
-  // an H200, with fetches of 256 bytes 4.0.
+  // `decode` waits for nothing but memory. With fetches of 128 bytes, a row of its boxes, it reads 4.4 TB/s
+  // on an H200, with fetches of 256 bytes 4.0.
   spec.wide_fetch = which == Loaded::q || tiling.block_m != decode_rows;
   if (which == Loaded::q && tiling.heads_as_rows) {
     const HeadRows rows = TileRows(p, tiling).of_unit;
