@@ -144,12 +144,9 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
                      const gpu::KernelConfig* wanted) {
   const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
   const bool backward = problem.pass == Pass::backward;
-  const bool too_wide = std::max(problem.head_dim_qk, problem.head_dim_v) > max_sm80_backward_head_dim;
-  const char* const missing = backward && too_wide
-                                  ? "no backward kernel for heads of more than 128 dimensions"
-                              : problem.precision != Precision::exact ? "no 8-bit kernel"
-                              : problem.mixed()                       ? "no kernel for k and v of 8 bits"
-                              : problem.dropout.on                    ? "no dropout"
+  const char* const missing = problem.precision != Precision::exact ? "no 8-bit kernel"
+                              : problem.mixed()                     ? "no kernel for k and v of 8 bits"
+                              : problem.dropout.on                  ? "no dropout"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {

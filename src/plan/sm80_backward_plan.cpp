@@ -20,21 +20,32 @@ struct TileLine {
   int head_dim;          ///< the larger of the two
   int shared_kilobytes;  ///< of an SM, at least
   int unit_qk;           ///< head_dim of q and k is padded to a multiple of it
+  int unit_v;
   int block_m;
-  int stages;  ///< blocks of q, and of dout, in flight
+  int block_n;
+  int q_stages;  ///< blocks of q in flight, and of dout
+  int dout_stages;
   bool ds_in_dout;
   const char* why;
 };
 
 /// Narrowest heads and most shared memory first. A problem takes the first line it fits.
 constexpr TileLine tiles[] = {
-    // head_dim, shared_kilobytes, unit_qk, block_m, stages, ds_in_dout, why
-    {64, 164, 32, 128, 2, false, "dK and dV are small, so a block of 128 queries fits the registers"},
-    {64, 100, 32, 128, 1, false, "a block of 128 queries fits the registers, one of each shared memory"},
-    {128, 164, 64, 64, 2, false, "dK and dV take half of the registers, 64 queries what is left"},
-    {128, 100, 64, 64, 1, true, "dS in dO's place, so that K, V and a block of Q fit shared memory"},
+    // head_dim, shared_kilobytes, unit_qk, unit_v, block_m, block_n, q_stages, dout_stages, ds_in_dout, why
+    {64, 164, 32, 32, 128, 128, 2, 2, false,
+     "dK and dV are small, so a block of 128 queries fits the registers"},
+    {64, 100, 32, 32, 128, 128, 1, 1, false,
+     "a block of 128 queries fits the registers, one of each shared memory"},
+    {128, 164, 64, 32, 64, 128, 2, 2, false, "dK and dV take half of the registers, 64 queries what is left"},
+    {128, 100, 64, 32, 64, 128, 1, 1, true,
+     "dS in dO's place, so that K, V and a block of Q fit shared memory"},
+    {192, 164, 64, 64, 64, 64, 2, 2, false, "registers hold dK and dV of 64 keys, whose columns are halved"},
+    {192, 100, 64, 64, 32, 64, 2, 1, false, "blocks of 32 queries, so that Q of the next one fits too"},
+    {256, 228, 64, 64, 64, 64, 2, 2, false, "registers hold dK and dV of 64 keys, whose columns are halved"},
+    {256, 164, 64, 64, 64, 64, 1, 1, false, "shared memory holds K, V and a block of each of Q and dO"},
+    {256, 100, 64, 64, 32, 64, 1, 1, true,
+     "dS in dO's place and P in halves, so that K, V and 32 queries fit shared memory"},
 };
-constexpr int block_n = 128;  // 16 keys for each of eight warps
 
 const TileLine& tile_of(int head_dim, int shared_bytes_per_sm) {
   for (const TileLine& tile : tiles) {
@@ -49,10 +60,11 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
   const TileLine& tile = tile_of(widest, shared_bytes_per_sm);
   c.family = Family::sm80;
   c.tiling.head_dim_qk = padded(head_dim_qk, tile.unit_qk);
-  c.tiling.head_dim_v = padded(head_dim_v, 32);
+  c.tiling.head_dim_v = padded(head_dim_v, tile.unit_v);
   c.tiling.block_m = tile.block_m;
-  c.tiling.block_n = block_n;
-  c.q_stages = c.dout_stages = tile.stages;
+  c.tiling.block_n = tile.block_n;
+  c.q_stages = tile.q_stages;
+  c.dout_stages = tile.dout_stages;
   c.ds_in_dout = tile.ds_in_dout;
   return c;
 }
@@ -60,19 +72,20 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
 }  // namespace
 
 std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
-  const int unit_qk = c.tiling.block_m == 64 ? 64 : 32;
-  for (const auto& [name, head_dim, unit] : {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
-                                             std::tuple{"head_dim_v", c.tiling.head_dim_v, 32}}) {
-    if (head_dim < unit || head_dim > max_sm80_backward_head_dim || head_dim % unit != 0) {
-      return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit,
-                         max_sm80_backward_head_dim);
-    }
+  const bool halved = c.tiling.block_n == 64;
+  if ((c.tiling.block_n != 128 && !halved) || c.tiling.cluster != 1 || c.dq_parts != 1)
+    return "the family sm80 has tiles of 128 or 64 keys, no clusters, and dq in one part";
+  const int unit_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
+  const int most = halved ? max_sm80_backward_head_dim : 128;
+  for (const auto& [name, head_dim, unit] :
+       {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
+        std::tuple{"head_dim_v", c.tiling.head_dim_v, halved ? 64 : 32}}) {
+    if (head_dim < unit || head_dim > most || head_dim % unit != 0)
+      return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit, most);
   }
-  if (c.tiling.block_m != 64 && c.tiling.block_m != 128)
-    return fmt::format("block_m {} is not 64 or 128", c.tiling.block_m);
-  if (c.tiling.block_n != block_n || c.tiling.cluster != 1 || c.dq_parts != 1) {
-    return fmt::format("the family sm80 has tiles of {} keys, no clusters, and dq in one part", block_n);
-  }
+  const int fewest = halved ? 32 : 64;
+  if (c.tiling.block_m != fewest && c.tiling.block_m != 2 * fewest)
+    return fmt::format("block_m {} is not {} or {}", c.tiling.block_m, fewest, 2 * fewest);
   if (c.schedule.pingpong || c.schedule.staggered)
     return "the family sm80 has no ping-pong and no staggered start";
   if (c.functions.dropout) return "the family sm80 has no dropout";
@@ -98,7 +111,7 @@ BackwardConfig choose_sm80_backward_config(const Problem& p, int shared_bytes_pe
 
 std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
   std::vector<BackwardConfig> configs;
-  for (const int head_dim : {64, 128}) {
+  for (const int head_dim : {64, 128, 192, 256}) {
     const auto add = [&](const BackwardConfig& c) {
       configs.push_back(with_tile(c, head_dim, head_dim, shared_bytes_per_sm));
     };

@@ -10,7 +10,7 @@
 namespace tandem {
 
 /// The widest heads that these kernels have a tile for.
-constexpr int max_sm80_backward_head_dim = 128;
+constexpr int max_sm80_backward_head_dim = 256;
 
 /// Why such a Config cannot exist where an SM has so much shared memory; empty if it can.
 std::string sm80_backward_objection(const BackwardConfig& config, int shared_bytes_per_sm);

@@ -118,18 +118,14 @@ TEST(Family, IsPartOfTheKernelsName) {
 TEST(Family, WhatItLacksIsAnError) {
   const std::string where =
       "A100 takes the kernels sm80 (compute capability 8.0 has no WGMMA), of which there is ";
-  BackwardArgs backward = backward_on("A100", 192);
   const ForwardArgs forward = call_on("A100");
-  EXPECT_EQ(
-      refusal([&] { explain(backward); }),
-      where + "no backward kernel for heads of more than 128 dimensions yet; copy the tensors to the CPU");
   ForwardArgs eight_bit = forward;
   eight_bit.options.precision = Precision::fp8;
   EXPECT_EQ(refusal([&] { explain(eight_bit); }), where + "no 8-bit kernel yet; copy the tensors to the CPU");
   ForwardArgs dropped = forward;
   dropped.options.dropout_p = 0.1F;
   EXPECT_EQ(refusal([&] { explain(dropped); }), where + "no dropout yet; copy the tensors to the CPU");
-  backward = backward_on("A100", 64);
+  BackwardArgs backward = backward_on("A100", 64);
   backward.options.dropout_p = 0.1F;
   EXPECT_EQ(refusal([&] { explain(backward); }), where + "no dropout yet; copy the tensors to the CPU");
   const Kernels wish("sm80");
@@ -240,11 +236,11 @@ TEST(Sm80Plan, AnImpossibleConfigIsNamed) {
   EXPECT_NE(objection(c).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
 }
 
-TEST(Sm80Plan, EveryGpuHasABackwardTileOfHeadsUpTo128) {
+TEST(Sm80Plan, EveryGpuHasABackwardTileOfEveryHeadDimension) {
   for (const gpu::DeviceProperties& device : gpu::described_devices()) {
     if (device.major == 9) continue;
     const int shared = shared_bytes_per_sm(device);
-    for (std::int64_t head_dim = 8; head_dim <= 128; head_dim += 8) {
+    for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
       const Plan plan = plan_of(backward_on(device.name, head_dim));
       const auto& c = std::get<BackwardConfig>(plan.gpu->config);
       EXPECT_EQ(sm80_backward_objection(c, shared), "") << device.name << ' ' << gpu::expression_of(c);
@@ -253,9 +249,11 @@ TEST(Sm80Plan, EveryGpuHasABackwardTileOfHeadsUpTo128) {
       EXPECT_EQ(steps[1].kernel, gpu::Kernel::sm80_backward);
     }
   }
-  const std::string text = explain(backward_on("RTX 4090", 128));
+  const std::string text = explain(backward_on("RTX 4090", 128)) + explain(backward_on("L4", 256));
   for (const char* line :
-       {"kernels backward_preprocess, sm80_backward, backward_convert: bf16, head_dim 128",
+       {"tile 64 keys, 32 queries at a time, 1 blocks of q and 1 of dout in flight: dS in dO's place and P "
+        "in",
+        "kernels backward_preprocess, sm80_backward, backward_convert: bf16, head_dim 128",
         "tile 128 keys, 64 queries at a time, 1 blocks of q and 1 of dout in flight: dS in dO's place",
         "of 102400 an SM"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
@@ -273,8 +271,16 @@ TEST(Sm80Plan, AnImpossibleBackwardConfigIsNamed) {
   c.tiling.head_dim_qk = 96;
   EXPECT_EQ(objection(c), "head_dim 96 is not a multiple of 64 up to 128");
   c = good;
+  c.tiling.head_dim_v = 160;
+  EXPECT_EQ(objection(c), "head_dim_v 160 is not a multiple of 32 up to 128");
   c.tiling.block_n = 64;
-  EXPECT_EQ(objection(c), "the family sm80 has tiles of 128 keys, no clusters, and dq in one part");
+  EXPECT_EQ(objection(c), "head_dim_v 160 is not a multiple of 64 up to 256");
+  c.tiling.head_dim_v = 192;
+  EXPECT_EQ(objection(c), "");
+  c.tiling.block_m = 128;
+  EXPECT_EQ(objection(c), "block_m 128 is not 32 or 64");
+  c.tiling.block_n = 96;
+  EXPECT_EQ(objection(c), "the family sm80 has tiles of 128 or 64 keys, no clusters, and dq in one part");
   c = good;
   c.schedule.pingpong = true;
   EXPECT_EQ(objection(c), "the family sm80 has no ping-pong and no staggered start");

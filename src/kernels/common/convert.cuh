@@ -32,7 +32,8 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const BackwardRows& t)
 }
 
 /// One CTA for each query block and head. Each thread reads what the same thread of the main kernel's
-/// consumers wrote, so that a warpgroup holds the accumulators of 64 rows again. The fields of the Config
+/// consumers wrote, so that a warpgroup holds the accumulators of 64 rows again, or of a block of 32. The
+/// fields of the Config
 /// that concern masks are not read, so that one kernel serves several Configs of the main one.
 template <BackwardConfig C>
 TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
@@ -46,6 +47,9 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   if (ptx::block_index() + 1 == ptx::grid_size()) ptx::wait_for_previous_grid();
   if (!locate_rows<C>(p, static_cast<int>(ptx::block_index()), t)) return;
   const bool added = wait_for_sums<C>(p, t);
+  if constexpr (C.tiling.block_m < 64) {  // two warps have all rows of a half of the columns
+    if (warpgroup != 0) return;
+  }
   float dq[registers];
   if constexpr (C.of_sm80()) {  // the preprocess kernel has cleared the sums
     const float* const sums =
@@ -70,6 +74,11 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
   const tile::RowTarget rows{static_cast<u16*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
                                  t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,
                              p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
+  if constexpr (C.tiling.block_m < 64) {
+    tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first, thread / 64 * C.dq_columns(), t.seqlen_q,
+                                       t.end_q, thread % 64);
+    return;
+  }
   tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first + warpgroup % C.dq_row_groups() * 64,
                                      warpgroup / C.dq_row_groups() * C.dq_columns(), t.seqlen_q, t.end_q,
                                      thread);

@@ -30,8 +30,10 @@ struct BackwardSchedule {
 };
 
 /// Everything that specialises the backward kernels. If block_n is 64 keys a warpgroup, each warpgroup owns
-/// the dK and dV of its keys. Wide heads leave no registers for that: block_n is 64 then, one of the two
-/// warpgroups computes P and dV, and the other dS and dK.
+/// the dK and dV of its keys. Wide heads leave no registers for that: block_n is 64 then, and the two
+/// warpgroups divide the work on the same keys. Of the family sm90 one computes P and dV, and the other dS
+/// and dK; of the family sm80 each has the scores of half of a block's queries, and half of the columns of dK
+/// and dV.
 struct BackwardConfig {
   BackwardTiling tiling{};
   int q_stages = 2;     ///< blocks of Q in flight
@@ -55,14 +57,15 @@ struct BackwardConfig {
   [[nodiscard]] constexpr bool sloped() const {
     return softcap || functions.score_function || functions.dropout;
   }
-  /// Every warpgroup computes dK and dV of 64 keys; otherwise one computes dV and the other dK of the
-  /// same 64.
+  /// Every warpgroup computes dK and dV of 64 keys; otherwise they divide those of the same 64.
   [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }
+  [[nodiscard]] constexpr bool halves_queries() const { return of_sm80() && !owns_keys(); }
   /// Keys of a tile: those of all CTAs of a cluster.
   [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * tiling.cluster; }
-  /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64, then its columns.
+  /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64 where it has so
+  /// many, then its columns.
   [[nodiscard]] constexpr int dq_pieces() const { return consumers * tiling.cluster; }
-  [[nodiscard]] constexpr int dq_row_groups() const { return tiling.block_m / 64; }
+  [[nodiscard]] constexpr int dq_row_groups() const { return tiling.block_m < 64 ? 1 : tiling.block_m / 64; }
   [[nodiscard]] constexpr int dq_columns() const {
     return tiling.head_dim_qk / (dq_pieces() / dq_row_groups());
   }
@@ -71,7 +74,7 @@ struct BackwardConfig {
     return strip_columns(tiling.head_dim_qk % 64 == 0 ? dq_columns() : tiling.head_dim_qk);
   }
   [[nodiscard]] constexpr int strip_v() const { return strip_columns(tiling.head_dim_v); }
-  /// f32 values of dQ that one warpgroup has, and those that it hands to TMA at a time.
+  /// f32 values of 64 rows of dQ that one warpgroup has, and those that it hands to TMA at a time.
   [[nodiscard]] constexpr int dq_values() const { return 64 * dq_columns(); }
   [[nodiscard]] constexpr int dq_part() const { return dq_values() / dq_parts; }
 };
@@ -85,6 +88,13 @@ constexpr int backward_rows_threads(const BackwardConfig& c) {
 /// The kernel that sums dsink.
 constexpr int backward_sink_threads = 256;
 constexpr int backward_sink_shared_bytes = 4 * backward_sink_threads;
+
+/// Where warpgroups halve the queries: P of their halves, which they pass each other; one half at a time
+/// where shared memory is so short that dS takes dO's place.
+constexpr int exchanged_bytes(const BackwardConfig& c) {
+  if (!c.halves_queries()) return 0;
+  return c.tiling.block_n * c.tiling.block_m * (c.ds_in_dout ? 1 : 2);
+}
 
 /// Dynamic shared memory of the main backward kernel: K and V; the rings of Q and dO with LSE and delta; dS
 /// twice (or dS and P); dQ; the keys' scales and a word for each warp; the pairs of 8-byte barriers.
@@ -101,7 +111,7 @@ constexpr int backward_shared_bytes(const BackwardConfig& c) {
   // The family sm80 has no barriers, one tile of dS, no place for dQ, and a description of the tile.
   if (c.of_sm80()) {
     const int ds = c.ds_in_dout ? (scores / 2 > dout_tiles ? scores / 2 - dout_tiles : 0) : scores / 2;
-    return (kv_tiles + q_tiles + dout_tiles + ds + rows + 128 + 1023) / 1024 * 1024;
+    return (kv_tiles + q_tiles + dout_tiles + ds + exchanged_bytes(c) + rows + 128 + 1023) / 1024 * 1024;
   }
   const int barriers = 16 * (c.q_stages + c.dout_stages + 3);
   return (kv_tiles + other_keys + q_tiles + dout_tiles + scores + dq + rows + barriers + 1023) / 1024 * 1024;

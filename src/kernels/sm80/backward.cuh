@@ -3,56 +3,47 @@
 // As in the kernel for Hopper (sm90/backward.cuh) a CTA owns a tile of keys, with dK and dV in registers, and
 // loops over the query blocks that see it. Scores are computed transposed, so that P^T and dS^T lie in
 // registers as the products for dV and dK read their first operand; dS alone goes through shared memory, for
-// dQ. Each of eight warps owns 16 keys. All warps load and all compute: Q and dO of the next block come in
-// under the products of this one. dQ is added to f32 sums in global memory by atomic operations.
-// docs/kernels/sm80-backward.md has the arithmetic.
+// dQ. Up to head dimension 128 each of eight warps owns 16 keys. Wider heads leave no registers for that:
+// there are 64 keys, of which four warps have the scores with half of a block's queries, and four with the
+// other half. They pass each other P, and each four compute half of the columns of dV and dK. All warps load
+// and all compute: Q and dO of the next block come in under the products of this one. dQ is added to f32 sums
+// in global memory by atomic operations. docs/kernels/sm80-backward.md has the arithmetic.
 #pragma once
 
 #include "kernels/config/backward.hpp"
 #include "kernels/ptx/barrier.cuh"
-#include "kernels/sm80/backward_loader.cuh"
-#include "kernels/tile/backward_scores.cuh"
-#include "kernels/tile/warp_operands.cuh"
+#include "kernels/sm80/backward_products.cuh"
 
 namespace tandem {
 
 // ---- Consumer ----
 
 template <BackwardConfig C>
-struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
-  using Shared = Sm80BackwardShared<C>;
-  using Base = tile::BackwardScores<C, Shared>;
+struct Sm80Backward : Sm80BackwardProducts<C> {
+  using Base = Sm80BackwardProducts<C>;
   using Base::Base;
+  using Base::dout_at;
+  using Base::dq_warp_columns;
   using Base::group;
   using Base::key_at;
   using Base::p;
   using Base::position;
+  using Base::q_at;
   using Base::scores;
   using Base::shared;
   using Base::slopes;
   using Base::thread;
   using Base::warpgroup;
-  static_assert(C.of_sm80() && C.owns_keys() && C.tiling.cluster == 1 && C.dq_parts == 1);
+  using typename Base::KeyGradient;
+  using typename Base::QueryGradient;
+  using typename Base::Shared;
+  using typename Base::ValueGradient;
+  static_assert(C.of_sm80() && C.tiling.cluster == 1 && C.dq_parts == 1);
   static_assert(!C.functions.dropout && !C.schedule.pingpong && !C.schedule.staggered);
-
-  using KeyGradient = float[C.tiling.head_dim_qk / 2];
-  using ValueGradient = float[C.tiling.head_dim_v / 2];
-  using QueryGradient = float[C.dq_columns() / 2];
-
-  using Base::dout_at;
-  using Base::q_at;
 
   TANDEM_DEVICE typename Shared::KTile& k() { return shared.k; }
   TANDEM_DEVICE void meet() { ptx::sync_block(); }
   TANDEM_DEVICE void join() { ptx::sync_block(); }
-
-  /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
-  /// special register alone ptxas finds once, before the loop, and keeps in local memory.
-  static TANDEM_DEVICE int operand_lane() {
-    return static_cast<int>(ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1));
-  }
-  /// The warp's first row of the 64 of its warpgroup.
-  TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
 
   /// A visit of a head of the group: a query block, or with lists its place in the head's list.
   struct Step {
@@ -118,85 +109,27 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
     join();
   }
 
-  /// S^T = K Q^T, or dP^T = V dO^T.
-  template <int head_dim, typename Keys, typename Queries>
-  TANDEM_DEVICE void multiply_scores(float (&s)[scores], Keys& keys, Queries& queries) {
-    set_zero(s);
-    const int lane = operand_lane();
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) {
-      u32 a[4];
-      tile::load_rows_operand(keys, key_at() + warp_row(), step, lane, a);
-#pragma unroll
-      for (int n = 0; n < C.tiling.block_m; n += 16) {
-        u32 b[4];
-        tile::load_columns_operand(queries, n, step, lane, b);
-        tile::multiply_pair<C.tiling.element>(s + n / 2, a, b);
-      }
-    }
-  }
-
-  /// dV += P^T dO, or dK += dS^T Q.
-  template <int n, typename Rows>
-  TANDEM_DEVICE void multiply_gradient(float (&d)[n], const u32 (&packed)[scores / 2], Rows& rows) {
-    const int lane = operand_lane();
-#pragma unroll
-    for (int row = 0; row < C.tiling.block_m; row += 16) {
-      const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(packed[row / 4]);
-#pragma unroll
-      for (int col = 0; col < 2 * n; col += 16) {
-        u32 b[4];
-        tile::load_depth_operand(rows, row, col, lane, b);
-        tile::multiply_pair<C.tiling.element>(d + col / 2, a, b);
-      }
-    }
-  }
-
-  /// dQ = dS K: 16 queries of each warp, and this warpgroup's columns.
-  TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
-    set_zero(dq);
-    const int lane = operand_lane();
-    const int query = this->dq_row_group() * 64 + warp_row();
-#pragma unroll
-    for (int key = 0; key < C.tiling.block_n; key += 16) {
-      u32 a[4];
-      tile::load_transposed_rows_operand(shared.ds, key, query, lane, a);
-#pragma unroll
-      for (int col = 0; col < C.dq_columns(); col += 16) {
-        u32 b[4];
-        tile::load_depth_operand(shared.k, key, this->dq_column_at() + col, lane, b);
-        tile::multiply_pair<C.tiling.element>(dq + col / 2, a, b);
-      }
-    }
-  }
-
-  /// Two queries of a key at a time. The swizzle of the tile keeps a warp's words in different banks.
-  TANDEM_DEVICE void store_scores(const u32 (&packed)[scores / 2]) {
-#pragma unroll
-    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        char* const unit = shared.ds.address(key_at() + position.row(h), 8 * j);
-        ptx::store_shared(reinterpret_cast<u32*>(unit) + thread % 4, packed[2 * j + h]);
-      }
-    }
-  }
-
   /// Adds dQ to the sums. Register i of a warpgroup's threads lies together, so that a warp adds to whole
-  /// lines. In a fixed order each warpgroup waits for the tiles that add before this one.
+  /// lines; of a block of 32 queries as backward_convert's threads hold them, which have 64 columns'
+  /// registers one behind the other. In a fixed order each warpgroup waits for the tiles that add before this
+  /// one.
   TANDEM_DEVICE void add_dq(Step at, const QueryGradient& dq) {
     const BackwardTile t = current();
     const int m = block_of(at);
     const i64 block = workspace_block(p, at.head, t.q_block + m);
-    float* const sums =
-        p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk) + warpgroup * C.dq_values() + thread;
+    float* sums = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk);
+    if constexpr (C.tiling.block_m < 64) {
+      sums += thread / 64 * (dq_warp_columns / 2 * warpgroup_size) + warpgroup * 64 + thread % 64;
+    } else {
+      sums += warpgroup * C.dq_values() + thread;
+    }
     u32* const semaphore = p.dq_semaphores + block * C.dq_pieces() + warpgroup;
     if constexpr (C.schedule.deterministic) {
       if (thread == 0) ptx::semaphore_wait(semaphore, BackwardTiles<C>::additions_before(t, m));
       ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
     }
 #pragma unroll
-    for (int i = 0; i < C.dq_columns() / 2; ++i) ptx::atomic_add(sums + i * warpgroup_size, dq[i]);
+    for (int i = 0; i < dq_warp_columns / 2; ++i) ptx::atomic_add(sums + i * warpgroup_size, dq[i]);
     if constexpr (C.schedule.deterministic) announce(semaphore);
   }
   /// All additions of this warpgroup are visible to those who see the semaphore.
@@ -225,8 +158,8 @@ struct Sm80Backward : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   }
   TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
     const BackwardTile t = current();
-    this->store_keys(t, dk);
-    this->store_values(t, dv);
+    this->store_keys(t, dk, this->key_column_at());
+    this->store_values(t, dv, this->value_column_at());
     announce(tiles_added(p, t.batch, t.head_kv));
   }
   TANDEM_DEVICE void compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv);
@@ -285,7 +218,7 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
   u32 p_sloped[slopes];
   {
     float s[scores];
-    multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
+    this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
     const BackwardTile t = current();
     int m = at.visit;
     if constexpr (C.functions.given()) m = take_functions(t, at);
@@ -295,20 +228,33 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
       this->template probabilities<false>(t, m, s, p_packed, p_sloped);
     }
   }
+  if constexpr (C.halves_queries()) this->hand_over(p_packed);
   u32 ds_packed[scores / 2];
   {
     float dp[scores];
-    multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
+    this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
     this->score_gradients(ds_packed, p_packed, p_sloped, dp);
   }
-  multiply_gradient(dv, p_packed, dout);
+  if constexpr (C.halves_queries()) {
+    if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);
+    u32 other[scores / 2];
+    this->take_over(other, p_packed);
+    this->multiply_gradient(dv, p_packed, dout, this->query_at(), this->value_column_at());
+    this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at(), this->value_column_at());
+  } else {
+    this->multiply_gradient(dv, p_packed, dout);
+  }
   if constexpr (C.ds_in_dout) ptx::sync_block();  // all have read dO
-  store_scores(ds_packed);
-  ptx::sync_block();
+  if constexpr (C.ds_in_dout || !C.halves_queries()) this->store_scores(ds_packed);
+  if constexpr (C.dout_stages == 1 || !C.halves_queries()) ptx::sync_block();
   if constexpr (C.dout_stages == 1 && !C.ds_in_dout) load_dout();
-  multiply_gradient(dk, ds_packed, q);
+  if constexpr (C.halves_queries()) {
+    this->multiply_halved_dk(dk);
+  } else {
+    this->multiply_gradient(dk, ds_packed, q);
+  }
   QueryGradient dq;
-  multiply_dq(dq);
+  this->multiply_dq(dq);
   add_dq(at, dq);
 }
 

@@ -27,8 +27,16 @@ struct Sm80ScoreTiles<C, true> {
   };
 };
 
+/// What warpgroups that halve the queries pass each other.
+template <BackwardConfig C, bool halves = C.halves_queries()>
+struct Sm80Exchanged {
+  ptx::Vec4 exchanged[exchanged_bytes(C) / 16];
+};
 template <BackwardConfig C>
-struct Sm80BackwardShared : Sm80ScoreTiles<C> {
+struct Sm80Exchanged<C, false> {};
+
+template <BackwardConfig C>
+struct Sm80BackwardShared : Sm80ScoreTiles<C>, Sm80Exchanged<C> {
   using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
   using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
   using QTile = tile::SharedTile<C.tiling.block_m, C.tiling.head_dim_qk>;

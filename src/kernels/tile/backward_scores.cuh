@@ -23,7 +23,7 @@ template <BackwardConfig C, typename SharedType>
 struct BackwardScores : FunctionKeys<C.functions> {
   using QPosition = typename Ring<C.q_stages>::Position;
   using DoutPosition = typename Ring<C.dout_stages>::Position;
-  static constexpr int scores = C.tiling.block_m / 2;
+  static constexpr int scores = C.tiling.block_m / (C.halves_queries() ? 4 : 2);
   static constexpr int slopes = C.sloped() ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
   /// A mask hides keys inside a sequence.
@@ -56,6 +56,14 @@ struct BackwardScores : FunctionKeys<C.functions> {
 
   /// This warpgroup's first key of the tile.
   TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
+  /// This warpgroup's first query of a block.
+  TANDEM_DEVICE int query_at() const { return C.halves_queries() ? warpgroup * 2 * scores : 0; }
+  /// The thread's first query, where the block's first is `at`.
+  template <typename T>
+  TANDEM_DEVICE T from_first_query(T at) const {
+    if constexpr (C.halves_queries()) return at + query_at() + position.first_col;
+    return at + position.first_col;
+  }
   TANDEM_DEVICE int dq_row_group() const { return warpgroup % C.dq_row_groups(); }
   TANDEM_DEVICE int dq_column_at() const { return warpgroup / C.dq_row_groups() * C.dq_columns(); }
 
@@ -66,8 +74,8 @@ struct BackwardScores : FunctionKeys<C.functions> {
   template <bool masked>
   TANDEM_DEVICE void probabilities(const BackwardTile& t, int m, const float (&s)[scores],
                                    u32 (&packed)[scores / 2], u32 (&sloped)[slopes]) const {
-    const float* lse = shared.lse_log2[q_at.stage] + position.first_col;
-    const int query = m * C.tiling.block_m + position.first_col;
+    const float* lse = from_first_query<const float*>(shared.lse_log2[q_at.stage]);
+    const int query = from_first_query(m * C.tiling.block_m);
     float scale[2];
     int first[2];  // the queries that see this thread's two keys; queries past the end have an LSE of +inf
     int end[2];
@@ -80,7 +88,7 @@ struct BackwardScores : FunctionKeys<C.functions> {
       end[h] = C.mask.local ? t.visible.end_query(key) - query : C.tiling.block_m;
     }
 #pragma unroll
-    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
+    for (int j = 0; j < scores / 4; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(lse + 8 * j));
       const float subtract[2] = {x, y};
 #pragma unroll
@@ -92,7 +100,7 @@ struct BackwardScores : FunctionKeys<C.functions> {
           const float score = s[4 * j + 2 * h + e];
           if constexpr (C.functions.given() && !(unmasked<masked> && !C.functions.score_function)) {
             // `m` counts from where the tile starts, if that is staggered.
-            const int at = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
+            const int at = from_first_query(BackwardTiles<C>::passing(t, m) * C.tiling.block_m);
             p_each[e] = function_probability<unmasked<masked>>(at + 8 * j + e, h, score, subtract[e],
                                                                scale[h], slope[e]);
           } else {
@@ -147,9 +155,9 @@ struct BackwardScores : FunctionKeys<C.functions> {
   /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const float (&dp)[scores]) const {
-    const float* delta = shared.delta[dout_at.stage] + position.first_col;
+    const float* delta = from_first_query<const float*>(shared.delta[dout_at.stage]);
 #pragma unroll
-    for (int j = 0; j < C.tiling.block_m / 8; ++j) {
+    for (int j = 0; j < scores / 4; ++j) {
       const auto [x, y] = ptx::load_shared(reinterpret_cast<const ptx::Float2*>(delta + 8 * j));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -230,27 +238,27 @@ struct BackwardScores : FunctionKeys<C.functions> {
     return static_cast<int>(ptx::shuffle(ptx::load_global(entry), 0));
   }
 
-  /// Writes dK of the tile's keys that this warpgroup has.
+  /// Writes dK of the tile's keys that this warpgroup has, from column `first_col` on.
   template <int n>
-  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n]) {
+  TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n], int first_col = 0) {
     const int batch = p.packed_k ? 0 : t.batch;
     const RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch + t.head_kv * p.dk_stride.head +
                              static_cast<i64>(t.begin_k) * p.dk_stride.row,
                          p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
-    store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
-                                 thread);
+    store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,
+                                 t.end_k, thread);
   }
-  /// Writes dV of the tile's keys that this warpgroup has.
+  /// Writes dV of the tile's keys that this warpgroup has, from column `first_col` on.
   template <int n>
-  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n]) {
+  TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n], int first_col = 0) {
     const int batch = p.packed_k ? 0 : t.batch;
     const RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch + t.head_kv * p.dv_stride.head +
                              static_cast<i64>(t.begin_k) * p.dv_stride.row,
                          p.dv_stride.row, p.head_dim_v, p.dv_vectors};
     float scale = 1.0F;
     if constexpr (C.functions.dropout) scale = p.functions.dropout.scale;
-    store_rows<C.tiling.element>(rows, dv, scale, t.first_key + key_at(), 0, t.visible.seqlen_k, t.end_k,
-                                 thread);
+    store_rows<C.tiling.element>(rows, dv, scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,
+                                 t.end_k, thread);
   }
 
   /// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.

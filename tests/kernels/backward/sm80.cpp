@@ -8,6 +8,9 @@ constexpr BackwardConfig narrow{
     .tiling = {.head_dim_qk = 64, .head_dim_v = 64, .block_m = 128, .block_n = 128}, .family = Family::sm80};
 constexpr BackwardConfig wide{
     .tiling = {.head_dim_qk = 128, .head_dim_v = 128, .block_m = 64, .block_n = 128}, .family = Family::sm80};
+/// Whose queries two warpgroups halve.
+constexpr BackwardConfig wider{
+    .tiling = {.head_dim_qk = 192, .head_dim_v = 192, .block_m = 64, .block_n = 64}, .family = Family::sm80};
 
 constexpr BackwardConfig with_mask(BackwardConfig c, Mask mask) {
   c.mask = mask;
@@ -26,6 +29,22 @@ constexpr BackwardConfig capped_f16(BackwardConfig c) {
 constexpr BackwardConfig in_little_memory(BackwardConfig c) {
   c.q_stages = c.dout_stages = 1;
   c.ds_in_dout = c.tiling.block_m == 64;
+  return c;
+}
+constexpr BackwardConfig in_one_stage(BackwardConfig c) {
+  c.q_stages = c.dout_stages = 1;
+  return c;
+}
+constexpr BackwardConfig of_32_queries(BackwardConfig c) {
+  c.tiling.block_m = 32;
+  c.q_stages = 2;
+  c.dout_stages = 1;
+  return c;
+}
+constexpr BackwardConfig of_32_in_little_memory(BackwardConfig c) {
+  c.tiling.block_m = 32;
+  c.q_stages = c.dout_stages = 1;
+  c.ds_in_dout = true;
   return c;
 }
 constexpr BackwardConfig with_two_q_stages(BackwardConfig c) {
@@ -49,14 +68,22 @@ std::span<const EmulatedBackward> sm80_backwards() {
               in_little_memory(with_mask(of_heads(narrow, 64, 32), every)), wide,
               in_order(with_mask(wide, every)), in_little_memory(with_mask(wide, causal)),
               with_two_q_stages(in_little_memory(with_mask(wide, causal))),
-              capped_f16(in_little_memory(with_mask(of_heads(wide, 128, 96), every)))>();
+              capped_f16(in_little_memory(with_mask(of_heads(wide, 128, 96), every))), wider,
+              in_order(with_mask(of_heads(wider, 192, 128), every)), with_mask(of_32_queries(wider), causal),
+              in_order(with_mask(of_32_queries(wider), every)), with_mask(of_heads(wider, 256, 256), causal),
+              capped_f16(in_one_stage(with_mask(of_heads(wider, 256, 256), every))),
+              of_32_in_little_memory(of_heads(wider, 64, 256)),
+              in_order(capped_f16(of_32_in_little_memory(with_mask(of_heads(wider, 256, 256), every))))>();
   return kernels;
 }
 
 std::span<const EmulatedBackward> general_sm80_backwards() {
   static constexpr auto kernels =
       emulate<with_mask(narrow, every), capped_f16(with_mask(narrow, every)),
-              in_little_memory(with_mask(wide, every)), capped_f16(with_mask(wide, every))>();
+              in_little_memory(with_mask(wide, every)), capped_f16(with_mask(wide, every)),
+              of_32_queries(with_mask(wider, every)),
+              of_32_in_little_memory(with_mask(of_heads(wider, 256, 256), every)),
+              capped_f16(in_one_stage(with_mask(of_heads(wider, 256, 256), every)))>();
   return kernels;
 }
 

@@ -72,6 +72,12 @@ constexpr BackwardConfig in_little_memory(BackwardConfig c) {
   c.ds_in_dout = true;
   return c;
 }
+/// Wide heads, whose queries two warpgroups halve.
+constexpr BackwardConfig halved(BackwardConfig c, int block_m) {
+  c.tiling.block_n = 64;
+  c.tiling.block_m = block_m;
+  return c;
+}
 /// Of equal lengths, by lists of query blocks.
 constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
   c.mask = {.causal = windowed, .local = windowed};
@@ -112,7 +118,9 @@ std::span<const EmulatedForward> function_sm80_forwards_of_lists() {
 std::span<const EmulatedBackward> function_sm80_backwards_of_lists() {
   constexpr BackwardConfig masked = backward_of(Element::bf16, false, false);
   constexpr BackwardConfig scored = backward_of(Element::bf16, true, false, 128);
-  static constexpr auto kernels = emulate<listed(masked, false), listed(in_little_memory(scored), true)>();
+  static constexpr auto kernels =
+      emulate<listed(masked, false), listed(in_little_memory(scored), true),
+              listed(halved(backward_of(Element::bf16, false, false, 192), 64), false)>();
   return kernels;
 }
 
@@ -121,7 +129,8 @@ std::span<const EmulatedBackward> function_sm80_backwards() {
       emulate<backward_of(Element::f16, true, false), backward_of(Element::bf16, true, false),
               backward_of(Element::bf16, false, false), backward_of(Element::bf16, true, true),
               backward_of(Element::bf16, false, true),
-              in_order(in_little_memory(backward_of(Element::bf16, false, false, 128)))>();
+              in_order(in_little_memory(backward_of(Element::bf16, false, false, 128))),
+              halved(in_little_memory(backward_of(Element::bf16, true, true, 256)), 32)>();
   return kernels;
 }
 

@@ -1,0 +1,173 @@
+// What the warps of the backward kernel for sm_80 and later do with one query block, product by product, and
+// how two warpgroups that halve its queries pass each other P and dS. backward.cuh has the order.
+#pragma once
+
+#include "kernels/config/backward.hpp"
+#include "kernels/ptx/barrier.cuh"
+#include "kernels/sm80/backward_loader.cuh"
+#include "kernels/tile/backward_scores.cuh"
+#include "kernels/tile/warp_operands.cuh"
+
+namespace tandem {
+
+template <BackwardConfig C>
+struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
+  using Shared = Sm80BackwardShared<C>;
+  using Base = tile::BackwardScores<C, Shared>;
+  using Base::Base;
+  using Base::key_at;
+  using Base::position;
+  using Base::query_at;
+  using Base::scores;
+  using Base::shared;
+  using Base::thread;
+  using Base::warpgroup;
+
+  static constexpr int gradient_parts = C.halves_queries() ? 2 : 1;  ///< of the columns of dK and dV
+  static constexpr int key_columns = C.tiling.head_dim_qk / gradient_parts;
+  static constexpr int value_columns = C.tiling.head_dim_v / gradient_parts;
+  using KeyGradient = float[key_columns / 2];
+  using ValueGradient = float[value_columns / 2];
+  /// Columns of dQ that a warp has of 16 queries. Of a block of 32 queries two warps have the same ones.
+  static constexpr int dq_warp_columns = C.tiling.block_m < 64 ? C.dq_columns() / 2 : C.dq_columns();
+  using QueryGradient = float[dq_warp_columns / 2];
+
+  using Base::q_at;
+
+  /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
+  /// special register alone ptxas finds once, before the loop, and keeps in local memory.
+  static TANDEM_DEVICE int operand_lane() {
+    return static_cast<int>(ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1));
+  }
+  /// The warp's first row of the 64 of its warpgroup.
+  TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
+  /// This warpgroup's first column of dK, and of dV.
+  TANDEM_DEVICE int key_column_at() const { return C.halves_queries() ? warpgroup * key_columns : 0; }
+  TANDEM_DEVICE int value_column_at() const { return C.halves_queries() ? warpgroup * value_columns : 0; }
+
+  /// S^T = K Q^T, or dP^T = V dO^T.
+  template <int head_dim, typename Keys, typename Queries>
+  TANDEM_DEVICE void multiply_scores(float (&s)[scores], Keys& keys, Queries& queries) {
+    set_zero(s);
+    const int lane = operand_lane();
+#pragma unroll
+    for (int step = 0; step < head_dim / 16; ++step) {
+      u32 a[4];
+      tile::load_rows_operand(keys, key_at() + warp_row(), step, lane, a);
+#pragma unroll
+      for (int n = 0; n < 2 * scores; n += 16) {
+        u32 b[4];
+        tile::load_columns_operand(queries, query_at() + n, step, lane, b);
+        tile::multiply_pair<C.tiling.element>(s + n / 2, a, b);
+      }
+    }
+  }
+
+  /// dV += P^T dO, or dK += dS^T Q, of the queries from `first` on, and columns from `column` on.
+  template <int n, typename Rows>
+  TANDEM_DEVICE void multiply_gradient(float (&d)[n], const u32 (&packed)[scores / 2], Rows& rows,
+                                       int first = 0, int column = 0) {
+    const int lane = operand_lane();
+#pragma unroll
+    for (int row = 0; row < 2 * scores; row += 16) {
+      const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(packed[row / 4]);
+#pragma unroll
+      for (int col = 0; col < 2 * n; col += 16) {
+        u32 b[4];
+        tile::load_depth_operand(rows, first + row, column + col, lane, b);
+        tile::multiply_pair<C.tiling.element>(d + col / 2, a, b);
+      }
+    }
+  }
+  /// dK += dS^T Q of this warpgroup's columns, with dS of all queries from shared memory.
+  TANDEM_DEVICE void multiply_halved_dk(KeyGradient& dk) {
+    const int lane = operand_lane();
+#pragma unroll
+    for (int row = 0; row < C.tiling.block_m; row += 16) {
+      u32 a[4];
+      tile::load_rows_operand(shared.ds, warp_row(), row / 16, lane, a);
+#pragma unroll
+      for (int col = 0; col < key_columns; col += 16) {
+        u32 b[4];
+        tile::load_depth_operand(shared.q[q_at.stage], row, key_column_at() + col, lane, b);
+        tile::multiply_pair<C.tiling.element>(dk + col / 2, a, b);
+      }
+    }
+  }
+
+  /// Passes P^T of this warpgroup's queries to the other warpgroup, in the order in which threads hold it;
+  /// and takes the other's. Of one place the first warpgroup's comes first. All threads call both.
+  static constexpr int exchange_units = scores / 8;  ///< 16 bytes each
+  static constexpr bool one_at_a_time = C.ds_in_dout;
+  TANDEM_DEVICE ptx::Vec4* exchange_of(int of) {
+    return shared.exchanged + (one_at_a_time ? 0 : of * exchange_units * warpgroup_size) + thread;
+  }
+  TANDEM_DEVICE void pass(const u32 (&packed)[scores / 2]) {
+    ptx::Vec4* const at = exchange_of(warpgroup);
+#pragma unroll
+    for (int i = 0; i < exchange_units; ++i) {
+      const u32* const of = packed + 4 * i;
+      ptx::store_shared(at + i * warpgroup_size, ptx::Vec4{of[0], of[1], of[2], of[3]});
+    }
+  }
+  TANDEM_DEVICE void take(u32 (&packed)[scores / 2]) {
+    const ptx::Vec4* const at = exchange_of(warpgroup ^ 1);
+#pragma unroll
+    for (int i = 0; i < exchange_units; ++i) {
+      const ptx::Vec4 of = ptx::load_shared(at + i * warpgroup_size);
+      packed[4 * i] = of.x;
+      packed[4 * i + 1] = of.y;
+      packed[4 * i + 2] = of.z;
+      packed[4 * i + 3] = of.w;
+    }
+  }
+  TANDEM_DEVICE void hand_over(const u32 (&packed)[scores / 2]) {
+    if (!one_at_a_time || warpgroup == 0) pass(packed);
+  }
+  TANDEM_DEVICE void take_over(u32 (&other)[scores / 2], const u32 (&packed)[scores / 2]) {
+    ptx::sync_block();
+    if (!one_at_a_time || warpgroup == 1) take(other);
+    if constexpr (one_at_a_time) {
+      if (warpgroup == 1) pass(packed);
+      ptx::sync_block();
+      if (warpgroup == 0) take(other);
+    }
+  }
+
+  /// dQ = dS K: 16 queries of each warp, and this warpgroup's columns or half of them.
+  TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
+    set_zero(dq);
+    const int lane = operand_lane();
+    int query = this->dq_row_group() * 64 + warp_row();
+    int column = this->dq_column_at();
+    if constexpr (C.tiling.block_m < 64) {
+      query = warp_row() % C.tiling.block_m;
+      column += thread / 64 * dq_warp_columns;
+    }
+#pragma unroll
+    for (int key = 0; key < C.tiling.block_n; key += 16) {
+      u32 a[4];
+      tile::load_transposed_rows_operand(shared.ds, key, query, lane, a);
+#pragma unroll
+      for (int col = 0; col < dq_warp_columns; col += 16) {
+        u32 b[4];
+        tile::load_depth_operand(shared.k, key, column + col, lane, b);
+        tile::multiply_pair<C.tiling.element>(dq + col / 2, a, b);
+      }
+    }
+  }
+
+  /// Two queries of a key at a time. The swizzle of the tile keeps a warp's words in different banks.
+  TANDEM_DEVICE void store_scores(const u32 (&packed)[scores / 2]) {
+#pragma unroll
+    for (int j = 0; j < scores / 4; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        char* const unit = shared.ds.address(key_at() + position.row(h), query_at() + 8 * j);
+        ptx::store_shared(reinterpret_cast<u32*>(unit) + thread % 4, packed[2 * j + h]);
+      }
+    }
+  }
+};
+
+}  // namespace tandem
