@@ -35,10 +35,10 @@ struct Usual {
 /// f32 (head, relative position).
 constexpr Usual usual[] = {
     {"Identity", "s", "", 0, 0, 0, 152},
-    {"Everything", "", "true", 0, 0, 0, 28},
+    {"Everything", "", "true", 0, 0, 0, 40},
     {"Causal", "", "le(k, q)", 0, 8, 0, 68},
     {"SlidingWindow", "", "$0=sub(q, k); and(le(0, $0), lt($0, 256))", 0, 8, 0, 68},
-    {"Document", "", "and(eq(t1[q], t1[k]), le(k, q))", 44, 152, 16, 52},
+    {"Document", "", "and(eq(t1[q], t1[k]), le(k, q))", 44, 152, 16, 64},
     {"PrefixLm", "", "or(lt(k, 100), le(k, q))", 0, 16, 0, 68},
     {"Alibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 16, 8, 140},
     {"RelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 8, 28, 132, 140},
