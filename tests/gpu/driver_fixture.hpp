@@ -83,11 +83,11 @@ inline BackwardConfig backward_config_of_calls() {
   return choose_backward_config(p);
 }
 
-inline BackwardConfig sm80_backward_config_of_calls() {
+inline BackwardConfig sm80_backward_config_of_calls(int head_dim = 128) {
   Problem p;
   p.pass = Pass::backward;
   p.q.dtype = p.out.dtype = DType::bf16;
-  p.head_dim_qk = p.head_dim_v = 128;
+  p.head_dim_qk = p.head_dim_v = head_dim;
   p.rows_q = p.rows_k = 300;
   return choose_sm80_backward_config(p, 228 * 1024);
 }
@@ -141,7 +141,8 @@ inline fake::Driver& open_fake_driver() {
     find_kernel(kernel_name(sm80_config_of_calls()));
     find_kernel(kernel_name(PackConfig{.paired = false}));
     find_kernel(traced_kernel_name(config_of_calls()));
-    for (const BackwardConfig& backward : {backward_config_of_calls(), sm80_backward_config_of_calls()}) {
+    for (const BackwardConfig& backward :
+         {backward_config_of_calls(), sm80_backward_config_of_calls(), sm80_backward_config_of_calls(192)}) {
       find_kernel(kernel_name(kernel_of(backward), backward));
       for (const Kernel kernel :
            {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
