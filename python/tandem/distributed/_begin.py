@@ -69,10 +69,7 @@ def begin(
         same["strategy chosen"] = chosen
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
-    if asked.check and ranks.size > 1:
-        _agree.agree(ranks, same, error, device)
-    if error is not None:
-        raise error
+    _agree.agree(ranks, same, error, device, asked.check)
     return Job(ranks, asked.layout, mask, _seeded(options, ranks, device), links.far), chosen
 
 

@@ -111,10 +111,7 @@ def _decode(asked: _Asked, ranks: Ranks, return_lse: Any, check: Any) -> Any:
         out, lse = _of_rank(ranks.rank, asked)
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
-    if check and ranks.size > 1:
-        _agree.agree(ranks, same, error, device)
-    if error is not None:
-        raise error
+    _agree.agree(ranks, same, error, device, check)
     assert out is not None and lse is not None  # there was no error
     outs, lses = _of_all(ranks, out, lse)
     merged, whole_lse = tandem.merge(outs, lses, out_dtype=asked.q.dtype)

@@ -39,10 +39,7 @@ def gather(
         same |= _judge(ranks, layout, x, dim)
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
-    if check and ranks.size > 1:
-        _agree.agree(ranks, same, error, device)
-    if error is not None:
-        raise error
+    _agree.agree(ranks, same, error, device, check)
     dim = same["dim"]
     rows = [layout.rows(r) for r in range(ranks.size)]
     came = ranks.gather_rows(x.detach().movedim(dim, 0), rows)

@@ -98,10 +98,7 @@ class _Hook:
             divided["context_parallel"] = Divided(layout, self.group, self.strategy)
         except Exception as caught:  # whatever it is, the other ranks wait to be told
             error = caught
-        if self.check and ranks.size > 1:
-            agree(ranks, same, error, device)
-        if error is not None:
-            raise error
+        agree(ranks, same, error, device, self.check)
         return (), divided
 
     def layout_of(self, given: dict[str, Any], ranks: Ranks | None = None) -> Layout:
