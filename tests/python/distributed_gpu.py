@@ -1,6 +1,8 @@
 """The tests of tandem.distributed on GPUs and NCCL, started by ``scripts/gpu ranks N``.
 
-``distributed_gpu.py --kill N`` starts N processes of its own, of which one is killed.
+``distributed_gpu.py WORD...`` runs those whose name has one of the words, so that several groups of processes
+share the work, and the compiling of kernels: ``sink`` ``functions`` ``graph``. ``distributed_gpu.py --kill N``
+starts N processes of its own, of which one is killed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ REPEATS = 100  # calls whose gradients have the same bits
 
 
 def told(what: str, test: Callable[..., Any], *arguments: Any) -> None:
+    words = sys.argv[1:]
+    if words and not any(word in what for word in words):
+        return
     began = time.monotonic()
     test(dist.get_rank(), *arguments)
     if dist.get_rank() == 0:
