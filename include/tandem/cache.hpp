@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-/// Arguments of append_kv. Head dimensions are from 1 to 1024. The caches, and q_out, have memory of their
-/// own, as the outputs in attention.hpp: K and V may alternate in one tensor, but share no element.
+/// Arguments of append_kv. Head dimensions are from 1 to 1024. The caches, their scales and q_out have memory
+/// of their own, as the outputs in attention.hpp: K and V may alternate in one tensor, but share no element.
 struct AppendArgs {
   /// (batch, seqlen_new, heads_kv, head_dim), or (total_new, heads_kv, head_dim) with cu_seqlens_new or
   /// slot_mapping. f32, f16 or bf16, or e4m3 or s8 for a cache of that dtype; the last dimension contiguous.
@@ -39,11 +39,17 @@ struct AppendArgs {
   /// and cache_seqlens: token t goes to row slot % seqlen of entry slot / seqlen, where seqlen (or page_size)
   /// is the second dimension of k_cache. Below 0: the token is not appended.
   ConstTensor slot_mapping;
-  /// f32 scales of an 8-bit cache, (1) or (batch, heads_kv), with slot_mapping (1) or (1, heads_kv): the
-  /// code is that of value / scale, to nearest even, saturated. Default 1. NaN and infinities become e4m3's
-  /// NaN, and 0 in s8, which has none.
+  /// f32 scales of an 8-bit cache, given, (1) or (batch, heads_kv), with slot_mapping (1) or (1, heads_kv):
+  /// the code is that of value / scale, to nearest even, saturated. Default 1. NaN and infinities become
+  /// e4m3's NaN, and 0 in s8, which has none.
   ConstTensor k_scale;
   ConstTensor v_scale;
+  /// f32, written: a scale for each row and head of an 8-bit cache, found as `quantize` by row finds it, in
+  /// place of k_scale and v_scale. (entries or pages, heads_kv, rows) of the cache, with any strides: what
+  /// AttentionInputs::k_scale and v_scale take. Those of rows that are not appended stay as they are. A row
+  /// of zeros has scale 0; one of s8 that holds a NaN or an infinity has scale NaN.
+  Tensor k_scale_cache;
+  Tensor v_scale_cache;
   /// Optional: a rotary embedding of k_new, and of q where given: both (positions, rotary_dim / 2), f32 or
   /// the dtype of k_new, the last dimension contiguous. rotary_dim is a multiple of 16 and at most head_dim;
   /// channels past it stay as they are. Token j of sequence b takes row cache_seqlens[b] + j. Pairs of
@@ -65,8 +71,8 @@ struct AppendArgs {
   bool check = false;
 };
 
-/// Writes the new keys and values into the caches (and q_out). Every other byte of the caches stays as it
-/// was. The same bits on the CPU and on a GPU. Throws Error before anything is written.
+/// Writes the new keys and values into the caches (and their scales, and q_out). Every other byte of the
+/// caches stays as it was. The same bits on the CPU and on a GPU. Throws Error before anything is written.
 /// execution.workspace is not used.
 TANDEM_API void append_kv(const AppendArgs& args, const Execution& execution = {});
 

@@ -215,6 +215,7 @@ typedef struct tandem_append_args {
   tandem_tensor rotary_cos, rotary_sin, rotary_offsets; /* optional */
   tandem_tensor q;                                      /* optional, with a rotary embedding */
   tandem_tensor q_out;                                  /* written, with q */
+  tandem_tensor k_scale_cache, v_scale_cache; /* written: scales by row, in place of k_scale and v_scale */
 } tandem_append_args;
 
 /* Writes new keys and values into a cache, in place; every other byte of it stays as it was. */

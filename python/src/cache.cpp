@@ -39,6 +39,8 @@ constexpr auto append_inputs = std::to_array<Input>({
 constexpr auto append_outputs = std::to_array<Output>({
     {"k_cache", &AppendArgs::k_cache},
     {"v_cache", &AppendArgs::v_cache},
+    {"k_scale_cache", &AppendArgs::k_scale_cache},
+    {"v_scale_cache", &AppendArgs::v_scale_cache},
     {"q_out", &AppendArgs::q_out},
 });
 

@@ -147,7 +147,9 @@ def attention(
         ``quantize`` returns: ``(batch, heads_q)``,
         by block ``(batch, heads_q, ceil(seqlen_q / 128))`` or by row ``(batch, heads_q, seqlen_q)``; of
         packed tensors ``(heads_q, total_q)``.
-      k_scale: likewise for k.
+      k_scale: likewise for k. Of a cache also by row, as ``append_kv`` writes them: ``(pages, heads_kv,
+        page_size)``, or ``(entries, heads_kv, rows)`` of k. Those of rows past a sequence's end may be
+        anything.
       v_scale: likewise for v.
       page_table: ``(batch, max_pages)`` int32 or int64: k and v are a cache in pages, ``(pages, page_size,
         heads_kv, head_dim)``, and row t of sequence b is row ``t % page_size`` of page ``page_table[b, t //

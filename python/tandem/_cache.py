@@ -9,6 +9,8 @@ from tandem import _arrays, _call, _core
 from tandem._core import DType
 from tandem._errors import InvalidArgumentError
 
+_INPUTS = len(_core.APPEND_INPUTS)
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -31,6 +33,8 @@ def append_kv(
     slot_mapping: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
+    k_scale_cache: Array | None = None,
+    v_scale_cache: Array | None = None,
     rotary_cos: Array | None = None,
     rotary_sin: Array | None = None,
     rotary_interleaved: bool = False,
@@ -69,6 +73,11 @@ def append_kv(
         or ``(1, heads_kv)``: codes are ``value / scale``, rounded to nearest even and saturated. Default 1.
         NaN and infinities become float8_e4m3fn's NaN, and 0 in int8, which has none.
       v_scale: likewise.
+      k_scale_cache: float32, written, in place of k_scale: a scale for each row and head of an 8-bit cache,
+        found as ``quantize(..., granularity="row")`` finds it. ``(entries or pages, heads_kv, rows)`` of
+        k_cache with any strides: what ``attention`` takes as ``k_scale``. Those of rows that are not appended
+        stay as they are. A row of zeros has scale 0; an int8 row that holds a NaN or an infinity, NaN.
+      v_scale_cache: likewise.
       rotary_cos: ``(positions, rotary_dim / 2)`` float32 or k_new's dtype, with ``rotary_sin``: a rotary
         embedding of k_new, and of ``q``, at positions ``cache_seqlens[b] + j``. rotary_dim is a multiple of
         16 up to head_dim.
@@ -108,10 +117,16 @@ def append_kv(
         "q": q,
     }
     library = _arrays.library_of("k_new", k_new)
-    for name, array in (*inputs.items(), ("k_cache", k_cache), ("v_cache", v_cache)):
+    caches: dict[str, Any] = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "k_scale_cache": k_scale_cache,
+        "v_scale_cache": v_scale_cache,
+    }
+    for name, array in (*inputs.items(), *caches.items()):
         if array is not None or name == "k_cache":
             _arrays.expect(name, array, library, "k_new")
-    arguments = (*inputs.values(), k_cache, v_cache, interleaved, check, threads)
+    arguments = (*inputs.values(), *caches.values(), interleaved, check, threads)
     embedded: Any
     if _arrays.is_torch(k_new):
         from tandem import _torch
@@ -124,13 +139,14 @@ def append_kv(
 
 def run_append(*arguments: Any) -> Any:
     """The embedded queries, or None, of what `append_kv` has checked: its arrays in the order of the C++
-    side, the caches and the options."""
-    *inputs, k_cache, v_cache, interleaved, check, threads = arguments
+    side, the caches with their scales, and the options."""
+    inputs, caches = arguments[:_INPUTS], arguments[_INPUTS:-3]
+    interleaved, check, threads = arguments[-3:]
     k_new, q = inputs[0], inputs[-1]
     library = _arrays.library_of("k_new", k_new)
     threads = _call.Call(threads=threads).options().threads  # an error unless it is an integer
     embedded = None if q is None else library.empty(q, q.shape, _arrays.dtype_of("q", q))
-    outputs = (k_cache, v_cache, embedded)
+    outputs = (*caches, embedded)
 
     def views(names: Sequence[str], arrays: Sequence[Any], writable: bool) -> list[_core.Tensor | None]:
         pairs = zip(names, arrays, strict=True)

@@ -37,7 +37,8 @@ _SCHEMAS = (
     f"attention_backward_out({_BACKWARD}, {_GRADIENTS}) -> ()",
     "quantize(Tensor x, str dtype, str granularity, bool hadamard, bool smooth, Tensor? cos, Tensor? sin,"
     " bool interleaved, SymInt threads) -> (Tensor values, Tensor scales, Tensor mean)",
-    f"append_kv({_APPENDED}, Tensor(a!) k_cache, Tensor(b!)? v_cache, bool rotary_interleaved, bool check,"
+    f"append_kv({_APPENDED}, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor(c!)? k_scale_cache,"
+    " Tensor(d!)? v_scale_cache, bool rotary_interleaved, bool check,"
     " SymInt threads) -> Tensor q_out",
     "merge(Tensor[] outs, Tensor[] lses, ScalarType? out_dtype, SymInt threads) -> (Tensor out, Tensor lse)",
 )
@@ -195,7 +196,7 @@ def _fake_quantize(
 
 def _append(*arguments: Any) -> Tensor:
     embedded: Tensor | None = _cache.run_append(*arguments)
-    _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:2] if t is not None))
+    _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:4] if t is not None))
     k_new: Tensor = arguments[0]
     return k_new.new_empty(0) if embedded is None else embedded
 

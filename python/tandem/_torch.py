@@ -118,7 +118,7 @@ def append_kv(*arguments: Any) -> Any:
         names = (*_core.APPEND_INPUTS, *_core.APPEND_OUTPUTS)
         _derivatives.judge_unrecorded("append_kv", dict(zip(names, arguments, strict=False)))
         embedded = _cache.run_append(*arguments)
-        _arrays.wrote(*arguments[len(_core.APPEND_INPUTS) :][:2])
+        _arrays.wrote(*(t for t in arguments[len(_core.APPEND_INPUTS) :][:4] if t is not None))
         return embedded
     return torch.ops.tandem.append_kv(*arguments)
 

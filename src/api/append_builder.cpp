@@ -4,12 +4,13 @@
 
 namespace tandem {
 
+using check::Argument;
 using check::invalid;
 
 void AppendBuilder::arguments_together() const {
-  for (const Argument& a :
-       {v_new_, v_cache_, q_out_, cu_seqlens_new_, seqused_new_, page_table_, cache_batch_idx_, leftpad_k_,
-        cache_seqlens_, slot_mapping_, k_scale_, v_scale_, rotary_cos_, rotary_sin_, rotary_offsets_, q_}) {
+  for (const Argument& a : {v_new_, v_cache_, q_out_, cu_seqlens_new_, seqused_new_, page_table_,
+                            cache_batch_idx_, leftpad_k_, cache_seqlens_, slot_mapping_, k_scale_, v_scale_,
+                            k_scale_cache_, v_scale_cache_, rotary_cos_, rotary_sin_, rotary_offsets_, q_}) {
     check::consistent(a);
   }
   if (slots()) {
@@ -209,14 +210,20 @@ void AppendBuilder::operands() {
                     .page_size = problem_.entry_rows};
 }
 
+namespace {
+
+void rows_are_rounded(const Argument& scales, const Argument& cache, const Argument& rows) {
+  if (is_eight_bit(cache.tensor.dtype) && !is_eight_bit(rows.tensor.dtype)) return;
+  invalid(
+      "{} is given but {} goes to {} as it is ({}); scales are for rows that become e4m3 or s8, leave it out",
+      scales.name, rows.name, cache.name, name_of(rows.tensor.dtype));
+}
+
+}  // namespace
+
 Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const Argument& rows) const {
   if (!a.given()) return {};
-  if (!is_eight_bit(cache.tensor.dtype) || is_eight_bit(rows.tensor.dtype)) {
-    invalid(
-        "{} is given but {} goes to {} as it is ({}); scales are for rows that become e4m3 or s8, leave "
-        "it out",
-        a.name, rows.name, cache.name, name_of(rows.tensor.dtype));
-  }
+  rows_are_rounded(a, cache, rows);
   const char* const symbols = slots() ? "(1) or (1, heads_kv)" : "(1) or (batch, heads_kv)";
   check::dtype(a, {DType::f32});
   Scales s;
@@ -232,10 +239,34 @@ Scales AppendBuilder::scales_of(const Argument& a, const Argument& cache, const 
   return s;
 }
 
+Operand AppendBuilder::scale_cache(const Argument& a, const Argument& given, const Argument& cache,
+                                   const Argument& rows) const {
+  if (!a.given()) return {};
+  rows_are_rounded(a, cache, rows);
+  if (given.given()) {
+    invalid("{} and {} are both given; scales are the caller's, or found and written: leave one of them out",
+            given.name, a.name);
+  }
+  check::dtype(a, {DType::f32});
+  check::shape(a, {problem_.entries, problem_.heads_kv, problem_.entry_rows},
+               page_table_.given() ? "(pages of k_cache, heads_kv of k_new, page_size of k_cache)"
+                                   : "(entries of k_cache, heads_kv of k_new, seqlen of k_cache)");
+  common(a);
+  return {.data = address_of(a.tensor),
+          .dtype = DType::f32,
+          .batch_stride = stride_of(a.tensor, 0),
+          .row_stride = stride_of(a.tensor, 2),
+          .head_stride = stride_of(a.tensor, 1)};
+}
+
 void AppendBuilder::scales() {
+  for (const Argument& a : {v_scale_, v_scale_cache_}) {
+    if (a.given() && !v_cache_.given()) invalid("{} is given without v_cache; leave it out", a.name);
+  }
   problem_.k_scale = scales_of(k_scale_, k_cache_, k_new_);
-  if (v_scale_.given() && !v_cache_.given()) invalid("v_scale is given without v_cache; leave it out");
   problem_.v_scale = scales_of(v_scale_, v_cache_, v_new_);
+  problem_.k_scale_cache = scale_cache(k_scale_cache_, k_scale_, k_cache_, k_new_);
+  problem_.v_scale_cache = scale_cache(v_scale_cache_, v_scale_, v_cache_, v_new_);
 }
 
 Operand AppendBuilder::table(const Argument& a) const {
@@ -308,11 +339,11 @@ void AppendBuilder::queries() {
 }
 
 void AppendBuilder::outputs_and_contents() const {
-  for (const Argument& a : {k_cache_, v_cache_, q_out_}) {
+  for (const Argument& a : {k_cache_, v_cache_, k_scale_cache_, v_scale_cache_, q_out_}) {
     if (a.given()) check::no_self_overlap(a);
   }
   check::separate(
-      {k_cache_, v_cache_, q_out_},
+      {k_cache_, v_cache_, k_scale_cache_, v_scale_cache_, q_out_},
       {k_new_, v_new_, cu_seqlens_new_, seqused_new_, page_table_, cache_batch_idx_, leftpad_k_,
        cache_seqlens_, slot_mapping_, k_scale_, v_scale_, rotary_cos_, rotary_sin_, rotary_offsets_, q_});
   if (args_.check) check::append_contents(problem_);

@@ -50,6 +50,8 @@ class AppendBuilder {
   [[nodiscard]] Operand cache(const Argument& a) const;
   [[nodiscard]] Lengths lengths(const Argument& a, std::int64_t count, const char* symbols) const;
   [[nodiscard]] Scales scales_of(const Argument& a, const Argument& cache, const Argument& rows) const;
+  [[nodiscard]] Operand scale_cache(const Argument& a, const Argument& given, const Argument& cache,
+                                    const Argument& rows) const;
   [[nodiscard]] Operand table(const Argument& a) const;
 
   const AppendArgs& args_;
@@ -68,6 +70,8 @@ class AppendBuilder {
   const Argument slot_mapping_{"slot_mapping", args_.slot_mapping};
   const Argument k_scale_{"k_scale", args_.k_scale};
   const Argument v_scale_{"v_scale", args_.v_scale};
+  const Argument k_scale_cache_{"k_scale_cache", args_.k_scale_cache};
+  const Argument v_scale_cache_{"v_scale_cache", args_.v_scale_cache};
   const Argument rotary_cos_{"rotary_cos", args_.rotary_cos};
   const Argument rotary_sin_{"rotary_sin", args_.rotary_sin};
   const Argument rotary_offsets_{"rotary_offsets", args_.rotary_offsets};

@@ -11,7 +11,7 @@ namespace {
 /// The least that any caller passes: the structs as they were first.
 constexpr std::size_t append_args_size_0_1 = 16 + 18 * sizeof(tandem_tensor);
 constexpr std::size_t merge_args_size_0_1 = 32 + 2 * sizeof(tandem_tensor);
-static_assert(sizeof(tandem_append_args) == append_args_size_0_1);
+static_assert(sizeof(tandem_append_args) == append_args_size_0_1 + 2 * sizeof(tandem_tensor));
 static_assert(sizeof(tandem_merge_args) == merge_args_size_0_1);
 
 AppendArgs args_of(const tandem_append_args* given) {
@@ -31,6 +31,8 @@ AppendArgs args_of(const tandem_append_args* given) {
   r.slot_mapping = c::input(a.slot_mapping);
   r.k_scale = c::input(a.k_scale);
   r.v_scale = c::input(a.v_scale);
+  r.k_scale_cache = c::output(a.k_scale_cache);
+  r.v_scale_cache = c::output(a.v_scale_cache);
   r.rotary_cos = c::input(a.rotary_cos);
   r.rotary_sin = c::input(a.rotary_sin);
   r.rotary_offsets = c::input(a.rotary_offsets);

@@ -90,9 +90,13 @@ class ProblemBuilder {
   Lengths lengths(const Argument& a, std::int64_t count, std::string_view symbols);
   /// Scales of a tensor of quantized values with these heads and rows.
   Scales scales(const Argument& a, const Argument& of, bool packed, std::int64_t heads, std::int64_t rows);
+  /// Of k and v where they are read as they are: by tensor, head or row.
+  void scales_beside_rows(Scales& s, const Argument& a, const char* symbols) const;
   /// Scales of query heads of their own, of blocks and of rows.
   void fine_scales(Scales& s, const Argument& a, bool packed, std::int64_t heads, std::int64_t rows,
                    const char* symbols) const;
+  /// Scales by row (or block) whose dimension `head` is the heads, and the one behind it the rows.
+  static void take_rows(Scales& s, const Argument& a, std::size_t head);
   /// q is of 8-bit values, and so are k and v then.
   [[nodiscard]] bool quantized_inputs() const { return is_eight_bit(q_.tensor.dtype); }
   /// k and v are in pages, chosen by index, or padded on the left.

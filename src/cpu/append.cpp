@@ -42,10 +42,16 @@ struct Append {
   }
 
   void write(const Operand& from, const Operand& cache, std::int64_t dim, const Scales& scales,
-             std::int64_t n, const NewToken& token, std::int64_t slot, bool embedded) const {
+             const Operand& scale_cache, std::int64_t n, const NewToken& token, std::int64_t slot,
+             bool embedded) const {
     AppendRow row = row_of(from, cache, problem.heads_kv, dim);
     row.from = new_row(from, n);
-    row.to = element(cache, slot / problem.entry_rows, slot % problem.entry_rows, 0);
+    const std::int64_t entry = slot / problem.entry_rows;
+    row.to = element(cache, entry, slot % problem.entry_rows, 0);
+    if (scale_cache.given()) {
+      row.found_scales = reinterpret_cast<float*>(element(scale_cache, entry, slot % problem.entry_rows, 0));
+      row.found_stride = scale_cache.head_stride;
+    }
     if (embedded) embed(row, token);
     if (scales.data != nullptr) {
       row.scales = scales.data + token.sequence * scales.batch_stride;
@@ -61,9 +67,11 @@ struct Append {
       const NewToken token = new_token(problem, n);
       const std::int64_t slot = slot_of(problem, token);
       if (slot < 0 || slot % all != me) continue;
-      write(problem.k_new, problem.k_cache, problem.head_dim_k, problem.k_scale, n, token, slot, true);
+      write(problem.k_new, problem.k_cache, problem.head_dim_k, problem.k_scale, problem.k_scale_cache, n,
+            token, slot, true);
       if (problem.v_new.given()) {
-        write(problem.v_new, problem.v_cache, problem.head_dim_v, problem.v_scale, n, token, slot, false);
+        write(problem.v_new, problem.v_cache, problem.head_dim_v, problem.v_scale, problem.v_scale_cache, n,
+              token, slot, false);
       }
     }
   }

@@ -41,6 +41,15 @@ void round_to_codes(const float* from, int count, float scale, void* to) {
   }
 }
 
+/// The same with the scale that quantize gives a row, which is returned.
+template <OperandType type>
+float round_by_row(const float* from, int count, void* to) {
+  auto* const out = static_cast<std::uint8_t*>(to);
+  const Scale scale = scale_for(largest_of(from, count), limit_of(type));
+  for (int c = 0; c < count; ++c) out[c] = code_of<type>(from[c], scale.inverse);
+  return stored_scale<type>(scale.scale, all_finite(from, count));
+}
+
 void narrow(const float* from, int count, float scale, DType dtype, void* to) {
   switch (dtype) {
     case DType::f16: return narrow<f16>(from, count, to);
@@ -81,8 +90,14 @@ void append(const AppendRow& r) {
     const auto* const from = static_cast<const char*>(r.from) + h * r.from_stride * bytes_of(r.from_dtype);
     widen(from, r.from_dtype, r.dim, row);
     if (r.cos != nullptr) embed_row(row, cos, sin, r.rotary_dim, r.interleaved);
-    const float scale = r.scales != nullptr ? r.scales[h * r.scale_stride] : 1.0F;
-    narrow(row, r.dim, scale, r.to_dtype, static_cast<char*>(r.to) + h * r.to_stride * bytes_of(r.to_dtype));
+    char* const to = static_cast<char*>(r.to) + h * r.to_stride * bytes_of(r.to_dtype);
+    if (r.found_scales != nullptr) {
+      r.found_scales[h * r.found_stride] = r.to_dtype == DType::s8
+                                               ? round_by_row<OperandType::s8>(row, r.dim, to)
+                                               : round_by_row<OperandType::e4m3>(row, r.dim, to);
+      continue;
+    }
+    narrow(row, r.dim, r.scales != nullptr ? r.scales[h * r.scale_stride] : 1.0F, r.to_dtype, to);
   }
 }
 

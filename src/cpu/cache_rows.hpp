@@ -26,6 +26,8 @@ struct AppendRow {
   bool interleaved = false;
   const float* scales = nullptr;  ///< of codes, the first head's; null: 1
   std::int64_t scale_stride = 0;  ///< from head to head
+  float* found_scales = nullptr;  ///< in place of `scales`: each head's is found and written here
+  std::int64_t found_stride = 0;
 };
 
 /// One row of one head, of which some parts are not empty.

@@ -5,6 +5,7 @@
 #include "cpu/functions.hpp"
 #include "cpu/operand.hpp"
 #include "cpu/workspace.hpp"
+#include "problem/mixed.hpp"
 
 namespace tandem::cpu {
 namespace {
@@ -26,6 +27,15 @@ TilePages pages_of(const Problem& p, std::int64_t b, std::int64_t first_row) {
           .first_row = first_row,
           .k_stride = p.k.batch_stride,
           .v_stride = p.v.batch_stride};
+}
+
+/// Those of the head `kv_head` whose first row that takes part is at `place`; in pages, of all its rows.
+TileScales scales_of(const Scales& s, const KeyPlace& place, std::int64_t kv_head) {
+  if (!is_by_row(s)) return {};
+  return {
+      .data = s.data + place.batch * s.batch_stride + place.row * s.group_stride + kv_head * s.head_stride,
+      .row_stride = s.group_stride,
+      .page_stride = s.batch_stride};
 }
 
 std::size_t scratch_bytes(const Problem& p, const Config& config) {
@@ -94,10 +104,14 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
     t.k = element(p.k, 0, 0, kv_head);
     t.v = element(p.v, 0, 0, kv_head);
     t.pages = pages_of(p, b, k_rows.begin);
+    t.k_scales = scales_of(p.k_scale, {}, kv_head);
+    t.v_scales = scales_of(p.v_scale, {}, kv_head);
   } else if (k_rows.used > 0) {
     const KeyPlace place = key_place(p, b, k_rows.begin);
     t.k = element(p.k, place.batch, place.row, kv_head);
     t.v = element(p.v, place.batch, place.row, kv_head);
+    t.k_scales = scales_of(p.k_scale, place, kv_head);
+    t.v_scales = scales_of(p.v_scale, place, kv_head);
   }
   t.k_stride = p.k.row_stride;
   t.v_stride = p.v.row_stride;
@@ -108,9 +122,9 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.window_left = window.left;
   t.window_right = window.right;
   t.split_size = p.split_size;
-  t.scale = p.scale * p.q_scale.at(b, kv_head) * p.k_scale.at(b, kv_head);
+  t.scale = p.scale * p.q_scale.at(b, kv_head) * common_scale(p.k_scale, b, kv_head);
   t.softcap = p.softcap;
-  t.v_scale = p.v_scale.at(b, kv_head) * p.dropout.scale;
+  t.v_scale = common_scale(p.v_scale, b, kv_head) * p.dropout.scale;
   if (p.sink != nullptr) t.sink = p.sink + head * p.sink_stride;
   t.sink_stride = p.sink_stride;
   t.batch = b;

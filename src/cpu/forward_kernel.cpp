@@ -50,14 +50,16 @@ void attend(const Block<Math>& b, const Stripe<Math>& s, const ForwardTile& t, c
                         s.q + g.first_vec * vec_lanes, t.head_dim_qk / epw,
                         scores + g.begin * stripe_lanes + g.first_vec * vec_lanes, ahead);
     });
+    if (b.k_scales != nullptr) scale_scores(scores, g, b.k_scales);
   }
   for (int v = 0; v < s.vecs; ++v) {
     if (keys[v].begin >= keys[v].end) continue;
     if (functions != nullptr) {
-      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores);
+      soften(s, v, functions->make_logits(v, keys[v], scores), functions->plain, t.head_dim_v, scores,
+             b.v_scales);
       functions->template drop<Math>(v, keys[v], scores);
     } else {
-      soften(s, v, keys[v], logits, t.head_dim_v, scores);
+      soften(s, v, keys[v], logits, t.head_dim_v, scores, b.v_scales);
     }
   }
   const auto* p = reinterpret_cast<const typename Math::Word*>(scores);
@@ -209,17 +211,29 @@ void open_all_totals(const ForwardTile& t, const ForwardScratch& layout, Stripes
   }
 }
 
+/// The scales of a block's keys, in `memory`; null if there are none by row.
+TANDEM_INLINE const float* scales_of_block(const ForwardTile& t, const TileScales& scales, std::int64_t begin,
+                                           int count, float* memory) {
+  if (scales.data == nullptr) return nullptr;
+  gather_scales(t, scales, begin, count, memory);
+  return memory;
+}
+
 /// Keys [begin, end) against all stripes, block by block. Blocks start at multiples of block_k, whatever rows
 /// the tile has.
 template <typename Math, typename K>
 void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits& logits,
                 const Stripes<Math>& stripes, std::int64_t begin, std::int64_t end) {
   auto* const scores = reinterpret_cast<float*>(t.scratch + layout.scores);
+  float k_scales[max_block_k];
+  float v_scales[max_block_k];
   if (t.functions != nullptr) prepare_functions(t, layout);
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;
-    const Block<Math> block = stage<Math, K>(t, layout, key, count);
+    Block<Math> block = stage<Math, K>(t, layout, key, count);
+    block.k_scales = scales_of_block(t, t.k_scales, key, count, k_scales);
+    block.v_scales = scales_of_block(t, t.v_scales, key, count, v_scales);
     Ahead ahead;
     const std::int64_t left = stripes.end - key - count;
     if (left > 0) {

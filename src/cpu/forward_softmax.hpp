@@ -91,17 +91,34 @@ TANDEM_INLINE Vec finish_scores(float* scores, const LaneKeys& keys, const Logit
   return hn::Max(hn::Max(maximum[0], maximum[1]), hn::Max(maximum[2], maximum[3]));
 }
 
+/// Raw products of a segment's keys times the keys' scales.
+TANDEM_INLINE void scale_scores(float* scores, const Segment& g, const float* k_scales) {
+  for (int j = g.begin; j < g.end; ++j) {
+    const Vec scale = broadcast(k_scales[j]);
+    for (int v = g.first_vec; v < g.last_vec; ++v) {
+      float* const s = scores + j * stripe_lanes + v * vec_lanes;
+      store(hn::Mul(load(s), scale), s);
+    }
+  }
+}
+
 /// Replaces scores by exponentials, as the operand that Math wants, and returns their sum by lane.
-template <typename Math, bool far>
-TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, const Base& base) {
+/// `weighted`: what replaces them is times v_scales, which their sum is not.
+template <typename Math, bool far, bool weighted = false>
+TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& logits, const Base& base,
+                               const float* v_scales = nullptr) {
   const auto power = [&](int key) {
     return exp2(exponent<far>(load(scores + key * stripe_lanes), logits, base));
+  };
+  const auto weigh = [&](Vec p, int key) {
+    if constexpr (weighted) return hn::Mul(p, broadcast(v_scales[key]));
+    return p;
   };
   Vec sum = zero();
   if constexpr (Math::elements_per_word == 1) {
     for (int j = begin; j < end; ++j) {
       const Vec p = power(j);
-      store(p, scores + j * stripe_lanes);
+      store(weigh(p, j), scores + j * stripe_lanes);
       sum = hn::Add(sum, p);
     }
   }
@@ -111,7 +128,7 @@ TANDEM_INLINE Vec exponentiate(float* scores, int begin, int end, const Logits& 
     for (int j = begin; j < end; j += 2) {
       const Vec even = power(j);
       const Vec odd = j + 1 < end ? power(j + 1) : zero();
-      hn::StoreU(pair_bf16(even, odd), u32_lanes,
+      hn::StoreU(pair_bf16(weigh(even, j), j + 1 < end ? weigh(odd, j + 1) : odd), u32_lanes,
                  reinterpret_cast<std::uint32_t*>(scores) + j / 2 * stripe_lanes);
       sum = hn::Add(sum, hn::Add(even, odd));
     }
@@ -127,6 +144,13 @@ template <typename Math>
   return exponentiate<Math, true>(scores, begin, end, logits, base);
 }
 
+/// Out of line as well; right for rows that are far and for others.
+template <typename Math>
+[[gnu::noinline]] Vec exponentiate_weighted(float* scores, int begin, int end, const Logits& logits,
+                                            const Base& base, const float* v_scales) {
+  return exponentiate<Math, true, true>(scores, begin, end, logits, base, v_scales);
+}
+
 TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
   for (int c = 0; c < dims; ++c) {
     float* o = out + c * stripe_lanes;
@@ -135,9 +159,10 @@ TANDEM_INLINE void rescale_out(float* out, int dims, Vec alpha) {
 }
 
 /// The softmax of one register of rows: scores to exponentials, with maximum, sum and O brought up to date.
+/// `v_scales`, by key, may be null.
 template <typename Math>
 [[gnu::noinline]] void soften(const Stripe<Math>& s, int vec, const LaneKeys& keys, const Logits& logits,
-                              int dims, float* scores) {
+                              int dims, float* scores, const float* v_scales) {
   const int lane = vec * vec_lanes;
   const Vec old = load(s.maximum + lane);
   const Vec block = finish_scores(scores + lane, keys, logits);
@@ -156,8 +181,10 @@ template <typename Math>
   // A row that has seen nothing but -inf: 2^(-inf - 0) is the 0 that it wants.
   const Vec safe = hn::IfThenZeroElse(hn::Eq(maximum, broadcast(negative_infinity)), maximum);
   const Base base = base_of(safe, logits);
-  const Vec more = base.far ? exponentiate_far<Math>(scores + lane, keys.begin, keys.end, logits, base)
-                            : exponentiate<Math, false>(scores + lane, keys.begin, keys.end, logits, base);
+  const Vec more = v_scales != nullptr ? exponentiate_weighted<Math>(scores + lane, keys.begin, keys.end,
+                                                                     logits, base, v_scales)
+                   : base.far ? exponentiate_far<Math>(scores + lane, keys.begin, keys.end, logits, base)
+                              : exponentiate<Math, false>(scores + lane, keys.begin, keys.end, logits, base);
   store(hn::Add(sum, more), s.sum + lane);
 }
 

@@ -31,6 +31,8 @@ struct Block {
   std::int64_t k_stride;
   const typename Math::Word* v;
   std::int64_t v_stride;
+  const float* k_scales = nullptr;  ///< by key; null: none
+  const float* v_scales = nullptr;
 };
 
 /// stripe_lanes stacked query rows: lanes past `count` hold zeros and are never stored.

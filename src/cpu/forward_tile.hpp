@@ -36,6 +36,13 @@ struct TilePages {
   std::int64_t v_stride = 0;
 };
 
+/// Scales by row of k or v of a head: that of a row is at row_stride, and at page_stride for its page.
+struct TileScales {
+  const float* data = nullptr;  ///< of the first row that takes part, or of the first page; null: none
+  std::int64_t row_stride = 0;
+  std::int64_t page_stride = 0;
+};
+
 /// Up to block_q query rows that share a KV head. The rows of all heads of the group are stacked, heads
 /// fastest: stacked row x is row x / group of head x % group.
 struct ForwardTile {
@@ -54,6 +61,8 @@ struct ForwardTile {
   std::int64_t k_stride = 0;
   std::int64_t v_stride = 0;
   TilePages pages;
+  TileScales k_scales;
+  TileScales v_scales;
 
   std::int64_t group = 1;
   std::int64_t first = 0;  ///< first stacked row
@@ -66,7 +75,7 @@ struct ForwardTile {
   /// Keys of a split (Problem::split_size); 0: off. With it no row's bits depend on the others of its tile.
   std::int64_t split_size = 0;
 
-  float scale = 1.0F;  ///< of q k, dequantisation included
+  float scale = 1.0F;  ///< of q k, dequantisation included but for scales by row
   float softcap = 0.0F;
   float v_scale = 1.0F;
   const float* sink = nullptr;  ///< of the group's first head

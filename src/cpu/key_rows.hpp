@@ -1,4 +1,4 @@
-// Where the keys of a tile lie: rows at even distances, or pages of a cache.
+// Where the keys of a tile lie, and their scales: rows at even distances, or pages of a cache.
 #pragma once
 
 #include "cpu/forward_tile.hpp"
@@ -14,13 +14,17 @@ struct KeyRun {
   int count;
 };
 
-/// The keys from `key` on, as many of `count` as lie in its page.
-template <typename T>
-TANDEM_INLINE KeyRun<T> key_run(const ForwardTile& t, std::int64_t key, int count) {
-  const T* const k = static_cast<const T*>(t.k);
-  const T* const v = static_cast<const T*>(t.v);
+/// Rows of one page that follow one another; without pages there is one.
+struct RowRun {
+  std::int64_t page;
+  std::int64_t row;
+  int count;
+};
+
+/// The rows of the keys from `key` on, as many of `count` as lie in its page.
+TANDEM_INLINE RowRun row_run(const ForwardTile& t, std::int64_t key, int count) {
   const TilePages& pages = t.pages;
-  if (pages.table == nullptr) return {k + key * t.k_stride, v + key * t.v_stride, count};
+  if (pages.table == nullptr) return {0, key, count};
   const std::int64_t row = pages.first_row + key;
   const std::int64_t number = row / pages.page_size * pages.stride;
   std::int64_t page = pages.wide ? static_cast<const std::int64_t*>(pages.table)[number]
@@ -28,8 +32,15 @@ TANDEM_INLINE KeyRun<T> key_run(const ForwardTile& t, std::int64_t key, int coun
   page = page < 0 ? 0 : (page < pages.count ? page : pages.count - 1);  // whatever is written there
   const std::int64_t in_page = row % pages.page_size;
   const std::int64_t left = pages.page_size - in_page;
-  return {k + page * pages.k_stride + in_page * t.k_stride, v + page * pages.v_stride + in_page * t.v_stride,
-          left < count ? static_cast<int>(left) : count};
+  return {page, in_page, left < count ? static_cast<int>(left) : count};
+}
+
+/// The keys from `key` on, as many of `count` as lie in its page.
+template <typename T>
+TANDEM_INLINE KeyRun<T> key_run(const ForwardTile& t, std::int64_t key, int count) {
+  const RowRun run = row_run(t, key, count);
+  return {static_cast<const T*>(t.k) + run.page * t.pages.k_stride + run.row * t.k_stride,
+          static_cast<const T*>(t.v) + run.page * t.pages.v_stride + run.row * t.v_stride, run.count};
 }
 
 /// Calls f(first, run) for the runs that keys [key, key + count) consist of; `first` counts from `key`.
@@ -38,6 +49,17 @@ TANDEM_INLINE void for_each_run(const ForwardTile& t, std::int64_t key, int coun
   for (int first = 0; first < count;) {
     const KeyRun<T> run = key_run<T>(t, key + first, count - first);
     f(first, run);
+    first += run.count;
+  }
+}
+
+/// The scales by row of keys [key, key + count); there are some.
+TANDEM_INLINE void gather_scales(const ForwardTile& t, const TileScales& scales, std::int64_t key, int count,
+                                 float* to) {
+  for (int first = 0; first < count;) {
+    const RowRun run = row_run(t, key + first, count - first);
+    const float* const from = scales.data + run.page * scales.page_stride + run.row * scales.row_stride;
+    for (int j = 0; j < run.count; ++j) to[first + j] = from[j * scales.row_stride];
     first += run.count;
   }
 }

@@ -43,7 +43,18 @@ template <typename T, typename K, typename Out>
 void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head, std::int64_t key) {
   const T* q = static_cast<const T*>(t.q.data) + row * t.q.row_stride + head * t.q.head_stride;
   const KeyRun<K> at = key_run<K>(t, key, 1);
-  Vec logit = hn::Mul(broadcast(chained_dot(q, at.k, t.head_dim_qk)), broadcast(t.scale));
+  float product = chained_dot(q, at.k, t.head_dim_qk);
+  float v_scale = t.v_scale;
+  float of_row = 1.0F;
+  if (t.k_scales.data != nullptr) {
+    gather_scales(t, t.k_scales, key, 1, &of_row);
+    product *= of_row;
+  }
+  if (t.v_scales.data != nullptr) {
+    gather_scales(t, t.v_scales, key, 1, &of_row);
+    v_scale *= of_row;
+  }
+  Vec logit = hn::Mul(broadcast(product), broadcast(t.scale));
   if (t.softcap != 0.0F) {
     logit = hn::Mul(tanh(hn::Mul(logit, broadcast(1.0F / t.softcap))), broadcast(t.softcap));
   }
@@ -51,7 +62,7 @@ void write_one_key_row(const ForwardTile& t, std::int64_t row, std::int64_t head
   // The softmax of an infinite logit is 0 / 0 or infinity / infinity.
   const bool finite = __builtin_fabsf(lse) < __builtin_inff();
   Out* out = static_cast<Out*>(t.out.data) + row * t.out.row_stride + head * t.out.head_stride;
-  scale_row(at.v, t.head_dim_v, finite ? t.v_scale : __builtin_nanf(""), out);
+  scale_row(at.v, t.head_dim_v, finite ? v_scale : __builtin_nanf(""), out);
   if (t.lse.data != nullptr) {
     static_cast<float*>(t.lse.data)[row * t.lse.row_stride + head * t.lse.head_stride] =
         finite ? lse : __builtin_nanf("");

@@ -9,14 +9,6 @@
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
 
-/// Below, a group is taken for zeros: the inverse of its scale might overflow. Scale and quantized values are
-/// 0 then.
-constexpr float smallest_largest = 0x1p-100F;
-
-TANDEM_INLINE float finite_magnitude(float x) {
-  return is_finite(x) ? __builtin_fabsf(x) : 0.0F;
-}
-
 template <typename T>
 void widen(const QuantizeRows& r) {
   widen_rows(static_cast<const T*>(r.data), r.stride, r.rows, r.dim, r.scratch, r.dim);
@@ -60,44 +52,9 @@ void sum_channels(const QuantizeRows& r, float* sums) {
   }
 }
 
-float largest_of(const float* x, std::int64_t count) {
-  float largest = 0.0F;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float magnitude = finite_magnitude(x[i]);
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
-}
-
 float largest(const QuantizeRows& r) {
   prepare(r);
   return largest_of(r.scratch, static_cast<std::int64_t>(r.rows) * r.dim);
-}
-
-struct Scale {
-  float scale;
-  float inverse;
-};
-TANDEM_INLINE Scale scale_for(float largest, float limit) {
-  if (largest < smallest_largest) return {0.0F, 0.0F};
-  return {largest / limit, limit / largest};
-}
-
-/// s8 has no NaN: the scale says it for all of its group.
-template <OperandType type>
-TANDEM_INLINE float stored_scale(float scale, bool finite) {
-  return type == OperandType::s8 && !finite ? __builtin_nanf("") : scale;
-}
-
-bool all_finite(const float* x, std::int64_t count) {
-  bool finite = true;
-  for (std::int64_t i = 0; i < count; ++i) finite = finite && is_finite(x[i]);
-  return finite;
-}
-
-template <OperandType type>
-TANDEM_INLINE std::uint8_t code_of(float x, float inverse) {
-  return code_of_quotient<type>(x, x * inverse);
 }
 
 template <OperandType type>

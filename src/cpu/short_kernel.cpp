@@ -139,10 +139,37 @@ TANDEM_INLINE void hide_keys(const RowKeys& keys, std::int64_t begin, int count,
   for (int i = count; i > 0 && begin + i > keys.end; --i) s[i - 1] = negative_infinity;
 }
 
+/// Scales by row of a block's keys, of one head; null: none. Up to whole registers they are 1.
+struct BlockScales {
+  alignas(64) float of_k[short_block];
+  alignas(64) float of_v[short_block];
+  const float* k = nullptr;
+  const float* v = nullptr;
+
+  BlockScales(const ForwardTile& t, std::int64_t begin, int count) {
+    k = take(t, t.k_scales, begin, count, of_k);
+    v = take(t, t.v_scales, begin, count, of_v);
+  }
+
+ private:
+  static const float* take(const ForwardTile& t, const TileScales& scales, std::int64_t begin, int count,
+                           float* to) {
+    if (scales.data == nullptr) return nullptr;
+    gather_scales(t, scales, begin, count, to);
+    for (int j = count; j < padded(count); ++j) to[j] = 1.0F;
+    return to;
+  }
+};
+
+TANDEM_INLINE void multiply_row(float* s, int count, const float* scales) {
+  for (int j = 0; j < count; j += vec_lanes) store(hn::Mul(load(s + j), load(scales + j)), s + j);
+}
+
 /// `rows` rows of a head from `first` against a block of keys that starts at `begin`.
 template <typename Scores, int rows, typename K>
 [[gnu::noinline]] void attend_block(const Head<typename Scores::Query>& head, int first, std::int64_t begin,
-                                    const BlockRows<K>& block, const SeenKeys& seen, RowsAhead<K>& ahead) {
+                                    const BlockRows<K>& block, const BlockScales& scales,
+                                    const SeenKeys& seen, RowsAhead<K>& ahead) {
   const ForwardTile& t = *head.tile;
   alignas(64) float scores[rows * short_block];
   const auto* q = head.q + static_cast<std::int64_t>(first) * query_stride<Scores>(t.head_dim_qk);
@@ -153,9 +180,11 @@ template <typename Scores, int rows, typename K>
   const bool masked = begin < seen.all_begin || begin + block.count > seen.all_end;
   for (int r = 0; r < rows; ++r) {
     float* s = scores + r * short_block;
+    if (scales.k != nullptr) multiply_row(s, block.count, scales.k);
     if (head.logits.cap_out != 0.0F) cap_row(s, block.count, head.logits);
     if (masked) hide_keys(seen.rows[first + r], begin, block.count, s);
     soften_row(s, block.count, head.logits.factor, head.sums, first + r, t.head_dim_v);
+    if (scales.v != nullptr) multiply_row(s, block.count, scales.v);
   }
   weigh<Scores, rows>(block.v, head.v_offset, block.count, scores,
                       head.sums.out + static_cast<std::int64_t>(first) * t.head_dim_v, t.head_dim_v, ahead);
@@ -166,14 +195,15 @@ template <typename Scores, typename K>
 TANDEM_INLINE void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
                                const BlockRows<K>& block, const SeenKeys& seen, RowsAhead<K>& ahead) {
   const int count = head.tile->count;
+  const BlockScales scales(*head.tile, begin, block.count);
   int r = 0;
   for (; r + rows_together <= count; r += rows_together) {
-    attend_block<Scores, rows_together>(head, r, begin, block, seen, ahead);
+    attend_block<Scores, rows_together>(head, r, begin, block, scales, seen, ahead);
   }
   switch (count - r) {
-    case 1: attend_block<Scores, 1>(head, r, begin, block, seen, ahead); break;
-    case 2: attend_block<Scores, 2>(head, r, begin, block, seen, ahead); break;
-    case 3: attend_block<Scores, 3>(head, r, begin, block, seen, ahead); break;
+    case 1: attend_block<Scores, 1>(head, r, begin, block, scales, seen, ahead); break;
+    case 2: attend_block<Scores, 2>(head, r, begin, block, scales, seen, ahead); break;
+    case 3: attend_block<Scores, 3>(head, r, begin, block, scales, seen, ahead); break;
     default: break;
   }
 }

@@ -118,6 +118,12 @@ Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
 /// Whether the forward kernel reads the 8-bit k and v of a mixed problem. A cache is not copied: one that TMA
 /// cannot read is an error.
 bool reads_in_place(const Problem& p) {
+  if (p.of_cache() && has_row_scales(p)) {
+    unsupported(
+        "{} of a cache by row has no GPU kernel yet; pass scales by tensor or head, or copy the tensors to "
+        "the CPU",
+        is_by_row(p.k_scale) ? "k_scale" : "v_scale");
+  }
   if (!reads_eight_bits(p) || p.has_function()) return false;
   const Tiling tiling = choose_forward_config(p).tiling;
   for (const gpu::Loaded which : {gpu::Loaded::k, gpu::Loaded::v}) {
@@ -256,6 +262,11 @@ gpu::AppendSteps plan_append(const AppendProblem& problem) {
     if (extent > INT_MAX / 2) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the append", extent, INT_MAX / 2);
     }
+  }
+  if (problem.k_scale_cache.given() || problem.v_scale_cache.given()) {
+    unsupported(
+        "scales by row of a cache, k_scale_cache and v_scale_cache, have no GPU kernel yet; pass k_scale and "
+        "v_scale, or copy the tensors to the CPU");
   }
   check_gpu(problem.device.index);
   if (is_eight_bit(problem.k_cache.dtype))

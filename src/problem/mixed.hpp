@@ -9,13 +9,23 @@
 
 namespace tandem {
 
-/// Whether k or v has scales by block or row. Others are factors of the logits and of out: the CPU's kernels
-/// then convert the 8-bit values, which every dtype has, on their way into products.
+/// Scales by row are addressed as the rows of k and v are (key_place), in a cache too.
+inline bool is_by_row(const Scales& s) {
+  return s.data != nullptr && s.group == ScaleGroup::row;
+}
+inline bool has_row_scales(const Problem& p) {
+  return is_by_row(p.k_scale) || is_by_row(p.v_scale);
+}
+/// Whether k or v has scales that only a copy in the queries' dtype can bring into the products: by block or
+/// row, and not of a cache. Others are factors of the logits, of P and of out: the CPU's kernels then convert
+/// the 8-bit values, which every dtype has, on their way into products.
 inline bool has_fine_scales(const Problem& p) {
-  const auto fine = [](const Scales& s) {
-    return s.group == ScaleGroup::block || s.group == ScaleGroup::row;
-  };
-  return fine(p.k_scale) || fine(p.v_scale);
+  const bool by_block = p.k_scale.group == ScaleGroup::block || p.v_scale.group == ScaleGroup::block;
+  return !p.of_cache() && (by_block || has_row_scales(p));
+}
+/// What the scales of K or V of (batch, kv head) have in common: 1 where they are by row.
+inline float common_scale(const Scales& s, std::int64_t batch, std::int64_t kv_head) {
+  return is_by_row(s) ? 1.0F : s.at(batch, kv_head);
 }
 
 /// Where K and V lie in scratch memory: [batch, or 1 if packed][kv head][row][pitch], 256-byte aligned.

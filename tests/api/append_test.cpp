@@ -57,6 +57,15 @@ AppendArgs codes() {
   return a;
 }
 
+/// An s8 cache whose scales are found by row.
+AppendArgs found() {
+  AppendArgs a = codes();
+  a.k_scale = a.v_scale = {};
+  a.k_scale_cache = tensor(4, DType::f32, {2, 2, 10});
+  a.v_scale_cache = tensor(5, DType::f32, {2, 2, 10});
+  return a;
+}
+
 /// With an embedding of 16 channels at 20 positions, and queries of 4 heads.
 AppendArgs rotary() {
   AppendArgs a = dense();
@@ -205,6 +214,30 @@ const CallCase<A> append_cases[] = {
     {"Contiguous", dense, [](A& a) { a.k_cache.stride[3] = 2; },
      "k_cache has stride 2 in its last dimension; the last dimension must be contiguous (stride 1): copy "
      "k_cache first"},
+    {"ScalesGivenAndFound", found, [](A& a) { a.k_scale = tensor(10, DType::f32, {1}); },
+     "k_scale and k_scale_cache are both given; scales are the caller's, or found and written: leave one of "
+     "them out"},
+    {"FoundScalesOfAnotherShape", found,
+     [](A& a) {
+       a.v_scale_cache = tensor(5, DType::f32, {2, 10, 2});
+     },
+     "v_scale_cache has shape (2, 10, 2); it must be (entries of k_cache, heads_kv of k_new, seqlen of "
+     "k_cache) = (2, 2, 10)"},
+    {"FoundScalesOfAnotherType", found,
+     [](A& a) {
+       a.k_scale_cache = tensor(4, DType::f16, {2, 2, 10});
+     },
+     "k_scale_cache is f16; convert it to f32"},
+    {"FoundScalesOfWhatIsNotRounded", dense,
+     [](A& a) {
+       a.k_scale_cache = tensor(4, DType::f32, {2, 2, 10});
+     },
+     "k_scale_cache is given but k_new goes to k_cache as it is (bf16); scales are for rows that become e4m3 "
+     "or s8, leave it out"},
+    {"FoundScalesOfNoCache", found, [](A& a) { a.v_new = {}, a.v_cache = {}; },
+     "v_scale_cache is given without v_cache; leave it out"},
+    {"FoundScalesInOnePlace", found, [](A& a) { a.v_scale_cache = a.k_scale_cache; },
+     "v_scale_cache shares memory with k_scale_cache; an output needs memory of its own"},
     {"ScaleOfWhatIsNotRounded", dense, [](A& a) { a.k_scale = tensor(4, DType::f32, {1}); },
      "k_scale is given but k_new goes to k_cache as it is (bf16); scales are for rows that become e4m3 or "
      "s8, leave it out"},

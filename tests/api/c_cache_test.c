@@ -1,5 +1,6 @@
 /* Caches in the C interface: an append in place, a merge, and the messages that C alone can give. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,26 @@ static void test_append(void) {
       "args.struct_size is 8; set it to sizeof the struct, at least 1600 (the _default function does)");
 }
 
+/* Scales that are found by row, and a caller whose struct ends before them. */
+static void test_found_scales(void) {
+  float k_new[2 * head_dim] = {2.0F, -4.0F, 1.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F};
+  int8_t cache[page_size * head_dim] = {0};
+  float scales[page_size] = {NAN, NAN};
+  int32_t before[1] = {0};
+  tandem_append_args args = tandem_append_args_default();
+  args.k_new = tandem_contiguous(k_new, tandem_f32, 4, (const int64_t[]){1, 2, 1, head_dim});
+  args.k_cache = tandem_contiguous(cache, tandem_s8, 4, (const int64_t[]){1, page_size, 1, head_dim});
+  args.cache_seqlens = tandem_contiguous(before, tandem_i32, 1, (const int64_t[]){1});
+  args.k_scale_cache = tandem_contiguous(scales, tandem_f32, 3, (const int64_t[]){1, 1, page_size});
+  CHECK(tandem_append_kv(&args, NULL) == tandem_ok);
+  CHECK(scales[0] == 4.0F / 127.0F && scales[1] == 0.0F);
+  CHECK(cache[0] == 64 && cache[1] == -127 && cache[2] == 32 && cache[3] == 0 && cache[4] == 0);
+  scales[0] = 0.5F;
+  args.struct_size = offsetof(tandem_append_args, k_scale_cache);
+  CHECK(tandem_append_kv(&args, NULL) == tandem_ok);
+  CHECK(scales[0] == 0.5F && cache[0] == 2 && cache[1] == -4);
+}
+
 static void test_merge(void) {
   float outs[2][2] = {{1.0F, -3.0F}, {5.0F, 1.0F}};
   float lses[2][1] = {{0.0F}, {0.0F}};
@@ -90,6 +111,7 @@ static void test_merge(void) {
 
 int main(void) {
   test_append();
+  test_found_scales();
   test_merge();
   if (failures == 0) puts("ok");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -245,11 +245,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "k_scale is given but k is f32; scales are for 8-bit tensors, leave it out"},
         Forward{"scale_rank_one", e4m3_forward, [](F& a) { a.q_scale = tensor(5, DType::f32, {2}); },
                 "q_scale has shape (2); it must be (1) or (batch, heads_kv) = (1)"},
-        Forward{"scale_shape", e4m3_forward,
-                [](F& a) {
-                  a.v_scale = tensor(5, DType::f32, {2, 4});
-                },
-                "v_scale has shape (2, 4); it must be (1) or (batch, heads_kv) = (2, 2)"},
+        Forward{
+            "scale_shape", e4m3_forward,
+            [](F& a) {
+              a.v_scale = tensor(5, DType::f32, {2, 4});
+            },
+            "v_scale has shape (2, 4); it must be (1), (batch, heads_kv) or (entries, heads_kv, rows), here "
+            "(1), (2, 2) or (2, 2, 7)"},
         Forward{"scale_dtype", e4m3_forward, [](F& a) { a.q_scale = tensor(5, DType::f16, {1}); },
                 "q_scale is f16; convert it to f32"}),
     case_name<ForwardArgs>);
@@ -277,11 +279,26 @@ INSTANTIATE_TEST_SUITE_P(
                   a.q_scale = tensor(5, DType::f32, {2, 4});
                 },
                 "q_scale has shape (2, 4); it must be (1) or (batch, heads_kv) = (2, 2)"},
-        Forward{"scales_of_pages", e4m3_paged_forward,
+        Forward{
+            "scales_of_pages", e4m3_paged_forward,
+            [](F& a) {
+              a.k_scale = tensor(5, DType::f32, {6, 2});
+            },
+            "k_scale has shape (6, 2); it must be (1), (batch, heads_kv) or (pages, heads_kv, page_size), "
+            "here (1), (2, 2) or (6, 2, 4)"},
+        Forward{"scales_of_rows_before_heads", e4m3_paged_forward,
                 [](F& a) {
-                  a.k_scale = tensor(5, DType::f32, {6, 2});
+                  a.v_scale = tensor(5, DType::f32, {6, 4, 2});
                 },
-                "k_scale has shape (6, 2); it must be (1) or (batch, heads_kv) = (2, 2)"}),
+                "v_scale has shape (6, 4, 2); it must be (1), (batch, heads_kv) or (pages, heads_kv, "
+                "page_size), here (1), (2, 2) or (6, 2, 4)"},
+        Forward{
+            "scales_of_three_rows", e4m3_forward,
+            [](F& a) {
+              a.k_scale = tensor(5, DType::f32, {2, 2, 3});
+            },
+            "k_scale has shape (2, 2, 3); it must be (1), (batch, heads_kv) or (entries, heads_kv, rows), "
+            "here (1), (2, 2) or (2, 2, 7)"}),
     case_name<ForwardArgs>);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -163,7 +163,8 @@ INSTANTIATE_TEST_SUITE_P(
                   a.k_scale = tensor(5, DType::f32, {1});
                   a.k_scale.rank = 100'000'000;
                 },
-                "k_scale has 100000000 dimensions; it must be (1) or (batch, heads_kv)"},
+                "k_scale has 100000000 dimensions; it must be (1), (batch, heads_kv) or (entries, heads_kv, "
+                "rows)"},
         Forward{"scales_of_v_of_four_dimensions", e4m3_forward,
                 [](F& a) {
                   a.options.precision = Precision::fp8;

@@ -166,6 +166,7 @@ TEST_F(Contract17_Append, NaNAndInfinitiesKeepTheirPlace) {
       AppendCase c = paged();
       c.cache_dtype = cache;
       c.scales = cache == DType::bf16 ? 0 : 2;
+      if (rotary && c.scales == 2) c.scales = 3;
       c.rotary_dim = rotary ? 32 : 0;
       c.positions = 128;
       AppendCall call(c);
@@ -202,6 +203,44 @@ TEST_F(Contract17_Append, CodesAreRoundedAsTheyAreDefined) {
       call.k_scale.set(0, scale);
       run_everywhere(call);
     }
+  }
+}
+
+/// Scales by row that an append finds are those that attention reads, of rows that are far apart in size.
+TEST_F(Contract17_Append, AttentionReadsTheScalesThatAreFound) {
+  for (const DType keys : {DType::e4m3, DType::s8}) {
+    Case c = cache_case(DType::bf16, 16);
+    c.key_dtype = keys;
+    c.scales = 3;
+    c.options.causal = true;
+    Call call(c);
+    AppendCase a;
+    a.cache_dtype = keys;
+    a.batch = c.batch;
+    a.heads_kv = c.heads_kv;
+    a.seqlen_new = c.seqlen_k;
+    a.used = c.used_k;
+    a.before.assign(static_cast<std::size_t>(c.batch), 0);
+    a.max_pages = c.pages_per_sequence();
+    a.entry_rows = c.page_size;
+    a.scales = 3;
+    AppendCall append(a);
+    copy(call.page_table, append.page_table);
+    for (std::int64_t n = 0; n < append.k_new.numel(); ++n) {
+      append.k_new.set(n, std::ldexp(append.k_new.get(n), static_cast<int>(n / a.head_dim % 5) - 2));
+    }
+    on_every_runner(a, [&](Runner& runner) {
+      append.prepare();
+      runner.append(append);
+      ASSERT_TRUE(append.correct());
+      copy(append.k_cache, call.k);
+      copy(append.v_cache, call.v);
+      copy(append.k_scale_cache, call.k_scale);
+      copy(append.v_scale_cache, call.v_scale);
+      call.prepare(Pass::forward);
+      forward(call.forward_args());
+      EXPECT_TRUE(correct(call, Pass::forward, expect(call, Pass::forward)));
+    });
   }
 }
 

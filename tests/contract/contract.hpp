@@ -123,19 +123,40 @@ inline void copy(const Box& from, Box& to) {
   copy(from, to, 0, 0, from.numel());
 }
 
-/// The rows of a contiguous cache of one sequence, put into the pages of another.
+/// The rows of a contiguous cache of one sequence, with their scales, put into the pages of another.
 inline void copy_rows(const Call& dense, Call& cache) {
+  const Case& c = cache.spec;
   copy(dense.q, cache.q);
+  if (dense.q_scale.given()) copy(dense.q_scale, cache.q_scale);
   for (const auto& [from, to] :
        {std::pair{&dense.k_scale, &cache.k_scale}, {&dense.v_scale, &cache.v_scale}}) {
-    if (from->given()) copy(*from, *to);
+    if (from->given() && c.scales != 3) copy(*from, *to);
+    for (std::int64_t n = 0; c.scales == 3 && n < c.heads_kv * c.used_k[0]; ++n) {
+      const std::int64_t head = n / c.used_k[0];
+      const auto [page, at] = cache.cache_place(0, n % c.used_k[0]);
+      copy(*from, *to, head * dense.spec.seqlen_k + n % c.used_k[0],
+           (page * c.heads_kv + head) * c.page_size + at, 1);
+    }
   }
-  const Case& c = cache.spec;
   const std::int64_t inner = c.heads_kv * c.head_dim_qk;
   for (std::int64_t row = 0; row < c.used_k[0]; ++row) {
     const auto [page, at] = cache.cache_place(0, row);
     copy(dense.k, cache.k, row * inner, (page * c.page_size + at) * inner, inner);
     copy(dense.v, cache.v, row * inner, (page * c.page_size + at) * inner, inner);
+  }
+}
+
+/// The same request through a contiguous cache and through pages of any of these sizes: the same bits.
+inline void expect_bits_of_pages(const Case& dense, std::initializer_list<std::int64_t> page_sizes) {
+  Call call(dense);
+  for (const std::int64_t page_size : page_sizes) {
+    Case paged = dense;
+    paged.page_size = page_size;
+    Call cache(paged);
+    copy_rows(call, cache);
+    on_every_runner(paged, [&](Runner& runner) {
+      EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
+    });
   }
 }
 

@@ -110,17 +110,7 @@ TEST(Contract18_Caches, EightBitQueriesGetTheBitsOfContiguousKeysFromPages) {
     dense.seqlen_k = 304;
     dense.used_k = {299};
     dense.options.causal = true;
-    Call call(dense);
-    for (const std::int64_t page_size : {1, 16, 19}) {
-      Case paged = dense;
-      paged.page_size = page_size;
-      Call cache(paged);
-      copy_rows(call, cache);
-      copy(call.q_scale, cache.q_scale);
-      on_every_runner(paged, [&](Runner& runner) {
-        EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
-      });
-    }
+    expect_bits_of_pages(dense, {1, 16, 19});
   }
 }
 

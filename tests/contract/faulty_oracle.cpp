@@ -116,6 +116,34 @@ void reads_past_the_end(const Call& call, reference::Forward& f) {
   if (!f.out.empty()) f.out[0] += 0.0 * call.k.get(call.k.numel() - 1);
 }
 
+/// The result with other scales by row, each of place(number of the scale); what no row has stays as it is.
+template <typename Place>
+void rescaled(const Call& call, reference::Forward& f, const Place& place) {
+  if (call.spec.scales != 3) return;
+  Call other = call;
+  for (const auto& [from, to] : {std::pair{&call.k_scale, &other.k_scale}, {&call.v_scale, &other.v_scale}}) {
+    const Tensor& t = from->view();
+    *to = Box(DType::f32, {t.shape.begin(), t.shape.begin() + t.rank}, {}, false);
+    for (std::int64_t n = 0; n < from->numel(); ++n) {
+      const double scale = from->get(std::min(place(n), from->numel() - 1));
+      to->set(n, std::isnan(scale) ? from->get(n) : scale);
+    }
+  }
+  f = reference::forward(other.problem());
+}
+
+/// Rows have the scales of those beside them, and heads those of the first.
+void scales_of_the_row_beside(const Call& call, reference::Forward& f) {
+  rescaled(call, f, [](std::int64_t n) { return n ^ 1; });
+}
+void row_scales_of_the_first_head(const Call& call, reference::Forward& f) {
+  if (call.spec.scales != 3) return;
+  const Tensor& t = call.k_scale.view();
+  const std::int64_t rows = t.shape[static_cast<std::size_t>(t.rank - 1)];
+  const std::int64_t heads = call.spec.heads_kv;
+  rescaled(call, f, [=](std::int64_t n) { return n / rows / heads * heads * rows + n % rows; });
+}
+
 /// As sums in the order that threads come in would.
 void depends_on_the_call(const Call&, reference::Forward& f) {
   static int calls = 0;
@@ -177,6 +205,7 @@ constexpr const char* empty_rows = "Contract02_QueryThatSeesNoKey.CausalWithMore
 constexpr const char* seqused = "Contract05_RowsPastTheEnd.PastSequsedDense";
 constexpr const char* scales = "Contract08_NoSentinel.ScaleZeroNegativeAndOne";
 constexpr const char* eight_bits = "Contract17_Caches.EightBitQueriesInEntriesChosenByIndex";
+constexpr const char* by_row = "Contract17_RowScales.PagesOfAnySize";
 
 const Fault all_faults[] = {
     {.name = "diagonal_one_late",
@@ -226,6 +255,8 @@ const Fault all_faults[] = {
      .caught_by = eight_bits,
      .problem = scales_of_the_first_sequence},
     {.name = "scales_of_the_first_head", .caught_by = eight_bits, .problem = scales_of_the_first_head},
+    {.name = "scales_of_the_row_beside", .caught_by = by_row, .forward = scales_of_the_row_beside},
+    {.name = "row_scales_of_the_first_head", .caught_by = by_row, .forward = row_scales_of_the_first_head},
     {.name = "lengths_of_queries_for_keys",
      .caught_by = "Contract03_NothingToDo.OneSideOfASequenceEmpty",
      .problem = [](Problem& p) { p.cu_seqlens_k = p.cu_seqlens_q; }},

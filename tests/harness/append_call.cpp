@@ -24,16 +24,42 @@ bool is_integer_code(DType dtype) {
   return dtype == DType::s8;
 }
 
-/// The code that a value over a scale goes to: both in f32, to nearest even, saturated.
-double code_value(DType dtype, double value, double scale) {
+double largest_code(DType dtype) {
+  return is_integer_code(dtype) ? 127.0 : 448.0;
+}
+
+/// The code of a value whose quotient by its scale rounds to an f32: to nearest even, saturated.
+double code_value(DType dtype, double value, double quotient) {
   if (!std::isfinite(value)) {
     return is_integer_code(dtype) ? 0.0 : std::numeric_limits<double>::quiet_NaN();
   }
-  const auto quotient = static_cast<double>(static_cast<float>(value / scale));
+  quotient = static_cast<double>(static_cast<float>(quotient));
   if (std::isnan(quotient)) return is_integer_code(dtype) ? 0.0 : quotient;
-  const double limit = is_integer_code(dtype) ? 127.0 : 448.0;
-  const double inside = std::clamp(quotient, -limit, limit);
+  const double inside = std::clamp(quotient, -largest_code(dtype), largest_code(dtype));
   return is_integer_code(dtype) ? std::nearbyint(inside) : inside;
+}
+
+/// The scale of a row of its own, and what its values are multiplied by, both f32: 0 of a row of zeros. A row
+/// of s8 that is not all numbers has scale NaN.
+struct FoundScale {
+  double stored = 0.0;
+  double inverse = 0.0;
+};
+
+FoundScale found_scale(DType dtype, const std::vector<double>& row) {
+  double largest = 0.0;
+  bool numbers = true;
+  for (const double x : row) {
+    numbers &= std::isfinite(x);
+    if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+  }
+  FoundScale scale;
+  if (largest >= 0x1p-100) {
+    scale.stored = static_cast<double>(static_cast<float>(largest / largest_code(dtype)));
+    scale.inverse = static_cast<double>(static_cast<float>(largest_code(dtype) / largest));
+  }
+  if (is_integer_code(dtype) && !numbers) scale.stored = std::numeric_limits<double>::quiet_NaN();
+  return scale;
 }
 
 void random_bytes(const Box& box, Random& random) {
@@ -41,12 +67,13 @@ void random_bytes(const Box& box, Random& random) {
   auto* const data = static_cast<std::byte*>(box.view().data);
   const Tensor& t = box.view();
   std::int64_t at[4];
+  const std::int64_t columns = t.rank == 4 ? t.shape[3] : 1;
   for (at[0] = 0; at[0] < t.shape[0]; ++at[0]) {
     for (at[1] = 0; at[1] < t.shape[1]; ++at[1]) {
       for (at[2] = 0; at[2] < t.shape[2]; ++at[2]) {
         std::byte* const row =
             data + (at[0] * t.stride[0] + at[1] * t.stride[1] + at[2] * t.stride[2]) * item;
-        for (std::int64_t n = 0; n < t.shape[3] * item; ++n) row[n] = static_cast<std::byte>(random.bits());
+        for (std::int64_t n = 0; n < columns * item; ++n) row[n] = static_cast<std::byte>(random.bits());
       }
     }
   }
@@ -98,7 +125,13 @@ AppendCall::AppendCall(const AppendCase& c) : spec(c) {
   leftpad_k = integers(c.metadata, c.leftpad);
   rotary_offsets = integers(c.metadata, c.offsets);
   if (c.max_pages > 0) make_page_table(random);
-  if (c.scales > 0) make_scales(random);
+  if (c.scales == 3) {
+    const std::vector<std::int64_t> by_row{entries, c.heads_kv, c.entry_rows};
+    k_scale_cache = Box(DType::f32, by_row, c.scale_cache, true);
+    if (c.head_dim_v > 0) v_scale_cache = Box(DType::f32, by_row, c.scale_cache, true);
+  } else if (c.scales > 0) {
+    make_scales(random);
+  }
   if (c.rotary_dim > 0) make_rotary(random);
 }
 
@@ -176,11 +209,10 @@ AppendArgs AppendCall::args() const {
 
 void AppendCall::prepare() {
   Random random(spec.seed + 77);
-  random_bytes(k_cache, random);
-  k_before_ = k_cache.raw();
-  if (v_cache.given()) {
-    random_bytes(v_cache, random);
-    v_before_ = v_cache.raw();
+  for (const Box* box : {&k_cache, &v_cache, &k_scale_cache, &v_scale_cache}) {
+    if (!box->given()) continue;
+    random_bytes(*box, random);
+    before_[box] = box->raw();
   }
   if (q_out.given()) q_out.poison();
   AppendArgs fields;
@@ -254,9 +286,9 @@ std::vector<double> AppendCall::row_of(const Box& box, const AppendedToken& toke
   return row;
 }
 
-AppendCall::Written AppendCall::expected(const Box& rows, const Box& cache, const Box& scale,
-                                         std::int64_t dim, bool embedded) const {
-  Written written;
+AppendCall::WrittenRows AppendCall::expected(const Box& rows, const Box& cache, const Box& scale,
+                                             std::int64_t dim, bool embedded) const {
+  WrittenRows written;
   const bool codes = cache.dtype() != rows.dtype();
   for (const AppendedToken& token : tokens()) {
     const std::int64_t to = slot(token);
@@ -264,14 +296,21 @@ AppendCall::Written AppendCall::expected(const Box& rows, const Box& cache, cons
     for (std::int64_t h = 0; h < spec.heads_kv; ++h) {
       const std::vector<double> row = row_of(rows, token, spec.heads_kv, h, dim, embedded);
       double of_head = 1.0;
+      double times = 1.0;
       if (scale.given()) {
         const std::int64_t b = spec.slots.empty() ? token.sequence : 0;
         of_head = scale.get(spec.scales == 1 ? 0 : b * spec.heads_kv + h);
       }
+      if (spec.scales == 3) {
+        const FoundScale found = found_scale(cache.dtype(), row);
+        times = found.inverse;
+        const std::int64_t entry = to / spec.entry_rows;
+        written.scales[(entry * spec.heads_kv + h) * spec.entry_rows + to % spec.entry_rows] = found.stored;
+      }
       for (std::int64_t c = 0; c < dim; ++c) {
         const double x = row[static_cast<std::size_t>(c)];
-        written[(to * spec.heads_kv + h) * dim + c] =
-            rounded(cache.dtype(), codes ? code_value(cache.dtype(), x, of_head) : x);
+        written.cache[(to * spec.heads_kv + h) * dim + c] =
+            rounded(cache.dtype(), codes ? code_value(cache.dtype(), x, x * times / of_head) : x);
       }
     }
   }
@@ -325,11 +364,20 @@ testing::AssertionResult holds(const char* name, const Box& box,
 
 }  // namespace
 
+testing::AssertionResult AppendCall::cache_is_correct(const char* name, const Box& rows, const Box& cache,
+                                                      const Box& scale, const Box& found,
+                                                      bool embedded) const {
+  const WrittenRows written = expected(rows, cache, scale, cache.view().shape[3], embedded);
+  auto result = holds(name, cache, written.cache, before_.at(&cache));
+  if (!result || !found.given()) return result;
+  return holds(name, found, written.scales, before_.at(&found)) << " in its scales";
+}
+
 testing::AssertionResult AppendCall::correct() const {
-  auto result = holds("k_cache", k_cache, expected(k_new, k_cache, k_scale, spec.head_dim, true), k_before_);
+  auto result = cache_is_correct("k_cache", k_new, k_cache, k_scale, k_scale_cache, true);
   if (!result) return result;
   if (v_cache.given()) {
-    result = holds("v_cache", v_cache, expected(v_new, v_cache, v_scale, spec.head_dim_v, false), v_before_);
+    result = cache_is_correct("v_cache", v_new, v_cache, v_scale, v_scale_cache, false);
     if (!result) return result;
   }
   if (q_out.given()) {

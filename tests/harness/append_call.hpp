@@ -34,8 +34,8 @@ struct AppendCase {
   std::vector<std::int64_t> index;  ///< cache_batch_idx; empty is not given
   std::vector<std::int64_t> slots;  ///< slot_mapping; empty: none
   std::vector<std::int64_t> leftpad;  ///< leftpad_k; empty is not given
-  int scales = 0;                     ///< of codes: 0 none, 1 of the tensor, 2 of each (batch, head)
-  std::int64_t rotary_dim = 0;        ///< 0: no embedding
+  int scales = 0;  ///< of codes: 0 none, 1 of the tensor, 2 of each (batch, head), 3 found by row and head
+  std::int64_t rotary_dim = 0;  ///< 0: no embedding
   bool interleaved = false;
   std::int64_t positions = 64;
   DType table_dtype = DType::f32;
@@ -43,7 +43,7 @@ struct AppendCase {
   DType metadata = DType::i32;
   bool check = false;
   int threads = 2;
-  Layout k_new, v_new, k_cache, v_cache, q, q_out;
+  Layout k_new, v_new, k_cache, v_cache, q, q_out, scale_cache;
 
   [[nodiscard]] bool packed() const { return !lengths.empty() || !slots.empty(); }
   [[nodiscard]] std::int64_t rows() const;
@@ -71,16 +71,18 @@ class AppendCall {
     f(args.cache_seqlens, cache_seqlens), f(args.slot_mapping, slot_mapping), f(args.k_scale, k_scale);
     f(args.v_scale, v_scale), f(args.rotary_cos, rotary_cos), f(args.rotary_sin, rotary_sin);
     f(args.rotary_offsets, rotary_offsets), f(args.q, q), f(args.q_out, q_out);
+    f(args.k_scale_cache, k_scale_cache), f(args.v_scale_cache, v_scale_cache);
   }
 
-  /// The caches hold random bytes, q_out NaN, and everything is remembered for `correct`.
+  /// The caches and their scales hold random bytes, q_out NaN, and everything is remembered for `correct`.
   void prepare();
   /// Success if the caches and q_out hold what the definition says, bit for bit, and nothing else changed.
   [[nodiscard]] testing::AssertionResult correct() const;
 
   AppendCase spec;
   Box k_new, v_new, cu_seqlens_new, seqused_new, k_cache, v_cache, page_table, cache_batch_idx, leftpad_k,
-      cache_seqlens, slot_mapping, k_scale, v_scale, rotary_cos, rotary_sin, rotary_offsets, q, q_out;
+      cache_seqlens, slot_mapping, k_scale, v_scale, rotary_cos, rotary_sin, rotary_offsets, q, q_out,
+      k_scale_cache, v_scale_cache;
 
  private:
   /// A tensor with a row for each new token.
@@ -97,11 +99,20 @@ class AppendCall {
   /// Row `row` of `box`, head `head`, embedded where there is an embedding.
   [[nodiscard]] std::vector<double> row_of(const Box& box, const AppendedToken& token, std::int64_t heads,
                                            std::int64_t head, std::int64_t dim, bool embedded) const;
-  [[nodiscard]] Written expected(const Box& rows, const Box& cache, const Box& scale, std::int64_t dim,
-                                 bool embedded) const;
+  /// Of a cache, and of its scales where they are found.
+  struct WrittenRows {
+    Written cache;
+    Written scales;
+  };
+  [[nodiscard]] WrittenRows expected(const Box& rows, const Box& cache, const Box& scale, std::int64_t dim,
+                                     bool embedded) const;
+  [[nodiscard]] testing::AssertionResult cache_is_correct(const char* name, const Box& rows, const Box& cache,
+                                                          const Box& scale, const Box& found,
+                                                          bool embedded) const;
   [[nodiscard]] Written expected_queries() const;
 
-  std::vector<std::byte> k_before_, v_before_;
+  /// By the addresses of the boxes.
+  std::map<const Box*, std::vector<std::byte>> before_;
 };
 
 /// A random case with all features crossed.

@@ -92,7 +92,8 @@ std::int64_t Box::offset(std::int64_t index) const {
 }
 
 std::int64_t Box::row_length() const {
-  return view_.shape[static_cast<std::size_t>(view_.rank - 1)];
+  const auto last = static_cast<std::size_t>(view_.rank - 1);
+  return view_.stride[last] == 1 ? view_.shape[last] : 1;
 }
 
 template <typename F>

@@ -29,9 +29,10 @@ class GuardedBytes {
   std::size_t size_ = 0;
 };
 
-/// How a Box lays its elements out. The last dimension is always contiguous.
+/// How a Box lays its elements out.
 struct Layout {
-  /// Physical order of the dimensions, outermost first; empty is the logical order.
+  /// Physical order of the dimensions, outermost first; empty is the logical order. The last dimension is the
+  /// innermost one, but of scales.
   std::vector<int> order;
   /// Dimensions with stride 0 (inputs only), as a bit mask.
   unsigned expanded = 0;
@@ -84,7 +85,8 @@ class Box {
 
  private:
   [[nodiscard]] std::int64_t offset(std::int64_t index) const;
-  /// Calls f(logical index, offset) of the first element of every contiguous innermost row.
+  /// Calls f(logical index, offset) of the first element of every contiguous innermost row; of every element
+  /// where the last dimension is not contiguous.
   template <typename F>
   void for_each_row(const F& f) const;
   [[nodiscard]] std::int64_t row_length() const;

@@ -42,9 +42,6 @@ Box seqused(const Case& c, const std::vector<std::int64_t>& used) {
   return vector_box(c.metadata, {used.begin(), used.end()});
 }
 
-/// Standard deviation of s8 values, which are integers: few normal numbers are then beyond 127.
-constexpr double s8_deviation = 25.0;
-
 /// Fills k or v with normal numbers; s8 ones in units of 1 / s8_deviation, which their scales make up for.
 void fill_keys(Box& box, Random& random, double amplitude) {
   if (box.dtype() != DType::s8) return fill(box, random, amplitude);
@@ -220,15 +217,10 @@ Call::Call(const Case& c) : spec(c) {
     poison_rows(v, c.v_in_k ? c.k : c.v, c.packed_k, c.rows_k(), c.heads_kv * c.head_dim_v, key_rows_of);
   }
 
-  if (c.dtype == DType::e4m3) {
-    q_scale = scale_box(c, random);
-    k_scale = scale_box(c, random);
-    v_scale = scale_box(c, random);
-    return;  // no backward
-  }
-  if (c.key_dtype) {
-    k_scale = scale_box(c, random);
-    v_scale = scale_box(c, random);
+  if (c.dtype == DType::e4m3) q_scale = scale_box(c, random);
+  if (c.dtype == DType::e4m3 || c.key_dtype) {
+    k_scale = c.scales == 3 ? row_scales(k, random) : scale_box(c, random);
+    v_scale = c.scales == 3 ? row_scales(v, random) : scale_box(c, random);
   }
   if (!c.has_gradients()) return;
   dout = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_v, result, c.dout, false);
@@ -320,8 +312,15 @@ Problem Call::problem() const {
   p.dlse = lse_operand(dlse, c.packed_q);
   if (sink.given()) p.sink = static_cast<const float*>(sink.view().data);
   p.q_scale = scales(q_scale);
-  p.k_scale = scales(k_scale);
-  p.v_scale = scales(v_scale);
+  if (c.scales == 3) {
+    dense_k_ = scaled_keys(k, k_scale);
+    dense_v_ = scaled_keys(v, v_scale);
+    p.k = operand(dense_k_, c.packed_k);
+    p.v = operand(dense_v_, c.packed_k);
+  } else {
+    p.k_scale = scales(k_scale);
+    p.v_scale = scales(v_scale);
+  }
   p.cu_seqlens_q = lengths_of(cu_seqlens_q);
   p.cu_seqlens_k = lengths_of(cu_seqlens_k);
   p.seqused_q = lengths_of(seqused_q);
@@ -332,8 +331,8 @@ Problem Call::problem() const {
   p.captured_gradients = captured_gradient_views;
   p.dropout = make_dropout(c.options.dropout_p, c.options.dropout_seed, c.options.dropout_offset, c.heads_q);
   if (!c.of_cache()) return p;
-  dense_k_ = dense_keys(k);
-  dense_v_ = dense_keys(v);
+  dense_k_ = dense_keys(k, k_scale);
+  dense_v_ = dense_keys(v, v_scale);
   std::vector<double> used;
   for (std::int64_t b = 0; b < c.batch; ++b) {
     used.push_back(static_cast<double>(c.cache_rows(b) - c.cache_padding(b)));

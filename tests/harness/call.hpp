@@ -69,8 +69,9 @@ struct Case {
   bool sink = false;
   bool lse = true;
   bool dlse = false;
-  unsigned unwanted = 0;   ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
-  int scales = 0;          ///< 8 bits: 0 none, 1 one scale a tensor, 2 one a (batch, kv head)
+  unsigned unwanted = 0;  ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
+  int scales = 0;       ///< 8 bits: 0 none, 1 one scale a tensor, 2 one a (batch, kv head), 3 k and v by row
+  Layout scale_layout;  ///< of those by row: (entries or pages, kv heads, rows)
   double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 
   Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
@@ -132,8 +133,14 @@ struct Call {
  private:
   void make_cache(Random& random);
   void make_functions(Random& random);
+  /// Which rows of the entries of k and v, counted over all, some sequence reads.
+  [[nodiscard]] std::vector<bool> used_cache_rows() const;
   void poison_cache(Box& box, const Layout& layout) const;
-  [[nodiscard]] Box dense_keys(const Box& cache) const;
+  /// Scales by row of `keys`, NaN where no row takes part.
+  [[nodiscard]] Box row_scales(const Box& keys, Random& random) const;
+  /// `scale` is read where scales are by row.
+  [[nodiscard]] Box dense_keys(const Box& cache, const Box& scale) const;
+  [[nodiscard]] Box scaled_keys(const Box& keys, const Box& scale) const;
 
   /// The rows of a cache that take part as a dense k and v with their lengths: what the oracle reads, so that
   /// it knows nothing of caches.
@@ -158,6 +165,9 @@ class Random {
  private:
   std::uint64_t state_;
 };
+
+/// Standard deviation of s8 values, which are integers: few normal numbers are then beyond 127.
+constexpr double s8_deviation = 25.0;
 
 /// Fills every element with normal numbers of standard deviation `amplitude`.
 void fill(Box& box, Random& random, double amplitude);

@@ -1,4 +1,5 @@
 // Calls whose k and v are a cache: where each row lies, and the same rows as dense tensors.
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -61,17 +62,22 @@ void Call::make_cache(Random& random) {
   poison_cache(v, c.v_in_k ? c.k : c.v);
 }
 
-void Call::poison_cache(Box& box, const Layout& layout) const {
-  if (layout.expanded != 0) return;
-  const std::int64_t inner = spec.heads_kv * box.view().shape[3];
-  const std::int64_t rows = box.view().shape[1];
-  std::vector<bool> used(static_cast<std::size_t>(box.view().shape[0] * rows), false);
+std::vector<bool> Call::used_cache_rows() const {
+  const std::int64_t rows = k.view().shape[1];
+  std::vector<bool> used(static_cast<std::size_t>(k.view().shape[0] * rows), false);
   for (std::int64_t b = 0; b < spec.batch; ++b) {
     for (std::int64_t row = spec.cache_padding(b); row < spec.cache_rows(b); ++row) {
       const auto [entry, at] = cache_place(b, row);
       used[static_cast<std::size_t>(entry * rows + at)] = true;
     }
   }
+  return used;
+}
+
+void Call::poison_cache(Box& box, const Layout& layout) const {
+  if (layout.expanded != 0) return;
+  const std::int64_t inner = spec.heads_kv * box.view().shape[3];
+  const std::vector<bool> used = used_cache_rows();
   for (std::size_t n = 0; n < used.size(); ++n) {
     if (used[n]) continue;
     for (std::int64_t i = 0; i < inner; ++i) {
@@ -80,7 +86,47 @@ void Call::poison_cache(Box& box, const Layout& layout) const {
   }
 }
 
-Box Call::dense_keys(const Box& cache) const {
+Box Call::row_scales(const Box& keys, Random& random) const {
+  const Tensor& t = keys.view();
+  const std::size_t first = t.rank == 4 ? 1 : 0;
+  const std::int64_t rows = t.shape[first];
+  std::vector<std::int64_t> shape{spec.heads_kv, rows};
+  if (t.rank == 4) shape.insert(shape.begin(), t.shape[0]);
+  Box box(DType::f32, shape, t.rank == 4 ? spec.scale_layout : Layout{}, false);
+  std::vector<bool> used(static_cast<std::size_t>(box.numel() / spec.heads_kv), false);
+  if (spec.of_cache()) {
+    used = used_cache_rows();
+  } else {
+    for_each_key_row(spec, [&](std::int64_t b, std::int64_t row, bool takes_part) {
+      used[static_cast<std::size_t>((t.rank == 4 ? b * rows : 0) + row)] = takes_part;
+    });
+  }
+  const double unit = keys.dtype() == DType::s8 ? 1.0 / s8_deviation : 1.0;
+  for (std::int64_t n = 0; n < box.numel(); ++n) {
+    const std::int64_t row = n / rows / spec.heads_kv * rows + n % rows;
+    const double scale = std::exp2(3.0 * random.uniform() - 2.0) * unit;
+    box.set(n, used[static_cast<std::size_t>(row)] ? scale : std::numeric_limits<double>::quiet_NaN());
+  }
+  return box;
+}
+
+Box Call::scaled_keys(const Box& keys, const Box& scale) const {
+  if (spec.scales != 3) return keys;
+  const Tensor& t = keys.view();
+  const std::int64_t rows = t.shape[t.rank == 4 ? 1 : 0];
+  const std::int64_t dim = t.shape[static_cast<std::size_t>(t.rank - 1)];
+  Box scaled(DType::f32, {t.shape.begin(), t.shape.begin() + t.rank}, {}, false);
+  for (std::int64_t n = 0; n < keys.numel(); ++n) {
+    const std::int64_t head = n / dim % spec.heads_kv;
+    const std::int64_t row = n / dim / spec.heads_kv;
+    const double s = scale.get((row / rows * spec.heads_kv + head) * rows + row % rows);
+    scaled.set(n, keys.get(n) * s);
+  }
+  return scaled;
+}
+
+Box Call::dense_keys(const Box& stored, const Box& scale) const {
+  const Box cache = scaled_keys(stored, scale);
   const std::int64_t dim = cache.view().shape[3];
   const std::int64_t inner = spec.heads_kv * dim;
   Box dense(cache.dtype(), {spec.batch, spec.seqlen_k, spec.heads_kv, dim}, {}, false);

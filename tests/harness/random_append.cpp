@@ -13,7 +13,7 @@ AppendCase random_append(std::uint64_t seed) {
   c.dtype = random.pick({DType::f32, DType::f16, DType::bf16, DType::bf16});
   c.cache_dtype = random.pick({c.dtype, c.dtype, DType::e4m3, DType::s8});
   if (c.cache_dtype != c.dtype) {
-    c.scales = static_cast<int>(random.between(0, 2));
+    c.scales = static_cast<int>(random.between(0, 3));
   } else if (random.chance(0.1)) {
     c.dtype = c.cache_dtype = random.pick({DType::e4m3, DType::s8});
   }
@@ -75,6 +75,8 @@ AppendCase random_append(std::uint64_t seed) {
   c.q_out = random_layout(random, rank, false);
   c.k_cache = random_layout(random, 4, false);
   c.v_cache = random_layout(random, 4, false);
+  if (c.scales == 3 && random.chance(0.5)) c.scale_cache.order = {0, 2, 1};  // heads innermost
+  if (c.scales == 3 && random.chance(0.5)) c.scale_cache.pad = 3;
   return c;
 }
 

@@ -111,6 +111,38 @@ def test_append_by_slots_to_an_8_bit_cache_that_attention_reads() -> None:
         assert np.array_equal(mine.view(np.uint8), other.view(torch.uint8).numpy())
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_append_finds_scales_by_row_that_attention_reads(library: str, dtype: torch.dtype) -> None:
+    if library == "numpy" and dtype != torch.int8:
+        pytest.skip("NumPy has no e4m3 of its own")
+    torch.manual_seed(5)
+    pages, page_size, heads, head_dim = 6, 4, 2, 32
+    k, v = (torch.randn(2, 9, heads, head_dim) * torch.arange(1, 10)[:, None, None] for _ in range(2))
+    k[0, 3], k[1, 5, 1] = 0.0, -0.0
+    k8, v8 = (torch.zeros(pages, page_size, heads, head_dim, dtype=dtype) for _ in range(2))
+    # In memory with the heads innermost, as the caches have them.
+    k_scale, v_scale = torch.full((2, pages, page_size, heads), torch.nan).transpose(2, 3)
+    table, used = torch.tensor([[5, 0, 2], [1, 4, 3]]), torch.tensor([9, 9])
+    given = arrays(library, k, v, k8, v8)
+    seqlens, pages_of, k_found, v_found = arrays(library, used - 9, table, k_scale, v_scale)
+    tandem.append_kv(
+        *given, cache_seqlens=seqlens, page_table=pages_of, k_scale_cache=k_found, v_scale_cache=v_found
+    )
+    for x, cache, scale in ((k, k8, k_scale), (v, v8, v_scale)):
+        values, scales = tandem.quantize(x, "s8" if dtype == torch.int8 else "e4m3", granularity="row")
+        rows = cache[table].flatten(1, 2)[:, :9]
+        assert torch.equal(rows.view(torch.uint8), values.view(torch.uint8))
+        assert torch.equal(scale.transpose(1, 2)[table].flatten(1, 2)[:, :9], scales.transpose(1, 2))
+        assert scale.transpose(1, 2)[table].flatten(1, 2)[:, 9:].isnan().all()
+    q = torch.randn(2, 3, 4, head_dim)
+    call = arrays(library, q, k8, v8, used, table, k_scale, v_scale)
+    names = ("seqused_k", "page_table", "k_scale", "v_scale")
+    out = tandem.attention(*call[:3], causal=True, **dict(zip(names, call[3:], strict=True)))
+    exact = tandem.attention(q, k, v, causal=True)
+    assert (torch.as_tensor(out) - exact).norm() < 0.1 * exact.norm()
+
+
 def test_keys_alone() -> None:
     k_new, cache = torch.randn(2, 1, 1, 576), torch.zeros(2, 4, 1, 576)
     tandem.append_kv(k_new, None, cache, None, cache_seqlens=torch.tensor([3, 0]))
@@ -135,7 +167,7 @@ def test_opcheck() -> None:
     call = paged()
     names = tandem._core.APPEND_INPUTS
     given = [call.get(name) for name in names]
-    arguments = (*given, call["k_cache"], call["v_cache"], False, False, 0)
+    arguments = (*given, call["k_cache"], call["v_cache"], None, None, False, False, 0)
     torch.library.opcheck(torch.ops.tandem.append_kv, arguments)
     outs = [torch.randn(2, 5, 3, 8) for _ in range(3)]
     lses = [torch.randn(2, 3, 5) for _ in range(3)]

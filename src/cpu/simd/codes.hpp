@@ -11,8 +11,46 @@ constexpr float limit_of(OperandType type) {
   return type == OperandType::s8 ? largest_s8 : largest_e4m3;
 }
 
+/// Below, a group is taken for zeros: the inverse of its scale might overflow. Scale and codes are 0 then.
+constexpr float smallest_largest = 0x1p-100F;
+
 TANDEM_INLINE bool is_finite(float x) {
   return __builtin_fabsf(x) <= 3.4028235e38F;
+}
+
+TANDEM_INLINE float finite_magnitude(float x) {
+  return is_finite(x) ? __builtin_fabsf(x) : 0.0F;
+}
+
+TANDEM_INLINE bool all_finite(const float* x, std::int64_t count) {
+  bool finite = true;
+  for (std::int64_t i = 0; i < count; ++i) finite = finite && is_finite(x[i]);
+  return finite;
+}
+
+/// The largest magnitude of those that are finite.
+TANDEM_INLINE float largest_of(const float* x, std::int64_t count) {
+  float largest = 0.0F;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float magnitude = finite_magnitude(x[i]);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+struct Scale {
+  float scale;
+  float inverse;
+};
+TANDEM_INLINE Scale scale_for(float largest, float limit) {
+  if (largest < smallest_largest) return {0.0F, 0.0F};
+  return {largest / limit, limit / largest};
+}
+
+/// s8 has no NaN: the scale says it for all of its group.
+template <OperandType type>
+TANDEM_INLINE float stored_scale(float scale, bool finite) {
+  return type == OperandType::s8 && !finite ? __builtin_nanf("") : scale;
 }
 
 /// To nearest, ties to even, for |x| <= 2^22; NaN stays NaN. The compiler may not reorder it: no -ffast-math
@@ -53,6 +91,11 @@ TANDEM_INLINE std::uint8_t code_of_quotient(float x, float quotient) {
   constexpr float limit = limit_of(type);
   const float inside = is_finite(x) ? clamp(quotient, limit) : __builtin_nanf("");
   return type == OperandType::s8 ? s8_code(inside) : e4m3_code(inside);
+}
+
+template <OperandType type>
+TANDEM_INLINE std::uint8_t code_of(float x, float inverse) {
+  return code_of_quotient<type>(x, x * inverse);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET
