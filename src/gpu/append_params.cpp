@@ -26,6 +26,10 @@ AppendTensor tensor(const Operand& rows, const Operand& cache, const Scales& sca
           .columns = as_int(columns)};
 }
 
+FoundScales found(const Operand& scales) {
+  return {.data = static_cast<float*>(scales.data), .stride = strides_of(scales)};
+}
+
 }  // namespace
 
 Stored stored(DType dtype) {
@@ -89,6 +93,8 @@ AppendParams make_append_params(const AppendProblem& problem) {
   p.heads_kv = as_int(problem.heads_kv);
   p.heads_q = as_int(problem.heads_q);
   p.packed = problem.packed;
+  p.k_found = found(problem.k_scale_cache);
+  p.v_found = found(problem.v_scale_cache);
   return p;
 }
 

@@ -12,6 +12,7 @@ AppendConfig choose_append_config(const AppendProblem& problem) {
   c.interleaved = c.rotary && problem.interleaved;
   c.f32_tables = !c.rotary || problem.cos.dtype == DType::f32;
   c.vectors = gpu::allows_append_vectors(problem);
+  c.finds_scales = problem.k_scale_cache.given() || problem.v_scale_cache.given();
   return c;
 }
 

@@ -263,11 +263,6 @@ gpu::AppendSteps plan_append(const AppendProblem& problem) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the append", extent, INT_MAX / 2);
     }
   }
-  if (problem.k_scale_cache.given() || problem.v_scale_cache.given()) {
-    unsupported(
-        "scales by row of a cache, k_scale_cache and v_scale_cache, have no GPU kernel yet; pass k_scale and "
-        "v_scale, or copy the tensors to the CPU");
-  }
   check_gpu(problem.device.index);
   if (is_eight_bit(problem.k_cache.dtype))
     check_hopper(problem.device.index, "append_kv to a cache of 8 bits");

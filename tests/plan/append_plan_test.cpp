@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "gpu/append_params.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/plan_gpu.hpp"
 
@@ -65,6 +66,21 @@ TEST(AppendPlan, IsOneLaunch) {
   ASSERT_EQ(steps.list.size(), 1U);
   EXPECT_EQ(steps.list.begin()->kernel, gpu::Kernel::append);
   EXPECT_EQ(steps.list.begin()->grid, 4U * 132U);
+}
+
+TEST(AppendPlan, FindsScalesWhereTheyHaveAPlace) {
+  AppendProblem problem = append_problem();
+  problem.k_cache.dtype = DType::e4m3;
+  EXPECT_FALSE(choose_append_config(problem).finds_scales);
+  static std::array<float, 4> scales;
+  problem.v_scale_cache = {.data = scales.data(), .batch_stride = 2000, .row_stride = 1, .head_stride = 1000};
+  EXPECT_TRUE(choose_append_config(problem).finds_scales);
+  const AppendParams params = gpu::make_append_params(problem);
+  EXPECT_EQ(params.k_found.data, nullptr);
+  EXPECT_EQ(params.v_found.data, scales.data());
+  EXPECT_EQ(params.v_found.stride.batch, 2000);
+  EXPECT_EQ(params.v_found.stride.row, 1);
+  EXPECT_EQ(params.v_found.stride.head, 1000);
 }
 
 TEST(AppendPlan, HasNoMoreBlocksThanTokens) {

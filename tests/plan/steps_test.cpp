@@ -120,6 +120,26 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
 }
 
+/// Scales by row of a cache are a named error, not a copy of the cache and not other scales.
+TEST(Steps, ScalesByRowOfACacheHaveNoKernel) {
+  ForwardArgs args = forward_args(1, 8192);
+  args.k.dtype = args.v.dtype = DType::s8;
+  static std::int32_t numbers[2];
+  args.leftpad_k = ConstTensor(numbers, DType::i32, {2}, cuda);
+  static float scales[1];
+  args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
+  try {
+    steps_of(args);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_STREQ(
+        error.what(),
+        "v_scale of a cache by row has no GPU kernel yet; pass scales by tensor or head, or copy the "
+        "tensors to the CPU");
+  }
+}
+
 /// What many queries read would be converted once a tile of them; a split size and lengths ask for one way.
 TEST(Steps, EightBitKeysOfManyQueriesAreDequantizedUnlessBitsOrACacheForbidIt) {
   ForwardArgs args = forward_args(300, 300);

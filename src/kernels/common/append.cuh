@@ -219,6 +219,46 @@ TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const
   }
 }
 
+/// The same to codes with a scale for each head, which is found and written to `scales`. Heads stand side by
+/// side in the warp, each with lanes for all of its columns or with all lanes. A row is read twice, the
+/// second time from L1.
+template <AppendConfig C, Stored target, bool embedded>
+TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t, const Token& token,
+                                    const u8* from, u8* to, float* scales, i64 scale_head) {
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int of_head = ceil_div(t.columns, 8);
+  int lanes = 1;
+  while (lanes < of_head && lanes < warp_size) lanes *= 2;
+  const int unit = lane % lanes;
+  const i64 position = embedded ? position_of(p, token) : 0;
+  for (int first = 0; first < p.heads_kv; first += warp_size / lanes) {
+    const int head = first + lane / lanes;
+    const int units = head < p.heads_kv ? of_head : 0;
+    const u8* const row = stored::at<C.from>(from, head * t.row_stride.head);
+    auto load = [&](float(&x)[8], int col) {
+      stored::load<C.from, C.vectors>(x, row, col, t.columns);
+      if constexpr (embedded) embed<C>(x, p, position, row, col, t.columns);
+    };
+    float x[8];
+    stored::Magnitude magnitude;
+    for (int n = unit; n < units; n += lanes) {
+      load(x, 8 * n);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) magnitude.take(x[i]);
+    }
+    magnitude.share(lanes);
+    const stored::RowScale scale = stored::scale_of<target>(magnitude);
+    for (int n = unit; n < units; n += lanes) {
+      load(x, 8 * n);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = stored::product(x[i], scale.inverse);
+      stored::store_quotients<target, C.vectors>(x, stored::at<target>(to, head * t.cache_stride.head), 8 * n,
+                                                 t.columns);
+    }
+    if (unit == 0 && units > 0) ptx::store_global(scales + head * scale_head, scale.stored);
+  }
+}
+
 /// The address of new row `n`.
 template <Stored type>
 TANDEM_DEVICE const u8* new_row(const AppendParams& p, const void* rows, const Strides& stride, int n) {
@@ -227,12 +267,21 @@ TANDEM_DEVICE const u8* new_row(const AppendParams& p, const void* rows, const S
 }
 
 template <AppendConfig C, bool embedded>
-TANDEM_DEVICE void write_token(const AppendParams& p, const AppendTensor& t, const Token& token, int n,
-                               i64 slot) {
+TANDEM_DEVICE void write_token(const AppendParams& p, const AppendTensor& t, const FoundScales& found,
+                               const Token& token, int n, i64 slot) {
   const i64 entry = slot / p.entry_rows;
   u8* const to = stored::at<C.to>(
       t.cache, entry * t.cache_stride.batch + (slot - entry * p.entry_rows) * t.cache_stride.row);
-  write_row<C, C.to, embedded>(p, t, token, new_row<C.from>(p, t.rows, t.row_stride, n), to, p.heads_kv);
+  const u8* const from = new_row<C.from>(p, t.rows, t.row_stride, n);
+  if constexpr (C.finds_scales) {
+    if (found.data != nullptr) {
+      float* const scales =
+          found.data + entry * found.stride.batch + (slot - entry * p.entry_rows) * found.stride.row;
+      write_scaled_row<C, C.to, embedded>(p, t, token, from, to, scales, found.stride.head);
+      return;
+    }
+  }
+  write_row<C, C.to, embedded>(p, t, token, from, to, p.heads_kv);
 }
 
 /// Writes the tokens from `base` on whose rows this block has noted.
@@ -247,8 +296,8 @@ TANDEM_DEVICE void write_noted(const AppendParams& p, const i64* slots, int base
       const int i = first + ptx::find_first_set(mine);
       const i64 to = ptx::load_shared(slots + i);
       const Token token = token_at(p, base + i);
-      write_token<C, C.rotary>(p, p.k, token, base + i, to);
-      if (p.v.rows != nullptr) write_token<C, false>(p, p.v, token, base + i, to);
+      write_token<C, C.rotary>(p, p.k, p.k_found, token, base + i, to);
+      if (p.v.rows != nullptr) write_token<C, false>(p, p.v, p.v_found, token, base + i, to);
     }
   }
 }

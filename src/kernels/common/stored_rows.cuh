@@ -6,6 +6,7 @@
 #include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/warp.cuh"
 #include "problem/recipe.hpp"
 
 namespace tandem::stored {
@@ -128,12 +129,9 @@ TANDEM_DEVICE u64 codes_of(const float (&q)[8]) {
   }
 }
 
-/// Rounds eight elements to codes and stores them.
+/// Rounds eight quotients to codes and stores them.
 template <Stored type, bool vectors>
-TANDEM_DEVICE void store_codes(const float (&x)[8], float scale, void* row, int col, int columns) {
-  float q[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) q[i] = quotient(x[i], scale);
+TANDEM_DEVICE void store_quotients(const float (&q)[8], void* row, int col, int columns) {
   const u64 codes = codes_of<type>(q);
   u8* const first = static_cast<u8*>(row) + col;
   if constexpr (vectors) {
@@ -144,6 +142,64 @@ TANDEM_DEVICE void store_codes(const float (&x)[8], float scale, void* row, int 
       if (col + i < columns) ptx::store_global(first + i, static_cast<u8>(codes >> (8 * i)));
     }
   }
+}
+
+/// The same of eight elements over their scale.
+template <Stored type, bool vectors>
+TANDEM_DEVICE void store_codes(const float (&x)[8], float scale, void* row, int col, int columns) {
+  float q[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) q[i] = quotient(x[i], scale);
+  store_quotients<type, vectors>(q, row, col, columns);
+}
+
+/// The largest finite magnitude of a row, and whether all of it is finite.
+struct Magnitude {
+  float largest = 0.0F;
+  u32 bad = 0;
+
+  TANDEM_DEVICE void take(float x) {
+    constexpr float largest_float = 3.4028235e38F;
+    const float magnitude = x < 0.0F ? -x : x;
+    if (!(magnitude <= largest_float)) {
+      bad = 1;
+    } else if (magnitude > largest) {
+      largest = magnitude;
+    }
+  }
+  /// Of `lanes` neighbouring lanes, a power of two; all lanes of the warp call.
+  TANDEM_DEVICE void share(int lanes) {
+    for (int step = 1; step < lanes; step *= 2) {
+      const float other = ptx::shuffle_xor(largest, step);
+      largest = other > largest ? other : largest;
+      bad |= ptx::shuffle_xor(bad, step);
+    }
+  }
+};
+
+/// The scale that the quantiser gives a row of its own, and what its elements are multiplied by
+/// (cpu/simd/codes.hpp has the same rule): 0 of a row of zeros. s8 has no NaN, and a NaN as scale in its
+/// place.
+struct RowScale {
+  float stored = 0.0F;
+  float inverse = 0.0F;
+};
+template <Stored type>
+TANDEM_DEVICE RowScale scale_of(const Magnitude& m) {
+  constexpr float smallest_largest = 0x1p-100F;
+  constexpr float limit = type == Stored::e4m3 ? largest_e4m3 : largest_s8;
+  RowScale scale;
+  if (m.largest >= smallest_largest) {
+    scale = {ptx::divide(m.largest, limit), ptx::divide(limit, m.largest)};
+  }
+  if (type == Stored::s8 && m.bad != 0) scale.stored = ptx::quiet_nan();
+  return scale;
+}
+
+/// x times the inverse of its scale, as the code is made of.
+TANDEM_DEVICE float product(float x, float inverse) {
+  constexpr float largest_float = 3.4028235e38F;
+  return x >= -largest_float && x <= largest_float ? ptx::multiply(x, inverse) : ptx::quiet_nan();
 }
 
 }  // namespace tandem::stored

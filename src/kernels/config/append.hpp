@@ -20,6 +20,7 @@ struct AppendConfig {
   bool interleaved = false;    ///< the embedding's pairs are neighbouring channels
   bool f32_tables = true;      ///< the embedding's tables are f32; else of type `from`
   bool vectors = true;         ///< rows, caches and tables allow 16-byte accesses (8-byte ones to codes)
+  bool finds_scales = false;   ///< of K or V: each row and head has a scale, which is found
 
   constexpr bool operator==(const AppendConfig&) const = default;
 };
@@ -42,6 +43,12 @@ struct AppendTensor {
   int columns;
 };
 
+/// Scales by row and head of a cache, f32, addressed as the cache is.
+struct FoundScales {
+  float* data;  ///< null: none are found
+  Strides stride;
+};
+
 struct AppendParams {
   AppendTensor k, v, q;
   LengthArray cu_seqlens_new, seqused_new, cache_seqlens, cache_batch_idx, slot_mapping, rotary_offsets;
@@ -62,6 +69,7 @@ struct AppendParams {
   int heads_kv;
   int heads_q;
   bool packed;
+  FoundScales k_found, v_found;  ///< read if the Config says so
 };
 
 /// Merges rows of parts.

@@ -264,13 +264,14 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, AppendConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [from, to, rotary, interleaved, f32_tables, vectors] = x;
+  auto& [from, to, rotary, interleaved, f32_tables, vectors, finds_scales] = x;
   f("from", from);
   f("to", to);
   f("rotary", rotary);
   f("interleaved", interleaved);
   f("f32_tables", f32_tables);
   f("vectors", vectors);
+  f("finds_scales", finds_scales);
 }
 
 template <typename T, typename F>

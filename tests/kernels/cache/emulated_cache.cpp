@@ -23,6 +23,7 @@ constexpr bool is_code(Stored type) {
 /// The Configs that are compiled here: every kind of rows and caches; f16, which differs from bf16 by two
 /// instructions, to its own dtype alone.
 constexpr bool is_compiled(const AppendConfig& c) {
+  if (c.finds_scales && (is_code(c.from) || !is_code(c.to))) return false;
   if (is_code(c.from)) return c.to == c.from && !c.rotary && !c.interleaved && c.f32_tables;
   if (c.to != c.from && !is_code(c.to)) return false;
   if (c.from == Stored::f16 && c.to != Stored::f16) return false;
@@ -35,9 +36,10 @@ constexpr AppendConfig append_config(int n) {
           .rotary = n / 25 % 2 != 0,
           .interleaved = n / 50 % 2 != 0,
           .f32_tables = n / 100 % 2 != 0,
-          .vectors = n / 200 % 2 != 0};
+          .vectors = n / 200 % 2 != 0,
+          .finds_scales = n / 400 != 0};
 }
-constexpr int append_kinds = 400;
+constexpr int append_kinds = 800;
 
 using AppendKernel = void (*)(AppendParams);
 template <int n>
@@ -101,7 +103,8 @@ void EmulatedCache::append(harness::AppendCall& call) {
                &call.cache_batch_idx, &call.leftpad_k, &call.cache_seqlens, &call.slot_mapping, &call.k_scale,
                &call.v_scale, &call.rotary_cos, &call.rotary_sin, &call.rotary_offsets, &call.q},
               false);
-  add_buffers(options, {&call.k_cache, &call.v_cache, &call.q_out}, true);
+  add_buffers(options, {&call.k_cache, &call.v_cache, &call.k_scale_cache, &call.v_scale_cache, &call.q_out},
+              true);
   emulate_append(make_append_problem(call.args()), options);
 }
 
