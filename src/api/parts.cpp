@@ -137,14 +137,14 @@ class Results {
   std::size_t bytes_ = 0;
 };
 
-/// What accumulating makes of a forward call on the way: the part, and its sum with what was there.
+/// What accumulating makes of a forward call on the way: the part, and a copy of what was there.
 struct ForwardResults {
-  Tensor out, lse, sum, sum_lse;
+  Tensor out, lse, before, before_lse;
   ForwardResults(Results& results, const ForwardArgs& f)
       : out(results.like(f.out, DType::f32)),
         lse(results.like(f.lse, DType::f32)),
-        sum(results.like(f.out, DType::f32)),
-        sum_lse(results.like(f.lse, DType::f32)) {}
+        before(results.like(f.out, DType::f32)),
+        before_lse(results.like(f.lse, DType::f32)) {}
   void go_to(ForwardArgs& f) const {
     f.out = out;
     f.lse = lse;
@@ -295,12 +295,12 @@ void forward_part(const ForwardPartArgs& args, const Execution& execution) {
   const ForwardResults r(results, f);
   r.go_to(f);
   memory.run(f);
-  // merge does not write where it reads: the sum is made beside its parts, and copied as the one part of
-  // another.
-  const std::array<ConstTensor, 2> outs{out, r.out}, lses{lse, r.lse};
-  merge({.outs = outs, .lses = lses, .out = r.sum, .lse = r.sum_lse}, execution);
-  const ConstTensor sum = r.sum, sum_lse = r.sum_lse;
-  merge({.outs = {&sum, 1}, .lses = {&sum_lse, 1}, .out = out, .lse = lse}, execution);
+  // merge does not write where it reads: what was there is copied, as the one part of a merge, and then
+  // merged with the part, both laid out alike, as a GPU wants them.
+  const ConstTensor before = out, before_lse = lse;
+  merge({.outs = {&before, 1}, .lses = {&before_lse, 1}, .out = r.before, .lse = r.before_lse}, execution);
+  const std::array<ConstTensor, 2> outs{r.before, r.out}, lses{r.before_lse, r.lse};
+  merge({.outs = outs, .lses = lses, .out = out, .lse = lse}, execution);
 }
 
 void backward_part(const BackwardPartArgs& args, const Execution& execution) {

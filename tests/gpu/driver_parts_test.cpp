@@ -40,6 +40,15 @@ TEST_F(FakeDriver, AForwardPartIsACallAndTwoMergesInMemoryThatIsFreed) {
   EXPECT_EQ(driver->current, std::vector{other_context});
 }
 
+/// Rows of a longer result, whose LSE has other strides than the part's.
+TEST_F(FakeDriver, AForwardPartIsAddedToRowsOfALongerResult) {
+  PartMemory m;
+  m.part.q.shape[1] = m.part.out.shape[1] = m.part.lse.shape[2] = 120;
+  driver->launches.clear();
+  forward_part(m.part);
+  EXPECT_EQ(driver->launches.size(), 3U);
+}
+
 TEST_F(FakeDriver, TheFirstForwardPartIsWrittenInPlace) {
   PartMemory m;
   m.part.accumulate = false;

@@ -96,14 +96,16 @@ TEST(ForwardParameters, TheReciprocalDividesEveryRow) {
   }
 }
 
-TEST(ForwardTensorMap, DecodeFetchesKeysByTheRowsOfItsBoxes) {
+TEST(ForwardTensorMap, TilesOfFewRowsFetchKeysByTheRowsOfTheirBoxes) {
   Problem p = contiguous();
   Tiling tiling = choose_forward_config(p).tiling;
   EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch);
-  tiling.block_m = decode_rows;
-  EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch);
-  EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::v).wide_fetch);
-  EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::q).wide_fetch);
+  for (const int rows : {decode_rows, 64}) {
+    tiling.block_m = rows;
+    EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::k).wide_fetch) << rows;
+    EXPECT_FALSE(forward_tensor_map(p, tiling, Loaded::v).wide_fetch) << rows;
+    EXPECT_TRUE(forward_tensor_map(p, tiling, Loaded::q).wide_fetch) << rows;
+  }
 }
 
 TEST(ForwardTensorMap, HeadDimensionsBesideMultiplesOf64TakeNarrowStrips) {
