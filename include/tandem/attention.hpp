@@ -180,7 +180,8 @@ struct BackwardArgs : AttentionInputs {
   /// Gradients of the tensors that score_function captures, by their numbers; it has been made such that it
   /// differentiates them (FunctionBuilder::score_function). f32, of the tensor's shape; empty views are not
   /// wanted, and there may be fewer views than tensors. The views' memory stays for as long as the call. On
-  /// the CPU alone; bits do not depend on threads.
+  /// the CPU bits do not depend on threads; on a GPU they are added up by atomic operations, in any order,
+  /// and with `deterministic` they are an error.
   std::span<const Tensor> captured_gradients = {};
   AttentionOptions options;
 };

@@ -132,7 +132,7 @@ typedef struct tandem_backward_args {
   tandem_tensor dsink;        /* optional, written */
   tandem_functions functions; /* optional */
   /* Optional, written: gradients of functions.captured, f32, as many as captured_count; all zero where not
-   * wanted. NULL: none is. On the CPU alone. */
+   * wanted. NULL: none is. On a GPU not with options.deterministic. */
   const tandem_tensor* captured_gradients;
 } tandem_backward_args;
 

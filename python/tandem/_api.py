@@ -197,7 +197,7 @@ def attention(
       mask: booleans of such a shape: True where a key is visible.
       alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)``: ``slope * abs(i + seqlen_k - seqlen_q
         - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409). Gradients flow to
-        these slopes, to bias, and to all that score_mod reads, on the CPU.
+        these slopes, to bias, and to all that score_mod reads; on a GPU not with ``deterministic``.
       dropout_p: each entry of the softmax becomes 0 with this probability, below 1, and the others are
         divided by ``1 - dropout_p``. On the CPU.
       dropout_seed: an integer; with the same one the same entries are kept. None takes one of PyTorch's

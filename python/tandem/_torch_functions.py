@@ -35,13 +35,6 @@ def _has_value(x: Any) -> bool:
 
 def judge(captured: Sequence[Any], *tensors: Any) -> None:
     """Errors of what calls with functions do not do."""
-    for t in captured:
-        if _derivatives.is_recorded(t) and t.device.type != "cpu":
-            raise UnsupportedError(
-                "a tensor that score_mod, mask_mod, bias or alibi_slopes reads requires a gradient, but "
-                f"Tandem has none for it on {t.device.type}; pass it detached, call under torch.no_grad(), "
-                "or use the CPU"
-            )
     for t in (*tensors, *captured):
         if t is None:
             continue

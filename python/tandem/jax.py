@@ -128,7 +128,7 @@ def attention(
     mask: jax.Array | None = None,
 ) -> Any:
     """As `tandem.attention`, on JAX arrays; all its arguments but ``out``, ``check``, dropout and functions.
-    Gradients flow to q, k, v and sink, and on the CPU to bias, from the LSE too; those of a cache
+    Gradients flow to q, k, v, sink and bias, from the LSE too; those of a cache
     (``page_table`` and so on) are an error.
 
     The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error

@@ -72,8 +72,11 @@ class FunctionPrinter {
  public:
   /// Values are called `prefix` and their number; captured tensors are counted from `first_tensor`.
   FunctionPrinter(const Function& f, char prefix, int first_tensor)
+      : FunctionPrinter(f, f.nodes(), prefix, first_tensor) {}
+  /// `nodes` are those that are printed: the function's own, or all.
+  FunctionPrinter(const Function& f, std::span<const FunctionNode> nodes, char prefix, int first_tensor)
       : f_(f),
-        nodes_(f.nodes()),
+        nodes_(nodes),
         prefix_(prefix),
         first_tensor_(first_tensor),
         shapes_(nodes_.size()),
@@ -111,8 +114,9 @@ class FunctionPrinter {
   }
 
   /// The statements that make what is kept of a row or a key, or what is made for a pair.
-  [[nodiscard]] std::string statements(Shape of) const {
-    const std::vector<bool> made = needed(of);
+  [[nodiscard]] std::string statements(Shape of) const { return statements(of, {f_.result(), f_.slope()}); }
+  [[nodiscard]] std::string statements(Shape of, const std::vector<std::int16_t>& values_of_pair) const {
+    const std::vector<bool> made = needed(of, values_of_pair);
     std::string text;
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
       if (made[n] && nodes_[n].op != FunctionOp::score && nodes_[n].op != FunctionOp::constant) {
@@ -148,12 +152,18 @@ class FunctionPrinter {
     return kept_[n] && (shapes_[n] == Shape::key) == (of == Shape::key);
   }
 
-  /// Values that are made together with a row or a key, or for a pair.
-  [[nodiscard]] std::vector<bool> needed(Shape of) const {
+  /// Values that are made together with a row or a key, or for a pair, of which `values_of_pair` are wanted.
+  [[nodiscard]] std::vector<bool> needed(Shape of, const std::vector<std::int16_t>& values_of_pair) const {
     std::vector<bool> made(nodes_.size(), false);
+    for (const std::int16_t node : values_of_pair) {
+      if (of == Shape::pair && node >= 0) made[index(node)] = shapes_[index(node)] == Shape::pair;
+    }
     for (std::size_t n = nodes_.size(); n-- > 0;) {
       if (of == Shape::pair) {
-        made[n] = shapes_[n] == Shape::pair;
+        if (!made[n]) continue;
+        for_each_argument(nodes_[n], [&](std::int16_t a) {
+          if (shapes_[index(a)] == Shape::pair) made[index(a)] = true;
+        });
         continue;
       }
       made[n] = made[n] || is_kept(n, of);
@@ -227,6 +237,11 @@ class FunctionPrinter {
   [[nodiscard]] const ConstTensor& captured(const FunctionNode& node) const {
     return f_.captured()[static_cast<std::size_t>(node.captured)];
   }
+  /// Index d of an element as it is used.
+  [[nodiscard]] std::string clamped(const FunctionNode& node, std::size_t d, Shape in) const {
+    return fmt::format("clamped<{}>(sequence.tensors[{}], {}, {})", bool{positive_[index(node.args[d])]},
+                       first_tensor_ + node.captured, d, use(node.args[d], in));
+  }
   /// The part of a read element's address that the indices of `of` make; in it stands where `in` is made. The
   /// part of rows begins with the tensor's address.
   [[nodiscard]] std::string address(const FunctionNode& node, Shape of, Shape in) const {
@@ -235,9 +250,8 @@ class FunctionPrinter {
     for (std::size_t d = 0; d < node.args.size() && node.args[d] >= 0; ++d) {
       const std::int16_t a = node.args[d];
       if (!belongs(a, of)) continue;
-      text += fmt::format("{}bytes_to<{}>({}, {}, clamped<{}>({}, {}, {}))", text.empty() ? "" : " + ",
-                          has_wide_strides(captured(node)), tensor, d, bool{positive_[index(a)]}, tensor, d,
-                          use(a, in));
+      text += fmt::format("{}bytes_to<{}>({}, {}, {})", text.empty() ? "" : " + ",
+                          has_wide_strides(captured(node)), tensor, d, clamped(node, d, in));
     }
     return text;
   }

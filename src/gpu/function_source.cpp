@@ -8,6 +8,7 @@
 #include "gpu/bounds_printer.hpp"
 
 #include "gpu/function_printer.hpp"
+#include "gpu/gradient_printer.hpp"
 #include "gpu/param_fields.hpp"
 #include "gpu/sources.hpp"
 
@@ -16,13 +17,20 @@ namespace {
 
 static_assert(most_captured == static_cast<int>(Function::max_captured));
 
-/// What the text of a function is made from, and nothing else of it.
-std::uint64_t digest_of(const Function& f, std::uint64_t h) {
+/// What the text of a function is made from, and nothing else of it. `wanted`: of which tensors' gradients.
+std::uint64_t digest_of(const Function& f, std::uint32_t wanted, std::uint64_t h) {
   const auto add = [&h](const auto& value) {
     h = fnv1a({reinterpret_cast<const char*>(&value), sizeof value}, h);
   };
+  bool differentiates = false;
+  for (const FunctionGradient& g : f.gradients()) {
+    if (!is_wanted(f, g, wanted)) continue;
+    differentiates = true;
+    add(g.read);
+    add(g.slope);
+  }
   add(f.kind());
-  for (const FunctionNode& node : f.nodes()) {
+  for (const FunctionNode& node : differentiates ? f.all_nodes() : f.nodes()) {
     add(node.op);
     add(node.type);
     add(node.args);
@@ -45,18 +53,34 @@ Functions functions_config(const CallFunctions& functions) {
   if (!functions.given()) return {};
   std::uint64_t h = fnv_offset;
   for (const Function* f : {functions.score, functions.mask}) {
-    if (f != nullptr) h = digest_of(*f, h);
+    if (f != nullptr) h = digest_of(*f, f == functions.score ? functions.gradients : 0, h);
   }
-  return {.digest = std::max<std::uint64_t>(h, 1),
-          .score_function = functions.score != nullptr,
-          .mask_function = functions.mask != nullptr,
-          .dropout = functions.dropout != nullptr};
+  return {
+      .digest = std::max<std::uint64_t>(h, 1),
+      .score_function = functions.score != nullptr,
+      .mask_function = functions.mask != nullptr,
+      .dropout = functions.dropout != nullptr,
+      .captured_gradients = functions.gradients != 0 && any_wanted(*functions.score, functions.gradients)};
+}
+
+CallFunctions functions_of(const Problem& p) {
+  CallFunctions functions{
+      .score = p.score_function, .mask = p.mask_function, .dropout = p.dropout.on ? &p.dropout : nullptr};
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    if (p.captured_gradients[n].given()) functions.gradients |= 1U << n;
+  }
+  return functions;
 }
 
 std::string function_source(const CallFunctions& functions) {
   if (!functions.given()) return {};
   std::vector<FunctionPrinter> printers;
-  if (functions.score != nullptr) printers.emplace_back(*functions.score, 's', 0);
+  const bool differentiates = functions_config(functions).captured_gradients;
+  if (differentiates) {
+    printers.push_back(GradientPrinter(*functions.score, 's', 0, functions.gradients));
+  } else if (functions.score != nullptr) {
+    printers.emplace_back(*functions.score, 's', 0);
+  }
   if (functions.mask != nullptr) printers.emplace_back(*functions.mask, 'm', most_captured);
   const auto all = [&](const char* separator, auto&& text_of) {
     std::string text;
@@ -90,6 +114,7 @@ std::string function_source(const CallFunctions& functions) {
   text += fmt::format("    return {{{}, {}, {}}};\n  }}\n", scored ? printers.front().result() : "score",
                       scored ? printers.front().slope() : "1.0F",
                       functions.mask != nullptr ? printers.back().result() : "true");
+  if (differentiates) text += GradientPrinter(*functions.score, 's', 0, functions.gradients).text();
   if (functions.mask != nullptr) text += BoundsPrinter(*functions.mask, 'm', most_captured).text();
   return text + "};\n}  // namespace tandem::tile\n";
 }
@@ -119,6 +144,39 @@ FunctionParams function_params(const CallFunctions& functions) {
                       .heads = d->heads};
   }
   return params;
+}
+
+void set_captured_gradients(const Problem& p, CapturedGradient (&gradients)[most_captured]) {
+  std::fill_n(gradients, most_captured, CapturedGradient{});
+  for (std::size_t n = 0; n < p.captured_gradients.size(); ++n) {
+    const Tensor& t = p.captured_gradients[n];
+    if (!t.given()) continue;
+    gradients[n].data = static_cast<float*>(t.data);
+    for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d)
+      gradients[n].strides[d] = t.stride[d] * static_cast<std::int64_t>(sizeof(float));
+  }
+}
+
+ClearParams make_clear_params(const Problem& p) {
+  ClearParams params{};
+  set_captured_gradients(p, params.gradients);
+  for (std::size_t n = 0; n < most_captured; ++n) {
+    const bool given = n < p.captured_gradients.size() && p.captured_gradients[n].given();
+    params.counts[n] = given ? p.captured_gradients[n].numel() : 0;
+    for (std::size_t d = 0; d < std::size(params.extents[n]); ++d) {
+      const bool has = given && d < static_cast<std::size_t>(p.captured_gradients[n].rank);
+      params.extents[n][d] = has ? as_int(p.captured_gradients[n].shape[d]) : 1;
+    }
+  }
+  return params;
+}
+
+std::int64_t clear_grid(const Problem& p, int multiprocessors) {
+  std::int64_t most = 1;
+  for (const Tensor& t : p.captured_gradients) most = std::max(most, t.given() ? t.numel() : 0);
+  constexpr int ctas_of_multiprocessor = 8;
+  return std::min<std::int64_t>((most + clear_threads - 1) / clear_threads,
+                                std::int64_t{ctas_of_multiprocessor} * multiprocessors);
 }
 
 namespace {

@@ -17,11 +17,10 @@ struct CallFunctions {
   const Function* score = nullptr;
   const Function* mask = nullptr;
   const Dropout* dropout = nullptr;
+  std::uint32_t gradients = 0;  ///< backward: a bit for each tensor of `score` whose gradient is wanted
   [[nodiscard]] bool given() const { return score != nullptr || mask != nullptr || dropout != nullptr; }
 };
-inline CallFunctions functions_of(const Problem& p) {
-  return {.score = p.score_function, .mask = p.mask_function, .dropout = p.dropout.on ? &p.dropout : nullptr};
-}
+CallFunctions functions_of(const Problem& problem);
 
 /// What a kernel's Config says of them. Two calls have the same digest if their text is the same; it depends
 /// on the types and ranks of captured tensors, and whether strides have more than 32 bits, not on their sizes
@@ -34,6 +33,13 @@ std::string function_source(const CallFunctions& functions);
 
 /// What the text reads at run time.
 FunctionParams function_params(const CallFunctions& functions);
+
+/// Where the kernels add up the gradients of captured tensors: the caller's own memory.
+void set_captured_gradients(const Problem& problem, CapturedGradient (&gradients)[most_captured]);
+/// The same for the kernel that clears them before, with the elements of each.
+ClearParams make_clear_params(const Problem& problem);
+/// Its grid: enough CTAs for the largest, up to some for each SM.
+std::int64_t clear_grid(const Problem& problem, int multiprocessors);
 
 /// The lists of blocks of a call with a mask function, of equal lengths: where they lie, in memory that
 /// is yet to come, and how many there are.

@@ -85,6 +85,7 @@ constexpr Place places[] = {
     {"kernels/common/combine.cuh", "combine"},
     {"kernels/common/block_lists.cuh", "list_blocks"},
     {"kernels/common/block_lists.cuh", "list_query_blocks"},
+    {"kernels/common/clear_gradients.cuh", "clear_gradients"},
     {"kernels/sm90/eight_bit.cuh", "eight_bit_forward"},
     {"kernels/common/preprocess.cuh", "backward_preprocess"},
     {"kernels/sm90/backward.cuh", "backward"},
@@ -131,6 +132,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
               .shared_bytes = combine_shared_bytes(std::get<ForwardConfig>(config))};
     case Kernel::list_blocks:
     case Kernel::list_query_blocks: return {.threads = list_threads, .shared_bytes = list_shared_bytes};
+    case Kernel::clear_gradients: return {.threads = clear_threads};
     case Kernel::eight_bit_forward: {
       const auto& c = std::get<EightBitConfig>(config);
       return {.threads = c.threads(), .shared_bytes = eight_bit_shared_bytes(c)};

@@ -29,6 +29,7 @@ enum class Kernel : int {
   combine,
   list_blocks,
   list_query_blocks,
+  clear_gradients,
   eight_bit_forward,
   backward_preprocess,
   backward,

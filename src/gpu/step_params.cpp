@@ -86,6 +86,18 @@ EightBitParams StepParams::eight_bit(const EightBitConfig& config) const {
                                maps(), encode_, steps_.multiprocessors, tile_counter());
 }
 
+/// What kernels with functions are launched with, and where gradients of captured tensors are wanted with
+/// those.
+template <typename Params, typename Make>
+const void* StepParams::fill_backward(const BackwardConfig& config, Make&& make) {
+  if (!config.functions.captured_gradients) return fill<Params>(make);
+  return fill<WithCapturedGradients<Params>>([&] {
+    WithCapturedGradients<Params> params{make(), {}};
+    set_captured_gradients(problem(), params.gradients);
+    return params;
+  });
+}
+
 /// All kernels of a backward call have the same; those around the main one read what lies before functions.
 const void* StepParams::backward(const BackwardConfig& config) {
   const auto params = [&] {
@@ -95,18 +107,20 @@ const void* StepParams::backward(const BackwardConfig& config) {
   if (const auto* filled = std::get_if<Sm80BackwardParams>(&filled_)) return filled;
   if (const auto* filled = std::get_if<WithFunctions<BackwardParams>>(&filled_)) return filled;
   if (const auto* filled = std::get_if<WithAddresses<WithFunctions<BackwardParams>>>(&filled_)) return filled;
+  using Functions = WithFunctions<BackwardParams>;
+  if (const auto* filled = std::get_if<WithCapturedGradients<Functions>>(&filled_)) return filled;
+  if (const auto* filled = std::get_if<WithCapturedGradients<WithAddresses<Functions>>>(&filled_))
+    return filled;
   if (config.of_sm80()) {
     const auto sm80 = [&] {
       return make_sm80_backward_params(problem(), config, maps(), steps_.workspace, memory_);
     };
     if (!config.functions.given()) return fill<Sm80BackwardParams>(sm80);
-    return fill<WithAddresses<WithFunctions<BackwardParams>>>(
-        [&] { return with_functions(sm80(), backward_functions(config)); });
+    return fill_backward<WithAddresses<Functions>>(
+        config, [&] { return with_functions(sm80(), backward_functions(config)); });
   }
   if (!config.functions.given()) return fill<BackwardParams>(params);
-  return fill<WithFunctions<BackwardParams>>([&] {
-    return WithFunctions<BackwardParams>{params(), backward_functions(config)};
-  });
+  return fill_backward<Functions>(config, [&] { return Functions{params(), backward_functions(config)}; });
 }
 
 /// What a call's functions read, and where the lists of the kernel before them are.
@@ -165,6 +179,7 @@ const void* StepParams::of(const Step& step) {
     case Kernel::combine: return forward_;
     case Kernel::eight_bit_forward:
       return fill<EightBitParams>([&] { return eight_bit(std::get<EightBitConfig>(step.config)); });
+    case Kernel::clear_gradients: return fill<ClearParams>([&] { return make_clear_params(problem()); });
     case Kernel::list_query_blocks:
     case Kernel::backward_preprocess:
     case Kernel::backward:

@@ -35,6 +35,8 @@ class StepParams {
   const void* backward(const BackwardConfig& config);
   template <typename Params, typename Make>
   const void* fill(Make&& make);
+  template <typename Params, typename Make>
+  const void* fill_backward(const BackwardConfig& config, Make&& make);
 
   const Steps& steps_;
   char* memory_;
@@ -47,7 +49,9 @@ class StepParams {
                Sm80ForwardParams, WithValueAddress<ForwardParamsBySequence>, WithFunctions<ForwardParams>,
                WithValueAddress<WithFunctions<ForwardParams>>, EightBitParams, BackwardParams,
                Sm80BackwardParams, WithFunctions<BackwardParams>,
-               WithAddresses<WithFunctions<BackwardParams>>>
+               WithAddresses<WithFunctions<BackwardParams>>, ClearParams,
+               WithCapturedGradients<WithFunctions<BackwardParams>>,
+               WithCapturedGradients<WithAddresses<WithFunctions<BackwardParams>>>>
       filled_;
   const ForwardParams* forward_ = nullptr;  ///< in filled_, once a forward kernel's are there
 };

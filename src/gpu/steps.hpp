@@ -28,8 +28,8 @@ struct Step {
   Loaded tensor = Loaded::q;  ///< that Kernel::pack copies
 };
 
-/// The most launches that a call has: packed q, k, v and dout, and five kernels of backward.
-constexpr std::size_t most_steps = 9;
+/// The most launches that a call has: packed q, k, v and dout, and six kernels of backward.
+constexpr std::size_t most_steps = 10;
 
 /// Up to most_steps, in place: planning a call allocates nothing, and costs nothing for those that it has
 /// not.

@@ -135,6 +135,11 @@ std::string backward_objection(const BackwardConfig& c) {
         "deterministic {}",
         c.functions.mask_function, c.mask.varlen, c.schedule.deterministic);
   }
+  if (c.functions.captured_gradients && (!c.owns_keys() || c.schedule.deterministic)) {
+    return fmt::format(
+        "captured_gradients are of 64 keys a warpgroup, in any order; block_n is {}, deterministic {}",
+        c.tiling.block_n, c.schedule.deterministic);
+  }
   if (c.q_stages < 1 || c.dout_stages < 1) {
     return fmt::format("q_stages {} or dout_stages {} is less than 1", c.q_stages, c.dout_stages);
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
@@ -35,6 +36,16 @@ FamilyChoice choose_family(const gpu::DeviceProperties& device) {
                     device.name, device.major, device.minor));
   }
   return {Family::sm80, fmt::format("compute capability {}.{} has no WGMMA", device.major, device.minor)};
+}
+
+FamilyChoice choose_family(const Problem& p) {
+  FamilyChoice choice = choose_family(gpu::properties(p.device.index));
+  constexpr int narrow = 128;
+  if (choice.family == Family::sm90 && p.pass == Pass::backward && p.wants_captured_gradients() &&
+      std::max(p.head_dim_qk, p.head_dim_v) > narrow) {
+    return {Family::sm80, "captured_gradients with head dimensions above 128 take them on Hopper, too"};
+  }
+  return choice;
 }
 
 int shared_bytes_per_sm(const gpu::DeviceProperties& device) {

@@ -6,6 +6,7 @@
 
 #include "gpu/device.hpp"
 #include "kernels/config/types.hpp"
+#include "problem/problem.hpp"
 
 namespace tandem {
 
@@ -17,6 +18,10 @@ struct FamilyChoice {
 /// TANDEM_KERNELS=sm80 takes the others on Hopper too, for comparison. Throws Error (unsupported) for a GPU
 /// without kernels, and for a wish that it cannot fulfil.
 FamilyChoice choose_family(const gpu::DeviceProperties& device);
+
+/// The same for a problem: gradients of what functions read are the other kernels' where Hopper's divide the
+/// work on heads of more than 128 dimensions so that no warpgroup has both S and dP.
+FamilyChoice choose_family(const Problem& problem);
 
 /// Shared memory of an SM, of which CTAs have all but the kilobyte that the system takes of each. Of a GPU
 /// that is not known, the least that any has.

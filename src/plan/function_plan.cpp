@@ -40,8 +40,10 @@ void check_gpu_functions(const Problem& p) {
         "function "
         "read the mask of each batch entry, or copy the tensors to the CPU");
   }
-  if (p.wants_captured_gradients()) {
-    unsupported("captured_gradients have no GPU kernel; leave them out, or copy the tensors to the CPU");
+  if (p.wants_captured_gradients() && p.deterministic) {
+    unsupported(
+        "captured_gradients are added up in any order on a GPU; leave deterministic or captured_gradients "
+        "out, or copy the tensors to the CPU");
   }
   for (const Function* f : {p.score_function, p.mask_function}) {
     if (f == nullptr) continue;
@@ -71,7 +73,9 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
   return c;
 }
 
-std::string explain_gpu_functions(const Problem& p, bool lists) {
+namespace {
+
+std::string explain_blocks(const Problem& p, bool lists) {
   const Functions functions = gpu::functions_config(gpu::functions_of(p));
   if (p.score_function == nullptr && p.mask_function == nullptr)
     return "dropout: the random bits are made where P is, and made again backward";
@@ -88,6 +92,15 @@ std::string explain_gpu_functions(const Problem& p, bool lists) {
                      "blocks that the mask hides whole are left out, by lists that a kernel makes first; "
                      "the mask is evaluated where it hides a part of a block{}",
                      functions.score_function ? ", and every pair's score" : "");
+}
+
+}  // namespace
+
+std::string explain_gpu_functions(const Problem& p, bool lists) {
+  const std::string blocks = explain_blocks(p, lists);
+  if (!p.wants_captured_gradients()) return blocks;
+  return blocks +
+         "; gradients of what the score function reads are added up by atomic operations, in any order";
 }
 
 }  // namespace tandem

@@ -158,7 +158,9 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   if (missing != nullptr) {
     unsupported("{} takes the kernels sm80 ({}), of which there is {} yet; {}copy the tensors to the CPU",
                 gpu::called(problem.device.index), choice.why, missing,
-                gpu::is_hopper(device) ? "unset TANDEM_KERNELS, or " : "");
+                gpu::is_hopper(device) && choose_family(device).family == Family::sm80
+                    ? "unset TANDEM_KERNELS, or "
+                    : "");
   }
   steps.portable = why_portable_on(problem.device.index);
   const bool portable = !steps.portable.empty();
@@ -194,7 +196,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
 void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConfig* wanted) {
   const auto* forward = wanted != nullptr ? std::get_if<ForwardConfig>(wanted) : nullptr;
   const auto* backward = wanted != nullptr ? std::get_if<BackwardConfig>(wanted) : nullptr;
-  const FamilyChoice choice = choose_family(gpu::properties(problem.device.index));
+  const FamilyChoice choice = choose_family(problem);
   if (forward != nullptr    ? forward->of_sm80()
       : backward != nullptr ? backward->of_sm80()
                             : choice.family == Family::sm80) {

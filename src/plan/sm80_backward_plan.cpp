@@ -135,7 +135,7 @@ std::vector<std::string> explain_sm80_backward(const Problem& problem, const Bac
   const int room = shared_bytes_per_sm(device);
   return {
       fmt::format("backend cuda: the tensors are on {}", gpu::called(problem.device.index)),
-      fmt::format("kernels sm80: {}; {} is what they are compiled for", choose_family(device).why,
+      fmt::format("kernels sm80: {}; {} is what they are compiled for", choose_family(problem).why,
                   gpu::architecture_of(device)),
       fmt::format(
           "kernels backward_preprocess, sm80_backward, backward_convert: {}, head_dim {} padded to {}, "

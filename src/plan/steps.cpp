@@ -163,9 +163,16 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   const Problem& p = steps.problem;
   const std::int64_t rows = gpu::backward_rows_count(p, config);
   const bool wants_dq = p.dq.given();
-  const bool wants_main = wants_dq || p.dk.given() || p.dv.given();
+  const bool captured = p.wants_captured_gradients();
+  const bool wants_main = wants_dq || p.dk.given() || p.dv.given() || captured;
   const std::int64_t tiles = wants_main ? gpu::backward_tile_count(p, config) : 0;
   const bool sinks = p.dsink != nullptr && p.heads_q > 0;
+  // First, so that a grid that may start early waits for a launch behind it.
+  if (captured) {
+    steps.list.add({.kernel = Kernel::clear_gradients,
+                    .config = BackwardConfig{},
+                    .grid = grid_of(gpu::clear_grid(p, steps.multiprocessors))});
+  }
   if (rows == 0 && tiles == 0 && !sinks) return;
   steps.workspace = gpu::backward_workspace(p, config);
   steps.maps = gpu::backward_maps(p, config);

@@ -46,6 +46,7 @@ class EmulatedGpu : public harness::Runner {
     for (const auto& family : backward_) {
       for (const EmulatedBackward& kernels : family) {
         if (kernels.config.functions.given() != functions || !suits(kernels.config, call.spec)) continue;
+        if (kernels.config.functions.captured_gradients == call.spec.differentiated.empty()) continue;
         if (kernels.config.functions.block_lists && !suits_lists(kernels.config, call.spec)) continue;
         run_backward(kernels, call, {});
         return;

@@ -26,9 +26,10 @@ int main(int argc, char** argv) {
                   "Contract19_Functions.LongerThanARunOfKeys:"
                   "Contract19_Functions.BitsOfASequenceWithSplitSize:"
                   "Contract19_Functions.ThreadsChangeNoBit:"
+                  "Contract19_FunctionGradients.ThreadsChangeNoBit:"
                   "Contract19_Functions.LogitsWithoutASentinel:"
                   "Contract19_Dropout.LongerThanARunOfKeys:"
                   "Contract19_Dropout.ThreadsChangeNoBit:Contract19_Dropout.KeepsItsShare",
        .backward = {general_backwards(), function_backwards_of_lists(), function_backwards(),
-                    dropout_backwards()}});
+                    dropout_backwards(), captured_backwards(), captured_sm80_backwards()}});
 }

@@ -63,6 +63,7 @@ constexpr const char* filter =
     "Contract19_Functions.PublishedScores:Contract19_Functions.LongerThanARunOfKeys:"
     "Contract19_Functions.BitsOfASequenceWithSplitSize:Contract19_Functions.ThreadsChangeNoBit:"
     "Contract19_Functions.LogitsWithoutASentinel:Contract19_Dropout.ThreadsChangeNoBit:"
+    "Contract19_FunctionGradients.ThreadsChangeNoBit:"
     "Contract16_BatchInvariance.OfWideHeads";
 /// The same of the kernels sm80: keys of 8 bits, functions, and heads of more than 256 dimensions.
 constexpr const char* sm80_filter =

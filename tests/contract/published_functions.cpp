@@ -143,13 +143,69 @@ Named blind_by_mask() {
   return {"queries that see nothing", "", "le(33, q)"};
 }
 
+std::vector<Named> differentiated_functions() {
+  return {
+      {"ALiBi",
+       "add(s, mul(t0[h], real(sub(k, q))))",
+       "",
+       {{.shape = {4}, .values = {0.25, 0.06, 0.01, 0.0}}}},
+      {"one number", "mul(s, t0[0])", "", {{.shape = {1}}}},
+      {"by key", "add(s, t0[k])", "", {{.dtype = DType::f16, .shape = {210}}}},
+      {"by query and key", "add(s, t0[q, k])", "le(k, add(q, 70))", {{.shape = {160, 210}}}},
+      {"a table by distance, with clamped indices",
+       "add(s, t0[h, add(sub(q, k), 60)])",
+       "",
+       {{.shape = {4, 100}}}},
+      {"twice the same tensor", "add(mul(s, t0[h]), t0[mod(k, 4)])", "", {{.shape = {4}}}},
+      {"a gate", "mul(s, sigmoid(mul(t0[h], s)))", "ne(mod(k, 3), 1)", {{.shape = {4}}}},
+      {"a quotient of two",
+       "div(s, add(1.0, mul(t0[b], t1[h, mod(k, 5)])))",
+       "",
+       {{.shape = {8}, .values = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8}},
+        {.shape = {4, 5}, .values = std::vector<double>(20, 0.25)}}},
+      {"-inf for some",
+       "where(eq(mod(k, 4), mod(q, 4)), add(s, mul(0.1, t0[k])), -inf)",
+       "",
+       {{.shape = {210}}}},
+  };
+}
+
+std::vector<Named> large_functions() {
+  return {
+      {"by pair", "add(s, t0[b, h, q, k])", "", {{.shape = {2, 4, 150, 200}}}},
+      {"by query and key", "add(s, t0[q, k])", "", {{.dtype = DType::bf16, .shape = {330, 200}}}},
+      {"by key and head", "add(s, t0[k, h])", "", {{.shape = {17000, 4}}}},
+      {"a table that all share", "add(s, t0[add(sub(q, k), 40000)])", "", {{.shape = {70000}}}},
+      {"a large one and a small one",
+       "add(mul(s, t1[h]), t0[h, k])",
+       "",
+       {{.shape = {4, 17000}}, {.shape = {4}}}},
+  };
+}
+
+std::vector<int> real_captured(const Named& f) {
+  std::vector<int> numbers;
+  for (std::size_t n = 0; n < f.captured.size(); ++n) {
+    const DType type = f.captured[n].dtype;
+    if (type == DType::f32 || type == DType::f16 || type == DType::bf16)
+      numbers.push_back(static_cast<int>(n));
+  }
+  return numbers;
+}
+
+Named gradient_of_blind_rows() {
+  return {"a bias beside queries that see nothing", "add(s, t0[h, k])", "le(33, q)", {{.shape = {4, nk}}}};
+}
+
 std::vector<Named> tested_functions() {
-  std::vector<Named> all{one_nan(), hidden_keys(), blind_by_score(), blind_by_mask()};
+  std::vector<Named> all{one_nan(), hidden_keys(), blind_by_score(), blind_by_mask(),
+                         gradient_of_blind_rows()};
   for (const char* const value : {"nan", "inf", "1e30", "-inf"}) {
     all.push_back(value_of_masked(value));
     all.push_back(value_of_causal(value));
   }
-  for (const std::vector<Named>& more : {published_masks(), published_scores(), crossed_functions()})
+  for (const std::vector<Named>& more : {published_masks(), published_scores(), crossed_functions(),
+                                         differentiated_functions(), large_functions()})
     all.insert(all.end(), more.begin(), more.end());
   return all;
 }

@@ -34,6 +34,16 @@ Named hidden_keys();
 /// Hide the first 33 queries from all keys: by -inf, or by the mask.
 Named blind_by_score();
 Named blind_by_mask();
+/// The same, beside a bias that has a gradient.
+Named gradient_of_blind_rows();
+
+/// Score functions of every way in which an element can be chosen and enter the logit.
+std::vector<Named> differentiated_functions();
+/// Of tensors that are too large for the CPU's copies: those whose reads have heads, batch entries or queries
+/// as indices, and those that all blocks of queries add to.
+std::vector<Named> large_functions();
+/// The numbers of a function's tensors of reals: those whose gradients a call may ask for.
+std::vector<int> real_captured(const Named& function);
 
 /// All of them.
 std::vector<Named> tested_functions();

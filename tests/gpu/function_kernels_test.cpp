@@ -29,6 +29,7 @@ struct Usual {
   int sm80_local_bytes = 0;
   int sm80_backward_local_bytes = 0;
   float dropout = 0.0F;
+  bool captured_gradients = false;  ///< backward: of all tensors of reals
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
@@ -50,6 +51,14 @@ constexpr Usual usual[] = {
     {"Dropout", "", "", 0, 56, 0, 0, 0.1F},
     {"DropoutCausal", "", "le(k, q)", 0, 204, 0, 0, 0.1F},
     {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 0, 0, 0.1F},
+    {"GradientOfAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 8, 0, 216, 0.0F, true},
+    {"GradientOfAlibiCausal", "add(s, mul(t0[h], real(sub(k, q))))", "le(k, q)", 0, 128, 0, 236, 0.0F, true},
+    {"GradientOfRelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 0, 8, 0, 140, 0.0F, true},
+    {"GradientOfBuckets", "$0=abs(sub(q, k)); add(s, t4[h, where(lt($0, 8), $0, 8)])", "", 0, 8, 0, 140, 0.0F,
+     true},
+    {"GradientOfBiasTensor", "add(s, t2[b, h, q, k])", "", 0, 8, 0, 224, 0.0F, true},
+    {"GradientOfBiasCausal", "add(s, t2[b, h, q, k])", "le(k, q)", 0, 416, 0, 168, 0.0F, true},
+    {"GradientOfGate", "mul(s, sigmoid(mul(t0[h], s)))", "", 0, 124, 0, 324, 0.0F, true},
 };
 
 class UsualFunctions : public testing::TestWithParam<Usual> {
@@ -61,7 +70,8 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
         ConstTensor(this, DType::bf16, {2, 4, 4096, 4096}), ConstTensor(this, DType::s8, {4096, 4096}),
         ConstTensor(this, DType::f32, {4, 8191})};
     const Usual& f = GetParam();
-    if (*f.score != '\0') score_ = Function::parse(f.score, Function::Kind::score, captured);
+    constexpr int reals[] = {0, 2, 4};
+    if (*f.score != '\0') score_ = Function::parse(f.score, Function::Kind::score, captured, reals);
     if (*f.mask != '\0') mask_ = Function::parse(f.mask, Function::Kind::mask, captured);
   }
 
@@ -76,6 +86,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     p.score_function = score_ ? &*score_ : nullptr;
     p.mask_function = mask_ ? &*mask_ : nullptr;
     p.dropout = make_dropout(GetParam().dropout, 1, 2, 4);
+    if (pass == Pass::backward && GetParam().captured_gradients) p.captured_gradients = gradients_;
     return p;
   }
 
@@ -94,9 +105,11 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
 
  private:
   std::optional<Function> score_, mask_;
+  const std::vector<Tensor> gradients_ = std::vector<Tensor>(5, Tensor(nullptr, DType::f32, {1}));
 };
 
 TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {
+  if (GetParam().captured_gradients) return;  // forward there are none
   for (const int head_dim : {64, 128}) {
     SCOPED_TRACE(head_dim);
     const Problem p = problem(head_dim, Pass::forward);
@@ -130,6 +143,7 @@ constexpr struct {
 
 /// The family sm80. It has no dropout, and says so.
 TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
+  if (GetParam().captured_gradients) return;  // forward there are none
   for (const auto& [name, shared_bytes, head_dim] : sm80_architectures) {
     SCOPED_TRACE(name);
     const Problem p = problem(head_dim, Pass::forward);

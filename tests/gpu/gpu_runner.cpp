@@ -76,7 +76,10 @@ class DeviceFunctions {
       boxes.move(view, box);
     }
     const auto moved = [&](std::optional<Function>& own, const Function*& f) {
-      if (f != nullptr) f = &own.emplace(Function::parse(f->text(), f->kind(), views));
+      if (f == nullptr) return;
+      const bool scored = f->kind() == Function::Kind::score;
+      f = &own.emplace(Function::parse(f->text(), f->kind(), views,
+                                       scored ? call.spec.differentiated : std::vector<int>()));
     };
     moved(score_, args.score_function);
     moved(mask_, args.mask_function);
@@ -171,9 +174,14 @@ void GpuRunner::backward(Call& call) {
   // No GPU kernel has them: gradients are the CPU's, from the GPU's outputs.
   if (lacks_kernels() || has_wide_heads(call.spec))
     return tandem::backward(call.backward_args(), Execution{});
+  std::vector<Tensor> gradients;
   run(
       call, call.backward_args(),
       [&](DeviceBoxes& boxes, BackwardArgs& args) {
+        gradients.assign(args.captured_gradients.begin(), args.captured_gradients.end());
+        for (std::size_t n = 0; n < gradients.size(); ++n)
+          boxes.move(gradients[n], call.captured_gradients[n]);
+        args.captured_gradients = gradients;
         boxes.move(args.out, call.out);
         boxes.move(args.lse, call.lse);
         boxes.move(args.dout, call.dout);

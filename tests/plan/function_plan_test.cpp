@@ -132,6 +132,56 @@ TEST(FunctionPlan, DropoutIsAskedOfEveryPair) {
   EXPECT_EQ(forward_of(p).functions.digest, forward_of(problem(nullptr, &causal)).functions.digest);
 }
 
+/// alibi() differentiates its slopes: `wanted` are where a call has their gradient.
+Function alibi(std::span<const int> differentiated) {
+  static float slopes[8];
+  const std::vector<ConstTensor> captured{ConstTensor(slopes, DType::f32, {8})};
+  return Function::parse("add(s, mul(t0[h], real(sub(k, q))))", Function::Kind::score, captured,
+                         differentiated);
+}
+
+TEST(FunctionPlan, GradientsOfCapturedTensorsAreAKernelOfTheirOwn) {
+  constexpr int first[] = {0};
+  const Function f = alibi(first);
+  const Tensor wanted(nullptr, DType::f32, {8});
+  Problem p = problem(&f, &causal);
+  p.pass = Pass::backward;
+  const BackwardConfig without = choose_backward_config(p);
+  const std::string text = gpu::function_source(gpu::functions_of(p));
+  p.captured_gradients = {&wanted, 1};
+  const BackwardConfig with = choose_backward_config(p);
+  EXPECT_EQ(backward_objection(with), "");
+  EXPECT_TRUE(with.functions.captured_gradients && !without.functions.captured_gradients);
+  EXPECT_NE(with.functions.digest, without.functions.digest);
+  EXPECT_NE(gpu::function_source(gpu::functions_of(p)).find("gradient_count() { return 1; }"),
+            std::string::npos);
+  // A call that wants none has the kernel of a function that differentiates nothing.
+  const Function plain = alibi({});
+  EXPECT_EQ(without.functions.digest, choose_backward_config(problem(&plain, &causal)).functions.digest);
+  EXPECT_EQ(text, gpu::function_source(gpu::functions_of(problem(&plain, &causal))));
+  BackwardConfig wrong = with;
+  wrong.tiling.block_n = 64;
+  wrong.tiling.head_dim_qk = wrong.tiling.head_dim_v = 192;
+  EXPECT_NE(backward_objection(wrong).find("captured_gradients"), std::string::npos);
+}
+
+TEST(FunctionPlan, GradientsOfCapturedTensorsHaveNoFixedOrder) {
+  constexpr int first[] = {0};
+  const Function f = alibi(first);
+  const Tensor wanted(nullptr, DType::f32, {8});
+  Problem p = problem(&f, nullptr);
+  p.captured_gradients = {&wanted, 1};
+  EXPECT_NO_THROW(check_gpu_functions(p));
+  p.deterministic = true;
+  try {
+    check_gpu_functions(p);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::unsupported);
+    EXPECT_NE(std::string(error.what()).find("added up in any order on a GPU"), std::string::npos);
+  }
+}
+
 TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
   EXPECT_TRUE(choose_forward_config(problem(nullptr, nullptr, 1)).by_warps());
   EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());

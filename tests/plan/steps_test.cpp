@@ -213,6 +213,42 @@ TEST(Steps, BackwardLaunchesWhatIsWanted) {
   EXPECT_FALSE(steps.list.all()[2].programmatic);
 }
 
+/// Gradients of captured tensors are cleared before anything else, whatever there is to add; wide heads take
+/// the other kernels.
+TEST(Steps, GradientsOfCapturedTensorsAreClearedFirst) {
+  constexpr int first[] = {0};
+  const std::vector<ConstTensor> captured{ConstTensor(memory, DType::f32, {8}, cuda)};
+  const Function f =
+      Function::parse("add(s, mul(t0[h], real(sub(k, q))))", Function::Kind::score, captured, first);
+  Tensor wanted(memory + 256, DType::f32, {8}, cuda);
+  BackwardArgs args = backward_args();
+  args.score_function = &f;
+  args.captured_gradients = {&wanted, 1};
+  const gpu::Steps steps = steps_of(args);
+  EXPECT_EQ(kernels_of(steps), (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess,
+                                        Kernel::backward, Kernel::backward_convert}));
+  std::vector<char> workspace(steps.workspace.bytes() + 256);
+  gpu::StepParams params(
+      steps, workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256), count);
+  const auto cleared = *static_cast<const ClearParams*>(params.of(steps.list.all()[0]));
+  EXPECT_EQ(cleared.counts[0], 8);
+  EXPECT_EQ(cleared.counts[1], 0);
+  params.of(steps.list.all()[1]);
+  const auto* const main = static_cast<const WithCapturedGradients<WithFunctions<BackwardParams>>*>(
+      params.of(steps.list.all()[2]));
+  EXPECT_EQ(main->gradients[0].data, wanted.data);
+  EXPECT_EQ(main->gradients[0].strides[0], 4);
+  args.dq = args.dk = args.dv = {};
+  EXPECT_EQ(kernels_of(steps_of(args)),
+            (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess, Kernel::backward}));
+  Problem p = make_problem(args, Memory::described);
+  p.head_dim_v = 192;
+  EXPECT_EQ(kernels_of(*plan_gpu(p).gpu),
+            (Kernels{Kernel::clear_gradients, Kernel::backward_preprocess, Kernel::sm80_backward}));
+  p.rows_q = p.rows_k = 0;
+  EXPECT_EQ(kernels_of(*plan_gpu(p).gpu), Kernels{Kernel::clear_gradients});
+}
+
 TEST(Steps, MapsAreEncodedOnceACall) {
   const auto count_of = [](const gpu::Steps& steps) {
     std::vector<char> workspace(steps.workspace.bytes() + 256);

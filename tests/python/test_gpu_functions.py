@@ -147,6 +147,29 @@ def test_other_tensors_of_a_function_take_the_compiled_kernel() -> None:
     assert torch.equal(first, tandem.attention(q, k, v, bias=biases[0]))
 
 
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_what_a_function_reads_has_the_gradients_of_the_cpu(head_dim: int) -> None:
+    def of(device: str) -> list[torch.Tensor]:
+        random = torch.Generator().manual_seed(5)
+        rows = (QUERIES, HEADS), (KEYS, 2), (KEYS, 2), (QUERIES, HEADS)
+        q, k, v, dout = (
+            torch.randn(BATCH, *of, head_dim, generator=random).to(device, torch.bfloat16) for of in rows
+        )
+        bias = torch.randn(HEADS, QUERIES, KEYS, generator=random).to(device).requires_grad_()
+        slopes = torch.rand(HEADS, generator=random).to(device).requires_grad_()
+        table = torch.randn(HEADS, 32, generator=random).to(device).requires_grad_()
+
+        def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return score + table[h, (q_idx - kv_idx).abs().clamp(max=31)]
+
+        out = tandem.attention(q, k, v, score_mod=score_mod, bias=bias, alibi_slopes=slopes)
+        return list(torch.autograd.grad(out, (bias, slopes, table), dout))
+
+    for name, own, expected in zip(("bias", "slopes", "table"), of("cuda"), of("cpu"), strict=True):
+        error = (own.cpu() - expected).abs().max().item()
+        assert error < 0.03 * expected.abs().max().item(), name
+
+
 def test_deterministic_gradients_have_the_same_bits() -> None:
     score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
     inputs = [

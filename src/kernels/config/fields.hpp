@@ -190,12 +190,13 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, Functions>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [digest, score_function, mask_function, block_lists, dropout] = x;
+  auto& [digest, score_function, mask_function, block_lists, dropout, captured_gradients] = x;
   f("digest", digest);
   f("score_function", score_function);
   f("mask_function", mask_function);
   f("block_lists", block_lists);
   f("dropout", dropout);
+  f("captured_gradients", captured_gradients);
 }
 
 template <typename T, typename F>

@@ -12,6 +12,8 @@ struct Functions {
   bool mask_function = false;     ///< which pairs are visible, of those that the window leaves
   bool block_lists = false;       ///< a tile visits the blocks that a kernel has listed for it before
   bool dropout = false;           ///< clears entries of P
+  /// Backward: adds up gradients of what the score function reads; launched with WithCapturedGradients.
+  bool captured_gradients = false;
 
   constexpr bool operator==(const Functions&) const = default;
   [[nodiscard]] constexpr bool given() const { return digest != 0; }
@@ -66,5 +68,26 @@ template <typename Params>
 struct WithFunctions : Params {
   FunctionParams functions;
 };
+
+/// Where the gradient of a captured tensor goes: f32 of the tensor's shape.
+struct CapturedGradient {
+  float* data;           ///< null: not wanted
+  long long strides[4];  ///< bytes
+};
+
+/// What a backward kernel that adds to such gradients is launched with: by the numbers of the score
+/// function's tensors.
+template <typename Params>
+struct WithCapturedGradients : Params {
+  CapturedGradient gradients[most_captured];
+};
+
+/// The kernel that clears them first: a grid of CTAs divides the elements of each.
+struct ClearParams {
+  CapturedGradient gradients[most_captured];
+  int extents[most_captured][4];  ///< 1 past the rank
+  long long counts[most_captured];
+};
+constexpr int clear_threads = 256;
 
 }  // namespace tandem

@@ -66,6 +66,15 @@ TANDEM_DEVICE u32 thread_index_anew() {
 #endif
 }
 
+/// The same number, of which the compiler knows nothing: what was made from it before is made again, where it
+/// would take registers from there to here.
+TANDEM_DEVICE int forgotten(int x) {
+#if TANDEM_ON_DEVICE
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 /// Index of this thread in its warp, read again at each call.
 TANDEM_DEVICE u32 lane_index_anew() {
 #if TANDEM_ON_DEVICE

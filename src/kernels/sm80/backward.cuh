@@ -216,6 +216,7 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
   if constexpr (C.functions.given()) clear_blind_queries();
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
+  u32 inputs[Base::kept_inputs];
   {
     float s[scores];
     this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
@@ -227,6 +228,7 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
     } else {
       this->template probabilities<false>(t, m, s, p_packed, p_sloped);
     }
+    if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
   }
   if constexpr (C.halves_queries()) this->hand_over(p_packed);
   u32 ds_packed[scores / 2];
@@ -234,6 +236,9 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
     float dp[scores];
     this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
     this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    if constexpr (C.functions.captured_gradients) {
+      this->add_captured_gradients(current(), block_of(at), inputs, p_packed, dp);
+    }
   }
   if constexpr (C.halves_queries()) {
     if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);

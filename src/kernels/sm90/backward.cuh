@@ -46,6 +46,13 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
   using Base::threads;
   using Base::warpgroup;
 
+  /// P before dropout is kept for the gradients of captured tensors.
+  static constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
+
+  /// All blocks go with the mask: for two such steps ptxas has too few registers, and serialises the
+  /// products.
+  static constexpr bool one_step = C.functions.captured_gradients;
+
   TANDEM_DEVICE void pingpong_wait() { ptx::named_barrier_sync(barrier_pingpong + warpgroup, threads); }
   TANDEM_DEVICE void pingpong_pass() {
     ptx::named_barrier_arrive(barrier_pingpong + (warpgroup ^ 1), threads);
@@ -70,6 +77,10 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     ptx::wgmma_wait<1>();
     ptx::pin_registers(s);
     this->template probabilities<masked>(t, m, s, p_packed, p_sloped);
+    u32 inputs[Base::kept_inputs];
+    if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
+    u32 p_whole[whole_p];
+    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
     if constexpr (C.functions.dropout) this->drop(p_packed);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_v>(dv, p_packed, shared.dout[dout_at.stage]);
@@ -80,6 +91,11 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     this->store_scores(ds_tile, ds_packed);
     ptx::wgmma_fence();
     this->template issue_gradient<C.tiling.head_dim_qk>(dk, ds_packed, shared.q[q_at.stage]);
+    if constexpr (whole_p > 1) {
+      this->add_captured_gradients(t, m, inputs, p_whole, dp);
+    } else if constexpr (C.functions.captured_gradients) {
+      this->add_captured_gradients(t, m, inputs, p_packed, dp);
+    }
     this->join();
     ptx::wgmma_fence();
     this->issue_dq(dq, ds_tile);
@@ -213,7 +229,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
           continue;
         }
         for (int m = t.blocks.first; m < t.blocks.end; ++m) {
-          if (this->needs_mask(t, m)) {
+          if (one_step || this->needs_mask(t, m)) {
             step<true>(t, m, dk, dv);
           } else {
             step<false>(t, m, dk, dv);
@@ -228,7 +244,7 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
                                    float (&dv)[C.tiling.head_dim_v / 2]) {
     for (int i = 0; i < this->end_visit(t); ++i) {
       const int m = this->take_visit(t, i);
-      if (this->needs_mask(t, m)) {
+      if (one_step || this->needs_mask(t, m)) {
         step<true>(t, m, dk, dv);
       } else {
         step<false>(t, m, dk, dv);

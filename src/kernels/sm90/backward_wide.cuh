@@ -34,6 +34,9 @@ struct WideBackwardConsumer : BackwardConsumer<C> {
   using Base::threads;
   using Base::warpgroup;
 
+  /// The warpgroup that has dP has no S.
+  static_assert(!C.functions.captured_gradients);
+
   // ---- Exchange between warpgroups, and between the CTAs of a cluster ----
 
   /// Passes P^T from warpgroup 0 to 1, in the order in which threads hold it.

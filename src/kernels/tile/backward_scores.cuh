@@ -6,6 +6,7 @@
 #include "kernels/config/backward.hpp"
 #include "kernels/ptx/math.cuh"
 #include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/captured_gradients.cuh"
 #include "kernels/tile/functions.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/pipeline.cuh"
@@ -31,6 +32,8 @@ struct BackwardScores : FunctionKeys<C.functions> {
   /// Blocks that a list says are whole go without the mask function.
   template <bool masked>
   static constexpr bool unmasked = C.functions.block_lists && !masked;
+  /// P of a hidden pair. -0 marks it where P is read again, beside a dP that may be NaN.
+  static constexpr float hidden_probability = C.functions.captured_gradients ? -0.0F : 0.0F;
 
   const BackwardKernelParams<C>& p;
   SharedType& shared;
@@ -107,7 +110,10 @@ struct BackwardScores : FunctionKeys<C.functions> {
             p_each[e] = probability(score, subtract[e], scale[h], slope[e]);
           }
           if constexpr (masked) {
-            if (8 * j + e < first[h] || (C.mask.local && 8 * j + e >= end[h])) p_each[e] = slope[e] = 0.0F;
+            if (8 * j + e < first[h] || (C.mask.local && 8 * j + e >= end[h])) {
+              p_each[e] = hidden_probability;
+              slope[e] = 0.0F;
+            }
           }
         }
         packed[2 * j + h] = pack<C.tiling.element>(p_each[0], p_each[1]);
@@ -126,11 +132,8 @@ struct BackwardScores : FunctionKeys<C.functions> {
     return ptx::exp2(ptx::fma(capped.part, p.softcap * log2_e, -lse_log2));
   }
 
-  /// The same of the thread's key h and a query, through the caller's functions. `seen`: the mask function
-  /// hides nothing.
-  template <bool seen>
-  TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
-                                           float& slope) const {
+  /// What the score function takes: the scaled score, and its slope where that is capped.
+  TANDEM_DEVICE float function_input(float score, float scale, float& slope) const {
     float x = score * scale;
     slope = 1.0F;
     if constexpr (C.functions.score_function && C.softcap) {
@@ -138,6 +141,15 @@ struct BackwardScores : FunctionKeys<C.functions> {
       x = p.softcap * capped.part;
       slope = capped.slope;
     }
+    return x;
+  }
+
+  /// The same of the thread's key h and a query, through the caller's functions. `seen`: the mask function
+  /// hides nothing.
+  template <bool seen>
+  TANDEM_DEVICE float function_probability(int query, int h, float score, float lse_log2, float scale,
+                                           float& slope) const {
+    const float x = function_input(score, scale, slope);
     const Logit logit = this->logit_of(query, h, x);
     bool hidden = (!seen && !logit.visible) || lse_log2 == ptx::infinity();
     float probability_of = 0.0F;
@@ -149,7 +161,7 @@ struct BackwardScores : FunctionKeys<C.functions> {
       probability_of = probability(score, lse_log2, scale, slope);
     }
     if (hidden) slope = 0.0F;
-    return hidden ? 0.0F : probability_of;
+    return hidden ? hidden_probability : probability_of;
   }
 
   /// Computes dS^T = P^T (dP^T - delta), packed for dK and dQ. `packed_p` is P^T, or P^T times the slope.
@@ -175,6 +187,48 @@ struct BackwardScores : FunctionKeys<C.functions> {
     } else {
       score_gradients(packed, packed_p, dp);
     }
+  }
+
+  // ---- Gradients of captured tensors ----
+
+  /// Keeps what the score function takes until dP is there, if a gradient depends on it: in 16 bits, as the
+  /// scores of a product of that type are, since for 32 there are not enough registers.
+  static constexpr int kept_inputs = C.functions.captured_gradients ? scores / 2 : 1;
+  TANDEM_DEVICE void keep_inputs(const float (&s)[scores], u32 (&inputs)[kept_inputs]) const {
+    if (!UserFunctions<C.functions.digest>::gradients_read_score()) return;
+#pragma unroll
+    for (int i = 0; i < kept_inputs; ++i) {
+      const float scale = ptx::load_shared(shared.key_scale_log2 + key_at() + position.row(i % 2));
+      float slope[2];
+      const float low = function_input(s[2 * i], scale, slope[0]);
+      const float high = function_input(s[2 * i + 1], scale, slope[1]);
+      inputs[i] = pack<C.tiling.element>(saturated(low), saturated(high));
+    }
+  }
+  static TANDEM_DEVICE float saturated(float x) {
+    constexpr float largest = 65504.0F;
+    if constexpr (C.tiling.element == Element::bf16) return x;
+    return least(greatest(x, -largest), largest);
+  }
+
+  /// Adds what the pairs of query block m owe to the elements that they read. `whole` is P^T before dropout,
+  /// `dp` dP^T behind it, which this overwrites. All lanes of a warp call.
+  TANDEM_DEVICE void add_captured_gradients(const BackwardTile& t, int m, const u32 (&inputs)[scores / 2],
+                                            const u32 (&whole)[scores / 2], float (&dp)[scores]) const {
+    const float* delta = from_first_query<const float*>(shared.delta[dout_at.stage]);
+#pragma unroll
+    for (int i = 0; i < scores; ++i) {
+      const u32 bits = whole[i / 2] >> (i % 2 * 16) & 0xffffU;
+      const float subtract = ptx::load_shared(delta + i / 4 * 8 + i % 2);
+      dp[i] =
+          bits == 0x8000U ? 0.0F : ptx::unpack<C.tiling.element>(static_cast<u16>(bits)) * (dp[i] - subtract);
+    }
+    const int query = ptx::forgotten(from_first_query(BackwardTiles<C>::passing(t, m) * C.tiling.block_m));
+    const auto input = [&](int i) {
+      return i % 2 == 0 ? unpack_low<C.tiling.element>(inputs[i / 2])
+                        : unpack_high<C.tiling.element>(inputs[i / 2]);
+    };
+    tile::add_captured_gradients<C.functions>(*this, p.gradients, query, dp, input);
   }
 
   // ---- Dropout ----

@@ -15,8 +15,12 @@ template <BackwardConfig C>
 using BackwardFunctionParams =
     typename Select<C.functions.given(), WithFunctions<BackwardParams>, BackwardParams>::type;
 template <BackwardConfig C>
-using BackwardKernelParams =
+using BackwardFamilyParams =
     typename Select<C.of_sm80(), WithAddresses<BackwardFunctionParams<C>>, BackwardFunctionParams<C>>::type;
+template <BackwardConfig C>
+using BackwardKernelParams =
+    typename Select<C.functions.captured_gradients, WithCapturedGradients<BackwardFamilyParams<C>>,
+                    BackwardFamilyParams<C>>::type;
 
 /// The first query block of a sequence in the workspace (see BackwardParams). `batch` may also be one of the
 /// two additional sequences, of rows that belong to none, that VarlenBlocks counts.

@@ -51,6 +51,12 @@ TANDEM_DEVICE float unpack_high(u32 packed) {
   return ptx::unpack<element>(static_cast<u16>(packed >> 16));
 }
 
+template <typename T, int n>
+TANDEM_DEVICE void copy(T (&to)[n], const T (&from)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) to[i] = from[i];
+}
+
 /// f32 accumulators to 16-bit: also exactly the register layout of WGMMA's A operand, four words a step of 16
 /// columns.
 template <Element element, int n>

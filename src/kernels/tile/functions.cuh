@@ -24,6 +24,13 @@ namespace tandem::tile {
 ///   row_values, take_row()   the integers and booleans (0 or -1) that it keeps of a row
 ///   key_values, take_key()   the same of a key
 ///   bounds()                 the range of the mask function over ranges of those
+///
+/// and where the gradients of what the score function reads are wanted, for each read g of such a tensor:
+///
+///   gradient_count()         how many there are
+///   gradients_read_score()   whether any of them depends on the score
+///   gradient_pattern(g)      its ElementPattern
+///   gradient()               the ElementSlope of a pair
 template <u64 digest>
 struct UserFunctions;
 
@@ -32,6 +39,18 @@ struct Logit {
   float value;
   float slope;   ///< the derivative of `value` by the score
   bool visible;  ///< what the mask function says
+};
+
+/// An element that a pair reads, where its gradient is, and the derivative of the logit by it.
+struct ElementSlope {
+  i64 address;
+  float value;
+};
+/// How the elements of one read lie among pairs.
+struct ElementPattern {
+  bool by_query;  ///< the element depends on the query, or on the pair's score
+  bool by_key;
+  bool apart;  ///< queries have elements of their own
 };
 
 /// A sequence, as functions see it.

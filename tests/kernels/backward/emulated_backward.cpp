@@ -11,6 +11,7 @@
 #include "functions/any_function.hpp"
 #include "gpu/backward_params.hpp"
 #include "gpu/function_source.hpp"
+#include "kernels/common/clear_gradients.cuh"
 #include "kernels/common/convert.cuh"
 
 namespace tandem::kernel_tests {
@@ -43,6 +44,21 @@ harness::Case random_backward_case(std::uint64_t seed, const BackwardConfig& con
 
 namespace {
 
+template <typename Params>
+WithCapturedGradients<Params> with_gradients(const Problem& p, const Params& params) {
+  WithCapturedGradients<Params> with{params, {}};
+  gpu::set_captured_gradients(p, with.gradients);
+  return with;
+}
+
+/// The launch before the others of a call that wants gradients of captured tensors.
+void clear_captured(const Problem& p, const emulator::Options& options) {
+  emulator::launch(
+      &tandem::clear_gradients<BackwardConfig{}>, gpu::make_clear_params(p),
+      {.blocks = static_cast<unsigned>(gpu::clear_grid(p, 1)), .threads = clear_threads, .shared_bytes = 0},
+      options);
+}
+
 void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& call, const EmulatedRun& run,
                  const BackwardParams& params, const gpu::Workspace& workspace, char* memory,
                  const emulator::Grid& shape, const emulator::Options& options) {
@@ -53,7 +69,7 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
   if (kernels.sm80 != nullptr) {
     emulator::launch(kernels.sm80, sm80(), shape, options);
   } else if (config.functions.given()) {
-    running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call));
+    running = run.functions != nullptr ? run.functions : printed_functions(digest_of(call, Pass::backward));
     WithFunctions<BackwardParams> with{params, gpu::function_params(gpu::functions_of(p))};
     std::vector<unsigned int> lists;
     emulator::Options listed = options;
@@ -73,7 +89,12 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
       if (run.with_lists) run.with_lists(lists);
       listed.buffers.push_back(emulator::readable(lists));
     }
-    if (config.of_sm80()) {
+    if (kernels.sm80_captured != nullptr) {
+      emulator::launch(kernels.sm80_captured, with_gradients(p, gpu::with_functions(sm80(), with.functions)),
+                       shape, listed);
+    } else if (kernels.captured != nullptr) {
+      emulator::launch(kernels.captured, with_gradients(p, with), shape, listed);
+    } else if (config.of_sm80()) {
       emulator::launch(kernels.sm80_functions, gpu::with_functions(sm80(), with.functions), shape, listed);
     } else {
       emulator::launch(kernels.functions, with, shape, listed);
@@ -119,6 +140,7 @@ void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun
   const BackwardParams params =
       gpu::make_backward_params(p, config, gpu::backward_maps(p, config), &emulator::encode, workspace,
                                 reinterpret_cast<char*>(scratch.data()));
+  if (p.wants_captured_gradients() && run.clears) clear_captured(p, options);
   const auto rows_threads = static_cast<unsigned>(backward_rows_threads(config));
   const auto rows_blocks = static_cast<unsigned>(gpu::backward_rows_count(p, config));
   const auto grid = static_cast<unsigned>(gpu::backward_grid(p, config, static_cast<int>(run.blocks)));

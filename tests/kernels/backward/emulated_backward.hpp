@@ -25,6 +25,9 @@ struct EmulatedBackward {
   void (*sm80)(Sm80BackwardParams) = nullptr;  ///< of that family, in place of `main`
   void (*sm80_functions)(WithAddresses<WithFunctions<BackwardParams>>) = nullptr;  ///< and of `functions`
   void (*lists)(WithFunctions<BackwardParams>) = nullptr;  ///< before a kernel that visits listed blocks
+  /// Where they add to gradients of captured tensors.
+  void (*captured)(WithCapturedGradients<WithFunctions<BackwardParams>>) = nullptr;
+  void (*sm80_captured)(WithCapturedGradients<WithAddresses<WithFunctions<BackwardParams>>>) = nullptr;
 };
 
 /// Every Config family, in four files so that they compile side by side.
@@ -45,6 +48,10 @@ std::span<const EmulatedBackward> function_backwards_of_lists();
 std::span<const EmulatedBackward> function_sm80_backwards();
 std::span<const EmulatedBackward> function_sm80_backwards_of_lists();
 
+/// Those with gradients of captured tensors, of both families.
+std::span<const EmulatedBackward> captured_backwards();
+std::span<const EmulatedBackward> captured_sm80_backwards();
+
 /// Those with dropout.
 std::span<const EmulatedBackward> dropout_backwards();
 
@@ -60,6 +67,7 @@ struct EmulatedRun {
   const AnyFunctions* functions = nullptr;  ///< in place of the call's own
   /// Called with the lists of query blocks, once they are made.
   std::function<void(std::span<unsigned int>)> with_lists = {};
+  bool clears = true;           ///< gradients of captured tensors, before the main kernel adds to them
   bool convert_beside = false;  ///< the conversion begins before the main kernel, on a thread of its own
 };
 

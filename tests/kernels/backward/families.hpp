@@ -26,7 +26,11 @@ constexpr EmulatedBackward emulated() {
                            .convert = &tandem::backward_convert<config>,
                            .sink = &tandem::backward_sink<config>};
   if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
-  if constexpr (config.of_sm80() && config.functions.given()) {
+  if constexpr (config.of_sm80() && config.functions.captured_gradients) {
+    kernels.sm80_captured = &tandem::sm80_backward<config>;
+  } else if constexpr (config.functions.captured_gradients) {
+    kernels.captured = &tandem::backward<config>;
+  } else if constexpr (config.of_sm80() && config.functions.given()) {
     kernels.sm80_functions = &tandem::sm80_backward<config>;
   } else if constexpr (config.of_sm80()) {
     kernels.sm80 = &tandem::sm80_backward<config>;

@@ -48,10 +48,15 @@ void take_few_queries(Case& c, Random& random) {
 
 }  // namespace
 
-std::uint64_t digest_of(const Call& call) {
+std::uint64_t digest_of(const Call& call, Pass pass) {
   static constexpr Dropout any{};
-  const Dropout* const dropout = call.spec.options.dropout_p > 0.0F ? &any : nullptr;
-  return gpu::functions_config({.score = call.score_of(), .mask = call.mask_of(), .dropout = dropout}).digest;
+  gpu::CallFunctions functions{.score = call.score_of(),
+                               .mask = call.mask_of(),
+                               .dropout = call.spec.options.dropout_p > 0.0F ? &any : nullptr};
+  if (pass == Pass::backward) {
+    for (const int n : call.spec.differentiated) functions.gradients |= 1U << n;
+  }
+  return gpu::functions_config(functions).digest;
 }
 
 harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& config) {

@@ -20,6 +20,13 @@ struct AnyFunctions {
   void (*take_row)(const void* row, i32* values) = nullptr;
   void (*take_key)(const void* key, i32* values) = nullptr;
   Interval (*bounds)(const Interval* row, const Interval* key) = nullptr;
+  /// Where gradients of captured tensors are wanted.
+  int gradients = 0;
+  bool gradients_read_score = false;
+  tile::ElementPattern (*pattern)(int g) = nullptr;
+  tile::ElementSlope (*gradient)(const tile::FunctionSequence& sequence,
+                                 const CapturedGradient (&gradients)[most_captured], const void* row,
+                                 const void* key, float score, int g) = nullptr;
 };
 
 /// The printed functions of a digest; null if there are none.
@@ -28,12 +35,12 @@ const AnyFunctions* printed_functions(std::uint64_t digest);
 /// Those that launches run; set it before one.
 extern const AnyFunctions* running;
 
-/// Of a call's functions.
-std::uint64_t digest_of(const harness::Call& call);
+/// Of a call's functions; backward with the gradients that it asks for.
+std::uint64_t digest_of(const harness::Call& call, Pass pass = Pass::forward);
 
 constexpr std::uint64_t any_digest = 1;
-constexpr std::size_t kept_bytes = 64;  ///< room for what any of them keeps of a row or a key
-constexpr int kept_values = 8;          ///< and for how many integers and booleans of that
+constexpr std::size_t kept_bytes = 128;  ///< room for what any of them keeps of a row or a key
+constexpr int kept_values = 8;           ///< and for how many integers and booleans of that
 
 }  // namespace tandem::kernel_tests
 
@@ -58,6 +65,14 @@ struct UserFunctions<kernel_tests::any_digest> {
   }
   static Logit pair(const FunctionSequence& sequence, const Row& row, const Key& key, float score) {
     return kernel_tests::running->pair(sequence, row.bytes, key.bytes, score);
+  }
+  static int gradient_count() { return kernel_tests::running->gradients; }
+  static bool gradients_read_score() { return kernel_tests::running->gradients_read_score; }
+  static ElementPattern gradient_pattern(int g) { return kernel_tests::running->pattern(g); }
+  static ElementSlope gradient(const FunctionSequence& sequence,
+                               const CapturedGradient (&gradients)[most_captured], const Row& row,
+                               const Key& key, float score, int g) {
+    return kernel_tests::running->gradient(sequence, gradients, row.bytes, key.bytes, score, g);
   }
   static constexpr int row_values = kernel_tests::kept_values;
   static constexpr int key_values = kernel_tests::kept_values;

@@ -24,10 +24,17 @@ std::map<std::uint64_t, std::string> printed() {
     }
     std::optional<Function> score;
     std::optional<Function> mask;
-    if (!f.score.empty()) score = Function::parse(f.score, Function::Kind::score, views);
+    if (!f.score.empty())
+      score = Function::parse(f.score, Function::Kind::score, views, harness::real_captured(f));
     if (!f.mask.empty()) mask = Function::parse(f.mask, Function::Kind::mask, views);
     const gpu::CallFunctions both{.score = score ? &*score : nullptr, .mask = mask ? &*mask : nullptr};
     texts.emplace(gpu::functions_config(both).digest, gpu::function_source(both));
+    gpu::CallFunctions with_gradients = both;
+    if (both.score != nullptr) {
+      for (const int n : harness::real_captured(f)) with_gradients.gradients |= 1U << n;
+    }
+    const std::uint64_t digest = gpu::functions_config(with_gradients).digest;
+    texts.emplace(digest, gpu::function_source(with_gradients));
   }
   const Dropout any{};
   const gpu::CallFunctions dropout{.dropout = &any};  // without functions

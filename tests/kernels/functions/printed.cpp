@@ -37,6 +37,16 @@ constexpr AnyFunctions any() {
     };
     f.bounds = [](const Interval* row, const Interval* key) { return User::bounds(row, key); };
   }
+  if constexpr (requires { User::gradient_count(); }) {
+    f.gradients = User::gradient_count();
+    f.gradients_read_score = User::gradients_read_score();
+    f.pattern = [](int g) { return User::gradient_pattern(g); };
+    f.gradient = [](const tile::FunctionSequence& sequence, const CapturedGradient(&gradients)[most_captured],
+                    const void* row, const void* key, float score, int g) {
+      return User::gradient(sequence, gradients, *static_cast<const Row*>(row), *static_cast<const Key*>(key),
+                            score, g);
+    };
+  }
   return f;
 }
 
