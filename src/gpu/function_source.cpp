@@ -50,7 +50,8 @@ Functions functions_config(const CallFunctions& functions) {
   return {.digest = std::max<std::uint64_t>(h, 1),
           .score_function = functions.score != nullptr,
           .mask_function = functions.mask != nullptr,
-          .dropout = functions.dropout != nullptr};
+          .dropout = functions.dropout != nullptr,
+          .dropout_places = functions.dropout != nullptr && functions.dropout->places != nullptr};
 }
 
 std::string function_source(const CallFunctions& functions) {
@@ -116,7 +117,9 @@ FunctionParams function_params(const CallFunctions& functions) {
                       .scale = d->scale,
                       .key = {d->key[0], d->key[1]},
                       .offset = d->offset,
-                      .heads = d->heads};
+                      .heads = d->heads,
+                      .places = d->places,
+                      .place_stride = d->place_stride};
   }
   return params;
 }

@@ -28,6 +28,6 @@ int main(int argc, char** argv) {
                   "Contract19_Functions.BitsOfASequenceWithSplitSize:"
                   "Contract19_Functions.ThreadsChangeNoBit:"
                   "Contract19_Functions.LogitsWithoutASentinel",
-       .backward = {general_sm80_backwards(), function_sm80_backwards_of_lists(),
+       .backward = {general_sm80_backwards(), f32_sm80_backwards(), function_sm80_backwards_of_lists(),
                     function_sm80_backwards()}});
 }

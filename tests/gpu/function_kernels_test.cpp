@@ -1,6 +1,7 @@
 // What ptxas makes of kernels with the usual functions: it needs no GPU.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
 
 #include "gpu/function_source.hpp"
@@ -29,6 +30,7 @@ struct Usual {
   int sm80_local_bytes = 0;
   int sm80_backward_local_bytes = 0;
   float dropout = 0.0F;
+  bool placed = false;  ///< dropout of parts of sequences
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
@@ -50,6 +52,7 @@ constexpr Usual usual[] = {
     {"Dropout", "", "", 0, 56, 0, 0, 0.1F},
     {"DropoutCausal", "", "le(k, q)", 0, 204, 0, 0, 0.1F},
     {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 0, 0, 0.1F},
+    {"DropoutOfParts", "", "", 0, 56, 0, 0, 0.1F, true},
 };
 
 class UsualFunctions : public testing::TestWithParam<Usual> {
@@ -76,6 +79,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     p.score_function = score_ ? &*score_ : nullptr;
     p.mask_function = mask_ ? &*mask_ : nullptr;
     p.dropout = make_dropout(GetParam().dropout, 1, 2, 4);
+    if (GetParam().placed) p.dropout.places = places_.data();
     return p;
   }
 
@@ -94,6 +98,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
 
  private:
   std::optional<Function> score_, mask_;
+  std::array<std::int32_t, 8> places_{};
 };
 
 TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {
