@@ -63,6 +63,10 @@ std::vector<Item> items_to_compile() {
     for (const gpu::Kernel kernel : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert}) {
       add_once(gpu::kernel_name(kernel, gpu::backward_rows_config(config)));
     }
+    if (!config.f32_dk_dv) continue;
+    BackwardConfig all = config;
+    all.f32_dq = true;
+    add_once(gpu::kernel_name(gpu::Kernel::backward_convert, gpu::backward_convert_config(all)));
   }
   for (const QuantizeConfig& config : shipped_quantize_configs()) {
     items.emplace_back(gpu::kernel_name(gpu::Kernel::quantize, config), "");

@@ -95,7 +95,7 @@ struct AttentionOptions {
   /// Attention dropout: each entry of P is set to 0 with this probability, in [0, 1), and the others are
   /// divided by 1 - dropout_p. Which are kept depends on seed, offset, batch entry, query head, query and key
   /// alone (docs/functions.md has the formula); backward wants the same three. LSE is that of the whole
-  /// softmax. On the CPU, with precision exact. 0: off.
+  /// softmax. With precision exact. 0: off.
   float dropout_p = 0.0F;
   std::uint64_t dropout_seed = 0;
   std::uint64_t dropout_offset = 0;
@@ -149,6 +149,12 @@ struct AttentionInputs {
   /// capture, must stay until the call returns; no output may share memory with what they capture.
   const Function* score_function = nullptr;
   const Function* mask_function = nullptr;
+  /// With dropout: where batch entries lie among the whole of which the call has some rows and heads, so that
+  /// the parts of a sequence keep what one call would. (batch, 4) i32, of each entry: its first query head
+  /// counted through all batch entries of the whole (entry * heads + head); the place in its sequence of its
+  /// first query; of its first key; and the distance in the sequence from row to row. Any numbers are safe,
+  /// and are taken modulo 2^32. Not given: (b * heads_q, 0, 0, 1).
+  ConstTensor dropout_places;
 };
 
 /// Arguments of the forward pass.
@@ -169,14 +175,18 @@ struct BackwardArgs : AttentionInputs {
   ConstTensor dout;  ///< gradient of out
   ConstTensor dlse;  ///< optional: gradient of lse, same shape, f32
   /// The gradients that are wanted; one at least, of these or of captured tensors. dq has the shape of q, dk
-  /// of k, dv of v, and all have q's dtype or, on the CPU, f32, as parts that are to be added want it; dsink
-  /// is (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one buffer. One
-  /// that is not given is not computed where that saves work: on the CPU its products, on a GPU its
-  /// conversion and its memory.
+  /// of k, dv of v. They have q's dtype or f32, as parts that are to be added want it: dq on its own, dk and
+  /// dv alike. dsink is (heads_q) f32, only with a sink. Each in memory of its own; they may be slices of one
+  /// buffer. One that is not given is not computed where that saves work: on the CPU its products, on a GPU
+  /// its conversion and its memory.
   Tensor dq;
   Tensor dk;
   Tensor dv;
   Tensor dsink;
+  /// dq, or dk and dv, are added to what they hold, f32, and nothing is added where no pair is visible. A GPU
+  /// adds as it writes; on the CPU the workspace holds the gradients of the call first.
+  bool accumulate_dq = false;
+  bool accumulate_dk_dv = false;
   /// Gradients of the tensors that score_function captures, by their numbers; it has been made such that it
   /// differentiates them (FunctionBuilder::score_function). f32, of the tensor's shape; empty views are not
   /// wanted, and there may be fewer views than tensors. The views' memory stays for as long as the call. On
@@ -198,6 +208,10 @@ struct Execution {
   /// call neither allocates nor synchronises. Null: the call allocates for itself.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
+  /// GPU: the persistent grids are those of a GPU with so many SMs at most, so that what other kernels need,
+  /// those of NCCL say, is free beside them: a forward or backward kernel of a call, not the short ones
+  /// before and behind it. The kernels sm80 forward are not persistent: with them it is an error. 0: all SMs.
+  int sm_limit = 0;
   /// CPU: asked now and then by the thread that called, some 20 times a second, whether the call is to end
   /// before it is done. Once it returns true the threads finish what they have in hand and the call throws an
   /// Error of status interrupted, and every element of its outputs may hold anything. Null: nothing is asked.

@@ -83,9 +83,8 @@ struct BackwardPartArgs : PartInputs {
   ConstTensor lse;   ///< (batch, heads_q, seqlen_q) f32, likewise over all keys
   ConstTensor dout;  ///< gradient of out, in q's dtype
   ConstTensor dlse;  ///< optional: gradient of lse, f32
-  /// The gradients that are wanted, one at least, in the shapes of q, k and v. To accumulate they are f32, on
-  /// the CPU alone: kernels for GPUs write gradients of 16 bits. There, call with accumulate = false and
-  /// gradients in q's dtype, and add these in f32. With accumulate = false the CPU takes both dtypes.
+  /// The gradients that are wanted, one at least, in the shapes of q, k and v. To accumulate they are f32;
+  /// with accumulate = false q's dtype or f32, dk and dv alike.
   Tensor dq;
   Tensor dk;
   Tensor dv;
@@ -97,11 +96,11 @@ struct BackwardPartArgs : PartInputs {
 TANDEM_API void forward_part(const ForwardPartArgs& args, const Execution& execution = {});
 
 /// Adds the gradients of these pairs to those of dq, dk and dv that are given. Throws Error, as backward
-/// does, before anything is written; of status unsupported, to accumulate on a GPU.
+/// does, before anything is written.
 TANDEM_API void backward_part(const BackwardPartArgs& args, const Execution& execution = {});
 
 /// Scratch bytes that a call with these arguments needs: to accumulate, those of its results in f32 (of
-/// forward_part twice) besides those of the call of forward or backward.
+/// forward_part twice, of backward_part on the CPU alone) besides those of the call of forward or backward.
 TANDEM_API std::size_t workspace_bytes(const ForwardPartArgs& args, const Execution& execution = {});
 TANDEM_API std::size_t workspace_bytes(const BackwardPartArgs& args, const Execution& execution = {});
 

@@ -117,6 +117,7 @@ typedef struct tandem_forward_args {
   tandem_tensor page_table, leftpad_k, cache_batch_idx;           /* optional: k and v are a cache */
   tandem_tensor causal_by_sequence;                               /* optional */
   tandem_functions functions;                                     /* optional */
+  tandem_tensor dropout_places;                                   /* optional, with dropout_p */
 } tandem_forward_args;
 
 /* Arguments of tandem_backward: BackwardArgs of attention.hpp. */
@@ -127,22 +128,26 @@ typedef struct tandem_backward_args {
   tandem_tensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k; /* optional */
   tandem_tensor sink;                                             /* optional */
   tandem_tensor out, lse, dout;
-  tandem_tensor dlse;         /* optional */
-  tandem_tensor dq, dk, dv;   /* written; all zero where not wanted, as dsink, but one of them is needed */
+  tandem_tensor dlse; /* optional */
+  /* Written, in q's dtype or f32; all zero where not wanted, as dsink, but one of them is needed. */
+  tandem_tensor dq, dk, dv;
   tandem_tensor dsink;        /* optional, written */
   tandem_functions functions; /* optional */
   /* Optional, written: gradients of functions.captured, f32, as many as captured_count; all zero where not
    * wanted. NULL: none is. On a GPU not with options.deterministic. */
   const tandem_tensor* captured_gradients;
+  tandem_tensor dropout_places; /* optional, with dropout_p */
+  int32_t accumulate_dq;        /* dq, or dk and dv, are added to what they hold, f32 */
+  int32_t accumulate_dk_dv;
 } tandem_backward_args;
 
 /* How and where a call runs. NULL, or tandem_execution_default(), follows the tensors' device. */
 typedef struct tandem_execution {
   size_t struct_size;
-  int32_t threads; /* CPU; 0: OMP_NUM_THREADS, or every core this process may use */
-  int32_t reserved;
-  void* stream;    /* GPU: a CUstream; NULL is the default stream */
-  void* workspace; /* 256-byte aligned; NULL: the call allocates for itself */
+  int32_t threads;  /* CPU; 0: OMP_NUM_THREADS, or every core this process may use */
+  int32_t sm_limit; /* GPU: persistent grids are those of a GPU with so many SMs at most; 0: all */
+  void* stream;     /* GPU: a CUstream; NULL is the default stream */
+  void* workspace;  /* 256-byte aligned; NULL: the call allocates for itself */
   size_t workspace_bytes;
   /* CPU: asked some 20 times a second, by the thread that called, whether the call is to end before it is
    * done. Once it returns other than 0 the call fails with tandem_interrupted, and its outputs hold anything.

@@ -82,12 +82,15 @@ BackwardArgs backward_args(Arrays& arrays, const Options& options) {
   arrays.take(args, backward_outputs, true);
   options.give(args, args.options);
   args.captured_gradients = options.captured_gradients;
+  args.accumulate_dq = options.accumulate_dq;
+  args.accumulate_dk_dv = options.accumulate_dk_dv;
   return args;
 }
 
-Execution make_execution(int threads, std::uintptr_t stream = 0) {
+Execution make_execution(int threads, std::uintptr_t stream = 0, int sm_limit = 0) {
   Execution e;
   e.threads = threads;
+  e.sm_limit = sm_limit;
   e.stream =
       reinterpret_cast<void*>(stream);  // NOLINT(performance-no-int-to-ptr): handles are integers in Python
   return e;
@@ -122,12 +125,12 @@ void run(nb::handle q, const Args& args, Execution execution) {
 
 void run_forward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, forward_count);
-  run(arrays.q(), forward_args(arrays, options), make_execution(options.threads, stream));
+  run(arrays.q(), forward_args(arrays, options), make_execution(options.threads, stream, options.sm_limit));
 }
 
 void run_backward(const nb::tuple& tuple, const Options& options, std::uintptr_t stream) {
   Arrays arrays(tuple, backward_count);
-  run(arrays.q(), backward_args(arrays, options), make_execution(options.threads, stream));
+  run(arrays.q(), backward_args(arrays, options), make_execution(options.threads, stream, options.sm_limit));
 }
 
 // The quick way of a forward call: plain PyTorch tensors in, (out, lse or None) out. None where one of them
@@ -149,7 +152,7 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
   args.out = view_of("out", results.out, q, true);
   if (return_lse) args.lse = view_of("lse", results.lse, q, true);
   options.give(args, args.options);
-  Execution execution = make_execution(options.threads);
+  Execution execution = make_execution(options.threads, 0, options.sm_limit);
   execution.stream = current_stream(args.out);
   run(q, args, execution);
   return nb::make_tuple(results.out, return_lse ? results.lse : nb::none());
@@ -159,7 +162,7 @@ nb::object run_tensors(const nb::tuple& inputs, const Options& options, bool ret
 template <typename F>
 auto planned(const nb::tuple& tuple, const Options& options, bool backward, F&& f) {
   Arrays arrays(tuple, backward ? backward_count : forward_count);
-  const Execution execution = make_execution(options.threads);
+  const Execution execution = make_execution(options.threads, 0, options.sm_limit);
   return backward ? f(backward_args(arrays, options), execution)
                   : f(forward_args(arrays, options), execution);
 }

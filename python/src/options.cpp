@@ -35,7 +35,13 @@ Options make_options(nb::handle scale, bool causal, std::int64_t window_left, st
   o.precision = precision;
   o.strict = strict;
   o.split_size = split_size;
-  return {.attention = o, .threads = threads, .score = {}, .mask = {}, .captured_gradients = {}};
+  return {.attention = o,
+          .threads = threads,
+          .sm_limit = 0,
+          .score = {},
+          .mask = {},
+          .captured_gradients = {},
+          .dropout_places = {}};
 }
 
 }  // namespace
@@ -53,16 +59,24 @@ void Options::set_captured_gradients(const std::vector<std::optional<Tensor>>& g
   for (const std::optional<Tensor>& t : gradients) captured_gradients.push_back(t.value_or(Tensor{}));
 }
 
-void Options::set_dropout(float p, std::uint64_t seed, std::uint64_t offset) {
+void Options::set_dropout(float p, std::uint64_t seed, std::uint64_t offset,
+                          const std::optional<Tensor>& places) {
   attention.dropout_p = p;
   attention.dropout_seed = seed;
   attention.dropout_offset = offset;
+  if (places) dropout_places = *places;
+}
+
+void Options::set_accumulate(bool dq, bool dk_dv) {
+  accumulate_dq = dq;
+  accumulate_dk_dv = dk_dv;
 }
 
 void Options::give(AttentionInputs& args, AttentionOptions& options) const {
   options = attention;
   args.score_function = score ? &*score : nullptr;
   args.mask_function = mask ? &*mask : nullptr;
+  args.dropout_places = dropout_places;
 }
 
 void define_options(nb::module_& m) {
@@ -75,8 +89,11 @@ void define_options(nb::module_& m) {
       .def("set_functions", &Options::set_functions, nb::arg("score").none(), nb::arg("mask").none(),
            nb::arg("captured"), nb::arg("differentiated"))
       .def("set_captured_gradients", &Options::set_captured_gradients, nb::arg("gradients"))
-      .def("set_dropout", &Options::set_dropout, nb::arg("p"), nb::arg("seed"), nb::arg("offset"))
-      .def_ro("threads", &Options::threads);
+      .def("set_dropout", &Options::set_dropout, nb::arg("p"), nb::arg("seed"), nb::arg("offset"),
+           nb::arg("places").none())
+      .def("set_accumulate", &Options::set_accumulate, nb::arg("dq"), nb::arg("dk_dv"))
+      .def_ro("threads", &Options::threads)
+      .def_rw("sm_limit", &Options::sm_limit);
 }
 
 }  // namespace tandem::python

@@ -16,8 +16,11 @@ namespace tandem::python {
 struct Options {
   AttentionOptions attention;
   int threads = 0;
+  int sm_limit = 0;
   std::optional<Function> score, mask;
   std::vector<Tensor> captured_gradients;
+  ConstTensor dropout_places;
+  bool accumulate_dq = false, accumulate_dk_dv = false;
 
   /// Text, or None, the arrays that both read, and the numbers of those whose gradients may be asked for.
   void set_functions(const std::optional<std::string>& score_text,
@@ -25,7 +28,10 @@ struct Options {
                      const std::vector<int>& differentiated);
   /// Where a backward call writes the gradients of the arrays; None where not wanted.
   void set_captured_gradients(const std::vector<std::optional<Tensor>>& gradients);
-  void set_dropout(float p, std::uint64_t seed, std::uint64_t offset);
+  /// `places`: dropout_places, or None.
+  void set_dropout(float p, std::uint64_t seed, std::uint64_t offset, const std::optional<Tensor>& places);
+  /// Whether a backward call adds to dq, and to dk and dv.
+  void set_accumulate(bool dq, bool dk_dv);
   void give(AttentionInputs& args, AttentionOptions& options) const;
 };
 

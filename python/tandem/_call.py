@@ -73,6 +73,8 @@ class Call:
     #: None until _dropout.draw
     dropout_seed: int | None = None
     dropout_offset: int = 0
+    #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
+    dropout_places: Any = None
 
     @property
     def asks_pairs(self) -> Any:
@@ -87,8 +89,14 @@ class Call:
         if self.dropout_p != 0:
             seed = 0 if self.dropout_seed is None else _word("dropout_seed", self.dropout_seed)
             seeds = (seed, _word("dropout_offset", self.dropout_offset))
-            options.set_dropout(_number("dropout_p", self.dropout_p), *seeds)
+            options.set_dropout(_number("dropout_p", self.dropout_p), *seeds, self._places())
         return options
+
+    def _places(self) -> _core.Tensor | None:
+        if self.dropout_places is None:
+            return None
+        library = _arrays.library_of("dropout_places", self.dropout_places)
+        return _core.Tensor(*library.layout("dropout_places", self.dropout_places))
 
     def _judged_options(self) -> _core.Options:
         try:
@@ -140,6 +148,7 @@ class Call:
             self.dropout_p,
             self.dropout_seed,
             self.dropout_offset,
+            self.dropout_places,
         )
 
     def precision_code(self) -> _core.Precision:

@@ -22,6 +22,9 @@ Plan checked_plan(const Problem& problem, const Execution& execution) {
     check::invalid("workspace is NULL but workspace_bytes is {}; pass the memory too, or 0 bytes",
                    execution.workspace_bytes);
   }
+  if (execution.sm_limit < 0) {
+    check::invalid("sm_limit is {}; it must be at least 1, or 0 for all SMs", execution.sm_limit);
+  }
   return make_plan(problem, execution);
 }
 

@@ -26,7 +26,7 @@ using tandem::check::invalid;
 /// The least that any caller passes: the structs as they were first. tandem_options has grown by `strict`
 /// and `split_size` since, tandem_forward_args by the cache and the mask by sequence, tandem_quantize_args by
 /// the rotary embedding, tandem_execution by the interruption; tandem_options by dropout, and the arguments
-/// of both passes by functions.
+/// of both passes by functions and the places of dropout.
 constexpr std::size_t options_size_0_1 = 56;
 constexpr std::size_t forward_args_size_0_1 = 16 + 13 * sizeof(tandem_tensor);
 constexpr std::size_t backward_args_size_0_1 = 16 + 16 * sizeof(tandem_tensor);
@@ -36,8 +36,9 @@ static_assert(sizeof(tandem_tensor) == 88);
 static_assert(sizeof(tandem_options) == options_size_0_1 + 16 + 24);
 static_assert(sizeof(tandem_functions) == 32);
 static_assert(sizeof(tandem_forward_args) ==
-              forward_args_size_0_1 + 4 * sizeof(tandem_tensor) + sizeof(tandem_functions));
-static_assert(sizeof(tandem_backward_args) == backward_args_size_0_1 + sizeof(tandem_functions) + 8);
+              forward_args_size_0_1 + 5 * sizeof(tandem_tensor) + sizeof(tandem_functions));
+static_assert(sizeof(tandem_backward_args) ==
+              backward_args_size_0_1 + sizeof(tandem_functions) + 16 + sizeof(tandem_tensor));
 static_assert(sizeof(tandem_execution) == execution_size_0_1 + 16);
 static_assert(sizeof(tandem_quantize_args) == quantize_args_size_0_1 + 2 * sizeof(tandem_tensor) + 8);
 
@@ -81,6 +82,7 @@ void shared_inputs(const CArgs& from, tandem::AttentionInputs& to) {
   to.seqused_q = input(from.seqused_q);
   to.seqused_k = input(from.seqused_k);
   to.sink = input(from.sink);
+  to.dropout_places = input(from.dropout_places);
 }
 
 /// A call's functions, which its arguments point to.
@@ -149,6 +151,8 @@ tandem::BackwardArgs args_of(const tandem_backward_args* given, Functions& funct
   r.dsink = output(a.dsink);
   functions.give(a.functions, a.captured_gradients, r);
   r.captured_gradients = functions.gradients;
+  r.accumulate_dq = a.accumulate_dq != 0;
+  r.accumulate_dk_dv = a.accumulate_dk_dv != 0;
   r.options = options_of(a.options);
   return r;
 }
@@ -214,7 +218,8 @@ Execution c::execution_of(const tandem_execution* given) {
   Execution execution{.threads = e.threads,
                       .stream = e.stream,
                       .workspace = e.workspace,
-                      .workspace_bytes = e.workspace_bytes};
+                      .workspace_bytes = e.workspace_bytes,
+                      .sm_limit = e.sm_limit};
   if (e.interrupted != nullptr) {
     // The caller's struct lives as long as the call.
     execution.interrupted_context = const_cast<tandem_execution*>(given);

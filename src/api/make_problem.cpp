@@ -20,6 +20,20 @@ Problem make_problem(const ForwardArgs& args, Memory memory) {
   return p;
 }
 
+namespace {
+
+/// Whether a gradient is added to.
+bool adds(const char* option, bool asked, const check::Argument& gradient) {
+  if (!asked || !gradient.given()) return false;
+  if (gradient.tensor.dtype != DType::f32) {
+    check::invalid("{} adds in f32, but {} is {}; pass it in f32, or leave {} out", option, gradient.name,
+                   name_of(gradient.tensor.dtype), option);
+  }
+  return true;
+}
+
+}  // namespace
+
 Problem make_problem(const BackwardArgs& args, Memory memory) {
   ProblemBuilder builder(args, args.options, Pass::backward, memory);
   builder.sizes();
@@ -48,11 +62,12 @@ Problem make_problem(const BackwardArgs& args, Memory memory) {
   if (dq.given()) p.dq = builder.like_q(dq, p.head_dim_qk, like_query, true);
   if (dk.given()) p.dk = builder.like_k(dk, p.head_dim_qk, like_key, true);
   if (dv.given()) p.dv = builder.like_k(dv, p.head_dim_v, like_value, true);
-  const check::Argument& first = dq.given() ? dq : dk.given() ? dk : dv;
-  for (const check::Argument& a : {dk, dv}) {
-    if (a.given()) check::same_dtype(a, first);
-  }
-  p.gradient_dtype = first.given() ? first.tensor.dtype : p.q.dtype;
+  if (dk.given() && dv.given()) check::same_dtype(dv, dk);
+  p.f32_dq = dq.given() && dq.tensor.dtype == DType::f32;
+  p.f32_dk_dv = (dk.given() ? dk : dv).given() && (dk.given() ? dk : dv).tensor.dtype == DType::f32;
+  p.adds_dq = adds("accumulate_dq", args.accumulate_dq, dq);
+  const bool adds_dk = adds("accumulate_dk_dv", args.accumulate_dk_dv, dk);
+  p.adds_dk_dv = adds("accumulate_dk_dv", args.accumulate_dk_dv, dv) || adds_dk;
   builder.by_head(dsink);
   if (dsink.given() && !args.sink.given())
     check::invalid("dsink is given without sink; pass both, or neither");

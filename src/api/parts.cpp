@@ -13,7 +13,6 @@
 #include "api/operand_of.hpp"
 #include "api/part_rows.hpp"
 #include "api/workspace.hpp"
-#include "cpu/add.hpp"
 #include "gpu/scratch.hpp"
 #include "plan/plan_gpu.hpp"
 #include "tandem/cache.hpp"
@@ -62,6 +61,7 @@ BackwardArgs backward_of(const BackwardPartArgs& args, const PartCall& call) {
   b.dq = rows_of(args.dq, call.queries);
   b.dk = rows_of(args.dk, call.keys);
   b.dv = rows_of(args.dv, call.keys);
+  b.accumulate_dq = b.accumulate_dk_dv = args.accumulate;
   return b;
 }
 
@@ -95,11 +95,6 @@ PartCall checked(const BackwardPartArgs& args, Memory memory) {
   whole.options = options_of(args.options, nullptr);
   make_problem(whole, memory);
   if (args.accumulate) {
-    if (args.q.device.kind == Device::Kind::cuda) {
-      throw Error(Status::unsupported,
-                  "no kernel on a GPU adds to gradients; call backward_part with accumulate = false and "
-                  "gradients in the dtype of q, and add these in f32");
-    }
     for (const Argument& a : {Argument{"dq", args.dq}, {"dk", args.dk}, {"dv", args.dv}}) {
       if (a.given()) check::dtype(a, {DType::f32});
     }
@@ -150,39 +145,17 @@ struct ForwardResults {
     f.lse = lse;
   }
 };
-ForwardResults results_of(const ForwardArgs& f, Results& results) {
-  return {results, f};
-}
-
-struct BackwardResults {
-  Tensor dq, dk, dv;
-  BackwardResults(Results& results, const BackwardArgs& b)
-      : dq(results.like(b.dq, DType::f32)),
-        dk(results.like(b.dk, DType::f32)),
-        dv(results.like(b.dv, DType::f32)) {}
-  void go_to(BackwardArgs& b) const {
-    b.dq = dq;
-    b.dk = dk;
-    b.dv = dv;
-  }
-};
-BackwardResults results_of(const BackwardArgs& b, Results& results) {
-  return {results, b};
-}
-
 /// Bytes of the results of a call with these arguments.
-template <typename CallArgs>
-std::size_t result_bytes(const CallArgs& args) {
+std::size_t result_bytes(const ForwardArgs& args) {
   Results measure(nullptr);
-  results_of(args, measure);
+  const ForwardResults results(measure, args);
   return measure.bytes();
 }
 
 /// Those of the results and of the call that makes them.
-template <typename CallArgs>
-std::size_t bytes_to_accumulate(CallArgs args, const Execution& execution) {
+std::size_t bytes_to_accumulate(ForwardArgs args, const Execution& execution) {
   Results results(nullptr);
-  results_of(args, results).go_to(args);
+  ForwardResults(results, args).go_to(args);
   return results.bytes() + Call(args, execution, Memory::described).plan.workspace_bytes;
 }
 
@@ -208,8 +181,7 @@ class ResultMemory {
     }
   }
   [[nodiscard]] std::byte* data() const { return data_; }
-  template <typename CallArgs>
-  void run(const CallArgs& args) const {
+  void run(const ForwardArgs& args) const {
     const Call call(args, rest_, Memory::present);
     if (execution_.workspace != nullptr) check_workspace(execution_, bytes_ + call.plan.workspace_bytes);
     tandem::run(call, rest_);
@@ -269,19 +241,6 @@ void write(const Args& args, const PartCall& part, const Execution& execution) {
   for (const Call& call : calls) run(call, execution);
 }
 
-void add(const Tensor& to, const Tensor& from, int threads) {
-  if (!to.given()) return;
-  const auto operand = [](const Tensor& t) {
-    return Operand{.data = address_of(t),
-                   .dtype = t.dtype,
-                   .batch_stride = stride_of(t, 0),
-                   .row_stride = stride_of(t, 1),
-                   .head_stride = stride_of(t, 2)};
-  };
-  cpu::add({.batch = to.shape[0], .rows = to.shape[1], .heads = to.shape[2], .columns = to.shape[3]},
-           operand(to), operand(from), threads);
-}
-
 }  // namespace
 
 void forward_part(const ForwardPartArgs& args, const Execution& execution) {
@@ -307,16 +266,7 @@ void backward_part(const BackwardPartArgs& args, const Execution& execution) {
   const PartCall part = checked(args, Memory::present);
   if (!args.accumulate) return write(args, part, execution);
   if (part.empty()) return;
-  BackwardArgs b = backward_of(args, part);
-  const Tensor dq = b.dq, dk = b.dk, dv = b.dv;
-  const ResultMemory memory(args.q.device, execution, result_bytes(b));
-  Results results(memory.data());
-  const BackwardResults r(results, b);
-  r.go_to(b);
-  memory.run(b);
-  add(dq, r.dq, execution.threads);
-  add(dk, r.dk, execution.threads);
-  add(dv, r.dv, execution.threads);
+  backward(backward_of(args, part), execution);
 }
 
 std::size_t workspace_bytes(const ForwardPartArgs& args, const Execution& execution) {
@@ -328,7 +278,7 @@ std::size_t workspace_bytes(const ForwardPartArgs& args, const Execution& execut
 std::size_t workspace_bytes(const BackwardPartArgs& args, const Execution& execution) {
   const PartCall part = checked(args, Memory::described);
   if (!args.accumulate) return most_bytes(writing(args, part, execution, Memory::described));
-  return part.empty() ? 0 : bytes_to_accumulate(backward_of(args, part), execution);
+  return part.empty() ? 0 : workspace_bytes(backward_of(args, part), execution);
 }
 
 }  // namespace tandem

@@ -73,6 +73,7 @@ class ProblemBuilder {
   void precision();
   void split_size();
   void dropout();
+  void dropout_places();
   void eight_bit_head_dims() const;
   void precision_of_quantized(Precision precision, DType dtype) const;
   /// Of k and v in backward: converting quantized values, as the rule on dtypes would say, loses their
@@ -110,7 +111,7 @@ class ProblemBuilder {
   const AttentionOptions& options_;
   Memory memory_;
   Problem p_;
-  std::array<Argument, 15> inputs_{{{"q", in_.q},
+  std::array<Argument, 16> inputs_{{{"q", in_.q},
                                     {"k", in_.k},
                                     {"v", in_.v},
                                     {"cu_seqlens_q", in_.cu_seqlens_q},
@@ -124,7 +125,8 @@ class ProblemBuilder {
                                     {"page_table", in_.page_table},
                                     {"leftpad_k", in_.leftpad_k},
                                     {"cache_batch_idx", in_.cache_batch_idx},
-                                    {"causal_by_sequence", in_.causal_by_sequence}}};
+                                    {"causal_by_sequence", in_.causal_by_sequence},
+                                    {"dropout_places", in_.dropout_places}}};
   const Argument& q_ = inputs_[0];
   const Argument& k_ = inputs_[1];
   const Argument& v_ = inputs_[2];

@@ -49,6 +49,20 @@ void ProblemBuilder::dropout() {
                     options_.dropout_p, name_of(p_.precision)));
   }
   p_.dropout = make_dropout(options_.dropout_p, options_.dropout_seed, options_.dropout_offset, p_.heads_q);
+  dropout_places();
+}
+
+void ProblemBuilder::dropout_places() {
+  const Argument& places = inputs_[15];
+  check::consistent(places);
+  if (!places.given()) return;
+  if (!p_.dropout.on) invalid("dropout_places is given without dropout_p; pass both, or neither");
+  check::shape(places, {p_.batch, 4}, "(batch, 4)");
+  check::dtype(places, {DType::i32});
+  common(places);
+  check::last_dimension_contiguous(places);
+  p_.dropout.places = static_cast<const std::int32_t*>(address_of(places.tensor));
+  p_.dropout.place_stride = stride_of(places.tensor, 0);
 }
 
 void ProblemBuilder::causal_by_sequence() {

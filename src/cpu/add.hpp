@@ -1,19 +1,19 @@
-// Rows that are added to others, as gradients of parts are.
+// Gradients that are added to what the caller's tensors hold, as those of parts are.
 #pragma once
+
+#include <cstddef>
 
 #include "problem/problem.hpp"
 
 namespace tandem::cpu {
 
-/// Rows of an operand: heads times `columns` elements each.
-struct AddedRows {
-  std::int64_t batch = 0;
-  std::int64_t rows = 0;
-  std::int64_t heads = 0;
-  std::int64_t columns = 0;
-};
+/// Bytes of the gradients that a call adds; 0 of one that writes them all.
+std::size_t added_bytes(const Problem& problem);
 
-/// `to` becomes to + from. Both f32, apart. threads 0: OMP_NUM_THREADS, or every core.
-void add(const AddedRows& shape, const Operand& to, const Operand& from, int threads);
+/// The problem whose gradients go to `memory` of so many bytes, contiguous, in place of those that are added.
+Problem with_gradients_in(std::byte* memory, Problem problem);
+
+/// Adds to the gradients of `to` those of `from`, which with_gradients_in made of it.
+void add_gradients(const Problem& to, const Problem& from, int threads);
 
 }  // namespace tandem::cpu

@@ -38,8 +38,9 @@ struct CapturedGradients {
 
 /// What scratch sizes depend on.
 struct BackwardShape {
-  DType dtype = DType::f32;     ///< of q, k, v, out and dout
-  DType gradient = DType::f32;  ///< of dq, dk and dv: that dtype, or f32
+  DType dtype = DType::f32;  ///< of q, k, v, out and dout
+  DType dq = DType::f32;     ///< of the gradients: that dtype, or f32
+  DType dk_dv = DType::f32;
   std::int64_t head_dim_qk = 0;
   std::int64_t head_dim_v = 0;
   std::int64_t block_q = 0;         ///< a multiple of BackwardKernel::panel

@@ -103,8 +103,7 @@ void add_to_keys(Tile& t, std::int64_t first_key, bool pairwise) {
     using Element = typename Tile::Element;
     const auto write = [&](const Sums& sums, const HeadRows& to) {
       if (!sums.wanted()) return;
-      from_panels<Element>(t.b.shape.gradient, sums.data, sums.panel_step, t.keys, sums.columns, to,
-                           first_key);
+      from_panels<Element>(t.b.shape.dk_dv, sums.data, sums.panel_step, t.keys, sums.columns, to, first_key);
     };
     write(dk, t.b.dk);
     write(dv, t.b.dv);

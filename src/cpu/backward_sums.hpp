@@ -177,8 +177,8 @@ void write_dq(Tile& t) {
       __builtin_memset(t.at(t.x.dq) + n * panel_step + i * panel_lanes, 0, sizeof(float) * panel_lanes);
     }
   }
-  from_panels<typename Tile::Element>(t.b.shape.gradient, t.at(t.x.dq), panel_step, t.queries, t.d_qk(),
-                                      t.b.dq, t.first_query);
+  from_panels<typename Tile::Element>(t.b.shape.dq, t.at(t.x.dq), panel_step, t.queries, t.d_qk(), t.b.dq,
+                                      t.first_query);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

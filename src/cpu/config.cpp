@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "cpu/add.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/dequantize.hpp"
@@ -77,11 +78,19 @@ std::size_t workspace_bytes(const Problem& problem, const Config& config) {
 
 std::size_t workspace_bytes(const Steps& steps) {
   const std::size_t bytes = workspace_bytes(steps.problem, steps.config);
+  if (const std::size_t added = added_bytes(steps.problem); added > 0)
+    return added + bytes + scratch_alignment;
   return steps.mixed ? mixed_space(*steps.mixed).bytes + bytes + scratch_alignment : bytes;
 }
 
 void run(const Steps& steps, std::span<std::byte> workspace, Stop* stop) {
   const Config& config = steps.config;
+  if (const std::size_t added = added_bytes(steps.problem); added > 0) {
+    std::byte* const memory = align_scratch(workspace.data());
+    const Problem problem = with_gradients_in(memory, steps.problem);
+    backward(problem, config, {memory + added, workspace.data() + workspace.size()}, stop);
+    return add_gradients(steps.problem, problem, config.threads);
+  }
   if (steps.problem.pass == Pass::backward) return backward(steps.problem, config, workspace, stop);
   if (!steps.mixed) return forward(steps.problem, config, workspace, stop);
   std::byte* const memory = align_scratch(workspace.data());

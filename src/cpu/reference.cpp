@@ -103,9 +103,11 @@ bool is_kept(const Dropout& dropout, std::int64_t batch, std::int64_t head, std:
              std::int64_t key) {
   if (!dropout.on) return true;
   const auto word = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
-  const auto place = static_cast<std::uint64_t>(batch) * dropout.heads + static_cast<std::uint64_t>(head);
-  std::uint32_t counter[4] = {word(static_cast<std::uint64_t>(key / 4)),
-                              word(static_cast<std::uint64_t>(query)), word(place), dropout.offset};
+  const DropoutPlace place = dropout.place_of(batch);
+  const std::uint32_t at = word(place.key + place.step * static_cast<std::uint64_t>(key));
+  std::uint32_t counter[4] = {word(at / 4),
+                              word(place.query + place.step * static_cast<std::uint64_t>(query)),
+                              word(place.first_head + static_cast<std::uint64_t>(head)), dropout.offset};
   std::uint32_t k[2] = {dropout.key[0], dropout.key[1]};
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
@@ -116,7 +118,7 @@ bool is_kept(const Dropout& dropout, std::int64_t batch, std::int64_t head, std:
     k[0] += 0x9E3779B9U;
     k[1] += 0xBB67AE85U;
   }
-  return counter[key % 4] >= dropout.threshold;
+  return counter[at % 4] >= dropout.threshold;
 }
 
 namespace {

@@ -22,6 +22,14 @@ Operand kept_or_discarded(const Operand& wanted, char* discarded, std::int64_t h
   return {.data = discarded, .row_stride = unwanted_row(head_dim)};
 }
 
+/// One that goes to the workspace is written.
+unsigned char added_of(const Problem& p) {
+  const unsigned dq = p.adds_dq && p.dq.given() ? added_dq : 0;
+  const unsigned dk = p.adds_dk_dv && p.dk.given() ? added_dk : 0;
+  const unsigned dv = p.adds_dk_dv && p.dv.given() ? added_dv : 0;
+  return static_cast<unsigned char>(dq | dk | dv);
+}
+
 }  // namespace
 
 TensorMapSpec backward_tensor_map(const Problem& p, const BackwardConfig& c, Loaded which) {
@@ -47,8 +55,9 @@ Workspace backward_workspace(const Problem& p, const BackwardConfig& c) {
   w.take(Region::dq_sum, blocks * c.tiling.block_m * c.tiling.head_dim_qk * 4);
   w.take(Region::dq_semaphores, blocks * c.dq_pieces() * 4);
   w.take(Region::tiles_added, (p.batch + 2) * p.heads_kv * 4);
-  w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * 2);
-  w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * 2);
+  const std::int64_t bytes = c.f32_dk_dv ? 4 : 2;
+  w.take(Region::dk, p.dk.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_qk) * bytes);
+  w.take(Region::dv, p.dv.given() ? 0 : p.rows_k * unwanted_row(p.head_dim_v) * bytes);
   return w;
 }
 
@@ -107,7 +116,8 @@ BackwardParams make_backward_params(const Problem& p, const BackwardConfig& c, c
           .rows_vectors = allows_vectors(p.out, p.head_dim_v) && allows_vectors(p.dout, p.head_dim_v),
           .dq_vectors = allows_vectors(p.dq, p.head_dim_qk),
           .dk_vectors = allows_vectors(dk, p.head_dim_qk),
-          .dv_vectors = allows_vectors(dv, p.head_dim_v)};
+          .dv_vectors = allows_vectors(dv, p.head_dim_v),
+          .added = added_of(p)};
 }
 
 Sm80BackwardParams make_sm80_backward_params(const Problem& p, const BackwardConfig& c,
@@ -158,9 +168,21 @@ std::int64_t backward_grid(const Problem& p, const BackwardConfig& c, int multip
   return std::min(tiles, blocks) * c.tiling.cluster;
 }
 
+BackwardConfig backward_main_config(BackwardConfig config) {
+  config.f32_dq = false;
+  return config;
+}
+
+BackwardConfig backward_convert_config(const BackwardConfig& config) {
+  BackwardConfig c = backward_rows_config(config);
+  c.f32_dq = config.f32_dq;
+  return c;
+}
+
 BackwardConfig backward_rows_config(const BackwardConfig& config) {
   BackwardConfig c = config;
   c.mask.causal = c.mask.local = c.softcap = false;
+  c.f32_dq = c.f32_dk_dv = false;
   c.functions = {.mask_function = config.functions.given()};  // any of them may hide all keys of a query
   const BackwardConfig defaults;
   c.q_stages = defaults.q_stages;

@@ -51,8 +51,11 @@ bool causal_pairs(const Problem& problem, const BackwardConfig& config);
 /// Thread blocks of the main kernel's launch on a device of so many SMs.
 std::int64_t backward_grid(const Problem& problem, const BackwardConfig& config, int multiprocessors);
 
-/// The Config of the kernels around the main one: what they do not read at its default, so that one compiled
-/// kernel serves all masks.
+/// The Configs of the call's kernels: what a kernel does not read at its default, so that one compiled kernel
+/// serves several. Of the main kernel:
+BackwardConfig backward_main_config(BackwardConfig config);
+/// Of those around it, which serve all masks; and of the one among them that writes dq.
 BackwardConfig backward_rows_config(const BackwardConfig& config);
+BackwardConfig backward_convert_config(const BackwardConfig& config);
 
 }  // namespace tandem::gpu

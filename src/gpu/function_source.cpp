@@ -60,6 +60,7 @@ Functions functions_config(const CallFunctions& functions) {
       .score_function = functions.score != nullptr,
       .mask_function = functions.mask != nullptr,
       .dropout = functions.dropout != nullptr,
+      .dropout_places = functions.dropout != nullptr && functions.dropout->places != nullptr,
       .captured_gradients = functions.gradients != 0 && any_wanted(*functions.score, functions.gradients)};
 }
 
@@ -141,7 +142,9 @@ FunctionParams function_params(const CallFunctions& functions) {
                       .scale = d->scale,
                       .key = {d->key[0], d->key[1]},
                       .offset = d->offset,
-                      .heads = d->heads};
+                      .heads = d->heads,
+                      .places = d->places,
+                      .place_stride = d->place_stride};
   }
   return params;
 }

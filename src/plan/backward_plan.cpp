@@ -168,6 +168,8 @@ BackwardConfig wanted_backward_of(const Problem& p) {
   c.functions = gpu::functions_config(gpu::functions_of(p));
   c.mask.varlen = has_lengths(p);
   c.schedule.deterministic = p.deterministic;
+  c.f32_dq = p.f32_dq;
+  c.f32_dk_dv = p.f32_dk_dv;
   // In a fixed order of additions each tile's place counts the tiles before it, whatever the mask hides.
   constexpr std::int64_t worth_listing = 512;  // queries and keys: the lists are a launch more
   c.functions.block_lists = c.functions.mask_function && !c.mask.varlen && !p.deterministic &&
@@ -205,7 +207,11 @@ std::vector<BackwardConfig> shipped_backward_configs() {
         for (const bool causal : {false, true}) {
           BackwardConfig c{.tiling = {.element = element}, .mask = {.causal = causal, .varlen = varlen}};
           ship(c);
-          if (!head.usual || element == Element::f16 || varlen) continue;
+          if (!head.usual || element == Element::f16) continue;
+          BackwardConfig of_ranks = c;  // a rank adds what parts of the keys give (tandem.distributed)
+          of_ranks.f32_dk_dv = true;
+          ship(of_ranks);
+          if (varlen) continue;
           c.schedule.deterministic = true;
           ship(c);
           c.schedule.deterministic = false;
@@ -228,6 +234,15 @@ int backward_local_bytes_allowed(const BackwardConfig& c) {
   return full ? 0 : 72;
 }
 
+std::string words_of_gradients(const Problem& p) {
+  const auto words = [&](bool f32, bool adds) {
+    return !f32 ? fmt::format("written in {}", name_of(p.q.dtype))
+                : std::string(adds ? "added to what there is, in f32" : "written in f32");
+  };
+  return fmt::format("dq is {}; dk and dv are {}", words(p.f32_dq, p.adds_dq),
+                     words(p.f32_dk_dv, p.adds_dk_dv));
+}
+
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& c) {
   if (c.of_sm80()) return explain_sm80_backward(problem, c);
   return {
@@ -247,6 +262,7 @@ std::vector<std::string> explain_backward(const Problem& problem, const Backward
                            : "each tile begins with the first queries that see it",
       c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"
                                : "dq is added up in any order; deterministic fixes it",
+      words_of_gradients(problem),
       fmt::format("{} bytes of shared memory, {} registers a consumer thread", backward_shared_bytes(c),
                   c.registers().consumer),
   };

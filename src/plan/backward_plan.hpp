@@ -57,6 +57,9 @@ std::vector<BackwardConfig> shipped_backward_configs();
 /// names with the reason.
 int backward_local_bytes_allowed(const BackwardConfig& config);
 
+/// How a call's gradients are written.
+std::string words_of_gradients(const Problem& problem);
+
 /// The choice in words, a line each.
 std::vector<std::string> explain_backward(const Problem& problem, const BackwardConfig& config);
 

@@ -35,7 +35,7 @@ Plan plan_cpu(const Problem& problem, const Execution& execution) {
 }  // namespace
 
 Plan make_plan(const Problem& problem, const Execution& execution) {
-  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem);
+  if (problem.device.kind == Device::Kind::cuda) return plan_gpu(problem, nullptr, execution.sm_limit);
   return plan_cpu(problem, execution);
 }
 
@@ -84,6 +84,10 @@ std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const
   } else if (problem.mixed() && !cuda) {
     lines.push_back(fmt::format("mixed: k and v, in {}, are converted where they are read, without a copy",
                                 name_of(problem.k.dtype)));
+  }
+  if (cuda && execution.sm_limit > 0) {
+    lines.push_back(fmt::format("sm_limit {}: persistent grids are those of a GPU with {} SMs",
+                                execution.sm_limit, plan.gpu->multiprocessors));
   }
   if (cuda && problem.has_function()) {
     const auto* forward = std::get_if<ForwardConfig>(&plan.gpu->config);

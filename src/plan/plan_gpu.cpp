@@ -90,10 +90,6 @@ void check_problem(const Problem& p) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
                 name_of(p.q.dtype));
   }
-  if (p.pass == Pass::backward && p.gradient_dtype != p.q.dtype) {
-    unsupported("gradients in f32 have no GPU kernel; make dq, dk and dv {}, or copy the tensors to the CPU",
-                name_of(p.q.dtype));
-  }
   if (has_wide_heads(p)) check_wide_heads(p);
   for (const std::int64_t extent : {p.rows_q, p.rows_k, p.heads_q, p.batch, p.cache_batch}) {
     if (extent > INT_MAX)
@@ -224,7 +220,7 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
 
 }  // namespace
 
-Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
+Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted, int sm_limit) {
   check_problem(problem);
   check_gpu_functions(problem);
   check_gpu(problem.device.index);
@@ -232,7 +228,16 @@ Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted) {
   plan.backend = Device::Kind::cuda;
   gpu::Steps& steps = plan.gpu.emplace(problem);
   steps.multiprocessors = gpu::properties(problem.device.index).multiprocessors;
+  const bool limited = sm_limit > 0 && sm_limit < steps.multiprocessors;
+  if (limited) steps.multiprocessors = sm_limit;
   plan_steps(steps, problem, wanted);
+  const auto* forward = std::get_if<ForwardConfig>(&steps.config);
+  if (limited && forward != nullptr && forward->of_sm80()) {
+    unsupported(
+        "sm_limit is {}, but the forward kernels sm80, which {} takes, have a CTA for each tile; leave it "
+        "out",
+        sm_limit, gpu::called(problem.device.index));
+  }
   plan.workspace_bytes = steps.workspace.bytes();
   return plan;
 }

@@ -7,8 +7,8 @@ namespace tandem {
 
 /// Throws Error (unsupported) for what the GPU backend cannot run: no driver, no Hopper, another dtype or
 /// pass. `wanted` takes the place of the main kernel's Config, for those that compare Configs; of the kind
-/// that the problem has.
-Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr);
+/// that the problem has. `sm_limit`: Execution's.
+Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted = nullptr, int sm_limit = 0);
 
 /// The same of a call to quantize, on the GPU of its tensors.
 gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem);

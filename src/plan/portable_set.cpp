@@ -88,8 +88,14 @@ std::vector<BackwardConfig> portable_backward_configs() {
   std::vector<BackwardConfig> configs;
   for (const int width : widths) {
     if (width > max_sm80_backward_head_dim) break;
-    for (const Element element : elements)
-      configs.push_back(portable_backward_config(problem_of(Pass::backward, width, element, 4096)));
+    for (const Element element : elements) {
+      for (const bool f32 : {false, true}) {  // as ranks add gradients up, in bf16
+        if (f32 && element != Element::bf16) continue;
+        BackwardConfig c = portable_backward_config(problem_of(Pass::backward, width, element, 4096));
+        c.f32_dq = c.f32_dk_dv = f32;
+        configs.push_back(c);
+      }
+    }
   }
   return configs;
 }
@@ -105,9 +111,9 @@ std::vector<gpu::KernelName> portable_kernels() {
     if (c.schedule.split) add(gpu::kernel_name(gpu::Kernel::combine, combine_config(c)));
   }
   for (const BackwardConfig& c : portable_backward_configs()) {
-    add(gpu::kernel_name(gpu::kernel_of(c), c));
-    for (const gpu::Kernel beside : {gpu::Kernel::backward_preprocess, gpu::Kernel::backward_convert})
-      add(gpu::kernel_name(beside, gpu::backward_rows_config(c)));
+    add(gpu::kernel_name(gpu::kernel_of(c), gpu::backward_main_config(c)));
+    add(gpu::kernel_name(gpu::Kernel::backward_preprocess, gpu::backward_rows_config(c)));
+    add(gpu::kernel_name(gpu::Kernel::backward_convert, gpu::backward_convert_config(c)));
   }
   for (const bool paired : {false, true}) add(gpu::kernel_name(PackConfig{.paired = paired}));
   for (const AppendConfig& c : shipped_append_configs()) {

@@ -147,6 +147,7 @@ std::vector<std::string> explain_sm80_backward(const Problem& problem, const Bac
                   tile_of(std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v), room).why),
       c.schedule.deterministic ? "dq is added up in a fixed order: deterministic is set"
                                : "dq is added up in any order; deterministic fixes it",
+      words_of_gradients(problem),
       fmt::format("{} bytes of shared memory of {} an SM", backward_shared_bytes(c), room),
   };
 }

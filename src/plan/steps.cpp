@@ -190,7 +190,7 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
     steps.list.add({.kernel = Kernel::backward_preprocess, .config = rows_config, .grid = grid_of(rows)});
   if (tiles > 0) {
     steps.list.add({.kernel = gpu::kernel_of(config),
-                    .config = config,
+                    .config = gpu::backward_main_config(config),
                     .grid = grid_of(gpu::backward_grid(p, config, steps.multiprocessors)),
                     // In a fixed order CTAs wait for others. Beside another such grid, half of each being
                     // resident, none would end. Such a launch cannot be programmatic, too.
@@ -199,7 +199,7 @@ void add_backward(Steps& steps, const BackwardConfig& config) {
   }
   if (rows > 0 && wants_dq) {
     steps.list.add({.kernel = Kernel::backward_convert,
-                    .config = rows_config,
+                    .config = gpu::backward_convert_config(config),
                     .grid = grid_of(rows),
                     .programmatic = true});
   }

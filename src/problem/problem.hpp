@@ -119,7 +119,10 @@ struct Problem {
 
   Operand q, k, v, out;
   Operand dout, dq, dk, dv;
-  DType gradient_dtype = DType::f32;  ///< of dq, dk and dv: q's, or f32
+  bool f32_dq = false;  ///< dq is f32 whatever q is, and so are dk and dv
+  bool f32_dk_dv = false;
+  bool adds_dq = false;  ///< dq, in f32, is added to what is there, and so are dk and dv
+  bool adds_dk_dv = false;
   /// f32, addressed by (batch, head, row) in the same way: row_stride between rows, head_stride between
   /// heads.
   Operand lse, dlse;

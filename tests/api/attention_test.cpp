@@ -47,6 +47,11 @@ TEST(Attention, RefusesImpossibleThreadCounts) {
                           dense_backward(), {.threads = 1000000});
 }
 
+TEST(Attention, RefusesFewerThanNoSms) {
+  expect_error_everywhere("sm_limit is -1; it must be at least 1, or 0 for all SMs", dense_forward(),
+                          {.sm_limit = -1});
+}
+
 TEST(Attention, RefusesWorkspaceSizeWithoutMemory) {
   expect_error_everywhere("workspace is NULL but workspace_bytes is 64; pass the memory too, or 0 bytes",
                           dense_forward(), {.workspace_bytes = 64});

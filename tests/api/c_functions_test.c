@@ -77,6 +77,18 @@ static void test_dropout(void) {
   int changed = 0;
   for (int i = 0; i < elements; ++i) changed += first[i] != b.out[i] ? 1 : 0;
   CHECK(changed == 0);
+  int32_t places[4] = {0, 0, 0, 1}; /* where the rows lie without them */
+  const int64_t shape[2] = {1, 4};
+  forward.dropout_places = tandem_contiguous(places, tandem_i32, 2, shape);
+  CHECK(tandem_forward(&forward, NULL) == tandem_ok);
+  for (int i = 0; i < elements; ++i) changed += first[i] != b.out[i] ? 1 : 0;
+  CHECK(changed == 0);
+  places[1] = 1000;
+  CHECK(tandem_forward(&forward, NULL) == tandem_ok);
+  for (int i = 0; i < elements; ++i) changed += first[i] != b.out[i] ? 1 : 0;
+  CHECK(changed > 0);
+  changed = 0;
+  forward.dropout_places = tandem_forward_args_default().dropout_places;
   options.dropout_seed = 4;
   CHECK(tandem_forward(&forward, NULL) == tandem_ok);
   for (int i = 0; i < elements; ++i) changed += first[i] != b.out[i] ? 1 : 0;
@@ -86,8 +98,30 @@ static void test_dropout(void) {
               "dropout_p is 1; it must be at least 0 (off) and below 1");
 }
 
+/* Gradients are added to what there is. */
+static void test_accumulate(void) {
+  Buffers b;
+  fill(&b);
+  tandem_forward_args forward = forward_args(&b);
+  CHECK(tandem_forward(&forward, NULL) == tandem_ok);
+  tandem_backward_args backward = backward_args(&b);
+  CHECK(tandem_backward(&backward, NULL) == tandem_ok);
+  float once[3][elements];
+  float* const gradients[3] = {backward.dq.data, backward.dk.data, backward.dv.data};
+  for (int g = 0; g < 3; ++g) {
+    for (int i = 0; i < elements; ++i) once[g][i] = gradients[g][i];
+  }
+  backward.accumulate_dq = 1;
+  backward.accumulate_dk_dv = 1;
+  CHECK(tandem_backward(&backward, NULL) == tandem_ok);
+  for (int g = 0; g < 3; ++g) {
+    for (int i = 0; i < elements; ++i) CHECK(gradients[g][i] == once[g][i] + once[g][i]);
+  }
+}
+
 void test_functions(void) {
   test_values();
   test_captured_gradients();
   test_dropout();
+  test_accumulate();
 }

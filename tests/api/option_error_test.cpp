@@ -66,6 +66,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "dropout_p is 1; it must be at least 0 (off) and below 1"},
         Forward{"dropout_p_nan", dense_forward, [](F& a) { a.options.dropout_p = nan; },
                 "dropout_p is nan; it must be at least 0 (off) and below 1"},
+        Forward{"dropout_places_alone", dense_forward,
+                [](F& a) {
+                  a.dropout_places = tensor(14, DType::i32, {2, 4});
+                },
+                "dropout_places is given without dropout_p; pass both, or neither"},
         Forward{"softcap_negative", dense_forward, [](F& a) { a.options.softcap = -1.5F; },
                 "softcap is -1.5; it must be finite and at least 0 (0: off)"},
         Forward{"softcap_nan", dense_forward, [](F& a) { a.options.softcap = nan; },
@@ -372,7 +377,7 @@ INSTANTIATE_TEST_SUITE_P(
                    for (ConstTensor* x : {&a.q, &a.k, &a.v, &a.out, &a.dout}) x->dtype = DType::bf16;
                    for (Tensor* x : {&a.dq, &a.dv}) x->dtype = DType::bf16;
                  },
-                 "dk is f32 but dq is bf16; convert it to bf16"},
+                 "dv is bf16 but dk is f32; convert it to f32"},
         Backward{"dsink_shape", dense_backward, [](B& a) { a.dsink = tensor(11, DType::f32, {2}); },
                  "dsink has shape (2); it must be (heads_q) = (4)"},
         Backward{"dsink_without_sink", dense_backward, [](B& a) { a.sink = {}; },

@@ -181,11 +181,6 @@ TEST_P(BackwardPartError, NamesRuleValueAndRemedy) {
   expect_part_message(GetParam());
 }
 
-void move_to_gpu(BackwardPartArgs& a) {
-  for (ConstTensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.dout}) *t = on_gpu(*t, 0);
-  for (Tensor* t : {&a.dq, &a.dk, &a.dv}) *t = on_gpu(*t, 0);
-}
-
 const CallCase<BackwardPartArgs> backward_cases[] = {
     {"Gradients16", backward_part_args,
      [](BackwardPartArgs& a) {
@@ -201,9 +196,6 @@ const CallCase<BackwardPartArgs> backward_cases[] = {
      "dq, dk, dv and dsink are all missing; pass those that are wanted"},
     {"FirstKey", backward_part_args, [](BackwardPartArgs& a) { a.first_key = -1; },
      "first_key is -1; places in a sequence, and counts, are from 0 to 2^60"},
-    {"OnAGpu", backward_part_args, move_to_gpu,
-     "no kernel on a GPU adds to gradients; call backward_part with accumulate = false and gradients in the "
-     "dtype of q, and add these in f32"},
 };
 INSTANTIATE_TEST_SUITE_P(Api, BackwardPartError, testing::ValuesIn(backward_cases),
                          name_of_case<BackwardPartArgs>);

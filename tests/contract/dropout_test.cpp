@@ -41,6 +41,76 @@ TEST(Contract19_Dropout, PositionsCountInTheSequence) {
   cross(use_fewer_rows);
 }
 
+/// Of parts of sequences: rows from anywhere, at any distance, and any numbers at all.
+void cross_places(const std::function<void(Case&)>& change) {
+  const std::vector<std::vector<std::int64_t>> places = {
+      {8, 128, 64, 1},    // whole fours of keys
+      {3, 1001, 333, 1},  // that begin between
+      {40, 7, 2, 2},      // every other row
+      {5, 2, 1, 5},       // every fifth
+      {-1, -60, -59, 1},  // a place below 0
+      {7, 2147483647, 2147483600, 4},
+  };
+  for (const std::vector<std::int64_t>& place : places) {
+    cross([&](Case& c) {
+      change(c);
+      c.dropout_places.clear();
+      for (std::int64_t b = 0; b < c.batch; ++b) {
+        const std::vector<std::int64_t>& own = places[static_cast<std::size_t>(b + place[3]) % places.size()];
+        const std::vector<std::int64_t>& of = b == 0 ? place : own;
+        c.dropout_places.insert(c.dropout_places.end(), of.begin(), of.end());
+      }
+    });
+  }
+}
+
+TEST(Contract19_Dropout, OfPartsOfSequences) {
+  cross_places([](Case&) {});
+  cross_places(pack_four_sequences);
+  cross_places(use_fewer_rows);
+}
+
+TEST(Contract19_Dropout, OfPartsWithMasksAndHeads) {
+  cross_places([](Case& c) {
+    c.options.causal = true;
+    c.heads_kv = 1;
+  });
+  cross_places([](Case& c) {
+    c.seqlen_q = 3;
+    c.seqlen_k = 300;
+  });
+}
+
+/// Forward over parts of the queries is forward over all of them.
+TEST(Contract19_Dropout, QueriesInPartsKeepWhatAllKeep) {
+  for (const DType dtype : float_dtypes) {
+    Case c = dropped(dtype);
+    c.batch = 1;
+    c.seqlen_q = 160;
+    c.seqlen_k = 200;
+    Call whole(c);
+    on_every_runner(c, [&](Runner& runner) {
+      run(runner, whole, false);
+      for (const std::int64_t first : {0, 64}) {
+        Case part = c;
+        part.seqlen_q = first == 0 ? 64 : 96;
+        part.dropout_places = {0, first, 0, 1};
+        Call call(part);
+        const std::int64_t row = c.heads_q * c.head_dim_qk;
+        for (std::int64_t n = 0; n < call.q.numel(); ++n) call.q.set(n, whole.q.get(first * row + n));
+        for (std::int64_t n = 0; n < call.k.numel(); ++n) call.k.set(n, whole.k.get(n));
+        for (std::int64_t n = 0; n < call.v.numel(); ++n) call.v.set(n, whole.v.get(n));
+        if (!runner.refuses(part).empty()) continue;
+        run(runner, call, false);
+        const std::int64_t of_out = first * c.heads_q * c.head_dim_v;
+        for (std::int64_t n = 0; n < call.out.numel(); ++n) {
+          ASSERT_NEAR(call.out.get(n), whole.out.get(of_out + n), dtype == DType::f32 ? 1e-5 : 2e-2);
+        }
+      }
+    });
+  }
+}
+
 TEST(Contract19_Dropout, WithHeadsOfEveryRatio) {
   for (const std::int64_t heads_kv : {1, 4}) {
     cross([&](Case& c) { c.heads_kv = heads_kv; });

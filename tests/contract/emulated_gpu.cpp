@@ -86,9 +86,11 @@ class EmulatedGpu : public harness::Runner {
   static bool suits(const BackwardConfig& config, const harness::Case& c) {
     return c.dtype == (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16) &&
            c.head_dim_qk <= config.tiling.head_dim_qk && c.head_dim_v <= config.tiling.head_dim_v &&
-           config.softcap == (c.options.softcap > 0.0F) &&
+           config.softcap == (c.options.softcap > 0.0F) && config.f32_dq == (c.f32_gradients % 2 == 1) &&
+           config.f32_dk_dv == (c.f32_gradients / 2 == 1) &&
            config.functions.score_function == !c.score_function.empty() &&
-           config.functions.dropout == (c.options.dropout_p > 0.0F) && suits_mask(config.mask, c);
+           config.functions.dropout == (c.options.dropout_p > 0.0F) &&
+           config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);
   }
   /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
   /// the fewest the kernel `decode`, as the plan has it. Functions on equal lengths take listed key blocks.

@@ -30,6 +30,6 @@ int main(int argc, char** argv) {
                   "Contract19_FunctionGradients.ThreadsChangeNoBit:"
                   "Contract19_FunctionGradients.WithDropout:"
                   "Contract19_Functions.LogitsWithoutASentinel",
-       .backward = {general_sm80_backwards(), function_sm80_backwards_of_lists(), function_sm80_backwards(),
-                    captured_sm80_backwards()}});
+       .backward = {general_sm80_backwards(), f32_sm80_backwards(), function_sm80_backwards_of_lists(),
+                    function_sm80_backwards(), captured_sm80_backwards()}});
 }

@@ -1,6 +1,7 @@
 // What ptxas makes of kernels with the usual functions: it needs no GPU.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <optional>
 
 #include "gpu/function_source.hpp"
@@ -30,6 +31,7 @@ struct Usual {
   int sm80_backward_local_bytes = 0;
   float dropout = 0.0F;
   bool captured_gradients = false;  ///< backward: of all tensors of reals
+  bool placed = false;  ///< dropout of parts of sequences
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:
@@ -59,6 +61,7 @@ constexpr Usual usual[] = {
     {"GradientOfBiasTensor", "add(s, t2[b, h, q, k])", "", 0, 8, 0, 224, 0.0F, true},
     {"GradientOfBiasCausal", "add(s, t2[b, h, q, k])", "le(k, q)", 0, 416, 0, 168, 0.0F, true},
     {"GradientOfGate", "mul(s, sigmoid(mul(t0[h], s)))", "", 0, 124, 0, 324, 0.0F, true},
+    {"DropoutOfParts", "", "", 0, 56, 0, 0, 0.1F, false, true},
 };
 
 class UsualFunctions : public testing::TestWithParam<Usual> {
@@ -87,6 +90,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     p.mask_function = mask_ ? &*mask_ : nullptr;
     p.dropout = make_dropout(GetParam().dropout, 1, 2, 4);
     if (pass == Pass::backward && GetParam().captured_gradients) p.captured_gradients = gradients_;
+    if (GetParam().placed) p.dropout.places = places_.data();
     return p;
   }
 
@@ -106,6 +110,7 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
  private:
   std::optional<Function> score_, mask_;
   const std::vector<Tensor> gradients_ = std::vector<Tensor>(5, Tensor(nullptr, DType::f32, {1}));
+  std::array<std::int32_t, 8> places_{};
 };
 
 TEST_P(UsualFunctions, ForwardHasItsLocalMemory) {

@@ -60,6 +60,7 @@ void move_inputs(DeviceBoxes& boxes, const Call& call, AttentionInputs& args) {
   boxes.move(args.leftpad_k, call.leftpad_k);
   boxes.move(args.cache_batch_idx, call.cache_batch_idx);
   boxes.move(args.causal_by_sequence, call.causal_by_sequence);
+  boxes.move(args.dropout_places, call.dropout_places);
   boxes.move(args.sink, call.sink);
   boxes.move(args.q_scale, call.q_scale);
   boxes.move(args.k_scale, call.k_scale);

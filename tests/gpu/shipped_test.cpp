@@ -26,6 +26,10 @@ TEST(Shipped, HoldsEveryConfigOfTheList) {
     EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_preprocess, rows)));
     EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_convert, rows)));
     EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward, config))) << expression_of(config);
+    if (!config.f32_dk_dv) continue;
+    BackwardConfig all = config;
+    all.f32_dq = true;
+    EXPECT_TRUE(find_shipped(kernel_name(Kernel::backward_convert, backward_convert_config(all))));
   }
   for (const EightBitConfig& config : shipped_eight_bit_configs()) {
     EXPECT_TRUE(find_shipped(kernel_name(config))) << expression_of(config);
@@ -120,6 +124,9 @@ TEST_P(ShippedBackward, HasTheLocalMemoryOfThePlanAndProductsThatOverlap) {
     expect_fast(kernel_name(Kernel::backward, config), backward_local_bytes_allowed(config));
     expect_fast(kernel_name(Kernel::backward_preprocess, backward_rows_config(config)));
     expect_fast(kernel_name(Kernel::backward_convert, backward_rows_config(config)));
+    BackwardConfig all = config;
+    all.f32_dq = true;
+    if (config.f32_dk_dv) expect_fast(kernel_name(Kernel::backward_convert, backward_convert_config(all)));
   });
 }
 INSTANTIATE_TEST_SUITE_P(Shipped, ShippedBackward, ShippedSet::groups_of(shipped_backward_configs().size()));

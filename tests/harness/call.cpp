@@ -162,9 +162,11 @@ std::string Case::describe() const {
   if (options.dropout_p > 0.0F) {
     text += fmt::format(" dropout {} seed {} offset {}", options.dropout_p, options.dropout_seed,
                         options.dropout_offset);
+    if (!dropout_places.empty()) text += fmt::format(" at {}", dropout_places);
   }
   if (sink) text += " sink";
   if (dlse) text += " dlse";
+  if (f32_gradients != 0) text += fmt::format(" gradients in f32 {} added {}", f32_gradients, added);
   if (unwanted != 0) text += fmt::format(" unwanted {}", unwanted);
   if (amplitude != 1.0) text += fmt::format(" amplitude {}", amplitude);
   text += fmt::format(" threads {}{}", threads, workspace ? " workspace" : "");
@@ -233,60 +235,11 @@ Call::Call(const Case& c) : spec(c) {
     fill(dlse, random, 1.0);
   }
   if ((c.unwanted & 1U) == 0)
-    dq = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.dtype, c.dq, true);
+    dq = tensor(c.packed_q, c.rows_q(), c.heads_q, c.head_dim_qk, c.gradient_dtype(1), c.dq, true);
   if ((c.unwanted & 2U) == 0)
-    dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.dtype, c.dk, true);
+    dk = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_qk, c.gradient_dtype(2), c.dk, true);
   if ((c.unwanted & 4U) == 0)
-    dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.dtype, c.dv, true);
-}
-
-namespace {
-
-void set_inputs(const Call& call, AttentionInputs& args) {
-  args.q = call.q.view();
-  args.k = call.k.view();
-  args.v = call.v.view();
-  args.cu_seqlens_q = call.cu_seqlens_q.view();
-  args.cu_seqlens_k = call.cu_seqlens_k.view();
-  args.seqused_q = call.seqused_q.view();
-  args.seqused_k = call.seqused_k.view();
-  args.page_table = call.page_table.view();
-  args.leftpad_k = call.leftpad_k.view();
-  args.cache_batch_idx = call.cache_batch_idx.view();
-  args.causal_by_sequence = call.causal_by_sequence.view();
-  args.sink = call.sink.view();
-  args.q_scale = call.q_scale.view();
-  args.k_scale = call.k_scale.view();
-  args.v_scale = call.v_scale.view();
-  args.score_function = call.score_of();
-  args.mask_function = call.mask_of();
-}
-
-}  // namespace
-
-ForwardArgs Call::forward_args() const {
-  ForwardArgs args;
-  set_inputs(*this, args);
-  args.out = out.view();
-  args.lse = lse.view();
-  args.options = spec.options;
-  return args;
-}
-
-BackwardArgs Call::backward_args() const {
-  BackwardArgs args;
-  set_inputs(*this, args);
-  args.out = out.view();
-  args.lse = lse.view();
-  args.dout = dout.view();
-  args.dlse = dlse.view();
-  args.dq = dq.view();
-  args.dk = dk.view();
-  args.dv = dv.view();
-  args.dsink = dsink.view();
-  args.captured_gradients = captured_gradient_views;
-  args.options = spec.options;
-  return args;
+    dv = tensor(c.packed_k, c.rows_k(), c.heads_kv, c.head_dim_v, c.gradient_dtype(2), c.dv, true);
 }
 
 Problem Call::problem() const {
@@ -329,7 +282,7 @@ Problem Call::problem() const {
   p.score_function = score_of();
   p.mask_function = mask_of();
   p.captured_gradients = captured_gradient_views;
-  p.dropout = make_dropout(c.options.dropout_p, c.options.dropout_seed, c.options.dropout_offset, c.heads_q);
+  p.dropout = dropout();
   if (!c.of_cache()) return p;
   dense_k_ = dense_keys(k, k_scale);
   dense_v_ = dense_keys(v, v_scale);
@@ -347,6 +300,7 @@ Problem Call::problem() const {
 void Call::prepare(Pass pass) {
   for (Box* box : outputs(pass)) {
     if (box->given()) box->poison();
+    for (std::int64_t n = 0; adds_to(*box) && n < box->numel(); ++n) box->set(n, before(n));
   }
   for (Box* box : inputs()) {
     if (box->given()) box->snapshot();

@@ -66,12 +66,18 @@ struct Case {
   std::string mask_function;
   std::vector<Captured> captured;
   std::vector<int> differentiated;  ///< of `captured`, those whose gradients are asked for
+  /// dropout_places: four of each batch entry; empty is not given.
+  std::vector<std::int64_t> dropout_places;
   bool sink = false;
   bool lse = true;
   bool dlse = false;
   unsigned unwanted = 0;  ///< backward: gradients not asked for; 1 dq, 2 dk, 4 dv
   int scales = 0;       ///< 8 bits: 0 none, 1 one scale a tensor, 2 one a (batch, kv head), 3 k and v by row
   Layout scale_layout;  ///< of those by row: (entries or pages, kv heads, rows)
+  /// Gradients in f32 beside a q of 16 bits, and of them those that are added to what there is; 1 dq, 2 dk
+  /// and dv.
+  unsigned f32_gradients = 0;
+  unsigned added = 0;
   double amplitude = 1.0;  ///< standard deviation of q and k; v and gradients have 1
 
   Layout q, k, v, out, dout, dq, dk, dv, lse_layout;
@@ -93,6 +99,10 @@ struct Case {
   [[nodiscard]] DType result_dtype() const {
     return dtype == DType::e4m3 ? out_dtype : f32_out ? DType::f32 : dtype;
   }
+  /// Of gradients named by these bits.
+  [[nodiscard]] DType gradient_dtype(unsigned which) const {
+    return (f32_gradients & which) != 0 ? DType::f32 : dtype;
+  }
   /// Everything needed to write the case down again.
   [[nodiscard]] std::string describe() const;
 };
@@ -104,7 +114,7 @@ struct Call {
   Case spec;
   Box q, k, v, sink, q_scale, k_scale, v_scale;
   Box cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
-  Box page_table, leftpad_k, cache_batch_idx, causal_by_sequence;
+  Box page_table, leftpad_k, cache_batch_idx, causal_by_sequence, dropout_places;
   std::vector<Box> captured;
   std::optional<Function> score_function, mask_function;
   Box out, lse;
@@ -124,6 +134,10 @@ struct Call {
   [[nodiscard]] const Function* score_of() const { return score_function ? &*score_function : nullptr; }
   [[nodiscard]] const Function* mask_of() const { return mask_function ? &*mask_function : nullptr; }
   [[nodiscard]] std::vector<Box*> outputs(Pass pass);
+  [[nodiscard]] Dropout dropout() const;
+  /// Whether a pass adds to what a gradient holds: before(n), as prepare() leaves it.
+  [[nodiscard]] bool adds_to(const Box& box) const;
+  static double before(std::int64_t n) { return 0.25 * static_cast<double>(n % 7 - 3); }
   /// Row `row` of sequence `b` as an entry of k and v and a row of it, for a cache.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> cache_place(std::int64_t b, std::int64_t row) const;
 
@@ -132,6 +146,7 @@ struct Call {
 
  private:
   void make_cache(Random& random);
+  /// And the places of dropout.
   void make_functions(Random& random);
   /// Which rows of the entries of k and v, counted over all, some sequence reads.
   [[nodiscard]] std::vector<bool> used_cache_rows() const;

@@ -1,4 +1,4 @@
-// The functions of a Call, the tensors that they read, and with these all that it reads.
+// The functions and dropout of a Call, and the tensors that they read.
 #include "call.hpp"
 
 namespace tandem::harness {
@@ -28,35 +28,20 @@ void Call::make_functions(Random& random) {
   if (!spec.mask_function.empty()) {
     mask_function = Function::parse(spec.mask_function, Function::Kind::mask, views);
   }
+  if (spec.dropout_places.empty()) return;
+  dropout_places = Box(DType::i32, {spec.batch, 4}, {}, false);
+  for (std::int64_t n = 0; n < dropout_places.numel(); ++n) {
+    dropout_places.set(n, static_cast<double>(spec.dropout_places[static_cast<std::size_t>(n)]));
+  }
 }
 
-std::vector<Box*> Call::outputs(Pass pass) {
-  if (pass == Pass::forward) return {&out, &lse};
-  std::vector<Box*> boxes{&dq, &dk, &dv, &dsink};
-  for (Box& box : captured_gradients) boxes.push_back(&box);
-  return boxes;
-}
-
-std::vector<Box*> Call::inputs() {
-  std::vector<Box*> boxes{&q,
-                          &k,
-                          &v,
-                          &sink,
-                          &q_scale,
-                          &k_scale,
-                          &v_scale,
-                          &cu_seqlens_q,
-                          &cu_seqlens_k,
-                          &seqused_q,
-                          &seqused_k,
-                          &page_table,
-                          &leftpad_k,
-                          &cache_batch_idx,
-                          &causal_by_sequence,
-                          &dout,
-                          &dlse};
-  for (Box& box : captured) boxes.push_back(&box);
-  return boxes;
+Dropout Call::dropout() const {
+  Dropout d = make_dropout(spec.options.dropout_p, spec.options.dropout_seed, spec.options.dropout_offset,
+                           spec.heads_q);
+  if (!dropout_places.given()) return d;
+  d.places = static_cast<const std::int32_t*>(dropout_places.view().data);
+  d.place_stride = 4;
+  return d;
 }
 
 }  // namespace tandem::harness

@@ -55,7 +55,10 @@ testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {
   }
   for (const auto& [name, box, target] : checks) {
     if (!box->given() && box != &call.dsink) continue;  // not asked for
-    if (testing::AssertionResult result = matches(name, *box, *target); !result) return result;
+    Target sum = *target;
+    for (std::size_t n = 0; call.adds_to(*box) && n < sum.values.size(); ++n)
+      sum.values[n] += Call::before(static_cast<std::int64_t>(n));
+    if (testing::AssertionResult result = matches(name, *box, sum); !result) return result;
     if (!box->given()) continue;
     if (const std::string where = box->changed_outside(); !where.empty()) {
       return testing::AssertionFailure() << name << ": " << where;

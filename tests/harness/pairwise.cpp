@@ -125,6 +125,9 @@ std::vector<Feature> features_of(const Case& c, std::int64_t tile) {
       {"functions", functions_kind(c)},
       {"mask by sequence", c.causal_by_sequence.empty() ? 0 : 1},
       {"out in f32", c.f32_out ? 1 : 0},
+      {"gradients in f32", static_cast<int>(c.f32_gradients)},
+      {"gradients that are added", static_cast<int>(c.added)},
+      {"places of dropout", c.dropout_places.empty() ? 0 : 1},
   };
   add_layouts({"order of inputs", "expanded inputs", "padded inputs", "sliced inputs", "base of inputs",
                "inputs that end at a page"},

@@ -230,7 +230,7 @@ std::string refusal(const Args& args) {
   return "none";
 }
 
-TEST(Plan, GradientsInF32AreTheCpusAloneAndResultsAreNot) {
+TEST(Plan, GradientsAndResultsInF32) {
   for (const Device device : {Device{}, Device{.kind = Device::Kind::cuda, .index = gpu::first_described}}) {
     const bool on_gpu = device.kind == Device::Kind::cuda;
     ForwardArgs forward = forward_args(64, device);
@@ -239,14 +239,72 @@ TEST(Plan, GradientsInF32AreTheCpusAloneAndResultsAreNot) {
     backward.out = backward.dout = forward.out;
     backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 64}, device);
     backward.dv = Tensor(nullptr, DType::f32, {2, 64, 2, 64}, device);
-    EXPECT_EQ(refusal(backward),
-              on_gpu ? "gradients in f32 have no GPU kernel; make dq, dk and dv bf16, or copy "
-                       "the tensors to the CPU"
-                     : "none");
+    EXPECT_EQ(refusal(backward), "none");
+    backward.accumulate_dk_dv = true;
+    EXPECT_EQ(refusal(backward), "none");
+    if (on_gpu) {
+      EXPECT_NE(explain(backward).find("dq is written in bf16; dk and dv are added to what there is, in f32"),
+                std::string::npos);
+    }
     EXPECT_EQ(explain(forward).find("out in f32"), std::string::npos);
     forward.out.dtype = DType::f32;
     EXPECT_EQ(refusal(forward), "none");
     EXPECT_NE(explain(forward).find("out in f32"), std::string::npos);
+  }
+}
+
+/// CTAs of the persistent kernel of a plan.
+unsigned persistent_ctas(const Problem& problem, int sm_limit) {
+  unsigned most = 0;
+  const Plan plan = make_plan(problem, {.sm_limit = sm_limit});
+  for (const gpu::Step& step : plan.gpu->list) {
+    const bool persistent = step.kernel == gpu::Kernel::forward || step.kernel == gpu::Kernel::backward ||
+                            step.kernel == gpu::Kernel::eight_bit_forward;
+    if (persistent) most = step.grid;
+  }
+  return most;
+}
+
+TEST(Plan, HasTheGridsOfSoManySms) {
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  ForwardArgs forward = forward_args(4096, device);
+  forward.q = ConstTensor(nullptr, DType::bf16, {2, 4096, 8, 64}, device);
+  forward.out = Tensor(nullptr, DType::bf16, {2, 4096, 8, 64}, device);
+  BackwardArgs backward;
+  static_cast<AttentionInputs&>(backward) = forward;
+  backward.out = backward.dout = forward.out;
+  backward.lse = ConstTensor(nullptr, DType::f32, {2, 8, 4096}, device);
+  backward.dk = Tensor(nullptr, DType::bf16, {2, 4096, 2, 64}, device);
+  ForwardArgs eight_bit = forward;
+  eight_bit.options.precision = Precision::fp8;
+  const unsigned sms = static_cast<unsigned>(gpu::properties(gpu::first_described).multiprocessors);
+  for (const Problem& problem :
+       {make_problem(forward, Memory::described), make_problem(backward, Memory::described),
+        make_problem(eight_bit, Memory::described)}) {
+    const unsigned all = persistent_ctas(problem, 0);
+    EXPECT_GT(all, 0U);
+    EXPECT_LE(all, sms);
+    EXPECT_EQ(persistent_ctas(problem, 1000), all);
+    EXPECT_EQ(persistent_ctas(problem, 40), 40U);
+    EXPECT_EQ(persistent_ctas(problem, 1), 1U);
+  }
+  EXPECT_NE(
+      explain(forward, {.sm_limit = 40}).find("sm_limit 40: persistent grids are those of a GPU with 40"),
+      std::string::npos);
+}
+
+/// The kernels sm80 forward have a CTA for each tile; backward they are persistent, too.
+TEST(Plan, HasNoForwardOfTheFamilySm80OnSoManySms) {
+  const ScopedVariable family("TANDEM_KERNELS", "sm80");
+  const Device device{.kind = Device::Kind::cuda, .index = gpu::first_described};
+  const Problem problem = make_problem(forward_args(64, device), Memory::described);
+  EXPECT_NO_THROW(make_plan(problem, {.sm_limit = 1000}));
+  try {
+    make_plan(problem, {.sm_limit = 40});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    EXPECT_NE(std::string(e.what()).find("sm_limit is 40, but the forward kernels sm80"), std::string::npos);
   }
 }
 

@@ -6,13 +6,14 @@ import functools
 import itertools
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import oracle
 import torch
 import torch.distributed as dist
-from tandem.distributed import Layout, _parts, context_parallel_attention, gather
+from tandem.distributed import Layout, context_parallel_attention, gather
 from tandem.distributed._comm import Ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -159,6 +160,22 @@ def results(
     return [t.cpu() for t in found]
 
 
+def assert_all_close(
+    what: str,
+    names: Sequence[str],
+    found: Sequence[Tensor],
+    wanted: Sequence[tuple[Tensor, ...]],
+    close: Callable[..., None] = oracle.assert_close,
+) -> None:
+    """Results against what `close` takes beside each; ``names`` may be more than there are."""
+    assert len(found) == len(wanted), what
+    for name, got, want in zip(names, found, wanted, strict=False):
+        try:
+            close(got, *want)
+        except AssertionError as error:
+            raise AssertionError(f"{name} of {what}: {error}") from None
+
+
 def right(
     rank: int, feature: str, lengths: int | tuple[int, ...], dtype: torch.dtype, members: Any, device: str
 ) -> None:
@@ -196,25 +213,8 @@ def right_of(
         layout = layout_of(kind, lengths, ranks.size)
         found = results(asked, lengths, dtype, layout, strategy, group, device)
         if ranks.rank == 0:
-            wanted = expected(asked, lengths, dtype)
-            for name, got, want in zip(
-                ("out", "lse", "dq", "dk", "dv", "dsink"), found, wanted, strict=False
-            ):
-                try:
-                    oracle.assert_close(got, *want)
-                except AssertionError as error:
-                    raise AssertionError(f"{name} of {strategy} over {kind}: {error}") from None
-            assert len(found) == len(wanted)
-
-
-def right_of_rounded_parts(rank: int, *arguments: Any) -> None:
-    """`right`, with the gradients of parts in 16 bits, as kernels on a GPU write them."""
-    dtype_of = _parts.part_dtype
-    _parts.part_dtype = lambda q: q.dtype
-    try:
-        right(rank, *arguments)
-    finally:
-        _parts.part_dtype = dtype_of
+            names = ("out", "lse", "dq", "dk", "dv", "dsink")
+            assert_all_close(f"{strategy} over {kind}", names, found, expected(asked, lengths, dtype))
 
 
 def inputs(layout: Layout, rank: int, device: str = "cpu") -> list[Tensor]:

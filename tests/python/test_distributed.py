@@ -36,11 +36,6 @@ def test_right(
 
 
 @pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
-def test_right_of_parts_in_16_bits(pool: Pool, lengths: int | tuple[int, ...]) -> None:
-    pool.run(cases.right_of_rounded_parts, "all", lengths, torch.bfloat16, None, "cpu")
-
-
-@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
 def test_right_on_one(pool: Pool, lengths: int | tuple[int, ...]) -> None:
     pool.run(cases.right, "all", lengths, torch.float32, (2,), "cpu")
 

@@ -68,7 +68,7 @@ def _checked(rank: int) -> None:
     layout = Layout.balanced([20, 44], 4)
     q, k, v, sink = cases.inputs(layout, rank)
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
-    options = (layout.code, [name], True, -1, -1, 0.0, None, True)
+    options = (layout.code, [name], True, -1, -1, 0.0, None, True, 0)
     arguments = (q, k, v, sink, *options, None, "ring", True, True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(torch.ops.tandem_distributed.attention, arguments, test_utils=tests)

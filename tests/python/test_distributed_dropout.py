@@ -9,6 +9,7 @@ import distributed_cases as cases
 import pytest
 import tandem
 import torch
+import torch.distributed as dist
 from distributed_pool import Pool
 from tandem.distributed import Layout, _comm, context_parallel_attention
 from tandem.distributed._comm import Ranks
@@ -19,13 +20,24 @@ from torch.distributed.device_mesh import init_device_mesh
 def dropped(rank: int, heads: tuple[int, int], members: Any, dtype: torch.dtype, device: str) -> None:
     """The entries that one device keeps, forward and backward, with functions and without."""
     group = cases.subgroup(members)
-    if members is not None and rank not in members:
-        return
+    if members is None or rank in members:
+        _dropped_of(group, cases.STRATEGIES, heads, dtype, device)
+
+
+def dropped_of_levels(rank: int, heads: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    """The same of the strategies of two levels, on nodes of two ranks."""
+    shape = (dist.get_world_size() // 2, 2)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("across", "within"))
+    _dropped_of(mesh, cases.LEVELS, heads, dtype, device)
+
+
+def _dropped_of(
+    group: Any, strategies: tuple[str, ...], heads: tuple[int, int], dtype: torch.dtype, device: str
+) -> None:
     ranks = Ranks.of(group)
     table = randn(heads[0], 2 * MOST).to(device)
-    for (kind, lengths), layout_kind, more in itertools.product(
+    for (kind, lengths), more in itertools.product(
         LENGTHS.items(),
-        ("zigzag", "of_ranges"),
         (
             {},
             {"causal": True, "sink": randn(heads[0]).to(device)},
@@ -35,8 +47,7 @@ def dropped(rank: int, heads: tuple[int, int], members: Any, dtype: torch.dtype,
     ):
         if kind == "packed" and "bias" in more:
             continue
-        layout = cases.layout_of(layout_kind, lengths, ranks.size)
-        lead = (layout.total,) if layout.packed else (BATCH, layout.total)
+        lead = (BATCH, lengths) if isinstance(lengths, int) else (sum(lengths),)
         each = enumerate((heads[0], heads[1], heads[1], heads[0]))
         whole = [randn(*lead, h, DIM, seed=i).to(device, dtype) for i, h in each]
         options: dict[str, Any] = {
@@ -52,13 +63,21 @@ def dropped(rank: int, heads: tuple[int, int], members: Any, dtype: torch.dtype,
             cu = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
         wanted = tandem.attention(*one, **options, **cu)
         wanted.backward(whole[3])
-        mine = [layout.shard(t, ranks.rank).requires_grad_() for t in whole[:3]]
-        out = context_parallel_attention(*mine, layout=layout, group=group, **options)
-        out.backward(layout.shard(whole[3], ranks.rank))
-        for got, want in ((out, wanted), *((a.grad, b.grad) for a, b in zip(mine, one, strict=True))):
-            assert got is not None and want is not None
-            bound = 1e-5 if dtype == torch.float32 else 2e-2
-            torch.testing.assert_close(got, layout.shard(want, ranks.rank), atol=bound, rtol=bound)
+        for layout_kind, strategy in itertools.product(("zigzag", "striped", "of_ranges"), strategies):
+            layout = cases.layout_of(layout_kind, lengths, ranks.size)
+            mine = [layout.shard(t, ranks.rank).requires_grad_() for t in whole[:3]]
+            out = context_parallel_attention(*mine, layout=layout, group=group, strategy=strategy, **options)
+            out.backward(layout.shard(whole[3], ranks.rank))
+            for got, want in ((out, wanted), *((a.grad, b.grad) for a, b in zip(mine, one, strict=True))):
+                assert got is not None and want is not None
+                bound = 1e-5 if dtype == torch.float32 else 2e-2
+                torch.testing.assert_close(
+                    got,
+                    layout.shard(want, ranks.rank),
+                    atol=bound,
+                    rtol=bound,
+                    msg=lambda told, of=f"{strategy} over {layout_kind}": f"{of}: {told}",
+                )
 
 
 @pytest.mark.parametrize(
@@ -68,6 +87,11 @@ def dropped(rank: int, heads: tuple[int, int], members: Any, dtype: torch.dtype,
 )
 def test_dropout_keeps_what_one_device_keeps(pool: Pool, heads: tuple[int, int], members: Any) -> None:
     pool.run(dropped, heads, members, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2)], ids=str)
+def test_dropout_of_two_levels(pool: Pool, heads: tuple[int, int]) -> None:
+    pool.run(dropped_of_levels, heads, torch.float32, "cpu")
 
 
 def _seeded(rank: int) -> None:
@@ -94,7 +118,6 @@ def _refusals(rank: int) -> dict[str, str]:
     layout, packed, odd = Layout.zigzag(64, 4), Layout.balanced([20, 44], 4), rank == 2
     q, k, v = (torch.randn(1, 16, 4, 16) for _ in range(3))
     rows = [torch.randn(packed.rows(rank), 4, 16) for _ in range(3)]
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
     sends = _comm.Ranks.exchange, _comm.Ranks.shift
     _comm.Ranks.exchange = _comm.Ranks.shift = None  # type: ignore[method-assign, assignment]
 
@@ -123,10 +146,7 @@ def _refusals(rank: int) -> dict[str, str]:
             "boolean": refused(mask=torch.zeros(64, 64, dtype=None if odd else torch.bool)),
             "probability": refused(dropout_p=1.5 if odd else 0.5, dropout_seed=1),
             "packed": refused(*rows, layout=packed, bias=torch.zeros(64)),
-            "gather": refused(dropout_p=0.5, strategy="gather"),
-            "ring": refused(dropout_p=0.5, strategy="ring"),
-            "mesh": refused(dropout_p=0.5, group=mesh),
-            "heads": refused(*(t[:, :, :3] for t in (q, k, v)), dropout_p=0.5),
+            "heads": refused(*(t[:, :, :3] for t in (q, k, v)), dropout_p=0.5, strategy="heads"),
         }
     finally:
         _comm.Ranks.exchange, _comm.Ranks.shift = sends  # type: ignore[method-assign]
@@ -152,9 +172,6 @@ def test_what_cannot_be_is_told_on_every_rank_before_anything_is_sent(pool: Pool
     }
     of_all = {
         "packed": "bias is given with cu_seqlens, but positions count in each sequence; use score_mod",
-        "gather": "strategy is 'gather' and dropout_p is given",
-        "ring": "take 'heads'",
-        "mesh": "pass a group of one dimension",
         "heads": "3 query heads on 3 key heads cannot be divided among 4 ranks",
     }
     for rank, told in enumerate(pool.run(_refusals)):

@@ -44,6 +44,7 @@ def context_parallel_attention(
     dropout_p: float = 0,  # an integer: torch.compile takes it for a constant
     dropout_seed: int | None = None,
     dropout_offset: int = 0,
+    sm_limit: int = 0,
 ) -> Any:
     """Exact attention over sequences whose rows are divided among ranks; autograd flows through it.
 
@@ -77,9 +78,10 @@ def context_parallel_attention(
       score_mod, mask_mod, bias, mask, alibi_slopes: as for ``tandem.attention``, of whole sequences:
         positions are those of the sequence, and arrays are whole and the same on every rank. Gradients of
         what scores read are this rank's share, as the sink's.
-      dropout_p, dropout_seed, dropout_offset: as for ``tandem.attention``, and the same entries are kept;
-        with strategy "heads" on a group of one dimension alone. Without a seed all take one that the first
-        rank draws of PyTorch's random numbers.
+      dropout_p, dropout_seed, dropout_offset: as for ``tandem.attention``, and the same entries are kept.
+        Without a seed all take one that the first rank draws of PyTorch's random numbers.
+      sm_limit: on a GPU, the SMs that attention takes at most; 0 is all. NCCL's kernels have the others from
+        the start, instead of once a tile ends.
 
     In a graph of torch.compile it is an operator, without a graph break; make the layout outside of it. One
     graph serves every layout. A call with functions or dropout is a graph break.
@@ -101,7 +103,7 @@ def context_parallel_attention(
     if not (isinstance(dropout_p, (int, float)) and dropout_p == 0):
         dropout = Dropout(dropout_p, dropout_seed, dropout_offset)
     options = (cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
-    asked = Asked(layout, *options, functions, dropout)
+    asked = Asked(layout, *options, functions, dropout, sm_limit)
     if asked.asks_pairs:
         out, lse = _with_pairs(asked, group, q, k, v, sink)
     elif torch.compiler.is_compiling():

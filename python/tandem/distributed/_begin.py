@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tandem
 from tandem import _call, _derivatives, _plans, _torch_functions
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree, _cost, _parts
 from tandem.distributed._calls import Group
 from tandem.distributed._comm import Ranks
@@ -36,6 +36,7 @@ class Asked:
     check: Any
     functions: Given = field(default_factory=Given)
     dropout: Dropout | None = None
+    sm_limit: Any = 0
 
     @property
     def asks_pairs(self) -> bool:
@@ -64,8 +65,7 @@ def begin(
         _judge_lengths(asked.layout, asked.cu_seqlens)
         mask = Mask.of(same["causal"], same["window"])
         links = Links.of(device.type, hosts, ranks.levels[1].size if ranks.levels else 0)
-        wanted = asked.strategy if options.dropout is None else _with_dropout(asked.strategy, links)
-        chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, wanted)
+        chosen = _cost.choose(asked.layout, mask, _shape(q, k, v, asked.layout), links, asked.strategy)
         same["strategy chosen"] = chosen
     except Exception as found:  # whatever it is, the other ranks wait to be told
         error = found
@@ -80,11 +80,17 @@ def _options(asked: Asked, q: Tensor) -> _parts.Options:
     if dropout is not None:
         dropout = replace(dropout, heads=q.shape[2])
     if asked.functions.any:
-        by_table = layout.packed or dropout is not None
         batch = len(layout.lengths) if layout.packed else q.shape[0]
         shape = (batch, q.shape[2], layout.total, layout.total)
-        pairs = Pairs.of(asked.functions, q, shape, layout.packed, by_table)
-    return _parts.Options(asked.scale, asked.softcap, deterministic, pairs, dropout)
+        pairs = Pairs.of(asked.functions, q, shape, layout.packed)
+    limit = _sm_limit(asked.sm_limit)
+    return _parts.Options(asked.scale, asked.softcap, deterministic, pairs, dropout, sm_limit=limit)
+
+
+def _sm_limit(limit: Any) -> int:
+    if not isinstance(limit, int) or limit < 0:
+        raise InvalidArgumentError(f"sm_limit is {limit!r}; pass an integer, at least 1, or 0 for all SMs")
+    return limit
 
 
 def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _parts.Options:
@@ -94,22 +100,6 @@ def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _par
     own = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
     seed = ranks.gather_small([own], device)[0][0]
     return replace(options, dropout=replace(options.dropout, seed=seed))
-
-
-def _with_dropout(strategy: Any, links: Links) -> Any:
-    """The strategy of a call with dropout. Which entries one device keeps follows from the numbers of query
-    and key, which kernels count in the sequence that they are given."""
-    if links.within:
-        raise UnsupportedError(
-            "dropout_p is given with a DeviceMesh of two dimensions, but the entries that one device drops "
-            "are found only where a rank has whole sequences of some heads; pass a group of one dimension"
-        )
-    if strategy in ("gather", "ring"):
-        raise UnsupportedError(
-            f"strategy is {strategy!r} and dropout_p is given, but the entries that one device drops are "
-            "found only where a rank has whole sequences of some heads; take 'heads'"
-        )
-    return "heads" if strategy == "auto" else strategy
 
 
 def _judge(ranks: Ranks, asked: Asked, q: Any, k: Any, v: Any, sink: Any) -> dict[str, Any]:

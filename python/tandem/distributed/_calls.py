@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class Group:
     new_keys: bool = False
     lengths: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
     tables: dict[torch.device, Tensor] = field(default_factory=dict)
+    dropped: dict[Any, Tensor] = field(default_factory=dict)
 
     @staticmethod
     @functools.lru_cache(64)
@@ -78,11 +80,27 @@ class Group:
     def table(self, device: torch.device) -> Tensor:
         """The places of the call's sequences, as `cu_seqlens` counts them; int32, a row of each."""
         if device not in self.tables:
-            rows: list[Place] = []
-            for place, apart in zip(self.places, self._apart(), strict=True):
-                rows += [(0, 0, 0, 1)] * (2 * apart) + [place]
-            self.tables[device] = torch.tensor(rows, dtype=torch.int32, device=device)
+            self.tables[device] = torch.tensor(self._rows(), dtype=torch.int32, device=device)
         return self.tables[device]
+
+    def dropout_places(self, device: torch.device, batch: int, heads: int, first_head: int) -> Tensor:
+        """The call's ``dropout_places``, of tensors with so many batch entries and the heads from this one
+        on, of so many in all. A call of one pair has a batch of them; one of several pairs is packed."""
+        key = device, batch, heads, first_head
+        if key not in self.dropped:
+            rows = self._rows()
+            if len(self.pairs) == 1:
+                rows = [(rows[0][0] + b, *rows[0][1:]) for b in range(batch)]
+            places = [(sequence * heads + first_head, *place) for sequence, *place in rows]
+            self.dropped[key] = torch.tensor(places, dtype=torch.int32, device=device).view(-1, 4)
+        return self.dropped[key]
+
+    def _rows(self) -> list[Place]:
+        """Of each of the call's sequences."""
+        rows: list[Place] = []
+        for place, apart in zip(self.places, self._apart(), strict=True):
+            rows += [(0, 0, 0, 1)] * (2 * apart) + [place]
+        return rows
 
     def of_sequence(self) -> tuple[slice, slice]:
         """Which queries and keys of their sequences the pairs have, where all have the same ones."""

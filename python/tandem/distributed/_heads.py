@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.distributed import _calls, _dropout, _parts
+from tandem.distributed import _calls, _parts
 from tandem.distributed._comm import Ranks
 from tandem.distributed._job import Gradients, Job, Result, Saved
 from tandem.distributed._layout import Layout, kept_with_layout
@@ -207,11 +207,8 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     rows = _parts.Rows.of(q, v.shape[-1], True)
     inside = exchange.of_sink(sink)
     options = job.options.at(exchange.first_head)
-    if options.dropout is not None:
-        _dropout.forward(job, options, q, k, v, rows, inside)
-    else:
-        for call in calls(job.layout, job.mask):
-            _parts.forward(call, options, q, k, v, rows, inside)
+    for call in calls(job.layout, job.mask):
+        _parts.forward(call, options, q, k, v, rows, inside)
     return Result(*exchange.results(rows.out, rows.lse), (q, k, v, rows.out, rows.lse))
 
 
@@ -222,9 +219,6 @@ def backward(job: Job, saved: Saved, k: Tensor, v: Tensor, kept: Sequence[Tensor
     dq = _parts.gradient_of(whole.q, True)
     dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (whole.k, whole.v))
     options = job.options.at(exchange.first_head)
-    if options.dropout is not None:
-        _dropout.backward(job, options, of_heads, whole.k, whole.v, dq, dk, dv)
-    else:
-        for call in calls(job.layout, job.mask):
-            _parts.backward(call, options, of_heads, whole.k, whole.v, dq, dk, dv)
+    for call in calls(job.layout, job.mask):
+        _parts.backward(call, options, of_heads, whole.k, whole.v, dq, dk, dv)
     return exchange.gradients(dq, dk, dv, k, v)

@@ -31,7 +31,7 @@ from tandem.distributed._strategies import backward, forward
 
 _OPTIONS = (
     "Tensor layout, str[] groups, bool causal, SymInt window_left, SymInt window_right, float softcap,"
-    " float? scale, bool deterministic"
+    " float? scale, bool deterministic, SymInt sm_limit"
 )
 _SCHEMAS = (
     f"attention(Tensor q, Tensor k, Tensor v, Tensor? sink, {_OPTIONS}, Tensor? cu_seqlens, str strategy,"
@@ -50,7 +50,7 @@ def call(
         raise InvalidArgumentError(f"layout is {asked.layout!r}; make one with tandem.distributed.Layout")
     q, k, v = _derivatives.autocast(q, k, v)
     window = _call.pair("window", asked.window)
-    options = (asked.causal, *window, asked.softcap, asked.scale, asked.deterministic)
+    options = (asked.causal, *window, asked.softcap, asked.scale, asked.deterministic, asked.sm_limit)
     out, lse, _ = torch.ops.tandem_distributed.attention(
         q,
         k,
@@ -89,10 +89,11 @@ def _ranks(groups: Sequence[str]) -> Ranks:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, code: Tensor, groups: Sequence[str], *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    causal, left, right, softcap, scale, deterministic, cu_seqlens, strategy, check, gradients = rest
+    causal, left, right, softcap, scale, deterministic, limit, cu_seqlens, strategy, check, gradients = rest
     layout = Layout.of_code(code)
     window = (left, right)
-    asked = Asked(layout, cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
+    options = (cu_seqlens, causal, window, softcap, scale, deterministic, strategy, check)
+    asked = Asked(layout, *options, sm_limit=limit)
     job, chosen = begin(asked, _ranks(groups), q, k, v, sink, gradients)
     q, k, v = _four(layout, q, k, v)
     result = forward(chosen, job, q, k, v, sink)
@@ -102,13 +103,13 @@ def _forward(
 
 def _backward(dout: Tensor, dlse: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     q, k, v, sink, out, lse, code, groups, *options, strategy, need_dsink = rest
-    causal, left, right, softcap, scale, deterministic = options
+    causal, left, right, softcap, scale, deterministic, limit = options
     layout = Layout.of_code(code)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     mask = Mask.of(causal, (left, right))
     ranks = _ranks(groups)
     links = Links.of(q.device.type, ranks.hosts(q.device), ranks.levels[1].size if ranks.levels else 0)
-    job = Job(ranks, layout, mask, Options(scale, softcap, deterministic), links.far)
+    job = Job(ranks, layout, mask, Options(scale, softcap, deterministic, sm_limit=limit), links.far)
     q, k, v, out, lse, dout, *more = _four(layout, q, k, v, out, lse, dout, *([] if dlse is None else [dlse]))
     chosen, dlse = STRATEGIES[int(strategy)], more[0] if more else None
     *found, dsink = backward(chosen, job, q, k, v, sink, out, lse, dout, dlse, None, need_dsink)

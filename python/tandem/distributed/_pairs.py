@@ -62,12 +62,9 @@ class Pairs:
     sums: tuple[Tensor | None, ...] = field(default=())
 
     @classmethod
-    def of(
-        cls, given: Given, q: Tensor, shape: tuple[int, ...], packed: bool, by_table: bool
-    ) -> Pairs | None:
+    def of(cls, given: Given, q: Tensor, shape: tuple[int, ...], packed: bool) -> Pairs | None:
         """The functions of a call over ranks, or None of one that has no pair. ``shape``: (batch, heads_q,
-        rows, rows), of all ranks. ``packed``: of packed sequences. ``by_table``: calls have sequences other
-        than those of the caller."""
+        rows, rows), of all ranks. ``packed``: of packed sequences."""
         library = _arrays.library_of("q", q)
         # Tensors of their own: what a score function reads besides is not to be cut.
         whole = {
@@ -80,7 +77,7 @@ class Pairs:
             score_mod=given.score_mod,
             mask_mod=given.mask_mod,
             packed=packed,
-            places=_places(by_table, q.device),
+            places=_places(packed, q.device),
             **whole,
         )
         if found is None:
@@ -144,11 +141,11 @@ class Pairs:
         return t[tuple(of[axis] for axis in self.axes[i])]
 
 
-def _places(by_table: bool, device: torch.device) -> Places:
-    """In whole sequences, from a call's table. ``by_table``: it has a row of each of the call's sequences;
+def _places(packed: bool, device: torch.device) -> Places:
+    """In whole sequences, from a call's table. ``packed``: it has a row of each of the call's sequences;
     otherwise the call's sequences are a batch, which all have the places of its one row."""
-    row = "b" if by_table else "0"
-    sequence = "t0[b, 0]" if by_table else "b"
+    row = "b" if packed else "0"
+    sequence = "t0[b, 0]" if packed else "b"
     q, k = (f"add(t0[{row}, {column}], mul(t0[{row}, 3], {leaf}))" for column, leaf in ((1, "q"), (2, "k")))
     own = (Group.of_rows(1, 1).table(device), _number(0, device))  # of the kinds that calls have
     return Places(sequence, "add(t1[0], h)", q, k, f"sub({q}, {k})", own)
@@ -181,3 +178,8 @@ class Dropout:
 
     def set(self, call: _call.Call) -> None:
         call.dropout_p, call.dropout_seed, call.dropout_offset = self.p, self.seed, self.offset
+
+    def set_of(self, group: Group, call: _call.Call, first_head: int, q: Tensor) -> None:
+        """The same of a group's call, whose q has the heads from this one on."""
+        self.set(call)
+        call.dropout_places = group.dropout_places(q.device, q.shape[0], self.heads, first_head)

@@ -22,6 +22,7 @@ class Options:
     Attributes:
       pairs: functions, masks and biases.
       first_head: which head of all is the first query head of the tensors at hand.
+      sm_limit: of kernels on a GPU, so that those of NCCL run beside them.
     """
 
     scale: float | None = None
@@ -30,6 +31,7 @@ class Options:
     pairs: Pairs | None = None
     dropout: Dropout | None = None
     first_head: int = 0
+    sm_limit: int = 0
 
     def of(self, group: Group, q: Tensor) -> _call.Call:
         """The options of a group's call."""
@@ -42,18 +44,12 @@ class Options:
         if self.pairs is not None:
             call.functions = self.pairs.of_call(group, self.first_head, q.shape[2], q.device)
         if self.dropout is not None:
-            self.dropout.set(call)
+            self.dropout.set_of(group, call, self.first_head, q)
         return call
 
     def at(self, head: int) -> Options:
         """Those of tensors that begin with this one of these query heads."""
         return self if head == 0 else replace(self, first_head=self.first_head + head)
-
-
-def part_dtype(q: Tensor) -> torch.dtype:
-    """The dtype of gradients of parts of the keys. Kernels on a GPU have no f32 gradients of 16-bit inputs
-    yet: there a part is rounded before it is added."""
-    return q.dtype if q.is_cuda else torch.float32
 
 
 @dataclass
@@ -106,7 +102,9 @@ def forward(
     tensors, metadata = _of_group(group, (q,), (k, v))
     arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
     call = options.of(group, q)  # it holds what functions read
-    _core.forward(arrays, call.options(), _stream(q))
+    plain = call.options()
+    plain.sm_limit = options.sm_limit
+    _core.forward(arrays, plain, _stream(q))
     if not in_place:
         merge(out, lse, part, part_lse)
 
@@ -155,15 +153,12 @@ def backward(
 ) -> None:
     """Adds the gradients of a call to dq, dk and dv. ``saved.out`` and ``saved.lse`` are of the whole rows,
     so that the probabilities and their sums over all keys are those of the whole."""
-    dtype = part_dtype(saved.q)
-    places = (
-        (dq[:, slice(*group.queries)], group.new_queries),
-        (dk[:, slice(*group.keys)], group.new_keys),
-        (dv[:, slice(*group.keys)], group.new_keys),
-    )
+    places = (dq[:, slice(*group.queries)], dk[:, slice(*group.keys)], dv[:, slice(*group.keys)])
+    new = (group.new_queries, group.new_keys, group.new_keys)
+    # A call adds in f32 alone.
     parts = [
-        place if new and place.dtype == dtype else place.new_empty(place.shape, dtype=dtype)
-        for place, new in places
+        place if first or place.dtype == torch.float32 else place.new_empty(place.shape, dtype=torch.float32)
+        for place, first in zip(places, new, strict=True)
     ]
     of_queries = (saved.q, saved.out, saved.dout)
     (q, out, dout, k, v), metadata = _of_group(group, of_queries, (k, v))
@@ -174,15 +169,18 @@ def backward(
     arrays = (q, k, v, None, *metadata, out, lse, dout, dlse, *_flat(group, *parts), None)
     call = options.of(group, saved.q)
     plain, pairs, made = call.options(), options.pairs, []
+    adds = [place is part and not first for place, part, first in zip(places, parts, new, strict=True)]
+    plain.set_accumulate(*adds[:2])
+    plain.sm_limit = options.sm_limit
     if pairs is not None and pairs.differentiated:
         made = pairs.gradients_of(call.functions)
         call.functions.set_gradients(plain, made)
     _core.backward(arrays, plain, _stream(saved.q))
     if pairs is not None and made:
         pairs.add(made, group, options.first_head, saved.q.shape[2])
-    for part, (place, new) in zip(parts, places, strict=True):
+    for place, part in zip(places, parts, strict=True):
         if part is not place:
-            (place.copy_ if new else place.add_)(part)
+            place.add_(part)
 
 
 def sink_gradient(sink: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:

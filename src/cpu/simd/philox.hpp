@@ -41,19 +41,23 @@ struct Philox {
 
 /// Writes the lanes whose entry each of the place's keys keeps.
 inline void write_kept(const Dropout& d, const FunctionPlace& place, std::uint16_t* lanes) {
-  const UVec query = hn::BitCast(u32_lanes, hn::LoadU(i32_lanes, place.query));
-  const UVec first_head = hn::Set(u32_lanes, static_cast<std::uint32_t>(place.batch) * d.heads);
-  const UVec head = hn::Add(first_head, hn::BitCast(u32_lanes, hn::LoadU(i32_lanes, place.head)));
+  const DropoutPlace of = d.place_of(place.batch);
+  const auto load = [](const std::int32_t* p) { return hn::BitCast(u32_lanes, hn::LoadU(i32_lanes, p)); };
+  const UVec step = hn::Set(u32_lanes, of.step);
+  const UVec query = hn::Add(hn::Set(u32_lanes, of.query), hn::Mul(step, load(place.query)));
+  const UVec head = hn::Add(hn::Set(u32_lanes, of.first_head), load(place.head));
   const UVec threshold = hn::Set(u32_lanes, d.threshold);
-  const auto first = static_cast<std::uint32_t>(place.first_key);
-  for (std::uint32_t key = first; key < first + static_cast<std::uint32_t>(place.keys);) {
-    const Philox random = Philox::run(hn::Set(u32_lanes, key / 4), query, head, hn::Set(u32_lanes, d.offset),
-                                      d.key[0], d.key[1]);
+  std::uint32_t key = of.key + of.step * static_cast<std::uint32_t>(place.first_key);
+  for (int j = 0; j < place.keys;) {
+    const std::uint32_t four = key / 4;
+    const Philox random =
+        Philox::run(hn::Set(u32_lanes, four), query, head, hn::Set(u32_lanes, d.offset), d.key[0], d.key[1]);
     do {
       const auto kept = hn::Not(hn::Lt(random.words[key % 4], threshold));
-      lanes[key - first] = lane_bits(hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, kept)));
-      ++key;
-    } while (key % 4 != 0 && key < first + static_cast<std::uint32_t>(place.keys));
+      lanes[j] = lane_bits(hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, kept)));
+      ++j;
+      key += of.step;
+    } while (key / 4 == four && j < place.keys);
   }
 }
 

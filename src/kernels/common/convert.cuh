@@ -1,10 +1,11 @@
-// The kernels after the main backward kernel: one converts the f32 sums of dQ to dq, while the main kernel
-// computes its last tiles, and one sums dsink.
+// The kernels after the main backward kernel: one makes dq, of 16 bits or f32, from the f32 sums of dQ, while
+// the main kernel computes its last tiles, and one sums dsink.
 #pragma once
 
 #include "kernels/config/backward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/tile/backward_tiles.cuh"
+#include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/store_rows.cuh"
 
@@ -71,9 +72,11 @@ TANDEM_KERNEL __launch_bounds__(backward_rows_threads(C))
       dq[4 * u + 3] = four.w;
     }
   }
-  const tile::RowTarget rows{static_cast<u16*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
-                                 t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,
-                             p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
+  using Gradient = typename Select<C.f32_dq, float, u16>::type;
+  tile::RowsOf<Gradient> rows{static_cast<Gradient*>(p.dq) + (p.packed_q ? 0 : t.batch) * p.dq_stride.batch +
+                                  t.head * p.dq_stride.head + static_cast<i64>(t.begin_q) * p.dq_stride.row,
+                              p.dq_stride.row, p.head_dim_qk, p.dq_vectors};
+  if constexpr (C.f32_dq) rows.added = (p.added & added_dq) != 0;
   if constexpr (C.tiling.block_m < 64) {
     tile::store_rows<C.tiling.element>(rows, dq, p.scale, t.first, thread / 64 * C.dq_columns(), t.seqlen_q,
                                        t.end_q, thread % 64);

@@ -44,7 +44,9 @@ struct BackwardConfig {
   BackwardSchedule schedule{};
   Family family = Family::sm90;
   bool ds_in_dout = false;  ///< family sm80: dS takes dO's place in shared memory, once dV has its products
-  Functions functions{};    ///< with them the kernel is launched with WithFunctions
+  bool f32_dq = false;      ///< dq is f32, and so are dk and dv; of the kernel that writes them alone
+  bool f32_dk_dv = false;
+  Functions functions{};  ///< with them the kernel is launched with WithFunctions
 
   static constexpr int consumers = 2;  ///< warpgroups
 
@@ -161,7 +163,11 @@ struct BackwardParams {
   bool dq_vectors;    ///< rows of dq allow 16-byte stores
   bool dk_vectors;
   bool dv_vectors;
+  unsigned char added;  ///< f32 gradients that are added to what is there: added_dq, added_dk, added_dv
 };
+constexpr unsigned char added_dq = 1;
+constexpr unsigned char added_dk = 2;
+constexpr unsigned char added_dv = 4;
 
 /// What the main kernel of the family sm80 is launched with: it reads no tensor map. Behind functions, which
 /// `list_query_blocks` reads too.

@@ -190,12 +190,13 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, Functions>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [digest, score_function, mask_function, block_lists, dropout, captured_gradients] = x;
+  auto& [digest, score_function, mask_function, block_lists, dropout, dropout_places, captured_gradients] = x;
   f("digest", digest);
   f("score_function", score_function);
   f("mask_function", mask_function);
   f("block_lists", block_lists);
   f("dropout", dropout);
+  f("dropout_places", dropout_places);
   f("captured_gradients", captured_gradients);
 }
 
@@ -221,7 +222,8 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, functions] = x;
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, f32_dq,
+         f32_dk_dv, functions] = x;
   f("tiling", tiling);
   f("q_stages", q_stages);
   f("dout_stages", dout_stages);
@@ -231,6 +233,8 @@ constexpr void for_each_member(T& x, F&& f) {
   f("schedule", schedule);
   f("family", family);
   f("ds_in_dout", ds_in_dout);
+  f("f32_dq", f32_dq);
+  f("f32_dk_dv", f32_dk_dv);
   f("functions", functions);
 }
 

@@ -12,6 +12,7 @@ struct Functions {
   bool mask_function = false;     ///< which pairs are visible, of those that the window leaves
   bool block_lists = false;       ///< a tile visits the blocks that a kernel has listed for it before
   bool dropout = false;           ///< clears entries of P
+  bool dropout_places = false;    ///< by their places in sequences of which the call has rows
   /// Backward: adds up gradients of what the score function reads; launched with WithCapturedGradients.
   bool captured_gradients = false;
 
@@ -47,6 +48,8 @@ struct DropoutParams {
   unsigned int key[2];
   unsigned int offset;
   unsigned int heads;
+  const int* places;  ///< four of each batch entry (DropoutPlace), read if the Config says so
+  long long place_stride;
 };
 
 struct FunctionParams {

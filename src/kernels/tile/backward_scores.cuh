@@ -238,9 +238,8 @@ struct BackwardScores : FunctionKeys<C.functions> {
     const DropoutParams& d = p.functions.dropout;
     const int query = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
     const int row = position.first_row % 8;
-    this->own_kept =
-        kept_scores<scores>(d, query, t.first_key + key_at() + position.first_row - row, row,
-                            static_cast<u32>(t.batch) * d.heads + static_cast<u32>(this->own_head));
+    this->own_kept = kept_scores<scores, C.functions.dropout_places>(
+        d, query, t.first_key + key_at() + position.first_row - row, row, t.batch, this->own_head);
   }
   TANDEM_DEVICE bool keeps(int score) const {
     return (this->own_kept >> score & 1U) != 0;
@@ -292,13 +291,16 @@ struct BackwardScores : FunctionKeys<C.functions> {
     return static_cast<int>(ptx::shuffle(ptx::load_global(entry), 0));
   }
 
+  using KeyGradientElement = typename Select<C.f32_dk_dv, float, u16>::type;
   /// Writes dK of the tile's keys that this warpgroup has, from column `first_col` on.
   template <int n>
   TANDEM_DEVICE void store_keys(const BackwardTile& t, const float (&dk)[n], int first_col = 0) {
     const int batch = p.packed_k ? 0 : t.batch;
-    const RowTarget rows{static_cast<u16*>(p.dk) + batch * p.dk_stride.batch + t.head_kv * p.dk_stride.head +
-                             static_cast<i64>(t.begin_k) * p.dk_stride.row,
-                         p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+    RowsOf<KeyGradientElement> rows{static_cast<KeyGradientElement*>(p.dk) + batch * p.dk_stride.batch +
+                                        t.head_kv * p.dk_stride.head +
+                                        static_cast<i64>(t.begin_k) * p.dk_stride.row,
+                                    p.dk_stride.row, p.head_dim_qk, p.dk_vectors};
+    if constexpr (C.f32_dk_dv) rows.added = (p.added & added_dk) != 0;
     store_rows<C.tiling.element>(rows, dk, p.scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,
                                  t.end_k, thread);
   }
@@ -306,9 +308,11 @@ struct BackwardScores : FunctionKeys<C.functions> {
   template <int n>
   TANDEM_DEVICE void store_values(const BackwardTile& t, const float (&dv)[n], int first_col = 0) {
     const int batch = p.packed_k ? 0 : t.batch;
-    const RowTarget rows{static_cast<u16*>(p.dv) + batch * p.dv_stride.batch + t.head_kv * p.dv_stride.head +
-                             static_cast<i64>(t.begin_k) * p.dv_stride.row,
-                         p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+    RowsOf<KeyGradientElement> rows{static_cast<KeyGradientElement*>(p.dv) + batch * p.dv_stride.batch +
+                                        t.head_kv * p.dv_stride.head +
+                                        static_cast<i64>(t.begin_k) * p.dv_stride.row,
+                                    p.dv_stride.row, p.head_dim_v, p.dv_vectors};
+    if constexpr (C.f32_dk_dv) rows.added = (p.added & added_dv) != 0;
     float scale = 1.0F;
     if constexpr (C.functions.dropout) scale = p.functions.dropout.scale;
     store_rows<C.tiling.element>(rows, dv, scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,

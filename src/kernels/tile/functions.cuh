@@ -180,7 +180,7 @@ TANDEM_DEVICE BlockRange listed_blocks(const BlockLists& lists, const TileIndex&
 
 /// What functions keep of a thread's two rows for the time of a tile. Nothing without functions.
 template <Functions F, bool given = F.given()>
-struct FunctionRows : DroppedRows<F.dropout> {
+struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
   using User = UserFunctions<F.digest>;
   typename User::Row own_rows[2];
   FunctionSequence own_sequence;
@@ -238,7 +238,7 @@ struct FunctionRows : DroppedRows<F.dropout> {
   }
 };
 template <Functions F>
-struct FunctionRows<F, false> : DroppedRows<false> {};
+struct FunctionRows<F, false> : DroppedRows<false, false> {};
 
 // ---- Their place in the backward kernels ----
 

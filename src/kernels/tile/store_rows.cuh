@@ -1,4 +1,4 @@
-// From accumulators in registers to rows of 16-bit elements in global memory.
+// From accumulators in registers to rows in global memory, of 16-bit elements or f32.
 #pragma once
 
 #include "kernels/config/types.hpp"
@@ -7,12 +7,23 @@
 
 namespace tandem::tile {
 
-/// A tensor's rows of one head, and how they may be written.
-struct RowTarget {
-  u16* first;    ///< row 0
+/// A tensor's rows of one head, u16 or float, and how they may be written.
+template <typename T>
+struct RowsOf {
+  T* first;      ///< row 0
   i64 stride;    ///< elements from row to row
   int columns;   ///< the true head dimension
-  bool vectors;  ///< 16-byte stores are aligned, and columns is a multiple of 8
+  bool vectors;  ///< 16-byte stores of 16-bit elements are aligned, and columns is a multiple of 8
+};
+using RowTarget = RowsOf<u16>;
+/// Rows of f32, and whether what is written is added to what is there.
+template <>
+struct RowsOf<float> {
+  float* first;
+  i64 stride;
+  int columns;
+  bool vectors;
+  bool added = false;
 };
 
 /// Writes eight columns, of which the first `left` exist.
@@ -66,6 +77,55 @@ TANDEM_DEVICE void store_rows(const RowTarget& target, const float (&d)[n], floa
     store_rows_as<element, true>(target, d, factor, row, first_col, used, end, thread);
   } else {
     store_rows_as<element, false>(target, d, factor, row, first_col, used, end, thread);
+  }
+}
+
+template <bool vectors, bool added, int n>
+TANDEM_DEVICE void store_floats_as(const RowsOf<float>& target, const float (&d)[n], float factor, int row,
+                                   int first_col, int used, int end, int thread) {
+  const FragmentPosition position(thread);
+  const int left = target.columns - first_col - position.first_col;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int at = row + position.row(h);
+    if (at >= (added ? used : end)) continue;
+    const bool is_used = added || at < used;
+    float* const first = target.first + at * target.stride + first_col + position.first_col;
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+      ptx::Float2 x{d[4 * j + 2 * h] * factor, d[4 * j + 2 * h + 1] * factor};
+      if (!is_used) x = {0.0F, 0.0F};
+      if constexpr (vectors) {
+        auto* const both = reinterpret_cast<ptx::Float2*>(first + 8 * j);
+        if (8 * j >= left) continue;
+        if constexpr (added) {
+          const ptx::Float2 there = ptx::load_global(both);
+          x = {there.x + x.x, there.y + x.y};
+        }
+        ptx::store_global(both, x);
+      } else {
+        if (8 * j < left)
+          ptx::store_global(first + 8 * j, added ? ptx::load_written(first + 8 * j) + x.x : x.x);
+        if (8 * j + 1 < left)
+          ptx::store_global(first + 8 * j + 1, added ? ptx::load_written(first + 8 * j + 1) + x.y : x.y);
+      }
+    }
+  }
+}
+
+/// The same in f32. The four lanes of a quad store 32 contiguous bytes of a row: a sector of L2. What rows
+/// are is tested once, here too: otherwise ptxas spills.
+template <Element /*element*/, int n>
+TANDEM_DEVICE void store_rows(const RowsOf<float>& target, const float (&d)[n], float factor, int row,
+                              int first_col, int used, int end, int thread) {
+  if (target.vectors && target.added) {
+    store_floats_as<true, true>(target, d, factor, row, first_col, used, end, thread);
+  } else if (target.vectors) {
+    store_floats_as<true, false>(target, d, factor, row, first_col, used, end, thread);
+  } else if (target.added) {
+    store_floats_as<false, true>(target, d, factor, row, first_col, used, end, thread);
+  } else {
+    store_floats_as<false, false>(target, d, factor, row, first_col, used, end, thread);
   }
 }
 

@@ -39,6 +39,9 @@ std::span<const EmulatedBackward> widest_backwards();
 /// narrowest first.
 std::span<const EmulatedBackward> general_backwards();
 std::span<const EmulatedBackward> general_sm80_backwards();
+/// With gradients in f32: dq, dk and dv, or all.
+std::span<const EmulatedBackward> f32_backwards();
+std::span<const EmulatedBackward> f32_sm80_backwards();
 
 /// The same with functions of scores, which run any that was printed (functions/any_function.hpp).
 std::span<const EmulatedBackward> function_backwards();

@@ -18,13 +18,24 @@ inline constexpr BackwardConfig cluster_of_two{
     .dout_stages = 1,
     .dq_parts = 2};
 
-template <BackwardConfig config>
+/// Of a Config for gradients in f32 what its main kernel and the others read: each writes its own.
+constexpr BackwardConfig of_main(BackwardConfig c) {
+  c.f32_dq = false;
+  return c;
+}
+constexpr BackwardConfig of_rows(BackwardConfig c) {
+  c.f32_dk_dv = false;
+  return c;
+}
+
+template <BackwardConfig all>
 constexpr EmulatedBackward emulated() {
-  EmulatedBackward kernels{.config = config,
-                           .preprocess = &tandem::backward_preprocess<config>,
+  constexpr BackwardConfig config = of_main(all);
+  EmulatedBackward kernels{.config = all,
+                           .preprocess = &tandem::backward_preprocess<of_rows(config)>,
                            .main = nullptr,
-                           .convert = &tandem::backward_convert<config>,
-                           .sink = &tandem::backward_sink<config>};
+                           .convert = &tandem::backward_convert<of_rows(all)>,
+                           .sink = &tandem::backward_sink<of_rows(config)>};
   if constexpr (config.functions.block_lists) kernels.lists = &tandem::list_query_blocks<config>;
   if constexpr (config.of_sm80() && config.functions.captured_gradients) {
     kernels.sm80_captured = &tandem::sm80_backward<config>;
@@ -40,6 +51,12 @@ constexpr EmulatedBackward emulated() {
     kernels.main = &tandem::backward<config>;
   }
   return kernels;
+}
+
+constexpr BackwardConfig in_f32(BackwardConfig c, bool dq, bool dk_dv) {
+  c.f32_dq = dq;
+  c.f32_dk_dv = dk_dv;
+  return c;
 }
 
 template <BackwardConfig... configs>

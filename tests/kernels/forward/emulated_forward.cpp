@@ -142,7 +142,8 @@ std::string refuses_functions(const Case& c, const Functions& functions) {
   const bool scored = !c.score_function.empty();
   const bool dropout = c.options.dropout_p > 0.0F;
   const bool given = scored || dropout || !c.mask_function.empty();
-  if (given != functions.given() || scored != functions.score_function || dropout != functions.dropout)
+  if (given != functions.given() || scored != functions.score_function || dropout != functions.dropout ||
+      functions.dropout_places == c.dropout_places.empty())
     return "other functions";
   if (!given) return {};
   if (functions.block_lists && c.mask_function.empty()) return "lists are of a mask function";

@@ -59,6 +59,13 @@ constexpr BackwardConfig wide(int head_dim) {
   return c;
 }
 
+/// Of a part of a sequence.
+template <typename Config>
+constexpr Config placed(Config c) {
+  c.functions.dropout_places = true;
+  return c;
+}
+
 constexpr BackwardConfig listed() {
   BackwardConfig c = backward_of(Element::bf16, false, false);
   c.mask = {};
@@ -75,13 +82,15 @@ std::span<const EmulatedForward> dropout_forwards() {
       emulate<lazy(), forward(Element::f16, false, raw), forward(bf16, false, raw),
               forward(bf16, false, softcap), forward(bf16, true, scaled),
               forward(bf16, false, raw, KeySource::pages), forward(bf16, false, raw, KeySource::entries),
-              invariant(forward(bf16, false, raw))>();
+              invariant(forward(bf16, false, raw)), placed(forward(Element::f16, false, raw)),
+              placed(forward(bf16, false, raw)), placed(forward(bf16, true, scaled)),
+              placed(invariant(forward(bf16, false, raw)))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> dropout_forwards_of_few() {
-  static constexpr auto kernels =
-      emulate<few(false, true, true), few(false, true, false), few(true, true, false)>();
+  static constexpr auto kernels = emulate<few(false, true, true), few(false, true, false),
+                                          few(true, true, false), placed(few(false, true, true))>();
   return kernels;
 }
 
@@ -89,7 +98,8 @@ std::span<const EmulatedBackward> dropout_backwards() {
   static constexpr auto kernels =
       emulate<listed(), backward_of(Element::f16, false, false), backward_of(Element::bf16, false, false),
               backward_of(Element::bf16, false, true), backward_of(Element::bf16, true, false), wide(192),
-              wide(256)>();
+              wide(256), placed(backward_of(Element::f16, false, false)),
+              placed(backward_of(Element::bf16, false, false)), placed(wide(256))>();
   return kernels;
 }
 
