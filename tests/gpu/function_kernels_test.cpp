@@ -24,7 +24,7 @@ struct Usual {
   /// with a list or dropout they are read in the loop too: for documents 20 words among 2,000 instructions.
   int local_bytes = 0;
   int backward_local_bytes = 0;
-  /// The same of the family sm80, which has no dropout: stack, stores or loads, whichever are most. Backward
+  /// The same of the family sm80: stack, stores or loads, whichever are most. Backward
   /// they are read in the loop, as words of the tile are without functions.
   int sm80_local_bytes = 0;
   int sm80_backward_local_bytes = 0;
@@ -128,17 +128,13 @@ constexpr struct {
   int head_dim;
 } sm80_architectures[] = {{"sm_80", 164 * 1024, 128}, {"sm_86", 100 * 1024, 64}};
 
-/// The family sm80. It has no dropout, and says so.
+/// The family sm80.
 TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
   for (const auto& [name, shared_bytes, head_dim] : sm80_architectures) {
     SCOPED_TRACE(name);
     const Problem p = problem(head_dim, Pass::forward);
     const ForwardConfig config = with_functions(choose_sm80_forward_config(p, shared_bytes), p);
     ASSERT_TRUE(config.functions.given());
-    if (config.functions.dropout) {
-      EXPECT_EQ(sm80_forward_objection(config, shared_bytes), "the family sm80 has no dropout");
-      continue;
-    }
     ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(config), GetParam().sm80_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
@@ -152,10 +148,6 @@ TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
     const Problem p = problem(head_dim, Pass::backward);
     const BackwardConfig config = choose_sm80_backward_config(p, shared_bytes);
     ASSERT_TRUE(config.functions.given());
-    if (config.functions.dropout) {
-      EXPECT_EQ(sm80_backward_objection(config, shared_bytes), "the family sm80 has no dropout");
-      continue;
-    }
     ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(kernel_of(config), config), GetParam().sm80_backward_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);

@@ -18,6 +18,13 @@ inline constexpr BackwardConfig cluster_of_two{
     .dout_stages = 1,
     .dq_parts = 2};
 
+/// Of equal lengths, by lists of query blocks.
+constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
+  c.mask = {.causal = windowed, .local = windowed};
+  c.functions.block_lists = true;
+  return c;
+}
+
 template <BackwardConfig config>
 constexpr EmulatedBackward emulated() {
   EmulatedBackward kernels{.config = config,

@@ -59,13 +59,6 @@ constexpr BackwardConfig wide(int head_dim) {
   return c;
 }
 
-constexpr BackwardConfig listed() {
-  BackwardConfig c = backward_of(Element::bf16, false, false);
-  c.mask = {};
-  c.functions.block_lists = true;
-  return c;
-}
-
 }  // namespace
 
 std::span<const EmulatedForward> dropout_forwards() {
@@ -87,7 +80,8 @@ std::span<const EmulatedForward> dropout_forwards_of_few() {
 
 std::span<const EmulatedBackward> dropout_backwards() {
   static constexpr auto kernels =
-      emulate<listed(), backward_of(Element::f16, false, false), backward_of(Element::bf16, false, false),
+      emulate<listed(backward_of(Element::bf16, false, false), false),
+              backward_of(Element::f16, false, false), backward_of(Element::bf16, false, false),
               backward_of(Element::bf16, false, true), backward_of(Element::bf16, true, false), wide(192),
               wide(256)>();
   return kernels;
