@@ -148,7 +148,6 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   const bool backward = problem.pass == Pass::backward;
   const char* const missing = problem.precision != Precision::exact ? "no 8-bit kernel"
                               : problem.mixed()                     ? "no kernel for k and v of 8 bits"
-                              : problem.dropout.on                  ? "no dropout"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {

@@ -88,7 +88,6 @@ std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_pe
     return fmt::format("block_m {} is not {} or {}", c.tiling.block_m, fewest, 2 * fewest);
   if (c.schedule.pingpong || c.schedule.staggered)
     return "the family sm80 has no ping-pong and no staggered start";
-  if (c.functions.dropout) return "the family sm80 has no dropout";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {
     return fmt::format(
         "block_lists are of a mask function, for equal lengths in any order; mask_function is {}, varlen {}, "

@@ -5,12 +5,14 @@ int main(int argc, char** argv) {
   using namespace tandem::kernel_tests;
   std::vector<std::span<const EmulatedForward>> grouped = {grouped_sm80_forwards()};
   std::vector<std::span<const EmulatedForward>> sharing = {split_sm80_forwards()};
-  for (const EmulatedForward& kernel : function_sm80_forwards_of_few())
-    (kernel.config.tiling.heads_as_rows ? grouped : sharing).push_back({&kernel, 1});
+  for (const auto& few : {function_sm80_forwards_of_few(), dropout_sm80_forwards_of_few()}) {
+    for (const EmulatedForward& kernel : few)
+      (kernel.config.tiling.heads_as_rows ? grouped : sharing).push_back({&kernel, 1});
+  }
   return run_contract(
       argc, argv,
       {.name = "emulated sm80",
-       .whole = {general_sm80_forwards(), function_sm80_forwards()},
+       .whole = {general_sm80_forwards(), function_sm80_forwards(), dropout_sm80_forwards()},
        .sharing = sharing,
        .grouped = grouped,
        .decoding = {},
@@ -28,8 +30,9 @@ int main(int argc, char** argv) {
                   "Contract19_Functions.BitsOfASequenceWithSplitSize:"
                   "Contract19_Functions.ThreadsChangeNoBit:"
                   "Contract19_FunctionGradients.ThreadsChangeNoBit:"
-                  "Contract19_FunctionGradients.WithDropout:"
-                  "Contract19_Functions.LogitsWithoutASentinel",
+                  "Contract19_Functions.LogitsWithoutASentinel:"
+                  "Contract19_Dropout.LongerThanARunOfKeys:"
+                  "Contract19_Dropout.ThreadsChangeNoBit:Contract19_Dropout.KeepsItsShare",
        .backward = {general_sm80_backwards(), f32_sm80_backwards(), function_sm80_backwards_of_lists(),
-                    function_sm80_backwards(), captured_sm80_backwards()}});
+                    function_sm80_backwards(), dropout_sm80_backwards(), captured_sm80_backwards()}});
 }

@@ -25,7 +25,7 @@ struct Usual {
   /// with a list or dropout they are read in the loop too: for documents 20 words among 2,000 instructions.
   int local_bytes = 0;
   int backward_local_bytes = 0;
-  /// The same of the family sm80, which has no dropout: stack, stores or loads, whichever are most. Backward
+  /// The same of the family sm80: stack, stores or loads, whichever are most. Backward
   /// they are read in the loop, as words of the tile are without functions.
   int sm80_local_bytes = 0;
   int sm80_backward_local_bytes = 0;
@@ -50,9 +50,9 @@ constexpr Usual usual[] = {
      128, 8, 208},
     {"BiasTensor", "add(s, t2[b, h, q, k])", "", 48, 116, 120, 140},
     {"MaskTensor", "", "ne(t3[q, k], 0)", 64, 180, 60, 68},
-    {"Dropout", "", "", 0, 56, 0, 0, 0.1F},
-    {"DropoutCausal", "", "le(k, q)", 0, 204, 0, 0, 0.1F},
-    {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 0, 0, 0.1F},
+    {"Dropout", "", "", 0, 56, 88, 0, 0.1F},
+    {"DropoutCausal", "", "le(k, q)", 0, 204, 120, 0, 0.1F},
+    {"DropoutAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 112, 44, 0, 0.1F},
     {"GradientOfAlibi", "add(s, mul(t0[h], real(sub(k, q))))", "", 0, 8, 0, 216, 0.0F, true},
     {"GradientOfAlibiCausal", "add(s, mul(t0[h], real(sub(k, q))))", "le(k, q)", 0, 128, 0, 236, 0.0F, true},
     {"GradientOfRelativeBias", "add(s, t4[h, add(sub(q, k), 4095)])", "", 0, 8, 0, 140, 0.0F, true},
@@ -146,7 +146,7 @@ constexpr struct {
   int head_dim;
 } sm80_architectures[] = {{"sm_80", 164 * 1024, 128}, {"sm_86", 100 * 1024, 64}};
 
-/// The family sm80. It has no dropout, and says so.
+/// The family sm80.
 TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
   if (GetParam().captured_gradients) return;  // forward there are none
   for (const auto& [name, shared_bytes, head_dim] : sm80_architectures) {
@@ -154,10 +154,6 @@ TEST_P(UsualFunctions, Sm80ForwardHasItsLocalMemory) {
     const Problem p = problem(head_dim, Pass::forward);
     const ForwardConfig config = with_functions(choose_sm80_forward_config(p, shared_bytes), p);
     ASSERT_TRUE(config.functions.given());
-    if (config.functions.dropout) {
-      EXPECT_EQ(sm80_forward_objection(config, shared_bytes), "the family sm80 has no dropout");
-      continue;
-    }
     ASSERT_EQ(sm80_forward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(config), GetParam().sm80_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);
@@ -171,10 +167,6 @@ TEST_P(UsualFunctions, Sm80BackwardHasItsLocalMemory) {
     const Problem p = problem(head_dim, Pass::backward);
     const BackwardConfig config = choose_sm80_backward_config(p, shared_bytes);
     ASSERT_TRUE(config.functions.given());
-    if (config.functions.dropout) {
-      EXPECT_EQ(sm80_backward_objection(config, shared_bytes), "the family sm80 has no dropout");
-      continue;
-    }
     ASSERT_EQ(sm80_backward_objection(config, shared_bytes), "");
     expect_fast(p, kernel_name(kernel_of(config), config), GetParam().sm80_backward_local_bytes, name);
     ASSERT_EQ(config.functions.block_lists, p.mask_function != nullptr);

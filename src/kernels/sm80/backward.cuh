@@ -21,10 +21,8 @@ namespace tandem {
 template <BackwardConfig C>
 struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base = Sm80BackwardProducts<C>;
-  using Base::Base;
   using Base::dout_at;
   using Base::dq_warp_columns;
-  using Base::group;
   using Base::key_at;
   using Base::p;
   using Base::position;
@@ -38,46 +36,24 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   using typename Base::QueryGradient;
   using typename Base::Shared;
   using typename Base::ValueGradient;
+  using Visit = typename Sm80Visits<C>::Visit;
   static_assert(C.of_sm80() && C.tiling.cluster == 1 && C.dq_parts == 1);
-  static_assert(!C.functions.dropout && !C.schedule.pingpong && !C.schedule.staggered);
+  static_assert(!C.schedule.pingpong && !C.schedule.staggered);
 
+  /// The thread's numbers are found again by who makes one: around the loop they would be in local memory.
+  TANDEM_DEVICE Sm80Backward(const BackwardKernelParams<C>& params, Shared& s)
+      : Sm80Backward(params, s, static_cast<int>(ptx::thread_index_anew())) {}
+  TANDEM_DEVICE Sm80Backward(const BackwardKernelParams<C>& params, Shared& s, int of_cta)
+      : Base(params, s, ptx::warp_uniform(of_cta / warp_size) / 4, of_cta % warpgroup_size) {}
+
+  TANDEM_DEVICE Sm80Visits<C> visits() const { return {p, shared}; }
   TANDEM_DEVICE typename Shared::KTile& k() { return shared.k; }
   TANDEM_DEVICE void meet() { ptx::sync_block(); }
   TANDEM_DEVICE void join() { ptx::sync_block(); }
 
-  /// A visit of a head of the group: a query block, or with lists its place in the head's list.
-  struct Step {
-    int head;
-    int visit;
-  };
-  /// All lanes of a warp call, also of the next ones.
-  TANDEM_DEVICE Step first_step(const BackwardTile& t) const {
-    const int head = t.head_kv * group;
-    if constexpr (C.functions.block_lists) return after({head, -1});
-    return {head, t.blocks.first};
-  }
-  TANDEM_DEVICE Step after(Step at) const {
-    const BackwardTile t = current();
-    if constexpr (C.functions.block_lists) {  // which of a head may be empty
-      Step next{at.head, at.visit + 1};
-      const int end = (t.head_kv + 1) * group;
-      while (next.head < end && next.visit >= this->listed(this->list_of(t, next.head)))
-        next = {next.head + 1, 0};
-      return next;
-    }
-    return at.visit + 1 < t.blocks.end ? Step{at.head, at.visit + 1} : Step{at.head + 1, t.blocks.first};
-  }
-  TANDEM_DEVICE int block_of(Step at) const {
-    if constexpr (C.functions.block_lists)
-      return this->listed(this->list_of(current(), at.head) + 1 + at.visit) / 2;
-    return at.visit;
-  }
-  /// The tile that is computed.
-  TANDEM_DEVICE BackwardTile current() const { return ptx::load_shared(&shared.tile); }
-
   /// What functions need of the thread's keys, made again in each step: registers are for dK, dV and scores.
   /// Gives the query block.
-  TANDEM_DEVICE int take_functions(const BackwardTile& t, Step at) {
+  TANDEM_DEVICE int take_functions(const BackwardTile& t, Visit at) {
     this->own_head = at.head;
     this->take_keys(p, t, key_at(), position);
     return Base::take_visit(t, at.visit);
@@ -113,10 +89,10 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   /// lines; of a block of 32 queries as backward_convert's threads hold them, which have 64 columns'
   /// registers one behind the other. In a fixed order each warpgroup waits for the tiles that add before this
   /// one.
-  TANDEM_DEVICE void add_dq(Step at, const QueryGradient& dq) {
-    const BackwardTile t = current();
-    const int m = block_of(at);
-    const i64 block = workspace_block(p, at.head, t.q_block + m);
+  TANDEM_DEVICE void add_dq(Visit at, const QueryGradient& dq) {
+    const BackwardTile t = visits().current();
+    const int m = visits().block_of(at);
+    const i64 block = visits().workspace_block_of(at);
     float* sums = p.dq_sum + block * (C.tiling.block_m * C.tiling.head_dim_qk);
     if constexpr (C.tiling.block_m < 64) {
       sums += thread / 64 * (dq_warp_columns / 2 * warpgroup_size) + warpgroup * 64 + thread % 64;
@@ -139,88 +115,33 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   }
   static constexpr int barrier_added = 1;  ///< and the next, of the other warpgroup
 
-  TANDEM_DEVICE void run() {
-    BackwardTiles<C> tiles(p);
-    BackwardTile t;
-    ptx::wait_for_previous_grid();
-    while (tiles.next(t)) {
-      KeyGradient dk;
-      ValueGradient dv;
-      set_zero(dk);
-      set_zero(dv);
-      ptx::sync_block();  // all have read what the last tile left
-      if (ptx::thread_index() == 0) ptx::store_shared(&shared.tile, t);
-      if constexpr (C.functions.block_lists) ptx::sync_block();  // first_step reads it
-      if (has_visits<C>(p, t)) compute(t, dk, dv);
-      ptx::sync_block();
-      store(dk, dv);
-    }
-  }
   TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
-    const BackwardTile t = current();
+    const BackwardTile t = visits().current();
     this->store_keys(t, dk, this->key_column_at());
     this->store_values(t, dv, this->value_column_at());
     announce(tiles_added(p, t.batch, t.head_kv));
   }
-  TANDEM_DEVICE void compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv);
   template <typename LoadDout>
-  TANDEM_DEVICE void step(Step at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout);
+  TANDEM_DEVICE void step(Visit at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout);
 };
-
-/// All query blocks of all heads of the group.
-template <BackwardConfig C>
-TANDEM_DEVICE void Sm80Backward<C>::compute(const BackwardTile& t, KeyGradient& dk, ValueGradient& dv) {
-  Sm80BackwardLoader<C> loader{p, shared};
-  Step at = first_step(t);
-  const int end = (t.head_kv + 1) * group;
-  loader.load_keys(t);
-  loader.load_q(t, at.head, block_of(at), q_at.stage);
-  loader.load_dout(t, at.head, block_of(at), dout_at.stage);
-  ptx::wait_for_copies();
-  ptx::sync_block();
-  if constexpr (Base::hides) tile::clear_poisoned_keys<C>(*this);
-#pragma unroll 1
-  while (at.head < end) {
-    const Step next = after(at);
-    auto q_to = q_at;
-    auto dout_to = dout_at;
-    q_to.advance();
-    dout_to.advance();
-    const auto load_q = [&] {
-      if (next.head != end) loader.load_q(current(), next.head, block_of(next), q_to.stage);
-    };
-    const auto load_dout = [&] {
-      if (next.head != end) loader.load_dout(current(), next.head, block_of(next), dout_to.stage);
-    };
-    // Where there is one buffer, behind the last product that reads it.
-    if constexpr (C.q_stages > 1) load_q();
-    if constexpr (C.dout_stages > 1) load_dout();
-    step(at, dk, dv, load_dout);
-    if constexpr (C.q_stages == 1 || C.ds_in_dout) ptx::sync_block();
-    if constexpr (C.q_stages == 1) load_q();
-    if constexpr (C.ds_in_dout) load_dout();
-    ptx::wait_for_copies();
-    ptx::sync_block();
-    at = next;
-    q_at = q_to;
-    dout_at = dout_to;
-  }
-}
 
 /// A query block, whose Q and dO have come. `load_dout` starts the copy of the next block's dO.
 template <BackwardConfig C>
 template <typename LoadDout>
-TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
+TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradient& dv, LoadDout load_dout) {
   auto& q = shared.q[q_at.stage];
   auto& dout = shared.dout[dout_at.stage];
   if constexpr (C.functions.given()) clear_blind_queries();
   u32 p_packed[scores / 2];
   u32 p_sloped[slopes];
   u32 inputs[Base::kept_inputs];
+  /// P before dropout is kept for the gradients of captured tensors.
+  constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
+  u32 p_whole[whole_p];
   {
     float s[scores];
     this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
-    const BackwardTile t = current();
+    const BackwardTile t = visits().current();
     int m = at.visit;
     if constexpr (C.functions.given()) m = take_functions(t, at);
     if (Base::needs_mask(t, m)) {
@@ -229,15 +150,23 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
       this->template probabilities<false>(t, m, s, p_packed, p_sloped);
     }
     if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
+    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
+    if constexpr (C.functions.dropout) {
+      this->draw(t, m);
+      this->drop(p_packed);
+    }
   }
   if constexpr (C.halves_queries()) this->hand_over(p_packed);
   u32 ds_packed[scores / 2];
   {
     float dp[scores];
     this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
+    if constexpr (C.functions.dropout) this->drop(dp);
     this->score_gradients(ds_packed, p_packed, p_sloped, dp);
-    if constexpr (C.functions.captured_gradients) {
-      this->add_captured_gradients(current(), block_of(at), inputs, p_packed, dp);
+    if constexpr (whole_p > 1) {
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp);
+    } else if constexpr (C.functions.captured_gradients) {
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed, dp);
     }
   }
   if constexpr (C.halves_queries()) {
@@ -263,6 +192,76 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Step at, KeyGradient& dk, ValueGradient
   add_dq(at, dq);
 }
 
+// ---- The loop over tiles ----
+
+/// Loads K, V, Q and dO of a tile's first visit, and clears keys that are not finite.
+template <BackwardConfig C>
+TANDEM_DEVICE void begin_tile(Sm80BackwardLoader<C> loader) {
+  const auto at = loader.first();
+  loader.load_keys();
+  loader.load_q(at, 0);
+  loader.load_dout(at, 0);
+  ptx::wait_for_copies();
+  ptx::sync_block();
+  if constexpr (Sm80Backward<C>::hides) {
+    Sm80Backward<C> consumer(loader.p, loader.shared);
+    tile::clear_poisoned_keys<C>(consumer);
+  }
+}
+
+/// All visits of a tile. What follows from a visit is found again where it is needed, as the thread's numbers
+/// are: ptxas would keep it in local memory.
+template <BackwardConfig C>
+TANDEM_DEVICE void compute_tile(Sm80BackwardLoader<C> loader, typename Sm80Backward<C>::KeyGradient& dk,
+                                typename Sm80Backward<C>::ValueGradient& dv) {
+  auto at = loader.first();
+  int odd = 0;  // the visit's number modulo 2
+#pragma unroll 1
+  for (; loader.exists(at); at = loader.after(at), odd ^= 1) {
+    const auto load_q = [&] { loader.load_q(loader.after(at), C.q_stages > 1 ? odd ^ 1 : 0); };
+    const auto load_dout = [&] { loader.load_dout(loader.after(at), C.dout_stages > 1 ? odd ^ 1 : 0); };
+    // Where there is one buffer, behind the last product that reads it.
+    if constexpr (C.q_stages > 1) load_q();
+    if constexpr (C.dout_stages > 1) load_dout();
+    Sm80Backward<C> consumer(loader.p, loader.shared);
+    consumer.q_at.stage = C.q_stages > 1 ? odd : 0;
+    consumer.dout_at.stage = C.dout_stages > 1 ? odd : 0;
+    consumer.step(at, dk, dv, load_dout);
+    if constexpr (C.q_stages == 1 || C.ds_in_dout) ptx::sync_block();
+    if constexpr (C.q_stages == 1) load_q();
+    if constexpr (C.ds_in_dout) load_dout();
+    ptx::wait_for_copies();
+    ptx::sync_block();
+  }
+}
+
+template <BackwardConfig C>
+TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardShared<C>& shared) {
+  const Sm80BackwardLoader<C> loader(p, shared);
+  BackwardTiles<C> tiles(p);
+  BackwardTile t;
+  if (ptx::thread_index_anew() == 0) ptx::store_shared(&shared.group, p.heads_q / p.heads_kv);
+  ptx::wait_for_previous_grid();
+  while (tiles.next(t)) {
+    t.q_block = 0;
+    ptx::sync_block();  // all have read what the last tile left
+    if (ptx::thread_index_anew() == 0) {
+      ptx::store_shared(&shared.tile, t);
+      ptx::store_shared(&shared.progress, tiles.progress());
+    }
+    const bool visits = has_visits<C>(p, t);
+    ptx::sync_block();
+    if (visits) begin_tile<C>(loader);
+    typename Sm80Backward<C>::KeyGradient dk;
+    typename Sm80Backward<C>::ValueGradient dv;
+    set_zero(dk);
+    set_zero(dv);
+    if (visits) compute_tile<C>(loader, dk, dv);
+    Sm80Backward<C>(p, shared).store(dk, dv);
+    tiles.resume(ptx::load_shared(&shared.progress));
+  }
+}
+
 // ---- Entry ----
 
 template <BackwardConfig C>
@@ -270,9 +269,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
     sm80_backward(const __grid_constant__ BackwardKernelParams<C> p) {
   static_assert((sizeof(Sm80BackwardShared<C>) + 1023) / 1024 * 1024 == backward_shared_bytes(C));
   auto& shared = *reinterpret_cast<Sm80BackwardShared<C>*>(ptx::dynamic_shared());
-  // The shuffle lets ptxas know that the number is uniform over the warp.
-  const int warp = static_cast<int>(ptx::shuffle(ptx::thread_index() / warp_size, 0));
-  Sm80Backward<C>(p, shared, warp / 4, static_cast<int>(ptx::thread_index()) % warpgroup_size).run();
+  compute_tiles<C>(p, shared);
 }
 
 }  // namespace tandem

@@ -31,7 +31,6 @@ struct Sm80Forward {
   /// Q stays in registers where it takes few.
   static constexpr bool keeps_q = units * steps * 4 <= 32;
   static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
-  static_assert(!C.functions.dropout);
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
@@ -98,6 +97,7 @@ struct Sm80Forward {
   TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
   TANDEM_DEVICE void apply_functions(float (&s)[scores], const tile::QueryTile& t, int u, int key, bool full);
+  TANDEM_DEVICE void drop(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
   TANDEM_DEVICE void store(Outputs& o, const tile::OnlineSoftmax (&softmax)[units]);
   TANDEM_DEVICE void store_empty(const tile::QueryTile& t);
@@ -189,6 +189,16 @@ TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const til
   rows.apply(s, key + position.first_col, full);
 }
 
+/// Dropout, on exponentials that are in the softmax's sum.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::drop(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
+  const tile::FragmentPosition position(thread());
+  tile::DroppedRows<true> rows;
+  const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(rows.odd()));
+  rows.take_row(p.functions.dropout, t.index.batch, row.head, row.query);
+  rows.drop(s, key + position.first_col, p);
+}
+
 /// From scores to exponentials, with O rescaled where a row's maximum has moved.
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
@@ -215,6 +225,7 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
     softmax[u].update(s[u], rescale, scale_log2);
     softmax[u].exponentials(s[u], total, scale_log2, [](int) {});
     softmax[u].add(total, rescale);
+    if constexpr (C.functions.dropout) drop(s[u], t, u, block * C.tiling.block_n);
     tile::convert<C.tiling.element>(probabilities[u], s[u]);
     // In most blocks no row's maximum moves. A NaN, too, is not 1.
     if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
@@ -251,6 +262,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (
   const tile::QueryTile t = current();
 #pragma unroll
   for (int u = 0; u < units; ++u) {
+    tile::DroppedRows<C.functions.dropout>().scale_kept(o[u], p);
     if (C.schedule.split && t.part != tile::whole_tile) {
       output(u).store_part(t.index, o[u], softmax[u], t.part);
     } else if constexpr (C.schedule.invariant) {

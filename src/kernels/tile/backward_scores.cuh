@@ -236,13 +236,18 @@ struct BackwardScores : FunctionKeys<C.functions> {
   /// Finds what is kept of query block m, for `drop`. All lanes of a warp call.
   TANDEM_DEVICE void draw(const BackwardTile& t, int m) {
     const DropoutParams& d = p.functions.dropout;
-    const int query = BackwardTiles<C>::passing(t, m) * C.tiling.block_m + position.first_col;
+    const int query = from_first_query(BackwardTiles<C>::passing(t, m) * C.tiling.block_m);
     const int row = position.first_row % 8;
-    this->own_kept = kept_scores<scores, C.functions.dropout_places>(
-        d, query, t.first_key + key_at() + position.first_row - row, row, t.batch, this->own_head);
+    constexpr int of_word = scores < 32 ? scores : 32;
+#pragma unroll
+    for (int word = 0; word < scores / of_word; ++word) {
+      this->own_kept[word] = kept_scores<of_word, C.functions.dropout_places>(
+          d, query + 2 * of_word * word, t.first_key + key_at() + position.first_row - row, row, t.batch,
+          this->own_head);
+    }
   }
   TANDEM_DEVICE bool keeps(int score) const {
-    return (this->own_kept >> score & 1U) != 0;
+    return (this->own_kept[score / 32] >> score % 32 & 1U) != 0;
   }
   /// Clears entries of P, once dS no longer needs them. The kept ones are scaled with dV.
   TANDEM_DEVICE void drop(u32 (&packed)[scores / 2]) const {
@@ -288,7 +293,7 @@ struct BackwardScores : FunctionKeys<C.functions> {
     return visit;
   }
   static TANDEM_DEVICE int listed(const u32* entry) {
-    return static_cast<int>(ptx::shuffle(ptx::load_global(entry), 0));
+    return static_cast<int>(uniform_entry(entry));
   }
 
   using KeyGradientElement = typename Select<C.f32_dk_dv, float, u16>::type;

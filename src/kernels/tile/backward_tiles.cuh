@@ -104,6 +104,17 @@ struct BackwardTiles {
 
   TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params) : p(params) {}
 
+  /// How far it has come, for those who keep that elsewhere while they compute.
+  struct Progress {
+    int round;
+    tile::VarlenBlocks varlen;
+  };
+  TANDEM_DEVICE Progress progress() const { return {round, varlen}; }
+  TANDEM_DEVICE void resume(const Progress& at) {
+    round = at.round;
+    varlen = at.varlen;
+  }
+
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
     // The shuffle lets ptxas know that the number is uniform (see forward.cuh).

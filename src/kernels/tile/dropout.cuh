@@ -125,6 +125,8 @@ template <bool placed>
 struct DroppedRows<false, placed> {
   template <int n, typename Params>
   TANDEM_DEVICE void drop(float (&/*s*/)[n], int /*key*/, const Params& /*p*/) const {}
+  template <int n, typename Params>
+  TANDEM_DEVICE void scale_kept(float (&/*o*/)[n], const Params& /*p*/) const {}
 };
 
 /// Backward: the entries of a query block that a thread holds of the transposed scores, a bit each in their

@@ -172,10 +172,13 @@ TANDEM_DEVICE u32* list_at(const BlockLists& lists, int batch, int head, int til
 TANDEM_DEVICE u32* list_of(const BlockLists& lists, const TileIndex& t) {
   return list_at(lists, t.batch, t.head, t.m);
 }
-/// Key blocks as they are counted in a tile's list. All lanes of a warp call; the shuffle lets ptxas know
-/// that the count is uniform.
+/// A list's length or entry. All lanes of a warp call; the shuffle lets ptxas know that it is uniform.
+TANDEM_DEVICE u32 uniform_entry(const u32* entry) {
+  return ptx::shuffle(ptx::load_global(entry), 0);
+}
+/// Key blocks as they are counted in a tile's list. All lanes of a warp call.
 TANDEM_DEVICE BlockRange listed_blocks(const BlockLists& lists, const TileIndex& t) {
-  return {0, static_cast<int>(ptx::shuffle(ptx::load_global(list_of(lists, t)), 0)), 0, 0};
+  return {0, static_cast<int>(uniform_entry(list_of(lists, t))), 0, 0};
 }
 
 /// What functions keep of a thread's two rows for the time of a tile. Nothing without functions.
@@ -191,7 +194,7 @@ struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
   /// The next block of the list, from the last keys on; `all.first` is set below it unless it is the last one
   /// to come. All lanes of a warp call.
   TANDEM_DEVICE void take_block(int& block, BlockRange& all) {
-    const u32 entry = ptx::shuffle(ptx::load_global(own_list + own_left), 0);
+    const u32 entry = uniform_entry(own_list + own_left);
     --own_left;
     block = static_cast<int>(entry / 2);
     all.first = own_left > 0 ? -1 : block;
@@ -250,7 +253,7 @@ struct FunctionKeys {
   FunctionSequence own_sequence;
   int own_head = 0;        ///< whose queries pass by
   bool own_whole = false;  ///< the mask function hides none of the block's pairs
-  u32 own_kept = 0;        ///< with dropout: the entries that are kept of the block's, a bit each
+  u32 own_kept[2] = {};    ///< with dropout: the entries that are kept of the block's, a bit each
 
   /// `first` is the warpgroup's first key of the tile.
   template <typename Params, typename Tile>

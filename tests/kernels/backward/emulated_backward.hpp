@@ -57,6 +57,7 @@ std::span<const EmulatedBackward> captured_sm80_backwards();
 
 /// Those with dropout.
 std::span<const EmulatedBackward> dropout_backwards();
+std::span<const EmulatedBackward> dropout_sm80_backwards();
 
 /// A random problem that `config` can run, small enough for the emulator, with every feature that the Config
 /// allows.

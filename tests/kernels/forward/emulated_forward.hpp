@@ -72,6 +72,8 @@ std::span<const EmulatedForward> function_sm80_forwards_of_lists();
 /// Those with dropout, and of few queries.
 std::span<const EmulatedForward> dropout_forwards();
 std::span<const EmulatedForward> dropout_forwards_of_few();
+std::span<const EmulatedForward> dropout_sm80_forwards();
+std::span<const EmulatedForward> dropout_sm80_forwards_of_few();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
 

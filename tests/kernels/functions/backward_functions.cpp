@@ -30,13 +30,6 @@ constexpr BackwardConfig wide(int head_dim, bool scored) {
   return c;
 }
 
-/// Of equal lengths, by lists of query blocks.
-constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
-  c.mask = {.causal = windowed, .local = windowed};
-  c.functions.block_lists = true;
-  return c;
-}
-
 }  // namespace
 
 std::span<const EmulatedBackward> function_backwards_of_lists() {

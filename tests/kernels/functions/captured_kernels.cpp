@@ -18,13 +18,6 @@ constexpr BackwardConfig captured(Element element, bool softcap, bool dropout) {
                         .captured_gradients = true}};
 }
 
-/// Full attention of one length, by lists of query blocks.
-constexpr BackwardConfig listed(BackwardConfig c) {
-  c.mask = {};
-  c.functions.block_lists = true;
-  return c;
-}
-
 constexpr BackwardConfig of_sm80(BackwardConfig c, int head_dim) {
   c.tiling.head_dim_qk = c.tiling.head_dim_v = head_dim;
   c.family = Family::sm80;
@@ -43,7 +36,7 @@ constexpr BackwardConfig in_little_memory(BackwardConfig c) {
 
 std::span<const EmulatedBackward> captured_backwards() {
   static constexpr auto kernels =
-      emulate<listed(captured(Element::bf16, false, false)), captured(Element::f16, false, false),
+      emulate<listed(captured(Element::bf16, false, false), false), captured(Element::f16, false, false),
               captured(Element::bf16, false, false), captured(Element::bf16, true, false),
               captured(Element::bf16, false, true)>();
   return kernels;
@@ -51,10 +44,11 @@ std::span<const EmulatedBackward> captured_backwards() {
 
 std::span<const EmulatedBackward> captured_sm80_backwards() {
   static constexpr auto kernels =
-      emulate<listed(of_sm80(captured(Element::bf16, false, false), 64)),
+      emulate<listed(of_sm80(captured(Element::bf16, false, false), 64), false),
               of_sm80(captured(Element::f16, false, false), 64),
               of_sm80(captured(Element::bf16, false, false), 128),
               of_sm80(captured(Element::bf16, true, false), 192),
+              of_sm80(captured(Element::bf16, false, true), 64),
               in_little_memory(of_sm80(captured(Element::bf16, false, false), 256))>();
   return kernels;
 }

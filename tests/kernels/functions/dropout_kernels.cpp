@@ -66,13 +66,6 @@ constexpr Config placed(Config c) {
   return c;
 }
 
-constexpr BackwardConfig listed() {
-  BackwardConfig c = backward_of(Element::bf16, false, false);
-  c.mask = {};
-  c.functions.block_lists = true;
-  return c;
-}
-
 }  // namespace
 
 std::span<const EmulatedForward> dropout_forwards() {
@@ -96,7 +89,8 @@ std::span<const EmulatedForward> dropout_forwards_of_few() {
 
 std::span<const EmulatedBackward> dropout_backwards() {
   static constexpr auto kernels =
-      emulate<listed(), backward_of(Element::f16, false, false), backward_of(Element::bf16, false, false),
+      emulate<listed(backward_of(Element::bf16, false, false), false),
+              backward_of(Element::f16, false, false), backward_of(Element::bf16, false, false),
               backward_of(Element::bf16, false, true), backward_of(Element::bf16, true, false), wide(192),
               wide(256), placed(backward_of(Element::f16, false, false)),
               placed(backward_of(Element::bf16, false, false)), placed(wide(256))>();

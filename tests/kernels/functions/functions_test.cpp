@@ -46,8 +46,9 @@ testing::AssertionResult gradients_are_right(const EmulatedBackward& kernels, co
 
 std::vector<EmulatedBackward> every_backward() {
   std::vector<EmulatedBackward> all;
-  for (const auto& kernels : {function_backwards(), function_backwards_of_lists(), dropout_backwards(),
-                              function_sm80_backwards(), function_sm80_backwards_of_lists()})
+  for (const auto& kernels :
+       {function_backwards(), function_backwards_of_lists(), dropout_backwards(), function_sm80_backwards(),
+        function_sm80_backwards_of_lists(), dropout_sm80_backwards()})
     all.insert(all.end(), kernels.begin(), kernels.end());
   return all;
 }

@@ -1,5 +1,6 @@
 // Kernels of the family sm80 with the caller's functions: forward with every score transform and place of
-// keys, shared key blocks, heads as rows and a split size, then backward; both with lists of blocks.
+// keys, shared key blocks, heads as rows and a split size, then backward; both with lists of blocks and with
+// dropout.
 #include "backward/families.hpp"
 #include "forward/emulated_combine.hpp"
 #include "functions/any_function.hpp"
@@ -78,10 +79,15 @@ constexpr BackwardConfig halved(BackwardConfig c, int block_m) {
   c.tiling.block_m = block_m;
   return c;
 }
-/// Of equal lengths, by lists of query blocks.
-constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
-  c.mask = {.causal = windowed, .local = windowed};
-  c.functions.block_lists = true;
+/// As of heads to 64 dimensions: a thread has 64 scores of a block, two words of what is kept.
+constexpr BackwardConfig with_queries(BackwardConfig c, int block_m) {
+  c.tiling.block_m = block_m;
+  return c;
+}
+
+template <typename Config>
+constexpr Config dropped(Config c) {
+  c.functions.dropout = true;
   return c;
 }
 
@@ -97,6 +103,27 @@ std::span<const EmulatedForward> function_sm80_forwards() {
                       forward(bf16, true, softcap), forward(bf16, false, raw, KeySource::pages),
                       forward(bf16, true, scaled, KeySource::entries), invariant(forward(bf16, false, raw)),
                       invariant(forward(bf16, true, scaled))>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> dropout_sm80_forwards() {
+  using enum ScoreTransform;
+  constexpr Element bf16 = Element::bf16;
+  static constexpr auto kernels =
+      emulate_forward<dropped(forward(Element::f16, false, raw)), dropped(forward(bf16, false, raw)),
+                      dropped(forward(bf16, false, softcap)), dropped(forward(bf16, true, scaled)),
+                      dropped(forward(bf16, false, raw, KeySource::pages)),
+                      dropped(forward(bf16, false, raw, KeySource::entries)),
+                      dropped(invariant(forward(bf16, false, raw)))>();
+  return kernels;
+}
+
+std::span<const EmulatedForward> dropout_sm80_forwards_of_few() {
+  constexpr ForwardConfig masked = forward(Element::bf16, false, ScoreTransform::raw);
+  constexpr ForwardConfig scored = forward(Element::bf16, true, ScoreTransform::scaled);
+  static constexpr auto kernels =
+      emulate_forward<dropped(few(masked, true, true)), dropped(few(masked, true, false)),
+                      dropped(few(scored, true, false))>();
   return kernels;
 }
 
@@ -131,6 +158,18 @@ std::span<const EmulatedBackward> function_sm80_backwards() {
               backward_of(Element::bf16, false, true),
               in_order(in_little_memory(backward_of(Element::bf16, false, false, 128))),
               halved(in_little_memory(backward_of(Element::bf16, true, true, 256)), 32)>();
+  return kernels;
+}
+
+std::span<const EmulatedBackward> dropout_sm80_backwards() {
+  constexpr BackwardConfig masked = backward_of(Element::bf16, false, false);
+  constexpr BackwardConfig of_64_queries = backward_of(Element::bf16, true, false, 128);
+  static constexpr auto kernels =
+      emulate<dropped(listed(masked, false)), dropped(backward_of(Element::f16, false, false)),
+              dropped(with_queries(masked, 128)), dropped(backward_of(Element::bf16, false, true)),
+              dropped(in_order(in_little_memory(of_64_queries))),
+              dropped(halved(backward_of(Element::bf16, false, false, 192), 64)),
+              dropped(halved(in_little_memory(backward_of(Element::bf16, false, false, 256)), 32))>();
   return kernels;
 }
 
