@@ -3,8 +3,7 @@
 from tandem.flash_attn2 import flash_attn_func
 
 The parameters, their order, defaults and meaning are those of FlashAttention-2's ``flash_attn`` (2.1 and
-later: masks are aligned to the bottom right corner). What Tandem cannot do is an error that says so:
-on GPUs but Hopper's ``dropout_p`` other than 0, ``alibi_slopes`` and appending to a cache.
+later: masks are aligned to the bottom right corner). What Tandem cannot do is an error that says so.
 
 `serve` makes ``import flash_attn`` find this module; importing this module does not. `tandem.flash_attn` has
 FlashAttention-3's functions, and sinks.
@@ -56,7 +55,7 @@ def flash_attn_func(
         of v.
       k, v: ``(batch, seqlen_k, heads_kv, head_dim)``; heads_kv divides heads_q (GQA, MQA).
       dropout_p: each entry of the softmax becomes 0 with this probability, and the others are divided by
-        ``1 - dropout_p``; ``torch.manual_seed`` starts the random numbers. An error on GPUs but Hopper's.
+        ``1 - dropout_p``; ``torch.manual_seed`` starts the random numbers.
       softmax_scale: default ``head_dim_qk ** -0.5``.
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 is unbounded.

@@ -31,7 +31,7 @@ struct Usual {
   int sm80_backward_local_bytes = 0;
   float dropout = 0.0F;
   bool captured_gradients = false;  ///< backward: of all tensors of reals
-  bool placed = false;  ///< dropout of parts of sequences
+  bool placed = false;              ///< dropout of parts of sequences
 };
 
 /// t0: f32 (4 heads); t1: i32 by position; t2: bf16 (batch, head, query, key); t3: booleans (query, key); t4:

@@ -1,8 +1,8 @@
 """The tests of tandem.distributed on GPUs and NCCL, started by ``scripts/gpu ranks N``.
 
 ``distributed_gpu.py WORD...`` runs those whose name has one of the words, so that several groups of processes
-share the work, and the compiling of kernels: ``sink`` ``functions`` ``graph``. ``distributed_gpu.py --kill N``
-starts N processes of its own, of which one is killed.
+share the work, and the compiling of kernels: ``sink``, ``functions``, ``graph``.
+``distributed_gpu.py --kill N`` starts N processes of its own, of which one is killed.
 """
 
 from __future__ import annotations

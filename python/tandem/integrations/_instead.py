@@ -51,11 +51,10 @@ say: Callable[[str], None] = torch.compiler.assume_constant_result(_say)  # type
 
 
 def _drops_out(query: Tensor, value: Tensor) -> bool:
-    """Whether the GPU's kernels have dropout: those for Hopper, of heads of up to 256 dimensions."""
+    """Whether a GPU's kernels have dropout: those of heads of up to 256 dimensions."""
     if query.device.type != "cuda" or torch.compiler.is_compiling():
         return False
-    on_hopper = torch.cuda.get_device_capability(query.device)[0] == 9
-    return on_hopper and max(query.shape[-1], value.shape[-1]) <= 256
+    return max(query.shape[-1], value.shape[-1]) <= 256
 
 
 def lacking(

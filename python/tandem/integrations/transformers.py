@@ -6,11 +6,10 @@ tandem.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
 
 Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
-either side, sequences packed by cu_seq_lens or position_ids, and cross-attention; on the CPU and on
-Hopper GPUs dropout in attention; on the CPU position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D
-masks), with their gradients. What Tandem lacks (those on a GPU, keys chosen for each query, the attention's
-weights as an output) is an error that says what to do; so are other models that compute their attention
-themselves.
+either side, sequences packed by cu_seq_lens or position_ids, cross-attention and dropout in attention; on
+the CPU position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D masks), with their gradients. What Tandem
+lacks (those on a GPU, keys chosen for each query, the attention's weights as an output) is an error that says
+what to do; so are other models that compute their attention themselves.
 `register(unsupported="sdpa")` hands what PyTorch's attention can do to it instead, and says so in the log.
 """
 
@@ -44,9 +43,9 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         continuous batching (``generate_batch``) too, which refuses other names.
       unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
         "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: masks that
-        Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, on a GPU
-        position biases and 4D masks, and on GPUs but Hopper's dropout in attention. Each such reason is
-        said once, as a warning to ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
+        Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, and on a GPU
+        position biases and 4D masks. Each such reason is said once, as a warning to
+        ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
 
     Raises:
       InvalidArgumentError: another choice.

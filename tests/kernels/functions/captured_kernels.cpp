@@ -43,13 +43,11 @@ std::span<const EmulatedBackward> captured_backwards() {
 }
 
 std::span<const EmulatedBackward> captured_sm80_backwards() {
-  static constexpr auto kernels =
-      emulate<listed(of_sm80(captured(Element::bf16, false, false), 64), false),
-              of_sm80(captured(Element::f16, false, false), 64),
-              of_sm80(captured(Element::bf16, false, false), 128),
-              of_sm80(captured(Element::bf16, true, false), 192),
-              of_sm80(captured(Element::bf16, false, true), 64),
-              in_little_memory(of_sm80(captured(Element::bf16, false, false), 256))>();
+  static constexpr auto kernels = emulate<
+      listed(of_sm80(captured(Element::bf16, false, false), 64), false),
+      of_sm80(captured(Element::f16, false, false), 64), of_sm80(captured(Element::bf16, false, false), 128),
+      of_sm80(captured(Element::bf16, true, false), 192), of_sm80(captured(Element::bf16, false, true), 64),
+      in_little_memory(of_sm80(captured(Element::bf16, false, false), 256))>();
   return kernels;
 }
 
