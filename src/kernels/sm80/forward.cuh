@@ -193,7 +193,7 @@ TANDEM_DEVICE void Sm80Forward<C>::apply_functions(float (&s)[scores], const til
 template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::drop(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
   const tile::FragmentPosition position(thread());
-  tile::DroppedRows<true> rows;
+  tile::DroppedRows<true, C.functions.dropout_places> rows;
   const tile::TileRow row = tile::row_at<C.tiling>(p, t.index, first_query(t, u), position.row(rows.odd()));
   rows.take_row(p.functions.dropout, t.index.batch, row.head, row.query);
   rows.drop(s, key + position.first_col, p);
@@ -262,7 +262,7 @@ TANDEM_DEVICE void Sm80Forward<C>::store(Outputs& o, const tile::OnlineSoftmax (
   const tile::QueryTile t = current();
 #pragma unroll
   for (int u = 0; u < units; ++u) {
-    tile::DroppedRows<C.functions.dropout>().scale_kept(o[u], p);
+    tile::DroppedRows<C.functions.dropout, C.functions.dropout_places>().scale_kept(o[u], p);
     if (C.schedule.split && t.part != tile::whole_tile) {
       output(u).store_part(t.index, o[u], softmax[u], t.part);
     } else if constexpr (C.schedule.invariant) {
