@@ -65,10 +65,10 @@ constexpr const char* filter =
     "Contract19_Functions.LogitsWithoutASentinel:Contract19_Dropout.ThreadsChangeNoBit:"
     "Contract19_FunctionGradients.ThreadsChangeNoBit:"
     "Contract16_BatchInvariance.OfWideHeads";
-/// The same of the kernels sm80: keys of 8 bits, functions, and heads of more than 256 dimensions.
+/// The same of the kernels sm80: keys of 8 bits, and heads of more than 256 dimensions.
 constexpr const char* sm80_filter =
     ":Contract16_BatchInvariance.KeysOfEightBits:Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
-    "Contract19*:*_WideHeads.*:*.OfWideHeads";
+    "*_WideHeads.*:*.OfWideHeads";
 
 }  // namespace
 }  // namespace tandem::gpu
