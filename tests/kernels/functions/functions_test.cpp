@@ -64,6 +64,7 @@ TEST(EmulatedFunctions, GradientsOfEveryKernel) {
       c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
       c.options.deterministic = kernels.config.schedule.deterministic;
       c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
+      if (kernels.config.functions.dropout_places) c.dropout_places = {8, 128, 64, 1, 3, 1001, 333, 1};
       EXPECT_TRUE(gradients_are_right(kernels, c));
     }
   }

@@ -90,6 +90,12 @@ constexpr Config dropped(Config c) {
   c.functions.dropout = true;
   return c;
 }
+/// Of a part of a sequence.
+template <typename Config>
+constexpr Config placed(Config c) {
+  c.functions.dropout = c.functions.dropout_places = true;
+  return c;
+}
 
 }  // namespace
 
@@ -114,7 +120,8 @@ std::span<const EmulatedForward> dropout_sm80_forwards() {
                       dropped(forward(bf16, false, softcap)), dropped(forward(bf16, true, scaled)),
                       dropped(forward(bf16, false, raw, KeySource::pages)),
                       dropped(forward(bf16, false, raw, KeySource::entries)),
-                      dropped(invariant(forward(bf16, false, raw)))>();
+                      dropped(invariant(forward(bf16, false, raw))),
+                      placed(forward(Element::f16, false, raw)), placed(forward(bf16, false, raw))>();
   return kernels;
 }
 
@@ -169,7 +176,8 @@ std::span<const EmulatedBackward> dropout_sm80_backwards() {
               dropped(with_queries(masked, 128)), dropped(backward_of(Element::bf16, false, true)),
               dropped(in_order(in_little_memory(of_64_queries))),
               dropped(halved(backward_of(Element::bf16, false, false, 192), 64)),
-              dropped(halved(in_little_memory(backward_of(Element::bf16, false, false, 256)), 32))>();
+              dropped(halved(in_little_memory(backward_of(Element::bf16, false, false, 256)), 32)),
+              placed(backward_of(Element::f16, false, false)), placed(masked)>();
   return kernels;
 }
 
