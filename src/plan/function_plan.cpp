@@ -97,9 +97,9 @@ std::string explain_blocks(const Problem& p, bool lists) {
 }  // namespace
 
 std::string explain_gpu_functions(const Problem& p, bool lists) {
-  const std::string blocks = explain_blocks(p, lists);
+  std::string blocks = explain_blocks(p, lists);
   if (!p.wants_captured_gradients()) return blocks;
-  return blocks +
+  return std::move(blocks) +
          "; gradients of what the score function reads are added up by atomic operations, in any order";
 }
 
