@@ -7,6 +7,7 @@
 #include "gpu/param_fields.hpp"
 #include "kernels/config/eight_bit.hpp"
 #include "problem/effective.hpp"
+#include "problem/mixed.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -132,7 +133,17 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
 }
 
 HeadScales head_scales_of(const Scales& s) {
+  if (is_by_row(s)) return {};
   return {.data = s.data, .batch_stride = s.batch_stride, .head_stride = s.head_stride};
+}
+
+HeadScales score_scales_of(const Problem& p) {
+  return head_scales_of(p.q_scale.data != nullptr ? p.q_scale : p.k_scale);
+}
+
+RowScales row_scales_of(const Scales& s) {
+  if (!is_by_row(s)) return {};
+  return {.data = s.data, .stride = {.batch = s.batch_stride, .row = s.group_stride, .head = s.head_stride}};
 }
 
 TensorMap no_tensor_map(const TensorMapSpec& /*spec*/) {

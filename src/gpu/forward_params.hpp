@@ -49,7 +49,12 @@ ForwardParams make_forward_params(const Problem& problem, const Tiling& tiling, 
                                   EncodeTensorMap encode, int sms, unsigned int* tile_counter,
                                   const SplitParts& parts = {});
 
+/// Those by (batch, KV head), and those by row; each null where the scales are of the other kind.
 HeadScales head_scales_of(const Scales& scales);
+/// The factors of scores by (batch, KV head): k's, or where the plan has made e4m3 queries 16-bit ones what
+/// stands in q_scale, theirs or the product of both.
+HeadScales score_scales_of(const Problem& problem);
+RowScales row_scales_of(const Scales& scales);
 /// In place of `encode` for kernels that read tensors by their addresses.
 TensorMap no_tensor_map(const TensorMapSpec& spec);
 
@@ -65,8 +70,11 @@ auto with_params_of(const ForwardConfig& config, const Problem& p, const Forward
   }
   const auto with_mask = [&](const auto& all) {
     if (config.converts()) {
-      return f(WithKeyScales<std::remove_cvref_t<decltype(all)>>{all, head_scales_of(p.k_scale),
-                                                                 head_scales_of(p.v_scale)});
+      const WithKeyScales<std::remove_cvref_t<decltype(all)>> scaled{all, score_scales_of(p),
+                                                                     head_scales_of(p.v_scale)};
+      if (!config.row_scales) return f(scaled);
+      return f(WithRowScales<std::remove_cvref_t<decltype(scaled)>>{scaled, row_scales_of(p.k_scale),
+                                                                    row_scales_of(p.v_scale)});
     }
     if (config.of_sm80()) {
       return f(WithValueAddress<std::remove_cvref_t<decltype(all)>>{all, p.v.data, strides_of(p.v)});

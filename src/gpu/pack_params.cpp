@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "gpu/forward_params.hpp"
+
 namespace tandem::gpu {
 namespace {
 
@@ -33,8 +35,10 @@ std::int64_t pack_grid(const LoadedTensor& t, int multiprocessors) {
   return std::min<std::int64_t>((units + pack_threads - 1) / pack_threads, std::int64_t{8} * multiprocessors);
 }
 
-PackConfig pack_config(const LoadedTensor& t) {
+PackConfig pack_config(const LoadedTensor& t, Element element) {
   const Operand& o = t.operand;
+  if (is_eight_bit(o.dtype))
+    return {.paired = allows_quantized_vectors(o, t.head_dim), .widens = true, .element = element};
   return {.paired = reinterpret_cast<std::uintptr_t>(o.data) % 4 == 0 && t.head_dim % 2 == 0 &&
                     o.row_stride % 2 == 0 && o.head_stride % 2 == 0 && o.batch_stride % 2 == 0};
 }
@@ -48,6 +52,16 @@ PackParams make_pack_params(const LoadedTensor& t, void* target) {
           .heads = as_int(t.heads),
           .head_dim = as_int(t.head_dim),
           .pitch = as_int(pitch_of(t))};
+}
+
+WidenParams make_widen_params(const Problem& p, const LoadedTensor& q, const Scales& q_scale, void* target,
+                              float* product) {
+  return {make_pack_params(q, target),
+          head_scales_of(q_scale),
+          head_scales_of(p.k_scale),
+          multiplies_scales(q_scale, p.k_scale) ? product : nullptr,
+          as_int(p.batch),
+          as_int(p.heads_kv)};
 }
 
 }  // namespace tandem::gpu

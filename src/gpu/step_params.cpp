@@ -30,6 +30,7 @@ StepParams::StepParams(const Steps& steps, char* memory, EncodeTensorMap encode)
     if (!placed_problem_) placed_problem_ = steps.problem;
     operand_of(*placed_problem_, which).data = steps.workspace.at(copy_of(which), memory);
   }
+  if (steps.q_scale) placed_problem_->q_scale.data = steps.workspace.at<float>(Region::q_scales, memory);
   const auto in_workspace = [](const auto& map) { return map && map->region != Region::none; };
   if (std::ranges::any_of(steps.maps, in_workspace)) {
     placed_maps_ = steps.maps;
@@ -57,14 +58,23 @@ SplitParts StepParams::split_parts() const {
           .division = divide_work(problem(), config, steps_.multiprocessors)};
 }
 
-PackParams StepParams::pack(Loaded tensor) const {
-  LoadedTensor t = loaded_tensor(problem(), tensor);
-  return make_pack_params({.operand = *steps_.sources[index_of(tensor)],
-                           .head_dim = t.head_dim,
-                           .rows = t.rows,
-                           .heads = t.heads,
-                           .batch = t.batch},
-                          t.operand.data);
+LoadedTensor StepParams::source_of(Loaded tensor) const {
+  const LoadedTensor t = loaded_tensor(problem(), tensor);
+  return {.operand = *steps_.sources[index_of(tensor)],
+          .head_dim = t.head_dim,
+          .rows = t.rows,
+          .heads = t.heads,
+          .batch = t.batch};
+}
+
+const void* StepParams::pack(const Step& step) {
+  void* const target = operand_of(problem(), step.tensor).data;
+  if (!std::get<PackConfig>(step.config).widens)
+    return fill<PackParams>([&] { return make_pack_params(source_of(step.tensor), target); });
+  return fill<WidenParams>([&] {
+    return make_widen_params(problem(), source_of(step.tensor), steps_.q_scale.value_or(problem().q_scale),
+                             target, steps_.workspace.at<float>(Region::q_scales, memory_));
+  });
 }
 
 ArrangeParams StepParams::dequantize() const {
@@ -162,7 +172,7 @@ const void* StepParams::forward(const ForwardConfig& config) {
 
 const void* StepParams::of(const Step& step) {
   switch (step.kernel) {
-    case Kernel::pack: return fill<PackParams>([&] { return pack(step.tensor); });
+    case Kernel::pack: return pack(step);
     case Kernel::dequantize: return fill<ArrangeParams>([&] { return dequantize(); });
     case Kernel::mean_of_keys:
     case Kernel::largest_of_groups:

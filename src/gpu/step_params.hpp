@@ -21,7 +21,8 @@ class StepParams {
  private:
   const Problem& problem() const { return placed_problem_ ? *placed_problem_ : steps_.problem; }
   const LoadedMaps& maps() const { return placed_maps_ ? *placed_maps_ : steps_.maps; }
-  PackParams pack(Loaded tensor) const;
+  LoadedTensor source_of(Loaded tensor) const;
+  const void* pack(const Step& step);
   ArrangeParams dequantize() const;
   QuantizeParams quantize() const;
   EightBitParams eight_bit(const EightBitConfig& config) const;
@@ -44,8 +45,9 @@ class StepParams {
   /// Where any of them is in the workspace: the problem and the maps with their addresses there.
   std::optional<Problem> placed_problem_;
   std::optional<LoadedMaps> placed_maps_;
-  std::variant<std::monostate, PackParams, QuantizeParams, ArrangeParams, ForwardParams,
+  std::variant<std::monostate, PackParams, WidenParams, QuantizeParams, ArrangeParams, ForwardParams,
                ForwardParamsBySequence, MixedForwardParams, WithKeyScales<ForwardParamsBySequence>,
+               WithRowScales<MixedForwardParams>, WithRowScales<WithKeyScales<ForwardParamsBySequence>>,
                Sm80ForwardParams, WithValueAddress<ForwardParamsBySequence>, WithFunctions<ForwardParams>,
                WithValueAddress<WithFunctions<ForwardParams>>, EightBitParams, BackwardParams,
                Sm80BackwardParams, WithFunctions<BackwardParams>,

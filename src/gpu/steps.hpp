@@ -67,6 +67,7 @@ struct Steps {
   Problem problem;
   /// By Loaded: the caller's, of those that steps copy to the workspace.
   std::array<std::optional<Operand>, loaded_count> sources;
+  std::optional<Scales> q_scale;  ///< the caller's, where problem.q_scale is a product in the workspace
   LoadedMaps maps;
   Recipe recipe;        ///< read where the problem has a precision
   KernelConfig config;  ///< the main kernel's, which an empty problem does not launch

@@ -61,8 +61,8 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   if (c.converts()) {
     lines.push_back(fmt::format(
         "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
-        "are factors of the scores and of out",
-        name_of(c.key_type), name_of(c.tiling.element)));
+        "are factors of the scores and of {}",
+        name_of(c.key_type), name_of(c.tiling.element), c.row_scales ? "v, by row" : "out"));
   }
   if (c.keys == KeySource::padded_pages) {
     lines.emplace_back(

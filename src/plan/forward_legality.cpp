@@ -76,7 +76,10 @@ std::string forward_objection(const ForwardConfig& c) {
     if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant || c.converts())
       return "a tile of 16 rows takes a producer warp, the static scheduler, no split size and 16-bit keys";
   }
+  if (c.row_scales && !c.converts()) return "scales by row are of 8-bit keys";
   if (c.converts()) {
+    if (c.row_scales && c.tiling.block_n > 32 * converting_warps)
+      return "scales by row take blocks of 128 keys at most, one for each thread that converts them";
     if (!c.schedule.specialised)
       return "8-bit keys take a producer warpgroup, behind which another converts them";
     if (c.consumers() > 2)

@@ -194,7 +194,7 @@ bool takes_masked_tile(const Problem& p, const ForwardConfig& c) {
 }
 
 bool reads_eight_bits(const Problem& p) {
-  if (!p.mixed() || has_fine_scales(p) || has_wide_heads(p)) return false;
+  if (!p.mixed() || has_block_scales(p) || has_wide_heads(p)) return false;
   return p.of_cache() || p.seqused_k.given() || p.split_size > 0 || queries_of(p) <= few;
 }
 
@@ -211,6 +211,7 @@ ForwardConfig wanted_of(const Problem& p) {
                                  : ScoreTransform::scaled;
   if (p.mixed()) {
     c.key_type = p.k.dtype == DType::e4m3 ? OperandType::e4m3 : OperandType::s8;
+    c.row_scales = has_row_scales(p);
     // The scale of K, which the device knows, may have any sign.
     if (c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
   }

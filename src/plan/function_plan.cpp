@@ -27,12 +27,12 @@ void check_gpu_functions(const Problem& p) {
         "tensors to the CPU",
         max_gpu_head_dim);
   }
-  if (p.mixed() && p.of_cache()) {
+  if (is_eight_bit(p.k.dtype) && p.of_cache()) {
     unsupported(
         "a score or mask function, or dropout, on a cache in {} has no GPU kernel; keep the cache in {}, or "
         "copy the "
         "tensors to the CPU",
-        name_of(p.k.dtype), name_of(p.q.dtype));
+        name_of(p.k.dtype), name_of(p.mixed() ? p.q.dtype : p.out.dtype));
   }
   if (p.causal_by_sequence.given()) {
     unsupported(

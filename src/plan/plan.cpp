@@ -49,6 +49,11 @@ std::vector<std::string> cuda_reasons(const Problem& problem, const gpu::Steps& 
     return explain_eight_bit(p, steps.recipe, *c);
   }
   std::vector<std::string> lines = explain_forward(p, std::get<ForwardConfig>(steps.config));
+  if (problem.quantized_inputs()) {
+    lines.push_back(fmt::format(
+        "q, in {}, becomes {} first, which has all of its values; its scale is a factor of the scores",
+        name_of(problem.q.dtype), name_of(p.q.dtype)));
+  }
   if (p.rows_q != problem.rows_q) {
     lines.push_back(fmt::format("one query: the {} heads that share keys are rows of a tile", p.rows_q));
   }

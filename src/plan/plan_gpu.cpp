@@ -15,6 +15,7 @@
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
 #include "plan/family.hpp"
+#include "plan/few_queries.hpp"
 #include "plan/forward_plan.hpp"
 #include "plan/function_plan.hpp"
 #include "plan/portable_set.hpp"
@@ -48,11 +49,12 @@ void check_wide_heads(const Problem& p) {
     unsupported("{} {} is above {}, the most of {}; copy the tensors to the CPU, which takes up to {}", name,
                 head_dim, most, kernels, max_head_dim);
   }
-  if (p.mixed()) {
+  if (p.mixed() || has_exact_quantized_inputs(p)) {
     unsupported(
         "head dimensions {} and {} with k and v in {} have no GPU kernel, those up to {} do; keep k and "
         "v in {}, or copy the tensors to the CPU",
-        p.head_dim_qk, p.head_dim_v, name_of(p.k.dtype), max_gpu_head_dim, name_of(p.q.dtype));
+        p.head_dim_qk, p.head_dim_v, name_of(p.k.dtype), max_gpu_head_dim,
+        name_of(p.mixed() ? p.q.dtype : p.out.dtype));
   }
 }
 
@@ -74,17 +76,6 @@ void check_eight_bits(const Problem& p) {
 
 /// What the kernels cannot do, whatever the device.
 void check_problem(const Problem& p) {
-  if (p.quantized_inputs() && p.of_cache()) {
-    unsupported(
-        "q in {} beside a cache has no GPU kernel; pass q in f16 or bf16 (k and v may stay in {}), or copy "
-        "the tensors to the CPU",
-        name_of(p.q.dtype), name_of(p.k.dtype));
-  }
-  if (p.quantized_inputs() && p.precision == Precision::exact) {
-    unsupported(
-        "{} with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU",
-        name_of(p.q.dtype));
-  }
   if (p.precision != Precision::exact) check_eight_bits(p);
   if (!p.quantized_inputs() && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     unsupported("{} has no GPU kernel; convert q, k and v to f16 or bf16, or copy them to the CPU",
@@ -114,12 +105,6 @@ Config wanted_or(const gpu::KernelConfig* wanted, Choose&& choose) {
 /// Whether the forward kernel reads the 8-bit k and v of a mixed problem. A cache is not copied: one that TMA
 /// cannot read is an error.
 bool reads_in_place(const Problem& p) {
-  if (p.of_cache() && has_row_scales(p)) {
-    unsupported(
-        "{} of a cache by row has no GPU kernel yet; pass scales by tensor or head, or copy the tensors to "
-        "the CPU",
-        is_by_row(p.k_scale) ? "k_scale" : "v_scale");
-  }
   if (!reads_eight_bits(p) || p.has_function()) return false;
   const Tiling tiling = choose_forward_config(p).tiling;
   for (const gpu::Loaded which : {gpu::Loaded::k, gpu::Loaded::v}) {
@@ -132,6 +117,25 @@ bool reads_in_place(const Problem& p) {
         which == gpu::Loaded::k ? "k" : "v", name_of(p.k.dtype), objection, name_of(p.q.dtype));
   }
   return true;
+}
+
+/// e4m3 queries by the exact formula: 16-bit ones that the forward kernel takes beside e4m3 k and v.
+void check_exact_quantized(const Problem& p) {
+  if (!has_exact_quantized_inputs(p)) return;
+  if (p.out.dtype == DType::f32) {
+    unsupported(
+        "out in f32 of q in {} with precision exact has no GPU kernel; make it bf16 or f16, or copy the "
+        "tensors to the CPU",
+        name_of(p.q.dtype));
+  }
+  Problem widened = p;
+  widened.q.dtype = p.out.dtype;
+  if (reads_in_place(widened)) return;
+  unsupported(
+      "{} with precision exact has no GPU kernel for more than {} queries a sequence on k and v that are no "
+      "cache, for functions, or for rows that are no multiples of 16 bytes; pass precision fp8, or copy the "
+      "tensors to the CPU",
+      name_of(p.q.dtype), few);
 }
 
 /// Why the kernels sm80 are portable on a GPU; those of a GPU that is only described are planned as if all
@@ -147,7 +151,7 @@ void plan_sm80_steps(gpu::Steps& steps, const Problem& problem, const FamilyChoi
   const gpu::DeviceProperties& device = gpu::properties(problem.device.index);
   const bool backward = problem.pass == Pass::backward;
   const char* const missing = problem.precision != Precision::exact ? "no 8-bit kernel"
-                              : problem.mixed()                     ? "no kernel for k and v of 8 bits"
+                              : is_eight_bit(problem.k.dtype)       ? "no kernel for k and v of 8 bits"
                               : has_wide_heads(problem) ? "no kernel for heads of more than 256 dimensions"
                                                         : nullptr;
   if (missing != nullptr) {
@@ -207,12 +211,15 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
         wanted_or<EightBitConfig>(wanted, [&] { return choose_eight_bit_config(p, steps.recipe); });
     return add_eight_bit(steps, config, choose_quantize_config(p, steps.recipe));
   }
+  const bool widens = has_exact_quantized_inputs(problem);
+  if (widens) p.q.dtype = p.out.dtype;  // what its values become
   const bool in_place = wanted != nullptr ? std::get<ForwardConfig>(*wanted).converts() : reads_in_place(p);
   if (problem.mixed() && !in_place) {
     p = dequantized(problem);
     add_dequantize(steps, problem, choose_dequantize_config(problem));
   }
   fold_heads_into_rows(p);
+  if (widens) add_widened_queries(steps, problem);
   add_forward(steps,
               wanted_or<ForwardConfig>(wanted, [&] { return with_functions(choose_forward_config(p), p); }));
 }
@@ -222,6 +229,7 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
 Plan plan_gpu(const Problem& problem, const gpu::KernelConfig* wanted, int sm_limit) {
   check_problem(problem);
   check_gpu_functions(problem);
+  check_exact_quantized(problem);
   check_gpu(problem.device.index);
   Plan plan;
   plan.backend = Device::Kind::cuda;

@@ -115,6 +115,31 @@ void add_forward(Steps& steps, const ForwardConfig& config) {
                   .programmatic = true});
 }
 
+void add_widened_queries(Steps& steps, const Problem& asked) {
+  Problem& p = steps.problem;
+  Operand source = p.q;
+  source.dtype = asked.q.dtype;
+  steps.sources[index_of(Loaded::q)] = source;
+  const gpu::LoadedTensor of_problem = gpu::loaded_tensor(p, Loaded::q);
+  const gpu::LoadedTensor q{.operand = source,
+                            .head_dim = of_problem.head_dim,
+                            .rows = of_problem.rows,
+                            .heads = of_problem.heads,
+                            .batch = of_problem.batch};
+  steps.workspace.take(Region::q, gpu::packed_bytes(q));
+  steps.list.add({.kernel = Kernel::pack,
+                  .config = gpu::pack_config(q, p.q.dtype == DType::f16 ? Element::f16 : Element::bf16),
+                  .grid = grid_of(gpu::pack_grid(q, steps.multiprocessors)),
+                  .tensor = Loaded::q});
+  const Operand packed = gpu::packed_operand(of_problem);
+  p.q = packed;
+  if (!gpu::multiplies_scales(p.q_scale, p.k_scale)) return;
+  steps.workspace.take(Region::q_scales, 4 * p.batch * p.heads_kv);
+  steps.q_scale = p.q_scale;
+  p.q_scale.batch_stride = p.heads_kv;
+  p.q_scale.head_stride = 1;
+}
+
 void add_dequantize(Steps& steps, const Problem& problem, const QuantizeConfig& config) {
   const MixedSpace space = mixed_space(problem);
   steps.workspace.take(Region::k, static_cast<std::int64_t>(space.v));

@@ -11,6 +11,10 @@ namespace tandem {
 
 void add_forward(gpu::Steps& steps, const ForwardConfig& config);
 
+/// Before add_forward: q, of which steps.problem says the dtype that its e4m3 values become, `asked` that
+/// they are e4m3. Where k has a scale by (batch, KV head) as well, steps.problem.q_scale becomes the product.
+void add_widened_queries(gpu::Steps& steps, const Problem& asked);
+
 /// The copies of k and v that dequantize writes come first in the workspace. `problem` has their quantized
 /// values, and steps.problem is what dequantized() makes of it.
 void add_dequantize(gpu::Steps& steps, const Problem& problem, const QuantizeConfig& config);

@@ -9,6 +9,11 @@
 
 namespace tandem {
 
+/// e4m3 queries on e4m3 keys and values by the exact formula: a GPU makes 16-bit queries of them first.
+inline bool has_exact_quantized_inputs(const Problem& p) {
+  return p.quantized_inputs() && p.precision == Precision::exact;
+}
+
 /// Scales by row are addressed as the rows of k and v are (key_place), in a cache too.
 inline bool is_by_row(const Scales& s) {
   return s.data != nullptr && s.group == ScaleGroup::row;
@@ -16,12 +21,15 @@ inline bool is_by_row(const Scales& s) {
 inline bool has_row_scales(const Problem& p) {
   return is_by_row(p.k_scale) || is_by_row(p.v_scale);
 }
+/// Scales by block go into a copy in the queries' dtype.
+inline bool has_block_scales(const Problem& p) {
+  return p.k_scale.group == ScaleGroup::block || p.v_scale.group == ScaleGroup::block;
+}
 /// Whether k or v has scales that only a copy in the queries' dtype can bring into the products: by block or
 /// row, and not of a cache. Others are factors of the logits, of P and of out: the CPU's kernels then convert
 /// the 8-bit values, which every dtype has, on their way into products.
 inline bool has_fine_scales(const Problem& p) {
-  const bool by_block = p.k_scale.group == ScaleGroup::block || p.v_scale.group == ScaleGroup::block;
-  return !p.of_cache() && (by_block || has_row_scales(p));
+  return !p.of_cache() && (has_block_scales(p) || has_row_scales(p));
 }
 /// What the scales of K or V of (batch, kv head) have in common: 1 where they are by row.
 inline float common_scale(const Scales& s, std::int64_t batch, std::int64_t kv_head) {

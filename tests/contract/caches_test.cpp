@@ -28,19 +28,7 @@ TEST(Contract17_Caches, PagesWithEveryFeature) {
     Case c = cache_case(random.pick({DType::f32, DType::bf16, DType::f16}),
                         random.pick<std::int64_t>({1, 16, 24, 64}));
     c.seed = seed;
-    c.head_dim_qk = 8 * random.between(1, 32);
-    c.head_dim_v = 8 * random.between(1, 32);
-    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
-    c.options.window_left = random.between(-1, 40);
-    c.options.causal = random.chance(0.5);
-    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
-    c.sink = random.chance(0.5);
-    c.packed_q = random.chance(0.5);
-    c.lengths_q = {1, 40, 9};
-    c.metadata = random.pick({DType::i32, DType::i64});
-    c.k = random_layout(random, 4, false);
-    c.v = random_layout(random, 4, false);
-    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
+    take_random_features(c, random);
     run_everywhere(c);
   }
 }
@@ -91,29 +79,8 @@ TEST(Contract17_Caches, EightBitsWithEveryFeature) {
     c.seed = seed;
     c.key_dtype = random.pick({DType::e4m3, DType::s8});
     c.scales = c.key_dtype == DType::s8 ? 2 : static_cast<int>(random.between(0, 2));
-    c.head_dim_qk = 8 * random.between(1, 32);
-    c.head_dim_v = 8 * random.between(1, 32);
-    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
-    c.options.window_left = random.between(-1, 40);
-    c.options.causal = random.chance(0.5);
-    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
-    c.sink = random.chance(0.5);
-    c.packed_q = random.chance(0.5);
-    c.lengths_q = {1, 40, 9};
-    c.metadata = random.pick({DType::i32, DType::i64});
-    c.k = random_layout(random, 4, false);
-    c.v = random_layout(random, 4, false);
-    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
-    if (seed > 10) {
-      c.dtype = c.out_dtype = DType::bf16;
-      c.head_dim_qk = (c.head_dim_qk + 31) / 32 * 16;
-      c.head_dim_v = (c.head_dim_v + 31) / 32 * 16;
-      for (Layout* layout : {&c.k, &c.v}) {
-        layout->pad = layout->pad / 16 * 16;
-        layout->base_offset = 0;
-        layout->ends_at_guard = false;
-      }
-    }
+    take_random_features(c, random, seed > 10);
+    if (seed > 10) c.dtype = c.out_dtype = DType::bf16;
     run_everywhere(c);
   }
 }
@@ -195,72 +162,25 @@ TEST(Contract17_Caches, PagesThatRepeatAndAreShared) {
   }
 }
 
-/// The same request through a contiguous cache and through pages.
 TEST(Contract18_Caches, PagesGiveTheBitsOfContiguousKeys) {
-  for (const DType dtype : float_dtypes) {
-    for (const std::int64_t seqlen_q : {1, 3, 70}) {
-      Case dense = plain_case(dtype);
-      dense.batch = 1;
-      dense.seqlen_q = seqlen_q;
-      dense.seqlen_k = 520;
-      dense.used_k = {515};
-      dense.options.causal = true;
-      expect_bits_of_pages(dense, {1, 8, 13, 104});
-    }
-  }
+  for (const DType dtype : float_dtypes) expect_bits_of_pages(plain_case(dtype), 515, {1, 8, 13, 104});
 }
 
 TEST(Contract18_Caches, EightBitPagesGiveTheBitsOfContiguousOnes) {
   for (const DType keys : eight_bits) {
-    for (const std::int64_t seqlen_q : {1, 3, 70}) {
-      Case dense = plain_case(DType::bf16);
-      dense.key_dtype = keys;
-      dense.scales = 2;
-      dense.batch = 1;
-      dense.seqlen_q = seqlen_q;
-      dense.seqlen_k = 304;
-      dense.used_k = {299};
-      dense.options.causal = true;
-      expect_bits_of_pages(dense, {1, 16, 19});
-    }
+    Case dense = plain_case(DType::bf16);
+    dense.key_dtype = keys;
+    dense.scales = 2;
+    expect_bits_of_pages(dense, 299, {1, 16, 19});
   }
 }
 
-/// A decoding step alone, and beside the prefill of another request of 129 tokens.
 TEST(Contract18_Caches, ARequestDoesNotNoticeAPrefillBesideIt) {
   for (const auto& [eight_bit, split_size] : {std::pair{false, 0}, {true, 0}, {false, 256}, {true, 256}}) {
     Case both = cache_case(DType::bf16, 16);
     if (eight_bit) both.key_dtype = DType::e4m3;
     both.options.split_size = split_size;
-    both.batch = 2;
-    both.packed_q = true;
-    both.lengths_q = {1, 129};
-    both.seqlen_k = 1600;
-    both.used_k = {1555, 129};
-    both.options.causal = true;
-    Case alone = both;
-    alone.batch = 1;
-    alone.lengths_q = {1};
-    alone.used_k = {1555};
-    Call pair(both), single(alone);
-    copy(pair.q, single.q, 0, 0, single.q.numel());
-    for (std::int64_t i = 0; i * both.page_size < alone.used_k[0]; ++i) {
-      single.page_table.set(i, static_cast<double>(i));
-      const auto page = static_cast<std::int64_t>(pair.page_table.get(i));
-      const std::int64_t inner = both.page_size * both.heads_kv * both.head_dim_qk;
-      copy(pair.k, single.k, page * inner, i * inner, inner);
-      copy(pair.v, single.v, page * inner, i * inner, inner);
-    }
-    on_every_runner(both, [&](Runner& runner) {
-      for (const int threads : {1, 2, 3}) {
-        pair.spec.threads = threads;
-        const Results together = run(runner, pair, false);
-        const Results apart = run(runner, single, false);
-        const auto row = static_cast<std::ptrdiff_t>(apart[0].size());
-        const std::vector<std::byte> first(together[0].begin(), together[0].begin() + row);
-        EXPECT_TRUE(!runner.keeps_bits_beside_others(both) || same_bits(first, apart[0])) << threads;
-      }
-    });
+    expect_bits_beside_a_prefill(both, 1555);
   }
 }
 

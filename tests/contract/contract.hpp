@@ -73,6 +73,31 @@ inline Case cache_case(DType dtype, std::int64_t page_size) {
   return c;
 }
 
+/// Features of a call on a cache, at random; without layouts that TMA cannot read where it is to read them.
+inline void take_random_features(Case& c, Random& random, bool for_tma = false) {
+  c.head_dim_qk = 8 * random.between(1, 32);
+  c.head_dim_v = 8 * random.between(1, 32);
+  c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
+  c.options.window_left = random.between(-1, 40);
+  c.options.causal = random.chance(0.5);
+  c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
+  c.sink = random.chance(0.5);
+  c.packed_q = random.chance(0.5);
+  c.lengths_q = {1, 40, 9};
+  c.metadata = random.pick({DType::i32, DType::i64});
+  c.k = random_layout(random, 4, false);
+  c.v = random_layout(random, 4, false);
+  if (random.chance(0.5)) c.leftpad = {7, 0, 97};
+  if (!for_tma) return;
+  c.head_dim_qk = (c.head_dim_qk + 31) / 32 * 16;
+  c.head_dim_v = (c.head_dim_v + 31) / 32 * 16;
+  for (Layout* layout : {&c.k, &c.v}) {
+    layout->pad = layout->pad / 16 * 16;
+    layout->base_offset = 0;
+    layout->ends_at_guard = false;
+  }
+}
+
 /// Success if both hold the same bytes; else where they first differ.
 inline testing::AssertionResult same_bits(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " bytes and " << b.size();
@@ -146,18 +171,67 @@ inline void copy_rows(const Call& dense, Call& cache) {
   }
 }
 
-/// The same request through a contiguous cache and through pages of any of these sizes: the same bits.
-inline void expect_bits_of_pages(const Case& dense, std::initializer_list<std::int64_t> page_sizes) {
-  Call call(dense);
-  for (const std::int64_t page_size : page_sizes) {
-    Case paged = dense;
-    paged.page_size = page_size;
-    Call cache(paged);
-    copy_rows(call, cache);
-    on_every_runner(paged, [&](Runner& runner) {
-      EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
-    });
+/// One sequence of `keys` keys through a contiguous cache and through pages of any of these sizes: the same
+/// bits, for one query, a few and many.
+inline void expect_bits_of_pages(Case dense, std::int64_t keys,
+                                 std::initializer_list<std::int64_t> page_sizes) {
+  dense.batch = 1;
+  dense.seqlen_k = keys + 5;
+  dense.used_k = {keys};
+  dense.options.causal = true;
+  for (const std::int64_t seqlen_q : {1, 3, 70}) {
+    dense.seqlen_q = seqlen_q;
+    Call call(dense);
+    for (const std::int64_t page_size : page_sizes) {
+      Case paged = dense;
+      paged.page_size = page_size;
+      Call cache(paged);
+      copy_rows(call, cache);
+      on_every_runner(paged, [&](Runner& runner) {
+        EXPECT_TRUE(same_bits(run(runner, call, false), run(runner, cache, false))) << page_size;
+      });
+    }
   }
+}
+
+/// A decoding step on `keys` keys in pages alone, and beside the prefill of another request of 129 tokens:
+/// the same bits where a runner keeps them.
+inline void expect_bits_beside_a_prefill(Case both, std::int64_t keys) {
+  both.batch = 2;
+  both.packed_q = true;
+  both.lengths_q = {1, 129};
+  both.seqlen_k = (keys / both.page_size + 3) * both.page_size;
+  both.used_k = {keys, 129};
+  both.options.causal = true;
+  Case alone = both;
+  alone.batch = 1;
+  alone.lengths_q = {1};
+  alone.used_k = {keys};
+  Call pair(both), single(alone);
+  copy(pair.q, single.q, 0, 0, single.q.numel());
+  for (std::int64_t i = 0; i * both.page_size < keys; ++i) {
+    single.page_table.set(i, static_cast<double>(i));
+    const auto page = static_cast<std::int64_t>(pair.page_table.get(i));
+    const auto copy_page = [&](const Box& from, Box& to, std::int64_t columns) {
+      const std::int64_t inner = both.page_size * both.heads_kv * columns;
+      copy(from, to, page * inner, i * inner, inner);
+    };
+    copy_page(pair.k, single.k, both.head_dim_qk);
+    copy_page(pair.v, single.v, both.head_dim_v);
+    if (both.scales != 3) continue;
+    copy_page(pair.k_scale, single.k_scale, 1);
+    copy_page(pair.v_scale, single.v_scale, 1);
+  }
+  on_every_runner(both, [&](Runner& runner) {
+    for (const int threads : {1, 2, 3}) {
+      pair.spec.threads = threads;
+      const Results together = run(runner, pair, false);
+      const Results apart = run(runner, single, false);
+      const auto row = static_cast<std::ptrdiff_t>(apart[0].size());
+      const std::vector<std::byte> first(together[0].begin(), together[0].begin() + row);
+      EXPECT_TRUE(!runner.keeps_bits_beside_others(both) || same_bits(first, apart[0])) << threads;
+    }
+  });
 }
 
 /// Elements [first, first + count) of a tensor's raw bytes.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iostream>
 #include <memory>
 #include <vector>
 
@@ -41,23 +42,19 @@ class EmulatedGpu : public harness::Runner {
     pick(call).forward(call);
   }
   void backward(harness::Call& call) override {
-    const bool functions =
-        call.score_of() != nullptr || call.mask_of() != nullptr || call.spec.options.dropout_p > 0.0F;
-    for (const auto& family : backward_) {
-      for (const EmulatedBackward& kernels : family) {
-        if (kernels.config.functions.given() != functions || !suits(kernels.config, call.spec)) continue;
-        if (kernels.config.functions.captured_gradients == call.spec.differentiated.empty()) continue;
-        if (kernels.config.functions.block_lists && !suits_lists(kernels.config, call.spec)) continue;
-        run_backward(kernels, call, {});
-        return;
-      }
+    if (const EmulatedBackward* const kernels = find_backward(call.spec)) {
+      ++gradients;
+      return run_backward(*kernels, call, {});
     }
+    on_cpu.push_back(call.spec.describe());
     pick(call).backward(call);
   }
 
   mutable harness::PairwiseChoice choice;  ///< of the test's cases that could be emulated
   harness::PairwiseCover emulated;         ///< what those had that were
   int calls = 0;
+  std::size_t gradients = 0;        ///< calls of the test's whose gradients were emulated
+  std::vector<std::string> on_cpu;  ///< those that no kernel was compiled for
 
  private:
   using Runners = std::vector<std::unique_ptr<EmulatorRunner>>;
@@ -91,6 +88,19 @@ class EmulatedGpu : public harness::Runner {
            config.functions.score_function == !c.score_function.empty() &&
            config.functions.dropout == (c.options.dropout_p > 0.0F) &&
            config.functions.dropout_places != c.dropout_places.empty() && suits_mask(config.mask, c);
+  }
+  [[nodiscard]] const EmulatedBackward* find_backward(const harness::Case& c) const {
+    const bool functions =
+        !c.score_function.empty() || !c.mask_function.empty() || c.options.dropout_p > 0.0F;
+    for (const auto& family : backward_) {
+      for (const EmulatedBackward& kernels : family) {
+        if (kernels.config.functions.given() != functions || !suits(kernels.config, c)) continue;
+        if (kernels.config.functions.captured_gradients == c.differentiated.empty()) continue;
+        if (kernels.config.functions.block_lists && !suits_lists(kernels.config, c)) continue;
+        return &kernels;
+      }
+    }
+    return nullptr;
   }
   /// Few queries take the kernels that share keys, those of grouped heads the kernels with heads as rows, and
   /// the fewest the kernel `decode`, as the plan has it. Functions on equal lengths take listed key blocks.
@@ -129,12 +139,15 @@ class EmulatedGpu : public harness::Runner {
 };
 
 /// A test of which no case was small enough would pass without having tried anything; one whose cases were
-/// left out, without having tried all that they try.
+/// left out, without having tried all that they try. Gradients that the CPU computes, from what was emulated,
+/// are counted and reported.
 class EveryTestRuns : public testing::EmptyTestEventListener {
  public:
   explicit EveryTestRuns(EmulatedGpu& gpu) : gpu_(gpu) {}
   void OnTestStart(const testing::TestInfo&) override {
     gpu_.calls = 0;
+    gpu_.gradients = 0;
+    gpu_.on_cpu.clear();
     gpu_.choice = {};
     gpu_.emulated = {};
   }
@@ -142,16 +155,32 @@ class EveryTestRuns : public testing::EmptyTestEventListener {
     if (gpu_.calls == 0 && !info.result()->Skipped()) ADD_FAILURE() << "nothing was emulated";
     const std::vector<std::string> missing = gpu_.emulated.missing(gpu_.choice.all());
     if (!missing.empty()) ADD_FAILURE() << missing.size() << " pairs were not tried: " << missing.front();
+    report_gradients(std::string(info.test_suite_name()) + "." + info.name());
+  }
+  void OnTestProgramEnd(const testing::UnitTest&) override {
+    std::cout << "gradients: " << emulated_ << " calls emulated, " << on_cpu_ << " on the CPU\n";
   }
 
  private:
+  /// No test passes off the CPU's gradients as a kernel's.
+  void report_gradients(const std::string& test) {
+    emulated_ += gpu_.gradients;
+    on_cpu_ += gpu_.on_cpu.size();
+    if (gpu_.on_cpu.empty()) return;
+    testing::Test::RecordProperty("gradients_on_the_cpu", static_cast<int>(gpu_.on_cpu.size()));
+    std::cout << test << ": the CPU computed the gradients of " << gpu_.on_cpu.size()
+              << " calls, which no kernel was compiled for: " << gpu_.on_cpu.front() << "\n";
+  }
+
   EmulatedGpu& gpu_;
+  std::size_t emulated_ = 0;
+  std::size_t on_cpu_ = 0;
 };
 
 /// What has nothing for the emulator: errors before a launch, other element types, sizes beyond its patience,
 /// calls past the runner.
 constexpr const char* filter =
-    "-Contract01_EveryElementWritten.EightBitInputs:*.EightBitQueries*:*_RowScales.*:*.ScalesByRow*:"
+    "-Contract01_EveryElementWritten.EightBitInputs:*.EightBitQueriesAndF32OnRowsThatAreNoCache:"
     "Contract04_Masks.BelowMinusOneIsAnError:Contract08_NoSentinel.OneKeyWithAFarLogitIsItsValue:"
     "Contract09_Sizes.*Beyond65535:Contract10_Strides.FusedQkvAndItsGradientInOneBufferEach:"
     "Contract11_HeadDims.OthersAreRefusedWithTheRemedy:Contract12_Metadata.StridedIsReadByItsStride:"

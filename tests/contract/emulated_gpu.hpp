@@ -22,7 +22,8 @@ struct EmulatedKernels {
   std::vector<std::span<const EmulatedForward>> wide;         ///< heads of more than 256 dimensions
   std::vector<std::span<const EmulatedForward>> listed = {};  ///< functions on equal lengths
   std::string without = {};  ///< tests of what they cannot do: ":Suite.Test:..."
-  std::vector<std::span<const EmulatedBackward>> backward = {};  ///< gradients; the CPU has what none takes
+  std::vector<std::span<const EmulatedBackward>> backward =
+      {};  ///< gradients; those that none takes are counted
 };
 
 /// What main() returns.

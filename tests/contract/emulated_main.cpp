@@ -3,9 +3,10 @@
 
 int main(int argc, char** argv) {
   using namespace tandem::kernel_tests;
-  std::vector<std::span<const EmulatedForward>> grouped = {heads_as_rows_forwards(),
-                                                           mixed_heads_as_rows_forwards()};
-  std::vector<std::span<const EmulatedForward>> sharing = {split_forwards(), mixed_split_forwards()};
+  std::vector<std::span<const EmulatedForward>> grouped = {
+      heads_as_rows_forwards(), mixed_heads_as_rows_forwards(), row_scales_heads_as_rows_forwards()};
+  std::vector<std::span<const EmulatedForward>> sharing = {split_forwards(), mixed_split_forwards(),
+                                                           row_scales_split_forwards()};
   // Each by itself, since some have heads as rows. They come first: other kernels refuse functions.
   for (const auto& few : {function_forwards_of_few(), dropout_forwards_of_few()}) {
     for (const EmulatedForward& kernel : few) {
@@ -16,7 +17,8 @@ int main(int argc, char** argv) {
   return run_contract(
       argc, argv,
       {.name = "emulated gpu",
-       .whole = {general_forwards(), mixed_forwards(), function_forwards(), dropout_forwards()},
+       .whole = {general_forwards(), mixed_forwards(), row_scales_forwards(), function_forwards(),
+                 dropout_forwards()},
        .sharing = sharing,
        .grouped = grouped,
        .decoding = {decode_forwards()},

@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
        .wide = {},
        .listed = {function_sm80_forwards_of_lists()},
        // There is no kernel for keys of 8 bits yet, nor for heads of more than 256 dimensions.
-       .without = ":Contract17_Caches.EightBits*:Contract18_Caches.EightBit*:"
+       .without = ":*_RowScales.*:*.ScalesByRow*:*.EightBitQueries*:Contract17_Caches.EightBits*:Contract18_"
+                  "Caches.EightBit*:"
                   "Contract16_BatchInvariance.KeysOfEightBits:*_WideHeads.*:*.OfWideHeads:"
                   // As on the kernels for Hopper; and what takes long and is of the functions' text, or is
                   // in kernels_functions_tests.

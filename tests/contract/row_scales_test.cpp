@@ -43,33 +43,14 @@ TEST(Contract17_RowScales, EveryFeature) {
     Case c = row_scale_case(random.pick({DType::e4m3, DType::s8}), random.pick<std::int64_t>({1, 16, 24, 64}),
                             random.pick({DType::f32, DType::bf16, DType::f16}));
     c.seed = seed;
-    c.head_dim_qk = 8 * random.between(1, 32);
-    c.head_dim_v = 8 * random.between(1, 32);
-    c.heads_q = c.heads_kv * random.pick<std::int64_t>({1, 3, 8});
-    c.options.window_left = random.between(-1, 40);
-    c.options.causal = random.chance(0.5);
-    c.options.softcap = random.chance(0.5) ? 15.0F : 0.0F;
+    take_random_features(c, random, seed > 10);
     c.options.split_size = random.chance(0.3) ? 128 : 0;
     if (random.chance(0.2)) c.options.scale = random.pick({-0.125F, 0.0F});
-    c.sink = random.chance(0.5);
-    c.packed_q = random.chance(0.5);
-    c.lengths_q = {1, 40, 9};
-    c.metadata = random.pick({DType::i32, DType::i64});
-    c.k = random_layout(random, 4, false);
-    c.v = random_layout(random, 4, false);
     if (random.chance(0.5)) c.scale_layout.order = {0, 2, 1};
     if (random.chance(0.5)) c.scale_layout.pad = 5;
-    if (random.chance(0.5)) c.leftpad = {7, 0, 97};
     c.threads = static_cast<int>(random.between(1, 3));
     if (seed > 10) {
       c.dtype = c.out_dtype = DType::bf16;
-      c.head_dim_qk = (c.head_dim_qk + 31) / 32 * 16;
-      c.head_dim_v = (c.head_dim_v + 31) / 32 * 16;
-      for (Layout* layout : {&c.k, &c.v}) {
-        layout->pad = layout->pad / 16 * 16;
-        layout->base_offset = 0;
-        layout->ends_at_guard = false;
-      }
     } else if (seed % 3 == 0) {
       c.dtype = DType::e4m3;
       c.out_dtype = DType::f32;
@@ -184,58 +165,18 @@ TEST(Contract07_NaN, ScalesByRowKeepIt) {
 
 TEST(Contract18_RowScales, PagesGiveTheBitsOfContiguousKeys) {
   for (const DType keys : eight_bits) {
-    for (const std::int64_t seqlen_q : {1, 3, 70}) {
-      Case dense = plain_case(DType::bf16);
-      dense.key_dtype = keys;
-      dense.scales = by_row;
-      dense.batch = 1;
-      dense.seqlen_q = seqlen_q;
-      dense.seqlen_k = 304;
-      dense.used_k = {299};
-      dense.leftpad = {0};  // a cache, which no runner copies first
-      dense.options.causal = true;
-      expect_bits_of_pages(dense, {1, 16, 19});
-    }
+    Case dense = plain_case(DType::bf16);
+    dense.key_dtype = keys;
+    dense.scales = by_row;
+    dense.leftpad = {0};  // a cache, which no runner copies first
+    expect_bits_of_pages(dense, 299, {1, 16, 19});
   }
 }
 
-/// With a split size: a decoding step alone, and beside the prefill of another request of 129 tokens.
 TEST(Contract16_RowScales, ARequestDoesNotNoticeAPrefillBesideIt) {
   Case both = row_scale_case(DType::e4m3, 16);
   both.options.split_size = 256;
-  both.batch = 2;
-  both.packed_q = true;
-  both.lengths_q = {1, 129};
-  both.seqlen_k = 800;
-  both.used_k = {755, 129};
-  both.options.causal = true;
-  Case alone = both;
-  alone.batch = 1;
-  alone.lengths_q = {1};
-  alone.used_k = {755};
-  Call pair(both), single(alone);
-  copy(pair.q, single.q, 0, 0, single.q.numel());
-  for (std::int64_t i = 0; i * both.page_size < alone.used_k[0]; ++i) {
-    single.page_table.set(i, static_cast<double>(i));
-    const auto page = static_cast<std::int64_t>(pair.page_table.get(i));
-    const std::int64_t inner = both.page_size * both.heads_kv;
-    for (const auto& [from, to] : {std::pair{&pair.k, &single.k}, {&pair.v, &single.v}}) {
-      copy(*from, *to, page * inner * both.head_dim_qk, i * inner * both.head_dim_qk,
-           inner * both.head_dim_qk);
-    }
-    copy(pair.k_scale, single.k_scale, page * inner, i * inner, inner);
-    copy(pair.v_scale, single.v_scale, page * inner, i * inner, inner);
-  }
-  on_every_runner(both, [&](Runner& runner) {
-    for (const int threads : {1, 3}) {
-      pair.spec.threads = threads;
-      const Results together = run(runner, pair, false);
-      const Results apart = run(runner, single, false);
-      const auto row = static_cast<std::ptrdiff_t>(apart[0].size());
-      const std::vector<std::byte> first(together[0].begin(), together[0].begin() + row);
-      EXPECT_TRUE(!runner.keeps_bits_beside_others(both) || same_bits(first, apart[0])) << threads;
-    }
-  });
+  expect_bits_beside_a_prefill(both, 755);
 }
 
 }  // namespace

@@ -146,7 +146,12 @@ std::string why_no_gpu() {
 }
 
 std::string GpuRunner::refuses(const harness::Case& spec) const {
-  if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) return "f16 and bf16 only";
+  if (spec.dtype == DType::e4m3) {
+    if (spec.options.precision != Precision::exact || !is_planned(spec))
+      return "no kernel takes such e4m3 queries";
+  } else if (spec.dtype != DType::f16 && spec.dtype != DType::bf16) {
+    return "f16, bf16 and e4m3 only";
+  }
   if (has_wide_heads(spec)) {
     if (spec.head_dim_qk > max_gpu_wide_head_dim_qk || spec.head_dim_v > max_gpu_wide_head_dim_v)
       return "heads are too wide";

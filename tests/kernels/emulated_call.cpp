@@ -1,5 +1,8 @@
 #include "emulated_call.hpp"
 
+#include <cmath>
+
+#include "gpu/pack_params.hpp"
 #include "kernels/common/pack.cuh"
 
 namespace tandem::kernel_tests {
@@ -49,6 +52,33 @@ void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64
        .batch_stride = pitch * heads * rows,
        .row_stride = pitch * heads,
        .head_stride = pitch};
+}
+
+void widen_in_emulator(Problem& p, std::vector<std::uint16_t>& target, std::vector<float>& scales,
+                       emulator::Options& options) {
+  const gpu::LoadedTensor q = gpu::loaded_tensor(p, gpu::Loaded::q);
+  target.assign(static_cast<std::size_t>(gpu::packed_bytes(q)) / 2, 0x7fff);
+  scales.assign(static_cast<std::size_t>(p.batch * p.heads_kv), std::nanf(""));
+  emulator::Options writing = options;
+  writing.buffers.push_back(emulator::writable(target));
+  writing.buffers.push_back(emulator::writable(scales));
+  const bool f16 = p.out.dtype == DType::f16;
+  const PackConfig config = gpu::pack_config(q, f16 ? Element::f16 : Element::bf16);
+  constexpr auto kernel = []<bool paired>(bool half) {
+    return half ? &tandem::pack<PackConfig{.paired = paired, .widens = true, .element = Element::f16}>
+                : &tandem::pack<PackConfig{.paired = paired, .widens = true, .element = Element::bf16}>;
+  };
+  emulator::launch(config.paired ? kernel.operator()<true>(f16) : kernel.operator()<false>(f16),
+                   gpu::make_widen_params(p, q, p.q_scale, target.data(), scales.data()),
+                   {.blocks = 2, .threads = pack_threads, .shared_bytes = 0}, writing);
+  Operand packed = gpu::packed_operand(q);
+  packed.data = target.data();
+  packed.dtype = p.out.dtype;
+  p.q = packed;
+  options.buffers.push_back(emulator::readable(target));
+  if (!gpu::multiplies_scales(p.q_scale, p.k_scale)) return;
+  p.q_scale = {.data = scales.data(), .batch_stride = p.heads_kv, .head_stride = 1};
+  options.buffers.push_back(emulator::readable(scales));
 }
 
 }  // namespace tandem::kernel_tests

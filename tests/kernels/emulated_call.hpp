@@ -25,6 +25,11 @@ void add_buffers(emulator::Options& options, const std::vector<harness::Box*>& b
 void pack_in_emulator(Operand& o, std::vector<std::uint16_t>& target, std::int64_t batch, std::int64_t rows,
                       std::int64_t heads, std::int64_t head_dim, emulator::Options options);
 
+/// Makes e4m3 queries 16-bit ones, as the kernel does it on a GPU, and of their scales and those of k what
+/// scores are multiplied by. `options` can then read both.
+void widen_in_emulator(Problem& p, std::vector<std::uint16_t>& target, std::vector<float>& scales,
+                       emulator::Options& options);
+
 /// Lengths (queries, keys) whose diagonal passes the corners and the middle of a block of keys, one key to
 /// either side of them, and the corner of a warpgroup's 64 queries.
 inline std::vector<std::pair<std::int64_t, std::int64_t>> diagonals(int block_m, int block_n) {

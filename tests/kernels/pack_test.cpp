@@ -107,5 +107,65 @@ TEST(Pack, WorksOnMoreThanOneRoundOfTheGrid) {
          .paired = false});
 }
 
+/// Queries of e4m3 as 16-bit ones: every value, zeros behind rows, and the products of the scales.
+template <bool paired, Element element>
+void check_widened(int head_dim, long long row_stride) {
+  constexpr int rows = 9;
+  constexpr int sequences = 3;
+  constexpr int heads_kv = 2;
+  std::vector<u8> source(static_cast<std::size_t>(rows * row_stride));
+  for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<u8>(i * 7);
+  const int pitch = (head_dim + 7) / 8 * 8;
+  std::vector<u16> target(static_cast<std::size_t>(rows * pitch), u16{0xdead});
+  std::vector<float> q_scale(sequences * heads_kv), k_scale(heads_kv * sequences);
+  std::iota(q_scale.begin(), q_scale.end(), 1.0F);
+  std::iota(k_scale.begin(), k_scale.end(), 100.0F);
+  std::vector<float> product(sequences * heads_kv, -1.0F);
+  WidenParams params{};
+  params.source = source.data();
+  params.stride = {.batch = 0, .row = row_stride, .head = 0};
+  params.target = target.data();
+  params.batch = 1;
+  params.rows = rows;
+  params.heads = 1;
+  params.head_dim = head_dim;
+  params.pitch = pitch;
+  params.q_scale = {.data = q_scale.data(), .batch_stride = heads_kv, .head_stride = 1};
+  params.k_scale = {.data = k_scale.data(), .batch_stride = 1, .head_stride = sequences};
+  params.product = product.data();
+  params.sequences = sequences;
+  params.heads_kv = heads_kv;
+  emulator::Options options;
+  options.buffers = {emulator::readable(source), emulator::writable(target), emulator::readable(q_scale),
+                     emulator::readable(k_scale), emulator::writable(product)};
+  emulator::launch(&pack<PackConfig{.paired = paired, .widens = true, .element = element}>, params,
+                   {.blocks = 2, .threads = pack_threads}, options);
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < pitch; ++c) {
+      const u8 byte = c < head_dim ? source[static_cast<std::size_t>(r * row_stride + c)] : u8{0};
+      float want;
+      float unused;
+      ptx::unpack_e4m3(want, unused, byte);
+      const float got = ptx::unpack<element>(target[static_cast<std::size_t>(r * pitch + c)]);
+      if (want == want) {
+        ASSERT_EQ(got, want) << "row " << r << " column " << c;
+      } else {
+        ASSERT_NE(got, got) << "row " << r << " column " << c;
+      }
+    }
+  }
+  for (int i = 0; i < sequences * heads_kv; ++i) {
+    const auto at = static_cast<std::size_t>(i % heads_kv * sequences + i / heads_kv);
+    EXPECT_EQ(product[static_cast<std::size_t>(i)], q_scale[static_cast<std::size_t>(i)] * k_scale[at]) << i;
+  }
+}
+
+TEST(Pack, WidensQueriesAndMultipliesScales) {
+  check_widened<true, Element::bf16>(64, 72);
+  check_widened<true, Element::f16>(40, 40);
+  check_widened<false, Element::bf16>(37, 41);
+  check_widened<false, Element::f16>(64, 65);
+}
+
 }  // namespace
 }  // namespace tandem

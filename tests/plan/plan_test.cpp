@@ -139,7 +139,7 @@ TEST(Plan, EightBitMemoryIsLinear) {
 
 /// The message of the error that planning 8-bit values on a GPU ends in.
 std::string refusal_of_quantized(Precision precision, DType out) {
-  ForwardArgs args = forward_args(64, {.kind = Device::Kind::cuda, .index = 0});
+  ForwardArgs args = forward_args(65, {.kind = Device::Kind::cuda, .index = 0});
   args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
   args.out.dtype = out;
   args.options.precision = precision;
@@ -155,27 +155,18 @@ std::string refusal_of_quantized(Precision precision, DType out) {
 TEST(Plan, QuantizedInputsOnAGpuNeedAPrecisionAndSixteenBitsOut) {
   EXPECT_EQ(
       refusal_of_quantized(Precision::exact, DType::bf16),
-      "e4m3 with precision exact has no GPU kernel; pass precision fp8, or copy the tensors to the CPU");
+      "e4m3 with precision exact has no GPU kernel for more than 64 queries a sequence on k and v that are "
+      "no "
+      "cache, for functions, or for rows that are no multiples of 16 bytes; pass precision fp8, or copy the "
+      "tensors to the CPU");
+  EXPECT_EQ(
+      refusal_of_quantized(Precision::exact, DType::f32),
+      "out in f32 of q in e4m3 with precision exact has no GPU kernel; make it bf16 or f16, or copy the "
+      "tensors to the CPU");
   EXPECT_EQ(
       refusal_of_quantized(Precision::fp8, DType::f32),
       "out in f32 with precision fp8 has no GPU kernel; make it bf16 or f16, leave the precision exact, or "
       "copy the tensors to the CPU");
-}
-
-TEST(Plan, QuantizedQueriesOnACacheHaveNoGpuKernel) {
-  const Device device{.kind = Device::Kind::cuda, .index = 0};
-  ForwardArgs args = forward_args(64, device);
-  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
-  args.leftpad_k = ConstTensor(nullptr, DType::i32, {args.q.shape[0]}, device);
-  try {
-    plan_of(args);
-    FAIL() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::unsupported);
-    EXPECT_STREQ(e.what(),
-                 "q in e4m3 beside a cache has no GPU kernel; pass q in f16 or bf16 (k and v may stay in "
-                 "e4m3), or copy the tensors to the CPU");
-  }
 }
 
 ForwardArgs args_of_heads(std::int64_t d_qk, std::int64_t d_v, Device device = {}) {

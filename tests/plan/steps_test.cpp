@@ -120,23 +120,58 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
 }
 
-/// Scales by row of a cache are a named error, not a copy of the cache and not other scales.
-TEST(Steps, ScalesByRowOfACacheHaveNoKernel) {
+/// One scale for each row and head is read beside its row, in a cache and in a dense tensor of few queries.
+TEST(Steps, ScalesByRowAreReadInPlace) {
+  for (const bool cache : {true, false}) {
+    ForwardArgs args = forward_args(1, 8192);
+    args.k.dtype = args.v.dtype = DType::s8;
+    static std::int32_t numbers[2];
+    if (cache) args.leftpad_k = ConstTensor(numbers, DType::i32, {2}, cuda);
+    static float scales[1];
+    args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
+    const gpu::Steps steps = steps_of(args);
+    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::forward, Kernel::combine}));
+    EXPECT_TRUE(std::get<ForwardConfig>(steps.config).row_scales);
+    std::vector<char> workspace(steps.workspace.bytes());
+    gpu::StepParams params(steps, workspace.data(), count);
+    const auto* forward =
+        static_cast<const WithRowScales<MixedForwardParams>*>(params.of(steps.list.all()[0]));
+    EXPECT_EQ(forward->k_row_scale.data, nullptr);
+    EXPECT_EQ(forward->v_row_scale.data, scales);
+    EXPECT_EQ(forward->v_row_scale.stride.batch, 2 * 8192);
+    EXPECT_EQ(forward->v_row_scale.stride.row, 1);
+    EXPECT_EQ(forward->v_row_scale.stride.head, 8192);
+    EXPECT_EQ(forward->v_scale.data, nullptr);
+    EXPECT_EQ(params.of(steps.list.all()[1]), static_cast<const ForwardParams*>(forward));
+  }
+}
+
+/// e4m3 queries become 16-bit ones first; what scores are multiplied by is the product of both scales, in the
+/// workspace, or the one that is given.
+TEST(Steps, QueriesOfEightBitsAreWidened) {
   ForwardArgs args = forward_args(1, 8192);
-  args.k.dtype = args.v.dtype = DType::s8;
+  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
   static std::int32_t numbers[2];
   args.leftpad_k = ConstTensor(numbers, DType::i32, {2}, cuda);
-  static float scales[1];
-  args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
-  try {
-    steps_of(args);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), Status::unsupported);
-    EXPECT_STREQ(
-        error.what(),
-        "v_scale of a cache by row has no GPU kernel yet; pass scales by tensor or head, or copy the "
-        "tensors to the CPU");
+  static float of_q[4];
+  static float of_k[4];
+  args.q_scale = ConstTensor(of_q, DType::f32, {2, 2}, cuda);
+  for (const bool both : {false, true}) {
+    if (both) args.k_scale = ConstTensor(of_k, DType::f32, {2, 2}, cuda);
+    const gpu::Steps steps = steps_of(args);
+    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::forward, Kernel::combine}));
+    EXPECT_TRUE(std::get<PackConfig>(steps.list.all()[0].config).widens);
+    EXPECT_EQ(std::get<ForwardConfig>(steps.config).key_type, OperandType::e4m3);
+    std::vector<char> workspace(steps.workspace.bytes());
+    gpu::StepParams params(steps, workspace.data(), count);
+    const auto widen = *static_cast<const WidenParams*>(params.of(steps.list.all()[0]));
+    EXPECT_EQ(widen.source, args.q.data);
+    EXPECT_EQ(widen.target, steps.workspace.at(Region::q, workspace.data()));
+    EXPECT_EQ(widen.product, both ? steps.workspace.at<float>(Region::q_scales, workspace.data()) : nullptr);
+    EXPECT_EQ(widen.q_scale.data, of_q);
+    const auto* forward = static_cast<const MixedForwardParams*>(params.of(steps.list.all()[1]));
+    EXPECT_EQ(forward->k_scale.data, both ? widen.product : of_q);
+    EXPECT_EQ(forward->q_data, widen.target);
   }
 }
 

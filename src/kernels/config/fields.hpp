@@ -203,8 +203,8 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, wide, v_in_k,
-         functions] = x;
+  auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, wide,
+         v_in_k, functions] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -214,6 +214,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("schedule", schedule);
   f("family", family);
   f("key_type", key_type);
+  f("row_scales", row_scales);
   f("wide", wide);
   f("v_in_k", v_in_k);
   f("functions", functions);
@@ -262,8 +263,10 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, PackConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [paired] = x;
+  auto& [paired, widens, element] = x;
   f("paired", paired);
+  f("widens", widens);
+  f("element", element);
 }
 
 template <typename T, typename F>

@@ -57,8 +57,11 @@ struct ForwardConfig {
   ForwardSchedule schedule{};
   Family family = Family::sm90;
   /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
-  /// by (batch, KV head), are factors of the scores and of O (MixedForwardParams).
+  /// by (batch, KV head), are factors of the scores and of O (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
+  /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
+  /// rows, as these become 16-bit ones (WithRowScales<Params>).
+  bool row_scales = false;
   bool wide = false;      ///< the kernel `forward_wide`, of a tile of 64 rows
   bool v_in_k = false;    ///< V is the first columns of K, and not loaded; in `forward_wide` alone
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
@@ -105,9 +108,10 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   // The family sm80 has no barriers, and a description of the tile.
   if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
+  const int key_scales = c.row_scales ? converted_stages * c.tiling.block_n * 4 : 0;
   const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
-  const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + 40 + 1023) / 1024 * 1024;
+  const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
   if (c.wide)
     return tiles + (c.tiling.block_m * c.tiling.block_n * 2 + 3 * 64 * 4 + 240 + 1023) / 1024 * 1024;
   return c.by_warps() ? tiles + (decode_exchange_bytes + 1023) / 1024 * 1024 : tiles;
@@ -249,6 +253,17 @@ struct WithKeyScales : Params {
   HeadScales k_scale, v_scale;
 };
 using MixedForwardParams = WithKeyScales<ForwardParams>;
+
+/// f32 scales by row of K or V, addressed as K and V are.
+struct RowScales {
+  const float* data;  ///< null: it has none
+  Strides stride;
+};
+/// Where these have a scale for each key and KV head.
+template <typename Params>
+struct WithRowScales : Params {
+  RowScales k_row_scale, v_row_scale;
+};
 
 /// Of the family sm80, which reads no tensor map. Behind functions, which `list_blocks` reads too.
 template <typename Params>

@@ -13,17 +13,8 @@
 
 namespace tandem {
 
-/// The scale of a tile's keys, where they have one. A local of compute() would change the machine code of
-/// Configs that do not read it.
-template <bool used>
-struct KeyScale {
-  float key_scale = 1.0F;
-};
-template <>
-struct KeyScale<false> {};
-
 template <ForwardConfig C>
-struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions> {
+struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.functions> {
   using Shared = ForwardShared<C>;
   static constexpr int scores = C.tiling.block_n / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
@@ -85,6 +76,14 @@ struct ForwardConsumer : KeyScale<C.converts()>, tile::FunctionRows<C.functions>
     }
   }
 
+  /// Products of the block whose K is read, times their keys' scales. All lanes have read these when the
+  /// warp's first gives the tile back.
+  TANDEM_DEVICE void scale_keys(float (&s)[scores]) {
+    if constexpr (C.row_scales) {
+      tile::scale_columns(s, shared.key_scales.of_row[k_at.stage], position);
+      ptx::sync_warp();
+    }
+  }
   /// Logits out of Q K^T of the block that begins with `key`. `full`: a list says that the mask function
   /// hides nothing of it.
   TANDEM_DEVICE void make_logits(float (&s)[scores], int key, bool full) {
@@ -231,6 +230,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     ptx::pin_registers(s);
+    scale_keys(s);
     make_logits(s, block * C.tiling.block_n, C.functions.block_lists && !masked);
     if (masked) {
       tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
@@ -260,6 +260,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   constexpr bool halves = C.mask.causal && C.tiling.block_n % 32 == 0;
   if constexpr (halves) {
     ptx::pin_registers(s);
+    scale_keys(s);
     release_scores();
     make_logits(s, block * C.tiling.block_n, false);
     auto masked_exponentials = [&](auto& seen) {
@@ -325,8 +326,8 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling, C.keys, C.key_type>(s, p, t.index, first_query,
-                                                          block * C.tiling.block_n, position);
+          tile::load_scores<C.tiling, C.keys, C.key_type, C.row_scales>(s, p, t.index, first_query,
+                                                                        block * C.tiling.block_n, position);
           make_logits(s, block * C.tiling.block_n, true);
           exponentials(s);
         }

@@ -13,10 +13,13 @@
 
 namespace tandem {
 
+/// Those with the scales of K and V of 8 bits.
+template <ForwardConfig C>
+using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyScales<ForwardMaskParams<C>>>,
+                                            WithKeyScales<ForwardMaskParams<C>>>::type;
 /// What the kernel is launched with, but for functions.
 template <ForwardConfig C>
-using ForwardPlainParams =
-    typename Select<C.converts(), WithKeyScales<ForwardMaskParams<C>>, ForwardMaskParams<C>>::type;
+using ForwardPlainParams = typename Select<C.converts(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
 /// What the kernel is launched with.
 template <ForwardConfig C>
 using ForwardKernelParams =
@@ -40,6 +43,14 @@ struct ByteKeyRings {
 template <ForwardConfig C>
 struct ByteKeyRings<C, false> {};
 
+/// Scales by row of the keys of each tile of K that products read.
+template <ForwardConfig C, bool used = C.row_scales>
+struct KeyScaleTiles {
+  alignas(8) float of_row[converted_stages][C.tiling.block_n];
+};
+template <ForwardConfig C>
+struct KeyScaleTiles<C, false> {};
+
 /// V, unless it is the first columns of K.
 struct NoValues {};
 
@@ -57,6 +68,7 @@ struct ForwardShared {
   tile::Ring<C.tile_stages()> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
   [[no_unique_address]] ByteKeyRings<C> byte_rings;
+  [[no_unique_address]] KeyScaleTiles<C> key_scales;
   tile::DynamicScheduler::Shared tiles;
 
   /// One thread calls, before the others use any barrier.

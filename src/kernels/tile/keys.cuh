@@ -71,6 +71,15 @@ TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& ful
   }
 }
 
+/// The scale of a tile's keys, where they have one: a base of the consumer, since a local of its compute()
+/// would change the machine code of Configs that do not read it.
+template <bool used>
+struct KeyScale {
+  float key_scale = 1.0F;
+};
+template <>
+struct KeyScale<false> {};
+
 /// The scale of the tile's K or V, of 8 bits.
 TANDEM_DEVICE float scale_of(const HeadScales& scales, const ForwardParams& p, const TileIndex& t) {
   if (scales.data == nullptr) return 1.0F;

@@ -6,7 +6,7 @@
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
 #include "kernels/tile/fragment.cuh"
-#include "kernels/tile/keys.cuh"
+#include "kernels/tile/row_scales.cuh"
 #include "kernels/tile/select.cuh"
 #include "kernels/tile/softmax.cuh"
 #include "kernels/tile/widen.cuh"
@@ -57,9 +57,11 @@ TANDEM_DEVICE CappedScore cap_score(float score, float inner) {
 
 /// A thread's scores of an unmasked block, element by element from global memory. They serve the rare block
 /// whose exponentials have overflowed, after its K in shared memory has been released. `query` and `key` are
-/// the sequence positions of the warpgroup's tile origin, `key_type` what K has in memory.
-template <Tiling T, KeySource keys = KeySource::rows, OperandType key_type = OperandType::input, int n>
-TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const TileIndex& t, int query, int key,
+/// the sequence positions of the warpgroup's tile origin, `key_type` what K has in memory, with scales by row
+/// or without.
+template <Tiling T, KeySource keys = KeySource::rows, OperandType key_type = OperandType::input,
+          bool row_scales = false, typename Params, int n>
+TANDEM_DEVICE void load_scores(float (&s)[n], const Params& p, const TileIndex& t, int query, int key,
                                const FragmentPosition& position) {
   const auto pair = [](const u16* x, int i) { return ptx::load_global(reinterpret_cast<const u32*>(x) + i); };
   using Key = typename Select<key_type == OperandType::input, u16, u8>::type;
@@ -115,6 +117,12 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const ForwardParams& p, const Tile
           s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), low, s[n - 4 + i]);
           s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), high, s[n - 4 + i]);
         }
+      }
+    }
+    if constexpr (row_scales) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[n - 4 + i] *= row_scale<keys>(p.k_row_scale, p, t, key + position.first_col + 8 * j + i % 2);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include "kernels/ptx/eight_bit.cuh"
 #include "kernels/ptx/math.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/warp.cuh"
 #include "kernels/tile/byte_tile.cuh"
 #include "kernels/tile/shared_tile.cuh"
 #include "problem/recipe.hpp"
@@ -46,24 +47,63 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four) {
   }
 }
 
+/// The same times their scale, rounded to 16 bits.
+template <OperandType type, Element element>
+TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, float scale) {
+  u32* const words[2] = {&low, &high};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float first;
+    float second;
+    widen_two<type>(first, second, four, 2 * i);
+    first *= scale;
+    second *= scale;
+    *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+  }
+}
+
+/// Sixteen values to two places of 16 bytes, times their scale if there is one.
+template <OperandType type, Element element, typename... Scale>
+TANDEM_DEVICE void widen_sixteen(char* left, char* right, const ptx::Vec4& bytes, Scale... scale) {
+  ptx::Vec4 out;
+  widen_four<type, element>(out.x, out.y, bytes.x, scale...);
+  widen_four<type, element>(out.z, out.w, bytes.y, scale...);
+  ptx::store_shared(reinterpret_cast<ptx::Vec4*>(left), out);
+  widen_four<type, element>(out.x, out.y, bytes.z, scale...);
+  widen_four<type, element>(out.z, out.w, bytes.w, scale...);
+  ptx::store_shared(reinterpret_cast<ptx::Vec4*>(right), out);
+}
+
+/// Rows of a tile that convert_tile gives a warp follow one another in runs of so many.
+template <typename From>
+constexpr int converted_run = warp_size / (From::strip_cols / 16);
+/// The row of the tile whose scale lane `lane` of warp `warp` passes to convert_tile: of its warp's rows each
+/// lane has one. Lanes without one have rows past the tile's end.
+template <typename From, int warps>
+TANDEM_DEVICE int scaled_row(int warp, int lane) {
+  constexpr int run = converted_run<From>;
+  return lane / run * (warps * run) + warp * run + lane % run;
+}
+
 /// Converts a tile of 8-bit values: the share of warp `warp` of `warps`, whose lanes all call. Each lane
 /// takes 16 bytes at a time to two places of 16 bytes in a row of the target's swizzled strips. Eight lanes,
 /// whose accesses are one, meet all banks: they have eight units of a row of 128 bytes, the right half of
 /// them of the neighbouring row, or four units of two rows. The units that they store first are then even
 /// ones in one row and odd ones in the other, since the swizzle exchanges neighbours with the row. From a
 /// lane's unit to its next one are a multiple of eight rows, so that the swizzle, and with it the address, is
-/// the same but for a constant.
-template <OperandType type, Element element, int warps, int rows, int cols>
+/// the same but for a constant. `scales`: none, or the lane's scale, of row scaled_row().
+template <OperandType type, Element element, int warps, int rows, int cols, typename... Scales>
 TANDEM_DEVICE void convert_tile(SharedTile<rows, cols>& to, const ByteTile<rows, cols>& from, int warp,
-                                int lane) {
+                                int lane, Scales... scales) {
   using From = ByteTile<rows, cols>;
   using To = SharedTile<rows, cols>;
   constexpr int units = From::strip_cols / 16;
-  constexpr int rows_of_warp = warp_size / units;
+  constexpr int rows_of_warp = converted_run<From>;
   constexpr int step_rows = warps * rows_of_warp;
   constexpr int steps = rows / step_rows;
   constexpr int batch = steps % 4 == 0 ? 4 : 1;  // units that are loaded before any is stored
   static_assert(rows % step_rows == 0 && step_rows % 8 == 0 && cols % 64 == 0);
+  static_assert(sizeof...(scales) == 0 || steps * rows_of_warp <= warp_size);
   const int unit = lane % units;
   const int row = warp * rows_of_warp + ((lane / units) ^ (units == 8 ? unit / 4 : 0));
 #pragma unroll
@@ -82,13 +122,15 @@ TANDEM_DEVICE void convert_tile(SharedTile<rows, cols>& to, const ByteTile<rows,
       }
 #pragma unroll
       for (int i = 0; i < batch; ++i) {
-        ptx::Vec4 out;
-        widen_four<type, element>(out.x, out.y, raw[i].x);
-        widen_four<type, element>(out.z, out.w, raw[i].y);
-        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(left + i * step_rows * To::row_bytes), out);
-        widen_four<type, element>(out.x, out.y, raw[i].z);
-        widen_four<type, element>(out.z, out.w, raw[i].w);
-        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(right + i * step_rows * To::row_bytes), out);
+        char* const at_left = left + i * step_rows * To::row_bytes;
+        char* const at_right = right + i * step_rows * To::row_bytes;
+        if constexpr (sizeof...(scales) == 0) {
+          widen_sixteen<type, element>(at_left, at_right, raw[i]);
+        } else {
+          // From the lane that has the scale of this step's row.
+          const int of_row = (step + i) * rows_of_warp + row % rows_of_warp;
+          widen_sixteen<type, element>(at_left, at_right, raw[i], ptx::shuffle(scales, of_row)...);
+        }
       }
       source += batch * step_rows * From::strip_cols;
       left += batch * step_rows * To::row_bytes;

@@ -66,7 +66,10 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   c.scales = 0;
   if (config.converts()) {
     c.key_dtype = config.key_type == OperandType::e4m3 ? DType::e4m3 : DType::s8;
-    c.scales = config.key_type == OperandType::e4m3 ? static_cast<int>(random.between(0, 2)) : 2;
+    c.scales = config.row_scales                      ? 3
+               : config.key_type == OperandType::e4m3 ? static_cast<int>(random.between(0, 2))
+                                                      : 2;
+    if (config.row_scales && random.chance(0.5)) c.scale_layout.order = {0, 2, 1};
   }
   c.batch = std::min<std::int64_t>(c.batch, 2);
   c.heads_kv = std::min<std::int64_t>(c.heads_kv, 2);
@@ -107,6 +110,10 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   if (config.converts()) {
     c.head_dim_qk = config.tiling.head_dim_qk - 16 * random.between(0, 2);
     c.head_dim_v = config.tiling.head_dim_v - 16 * random.between(0, 2);
+    if (config.key_type == OperandType::e4m3 && !config.tiling.f32_out && seed % 3 == 2) {
+      c.dtype = DType::e4m3;  // queries, too
+      c.key_dtype = {};
+    }
   }
   const int rank_q = c.packed_q ? 3 : 4;
   const int rank_k = c.packed_k ? 3 : 4;
@@ -132,7 +139,8 @@ namespace {
 /// Whether TMA can read k and v of a case as they lie: 8-bit ones are not copied.
 bool tma_reads_keys(const Case& c, const Tiling& tiling) {
   Call call(c);
-  const Problem p = make_problem(call.forward_args());
+  Problem p = make_problem(call.forward_args());
+  if (p.quantized_inputs()) p.q.dtype = p.out.dtype;
   return tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::k)) &&
          tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::v));
 }
@@ -157,12 +165,15 @@ std::string EmulatorRunner::refuses(const Case& c) const {
   if ((c.options.split_size > 0) != config.schedule.invariant)
     return "a split size takes a Config of its own";
   if (std::string objection = refuses_functions(c, config.functions); !objection.empty()) return objection;
-  const OperandType key_type = !c.key_dtype                  ? OperandType::input
-                               : *c.key_dtype == DType::e4m3 ? OperandType::e4m3
-                                                             : OperandType::s8;
-  if (key_type != config.key_type) return "other keys";
-  if (c.scales == 3) return "scales by row have no kernel yet";
-  if (c.dtype != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
+  const DType keys_dtype = c.key_dtype.value_or(c.dtype);
+  const OperandType key_type = keys_dtype == DType::e4m3 ? OperandType::e4m3
+                               : keys_dtype == DType::s8 ? OperandType::s8
+                                                         : OperandType::input;
+  if (key_type != config.key_type || c.options.precision != Precision::exact) return "other keys";
+  if ((config.converts() && c.scales == 3) != config.row_scales) return "scales of another kind";
+  // e4m3 queries become what out is.
+  const DType queries = c.dtype == DType::e4m3 ? c.out_dtype : c.dtype;
+  if (queries != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
     return "another element type";
   if (c.head_dim_qk > config.tiling.head_dim_qk || c.head_dim_v > config.tiling.head_dim_v)
     return "larger head dimensions";
@@ -254,6 +265,8 @@ void EmulatorRunner::forward(Call& call) {
   add_buffers(options, call.inputs(), false);
   add_buffers(options, call.outputs(Pass::forward), true);
   std::array<std::vector<std::uint16_t>, 3> packed;
+  std::vector<float> scales;
+  if (p.quantized_inputs()) widen_in_emulator(p, packed[gpu::index_of(gpu::Loaded::q)], scales, options);
   for (const gpu::Loaded which : gpu::forward_loaded_tensors) {
     if (which == gpu::Loaded::v && kernel_.config.v_in_k) continue;
     if (tma_can_read(gpu::forward_tensor_map(p, kernel_.config.tiling, which))) continue;

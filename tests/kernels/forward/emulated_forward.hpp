@@ -53,6 +53,10 @@ std::span<const EmulatedForward> split_forwards();
 /// The same on keys of 8 bits: those that share, and those that do not.
 std::span<const EmulatedForward> mixed_split_forwards();
 std::span<const EmulatedForward> mixed_forwards();
+/// Those with a scale for each key and KV head: that share, that do not, and with heads as rows.
+std::span<const EmulatedForward> row_scales_split_forwards();
+std::span<const EmulatedForward> row_scales_forwards();
+std::span<const EmulatedForward> row_scales_heads_as_rows_forwards();
 /// Those of the family sm80: every shape of its tiles; those that know every mask and any lengths; the same
 /// whose thread blocks share keys; and those with heads as rows.
 std::span<const EmulatedForward> sm80_forwards();

@@ -57,7 +57,12 @@ u8 some_byte(int row, int col) {
   return static_cast<u8>((row * 37 + col * 11 + row * col) % 251 - 120);
 }
 
-template <int rows, int cols, int warps>
+/// Rows' scales that round nothing, each unlike those of the rows beside it.
+float some_scale(int row) {
+  return std::ldexp(row % 2 == 0 ? 1.0F : -1.0F, row % 5 - 2);
+}
+
+template <int rows, int cols, int warps, bool scaled = false>
 void expect_every_place() {
   using From = ByteTile<rows, cols>;
   using To = SharedTile<rows, cols>;
@@ -73,12 +78,20 @@ void expect_every_place() {
                         some_byte(i / cols, i % cols));
     }
     ptx::sync_block();
-    convert_tile<OperandType::s8, Element::bf16, warps>(s.to, s.from, thread / warp_size, thread % warp_size);
+    const int warp = thread / warp_size;
+    const int lane = thread % warp_size;
+    if constexpr (scaled) {
+      convert_tile<OperandType::s8, Element::bf16, warps>(s.to, s.from, warp, lane,
+                                                          some_scale(scaled_row<From, warps>(warp, lane)));
+    } else {
+      convert_tile<OperandType::s8, Element::bf16, warps>(s.to, s.from, warp, lane);
+    }
     ptx::sync_block();
     for (int i = thread; i < rows * cols; i += warps * warp_size) {
       const u16 got =
           ptx::load_shared(reinterpret_cast<const u16*>(s.to.address(i / cols, i % cols / 8 * 8)) + i % 8);
-      const float want = value_of(OperandType::s8, some_byte(i / cols, i % cols));
+      const float want =
+          value_of(OperandType::s8, some_byte(i / cols, i % cols)) * (scaled ? some_scale(i / cols) : 1.0F);
       if (ptx::unpack<Element::bf16>(got) != want) {
         throw emulator::Fault("at " + std::to_string(i / cols) + ", " + std::to_string(i % cols));
       }
@@ -94,6 +107,13 @@ TEST(TileWiden, EveryElementComesToItsPlace) {
   expect_every_place<64, 192, 4>();
   expect_every_place<64, 256, 4>();
   expect_every_place<32, 128, 2>();
+}
+
+TEST(TileWiden, EveryRowHasItsScale) {
+  expect_every_place<128, 64, 4, true>();
+  expect_every_place<128, 128, 4, true>();
+  expect_every_place<64, 192, 4, true>();
+  expect_every_place<32, 256, 4, true>();
 }
 
 // ---- TMA, converting warps, tensor cores ----
