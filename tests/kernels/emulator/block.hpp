@@ -108,7 +108,7 @@ struct Warp {
   };
   struct Deposit {
     std::uint32_t values[6];  ///< of mma: four words of A, two of B
-    char* row;
+    char* row;                ///< of mma: the lane's accumulators
   };
   std::uint64_t generation = 0;
   std::uint32_t arrived = 0;
