@@ -304,8 +304,8 @@ def attention_backward(
       out: the forward call's result.
       lse: the forward call's LSE.
       dlse: gradient of the LSE, float32, of its shape. Default: none flows through it.
-      dq, dk, dv: where to write the gradients, in q's dtype or on the CPU all in float32; made, of the shape
-        and dtype of q, k and v, if None.
+      dq, dk, dv: where to write the gradients, in q's dtype or float32, of which dk and dv have the same;
+        made, of the shape and dtype of q, k and v, if None.
       dsink: where to write the sink's gradient, ``(heads_q,)`` float32; made if None.
 
     Returns:

@@ -38,11 +38,16 @@ def test_they_round_to_the_usual_ones(rows: tuple[int, int], options: Any, dtype
         assert torch.equal(got.to(dtype), want)
 
 
-def test_gradients_have_one_dtype() -> None:
+def test_gradients_of_keys_and_values_have_one_dtype() -> None:
     q, k, v = qkv(1, 9, 9, 2, 2, 16, 16, torch.bfloat16)
     out, lse = tandem.attention(q, k, v, return_lse=True)
-    with pytest.raises(tandem.InvalidArgumentError, match="dk is bf16 but dq is f32; convert it to f32"):
-        tandem.attention_backward(out, q, k, v, out, lse, dq=torch.empty(q.shape))
+    with pytest.raises(tandem.InvalidArgumentError, match="dv is bf16 but dk is f32; convert it to f32"):
+        tandem.attention_backward(out, q, k, v, out, lse, dk=torch.empty(k.shape))
+    alike = tandem.attention_backward(out, q, k, v, out, lse)
+    dq, dk, dv = tandem.attention_backward(out, q, k, v, out, lse, dq=torch.empty(q.shape))
+    assert torch.equal(dq.bfloat16(), alike[0])
+    assert torch.equal(dk, alike[1])
+    assert torch.equal(dv, alike[2])
     with pytest.raises(tandem.InvalidArgumentError, match="out is f16 but q is bf16; convert it to bf16"):
         tandem.attention(q, k, v, out=torch.empty(out.shape, dtype=torch.float16))
 

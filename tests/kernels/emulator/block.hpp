@@ -47,8 +47,8 @@ struct Thread {
   std::uint32_t stores = 0;            ///< issued
   std::uint32_t stores_done = 0;
   std::uint32_t stores_committed = 0;
-  std::uint32_t stores_written = 0;        ///< that it has waited for until they were in global memory
-  std::deque<std::uint32_t> store_groups;  ///< stores issued at each commit
+  std::uint32_t stores_written = 0;         ///< that it has waited for until they were in global memory
+  std::vector<std::uint32_t> store_groups;  ///< stores issued at each commit
   int registers = 0;
   bool claimed = false;    ///< registers that others
   bool released = false;   ///< have released
@@ -108,7 +108,7 @@ struct Warp {
   };
   struct Deposit {
     std::uint32_t values[6];  ///< of mma: four words of A, two of B
-    char* row;
+    char* row;                ///< of mma: the lane's accumulators
   };
   std::uint64_t generation = 0;
   std::uint32_t arrived = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -11,6 +12,43 @@
 #include "clock.hpp"
 
 namespace tandem::emulator {
+
+/// A T of each byte of global memory, T() until it is set; kept by pages, as stores lie beside each other.
+template <typename T>
+class OfBytes {
+ public:
+  [[nodiscard]] bool empty() const { return pages_.empty(); }
+  /// f(T&) of each byte, up to the first that returns a text, which this returns. Where `create` is not set,
+  /// bytes of pages of which none has been set are left out.
+  template <typename F>
+  std::string for_each(std::uintptr_t address, std::size_t bytes, bool create, const F& f) {
+    for (std::uintptr_t at = address; at < address + bytes; ++at) {
+      if (Page* const page = page_of(at / page_bytes, create)) {
+        if (std::string wrong = f((*page)[at % page_bytes]); !wrong.empty()) return wrong;
+      }
+    }
+    return "";
+  }
+
+ private:
+  static constexpr std::uintptr_t page_bytes = 256;
+  using Page = std::array<T, page_bytes>;
+
+  Page* page_of(std::uintptr_t number, bool create) {
+    if (last_ != nullptr && number == last_number_) return last_;
+    auto found = pages_.find(number);
+    if (found == pages_.end()) {
+      if (!create) return nullptr;
+      found = pages_.emplace(number, std::make_unique<Page>()).first;
+    }
+    last_number_ = number;
+    return last_ = found->second.get();
+  }
+
+  std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages_;
+  std::uintptr_t last_number_ = 0;
+  Page* last_ = nullptr;  ///< of number last_number_
+};
 
 /// Which block of a launch stored each byte of global memory. Blocks that run beside each other are ordered
 /// by semaphores and counters alone.
@@ -21,7 +59,7 @@ class BlockStores {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::uintptr_t, std::array<std::uint32_t, 4>> writer_;  ///< block + 1, by four bytes
+  OfBytes<std::uint32_t> writer_;  ///< block + 1
 };
 
 /// Ordinary loads and stores of one block. Atomic operations and TMA are not followed.
@@ -33,7 +71,7 @@ class GlobalOrder {
   std::string store(std::uintptr_t address, std::size_t bytes, std::uint32_t thread, const Clock& observer);
 
  private:
-  std::unordered_map<std::uintptr_t, std::array<Event, 4>> writer_;  ///< by four bytes
+  OfBytes<Event> writer_;
 };
 
 }  // namespace tandem::emulator

@@ -76,7 +76,7 @@ struct MatrixThread {
   };
   std::uint32_t issued = 0;
   std::uint32_t retired = 0;
-  std::deque<std::uint32_t> groups;  ///< instructions issued at each commit
+  std::vector<std::uint32_t> groups;  ///< instructions issued at each commit
   bool fenced = false;
   std::uint32_t waits = 0;  ///< as many in each warp of a warpgroup before its next WGMMA: they wait together
   std::vector<Open> open;

@@ -60,6 +60,22 @@ TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[matrix_depth], const float
   }
 }
 
+/// c (16 x 8) += a (16 x matrix_depth) b (matrix_depth x 8), by rows of eight sums.
+TANDEM_EMULATOR_VECTOR void multiply_16_by_8(const float (*a)[matrix_depth], const float (*b)[8],
+                                             float (*c)[8]) {
+  using Vector = float __attribute__((vector_size(32)));
+  Vector rows[matrix_depth];
+  std::memcpy(rows, b, sizeof(rows));
+  for (int m = 0; m < 16; m += 8) {
+    Vector sums[8];
+    std::memcpy(sums, c + m, sizeof(sums));
+    for (int k = 0; k < matrix_depth; ++k) {
+      for (int r = 0; r < 8; ++r) sums[r] += a[m + r][k] * rows[k];
+    }
+    std::memcpy(c + m, sums, sizeof(sums));
+  }
+}
+
 /// Operands in 8 bits: all of A, and B as columns.
 struct ByteOperands {
   std::uint8_t a[64][matrix_byte_depth];
@@ -208,6 +224,35 @@ void execute(Block& block, const MatrixInstruction& m) {
   std::vector<float>& c = m.accumulator->values;
   if (!m.accumulate) std::fill(c.begin(), c.end(), 0.0F);
   multiply(a, b.data(), c.data(), m.n);
+}
+
+void multiply_fragments(Element element, const std::array<Warp::Deposit, 32>& lanes) {
+  float a[16][matrix_depth];
+  float b[matrix_depth][8];
+  float c[16][8];
+  for (std::uint32_t lane = 0; lane < 32; ++lane) {
+    const auto& [words, accumulators] = lanes[lane];
+    float sums[4];
+    std::memcpy(sums, accumulators, sizeof(sums));
+    const std::uint32_t line = lane / 4;
+    const std::uint32_t pair = 2 * (lane % 4);
+    for (std::uint32_t e = 0; e < 2; ++e) {
+      const auto value = [&](std::uint32_t word) {
+        return to_float(words[word] >> (16 * e) & 0xffff, element);
+      };
+      for (std::uint32_t h = 0; h < 2; ++h) {
+        a[line + 8 * h][pair + e] = value(h);
+        a[line + 8 * h][8 + pair + e] = value(2 + h);
+        b[8 * h + pair + e][line] = value(4 + h);
+        c[line + 8 * h][pair + e] = sums[2 * h + e];
+      }
+    }
+  }
+  multiply_16_by_8(a, b, c);
+  for (std::uint32_t lane = 0; lane < 32; ++lane) {
+    for (std::uint32_t h = 0; h < 2; ++h)
+      std::memcpy(lanes[lane].row + 8 * h, &c[lane / 4 + 8 * h][2 * (lane % 4)], 8);
+  }
 }
 
 float unpack(std::uint32_t bits, Element element) {

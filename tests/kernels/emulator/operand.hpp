@@ -58,4 +58,7 @@ inline std::uint32_t register_column(std::uint32_t thread, std::uint32_t r) {
 /// Computes the product of an instruction whose threads have all issued it.
 void execute(Block& block, const MatrixInstruction& m);
 
+/// The product of a warp's mma, whose lanes have all handed in A, B and where their accumulators are.
+void multiply_fragments(Element element, const std::array<Warp::Deposit, 32>& lanes);
+
 }  // namespace tandem::emulator

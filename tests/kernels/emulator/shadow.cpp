@@ -105,7 +105,10 @@ std::string Shadow::readers_done(std::uint32_t offset, std::uint32_t bytes, cons
 
 void Shadow::forget_readers(std::uint32_t offset, std::uint32_t bytes) {
   const std::uint32_t end = offset + bytes;
-  std::fill(reader_.begin() + offset / 4, reader_.begin() + (end + 3) / 4, 0U);
+  for (std::uint32_t i = offset / 4; i * 4 < end; ++i) {
+    if ((reader_[i] & shared_readers) != 0) free_read_sets_.push_back(reader_[i] & ~shared_readers);
+    reader_[i] = 0;
+  }
   // Sixteen-byte readers are forgotten only where all sixteen bytes are new: others are still known to be
   // read.
   const std::uint32_t first = (offset + 15) / 16;
@@ -113,6 +116,16 @@ void Shadow::forget_readers(std::uint32_t offset, std::uint32_t bytes) {
   if (first >= last) return;
   std::fill(store_reader_.begin() + first, store_reader_.begin() + last, Event());
   for (auto& v : matrix_reader_) std::fill(v.begin() + first, v.begin() + last, 0U);
+}
+
+std::uint32_t Shadow::new_read_set() {
+  if (free_read_sets_.empty()) {
+    read_sets_.emplace_back();
+    return static_cast<std::uint32_t>(read_sets_.size() - 1);
+  }
+  const std::uint32_t set = free_read_sets_.back();
+  free_read_sets_.pop_back();
+  return set;
 }
 
 std::string Shadow::read(std::uint32_t offset, std::uint32_t bytes, std::uint32_t thread,
@@ -135,8 +148,8 @@ std::string Shadow::read(std::uint32_t offset, std::uint32_t bytes, std::uint32_
     } else if (last.never() || last.known_to(observer)) {
       reader_[i] = now.bits;
     } else {
-      reader_[i] = shared_readers | static_cast<std::uint32_t>(read_sets_.size());
-      read_sets_.push_back({last, now});
+      reader_[i] = shared_readers | new_read_set();
+      read_sets_[reader_[i] & ~shared_readers].assign({last, now});
     }
   }
   return "";

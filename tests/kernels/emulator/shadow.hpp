@@ -45,6 +45,7 @@ class Shadow {
   [[nodiscard]] std::string readers_done(std::uint32_t offset, std::uint32_t bytes,
                                          const Clock& observer) const;
   [[nodiscard]] std::string reader_known(Event reader, const Clock& observer) const;
+  std::uint32_t new_read_set();
   void forget_readers(std::uint32_t offset, std::uint32_t bytes);
   [[nodiscard]] std::string writer_name(Event e) const;
 
@@ -54,6 +55,7 @@ class Shadow {
   std::vector<Event> writer_;          ///< by 4-byte word
   std::vector<std::uint32_t> reader_;  ///< by 4-byte word: an Event's bits, or shared_readers | index
   std::vector<std::vector<Event>> read_sets_;
+  std::vector<std::uint32_t> free_read_sets_;  ///< of read_sets_: those of no word; they keep their memory
   std::vector<std::uint32_t> matrix_reader_[max_warpgroups];  ///< by 16 bytes: the last instruction
   std::vector<Event> store_reader_;                           ///< by 16 bytes
 };

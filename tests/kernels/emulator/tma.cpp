@@ -335,7 +335,7 @@ std::uint32_t wait_for_stores(int pending) {
   std::uint32_t target = 0;
   while (self.store_groups.size() > static_cast<std::size_t>(pending)) {
     target = self.store_groups.front();
-    self.store_groups.pop_front();
+    self.store_groups.erase(self.store_groups.begin());
   }
   if (target == 0) return 0;
   record({.kind = Step::Kind::wait_stores, .number = target});

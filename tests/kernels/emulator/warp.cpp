@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "block.hpp"
+#include "operand.hpp"
 
 namespace tandem::emulator {
 namespace {
@@ -90,6 +90,7 @@ const std::array<Warp::Deposit, 32>& collective(Operation operation, std::uint32
   if (operation == Operation::ldmatrix || operation == Operation::ldmatrix_transposed)
     load_matrices(deposits, operation == Operation::ldmatrix_transposed);
   if (operation == Operation::stmatrix) store_matrices(deposits);
+  if (operation == Operation::mma) multiply_fragments(static_cast<Element>(argument), deposits);
   warp.arrived = 0;
   ++warp.generation;
   block.wake_all(warp.waiting);
@@ -158,11 +159,6 @@ void load_matrices(Operation operation, const void* row, std::uint32_t (&d)[4]) 
   std::copy_n(all[lane].values, 4, d);
 }
 
-/// Element `half` of a packed pair.
-float element_of(std::uint32_t pair, std::uint32_t half, Element element) {
-  return unpack(pair >> (16 * half) & 0xffff, element);
-}
-
 }  // namespace
 
 void ldmatrix_x4(const void* row, std::uint32_t (&d)[4]) {
@@ -174,21 +170,8 @@ void ldmatrix_x4_transposed(const void* row, std::uint32_t (&d)[4]) {
 }
 
 void mma(Element element, float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  const auto& all = collective(Operation::mma, static_cast<std::uint32_t>(element),
-                               {{a[0], a[1], a[2], a[3], b0, b1}, nullptr});
-  const std::uint32_t lane = thread_index() % 32;
-  for (std::uint32_t h = 0; h < 2; ++h) {
-    for (std::uint32_t e = 0; e < 2; ++e) {
-      float sum = d[2 * h + e];
-      for (std::uint32_t k = 0; k < 16; ++k) {
-        // Lanes of row lane / 4 of A have A; those of column 2 (lane % 4) + e of B have B.
-        const std::uint32_t of_a = all[lane / 4 * 4 + k % 8 / 2].values[2 * (k / 8) + h];
-        const std::uint32_t of_b = all[(lane % 4 * 2 + e) * 4 + k % 8 / 2].values[4 + k / 8];
-        sum += element_of(of_a, k % 2, element) * element_of(of_b, k % 2, element);
-      }
-      d[2 * h + e] = sum;
-    }
-  }
+  collective(Operation::mma, static_cast<std::uint32_t>(element),
+             {{a[0], a[1], a[2], a[3], b0, b1}, reinterpret_cast<char*>(d)});
 }
 
 void stmatrix_x4(void* row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {

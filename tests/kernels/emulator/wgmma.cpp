@@ -234,7 +234,7 @@ void wgmma_wait(int pending) {
   std::uint32_t target = mine.retired;
   while (mine.groups.size() > static_cast<std::size_t>(pending)) {
     target = mine.groups.front();
-    mine.groups.pop_front();
+    mine.groups.erase(mine.groups.begin());
   }
   const std::uint32_t index = self.index / matrix_threads;
   Warpgroup& group = block.warpgroups[index];

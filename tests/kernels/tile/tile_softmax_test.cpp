@@ -1,9 +1,10 @@
 // What a zero point of V adds to O, and when it is subtracted.
 #include "kernels/tile/tile_softmax.cuh"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
 #include <vector>
 
 #include "launch.hpp"
@@ -52,6 +53,30 @@ TEST(TileSoftmax, TheZeroPointsExcessIsSubtractedWhenItIsDue) {
   EXPECT_FLOAT_EQ(due.excess, kept.excess / 2.0F);
   EXPECT_FLOAT_EQ(due.out, -4.0F * due.excess);
   EXPECT_GT(due.excess, 0.0F);
+}
+
+TEST(TileSoftmax, AMaximumPastTheHeadroomChangesTheUnitsOfBothRows) {
+  constexpr EightBitConfig without_zero_point{
+      .tiling = {.head_dim_qk = 128, .head_dim_v = 128}, .qk = OperandType::s8, .pv = OperandType::s8};
+  static_assert(!TileSoftmax<without_zero_point>::zero_point);
+  std::vector<float> found(4);
+  emulator::launch(
+      [&] {
+        TileSoftmax<without_zero_point> softmax;
+        softmax.reset();
+        softmax.maximum[0] = softmax.maximum[1] = 0.0F;
+        softmax.tile_sum[0] = softmax.tile_sum[1] = 1.0F;
+        const u32 ones[words] = {0xFFFFFFFFU, 0xFFFFFFFFU};
+        float o[outputs];
+        for (float& x : o) x = 1.0F;
+        softmax.start(1.0F, ones, o);
+        softmax.maximum[0] = softmax.headroom + 10.0F;
+        softmax.maximum[1] = softmax.headroom + 20.0F;
+        softmax.add_tile(1.0F, ones, false, o);
+        if (ptx::thread_index() == 0) std::copy_n(o, 4, found.begin());
+      },
+      {.blocks = 1, .threads = 128}, {});
+  EXPECT_THAT(found, testing::ElementsAre(0x1p-50F, 0x1p-50F, 0x1p-60F, 0x1p-60F));
 }
 
 }  // namespace
