@@ -139,9 +139,11 @@ TEST(Plan, EightBitMemoryIsLinear) {
 
 /// The message of the error that planning 8-bit values on a GPU ends in.
 std::string refusal_of_quantized(Precision precision, DType out) {
-  ForwardArgs args = forward_args(65, {.kind = Device::Kind::cuda, .index = 0});
-  args.q.dtype = args.k.dtype = args.v.dtype = DType::e4m3;
-  args.out.dtype = out;
+  const Device device{.kind = Device::Kind::cuda, .index = 0};
+  ForwardArgs args = forward_args(65, device);
+  args.q = ConstTensor(nullptr, DType::e4m3, {2, 65, 8, 64}, device);
+  args.k.dtype = args.v.dtype = DType::e4m3;
+  args.out = Tensor(nullptr, out, {2, 65, 8, 64}, device);
   args.options.precision = precision;
   try {
     plan_of(args);
@@ -156,9 +158,8 @@ TEST(Plan, QuantizedInputsOnAGpuNeedAPrecisionAndSixteenBitsOut) {
   EXPECT_EQ(
       refusal_of_quantized(Precision::exact, DType::bf16),
       "e4m3 with precision exact has no GPU kernel for more than 64 queries a sequence on k and v that are "
-      "no "
-      "cache, for functions, or for rows that are no multiples of 16 bytes; pass precision fp8, or copy the "
-      "tensors to the CPU");
+      "no cache, for functions, or for rows that are no multiples of 16 bytes; pass precision fp8, or copy "
+      "the tensors to the CPU");
   EXPECT_EQ(
       refusal_of_quantized(Precision::exact, DType::f32),
       "out in f32 of q in e4m3 with precision exact has no GPU kernel; make it bf16 or f16, or copy the "

@@ -165,7 +165,7 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
     const auto widen = *static_cast<const WidenParams*>(params.of(steps.list.all()[0]));
-    EXPECT_EQ(widen.source, args.q.data);
+    EXPECT_EQ(widen.source, steps.sources[gpu::index_of(gpu::Loaded::q)]->data);
     EXPECT_EQ(widen.target, steps.workspace.at(Region::q, workspace.data()));
     EXPECT_EQ(widen.product, both ? steps.workspace.at<float>(Region::q_scales, workspace.data()) : nullptr);
     EXPECT_EQ(widen.q_scale.data, of_q);
