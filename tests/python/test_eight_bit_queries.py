@@ -94,12 +94,15 @@ def test_numpy() -> None:
     assert np.array_equal(out.numpy(), same)
 
 
+def test_a_gpu_widens_them() -> None:
+    q, k, v = (torch.empty(3, 9, heads, 32, dtype=torch.float8_e4m3fn, device="meta") for heads in (4, 2, 2))
+    padding = torch.zeros(3, dtype=torch.int32, device="meta")
+    assert "q, in e4m3, becomes bf16 first" in tandem.explain(q, k, v, leftpad_k=padding, device="H200")
+
+
 def test_what_is_refused() -> None:
     q, k, v = (torch.empty(3, 9, heads, 32, dtype=torch.float8_e4m3fn, device="meta") for heads in (4, 2, 2))
     where = {"leftpad_k": torch.zeros(3, dtype=torch.int32, device="meta")}
-    message = "^out in f32 of q in e4m3 with precision exact has no GPU kernel; make it bf16 or f16, "
-    with pytest.raises(tandem.UnsupportedError, match=message):
-        tandem.explain(q, k, v, **where, out_dtype="f32", device="H200")
     with pytest.raises(tandem.InvalidArgumentError, match="^leftpad_k is given with an 8-bit precision; "):
         tandem.attention(q, k, v, **where, precision="fp8")
     codes = [t.to(torch.int8) for t in (q, k, v)]
