@@ -76,9 +76,10 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     }
   }
 
-  /// Products of the block whose K is read, times their keys' scales. All lanes have read these when the
-  /// warp's first gives the tile back.
-  TANDEM_DEVICE void scale_keys(float (&s)[scores]) {
+  /// Products of the block whose K is read, which are there, times their keys' scales. All lanes have read
+  /// these when the warp's first gives the tile back.
+  TANDEM_DEVICE void take_products(float (&s)[scores]) {
+    ptx::pin_registers(s);
     if constexpr (C.row_scales) {
       tile::scale_columns(s, shared.key_scales.of_row[k_at.stage], position);
       ptx::sync_warp();
@@ -229,8 +230,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   };
   // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
-    ptx::pin_registers(s);
-    scale_keys(s);
+    take_products(s);
     make_logits(s, block * C.tiling.block_n, C.functions.block_lists && !masked);
     if (masked) {
       tile::apply_mask(s, t.visible, first_query, block * C.tiling.block_n,
@@ -259,8 +259,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   // right half are 0 and not computed.
   constexpr bool halves = C.mask.causal && C.tiling.block_n % 32 == 0;
   if constexpr (halves) {
-    ptx::pin_registers(s);
-    scale_keys(s);
+    take_products(s);
     release_scores();
     make_logits(s, block * C.tiling.block_n, false);
     auto masked_exponentials = [&](auto& seen) {
