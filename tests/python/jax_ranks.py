@@ -92,12 +92,11 @@ def main() -> None:
             same_as_one(layout, dtype, causal=True)
             same_as_one(layout, dtype, causal=True, window=(9, -1), softcap=3.0)
             same_as_one(layout, dtype, scale=0.3)
-            whole_bias = jax.random.normal(jax.random.key(5), (4, ROWS, ROWS)).astype(dtype)
-            seen = jax.random.bernoulli(jax.random.key(6), 0.7, (2, 1, ROWS, ROWS))
-            same_as_one(layout, dtype, causal=True, bias=whole_bias, mask=seen)
-            same_as_one(layout, dtype, bias=whole_bias[:, :1], mask=seen[..., :1, :])
-            dropout = {"dropout_p": 0.3, "dropout_seed": jax.random.key(7), "dropout_offset": 2**33 + 5}
-            same_as_one(layout, dtype, causal=True, window=(30, -1), **dropout)
+        bias = jax.random.normal(jax.random.key(5), (4, ROWS, ROWS))
+        seen = jax.random.bernoulli(jax.random.key(6), 0.7, (2, 1, ROWS, ROWS))
+        dropout = {"dropout_p": 0.3, "dropout_seed": jax.random.key(7), "dropout_offset": 2**33 + 5}
+        same_as_one(layout, jnp.float32, causal=True, window=(30, -1), bias=bias, mask=seen, **dropout)
+        same_as_one(layout, jnp.float32, bias=bias[:, :1], mask=seen[..., :1, :])
         gradient_of_bias(layout)
     for message, options in {
         "without causal, which looks ahead": {"window": (9, 4)},
