@@ -5,8 +5,10 @@
 #include <xla/ffi/api/ffi.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -14,6 +16,8 @@
 #include <vector>
 
 #include "fields.hpp"
+#include "gpu/device.hpp"
+#include "gpu/driver.hpp"
 #include "signals.hpp"
 #include "tandem/attention.hpp"
 
@@ -121,6 +125,43 @@ struct Functions {
   }
 };
 
+// The seed of dropout that the input `dropout_seed` holds: a key of jax.random, the high word first, as
+// jax.random.key makes it of an integer. On a GPU the host waits for the stream: kernels take it by value.
+std::optional<std::uint64_t> seed_of(const ffi::RemainingArgs& inputs, const Wish& wish) {
+  const auto place = place_of("dropout_seed", wish.inputs);
+  if (place < 0) return std::nullopt;
+  const auto key = inputs.get<ffi::AnyBuffer>(static_cast<std::size_t>(place)).value();
+  std::array<std::uint32_t, 2> words{};
+  if (key.element_type() != ffi::DataType::U32 || key.element_count() != words.size()) {
+    throw Error(Status::invalid_argument, "dropout_seed must be two words of 32 bits");
+  }
+  if (wish.device.kind == Device::Kind::cuda) {
+    const gpu::ContextGuard guard(wish.device.index);
+    const auto from = reinterpret_cast<gpu::abi::DevicePointer>(key.untyped_data());
+    auto* const stream = static_cast<gpu::abi::Stream>(wish.execution.stream);
+    gpu::check(gpu::driver().copy_to_host_async(words.data(), from, sizeof(words), stream),
+               "cuMemcpyDtoHAsync");
+    gpu::synchronize(wish.device.index, stream);
+  } else {
+    std::memcpy(words.data(), key.untyped_data(), sizeof(words));
+  }
+  return std::uint64_t{words[0]} << 32U | words[1];
+}
+
+// Where the call's rows and heads lie in a whole, of which dropout keeps entries.
+ConstTensor places_of(const ffi::RemainingArgs& inputs, const Wish& wish) {
+  const auto place = place_of("dropout_places", wish.inputs);
+  if (place < 0) return {};
+  return view(inputs.get<ffi::AnyBuffer>(static_cast<std::size_t>(place)).value(), wish.device);
+}
+
+template <typename Args>
+void give_options(Args& args, const ffi::RemainingArgs& inputs, const Wish& wish) {
+  args.options = wish.options;
+  args.options.dropout_seed = seed_of(inputs, wish).value_or(wish.options.dropout_seed);
+  args.dropout_places = places_of(inputs, wish);
+}
+
 ffi::ErrorCode code_of(Status status) {
   switch (status) {
     case Status::invalid_argument: return ffi::ErrorCode::kInvalidArgument;
@@ -141,14 +182,14 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
     take(args, inputs, wish, input_fields);
     take(args, inputs, wish, backward_inputs);
     take(args, outputs, wish, backward_outputs);
-    args.options = wish.options;
+    give_options(args, inputs, wish);
     backward(args, wish.execution);
   } else {
     ForwardArgs args;
     functions.give(args);
     take(args, inputs, wish, input_fields);
     take(args, outputs, wish, forward_outputs);
-    args.options = wish.options;
+    give_options(args, inputs, wish);
     forward(args, wish.execution);
   }
   return ffi::Error::Success();
@@ -162,7 +203,8 @@ ffi::Error run(const ffi::RemainingArgs& inputs, const ffi::RemainingRets& outpu
 Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale, float scale, bool causal,
                std::int64_t window_left, std::int64_t window_right, float softcap, bool deterministic,
                bool pad, std::int64_t threads, std::int64_t precision, bool strict, std::int64_t split_size,
-               std::string_view score_function, std::string_view mask_function) {
+               std::string_view score_function, std::string_view mask_function, float dropout_p,
+               std::uint64_t dropout_seed, std::uint64_t dropout_offset, std::int64_t sm_limit) {
   Wish wish{.inputs = inputs,
             .outputs = outputs,
             .options = {},
@@ -180,7 +222,11 @@ Wish make_wish(std::string_view inputs, std::string_view outputs, bool has_scale
   wish.options.precision = static_cast<Precision>(precision);
   wish.options.strict = strict;
   wish.options.split_size = split_size;
+  wish.options.dropout_p = dropout_p;
+  wish.options.dropout_seed = dropout_seed;
+  wish.options.dropout_offset = dropout_offset;
   wish.execution.threads = static_cast<int>(threads);
+  wish.execution.sm_limit = static_cast<int>(sm_limit);
   return wish;
 }
 
@@ -220,7 +266,11 @@ auto with_options(auto binding) {
       .template Attr<bool>("strict")
       .template Attr<std::int64_t>("split_size")
       .template Attr<std::string_view>("score_function")
-      .template Attr<std::string_view>("mask_function");
+      .template Attr<std::string_view>("mask_function")
+      .template Attr<float>("dropout_p")
+      .template Attr<std::uint64_t>("dropout_seed")
+      .template Attr<std::uint64_t>("dropout_offset")
+      .template Attr<std::int64_t>("sm_limit");
 }
 
 template <bool backward_pass>

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         strict: bool
         split_size: int
         threads: int
+        sm_limit: int
         score_mod: Any
         mask_mod: Any
         bias: Any
@@ -103,6 +104,7 @@ def attention(
     strict: bool = False,
     split_size: int = 0,
     threads: int = 0,
+    sm_limit: int = 0,
     score_mod: Any = None,
     mask_mod: Any = None,
     bias: Any = None,
@@ -187,6 +189,9 @@ def attention(
         whether its queries come in one call, in chunks or one by one. 0: off. With precision "exact";
         gradients are the same with it.
       threads: number of threads; 0 takes OMP_NUM_THREADS, or every core this process may use.
+      sm_limit: on a GPU, the SMs that the persistent grids of a forward or backward kernel take at most, at
+        least 1, so that kernels of others (NCCL's) run beside them; 0 is all. The forward kernels sm80 are
+        not persistent: with them it is an error. On the CPU it changes nothing.
       score_mod: a function ``score_mod(score, b, h, q_idx, kv_idx)`` from the scaled score, after
         softcap, to the logit, as FlexAttention has it. It is called once, with proxies: see
         docs/functions.md. Where it gives -inf a pair is masked.
@@ -244,6 +249,7 @@ def attention(
         precision,
         strict,
         split_size,
+        sm_limit=sm_limit,
     )
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
         call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
@@ -283,6 +289,7 @@ def attention_backward(
     deterministic: bool = False,
     check: bool = False,
     threads: int = 0,
+    sm_limit: int = 0,
     score_mod: Any = None,
     mask_mod: Any = None,
     bias: Any = None,
@@ -317,6 +324,7 @@ def attention_backward(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     metadata = (*lengths, *(None,) * (len(_call.METADATA) - len(lengths)))
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
+    call.sm_limit = sm_limit
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
         call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)

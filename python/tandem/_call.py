@@ -44,6 +44,7 @@ _KINDS = {
     "softcap": "a number; 0 is off",
     "threads": "an integer; 0 is every core",
     "split_size": "an integer, a multiple of 128; 0 is off",
+    "sm_limit": "an integer, at least 1, or 0 for all SMs",
     "dropout_p": "a number, at least 0 (off) and below 1",
     "dropout_seed": "an integer",
     "dropout_offset": "an integer",
@@ -75,6 +76,7 @@ class Call:
     dropout_offset: int = 0
     #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
     dropout_places: Any = None
+    sm_limit: int = 0
 
     @property
     def asks_pairs(self) -> Any:
@@ -84,12 +86,14 @@ class Call:
     def options(self) -> _core.Options:
         """The options as C++ takes them; an error that names the first of another type."""
         options = self._judged_options()
+        if self.sm_limit != 0:
+            options.sm_limit = sms("sm_limit", self.sm_limit)
         if self.functions is not None:
             self.functions.set(options)
         if self.dropout_p != 0:
-            seed = 0 if self.dropout_seed is None else _word("dropout_seed", self.dropout_seed)
-            seeds = (seed, _word("dropout_offset", self.dropout_offset))
-            options.set_dropout(_number("dropout_p", self.dropout_p), *seeds, self._places())
+            seed = 0 if self.dropout_seed is None else word("dropout_seed", self.dropout_seed)
+            seeds = (seed, word("dropout_offset", self.dropout_offset))
+            options.set_dropout(number("dropout_p", self.dropout_p), *seeds, self._places())
         return options
 
     def _places(self) -> _core.Tensor | None:
@@ -132,10 +136,10 @@ class Call:
         """The same with Python's own numbers, in place of NumPy's and of arrays and tensors of one."""
         left, right = pair("window", self.window)
         return Call(
-            None if self.scale is None else _number("scale", self.scale),
+            None if self.scale is None else number("scale", self.scale),
             flag("causal", self.causal),
             (_integer(left), _integer(right)),
-            _number("softcap", self.softcap),
+            number("softcap", self.softcap),
             flag("deterministic", self.deterministic),
             flag("pad", self.pad),
             flag("check", self.check),
@@ -149,6 +153,7 @@ class Call:
             self.dropout_seed,
             self.dropout_offset,
             self.dropout_places,
+            _integer(self.sm_limit),
         )
 
     def precision_code(self) -> _core.Precision:
@@ -180,7 +185,7 @@ def _fits(name: str, value: Any) -> bool:
     return True
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
     """The number that the argument `name` is."""
     if isinstance(value, (float, int)):
         return value
@@ -199,12 +204,20 @@ def _number(name: str, value: Any) -> float:
     raise misfit(name, value)
 
 
-def _word(name: str, value: Any) -> int:
+def word(name: str, value: Any) -> int:
     """A seed or an offset as 64 bits."""
     try:
         return operator.index(value) % 2**64
     except TypeError:
         raise misfit(name, value) from None
+
+
+def sms(name: str, limit: Any) -> int:
+    """The number of SMs that the argument `name` is, 0 for all of them."""
+    limit = _integer(limit)
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 2**31:
+        raise misfit(name, limit, "sm_limit")
+    return limit
 
 
 def _integer(value: Any) -> Any:

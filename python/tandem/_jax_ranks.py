@@ -18,6 +18,12 @@ from tandem._errors import InvalidArgumentError, UnsupportedError
 #: Parts of a sequence that a device holds.
 PARTS = {"contiguous": 1, "zigzag": 2}
 
+#: Options of attention over devices besides causal and window.
+OPTIONS = frozenset(
+    ("scale", "softcap", "sink", "deterministic", "pad", "sm_limit", "bias", "mask")
+    + ("dropout_p", "dropout_seed", "dropout_offset")
+)
+
 
 def row_order(layout: str, seqlen: int, ranks: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The rows of a sequence, device by device: ``x[:, row_order(...)]`` is what shard_map is to divide, and
@@ -69,9 +75,34 @@ def attend(
         used = jnp.full((q.shape[0],), (last + 1) * each, jnp.int32) if causal else None
         mine = q[:, part * each : (part + 1) * each]
         call = {**options, "seqused_k": used, "return_lse": True}
+        for name in ("bias", "mask"):
+            if options.get(name) is not None:
+                call[name] = _rows_of(name, options[name], last * each, each, rows * size)
+        if options.get("dropout_p", 0) != 0:
+            call["dropout_places"] = _places(q, last * each)
         found.append(attention(mine, keys[part], values[part], **call))
     out = jnp.concatenate([out for out, _ in found], 1)
     return (out, jnp.concatenate([lse for _, lse in found], 2)) if return_lse else out
+
+
+def _rows_of(name: str, whole: Any, first: Any, count: int, rows: int) -> Any:
+    """Of what broadcasts to the scores of whole sequences that of some queries."""
+    whole = jnp.asarray(whole)
+    if whole.ndim < 2 or whole.shape[-2] == 1:
+        return whole
+    if whole.shape[-2] != rows:
+        raise InvalidArgumentError(
+            f"{name} has shape {whole.shape}; over devices it is of whole sequences and broadcasts to "
+            f"(batch, heads_q, {rows}, {rows})"
+        )
+    return jax.lax.dynamic_slice_in_dim(whole, first, count, whole.ndim - 2)
+
+
+def _places(q: Any, first: Any) -> Any:
+    """Where queries from this one on of whole sequences lie: `dropout_places` of their call."""
+    batch, _, heads, _ = q.shape
+    places = jnp.zeros((batch, 4), jnp.int32).at[:, 3].set(1).at[:, 1].set(first)
+    return places.at[:, 0].set(jnp.arange(batch, dtype=jnp.int32) * heads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

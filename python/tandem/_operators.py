@@ -23,7 +23,7 @@ _OPTIONS = (
     ", ".join(f"Tensor? {name}" for name in _call.METADATA)
     + ", float? scale, bool causal, SymInt window_left, SymInt window_right, float softcap,"
     " bool deterministic, bool pad, bool check, SymInt threads, str precision, bool strict,"
-    " SymInt split_size"
+    " SymInt split_size, SymInt sm_limit"
 )
 
 _BACKWARD = f"Tensor dout, Tensor? dlse, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}"
@@ -54,18 +54,19 @@ def flat(call: _call.Call) -> tuple[Any, ...]:
             "profilers, compilers and transforms, or leave the function out"
         )
     options = (o.scale, o.causal, *o.window, o.softcap, o.deterministic, o.pad, o.check)
-    return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size)
+    return (*o.metadata, *options, o.threads, o.precision, o.strict, o.split_size, o.sm_limit)
 
 
 def unflat(flat: Sequence[Any]) -> _call.Call:
     """The inverse of flat. Called as an operator runs, when PyTorch's wish for determinism counts."""
     count = len(_call.METADATA)
-    scale, causal, left, right, softcap, deterministic, pad, check, threads, *rest = flat[count:]
+    scale, causal, left, right, softcap, deterministic, pad, check, threads, *rest, limit = flat[count:]
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     metadata = tuple(flat[:count])
-    return _call.Call(
-        scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, *rest
-    )
+    options = (scale, causal, (left, right), softcap, deterministic, pad, check, threads, metadata, *rest)
+    call = _call.Call(*options)
+    call.sm_limit = limit
+    return call
 
 
 def run(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, out_dtype: Any, return_lse: bool) -> Any:

@@ -9,90 +9,17 @@ without has no JAX, and says so when this is imported.
 
 from __future__ import annotations
 
-import atexit
-import functools
-import math
-import sys
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _core, _functions, _jax_ranks
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem import _arrays, _call, _functions, _jax_call, _jax_ranks
+from tandem._errors import InvalidArgumentError
 from tandem._jax_ranks import row_order
 
 __all__ = ["attention", "context_parallel_attention", "dot_product_attention", "row_order"]
-
-_handlers = _core.jax_handlers()
-if not _handlers:
-    raise ImportError(
-        "this tandem was built without jaxlib's headers; install jaxlib first, then tandem with "
-        "`pip install --no-build-isolation`"
-    )
-for (_target, _platform), _capsule in _handlers.items():
-    jax.ffi.register_ffi_target(_target, _capsule, platform=_platform)
-
-
-@atexit.register
-def _end_calls() -> None:
-    """After Ctrl-C a process ends calls on XLA's threads: JAX, whose exit comes later, waits for them."""
-    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
-        _core.end_calls()
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What a traced call is specialised for."""
-
-    scale: float | None
-    causal: bool
-    window: tuple[int, int]
-    softcap: float
-    deterministic: bool
-    pad: bool
-    threads: int
-    precision: str
-    strict: bool
-    split_size: int
-    out_dtype: str | None
-    #: functions as text, which read t0, t1, ...; "": none
-    score_function: str = ""
-    mask_function: str = ""
-
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "has_scale": self.scale is not None,
-            "scale": np.float32(self.scale or 0.0),
-            "causal": self.causal,
-            "window_left": np.int64(self.window[0]),
-            "window_right": np.int64(self.window[1]),
-            "softcap": np.float32(self.softcap),
-            "deterministic": self.deterministic,
-            "pad": self.pad,
-            "threads": np.int64(self.threads),
-            "precision": np.int64(self.call().precision_code().value),
-            "strict": self.strict,
-            "split_size": np.int64(self.split_size),
-            "score_function": self.score_function,
-            "mask_function": self.mask_function,
-        }
-
-    def call(self) -> _call.Call:
-        return _call.Call(
-            scale=self.scale,
-            causal=self.causal,
-            window=self.window,
-            softcap=self.softcap,
-            deterministic=self.deterministic,
-            pad=self.pad,
-            threads=self.threads,
-            precision=self.precision,
-            strict=self.strict,
-            split_size=self.split_size,
-        )
 
 
 def attention(
@@ -124,15 +51,32 @@ def attention(
     precision: str = "exact",
     strict: bool = False,
     split_size: int = 0,
+    sm_limit: int = 0,
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | jax.Array | None = None,
+    dropout_offset: int = 0,
+    dropout_places: jax.Array | None = None,
 ) -> Any:
-    """As `tandem.attention`, on JAX arrays; all its arguments but ``out``, ``check``, dropout and functions.
+    """As `tandem.attention`, on JAX arrays; all its arguments but ``out``, ``check`` and functions.
     Gradients flow to q, k, v, sink and bias, from the LSE too; those of a cache
     (``page_table`` and so on) are an error.
 
     The arrays may be traced; the other arguments are Python values. Arguments that break a rule are an error
     as the call is traced, the same as `tandem.attention`'s.
+
+    Args:
+      dropout_p: each entry of the softmax becomes 0 with this probability, below 1, and the others are
+        divided by ``1 - dropout_p``. The entries are those that `tandem.attention` keeps of the same seed.
+      dropout_seed: an integer, or a key of ``jax.random`` of two words, typed or not, that may be traced:
+        ``jax.random.key(7)`` is the seed 7. Of a key of another kind take ``jax.random.bits(key, (2,),
+        "uint32")``. One has to be given: JAX has no random numbers of its own to draw it from. On a GPU a
+        call reads a key from the device's memory, for which the host waits for the stream.
+      dropout_offset: an integer that makes another choice of the same seed.
+      dropout_places: ``(batch, 4)`` int32, where a call has some rows and heads of a whole, so that it keeps
+        what a call of the whole would: of each batch entry its first query head, counted through all batch
+        entries; the places of its first query and of its first key; and the distance from row to row.
     """
     if out_dtype is not None:
         out_dtype = _arrays.dtype_named(out_dtype).name
@@ -154,7 +98,9 @@ def attention(
     inputs = {"q": q, "k": k, "v": v} | ({} if sink is None else {"sink": sink})
     inputs = {name: jnp.asarray(array) for name, array in inputs.items()}
     score, seen, read = _functions_of(given, inputs["q"], inputs["k"], bias, mask)
-    options = _Options(
+    dropout_p = _call.number("dropout_p", dropout_p)
+    seed, key = _seed_of(dropout_p, dropout_seed) if dropout_p != 0 else (0, None)
+    options = _jax_call.Options(
         scale,
         causal,
         window,
@@ -168,16 +114,38 @@ def attention(
         out_dtype,
         score,
         seen,
+        dropout_p,
+        seed,
+        _call.word("dropout_offset", dropout_offset),
+        sm_limit,
     )
-    metadata = {
-        name: jnp.asarray(array)
-        for name, array in zip(_call.METADATA, given, strict=True)
-        if array is not None
-    }
+    named = {**dict(zip(_call.METADATA, given, strict=True)), "dropout_places": dropout_places}
+    named["dropout_seed"] = key
+    metadata = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
     for name, array in read.items():
         (inputs if jnp.issubdtype(array.dtype, jnp.floating) else metadata)[name] = array
-    out, lse = _attention(options, inputs, metadata)
+    out, lse = _jax_call.attention(options, inputs, metadata)
     return (out, lse) if return_lse else out
+
+
+def _seed_of(p: Any, seed: Any) -> tuple[int, jax.Array | None]:
+    """The seed of a call with dropout as a number, or as the two words of a key."""
+    if seed is None:
+        raise InvalidArgumentError(
+            f"dropout_p is {p!r} but dropout_seed is missing; pass a key of jax.random, or an integer"
+        )
+    if isinstance(seed, (int, np.integer)):
+        return _call.word("dropout_seed", seed), None
+    key: Any = seed
+    if jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if getattr(key, "shape", None) != (2,) or key.dtype != jnp.uint32:
+        given = f"an array of {seed.dtype} and shape {key.shape}" if hasattr(key, "dtype") else repr(seed)
+        raise InvalidArgumentError(
+            f"dropout_seed is {given}; pass an integer, a key of jax.random of two words, or of another key "
+            "jax.random.bits(key, (2,), 'uint32')"
+        )
+    return 0, key
 
 
 def _functions_of(
@@ -208,8 +176,10 @@ def dot_product_attention(
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     return_residual: bool = False,
+    dropout_rng: int | jax.Array | None = None,
+    dropout_rate: float = 0.0,
 ) -> Any:
-    """`jax.nn.dot_product_attention` on Tandem, with its arguments but ``implementation``.
+    """`jax.nn.dot_product_attention` on Tandem, with its arguments but ``implementation``, and dropout.
 
     Its causal masks and windows are aligned at the top left: query i sees keys up to i. Where they are not
     those of `attention`, aligned at the bottom right, they become a mask array.
@@ -224,6 +194,8 @@ def dot_product_attention(
       query_seq_lengths, key_value_seq_lengths: ``(batch,)``: the rows that take part; others give 0.
       local_window_size: ``(left, right)``, or one number for both.
       return_residual: also return the LSE, ``(batch, seqlen_q, heads_q)``.
+      dropout_rng, dropout_rate: as flax's function of this name has them, with ``broadcast_dropout=False``:
+        ``dropout_seed`` and ``dropout_p`` of `attention`.
     """
     single = query.ndim == 3
     if single:
@@ -252,6 +224,8 @@ def dot_product_attention(
         mask=mask,
         return_lse=True,
         pad=True,
+        dropout_p=dropout_rate,
+        dropout_seed=dropout_rng,
         **lengths,
     )
     lse = jnp.swapaxes(lse, 1, 2)
@@ -284,9 +258,12 @@ def context_parallel_attention(
       layout: which rows a device has, as of `tandem.distributed.Layout`: "zigzag", a part near the start and
         one near the end, or "contiguous". `row_order` sorts a sequence's rows for it.
       causal, window, return_lse: as for `attention`; a window comes with ``causal``.
-      options: ``scale``, ``softcap``, ``sink``, ``deterministic`` and ``pad`` of `attention`.
+      options: ``scale``, ``softcap``, ``sink``, ``deterministic``, ``pad`` and ``sm_limit`` of `attention`;
+        ``bias`` and ``mask``, of whole sequences and the same on every device, their rows in the sequence's
+        order; ``dropout_p``, ``dropout_seed`` and ``dropout_offset``, the same on every device, which keep
+        what one device keeps.
     """
-    unknown = options.keys() - {"scale", "softcap", "sink", "deterministic", "pad"}
+    unknown = options.keys() - _jax_ranks.OPTIONS
     if unknown:
         raise InvalidArgumentError(
             f"{sorted(unknown)[0]} is not an option of attention over devices; leave it out"
@@ -294,95 +271,3 @@ def context_parallel_attention(
     causal, return_lse = _call.flag("causal", causal), _call.flag("return_lse", return_lse)
     options |= {"causal": causal, "window": _call.pair("window", window)}
     return _jax_ranks.attend(attention, q, k, v, axis_name, layout, return_lse, options)
-
-
-def _outputs(options: _Options, q: jax.Array, v: jax.Array) -> dict[str, jax.ShapeDtypeStruct]:
-    name = _arrays.name_of(_call.result_dtype(_arrays.dtype_of("q", q), options.out_dtype))
-    return {
-        "out": jax.ShapeDtypeStruct((*q.shape[:-1], *v.shape[-1:]), name),
-        "lse": jax.ShapeDtypeStruct(_call.lse_shape(q), jnp.float32),
-    }
-
-
-def _check(options: _Options, arrays: dict[str, Any], backward: bool) -> None:
-    """Raises what the library would, from shapes and dtypes alone."""
-
-    def view(name: str, array: Any) -> _core.Tensor:
-        strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
-        return _core.Tensor(0, _arrays.dtype_of(name, array), array.shape, strides)
-
-    names = _core.BACKWARD if backward else _core.FORWARD
-    views = tuple(view(name, arrays[name]) if name in arrays else None for name in names)
-    asked = options.call().options()
-    if options.score_function or options.mask_function:
-        read = [view(f"t{n}", arrays[f"t{n}"]) for n in range(len(arrays)) if f"t{n}" in arrays]
-        wanted = [n for n in range(len(read)) if f"dt{n}" in arrays]
-        asked.set_functions(options.score_function or None, options.mask_function or None, read, wanted)
-        asked.set_captured_gradients([view(f"dt{n}", arrays[f"dt{n}"]) for n in wanted])
-    _core.explain(views, asked, backward)
-
-
-def _run(
-    target: str, options: _Options, arrays: dict[str, Any], results: dict[str, jax.ShapeDtypeStruct]
-) -> list[jax.Array]:
-    _check(options, {**arrays, **results}, target == "tandem_backward")
-    call = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="sequential")
-    names = {"inputs": ",".join(arrays), "outputs": ",".join(results)}
-    return list(call(*arrays.values(), **names, **options.attributes()))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    options: _Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    results = _outputs(options, inputs["q"], inputs["v"])
-    out, lse = _run("tandem_forward", options, {**inputs, **metadata}, results)
-    return out, lse
-
-
-def _attention_forward(
-    options: _Options, inputs: dict[str, jax.Array], metadata: dict[str, jax.Array]
-) -> tuple[Any, Any]:
-    out, lse = _attention(options, inputs, metadata)
-    return (out, lse), (inputs, metadata, out, lse)
-
-
-def _attention_backward(options: _Options, saved: Any, gradients: Any) -> tuple[Any, Any]:
-    inputs, metadata, out, lse = saved
-    dout, dlse = gradients
-    arrays = {**inputs, **metadata, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    return _gradients(options, tuple(inputs), arrays), {
-        name: _zero(array) for name, array in metadata.items()
-    }
-
-
-def _zero(array: jax.Array) -> Any:
-    """The gradient of an argument that none flows through, as JAX writes it."""
-    integer = jnp.issubdtype(array.dtype, jnp.integer)
-    return np.zeros(array.shape, jax.dtypes.float0) if integer else jnp.zeros_like(array)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _gradients(
-    options: _Options, names: tuple[str, ...], arrays: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
-    """The gradient by each of the arrays in `names`."""
-
-    def run(names: list[str], dtype: Any = None) -> dict[str, jax.Array]:
-        shapes = (jax.ShapeDtypeStruct(arrays[name].shape, dtype or arrays[name].dtype) for name in names)
-        results = dict(zip((f"d{name}" for name in names), shapes, strict=True))
-        return dict(zip(names, _run("tandem_backward", options, arrays, results), strict=True))
-
-    gradients = run([name for name in names if name != "t0"])
-    if "t0" in names:  # the bias's by a call of its own, which XLA leaves out where nobody asks for it
-        of_bias = run(["t0"], jnp.float32)
-        gradients["t0"] = of_bias["t0"].astype(arrays["t0"].dtype)
-    return gradients
-
-
-@_gradients.defjvp  # type: ignore[untyped-decorator]
-def _no_second_derivative(*_: Any) -> Any:
-    raise UnsupportedError("tandem.jax.attention has no second derivative")
-
-
-_attention.defvjp(_attention_forward, _attention_backward)

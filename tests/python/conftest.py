@@ -10,6 +10,7 @@ instead:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started = Pool(4, tmp_path_factory.mktemp("ranks"))
     yield started
     started.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs() -> None:
+    """None of the tests before: PyTorch counts the graphs of a function, `tandem.attention` for one, and with
+    fullgraph=True the ninth is an error."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 @pytest.fixture(autouse=True)

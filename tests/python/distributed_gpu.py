@@ -56,6 +56,8 @@ def main() -> None:
         if size % 2 == 0:
             told(f"functions: {name}, {kind}, two levels", functions.right_of_levels, name, kind)
     told("dropout", dropout.dropped, (2 * size, size), None, torch.bfloat16, "cuda")
+    if size % 2 == 0:
+        told("dropout, two levels", dropout.dropped_of_levels, (2 * size, size), torch.bfloat16, "cuda")
     for name in decode.CASES:
         told(f"decode: {name}", decode.right, name, torch.bfloat16, None, "cuda")
     told(f"same bits in {REPEATS} runs", cases.same_bits, "cuda", REPEATS, ("zigzag",))

@@ -24,6 +24,9 @@ class Pool:
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
+        for rank, pipe in enumerate(self.pipes):
+            assert pipe.poll(300), f"rank {rank} has not started within 300 seconds"
+            pipe.recv()
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
         """What ``function(rank, *arguments)`` returns on every rank; an AssertionError with the traceback of
@@ -57,6 +60,7 @@ def _serve(rank: int, size: int, store: str, pipe: Any) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    pipe.send("started")
     while (task := pipe.recv()) is not None:
         function, arguments = task
         try:

@@ -32,11 +32,10 @@ def _sizes(rank: int) -> list[int]:
     sizes = [0, 0]
     exchange = _comm.Ranks.exchange
 
-    def counting(ranks: Any, sends: torch.Tensor, going: list[int], coming: list[int]) -> Any:
+    def counting(ranks: Any, sends: Any, receives: Any, tag: int) -> Any:
         which = 0 if ranks.group == mesh.get_group(0) else 1
-        row = sends.shape[1:].numel() * sends.element_size()
-        sizes[which] += row * (sum(going) - (going[ranks.rank] if which else 0))
-        return exchange(ranks, sends, going, coming)
+        sizes[which] += sum(t.nbytes for r, t in enumerate(sends) if r != ranks.rank)
+        return exchange(ranks, sends, receives, tag)
 
     _comm.Ranks.exchange = counting  # type: ignore[method-assign]
     try:

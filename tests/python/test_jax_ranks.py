@@ -17,6 +17,6 @@ def test_devices_of_a_mesh() -> None:
     script = Path(__file__).with_name("jax_ranks.py")
     given = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     run = subprocess.run(
-        [sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0 and run.stdout.endswith("passed\n"), run.stdout + run.stderr

@@ -83,14 +83,8 @@ def _options(asked: Asked, q: Tensor) -> _parts.Options:
         batch = len(layout.lengths) if layout.packed else q.shape[0]
         shape = (batch, q.shape[2], layout.total, layout.total)
         pairs = Pairs.of(asked.functions, q, shape, layout.packed)
-    limit = _sm_limit(asked.sm_limit)
+    limit = _call.sms("sm_limit", asked.sm_limit)
     return _parts.Options(asked.scale, asked.softcap, deterministic, pairs, dropout, sm_limit=limit)
-
-
-def _sm_limit(limit: Any) -> int:
-    if not isinstance(limit, int) or limit < 0:
-        raise InvalidArgumentError(f"sm_limit is {limit!r}; pass an integer, at least 1, or 0 for all SMs")
-    return limit
 
 
 def _seeded(options: _parts.Options, ranks: Ranks, device: torch.device) -> _parts.Options:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from tandem._errors import ExecutionError, InvalidArgumentError
 
+#: Tags of what is under way between two ranks at the same time.
+KEYS, GRADIENTS, OTHERS = 1, 2, 3
+
 
 @dataclass
 class Waiting:
@@ -30,7 +33,7 @@ class Waiting:
         """What was received. On a GPU the current stream waits, not the caller."""
         for work in self.works:
             _guarded(self.what, work.wait)
-        self.sent = None
+        self.works, self.sent = (), None
         return self.received
 
 
@@ -135,29 +138,13 @@ class Ranks:
         _guarded("comparing arguments", lambda: dist.all_gather_object(found, value, group=self.group))
         return found
 
-    def exchange(self, sends: Tensor, send_rows: Sequence[int], receive_rows: Sequence[int]) -> Waiting:
-        """Sends the first ``send_rows[0]`` rows to rank 0, the next ones to rank 1, and so on. What is
-        received is in the order of ranks."""
-        sends = sends.contiguous()
-        received = sends.new_empty((sum(receive_rows), *sends.shape[1:]))
-        if self.size == 1:
-            received.copy_(sends)
-            return Waiting((), received, None, "")
-        what = "an all-to-all"
-        width = sends[0].numel() if len(sends) else received[0].numel() if len(received) else 0
-        scale = width * sends.element_size()  # as bytes: no backend has all dtypes
-        work = _guarded(
-            what,
-            lambda: dist.all_to_all_single(
-                received.view(-1).view(torch.uint8),
-                sends.view(-1).view(torch.uint8),
-                [rows * scale for rows in receive_rows],
-                [rows * scale for rows in send_rows],
-                group=self.group,
-                async_op=True,
-            ),
-        )
-        return Waiting([work], received, sends, what)
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor], tag: int) -> Waiting:
+        """Sends ``sends[r]`` to rank r and receives ``receives[r]`` from it; all of them are contiguous. Both
+        sides have the same sizes in mind. What a rank has for itself is copied at once."""
+        receives[self.rank].copy_(sends[self.rank])
+        turns = [((self.rank + i) % self.size, (self.rank - i) % self.size) for i in range(1, self.size)]
+        messages = [(to, sends[to], source, receives[source]) for to, source in turns]
+        return Waiting(self._start(messages, tag, "an all-to-all"), receives, sends, "an all-to-all")
 
     def gather_rows(self, own: Tensor, rows: Sequence[int]) -> Tensor:
         """These rows of every rank, of which each has so many, by rank."""
@@ -165,9 +152,9 @@ class Ranks:
             across, within = self.levels
             nodes = [rows[i : i + within.size] for i in range(0, self.size, within.size)]
             return across.gather_rows(within.gather_rows(own, nodes[across.rank]), [sum(n) for n in nodes])
-        sends = own.repeat(self.size, *(1,) * (own.ndim - 1))
-        came: Tensor = self.exchange(sends, [len(own)] * self.size, rows).wait()
-        return came
+        whole = own.new_empty((sum(rows), *own.shape[1:]))
+        self.exchange([own.contiguous()] * self.size, torch.split(whole, list(rows)), OTHERS).wait()
+        return whole
 
     def gather_equal(self, own: Tensor) -> Tensor:
         """This tensor of every rank, of one shape on all of them: (ranks, ...), in the order of ranks."""
@@ -185,23 +172,29 @@ class Ranks:
         return found
 
     def shift(self, sends: Tensor, received: Tensor, tag: int) -> Waiting:
-        """Sends to the next rank and receives from the one before. Those have the same sizes in mind; empty
-        tensors are not sent."""
-        after, before = (
-            dist.get_global_rank(self.group, (self.rank + i) % self.size) for i in (1, self.size - 1)
-        )
+        """Sends to the next rank and receives from the one before. Those have the same sizes in mind."""
+        after, before = ((self.rank + i) % self.size for i in (1, self.size - 1))
+        named = (dist.get_global_rank(self.group, r) for r in (after, before))
+        what = f"sending to rank {next(named)} and receiving from rank {next(named)}"
         sends = sends.contiguous()
+        return Waiting(self._start([(after, sends, before, received)], tag, what), received, sends, what)
+
+    def _start(
+        self, messages: Sequence[tuple[int, Tensor, int, Tensor]], tag: int, what: str
+    ) -> Sequence[Any]:
+        """Sends and receives, to and from these ranks of the group; nothing where tensors are empty.
+
+        Not by the backend's all-to-all: that of gloo keeps its tensors for a while after it is done, so that
+        what a call allocates would depend on when messages arrive.
+        """
         operations = []
-        if sends.numel():
-            operations.append(
-                dist.P2POp(dist.isend, sends.view(-1).view(torch.uint8), after, self.group, tag)
-            )
-        if received.numel():
-            whole = received.view(-1).view(torch.uint8)
-            operations.append(dist.P2POp(dist.irecv, whole, before, self.group, tag))
-        what = f"sending to rank {after} and receiving from rank {before}"
-        works = _guarded(what, lambda: dist.batch_isend_irecv(operations)) if operations else []
-        return Waiting(works, received, sends, what)
+        for to, sends, source, received in messages:
+            for call, t, peer in ((dist.isend, sends, to), (dist.irecv, received, source)):
+                if t.numel():
+                    data = t.view(-1).view(torch.uint8)  # as bytes: no backend has all dtypes
+                    other = dist.get_global_rank(self.group, peer)
+                    operations.append(dist.P2POp(call, data, other, self.group, tag))
+        return _guarded(what, lambda: dist.batch_isend_irecv(operations)) if operations else ()
 
 
 def _guarded(what: str, call: Callable[[], Any]) -> Any:

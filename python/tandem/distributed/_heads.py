@@ -7,6 +7,7 @@ ranks that share one each have it, and its gradients are added in f32 by ascendi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tandem.distributed import _calls, _parts
-from tandem.distributed._comm import Ranks
-from tandem.distributed._job import Gradients, Job, Result, Saved
+from tandem.distributed._comm import OTHERS, Ranks
+from tandem.distributed._job import Gradients, Job, Result, Saved, put_rows
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece, inverse_of
@@ -51,7 +52,6 @@ class Order:
 
     rows: list[int]  #: of each rank
     by_rank: Tensor  #: of each row, rank by rank, where it is in that order
-    by_place: Tensor  #: the inverse
 
     @classmethod
     def of(cls, shards: Sequence[Tensor], place: Tensor, device: torch.device) -> Order:
@@ -59,8 +59,7 @@ class Order:
         numbers = torch.cat(list(shards))
         where = torch.zeros(int(numbers.max()) + 1 if len(numbers) else 0, dtype=torch.int64)
         where[numbers] = torch.arange(len(numbers))
-        by_place = where[place]
-        return cls([len(shard) for shard in shards], inverse_of(by_place).to(device), by_place.to(device))
+        return cls([len(shard) for shard in shards], inverse_of(where[place]).to(device))
 
 
 @kept_with_layout
@@ -88,24 +87,38 @@ def to_heads(
     rows, heads, ...). ``ranges[i][r]``: the heads of the i-th tensor that rank r gets."""
     rank, size = ranks.rank, ranks.size
     pairs = list(zip(tensors, ranges, strict=True))
-    parts = [t[:, :, slice(*heads[r])].transpose(0, 1).reshape(-1) for r in range(size) for t, heads in pairs]
 
-    def numbers(rows: int, r: int) -> list[int]:
-        """Elements of each tensor for rank r."""
-        per_head = [t.shape[0] * t.shape[3:].numel() for t in tensors]
-        return [rows * n * (heads[r][1] - heads[r][0]) for n, (_, heads) in zip(per_head, pairs, strict=True)]
+    def parts(memory: Tensor, rows: int, r: int) -> list[Tensor]:
+        """Of each tensor so many rows of the heads of rank r, (rows, batch, heads, ...), in this memory."""
+        shapes = [(rows, t.shape[0], heads[r][1] - heads[r][0], *t.shape[3:]) for t, heads in pairs]
+        each = torch.split(memory, [math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(each, shapes, strict=True)]
 
+    def numbers(rows: int, r: int) -> int:
+        """Elements of these."""
+        return sum(
+            rows * t.shape[0] * (heads[r][1] - heads[r][0]) * t.shape[3:].numel() for t, heads in pairs
+        )
+
+    going = [numbers(order.rows[rank], r) for r in range(size)]
     coming = [numbers(rows, rank) for rows in order.rows]
-    going = [sum(numbers(order.rows[rank], r)) for r in range(size)]
-    came = ranks.exchange(torch.cat(parts), going, [sum(n) for n in coming]).wait()
-    pieces = came.split([n for each in coming for n in each])
-    whole = []
-    for i, (t, heads) in enumerate(pairs):
-        count = heads[rank][1] - heads[rank][0]
-        shape = (t.shape[0], count, *t.shape[3:])
-        shards = [pieces[r * len(tensors) + i].view(order.rows[r], *shape) for r in range(size)]
-        whole.append(torch.cat(shards).index_select(0, order.by_place).transpose(0, 1))
-    return whole
+    sends, receives = (torch.split(tensors[0].new_empty(sum(n)), n) for n in (going, coming))
+    for r in range(size):
+        of_rank = [t[:, :, slice(*heads[r])].transpose(0, 1) for t, heads in pairs]
+        _copy(parts(sends[r], order.rows[rank], r), of_rank)
+    came = ranks.exchange(sends, receives, OTHERS).wait()
+    del sends  # so that K and V are there twice at most
+    shards = [parts(memory, rows, rank) for memory, rows in zip(came, order.rows, strict=True)]
+    whole = [t.new_empty((len(order.by_rank), *t.shape[1:])) for t in shards[0]]
+    for places, of_rank in zip(torch.split(order.by_rank, order.rows), shards, strict=True):
+        for t, shard in zip(whole, of_rank, strict=True):
+            put_rows(t, places, shard)
+    return [t.transpose(0, 1) for t in whole]
+
+
+def _copy(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for place, t in zip(places, tensors, strict=True):
+        place.copy_(t)
 
 
 def to_rows(ranks: Ranks, order: Order, t: Tensor, ranges: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -117,10 +130,11 @@ def to_rows(ranks: Ranks, order: Order, t: Tensor, ranges: Sequence[tuple[int, i
     going = [rows * per_head * t.shape[2] for rows in order.rows]
     counts = [b - a for a, b in ranges]
     coming = [order.rows[rank] * per_head * count for count in counts]
-    came = ranks.exchange(sends.reshape(-1), going, coming).wait()
+    receives = torch.split(t.new_empty(sum(coming)), coming)
+    came = ranks.exchange(torch.split(sends.view(-1), going), receives, OTHERS).wait()
     return [
         piece.view(order.rows[rank], t.shape[0], count, *t.shape[3:]).transpose(0, 1)
-        for piece, count in zip(came.split(coming), counts, strict=True)
+        for piece, count in zip(came, counts, strict=True)
     ]
 
 
@@ -186,15 +200,14 @@ class Exchange:
     def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> Gradients:
         """Those of the rank's rows; of heads that ranks share the sum, by ascending rank."""
         dq = torch.cat(to_rows(self.ranks, self.order, dq, self.of_q), 2)
-        results = []
-        for gradient, like in ((dk, k), (dv, v)):
-            total = torch.zeros_like(like, dtype=gradient.dtype)
-            for part, (a, b) in zip(
-                to_rows(self.ranks, self.order, gradient, self.of_kv), self.of_kv, strict=True
-            ):
-                total[:, :, a:b] += part
-            results.append(total.to(like.dtype))
-        return dq, results[0], results[1]
+        return dq, self._total(dk, k), self._total(dv, v)
+
+    def _total(self, gradient: Tensor, like: Tensor) -> Tensor:
+        total = torch.zeros_like(like, dtype=gradient.dtype)
+        parts = to_rows(self.ranks, self.order, gradient, self.of_kv)
+        for part, (a, b) in zip(parts, self.of_kv, strict=True):
+            total[:, :, a:b] += part
+        return total.to(like.dtype)
 
 
 def _exchange(job: Job, q: Tensor, k: Tensor) -> Exchange:

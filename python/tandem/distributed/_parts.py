@@ -40,6 +40,7 @@ class Options:
             window=(group.left, group.right),
             softcap=self.softcap,
             deterministic=self.deterministic,
+            sm_limit=self.sm_limit,
         )
         if self.pairs is not None:
             call.functions = self.pairs.of_call(group, self.first_head, q.shape[2], q.device)
@@ -75,15 +76,6 @@ def gradient_of(q: Tensor, exact: bool) -> Tensor:
     return torch.empty_like(q) if exact else torch.zeros_like(q, dtype=torch.float32)
 
 
-def sums_of(k: Tensor, v: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Gradients of k and v, side by side, before the first call, which may write them all."""
-    batch, rows, heads, _ = k.shape
-    first = groups[0].keys if groups else (0, 0)
-    make = torch.empty if first == (0, rows) else torch.zeros
-    sums: Tensor = make((rows, batch, heads, k.shape[-1] + v.shape[-1]), dtype=torch.float32, device=k.device)
-    return sums
-
-
 def is_exact(groups: Sequence[Group], rows: int) -> bool:
     """Whether each of so many queries has one call, whose results are final."""
     covered = sum(end - begin for begin, end in (group.queries for group in groups))
@@ -102,9 +94,7 @@ def forward(
     tensors, metadata = _of_group(group, (q,), (k, v))
     arrays = (*tensors, sink, *metadata, *_flat(group, part, part_lse))
     call = options.of(group, q)  # it holds what functions read
-    plain = call.options()
-    plain.sm_limit = options.sm_limit
-    _core.forward(arrays, plain, _stream(q))
+    _core.forward(arrays, call.options(), _stream(q))
     if not in_place:
         merge(out, lse, part, part_lse)
 
@@ -140,6 +130,11 @@ class Saved:
     dout: Tensor
     dlse: Tensor | None
 
+    def of_heads(self, heads: slice) -> Saved:
+        """The same of these query heads."""
+        q, out, dout = (t[:, :, heads] for t in (self.q, self.out, self.dout))
+        return Saved(q, out, self.lse[:, heads], dout, None if self.dlse is None else self.dlse[:, heads])
+
 
 def backward(
     group: Group,
@@ -171,7 +166,6 @@ def backward(
     plain, pairs, made = call.options(), options.pairs, []
     adds = [place is part and not first for place, part, first in zip(places, parts, new, strict=True)]
     plain.set_accumulate(*adds[:2])
-    plain.sm_limit = options.sm_limit
     if pairs is not None and pairs.differentiated:
         made = pairs.gradients_of(call.functions)
         call.functions.set_gradients(plain, made)

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from tandem.distributed import _calls, _parts, _routes
-from tandem.distributed._comm import Waiting
+from tandem.distributed._comm import GRADIENTS, KEYS, Waiting
 from tandem.distributed._job import Gradients, Job, Result, Saved, apart, finished, side_by_side
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
-
-_KEYS, _GRADIENTS = 1, 2  # tags of what is under way at the same time
 
 
 @kept_with_layout
@@ -34,10 +32,10 @@ def steps(layout: Layout, mask: Mask, rank: int) -> list[list[_calls.Group]]:
 
 
 class _Turn:
-    """K and V of the rank whose turn it is."""
+    """K and V of the rank whose turn it is, beside which those of the next one arrive: two ranks' K and V."""
 
     def __init__(self, job: Job, k: Tensor, v: Tensor) -> None:
-        self.job, self.step = job, 0
+        self.job, self.head_dim, self.step = job, k.shape[-1], 0
         self.kv = side_by_side(k, v).contiguous()
         self.coming: Waiting | None = None
 
@@ -45,12 +43,15 @@ class _Turn:
         ranks = self.job.ranks
         return self.job.layout.rows((ranks.rank - step) % ranks.size)
 
-    def start(self) -> Tensor:
-        """The keys and values of this step, after sending for those of the next."""
+    @property
+    def keys(self) -> tuple[Tensor, Tensor]:
+        return apart(self.kv, self.head_dim)
+
+    def start(self) -> None:
+        """Sends for the keys of the next step."""
         if self.step + 1 < self.job.ranks.size:
             after = self.kv.new_empty((self.rows(self.step + 1), *self.kv.shape[1:]))
-            self.coming = self.job.ranks.shift(self.kv, after, _KEYS)
-        return self.kv
+            self.coming = self.job.ranks.shift(self.kv, after, KEYS)
 
     def end(self) -> None:
         if self.coming is not None:
@@ -65,10 +66,10 @@ def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> R
     rows = _parts.Rows.of(q, v.shape[-1], exact)
     turn = _Turn(job, k, v)
     for groups in calls:
-        kv = turn.start()
+        turn.start()
         for call in groups:
             inside = sink if exact else None
-            _parts.forward(call, job.options, q, *apart(kv, k.shape[-1]), rows, inside)
+            _parts.forward(call, job.options, q, *turn.keys, rows, inside)
         turn.end()
     return finished(rows, q, sink, exact)
 
@@ -82,16 +83,15 @@ def backward(
     turn = _Turn(job, k, v)
     returning: Waiting | None = None
     for groups in calls:
-        kv = turn.start()
-        sums = torch.zeros_like(kv, dtype=torch.float32)
+        turn.start()
+        sums = torch.zeros_like(turn.kv, dtype=torch.float32)
         for call in groups:
-            keys, gradients = apart(kv, k.shape[-1]), apart(sums, k.shape[-1])
-            _parts.backward(call, job.options, saved, *keys, dq, *gradients)
+            _parts.backward(call, job.options, saved, *turn.keys, dq, *apart(sums, k.shape[-1]))
         if returning is not None:  # what the ranks before have added for the same keys
             sums = returning.wait().add_(sums)
         after = sums.new_empty((turn.rows(turn.step + 1), *sums.shape[1:]))
         if job.ranks.size > 1:
-            returning = job.ranks.shift(sums, after, _GRADIENTS)
+            returning = job.ranks.shift(sums, after, GRADIENTS)
         turn.end()
     if returning is not None:
         sums = returning.wait()
