@@ -20,6 +20,13 @@ struct InPlace {
   operator auto() const { return make(); }  // NOLINT(google-explicit-constructor)
 };
 
+ListedBlocks listed_of(const Problem& problem, const ForwardConfig& config) {
+  return listed_blocks(problem, config.tiling);
+}
+ListedBlocks listed_of(const Problem& problem, const BackwardConfig& config) {
+  return listed_query_blocks(problem, config);
+}
+
 }  // namespace
 
 StepParams::StepParams(const Steps& steps, char* memory, EncodeTensorMap encode)
@@ -96,6 +103,17 @@ EightBitParams StepParams::eight_bit(const EightBitConfig& config) const {
                                maps(), encode_, steps_.multiprocessors, tile_counter());
 }
 
+/// What a call's functions read, and where the lists of the kernel before them are.
+template <typename Config>
+FunctionParams StepParams::functions(const Config& config) const {
+  FunctionParams functions = function_params(functions_of(problem()));
+  if (config.functions.block_lists) {
+    functions.lists = listed_of(problem(), config).lists;
+    functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
+  }
+  return functions;
+}
+
 /// What kernels with functions are launched with, and where gradients of captured tensors are wanted with
 /// those.
 template <typename Params, typename Make>
@@ -126,29 +144,11 @@ const void* StepParams::backward(const BackwardConfig& config) {
       return make_sm80_backward_params(problem(), config, maps(), steps_.workspace, memory_);
     };
     if (!config.functions.given()) return fill<Sm80BackwardParams>(sm80);
-    return fill_backward<WithAddresses<Functions>>(
-        config, [&] { return with_functions(sm80(), backward_functions(config)); });
+    return fill_backward<WithAddresses<Functions>>(config,
+                                                   [&] { return with_functions(sm80(), functions(config)); });
   }
   if (!config.functions.given()) return fill<BackwardParams>(params);
-  return fill_backward<Functions>(config, [&] { return Functions{params(), backward_functions(config)}; });
-}
-
-/// What a call's functions read, and where the lists of the kernel before them are.
-FunctionParams StepParams::backward_functions(const BackwardConfig& config) const {
-  FunctionParams functions = function_params(functions_of(problem()));
-  if (config.functions.block_lists) {
-    functions.lists = listed_query_blocks(problem(), config).lists;
-    functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
-  }
-  return functions;
-}
-FunctionParams StepParams::forward_functions(const ForwardConfig& config) const {
-  FunctionParams functions = function_params(functions_of(problem()));
-  if (config.functions.block_lists) {
-    functions.lists = listed_blocks(problem(), config.tiling).lists;
-    functions.lists.data = steps_.workspace.at<unsigned int>(Region::block_lists, memory_);
-  }
-  return functions;
+  return fill_backward<Functions>(config, [&] { return Functions{params(), functions(config)}; });
 }
 
 template <typename Params>
@@ -166,8 +166,8 @@ const void* StepParams::forward(const ForwardConfig& config) {
                           steps_.multiprocessors, config.of_sm80() ? nullptr : tile_counter(), split_parts());
   const auto fill_in = [&](const auto& all) { return fill_forward(all); };
   if (!config.functions.given()) return with_params_of(config, problem(), params, nullptr, fill_in);
-  const FunctionParams functions = forward_functions(config);
-  return with_params_of(config, problem(), params, &functions, fill_in);
+  const FunctionParams read = functions(config);
+  return with_params_of(config, problem(), params, &read, fill_in);
 }
 
 const void* StepParams::of(const Step& step) {

@@ -29,8 +29,8 @@ class StepParams {
   unsigned int* tile_counter() const;
   SplitParts split_parts() const;
   const void* forward(const ForwardConfig& config);
-  FunctionParams forward_functions(const ForwardConfig& config) const;
-  FunctionParams backward_functions(const BackwardConfig& config) const;
+  template <typename Config>
+  FunctionParams functions(const Config& config) const;
   template <typename Params>
   const void* fill_forward(const Params& params);
   const void* backward(const BackwardConfig& config);

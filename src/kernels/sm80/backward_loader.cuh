@@ -138,29 +138,26 @@ struct Sm80BackwardLoader : Sm80Visits<C> {
   }
   /// Q of a visit, if there is one, with its LSE; and its dO, with delta.
   TANDEM_DEVICE void load_q(Visit at, int stage) {
-    if (!this->exists(at)) return;
-    const BackwardTile t = current();
-    const int m = this->block_of(at);
-    load_queries(shared.q[stage], p.q_data, p.q_stride, t, at.head, m, p.head_dim_qk);
-    load_numbers(shared.lse_log2[stage], p.lse_log2, at);
+    load_visit(at, shared.q[stage], p.q_data, p.q_stride, p.head_dim_qk, shared.lse_log2[stage], p.lse_log2);
   }
   TANDEM_DEVICE void load_dout(Visit at, int stage) {
-    if (!this->exists(at)) return;
-    const BackwardTile t = current();
-    const int m = this->block_of(at);
-    load_queries(shared.dout[stage], p.dout, p.dout_stride, t, at.head, m, p.head_dim_v);
-    load_numbers(shared.delta[stage], p.delta, at);
+    load_visit(at, shared.dout[stage], p.dout, p.dout_stride, p.head_dim_v, shared.delta[stage], p.delta);
   }
 
  private:
+  /// The queries of a visit, if there is one, from one of their tensors, and a number of each from the
+  /// workspace.
   template <typename Tile>
-  TANDEM_DEVICE void load_queries(Tile& to, const void* data, const Strides& s, const BackwardTile& t,
-                                  int head, int m, int columns) {
-    const int first = m * C.tiling.block_m;
+  TANDEM_DEVICE void load_visit(Visit at, Tile& to, const void* data, const Strides& s, int columns,
+                                float* numbers_to, const float* numbers) {
+    if (!this->exists(at)) return;
+    const BackwardTile t = current();
+    const int first = this->block_of(at) * C.tiling.block_m;
     const u16* const rows = static_cast<const u16*>(data) + (p.packed_q ? 0 : t.batch) * s.batch +
-                            head * s.head + (t.begin_q + static_cast<i64>(first)) * s.row;
+                            at.head * s.head + (t.begin_q + static_cast<i64>(first)) * s.row;
     const int unseeing = C.mask.causal ? t.visible.first_seeing() - first : 0;
     load(to, rows, s.row, unseeing, t.visible.seqlen_q - first, columns);
+    load_numbers(numbers_to, numbers, at);
   }
   /// Rows [first, end) of the tile exist.
   template <typename Tile>

@@ -18,13 +18,17 @@ namespace tandem {
 
 namespace tile {
 
+/// How many scores of a query block a thread has.
+template <BackwardConfig C>
+constexpr int scores_of_thread = C.tiling.block_m / (C.halves_queries() ? 4 : 2);
+
 /// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
 /// delta by stage. (The order of the members is part of the kernels' machine code.)
 template <BackwardConfig C, typename SharedType>
-struct BackwardScores : FunctionKeys<C.functions> {
+struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
   using QPosition = typename Ring<C.q_stages>::Position;
   using DoutPosition = typename Ring<C.dout_stages>::Position;
-  static constexpr int scores = C.tiling.block_m / (C.halves_queries() ? 4 : 2);
+  static constexpr int scores = scores_of_thread<C>;
   static constexpr int slopes = C.sloped() ? scores / 2 : 1;
   static constexpr int threads = C.consumers * warpgroup_size;
   /// A mask hides keys inside a sequence.
@@ -323,8 +327,6 @@ struct BackwardScores : FunctionKeys<C.functions> {
     store_rows<C.tiling.element>(rows, dv, scale, t.first_key + key_at(), first_col, t.visible.seqlen_k,
                                  t.end_k, thread);
   }
-
-  /// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
 };
 
 /// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.

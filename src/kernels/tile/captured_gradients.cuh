@@ -36,6 +36,18 @@ TANDEM_DEVICE void add_to_elements(i64 address, float value) {
   if (static_cast<int>(ptx::thread_index()) % warp_size == leader) add_to_element(address, value);
 }
 
+/// The sum of `count` terms that read one element: those of the scores score_at(0), score_at(1), ...
+template <int count, typename Term, typename ScoreAt>
+TANDEM_DEVICE ElementSlope sum_of_terms(Term&& term, ScoreAt&& score_at) {
+  ElementSlope sum{};
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const ElementSlope each = term(score_at(i));
+    sum = {each.address, sum.value + each.value};
+  }
+  return sum;
+}
+
 /// What one read of the function adds. `term(i)` gives score i's ElementSlope, its value times the gradient
 /// of the logit. A thread's scores are those of two keys with n / 2 queries: score i is of key i / 2 % 2 and
 /// of query i / 4 * 8 + i % 2 from the thread's first. The four lanes of a quad have the same keys, every
@@ -44,23 +56,13 @@ template <int n, typename Term>
 TANDEM_DEVICE void add_read(const ElementPattern& pattern, Term&& term) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   if (!pattern.by_query && !pattern.by_key) {
-    ElementSlope sum{};
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      const ElementSlope each = term(i);
-      sum = {each.address, sum.value + each.value};
-    }
+    ElementSlope sum = sum_of_terms<n>(term, [](int i) { return i; });
     sum.value = sum_of_lanes<1, 16>(sum.value);
     if (lane == 0) add_to_element(sum.address, sum.value);
   } else if (!pattern.by_query) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      ElementSlope sum{};
-#pragma unroll
-      for (int i = 0; i < n / 2; ++i) {
-        const ElementSlope each = term(i / 2 * 4 + 2 * h + i % 2);
-        sum = {each.address, sum.value + each.value};
-      }
+      ElementSlope sum = sum_of_terms<n / 2>(term, [h](int i) { return i / 2 * 4 + 2 * h + i % 2; });
       sum.value = sum_of_lanes<1, 2>(sum.value);
       if (lane % 4 == 0) add_to_element(sum.address, sum.value);
     }
@@ -101,7 +103,7 @@ TANDEM_DEVICE void add_read(const ElementPattern& pattern, Term&& term) {
 /// d(loss) / d(logit) of its scores, 0 where a pair is hidden, and input(i) gives what the function takes for
 /// score i. All lanes of a warp call.
 template <Functions F, int n, typename Input>
-TANDEM_DEVICE void add_captured_gradients(const FunctionKeys<F>& keys,
+TANDEM_DEVICE void add_captured_gradients(const FunctionKeys<F, n>& keys,
                                           const CapturedGradient (&gradients)[most_captured], int query,
                                           const float (&change)[n], Input&& input) {
   using User = UserFunctions<F.digest>;

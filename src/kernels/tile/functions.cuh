@@ -245,15 +245,16 @@ struct FunctionRows<F, false> : DroppedRows<false, false> {};
 
 // ---- Their place in the backward kernels ----
 
-/// What functions keep of a thread's two keys for the time of a tile. Nothing without functions.
-template <Functions F, bool given = F.given()>
+/// What functions keep of a thread's two keys for the time of a tile, and of its `scores` of a query block.
+/// Nothing without functions.
+template <Functions F, int scores, bool given = F.given()>
 struct FunctionKeys {
   using User = UserFunctions<F.digest>;
   typename User::Key own_keys[2];
   FunctionSequence own_sequence;
-  int own_head = 0;        ///< whose queries pass by
-  bool own_whole = false;  ///< the mask function hides none of the block's pairs
-  u32 own_kept[2] = {};    ///< with dropout: the entries that are kept of the block's, a bit each
+  int own_head = 0;                       ///< whose queries pass by
+  bool own_whole = false;                 ///< the mask function hides none of the block's pairs
+  u32 own_kept[(scores + 31) / 32] = {};  ///< with dropout: the scores that are kept, a bit each
 
   /// `first` is the warpgroup's first key of the tile.
   template <typename Params, typename Tile>
@@ -268,7 +269,7 @@ struct FunctionKeys {
     return User::pair(own_sequence, User::row(own_sequence, own_head, query), own_keys[h], score);
   }
 };
-template <Functions F>
-struct FunctionKeys<F, false> {};
+template <Functions F, int scores>
+struct FunctionKeys<F, scores, false> {};
 
 }  // namespace tandem::tile
