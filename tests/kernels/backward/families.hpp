@@ -18,13 +18,6 @@ inline constexpr BackwardConfig cluster_of_two{
     .dout_stages = 1,
     .dq_parts = 2};
 
-/// Of equal lengths, by lists of query blocks.
-constexpr BackwardConfig listed(BackwardConfig c, bool windowed) {
-  c.mask = {.causal = windowed, .local = windowed};
-  c.functions.block_lists = true;
-  return c;
-}
-
 /// Of a Config for gradients in f32 what its main kernel and the others read: each writes its own.
 constexpr BackwardConfig of_main(BackwardConfig c) {
   c.f32_dq = false;

@@ -10,6 +10,14 @@
 
 namespace tandem::kernel_tests {
 
+/// A Config of either pass for equal lengths, by lists of blocks.
+template <typename Config>
+constexpr Config listed(Config c, bool windowed) {
+  c.mask = {.causal = windowed, .local = windowed};
+  c.functions.block_lists = true;
+  return c;
+}
+
 /// Printed functions, by address.
 struct AnyFunctions {
   std::uint64_t digest;

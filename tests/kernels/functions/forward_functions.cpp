@@ -32,20 +32,18 @@ constexpr ForwardConfig invariant(ForwardConfig c) {
 }
 
 /// Of equal lengths, by lists of key blocks.
-constexpr ForwardConfig listed(bool scored, bool causal) {
+constexpr ForwardConfig by_lists(bool scored, bool windowed) {
   ForwardConfig c =
       with_functions(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
   c.tiling.block_n = 64;
-  c.mask = {.causal = causal, .local = causal};
-  c.functions.block_lists = true;
-  return c;
+  return listed(c, windowed);
 }
 
 }  // namespace
 
 std::span<const EmulatedForward> function_forwards_of_lists() {
   static constexpr auto kernels =
-      emulate<listed(false, false), listed(true, false), listed(false, true), listed(true, true)>();
+      emulate<by_lists(false, false), by_lists(true, false), by_lists(false, true), by_lists(true, true)>();
   return kernels;
 }
 

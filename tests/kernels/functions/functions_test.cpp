@@ -53,22 +53,26 @@ std::vector<EmulatedBackward> every_backward() {
   return all;
 }
 
-TEST(EmulatedFunctions, GradientsOfEveryKernel) {
-  for (const EmulatedBackward& kernels : every_backward()) {
-    for (const Named& f : harness::crossed_functions()) {
-      Case c = case_of(f, kernels.config.tiling.head_dim_qk);
-      if (c.score_function.empty() == kernels.config.functions.score_function) continue;
-      if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
-      SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
-      c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
-      c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
-      c.options.deterministic = kernels.config.schedule.deterministic;
-      c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
-      if (kernels.config.functions.dropout_places) c.dropout_places = {8, 128, 64, 1, 3, 1001, 333, 1};
-      EXPECT_TRUE(gradients_are_right(kernels, c));
-    }
+/// A kernel, by its place among all, with every function that it serves.
+class EveryBackward : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(EveryBackward, GivesTheGradients) {
+  const EmulatedBackward kernels = every_backward()[GetParam()];
+  for (const Named& f : harness::crossed_functions()) {
+    Case c = case_of(f, kernels.config.tiling.head_dim_qk);
+    if (c.score_function.empty() == kernels.config.functions.score_function) continue;
+    if (c.mask_function.empty() && kernels.config.functions.block_lists) continue;
+    SCOPED_TRACE(describe(kernels.config) + ": " + f.name);
+    c.dtype = c.out_dtype = kernels.config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
+    c.options.softcap = kernels.config.softcap ? 1.5F : 0.0F;
+    c.options.deterministic = kernels.config.schedule.deterministic;
+    c.options.dropout_p = kernels.config.functions.dropout ? 0.3F : 0.0F;
+    if (kernels.config.functions.dropout_places) c.dropout_places = {8, 128, 64, 1, 3, 1001, 333, 1};
+    EXPECT_TRUE(gradients_are_right(kernels, c));
   }
 }
+INSTANTIATE_TEST_SUITE_P(EmulatedFunctions, EveryBackward,
+                         testing::Range<std::size_t>(0, every_backward().size()));
 
 /// The contract has these calls of Hopper's kernels alone.
 TEST(EmulatedFunctions, FewQueriesBySm80) {
@@ -140,48 +144,76 @@ testing::AssertionResult gradients_with(const Case& c, const AnyFunctions* inste
 
 const Named& published(const char* name);
 
+constexpr int window_queries = 300;
+constexpr int window_keys = 500;
+
+/// A sliding window of 20 keys, of more than one tile.
+Case sliding_window() {
+  Case c = case_of(published("sliding window"), 64);
+  c.seqlen_q = window_queries;
+  c.seqlen_k = window_keys;
+  return c;
+}
+
+/// The list of tile `tile` of `tile_rows` rows: by the formula, the blocks of `block_rows` rows of the other
+/// side that see any pair of the window's, with a mark on those that see all. `sees(row, other)`.
+template <typename Sees>
+std::vector<unsigned int> seen_blocks(int tile, int tile_rows, int rows, int block_rows, int others,
+                                      Sees sees) {
+  std::vector<unsigned int> blocks;
+  for (int n = 0; n * block_rows < others; ++n) {
+    bool some = false;
+    bool all = true;
+    for (int row = tile * tile_rows; row < std::min((tile + 1) * tile_rows, rows); ++row) {
+      for (int other = n * block_rows; other < std::min((n + 1) * block_rows, others); ++other) {
+        some = some || sees(row, other);
+        all = all && sees(row, other);
+      }
+    }
+    if (some) blocks.push_back(static_cast<unsigned>(2 * n + (all ? 1 : 0)));
+  }
+  return blocks;
+}
+bool in_window(int query, int key) {
+  return query >= key && query - key < 20;
+}
+
+/// Lists as kernels wrote them: of each tile its length and entries, with room for all blocks.
+template <typename Expected>
+void expect_lists(std::span<const unsigned int> lists, int tiles, int blocks, Expected expected) {
+  ASSERT_EQ(lists.size(), static_cast<std::size_t>(tiles * (blocks + 1)));  // one for all heads
+  for (int tile = 0; tile < tiles; ++tile) {
+    const auto list = lists.subspan(static_cast<std::size_t>(tile * (blocks + 1)));
+    EXPECT_EQ(std::vector<unsigned int>(list.begin() + 1, list.begin() + 1 + list[0]), expected(tile))
+        << "tile " << tile;
+  }
+}
+int blocks_of(int rows, int block) {
+  return (rows + block - 1) / block;
+}
+
 /// The listed blocks, and which of them the mask leaves whole, are those of the formula: a kernel that
 /// visited others would only be slower.
 TEST(EmulatedFunctions, ListsHaveTheBlocksThatAreSeen) {
   const EmulatedForward& kernel = function_forwards_of_lists().front();
-  Case c = case_of(published("sliding window"), 64);
-  c.seqlen_q = 300;
-  c.seqlen_k = 500;
+  const Case c = sliding_window();
   Call call(c);
   call.prepare(Pass::forward);
   EmulatorRunner runner(kernel);
   ASSERT_EQ(runner.refuses(c), "");
   runner.forward(call);
   const Tiling& tiling = kernel.config.tiling;
-  const int tiles = (300 + tiling.block_m - 1) / tiling.block_m;
-  const int blocks = (500 + tiling.block_n - 1) / tiling.block_n;
-  ASSERT_EQ(runner.lists.size(), static_cast<std::size_t>(tiles * (blocks + 1)));  // one for all heads
-  for (int m = 0; m < tiles; ++m) {
-    std::vector<unsigned int> expected;
-    for (int n = 0; n < blocks; ++n) {
-      bool some = false;
-      bool all = true;
-      for (int q = m * tiling.block_m; q < std::min((m + 1) * tiling.block_m, 300); ++q) {
-        for (int k = n * tiling.block_n; k < std::min((n + 1) * tiling.block_n, 500); ++k) {
-          const bool seen = q >= k && q - k < 20;
-          some = some || seen;
-          all = all && seen;
-        }
-      }
-      if (some) expected.push_back(static_cast<unsigned>(2 * n + (all ? 1 : 0)));
-    }
-    const auto* const list = runner.lists.data() + static_cast<std::ptrdiff_t>(m) * (blocks + 1);
-    EXPECT_EQ(std::vector<unsigned int>(list + 1, list + 1 + list[0]), expected) << "tile " << m;
-  }
+  expect_lists(runner.lists, blocks_of(window_queries, tiling.block_m),
+               blocks_of(window_keys, tiling.block_n), [&](int m) {
+                 return seen_blocks(m, tiling.block_m, window_queries, tiling.block_n, window_keys,
+                                    in_window);
+               });
 }
 
 /// The lists of the backward pass of a sliding window, and its gradients once
 /// `change` has had them.
 testing::AssertionResult gradients_by_lists(const std::function<void(std::span<unsigned int>)>& change) {
-  Case c = case_of(published("sliding window"), 64);
-  c.seqlen_q = 300;
-  c.seqlen_k = 500;
-  Call call(c);
+  Call call(sliding_window());
   const harness::Expected expected = harness::expect(call, Pass::backward);
   call.prepare(Pass::forward);
   tandem::forward(call.forward_args(), Execution{});
@@ -193,27 +225,13 @@ testing::AssertionResult gradients_by_lists(const std::function<void(std::span<u
 /// The same for the query blocks of a tile of keys.
 TEST(EmulatedFunctions, BackwardListsHaveTheBlocksThatAreSeen) {
   const BackwardConfig& config = function_backwards_of_lists().front().config;
-  const int tiles = (500 + config.tile_keys() - 1) / config.tile_keys();
-  const int blocks = (300 + config.tiling.block_m - 1) / config.tiling.block_m;
+  const int keys = config.tile_keys();
+  const int queries = config.tiling.block_m;
   EXPECT_TRUE(gradients_by_lists([&](std::span<unsigned int> lists) {
-    ASSERT_EQ(lists.size(), static_cast<std::size_t>(tiles * (blocks + 1)));
-    for (int n = 0; n < tiles; ++n) {
-      std::vector<unsigned int> expected;
-      for (int m = 0; m < blocks; ++m) {
-        bool some = false;
-        bool all = true;
-        for (int q = m * config.tiling.block_m; q < std::min((m + 1) * config.tiling.block_m, 300); ++q) {
-          for (int k = n * config.tile_keys(); k < std::min((n + 1) * config.tile_keys(), 500); ++k) {
-            const bool seen = q >= k && q - k < 20;
-            some = some || seen;
-            all = all && seen;
-          }
-        }
-        if (some) expected.push_back(static_cast<unsigned>(2 * m + (all ? 1 : 0)));
-      }
-      const auto list = lists.subspan(static_cast<std::size_t>(n * (blocks + 1)));
-      EXPECT_EQ(std::vector<unsigned int>(list.begin() + 1, list.begin() + 1 + list[0]), expected) << n;
-    }
+    expect_lists(lists, blocks_of(window_keys, keys), blocks_of(window_queries, queries), [&](int n) {
+      return seen_blocks(n, keys, window_keys, queries, window_queries,
+                         [](int key, int query) { return in_window(query, key); });
+    });
   }));
 }
 

@@ -48,12 +48,10 @@ constexpr ForwardConfig invariant(ForwardConfig c) {
   return c;
 }
 /// Of equal lengths, by lists of key blocks.
-constexpr ForwardConfig listed(bool scored, bool windowed, int stages) {
+constexpr ForwardConfig by_lists(bool scored, bool windowed, int stages) {
   ForwardConfig c = forward(Element::bf16, scored, scored ? ScoreTransform::scaled : ScoreTransform::raw);
   c.stages = stages;
-  c.mask = {.causal = windowed, .local = windowed};
-  c.functions.block_lists = true;
-  return c;
+  return listed(c, windowed);
 }
 
 constexpr BackwardConfig backward_of(Element element, bool scored, bool softcap, int head_dim = 64) {
@@ -144,8 +142,8 @@ std::span<const EmulatedForward> function_sm80_forwards_of_few() {
 }
 
 std::span<const EmulatedForward> function_sm80_forwards_of_lists() {
-  static constexpr auto kernels = emulate_forward<listed(false, false, 2), listed(true, false, 1),
-                                                  listed(false, true, 1), listed(true, true, 2)>();
+  static constexpr auto kernels = emulate_forward<by_lists(false, false, 2), by_lists(true, false, 1),
+                                                  by_lists(false, true, 1), by_lists(true, true, 2)>();
   return kernels;
 }
 
