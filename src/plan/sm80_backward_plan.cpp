@@ -58,10 +58,13 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
                          int shared_bytes_per_sm) {
   const auto widest = static_cast<int>(std::max(head_dim_qk, head_dim_v));
   const TileLine& tile = tile_of(widest, shared_bytes_per_sm);
+  // With gradients of captured tensors a thread has P, dP and what a score function takes of its scores at
+  // once: of 128 queries they do not fit its registers.
+  const bool fewer = c.functions.captured_gradients && tile.block_m == 128;
   c.family = Family::sm80;
-  c.tiling.head_dim_qk = padded(head_dim_qk, tile.unit_qk);
+  c.tiling.head_dim_qk = padded(head_dim_qk, fewer ? 64 : tile.unit_qk);
   c.tiling.head_dim_v = padded(head_dim_v, tile.unit_v);
-  c.tiling.block_m = tile.block_m;
+  c.tiling.block_m = fewer ? 64 : tile.block_m;
   c.tiling.block_n = tile.block_n;
   c.q_stages = tile.q_stages;
   c.dout_stages = tile.dout_stages;
@@ -123,10 +126,6 @@ std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm) {
     add(c);
   }
   return configs;
-}
-
-int sm80_backward_local_bytes_allowed(const BackwardConfig& c) {
-  return c.softcap ? 128 : 80;
 }
 
 std::vector<std::string> explain_sm80_backward(const Problem& problem, const BackwardConfig& c) {

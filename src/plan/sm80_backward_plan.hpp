@@ -22,9 +22,6 @@ BackwardConfig choose_sm80_backward_config(const Problem& problem, int shared_by
 /// of each line that a GPU with so much shared memory takes.
 std::vector<BackwardConfig> sm80_backward_configs(int shared_bytes_per_sm);
 
-/// Bytes of local memory that ptxas may give such a Config: words of the tile, stored and read once a step.
-int sm80_backward_local_bytes_allowed(const BackwardConfig& config);
-
 /// The choice in words, a line each.
 std::vector<std::string> explain_sm80_backward(const Problem& problem, const BackwardConfig& config);
 

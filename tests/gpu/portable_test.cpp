@@ -25,10 +25,9 @@ void expect_ptx_of_ampere(const KernelName& name) {
 }
 
 /// What a driver may make of it: one kernel serves every mask, and is to fit the registers all the same.
-void expect_little_local_memory(KernelName name) {
+void expect_no_local_memory(KernelName name) {
   name.architecture = "sm_80";
-  const bool backward = name.expression.starts_with("tandem::sm80_backward");
-  EXPECT_LE(find_kernel(name).kernel->usage.stack_bytes, backward ? 24 : 0);
+  EXPECT_EQ(find_kernel(name).kernel->usage.stack_bytes, 0);
 }
 
 TEST_P(Portable, IsPtxOfAmpereThatFitsItsRegisters) {
@@ -38,7 +37,7 @@ TEST_P(Portable, IsPtxOfAmpereThatFitsItsRegisters) {
   for (std::size_t i = begin; i < end; ++i) {
     SCOPED_TRACE(kernels[i].expression);
     expect_ptx_of_ampere(kernels[i]);
-    expect_little_local_memory(kernels[i]);
+    expect_no_local_memory(kernels[i]);
   }
 }
 INSTANTIATE_TEST_SUITE_P(Set, Portable, testing::Range<std::size_t>(0, groups_of(portable_kernels().size())));

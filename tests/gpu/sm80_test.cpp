@@ -20,39 +20,35 @@ struct Architecture {
 
 class Sm80 : public testing::TestWithParam<Architecture> {};
 
+/// Of a kernel, compiled for the architecture.
+void expect_no_local_memory(KernelName name, const Architecture& architecture) {
+  name.architecture = architecture.name;
+  SCOPED_TRACE(name.expression);
+  const KernelUsage usage = find_kernel(name).kernel->usage;
+  EXPECT_GT(usage.registers, 0);
+  EXPECT_EQ(usage.stack_bytes, 0);
+  EXPECT_EQ(usage.spill_store_bytes, 0);
+  EXPECT_EQ(usage.spill_load_bytes, 0);
+}
+
 TEST_P(Sm80, HasNoLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const int shared = GetParam().shared_kilobytes * 1024;
   for (const ForwardConfig& config : sm80_forward_configs(shared)) {
-    SCOPED_TRACE(expression_of(config));
-    ASSERT_EQ(sm80_forward_objection(config, shared), "");
-    KernelName name = kernel_name(config);
-    name.architecture = GetParam().name;
-    const KernelUsage usage = find_kernel(name).kernel->usage;
-    EXPECT_GT(usage.registers, 0);
-    EXPECT_EQ(usage.stack_bytes, 0);
-    EXPECT_EQ(usage.spill_store_bytes, 0);
+    ASSERT_EQ(sm80_forward_objection(config, shared), "") << expression_of(config);
+    expect_no_local_memory(kernel_name(config), GetParam());
   }
 }
 
-TEST_P(Sm80, BackwardHasLittleLocalMemory) {
+TEST_P(Sm80, BackwardHasNoLocalMemory) {
   if (const std::string why = why_no_compiler(); !why.empty()) GTEST_SKIP() << why;
   const int shared = GetParam().shared_kilobytes * 1024;
   for (const BackwardConfig& config : sm80_backward_configs(shared)) {
-    SCOPED_TRACE(expression_of(config));
-    ASSERT_EQ(sm80_backward_objection(config, shared), "");
-    KernelName name = kernel_name(kernel_of(config), config);
-    name.architecture = GetParam().name;
-    const KernelUsage usage = find_kernel(name).kernel->usage;
-    EXPECT_GT(usage.registers, 0);
-    EXPECT_LE(usage.stack_bytes, sm80_backward_local_bytes_allowed(config));
+    ASSERT_EQ(sm80_backward_objection(config, shared), "") << expression_of(config);
+    expect_no_local_memory(kernel_name(kernel_of(config), config), GetParam());
     if (!config.softcap) continue;
-    for (const Kernel beside :
-         {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink}) {
-      name = kernel_name(beside, backward_rows_config(config));
-      name.architecture = GetParam().name;
-      EXPECT_EQ(find_kernel(name).kernel->usage.stack_bytes, 0);
-    }
+    for (const Kernel beside : {Kernel::backward_preprocess, Kernel::backward_convert, Kernel::backward_sink})
+      expect_no_local_memory(kernel_name(beside, backward_rows_config(config)), GetParam());
   }
 }
 

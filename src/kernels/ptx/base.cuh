@@ -101,6 +101,16 @@ TANDEM_DEVICE u32 grid_size() {
   return emulator::grid_size();
 #endif
 }
+/// The number of CTAs, read again at each call.
+TANDEM_DEVICE u32 grid_size_anew() {
+#if TANDEM_ON_DEVICE
+  u32 x;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+#else
+  return emulator::grid_size();
+#endif
+}
 
 /// The address in the other CTA's shared memory (of a cluster of two) that corresponds to `p` in this one's.
 TANDEM_DEVICE u32 other_shared_address(const void* p) {

@@ -36,9 +36,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
 
   /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
   /// special register alone ptxas finds once, before the loop, and keeps in local memory.
-  static TANDEM_DEVICE int operand_lane() {
-    return static_cast<int>(ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1));
-  }
+  static TANDEM_DEVICE u32 operand_lane() { return ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1); }
   /// The warp's first row of the 64 of its warpgroup.
   TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
   /// This warpgroup's first column of dK, and of dV.
@@ -49,7 +47,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   template <int head_dim, typename Keys, typename Queries>
   TANDEM_DEVICE void multiply_scores(float (&s)[scores], Keys& keys, Queries& queries) {
     set_zero(s);
-    const int lane = operand_lane();
+    const u32 lane = operand_lane();
 #pragma unroll
     for (int step = 0; step < head_dim / 16; ++step) {
       u32 a[4];
@@ -67,7 +65,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   template <int n, typename Rows>
   TANDEM_DEVICE void multiply_gradient(float (&d)[n], const u32 (&packed)[scores / 2], Rows& rows,
                                        int first = 0, int column = 0) {
-    const int lane = operand_lane();
+    const u32 lane = operand_lane();
 #pragma unroll
     for (int row = 0; row < 2 * scores; row += 16) {
       const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(packed[row / 4]);
@@ -81,7 +79,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   }
   /// dK += dS^T Q of this warpgroup's columns, with dS of all queries from shared memory.
   TANDEM_DEVICE void multiply_halved_dk(KeyGradient& dk) {
-    const int lane = operand_lane();
+    const u32 lane = operand_lane();
 #pragma unroll
     for (int row = 0; row < C.tiling.block_m; row += 16) {
       u32 a[4];
@@ -137,7 +135,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   /// dQ = dS K: 16 queries of each warp, and this warpgroup's columns or half of them.
   TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
     set_zero(dq);
-    const int lane = operand_lane();
+    const u32 lane = operand_lane();
     int query = this->dq_row_group() * 64 + warp_row();
     int column = this->dq_column_at();
     if constexpr (C.tiling.block_m < 64) {
@@ -159,12 +157,13 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
 
   /// Two queries of a key at a time. The swizzle of the tile keeps a warp's words in different banks.
   TANDEM_DEVICE void store_scores(const u32 (&packed)[scores / 2]) {
+    const u32 lane = ptx::lane_index_anew();
 #pragma unroll
     for (int j = 0; j < scores / 4; ++j) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        char* const unit = shared.ds.address(key_at() + position.row(h), query_at() + 8 * j);
-        ptx::store_shared(reinterpret_cast<u32*>(unit) + thread % 4, packed[2 * j + h]);
+        char* const unit = shared.ds.address(key_at() + warp_row() + 8 * h, query_at() + 8 * j, lane / 4, 0);
+        ptx::store_shared(reinterpret_cast<u32*>(unit) + lane % 4, packed[2 * j + h]);
       }
     }
   }

@@ -100,25 +100,29 @@ struct BackwardTiles {
 
   const BackwardParams& p;
   int round = 0;
+  int all;  ///< tiles, where all sequences have one length; the family sm80 keeps it with the progress
   tile::VarlenBlocks varlen;
 
-  TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params) : p(params) {}
+  TANDEM_DEVICE explicit BackwardTiles(const BackwardParams& params)
+      : p(params), all(params.heads_kv * params.batch * params.n_blocks) {}
 
   /// How far it has come, for those who keep that elsewhere while they compute.
   struct Progress {
     int round;
+    int all;
     tile::VarlenBlocks varlen;
   };
-  TANDEM_DEVICE Progress progress() const { return {round, varlen}; }
+  TANDEM_DEVICE Progress progress() const { return {round, all, varlen}; }
   TANDEM_DEVICE void resume(const Progress& at) {
     round = at.round;
+    all = at.all;
     varlen = at.varlen;
   }
 
   /// All lanes of a warp call.
   TANDEM_DEVICE bool next(BackwardTile& t) {
+    if constexpr (!C.of_sm80()) all = p.heads_kv * p.batch * p.n_blocks;
     // The shuffle lets ptxas know that the number is uniform (see forward.cuh).
-    const int all = p.heads_kv * p.batch * p.n_blocks;  // where all sequences have one length
     const int number =
         ptx::warp_uniform(number_of(round++, static_cast<int>(ptx::block_index()) / C.tiling.cluster,
                                     clusters(), p.n_blocks, all, p.pairs));
@@ -167,7 +171,11 @@ struct BackwardTiles {
   }
   /// The distance from this CTA's first key to the other CTA's.
   static TANDEM_DEVICE int other_keys() { return rank() == 0 ? C.tiling.block_n : -C.tiling.block_n; }
-  static TANDEM_DEVICE int clusters() { return static_cast<int>(ptx::grid_size()) / C.tiling.cluster; }
+  /// In the family sm80 it is read again for each tile: it would take local memory from tile to tile.
+  static TANDEM_DEVICE int clusters() {
+    if constexpr (C.of_sm80()) return static_cast<int>(ptx::grid_size_anew());
+    return static_cast<int>(ptx::grid_size()) / C.tiling.cluster;
+  }
 
   /// All lanes have the same values, but ptxas does not see it. With loop bounds that it takes for divergent,
   /// it serialises the products of every varlen causal Config (warning C7520).

@@ -69,6 +69,17 @@ struct SharedTile {
     return data + col / strip_cols * strip_bytes + row * row_bytes + unit * 16;
   }
 
+  /// The same of row `row + lane_row`, column `col + lane_col`: `row` is a multiple of 8, `col` of 8 and more
+  /// than `lane_col` is, which differ between lanes. The swizzle is an exclusive or, so that what the lane
+  /// adds is one register for all rows and columns.
+  TANDEM_DEVICE char* address(int row, int col, u32 lane_row, u32 lane_col) {
+    constexpr u32 units = row_bytes / 16;
+    const u32 of_lane = lane_row * row_bytes + (lane_col / 8 ^ (lane_row * units / 8 & (units - 1))) * 16;
+    const auto column = static_cast<u32>(col);
+    return data + column / strip_cols * strip_bytes + row * row_bytes +
+           (of_lane ^ column % strip_cols / 8 * 16);
+  }
+
   /// Whether this thread finds a NaN or an infinity in its share of rows [first, end), which `threads`
   /// threads divide.
   template <Element element>

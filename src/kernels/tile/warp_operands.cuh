@@ -1,5 +1,10 @@
 // Operands of one warp's products (ptx/mma.cuh), out of tiles in shared memory that TMA or cp.async has
-// filled.
+// filled. Rows are multiples of 8, columns of 16.
+//
+// `lane` is an int or a u32. A u32 makes one register of what the lane adds to all addresses of a kind: the
+// backward kernel of sm80. An int makes each address from its row and column: `decode`, as it has been
+// measured, and the forward kernel of sm80, whose tile of 128 x 64 at 128 columns spills 20 bytes with the
+// register.
 #pragma once
 
 #include "kernels/ptx/mma.cuh"
@@ -7,31 +12,41 @@
 
 namespace tandem::tile {
 
-/// A: rows [row, row + 16) of the tile, columns 16 * step onwards.
+/// The address of row `row + lane_row`, column `col + lane_col`.
 template <typename Tile>
-TANDEM_DEVICE void load_rows_operand(Tile& tile, int row, int step, int lane, u32 (&a)[4]) {
-  ptx::ldmatrix_x4(tile.address(row + lane % 16, 16 * step + lane / 16 * 8), a);
+TANDEM_DEVICE char* operand_address(Tile& tile, int row, int col, int lane_row, int lane_col) {
+  return tile.address(row + lane_row, col + lane_col);
+}
+template <typename Tile>
+TANDEM_DEVICE char* operand_address(Tile& tile, int row, int col, u32 lane_row, u32 lane_col) {
+  return tile.address(row, col, lane_row, lane_col);
+}
+
+/// A: rows [row, row + 16) of the tile, columns 16 * step onwards.
+template <typename Tile, typename Lane>
+TANDEM_DEVICE void load_rows_operand(Tile& tile, int row, int step, Lane lane, u32 (&a)[4]) {
+  ptx::ldmatrix_x4(operand_address(tile, row, 16 * step, lane % 16, lane / 16 * 8), a);
 }
 
 /// A of a tile that lies transposed: its rows are the tile's columns [col, col + 16), its depth rows
 /// [row, row + 16). Of dS in dS K.
-template <typename Tile>
-TANDEM_DEVICE void load_transposed_rows_operand(Tile& tile, int row, int col, int lane, u32 (&a)[4]) {
-  ptx::ldmatrix_x4_transposed(tile.address(row + lane % 8 + lane / 16 * 8, col + lane / 8 % 2 * 8), a);
+template <typename Tile, typename Lane>
+TANDEM_DEVICE void load_transposed_rows_operand(Tile& tile, int row, int col, Lane lane, u32 (&a)[4]) {
+  ptx::ldmatrix_x4_transposed(operand_address(tile, row, col, lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8), a);
 }
 
 /// B of two products whose columns are rows [row, row + 8) and [row + 8, row + 16) of the tile, and whose
 /// depth is columns 16 * step onwards: words 0 and 1 for the first, 2 and 3 for the second. Of K in Q K^T.
-template <typename Tile>
-TANDEM_DEVICE void load_columns_operand(Tile& tile, int row, int step, int lane, u32 (&b)[4]) {
-  ptx::ldmatrix_x4(tile.address(row + lane % 8 + lane / 16 * 8, 16 * step + lane / 8 % 2 * 8), b);
+template <typename Tile, typename Lane>
+TANDEM_DEVICE void load_columns_operand(Tile& tile, int row, int step, Lane lane, u32 (&b)[4]) {
+  ptx::ldmatrix_x4(operand_address(tile, row, 16 * step, lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8), b);
 }
 
 /// B of two products whose depth is rows [row, row + 16) of the tile, and whose columns are the tile's
 /// columns [col, col + 8) and [col + 8, col + 16). Of V in P V.
-template <typename Tile>
-TANDEM_DEVICE void load_depth_operand(Tile& tile, int row, int col, int lane, u32 (&b)[4]) {
-  ptx::ldmatrix_x4_transposed(tile.address(row + lane % 16, col + lane / 16 * 8), b);
+template <typename Tile, typename Lane>
+TANDEM_DEVICE void load_depth_operand(Tile& tile, int row, int col, Lane lane, u32 (&b)[4]) {
+  ptx::ldmatrix_x4_transposed(operand_address(tile, row, col, lane % 16, lane / 16 * 8), b);
 }
 
 /// The two products of such a B: 16 columns of D.
