@@ -17,7 +17,7 @@ namespace tandem {
 
 /// Scales by row of the tiles in flight; empty if scales are by block.
 template <int stages, bool used>
-struct RowScales {
+struct StagedScales {
   static constexpr u32 bytes = 4 * quant_block;
   alignas(128) float data[stages][quant_block];
 
@@ -26,7 +26,7 @@ struct RowScales {
   }
 };
 template <int stages>
-struct RowScales<stages, false> {
+struct StagedScales<stages, false> {
   static constexpr u32 bytes = 0;
 };
 
@@ -64,8 +64,8 @@ struct EightBitShared {
   KTile k[C.stages];
   VTile v[C.stages];
   [[no_unique_address]] RowsOfV<C> rows_of_v;
-  [[no_unique_address]] RowScales<C.stages, C.row_scales> k_scales;
-  [[no_unique_address]] RowScales<C.stages, C.v_row_scales> v_scales;
+  [[no_unique_address]] StagedScales<C.stages, C.row_scales> k_scales;
+  [[no_unique_address]] StagedScales<C.stages, C.v_row_scales> v_scales;
   BlockScales block_scales[C.stages];  ///< by buffer of K
   tile::Ring<C.stages> k_ring;
   tile::Ring<C.stages> v_ring;
