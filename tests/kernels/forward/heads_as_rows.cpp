@@ -20,11 +20,6 @@ constexpr ForwardConfig grouped(Element element, int head_dim, KeySource keys, b
           .schedule = {.pingpong = false, .split = split}};
 }
 
-constexpr ForwardConfig invariant(ForwardConfig c) {
-  c.schedule.invariant = true;
-  return c;
-}
-
 /// Two warpgroups, and the scheduler of sequences of one length.
 constexpr ForwardConfig dense(bool dynamic) {
   return {
@@ -54,15 +49,15 @@ std::span<const EmulatedForward> heads_as_rows_forwards() {
       grouped(Element::bf16, 256, KeySource::rows, true), grouped(Element::bf16, 64, KeySource::rows, false),
       grouped(Element::bf16, 64, KeySource::pages, false),
       grouped(Element::bf16, 64, KeySource::padded_pages, true),
-      invariant(grouped(Element::bf16, 64, KeySource::rows, true)),
-      invariant(grouped(Element::f16, 64, KeySource::pages, true)),
-      invariant(grouped(Element::bf16, 64, KeySource::pages, true)),
-      invariant(grouped(Element::bf16, 64, KeySource::padded_pages, true)),
-      invariant(grouped(Element::bf16, 64, KeySource::rows, false)), dense(false), dense(true),
+      with_split_size(grouped(Element::bf16, 64, KeySource::rows, true)),
+      with_split_size(grouped(Element::f16, 64, KeySource::pages, true)),
+      with_split_size(grouped(Element::bf16, 64, KeySource::pages, true)),
+      with_split_size(grouped(Element::bf16, 64, KeySource::padded_pages, true)),
+      with_split_size(grouped(Element::bf16, 64, KeySource::rows, false)), dense(false), dense(true),
       unspecialised(), by_sequence(grouped(Element::bf16, 64, KeySource::pages, true)),
       by_sequence(dense(true)), f32_out(grouped(Element::bf16, 64, KeySource::rows, true)),
       f32_out(by_sequence(grouped(Element::f16, 64, KeySource::pages, false))),
-      f32_out(invariant(grouped(Element::bf16, 64, KeySource::pages, true)))>();
+      f32_out(with_split_size(grouped(Element::bf16, 64, KeySource::pages, true)))>();
   return kernels;
 }
 

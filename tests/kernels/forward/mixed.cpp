@@ -12,8 +12,8 @@ std::span<const EmulatedForward> mixed_split_forwards() {
               mixed(bf16, e4m3, KeySource::pages, true, 256, ScoreTransform::softcap),
               mixed(bf16, e4m3, KeySource::entries, true), mixed(bf16, e4m3, KeySource::padded_pages, true),
               mixed(bf16, s8, KeySource::padded_pages, true, 256),
-              invariant(mixed(bf16, e4m3, KeySource::rows, true, 64)),
-              invariant(mixed(bf16, e4m3, KeySource::pages, true)),
+              with_split_size(mixed(bf16, e4m3, KeySource::rows, true, 64)),
+              with_split_size(mixed(bf16, e4m3, KeySource::pages, true)),
               f32_out(by_sequence(mixed(bf16, e4m3, KeySource::pages, true)))>();
   return kernels;
 }
@@ -24,21 +24,22 @@ std::span<const EmulatedForward> mixed_forwards() {
               mixed(bf16, e4m3, KeySource::pages, false), mixed(bf16, s8, KeySource::pages, false),
               mixed(Element::f16, e4m3, KeySource::pages, false), mixed(bf16, s8, KeySource::entries, false),
               mixed(bf16, e4m3, KeySource::padded_pages, false),
-              invariant(mixed(bf16, e4m3, KeySource::rows, false, 64)),
-              invariant(mixed(bf16, e4m3, KeySource::pages, false))>();
+              with_split_size(mixed(bf16, e4m3, KeySource::rows, false, 64)),
+              with_split_size(mixed(bf16, e4m3, KeySource::pages, false))>();
   return kernels;
 }
 
 std::span<const EmulatedForward> mixed_heads_as_rows_forwards() {
-  static constexpr auto kernels = emulate<grouped(mixed(bf16, e4m3, KeySource::rows, true, 64)),
-                                          grouped(mixed(bf16, s8, KeySource::rows, false, 64)),
-                                          grouped(mixed(bf16, e4m3, KeySource::pages, true)),
-                                          grouped(mixed(Element::f16, s8, KeySource::pages, true)),
-                                          grouped(mixed(bf16, e4m3, KeySource::padded_pages, true)),
-                                          grouped(mixed(bf16, e4m3, KeySource::entries, true)),
-                                          grouped(invariant(mixed(bf16, e4m3, KeySource::rows, true, 64))),
-                                          grouped(invariant(mixed(bf16, e4m3, KeySource::pages, true))),
-                                          grouped(invariant(mixed(bf16, e4m3, KeySource::pages, false)))>();
+  static constexpr auto kernels =
+      emulate<grouped(mixed(bf16, e4m3, KeySource::rows, true, 64)),
+              grouped(mixed(bf16, s8, KeySource::rows, false, 64)),
+              grouped(mixed(bf16, e4m3, KeySource::pages, true)),
+              grouped(mixed(Element::f16, s8, KeySource::pages, true)),
+              grouped(mixed(bf16, e4m3, KeySource::padded_pages, true)),
+              grouped(mixed(bf16, e4m3, KeySource::entries, true)),
+              grouped(with_split_size(mixed(bf16, e4m3, KeySource::rows, true, 64))),
+              grouped(with_split_size(mixed(bf16, e4m3, KeySource::pages, true))),
+              grouped(with_split_size(mixed(bf16, e4m3, KeySource::pages, false)))>();
   return kernels;
 }
 

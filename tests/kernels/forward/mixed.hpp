@@ -29,11 +29,6 @@ constexpr ForwardConfig by_row(ForwardConfig c) {
   return c;
 }
 
-constexpr ForwardConfig invariant(ForwardConfig c) {
-  c.schedule.invariant = true;
-  return c;
-}
-
 /// Query heads that share keys are rows of a tile.
 constexpr ForwardConfig grouped(ForwardConfig c) {
   c.tiling.heads_as_rows = true;

@@ -12,7 +12,7 @@ std::span<const EmulatedForward> row_scales_split_forwards() {
       by_row(mixed(bf16, e4m3, KeySource::padded_pages, true)),
       by_row(mixed(bf16, s8, KeySource::padded_pages, true)),
       by_row(mixed(bf16, e4m3, KeySource::rows, true, 64)),
-      by_row(invariant(mixed(bf16, e4m3, KeySource::pages, true)))>();
+      by_row(with_split_size(mixed(bf16, e4m3, KeySource::pages, true)))>();
   return kernels;
 }
 
@@ -27,7 +27,7 @@ std::span<const EmulatedForward> row_scales_forwards() {
               by_row(mixed(bf16, s8, KeySource::padded_pages, false)),
               by_row(mixed(bf16, s8, KeySource::rows, false, 192)),
               f32_out(by_sequence(by_row(mixed(bf16, e4m3, KeySource::pages, false)))),
-              by_row(invariant(mixed(bf16, e4m3, KeySource::pages, false)))>();
+              by_row(with_split_size(mixed(bf16, e4m3, KeySource::pages, false)))>();
   return kernels;
 }
 
@@ -37,7 +37,7 @@ std::span<const EmulatedForward> row_scales_heads_as_rows_forwards() {
               by_row(grouped(mixed(bf16, s8, KeySource::pages, false))),
               by_row(grouped(mixed(bf16, e4m3, KeySource::padded_pages, true))),
               by_row(grouped(mixed(bf16, e4m3, KeySource::entries, true))),
-              by_row(grouped(invariant(mixed(bf16, e4m3, KeySource::pages, true))))>();
+              by_row(grouped(with_split_size(mixed(bf16, e4m3, KeySource::pages, true))))>();
   return kernels;
 }
 

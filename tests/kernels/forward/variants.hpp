@@ -10,6 +10,11 @@ constexpr ForwardConfig f32_out(ForwardConfig c) {
   c.tiling.f32_out = true;
   return c;
 }
+/// Of calls with a split size.
+constexpr ForwardConfig with_split_size(ForwardConfig c) {
+  c.schedule.invariant = true;
+  return c;
+}
 /// With a mask by sequence.
 constexpr ForwardConfig by_sequence(ForwardConfig c) {
   c.mask.by_sequence = true;

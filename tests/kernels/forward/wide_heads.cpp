@@ -27,12 +27,6 @@ constexpr ForwardConfig in_k(ForwardConfig c, int stages = 2) {
   return c;
 }
 
-/// Of calls with a split size.
-constexpr ForwardConfig invariant(ForwardConfig c) {
-  c.schedule.invariant = true;
-  return c;
-}
-
 /// Of calls without lengths, whose tiles come from a counter.
 constexpr ForwardConfig dense(ForwardConfig c, bool causal) {
   c.mask = {.causal = causal};
@@ -62,14 +56,14 @@ std::span<const EmulatedForward> wide_heads_forwards() {
               }(halves(Element::bf16, 64, 128, KeySource::rows, false)),
               halves(Element::bf16, 512, 512, KeySource::rows, false),
               in_k(halves(Element::bf16, 576, 512, KeySource::pages, true)),
-              invariant(halves(Element::bf16, 128, 128, KeySource::rows, false)),
-              invariant(halves(Element::f16, 192, 256, KeySource::pages, true)),
-              invariant(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
-              invariant(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false))),
-              invariant(dense(halves(Element::bf16, 128, 128, KeySource::rows, false), true)),
+              with_split_size(halves(Element::bf16, 128, 128, KeySource::rows, false)),
+              with_split_size(halves(Element::f16, 192, 256, KeySource::pages, true)),
+              with_split_size(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
+              with_split_size(in_k(halves(Element::bf16, 192, 128, KeySource::rows, false))),
+              with_split_size(dense(halves(Element::bf16, 128, 128, KeySource::rows, false), true)),
               by_sequence(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
               f32_out(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true))),
-              f32_out(invariant(halves(Element::f16, 128, 256, KeySource::rows, false))),
+              f32_out(with_split_size(halves(Element::f16, 128, 256, KeySource::rows, false))),
               f32_out(by_sequence(halves(Element::bf16, 128, 128, KeySource::rows, false)))>();
   return kernels;
 }
@@ -87,9 +81,9 @@ std::span<const EmulatedForward> widest_heads_forwards() {
       widest(Element::f16, KeySource::rows, false), widest(Element::f16, KeySource::pages, false),
       widest(Element::f16, KeySource::entries, false),
       widest(Element::f16, KeySource::rows, false, ScoreTransform::scaled),
-      invariant(widest(Element::bf16, KeySource::rows, true)),
-      invariant(widest(Element::bf16, KeySource::pages, true)),
-      invariant(widest(Element::bf16, KeySource::rows, false))>();
+      with_split_size(widest(Element::bf16, KeySource::rows, true)),
+      with_split_size(widest(Element::bf16, KeySource::pages, true)),
+      with_split_size(widest(Element::bf16, KeySource::rows, false))>();
   return kernels;
 }
 
