@@ -177,7 +177,8 @@ class ResultMemory {
       scratch_.emplace(nullptr, bytes, static_cast<gpu::abi::Stream>(execution.stream));
       data_ = reinterpret_cast<std::byte*>(scratch_->data());
     } else {
-      data_ = owned_.emplace(Execution{}, bytes).memory().data();
+      owned_ = Workspace(Execution{}, bytes);
+      data_ = owned_.memory().data();
     }
   }
   [[nodiscard]] std::byte* data() const { return data_; }
@@ -194,7 +195,7 @@ class ResultMemory {
   std::byte* data_ = nullptr;
   std::optional<gpu::ContextGuard> guard_;  // outlives the memory, which is freed in its context
   std::optional<gpu::Scratch> scratch_;
-  std::optional<Workspace> owned_;
+  Workspace owned_;
 };
 
 /// Calls that write outputs whole: that of the visible pairs, and those that give rows without one what rows

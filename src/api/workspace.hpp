@@ -15,9 +15,10 @@ constexpr std::size_t workspace_alignment = 256;
 /// Throws where the memory passed as workspace cannot serve.
 void check_workspace(const Execution& execution, std::size_t needed);
 
-/// The caller's scratch memory, or, where none was passed, memory of its own.
+/// The caller's scratch memory, or, where none was passed, memory of its own. None at all by default.
 class Workspace {
  public:
+  Workspace() = default;
   Workspace(const Execution& execution, std::size_t needed);
   [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
 
