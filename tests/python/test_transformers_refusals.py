@@ -43,7 +43,10 @@ def test_what_tandem_lacks_is_an_error_that_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("device", "head_dim", "lacks"), [("cpu", 512, False), ("cuda", 128, False), ("cuda", 264, True)]
 )
-def test_dropout_is_for_the_cpu_and_for_heads_that_gpus_have(device: str, head_dim: int, lacks: bool) -> None:
+@pytest.mark.parametrize("wish", ["dropout in attention", "a position bias", "a mask tensor"])
+def test_functions_are_for_the_cpu_and_for_heads_that_gpus_have(
+    device: str, head_dim: int, lacks: bool, wish: str
+) -> None:
     class Query:
         shape, dtype = (1, 2, 4, head_dim), torch.bfloat16
 
@@ -51,9 +54,14 @@ def test_dropout_is_for_the_cpu_and_for_heads_that_gpus_have(device: str, head_d
             self.device = torch.device(device)
 
     query: Any = Query()
-    lacking = _instead.lacking(query, query, None, 0.1, None)
-    wanting = lacking is not None and lacking[0] == "dropout in attention"
-    assert wanting == lacks
+    given: dict[str, Any] = {"mask": None, "dropout": 0.0, "position_bias": None}
+    given |= {
+        "dropout in attention": {"dropout": 0.1},
+        "a position bias": {"position_bias": torch.zeros(1, 2, 4, 4)},
+        "a mask tensor": {"mask": torch.ones(1, 1, 4, 4, dtype=torch.bool)},
+    }[wish]
+    lacking = _instead.lacking(query, query, **given)
+    assert (None if lacking is None else lacking[0]) == (wish if lacks else None)
 
 
 @pytest.mark.parametrize(("device", "head_dim", "most"), [("cpu", 1032, 1024), ("meta", 264, 256)])

@@ -50,19 +50,22 @@ def _say(reason: str) -> None:
 say: Callable[[str], None] = torch.compiler.assume_constant_result(_say)  # type: ignore[no-untyped-call]
 
 
-def _drops_out(query: Tensor, value: Tensor) -> bool:
-    """Whether a GPU's kernels have dropout: those of heads of up to 256 dimensions."""
-    if query.device.type != "cuda" or torch.compiler.is_compiling():
+def _has_functions(query: Tensor, value: Tensor) -> bool:
+    """Whether kernels have functions on scores, which biases and mask tensors become, and dropout: a graph
+    has none, and a GPU has them for heads of up to 256 dimensions."""
+    if torch.compiler.is_compiling():
         return False
-    return max(query.shape[-1], value.shape[-1]) <= 256
+    if query.device.type == "cpu":
+        return True
+    return query.device.type == "cuda" and max(query.shape[-1], value.shape[-1]) <= 256
 
 
 def lacking(
     query: Tensor, value: Tensor, mask: Mask | Tensor, dropout: float, position_bias: Tensor | None
 ) -> tuple[str, str] | None:
     """What a call asks for that Tandem lacks and PyTorch's attention has, and what to do about it."""
-    if query.device.type != "cpu" or torch.compiler.is_compiling():  # a graph has no functions of scores
-        if dropout != 0.0 and not _drops_out(query, value):
+    if not _has_functions(query, value):
+        if dropout != 0.0:
             return "dropout in attention", "set the configuration's attention dropout to 0, or " + SDPA
         if position_bias is not None:
             return "a position bias", SDPA

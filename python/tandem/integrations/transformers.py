@@ -6,10 +6,10 @@ tandem.integrations.transformers.register()
 model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tandem")
 
 Prefill, generation with a cache, training, sliding windows, softcap, sinks, grouped queries, padding on
-either side, sequences packed by cu_seq_lens or position_ids, cross-attention and dropout in attention; on
-the CPU position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D masks), with their gradients. What Tandem
-lacks (those on a GPU, keys chosen for each query, the attention's weights as an output) is an error that says
-what to do; so are other models that compute their attention themselves.
+either side, sequences packed by cu_seq_lens or position_ids, cross-attention and dropout in attention;
+position biases (T5, BLOOM, MPT) and mask tensors (Swin, 4D masks), with their gradients. What Tandem lacks
+(those in a compiled model, keys chosen for each query, the attention's weights as an output) is an error that
+says what to do; so are other models that compute their attention themselves.
 `register(unsupported="sdpa")` hands what PyTorch's attention can do to it instead, and says so in the log.
 """
 
