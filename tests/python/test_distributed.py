@@ -279,6 +279,35 @@ def test_whole_sequences_send_nothing(pool: Pool) -> None:
     pool.run(_alone)
 
 
+def _meeting(rank: int) -> int:
+    """Exchanges of all ranks in two calls of a new group, of which the last rank has no rows."""
+    group = dist.new_group([0, 1, 2])
+    if rank == 3:
+        return 1
+    layout = Layout.of_ranges([64], [[(0, 16), (48, 64)], [(16, 48)], []])
+    q, k, v = _shards(rank, layout)
+    counted = []
+    all_reduce = dist.all_reduce
+
+    def counting(tensor: torch.Tensor, **options: Any) -> Any:
+        counted.append(tensor.numel())
+        return all_reduce(tensor, **options)
+
+    dist.all_reduce = counting
+    try:
+        for _ in range(2):
+            call: Any = context_parallel_attention
+            call(q, k, v, layout=layout, group=group, causal=True, strategy="gather", check=False)
+    finally:
+        dist.all_reduce = all_reduce
+    return len(counted)
+
+
+def test_all_ranks_meet_before_the_first_message(pool: Pool) -> None:
+    """NCCL demands it of a group's first call, whether a rank has messages or not."""
+    assert pool.run(_meeting) == [1, 1, 1, 1]
+
+
 def _late(rank: int) -> float:
     """How long a rank waits for another that does not come, in a group with a time-out of 2 s."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=2))

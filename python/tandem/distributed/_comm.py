@@ -41,6 +41,9 @@ class Waiting:
 _hosts: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, tuple[int, ...]]]
 _hosts = weakref.WeakKeyDictionary()
 
+#: Groups whose ranks have had an exchange of all of them.
+_met: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def host() -> int:
     """A number of this host, the same for all its processes, in containers of their own or not."""
@@ -179,6 +182,14 @@ class Ranks:
         sends = sends.contiguous()
         return Waiting(self._start([(after, sends, before, received)], tag, what), received, sends, what)
 
+    def _meet(self, device: torch.device) -> None:
+        """Before the first message of a group: an exchange of all its ranks. NCCL demands it of the first
+        call of a group, and of messages between two ranks some ranks may have none."""
+        if self.group not in _met:
+            nothing = torch.zeros(1, dtype=torch.int32, device=device)
+            _guarded("connecting ranks", lambda: dist.all_reduce(nothing, group=self.group))
+            _met.add(self.group)
+
     def _start(
         self, messages: Sequence[tuple[int, Tensor, int, Tensor]], tag: int, what: str
     ) -> Sequence[Any]:
@@ -187,6 +198,9 @@ class Ranks:
         Not by the backend's all-to-all: that of gloo keeps its tensors for a while after it is done, so that
         what a call allocates would depend on when messages arrive.
         """
+        if not messages:
+            return ()
+        self._meet(messages[0][1].device)
         operations = []
         for to, sends, source, received in messages:
             for call, t, peer in ((dist.isend, sends, to), (dist.irecv, received, source)):
