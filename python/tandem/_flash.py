@@ -112,7 +112,6 @@ def only_packed(remedy: str, **packed: Any) -> None:
 #: What Tandem lacks: what it would take, and what to do instead, by the name that FlashAttention or vLLM has.
 _LACKS = {
     "dropout_p": ("no dropout", "pass 0"),
-    "alibi_slopes": ("no position bias", "pass None"),
     "output_scale": ("no scaled output", "scale the result"),
     "cp_world_size": ("no cache of every other key", "pass 1, and merge the ranks' results by their LSE"),
     "mask_mod": ("no mask functions", "pass None"),

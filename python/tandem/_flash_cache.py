@@ -28,6 +28,7 @@ def cached(
     leftpad: Any = None,
     batch_idx: Any = None,
     qv: Any = None,
+    alibi_slopes: Any = None,
 ) -> Any:
     """Attention to rows `leftpad` to `cache_seqlens` of caches (entries, seqlen, heads, head_dim), or (pages,
     page_size, heads, head_dim), behind which `new` is written first."""
@@ -59,6 +60,7 @@ def cached(
     q = _flash.gathered(q)
     if not new.given():
         call.metadata = tuple((metadata | {"seqused_k": used}).values())
+        _flash.add_alibi(call, q, k_cache, alibi_slopes)
         return attend(*one_product(call, q, k_cache, v_cache, qv), sink, return_lse, chunk)
     if used is None:
         raise InvalidArgumentError("k is given without cache_seqlens; pass how many rows there are before it")
@@ -66,6 +68,7 @@ def cached(
     _append.judge(new, q, k_cache, v_cache)
     count = _append.counts(new, used)
     call.metadata = tuple((metadata | {"seqused_k": used + count}).values())
+    _flash.add_alibi(call, q, k_cache, alibi_slopes)
     # What the call would raise comes before the caches are written.
     _plans.check(*one_product(replace(call), q, k_cache, v_cache, qv), sink, None)
     if k_cache.is_cpu:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _flash_cache
+from tandem import _append, _call, _chunks, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -136,6 +136,7 @@ def flash_attn_varlen_func(
     out: Tensor | None = None,
     split_size: int = 0,
     causal_by_sequence: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -149,7 +150,8 @@ def flash_attn_varlen_func(
         ``cu_seqlens_k`` is None. No gradients.
       s_aux: a third name of ``sink``.
       out: where to write the result, a slice of a larger tensor as well; made if None. Without gradients.
-      causal_by_sequence: ``(batch,)``, in place of ``causal``: as of `tandem.attention`.
+      causal_by_sequence, alibi_slopes: as of `tandem.attention`, the first in place of ``causal``, the second
+        without ``attention_chunk``.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
@@ -160,6 +162,12 @@ def flash_attn_varlen_func(
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
         raise InvalidArgumentError("block_table is given without seqused_k, its lengths; pass both")
+    if alibi_slopes is not None and _chunks.length(attention_chunk) > 0:
+        raise UnsupportedError(
+            "alibi_slopes is given with attention_chunk, but Tandem has no position bias in chunks; pass a "
+            "mask_mod of chunks to tandem.attention"
+        )
+    _flash.add_alibi(call, q, k, alibi_slopes)
     call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
     return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
 

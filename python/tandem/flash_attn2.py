@@ -226,11 +226,10 @@ def flash_attn_with_kvcache(
       cache_seqlens: how many first rows of each sequence are in the cache: an integer, or ``(batch,)`` int32
         or int64; None is all. Masks are aligned to them.
       cache_batch_idx, cache_leftpad: the entry that is each sequence's, and its first rows that are padding.
-      alibi_slopes: an error unless None.
+      alibi_slopes: as of `flash_attn_func`; with rows that are written first they count, too.
       num_splits: a hint that changes no result; Tandem plans for itself.
       return_softmax_lse: also return the LSE.
     """
-    _flash.refuse(alibi_slopes=alibi_slopes)
     new = _append.New(k, v, None, rotary_cos, rotary_sin, None, rotary_interleaved)
     call = _flash.problem(softmax_scale, causal, window_size, softcap)
     return _flash_cache.cached(
@@ -245,6 +244,7 @@ def flash_attn_with_kvcache(
         page_table=block_table,
         leftpad=cache_leftpad,
         batch_idx=cache_batch_idx,
+        alibi_slopes=alibi_slopes,
     )
 
 

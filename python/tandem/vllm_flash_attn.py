@@ -90,8 +90,9 @@ def flash_attn_varlen_func(
       scheduler_metadata, num_splits, fa_version, deterministic, return_attn_probs: change no result.
       q_v: as ``qv`` of `tandem.flash_attn.flash_attn_func`.
       dynamic_causal: ``(batch,)`` int32 or booleans: which sequences are causal. ``causal`` is not read then.
-      dropout_p, alibi_slopes, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors: an
-        error unless the default.
+      alibi_slopes: ``(heads_q,)`` or ``(batch, heads_q)`` float32: as of `tandem.attention`.
+      dropout_p, output_scale, cp_world_size, mask_mod, block_sparse_tensors, aux_tensors: an error unless the
+        default.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``, or a pair of it and the LSE.
@@ -101,7 +102,6 @@ def flash_attn_varlen_func(
     """
     _flash.refuse(
         dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes,
         output_scale=output_scale,
         cp_world_size=None if cp_world_size == 1 else cp_world_size,
         mask_mod=mask_mod,
@@ -136,6 +136,7 @@ def flash_attn_varlen_func(
         s_aux=s_aux,
         block_table=block_table,
         out=out,
+        alibi_slopes=alibi_slopes,
     )
 
 

@@ -95,8 +95,8 @@ model type of Transformers {RELEASE}, with its default configuration made small 
 `attn_implementation="tandem"` beside eager attention: outputs and the gradients of all parameters, in float32
 on the CPU, without padding and with padding on either side. A few models amplify rounding, by kinks and
 thresholds: a model whose results differ has three more draws of weights, and the best counts. In a compiled
-model, and on a GPU for heads of more than 256 dimensions, position biases and mask tensors are errors, or with
-`register(unsupported="sdpa")` PyTorch's work.
+model, and on a GPU for heads of more than 256 dimensions, position biases and mask tensors are errors, or
+with `register(unsupported="sdpa")` PyTorch's work.
 
 """
 

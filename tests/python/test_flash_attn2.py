@@ -129,15 +129,7 @@ def test_caches_in_blocks() -> None:
         flash_attn2.flash_attn_with_kvcache(q, k, v, new)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_what_tandem_lacks_is_an_error(name: str) -> None:
-    tensors, options = PARAMETERS[name]
-    function, given = getattr(flash_attn2, name), [torch.zeros(2, 3, 4, 16)] * len(tensors)
-    if name == "flash_attn_with_kvcache":
-        message = "alibi_slopes is given, but Tandem has no position bias; pass None"
-        with pytest.raises(tandem.UnsupportedError, match=f"^{message}"):
-            function(*given, alibi_slopes=torch.ones(4))
-        return
+def test_a_dropout_of_one_is_an_error() -> None:
     with pytest.raises(tandem.InvalidArgumentError, match="dropout_p is 1; it must be .* below 1"):
         flash_attn2.flash_attn_func(*[torch.zeros(2, 3, 4, 16)] * 3, dropout_p=1.0)
 
@@ -188,6 +180,34 @@ def test_alibi_slopes() -> None:
         torch.testing.assert_close(out.view_as(expected), expected, rtol=1e-5, atol=1e-5)
         found = torch.autograd.grad(out.sum(), qkv)[0]
         torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_alibi_slopes_on_a_cache() -> None:
+    """By the distance from the last row, of rows that the call writes, too; and in varlen calls."""
+    lengths, slopes = [50, 18, 0], torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    q, k, v = torch.randn(3, 2, 4, 32), torch.randn(3, 53, 2, 32), torch.randn(3, 53, 2, 32)
+    k_blocks, v_blocks, table = paged(k, v, [n + 2 for n in lengths], 16)
+    options = {"causal": True, "alibi_slopes": slopes, "block_table": table}
+    new = [torch.stack([t[b, n : n + 2] for b, n in enumerate(lengths)]) for t in (k, v)]
+    for b, n in enumerate(lengths):  # what the call writes
+        for row in (n, n + 1):
+            row_of(k_blocks, table, b, row).fill_(torch.nan)
+            row_of(v_blocks, table, b, row).fill_(torch.nan)
+    written = flash_attn2.flash_attn_with_kvcache(
+        q, k_blocks, v_blocks, *new, cache_seqlens=used(lengths), **options
+    )
+    lengths = [n + 2 for n in lengths]
+    read = flash_attn2.flash_attn_with_kvcache(q, k_blocks, v_blocks, cache_seqlens=used(lengths), **options)
+    cu_q, cu_k = torch.arange(0, 7, 2), torch.tensor([0, *lengths]).cumsum(0)
+    packed = flash_attn2.flash_attn_varlen_func(
+        q.flatten(0, 1), k_blocks, v_blocks, cu_q, cu_k, 2, 53, **options
+    )
+    for b, n in enumerate(lengths):
+        distance = (torch.arange(2)[:, None] + n - 2 - torch.arange(n)).abs()
+        bias = -slopes[:, None, None] * distance
+        expected = tandem.attention(q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias)
+        for out in (written, read, packed.view_as(q)):
+            torch.testing.assert_close(out[b : b + 1], expected)
 
 
 def test_tensors_that_cannot_be_taken_apart() -> None:

@@ -229,6 +229,27 @@ def test_vllms_keys_without_pages() -> None:
     assert torch.equal(scaled, same)
 
 
+def test_vllms_alibi_slopes() -> None:
+    """A prompt, a token, a request without rows; slopes by head, and by request and head."""
+    (k, v), lengths = cache(), [53, 20, 0]
+    q, cu = torch.randn(21, 4, 32), torch.tensor([0, 20, 21, 21], dtype=torch.int32)
+    k_pages, v_pages, table = paged(k[:3], v[:3], lengths, 16)
+    by_request = torch.rand(3, 4)
+    for slopes in (by_request[0], by_request):
+        options = {"seqused_k": used(lengths), "block_table": table, "causal": True, "alibi_slopes": slopes}
+        out = vllm(q, k_pages, v_pages, cu, **options)
+        for b, (rows, n) in enumerate(((slice(0, 20), 53), (slice(20, 21), 20))):
+            count = rows.stop - rows.start
+            distance = (torch.arange(count)[:, None] + n - count - torch.arange(n)).abs()
+            bias = -slopes.expand(3, 4)[b, :, None, None] * distance
+            expected = tandem.attention(
+                q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias
+            )
+            torch.testing.assert_close(out[None, rows], expected)
+    with pytest.raises(tandem.UnsupportedError, match="^alibi_slopes is given with attention_chunk"):
+        flash_attn_varlen_func(q, k_pages, v_pages, cu, None, attention_chunk=8, **options)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_mask_of_each_of_vllms_requests(causal: bool) -> None:
     q, (k, v), cu = torch.randn(4, 4, 32), cache(), torch.tensor([0, 3, 3, 4], dtype=torch.int32)
@@ -248,7 +269,6 @@ def test_what_vllm_asks_and_tandem_lacks() -> None:
     given = {"seqused_k": used(LENGTHS)}
     for name, value in (
         ("dropout_p", 0.1),
-        ("alibi_slopes", torch.ones(4)),
         ("output_scale", torch.ones(1)),
         ("cp_world_size", 2),
         ("mask_mod", print),

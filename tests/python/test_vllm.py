@@ -208,6 +208,23 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
     assert (output[24:] == 9).all()
 
 
+def test_alibi_slopes(vllm: Any) -> None:
+    k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
+    slopes = [0.5, 0.25, 0.125, 0.0625]
+    impl = layer(vllm, alibi_slopes=slopes)
+    impl.do_kv_cache_update(None, key, value, cache, slots)
+    q = torch.randn(24, HEADS, HEAD_DIM)
+    output = torch.full_like(q, torch.nan)
+    impl.forward(None, q, key, value, cache, metadata(vllm, cu, lengths, table, slots, 24), output)
+    for b in range(4):
+        rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
+        count = rows.stop - rows.start
+        distance = (torch.arange(count)[:, None] + n - count - torch.arange(n)).abs()
+        options: dict[str, Any] = {"causal": True, "bias": -torch.tensor(slopes)[:, None, None] * distance}
+        wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], **options)
+        torch.testing.assert_close(output[None, rows], wanted)
+
+
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_an_8_bit_cache(vllm: Any, name: str) -> None:
     """Bytes in the cache are e4m3 codes: values over the layer's scales, one of keys and one of values."""
@@ -258,7 +275,6 @@ def test_where_memory_is_measured(vllm: Any) -> None:
 
 def test_what_tandem_lacks(vllm: Any) -> None:
     for name, value in (
-        ("alibi_slopes", [1.0] * HEADS),
         ("attn_type", "encoder_only"),
         ("kv_cache_dtype", "fp8_e5m2"),
     ):

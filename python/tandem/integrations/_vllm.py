@@ -101,7 +101,6 @@ class TandemImpl(AttentionImpl):
         sinks: Tensor | None = None,
     ) -> None:
         for name, value, lacking in (
-            ("alibi_slopes", alibi_slopes, alibi_slopes is not None),
             ("attn_type", attn_type, attn_type != "decoder"),
             ("kv_cache_dtype", kv_cache_dtype, kv_cache_dtype not in TandemBackend.supported_kv_cache_dtypes),
         ):
@@ -120,6 +119,7 @@ class TandemImpl(AttentionImpl):
         self.attn_type = attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
+        self.slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.split_size = SPLIT_SIZE if envs.VLLM_BATCH_INVARIANT else 0
 
     def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,6 +164,8 @@ class TandemImpl(AttentionImpl):
                 "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion "
                 "of attention and quantisation off"
             )
+        if self.slopes is not None and self.slopes.device != query.device:
+            self.slopes = self.slopes.to(query.device)
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
         tokens, reach = attn_metadata.num_actual_tokens, self.sliding_window
@@ -185,6 +187,7 @@ class TandemImpl(AttentionImpl):
             window=window,
             softcap=self.softcap,
             sink=None if self.sinks is None else self.sinks.float(),
+            alibi_slopes=self.slopes,
             split_size=self.split_size,
             out=output[:tokens],
             **self._scales(layer),
