@@ -79,8 +79,8 @@ struct AttentionOptions {
   bool check = false;
   /// Forward in 8 bits, of f16 and bf16 inputs. Backward takes it too, and computes in 16 bits all the same.
   /// 8-bit inputs, quantized by the caller, go with fp8 (e4m3) or int8 (s8): nothing but P is then rounded.
-  /// `exact` takes e4m3 inputs on the CPU alone, caches among them, and everywhere 8-bit k and v (e4m3 or s8,
-  /// as a cache may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
+  /// `exact` takes e4m3 inputs (on a GPU with a cache), and everywhere 8-bit k and v (e4m3 or s8, as a cache
+  /// may hold them) beside a q of 16 bits or, on the CPU, f32: they go to q's dtype on the way.
   Precision precision = Precision::exact;
   /// With an 8-bit precision: no scale and no mean looks at a later row, so that a causal result is bitwise
   /// that of the sequence cut off behind it.
