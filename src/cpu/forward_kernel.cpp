@@ -126,6 +126,7 @@ void bound_keys(const ForwardTile& t, std::int64_t first, Stripe<Math>& s) {
 template <typename Math, typename T, typename K, typename Out>
 void write_rows(const ForwardTile& t, std::int64_t first, const Stripe<Math>& s, const Logits& logits,
                 float* rows) {
+  fetch_rows<Out, true>(t, t.out, first, s.count, t.head_dim_v);
   std::int64_t row = first / t.group;
   std::int64_t head = first % t.group;
   for (int lane = 0; lane < s.count; lane += vec_lanes) {
@@ -195,8 +196,9 @@ void pack_stripes(const ForwardTile& t, const ForwardScratch& layout, const Logi
   auto* const rows = reinterpret_cast<float*>(t.scratch + layout.rows);
   for (int i = 0; i < stripes.count; ++i) {
     const Stripe<Math>& s = stripes.of[i];
-    pack_queries<Math, T>(t, t.first + static_cast<std::int64_t>(i) * stripe_lanes, s.count, logits.sign,
-                          rows, s.q);
+    const std::int64_t first = t.first + static_cast<std::int64_t>(i) * stripe_lanes;
+    fetch_rows<T, false>(t, t.q, first, s.count, t.head_dim_qk);
+    pack_queries<Math, T>(t, first, s.count, logits.sign, rows, s.q);
     restart(s, t.head_dim_v);
   }
 }
@@ -228,23 +230,19 @@ void attend_run(const ForwardTile& t, const ForwardScratch& layout, const Logits
   float k_scales[max_block_k];
   float v_scales[max_block_k];
   if (t.functions != nullptr) prepare_functions(t, layout);
+  std::int64_t fetched = -1;
   for (std::int64_t key = begin / t.block_k * t.block_k; key < end; key += t.block_k) {
     const int count = end - key < t.block_k ? static_cast<int>(end - key) : t.block_k;
     if (t.functions != nullptr && !see_by_functions(t, layout, stripes, key, count)) continue;
+    if (key != fetched) rows_ahead<K>(t, key, count).fetch(count);
     Block<Math> block = stage<Math, K>(t, layout, key, count);
     block.k_scales = scales_of_block(t, t.k_scales, key, count, k_scales);
     block.v_scales = scales_of_block(t, t.v_scales, key, count, v_scales);
     Ahead ahead;
     const std::int64_t left = stripes.end - key - count;
     if (left > 0) {
-      const KeyRun<K> run = key_run<K>(t, key + count, left < t.block_k ? static_cast<int>(left) : t.block_k);
-      ahead = {.k = reinterpret_cast<const char*>(run.k),
-               .v = reinterpret_cast<const char*>(run.v),
-               .k_stride = t.k_stride * static_cast<std::int64_t>(sizeof(K)),
-               .v_stride = t.v_stride * static_cast<std::int64_t>(sizeof(K)),
-               .k_bytes = t.head_dim_qk * static_cast<int>(sizeof(K)),
-               .v_bytes = t.head_dim_v * static_cast<int>(sizeof(K)),
-               .rows = run.count};
+      fetched = key + count;
+      ahead = rows_ahead<K>(t, fetched, left < t.block_k ? static_cast<int>(left) : t.block_k);
     }
     for (int i = 0; i < stripes.count; ++i) {
       if (t.functions == nullptr) {

@@ -1,31 +1,11 @@
 // The two products of a tile: a block of keys against a stripe of queries, which lie in the lanes.
 #pragma once
 
+#include "cpu/forward_ahead.hpp"
 #include "cpu/forward_stripe.hpp"
 #include "cpu/simd/product.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
-
-/// Rows of the next block on their way into the second-level cache while this one is computed: a row of K and
-/// a row of V for every key scored.
-struct Ahead {
-  const char* k = nullptr;
-  const char* v = nullptr;
-  std::int64_t k_stride = 0;  ///< bytes
-  std::int64_t v_stride = 0;
-  int k_bytes = 0;
-  int v_bytes = 0;
-  int rows = 0;
-
-  void fetch(int count) {
-    for (; count > 0 && rows > 0; --count, --rows) {
-      for (int i = 0; i < k_bytes; i += 64) __builtin_prefetch(k + i, 0, 2);
-      for (int i = 0; i < v_bytes; i += 64) __builtin_prefetch(v + i, 0, 2);
-      k += k_stride;
-      v += v_stride;
-    }
-  }
-};
 
 template <typename Math, int rows, int vecs>
 TANDEM_INLINE void score_rows(const typename Math::Word* k, std::int64_t k_stride,
