@@ -36,9 +36,14 @@ def problem(
     return call
 
 
-def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any) -> None:
+def add_alibi(call: _call.Call, q: Any, k: Any, slopes: Any, chunk: Any = 0) -> None:
     """Gives the call FlashAttention's alibi_slopes, where they are not None."""
     if slopes is not None:
+        if _chunks.length(chunk) > 0:
+            raise UnsupportedError(
+                "alibi_slopes is given with attention_chunk, but Tandem has no position bias in chunks; pass "
+                "a mask_mod of chunks to tandem.attention"
+            )
         only_tensors(q=q, k=k, alibi_slopes=slopes)
         call.functions = _functions.of_call(call, q, k, None, None, slopes, None, None)
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _chunks, _flash, _flash_cache
+from tandem import _append, _call, _flash, _flash_cache
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
@@ -77,9 +77,8 @@ def flash_attn_func(
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
-      attention_chunk: a query sees the keys of its own chunk of the sequence alone, chunks of that many keys
-        from the first on (beside ``causal`` and ``window_size``); 0 is off. Tensors that are not contiguous
-        are copied.
+      attention_chunk: a query sees the keys of its own chunk alone, chunks of that many from the first key on
+        (beside ``causal`` and ``window_size``); 0 is off. Tensors that are not contiguous are copied.
       softcap: scores become ``softcap * tanh(scores / softcap)``; 0 is off.
       num_splits, pack_gqa, sm_margin: hints that change no result; Tandem plans for itself.
       deterministic: gradients are bitwise reproducible.
@@ -150,8 +149,7 @@ def flash_attn_varlen_func(
         ``cu_seqlens_k`` is None. No gradients.
       s_aux: a third name of ``sink``.
       out: where to write the result, a slice of a larger tensor as well; made if None. Without gradients.
-      causal_by_sequence, alibi_slopes: as of `tandem.attention`, the first in place of ``causal``, the second
-        without ``attention_chunk``.
+      causal_by_sequence (in place of ``causal``), alibi_slopes (without chunks): as of `tandem.attention`.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
@@ -162,12 +160,7 @@ def flash_attn_varlen_func(
     sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
     if block_table is not None and seqused_k is None:
         raise InvalidArgumentError("block_table is given without seqused_k, its lengths; pass both")
-    if alibi_slopes is not None and _chunks.length(attention_chunk) > 0:
-        raise UnsupportedError(
-            "alibi_slopes is given with attention_chunk, but Tandem has no position bias in chunks; pass a "
-            "mask_mod of chunks to tandem.attention"
-        )
-    _flash.add_alibi(call, q, k, alibi_slopes)
+    _flash.add_alibi(call, q, k, alibi_slopes, attention_chunk)
     call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
     return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
 

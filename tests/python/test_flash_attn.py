@@ -41,7 +41,9 @@ PARAMETERS = {
 # Beyond it, what its forks have, and Tandem's own split_size.
 MORE = {
     "flash_attn_func": ["split_size"],
-    "flash_attn_varlen_func": ["s_aux", "block_table", "out", "split_size", "causal_by_sequence"],
+    "flash_attn_varlen_func": [
+        *("s_aux", "block_table", "out", "split_size", "causal_by_sequence", "alibi_slopes"),
+    ],
     "flash_attn_with_kvcache": ["s_aux", "block_table", "split_size"],
 }
 
