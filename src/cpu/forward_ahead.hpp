@@ -45,17 +45,11 @@ TANDEM_INLINE Ahead rows_ahead(const ForwardTile& t, std::int64_t begin, int cou
 template <typename T, bool written>
 TANDEM_INLINE void fetch_rows(const ForwardTile& t, const GroupRows& rows, std::int64_t first, int count,
                               int columns) {
-  std::int64_t row = first / t.group;
-  std::int64_t head = first % t.group;
-  for (int i = 0; i < count; ++i) {
-    const auto* const begin = reinterpret_cast<const char*>(static_cast<const T*>(rows.data) +
-                                                            row * rows.row_stride + head * rows.head_stride);
+  for (std::int64_t x = first; x < first + count; ++x) {
+    const auto* const begin = reinterpret_cast<const char*>(
+        static_cast<const T*>(rows.data) + x / t.group * rows.row_stride + x % t.group * rows.head_stride);
     for (int at = 0; at < columns * static_cast<int>(sizeof(T)); at += 64) {
       __builtin_prefetch(begin + at, written ? 1 : 0);
-    }
-    if (++head == t.group) {
-      head = 0;
-      ++row;
     }
   }
 }
