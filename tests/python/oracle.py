@@ -178,6 +178,12 @@ def gradient_yardsticks(
     return [(a.to(dtype), b.to(dtype)) for a, b, dtype in zip(eager, fused, stored, strict=False)]
 
 
+def alibi(slopes: Tensor, rows: int, keys: int) -> Tensor:
+    """The bias that slopes (..., heads) mean, (..., heads, rows, keys): the last row is at the last key."""
+    distance = (torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)).abs()
+    return -slopes[..., None, None] * distance
+
+
 def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     """The contract: 1e-5 in f32; in 16 bits twice the error of PyTorch's own results, `same`, and 3e-5.
 

@@ -159,8 +159,7 @@ def test_dropout() -> None:
 
 def test_alibi_slopes() -> None:
     qkv, slopes = torch.randn(2, 9, 3, 4, 16, requires_grad=True), torch.tensor([0.5, 0.25, 0.125, 0.0625])
-    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
-    options = {"causal": True, "bias": -slopes.reshape(1, 4, 1, 1) * distance}
+    options = {"causal": True, "bias": oracle.alibi(slopes, 9, 9)}
     expected = tandem.attention(*qkv.unbind(2), **options)
     (gradient,) = torch.autograd.grad(expected.sum(), qkv)
     q, kv, cu = qkv[:, :, 0], qkv[:, :, 1:], torch.tensor([0, 9, 18])
@@ -203,8 +202,7 @@ def test_alibi_slopes_on_a_cache() -> None:
         q.flatten(0, 1), k_blocks, v_blocks, cu_q, cu_k, 2, 53, **options
     )
     for b, n in enumerate(lengths):
-        distance = (torch.arange(2)[:, None] + n - 2 - torch.arange(n)).abs()
-        bias = -slopes[:, None, None] * distance
+        bias = oracle.alibi(slopes, 2, n)
         expected = tandem.attention(q[b : b + 1], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias)
         for out in (written, read, packed.view_as(q)):
             torch.testing.assert_close(out[b : b + 1], expected)

@@ -210,18 +210,16 @@ def test_a_step(vllm: Any, feature: str, dtype: torch.dtype) -> None:
 
 def test_alibi_slopes(vllm: Any) -> None:
     k, v, cache, key, value, cu, lengths, table, slots = step(vllm)
-    slopes = [0.5, 0.25, 0.125, 0.0625]
-    impl = layer(vllm, alibi_slopes=slopes)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    impl = layer(vllm, alibi_slopes=slopes.tolist())
     impl.do_kv_cache_update(None, key, value, cache, slots)
     q = torch.randn(24, HEADS, HEAD_DIM)
     output = torch.full_like(q, torch.nan)
     impl.forward(None, q, key, value, cache, metadata(vllm, cu, lengths, table, slots, 24), output)
     for b in range(4):
         rows, n = slice(int(cu[b]), int(cu[b + 1])), int(lengths[b])
-        count = rows.stop - rows.start
-        distance = (torch.arange(count)[:, None] + n - count - torch.arange(n)).abs()
-        options: dict[str, Any] = {"causal": True, "bias": -torch.tensor(slopes)[:, None, None] * distance}
-        wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], **options)
+        bias = oracle.alibi(slopes, rows.stop - rows.start, n)
+        wanted = tandem.attention(q[None, rows], k[b : b + 1, :n], v[b : b + 1, :n], causal=True, bias=bias)
         torch.testing.assert_close(output[None, rows], wanted)
 
 

@@ -164,8 +164,8 @@ class TandemImpl(AttentionImpl):
                 "output_scale is given, but Tandem writes results in the queries' dtype; turn vLLM's fusion "
                 "of attention and quantisation off"
             )
-        if self.slopes is not None and self.slopes.device != query.device:
-            self.slopes = self.slopes.to(query.device)
+        if self.slopes is not None:
+            self.slopes = self.slopes.to(query.device)  # once, before a graph is captured
         if attn_metadata is None:  # memory is being measured
             return output.zero_()
         tokens, reach = attn_metadata.num_actual_tokens, self.sliding_window
