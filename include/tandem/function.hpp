@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -88,6 +89,8 @@ struct FunctionGradient {
   std::int16_t slope = -1;
 };
 
+struct MaskWindow;
+
 /// A finished function: a list of nodes in the order of evaluation. It holds views of captured tensors, whose
 /// memory must stay for as long as calls use it.
 class TANDEM_API Function {
@@ -124,6 +127,9 @@ class TANDEM_API Function {
   [[nodiscard]] std::int16_t result() const { return result_; }
   /// Of a score function: the node whose value is d(logit) / d(score).
   [[nodiscard]] std::int16_t slope() const { return slope_; }
+  /// Of a mask function: what of it is a causal mask or a window, which kernels know without a function;
+  /// null if nothing is.
+  [[nodiscard]] const MaskWindow* window() const { return window_.get(); }
 
  private:
   friend class FunctionBuilder;
@@ -135,6 +141,7 @@ class TANDEM_API Function {
   std::vector<ConstTensor> captured_;
   std::int16_t result_ = -1;
   std::int16_t slope_ = -1;
+  std::shared_ptr<const MaskWindow> window_;
 };
 
 /// A value of a function that is being built: operators on it add nodes. Belongs to its builder, which must
@@ -148,6 +155,7 @@ class TANDEM_API Expression {
  private:
   friend class FunctionBuilder;
   friend class FunctionDerivative;
+  friend class MaskWindowReader;
   Expression(FunctionBuilder& builder, std::int16_t node) : builder_(&builder), node_(node) {}
   FunctionBuilder* builder_;
   std::int16_t node_;
@@ -203,12 +211,14 @@ class TANDEM_API FunctionBuilder {
  private:
   friend class Expression;
   friend class FunctionDerivative;
+  friend class MaskWindowReader;
   void expect_own(const Expression& x, const char* what) const;
   Expression constant(FunctionType type, double value);
   Expression add(const FunctionNode& node);
   [[nodiscard]] std::uint32_t judged(std::span<const int> differentiated) const;
   [[nodiscard]] Function finish(Function::Kind kind, Expression result, std::int16_t slope,
                                 std::span<const FunctionGradient> gradients = {}) const;
+  std::shared_ptr<const MaskWindow> window_of(Expression visible);
 
   std::vector<FunctionNode> nodes_;
   std::vector<ConstTensor> captured_;

@@ -62,7 +62,10 @@ std::string explain(const Problem& p, const Plan& plan, const Execution& executi
   text += fmt::format("scale {}, softcap {}, mask: {}, also: {}\n", p.scale,
                       p.softcap == 0.0F ? "off" : fmt::format("{}", p.softcap), mask(p), features(p));
   if (p.score_function != nullptr) text += fmt::format("score function: {}\n", p.score_function->text());
-  if (p.mask_function != nullptr) text += fmt::format("mask function: {}\n", p.mask_function->text());
+  if (p.window_of_mask) text += "mask function: its bounds of the window are part of the mask above\n";
+  if (p.mask_function != nullptr)
+    text +=
+        fmt::format("mask function{}: {}\n", p.window_of_mask ? ", the rest" : "", p.mask_function->text());
   for (const std::string& reason : reasons(p, plan, execution)) text += reason + '\n';
   text += fmt::format("workspace {} bytes\n", plan.workspace_bytes);
   return text;

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "api/problem_builder.hpp"
+#include "problem/mask_window.hpp"
 
 namespace tandem {
 
@@ -57,6 +58,7 @@ void ProblemBuilder::functions() {
   function("mask_function", in_.mask_function, Function::Kind::mask);
   p_.score_function = in_.score_function;
   p_.mask_function = in_.mask_function;
+  take_mask_window(p_);
 }
 
 void ProblemBuilder::function(const char* name, const Function* f, Function::Kind kind) const {

@@ -287,6 +287,7 @@ Function FunctionBuilder::mask_function(Expression visible) {
           "score function that gives -inf");
     }
   }
+  f.window_ = window_of(result);
   return f;
 }
 

@@ -135,6 +135,7 @@ struct Problem {
   Dropout dropout;
   const Function* score_function = nullptr;  ///< from the scaled and capped score to the logit
   const Function* mask_function = nullptr;   ///< of the pairs that the window leaves, those that are visible
+  bool window_of_mask = false;  ///< a mask function gave bounds of the window, and is what it says besides
   /// Backward: f32, by the numbers of the score function's captured tensors; without data: not wanted.
   std::span<const Tensor> captured_gradients = {};
   Pages pages;
