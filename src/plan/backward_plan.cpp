@@ -8,6 +8,7 @@
 #include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
+#include "plan/function_plan.hpp"
 #include "plan/padded.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "tandem/error.hpp"
@@ -35,7 +36,7 @@ const BackwardTileLine& line_for(std::int64_t head_dim) {
 }
 
 BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::int64_t head_dim_qk,
-                         std::int64_t head_dim_v, std::int64_t rows) {
+                         std::int64_t head_dim_v, std::int64_t rows, bool light = true) {
   c.tiling.head_dim_qk = padded(head_dim_qk, line.unit_qk);
   c.tiling.head_dim_v = padded(head_dim_v, line.unit_v);
   c.tiling.block_m = line.block_m;
@@ -45,9 +46,10 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
   c.q_stages = line.q_stages;
   c.dout_stages = line.dout_stages;
   c.dq_parts = line.dq_parts;
-  // The slope of a softcap beside P, or a function's values: 128 queries spill 150 to 300 bytes a thread.
+  // The slope of a softcap beside P, or the values of functions that are not light: 128 queries spill 150 to
+  // 300 bytes a thread. ALiBi and softcaps by tanh spill as much at 64 dimensions, and gain more.
   const bool plain = !c.softcap && !c.functions.given();
-  if (!plain) {
+  if (c.softcap || !light) {
     c.tiling.block_m = 64;
     c.tiling.head_dim_qk =
         padded(head_dim_qk, 64);  // the warpgroups halve dQ's columns, and a half is a strip
@@ -58,8 +60,11 @@ BackwardConfig with_tile(BackwardConfig c, const BackwardTileLine& line, std::in
       full && (c.schedule.deterministic ? !in_order : plain && rows >= line.staggered_from);
   // With ping-pong, causal attention at 512 takes 1.6 % (head dimension 64) and 1.9 % (128) longer, full
   // attention at 128 0.4 % less (docs/history/backward.md, Ping-pong).
+  const bool hides = c.mask.causal || c.functions.mask_function;
+  const bool has_step = !c.softcap && !c.functions.dropout && !c.functions.captured_gradients;
+  const bool has_registers = light || head_dim_qk <= 64;
   c.schedule.pingpong =
-      plain && line.pingpong_from > 0 && rows >= (c.mask.causal ? 2 : 1) * line.pingpong_from;
+      has_step && has_registers && line.pingpong_from > 0 && rows >= (hides ? 2 : 1) * line.pingpong_from;
   if (c.schedule.pingpong) {
     c.q_stages = 3;
     c.dout_stages = line.pingpong_dout_stages;
@@ -125,6 +130,10 @@ std::string backward_objection(const BackwardConfig& c) {
         "{} keys, {} parts, {} and {}",
         c.tiling.block_n, c.dq_parts, c.q_stages, c.dout_stages);
   }
+  if (c.schedule.pingpong && (c.functions.dropout || c.functions.captured_gradients)) {
+    return fmt::format("pingpong has no step with dropout, which is {}, or captured_gradients, which are {}",
+                       c.functions.dropout, c.functions.captured_gradients);
+  }
   if (c.schedule.staggered && (c.mask.causal || c.mask.local || c.mask.varlen)) {
     return fmt::format("staggered is for full attention of equal lengths; causal is {}, local {}, varlen {}",
                        c.mask.causal, c.mask.local, c.mask.varlen);
@@ -180,7 +189,8 @@ BackwardConfig wanted_backward_of(const Problem& p) {
 BackwardConfig choose_backward_config(const Problem& p) {
   const BackwardConfig c = wanted_backward_of(p);
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
-  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows);
+  return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows,
+                   has_light_functions(p));
 }
 
 std::vector<BackwardConfig> shipped_backward_configs() {

@@ -118,6 +118,7 @@ std::vector<Named> crossed_functions() {
   return {
       {"causal", "", "le(k, q)"},
       {"dilated", "", "eq(mod(sub(q, k), 3), 0)"},
+      {"by head", "", "or(eq(mod(h, 2), 1), lt(k, 8))"},  // of some heads no query sees a tile of keys
       {"ALiBi", "add(s, mul(t0[h], real(sub(k, q))))", "", {slopes()}},
       {"softcap and prefix", "mul(tanh(div(s, 2.0)), 2.0)", "or(lt(k, 5), le(k, q))"},
       {"-inf", "where(eq(mod(k, 4), mod(q, 4)), add(s, t0[h]), -inf)", "", {reals({4})}},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdio>
 #include <optional>
 
 #include "gpu/function_source.hpp"
@@ -12,6 +13,7 @@
 #include "plan/function_plan.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "plan/sm80_forward_plan.hpp"
+#include "problem/mask_window.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -89,15 +91,18 @@ class UsualFunctions : public testing::TestWithParam<Usual> {
     p.dropout = make_dropout(GetParam().dropout, 1, 2, 4);
     if (pass == Pass::backward && GetParam().captured_gradients) p.captured_gradients = gradients_;
     if (GetParam().placed) p.dropout.places = places_.data();
+    take_mask_window(p);
     return p;
   }
 
   /// No more local memory, and products that overlap.
-  static void expect_fast(const Problem& p, KernelName name, int local_bytes, const char* architecture = "") {
+  void expect_fast(const Problem& p, KernelName name, int local_bytes, const char* architecture = "") {
     name.functions = function_source(functions_of(p));
     if (*architecture != '\0') name.architecture = architecture;
     const FoundKernel found = find_kernel(name);
     const KernelUsage& usage = found.kernel->usage;
+    std::printf("USAGE %s regs %d stack %d stores %d loads %d serial %d\n", GetParam().name, usage.registers,
+                usage.stack_bytes, usage.spill_store_bytes, usage.spill_load_bytes, (int)usage.serialised);
     EXPECT_GT(usage.registers, 0);
     EXPECT_LE(usage.stack_bytes, local_bytes);
     EXPECT_LE(usage.spill_store_bytes, local_bytes);

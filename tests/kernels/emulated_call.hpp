@@ -10,12 +10,23 @@
 #include <utility>
 #include <vector>
 
+#include "api/make_problem.hpp"
 #include "harness/box.hpp"
 #include "kernels/config/fields.hpp"
 #include "launch.hpp"
 #include "problem/problem.hpp"
 
 namespace tandem::kernel_tests {
+
+/// The problem of a call, its mask function whole: kernels with functions are to have every mask, also those
+/// that are windows to the library.
+template <typename Args>
+Problem problem_of(Args args) {
+  const Function* const mask = std::exchange(args.mask_function, nullptr);
+  Problem p = make_problem(args);
+  p.mask_function = mask;
+  return p;
+}
 
 /// Lets kernels at the elements of boxes, as far as there are any, and at what lies between them; not at the
 /// guards around.

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "gpu/function_source.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/forward_plan.hpp"
@@ -111,11 +115,11 @@ TEST(FunctionPlan, BackwardListsAreOfMasksOnEqualLengthsInAnyOrder) {
   BackwardConfig wrong = choose_backward_config(problem(nullptr, &causal));
   wrong.schedule.deterministic = true;
   EXPECT_NE(backward_objection(wrong), "");
-  // Of 64 queries by 128 keys.
+  // Of 128 queries by 128 keys.
   const gpu::ListedBlocks listed =
       gpu::listed_query_blocks(problem(nullptr, &causal), choose_backward_config(problem(nullptr, &causal)));
   EXPECT_EQ(listed.count, 16);
-  EXPECT_EQ(listed.lists.stride, 33);
+  EXPECT_EQ(listed.lists.stride, 17);
 }
 
 TEST(FunctionPlan, DropoutIsAskedOfEveryPair) {
@@ -187,13 +191,45 @@ TEST(FunctionPlan, OneQueryTakesTheForwardKernel) {
   EXPECT_FALSE(forward_of(problem(nullptr, &causal, 1)).by_warps());
 }
 
-TEST(FunctionPlan, GradientsAreWithoutPingpong) {
-  const BackwardConfig c = choose_backward_config(problem(&tanh_of_score, nullptr));
-  EXPECT_FALSE(c.schedule.pingpong);
-  EXPECT_EQ(c.tiling.block_m, 64);
-  EXPECT_TRUE(c.sloped());
+/// Light functions leave the backward pass as many registers as none; others at 64 dimensions enough to take
+/// turns, and wider none.
+TEST(FunctionPlan, TilesOfGradientsAreByWhatAPairCosts) {
+  const std::vector<ConstTensor> captured{ConstTensor(nullptr, DType::f32, {8}),
+                                          ConstTensor(nullptr, DType::f32, {8, 4096})};
+  const Function slopes =
+      Function::parse("add(s, mul(t0[h], real(sub(k, q))))", Function::Kind::score, captured);
+  const Function table =
+      Function::parse("add(s, t1[h, add(sub(q, k), 2048)])", Function::Kind::score, captured);
+  const Function by_query = Function::parse("add(s, t1[h, q])", Function::Kind::score, captured);
+  const Function by_key = Function::parse("add(s, t1[h, k])", Function::Kind::score, captured);
+  std::string text = "s";
+  for (int i = 0; i < 7; ++i) text = "tanh(" + text + ")";
+  const Function long_chain = Function::parse(text, Function::Kind::score);
+  const auto tile = [](const Function* score, const Function* mask, int head_dim) {
+    Problem p = problem(score, mask);
+    p.head_dim_qk = p.head_dim_v = head_dim;
+    const BackwardConfig c = choose_backward_config(p);
+    EXPECT_EQ(backward_objection(c), "");
+    return std::pair(c.tiling.block_m, c.schedule.pingpong);
+  };
+  for (const Function* light : {&tanh_of_score, &slopes, &by_key}) {
+    EXPECT_TRUE(has_light_functions(problem(light, &causal)));
+    EXPECT_EQ(tile(light, &causal, 64), std::pair(128, true));
+    EXPECT_EQ(tile(light, &causal, 128), std::pair(64, true));
+  }
+  for (const Function* heavy : {&table, &by_query, &long_chain}) {
+    EXPECT_FALSE(has_light_functions(problem(heavy, nullptr)));
+    EXPECT_EQ(tile(heavy, nullptr, 64), std::pair(64, true));
+    EXPECT_EQ(tile(heavy, nullptr, 128), std::pair(64, false));
+  }
+  Problem dropped = problem(nullptr, nullptr);
+  dropped.dropout = make_dropout(0.5F, 1, 2, 8);
+  EXPECT_FALSE(choose_backward_config(dropped).schedule.pingpong);
+  BackwardConfig wrong = choose_backward_config(problem(&slopes, nullptr));
+  wrong.functions.dropout = true;
+  EXPECT_NE(backward_objection(wrong).find("pingpong has no step with dropout"), std::string::npos);
+  EXPECT_TRUE(choose_backward_config(problem(&tanh_of_score, nullptr)).sloped());
   EXPECT_FALSE(choose_backward_config(problem(nullptr, &causal)).sloped());
-  EXPECT_EQ(backward_objection(c), "");
 }
 
 TEST(FunctionPlan, WhatHasNoKernelIsAnError) {

@@ -171,10 +171,11 @@ TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
 
 /// As on Hopper: a mask function of equal lengths has lists of blocks in both passes.
 TEST(Sm80Plan, FunctionsAreCompiledIn) {
+  const Function chunked = Function::parse("eq(floordiv(k, 64), floordiv(q, 64))", Function::Kind::mask);
   const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
   const Function twice = Function::parse("mul(s, 2.0)", Function::Kind::score);
   ForwardArgs forward = call_on("A100");
-  forward.mask_function = &causal;
+  forward.mask_function = &chunked;
   const auto kernels = [](const Plan& plan) {
     std::vector<gpu::Kernel> all;
     for (const gpu::Step& step : plan.gpu->list.all()) all.push_back(step.kernel);
@@ -184,12 +185,16 @@ TEST(Sm80Plan, FunctionsAreCompiledIn) {
   EXPECT_EQ(kernels(plan_of(forward)), (std::vector{Kernel::list_blocks, Kernel::sm80_forward}));
   EXPECT_EQ(config_of(forward).transform, ScoreTransform::raw);
   EXPECT_NE(explain(forward).find("by lists that a kernel makes first"), std::string::npos);
+  forward.mask_function = &causal;  // is the window
+  EXPECT_EQ(kernels(plan_of(forward)), std::vector{Kernel::sm80_forward});
+  EXPECT_TRUE(config_of(forward).mask.causal);
+  EXPECT_FALSE(config_of(forward).functions.given());
   forward.mask_function = nullptr;
   forward.score_function = &twice;
   EXPECT_EQ(kernels(plan_of(forward)), std::vector{Kernel::sm80_forward});
   EXPECT_EQ(config_of(forward).transform, ScoreTransform::scaled);
   BackwardArgs backward = backward_on("RTX 4090", 64);
-  backward.mask_function = &causal;
+  backward.mask_function = &chunked;
   EXPECT_EQ(kernels(plan_of(backward)), (std::vector{Kernel::list_query_blocks, Kernel::backward_preprocess,
                                                      Kernel::sm80_backward, Kernel::backward_convert}));
   backward.options.deterministic = true;

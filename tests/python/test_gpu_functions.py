@@ -125,6 +125,47 @@ def test_dropout_keeps_what_the_cpu_keeps(name: str, dtype: torch.dtype) -> None
         assert (other.cpu() - same).abs().max().item() > 0.1 * largest
 
 
+LONG = 1100  # queries and keys: from here on the warpgroups of the backward kernel take turns
+
+
+def long_functions(device: str) -> dict[str, tuple[Function | None, Function | None]]:
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625], device=device)
+    table = torch.randn(HEADS, 2 * LONG, generator=torch.Generator().manual_seed(3)).to(device)
+
+    def prefix(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k < 70) | (q >= k)
+
+    return {
+        "prefix LM": (None, prefix),
+        "by head": (None, lambda b, h, q, k: (h % 2 == 1) | (k < 8)),
+        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), None),
+        "ALiBi, causal": (lambda s, b, h, q, k: s + slopes[h] * (k - q), lambda b, h, q, k: q >= k),
+        "softcap, prefix LM": (lambda s, b, h, q, k: 3.0 * torch.tanh(s / 3.0), prefix),
+        "relative, prefix LM": (lambda s, b, h, q, k: s + table[h, q - k + LONG], prefix),
+        "-inf": (lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")), None),
+    }
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", tuple(long_functions("cpu")))
+def test_long_sequences(name: str, head_dim: int) -> None:
+    """What the CPU gives, as close as two roundings."""
+
+    def of(device: str) -> list[torch.Tensor]:
+        random = torch.Generator().manual_seed(5)
+        inputs = [
+            torch.randn(1, LONG, heads, head_dim, generator=random).to(device, torch.bfloat16)
+            for heads in (HEADS, 2, 2, HEADS)
+        ]
+        score_mod, mask_mod = long_functions(device)[name]
+        return results(
+            lambda *t: tandem.attention(*t, score_mod=score_mod, mask_mod=mask_mod), inputs[3], *inputs[:3]
+        )
+
+    for result, same in zip(of("cuda"), of("cpu"), strict=True):
+        assert (result.cpu() - same).abs().max().item() < 0.02 * same.abs().max().item()
+
+
 def test_flex_attention_with_a_block_mask_is_the_same_call() -> None:
     score_mod, mask_mod = functions("cuda")["ALiBi, softcap, causal"]
     q, k, v = (

@@ -208,11 +208,13 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (C.schedule.pingpong) {
       u32 p_packed[scores / 2];
       u32 ds_packed[scores / 2];
-      this->begin_head(t, 0);
-      step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
-      for (int g = 0; g < group; ++g) {
+      const int first_head = this->begin_first_head(t);
+      step_pingpong<true, true>(t, this->take_visit(t, this->first_visit(t)), p_packed, ds_packed, dk, dv);
+      for (int g = first_head; g < group; ++g) {
         this->begin_head(t, g);
-        for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
+        const int end = this->end_visit(t);
+        for (int i = this->first_visit(t) + (g == first_head ? 1 : 0); i < end; ++i) {
+          const int m = this->take_visit(t, i);
           if (this->needs_mask(t, m)) {
             step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
           } else {

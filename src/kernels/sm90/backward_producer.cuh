@@ -235,7 +235,7 @@ struct DqWriter {
     ptx::named_barrier_arrive(barrier_dq_empty + warpgroup, dq_threads);
     while (tiles.next(t)) {
       // With ping-pong, the first dQ of a tile from the first warpgroup belongs to no block.
-      if (C.schedule.pingpong && warpgroup == 0 && t.blocks.first < t.blocks.end) {
+      if (C.schedule.pingpong && warpgroup == 0 && has_visits<C>(p, t)) {
         ptx::named_barrier_sync(barrier_dq_full, dq_threads);
         ptx::named_barrier_arrive(barrier_dq_empty, dq_threads);
       }

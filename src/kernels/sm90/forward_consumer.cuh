@@ -52,10 +52,9 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     if constexpr (C.functions.given()) this->template take_rows<C.tiling>(p, t.index, first_query, position);
     if constexpr (C.functions.block_lists) this->take_block(block, t.blocks);
   }
-  /// Blocks without a mask keep their rows' maxima. Those that go through functions do not: functions may
-  /// hide any pair, and with it a row's first keys, without which there is no reference.
-  static constexpr bool lazy_blocks = !C.schedule.invariant && !C.functions.score_function &&
-                                      (!C.functions.mask_function || C.functions.block_lists);
+  /// Blocks without a mask keep their rows' maxima. Those that a mask function is asked about do not.
+  static constexpr bool lazy_blocks =
+      !C.schedule.invariant && (!C.functions.mask_function || C.functions.block_lists);
   /// Calls step(masked) for each block of a tile but the first, as tile::walk_blocks does, or of its list.
   template <typename Step>
   TANDEM_DEVICE void walk(int& block, tile::BlockRange& all, const tile::BlockRange& own, Step& step) {
@@ -305,6 +304,11 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       ptx::pin_registers(o);
     };
     constexpr bool late = lazy && C.schedule.output_late;
+    // A score function may hide a row's first keys, by -inf: until all rows have a reference, maxima are
+    // found.
+    bool begins = false;
+    if constexpr (lazy && C.functions.score_function)
+      begins = ptx::ballot(softmax.is_without_reference()) != 0;
     if constexpr (!late) take_output();
     release_scores();
     if constexpr (!late) release_v();
@@ -319,9 +323,13 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       tile::convert<C.tiling.element>(probabilities, s, C.functions.dropout ? 0 : 3 * (scores / 4), scores);
       softmax.add(total, rescale);
     } else {
+      if (begins) softmax.update(s, rescale, scale_log2);
       softmax.exponentials(s, total, scale_log2, nothing);
-      const bool moved = ptx::ballot(softmax.outgrown(total)) != 0;
-      if (!moved) {
+      const bool moved = begins || ptx::ballot(softmax.outgrown(total)) != 0;
+      if (begins) {
+        softmax.add(total, rescale);
+        if constexpr (!late) rescale_output(0, outputs);
+      } else if (!moved) {
         softmax.add(total);
       } else {
         if (!softmax.move(s, total, rescale)) {

@@ -111,8 +111,11 @@ struct OnlineSoftmax {
   /// NaN counts as too large, since a sum of infinities may be NaN.
   TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
     constexpr float limit = 64.0F;
-    return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
-           reference[1] == -ptx::infinity();
+    return !(total[0] <= limit) || !(total[1] <= limit) || is_without_reference();
+  }
+  /// Whether one of the rows has seen no key.
+  [[nodiscard]] TANDEM_DEVICE bool is_without_reference() const {
+    return reference[0] == -ptx::infinity() || reference[1] == -ptx::infinity();
   }
 
   /// Moves the references up to the largest of such exponentials, and makes the exponentials and their sums

@@ -1,5 +1,4 @@
 #include "emulated_backward.hpp"
-#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <array>
@@ -108,7 +107,7 @@ void launch_main(const EmulatedBackward& kernels, const Problem& p, const Call& 
 
 void run_backward(const EmulatedBackward& kernels, Call& call, const EmulatedRun& run) {
   const BackwardConfig& config = kernels.config;
-  Problem p = make_problem(call.backward_args());
+  Problem p = problem_of(call.backward_args());
   emulator::Options options;
   // A gradient that nobody asked for goes to rows that all heads share.
   options.unordered = call.rows_overlap || !p.dk.given() || !p.dv.given();

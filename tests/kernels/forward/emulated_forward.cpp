@@ -1,5 +1,4 @@
 #include "emulated_forward.hpp"
-#include "api/make_problem.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -141,7 +140,7 @@ namespace {
 /// Whether TMA can read k and v of a case as they lie: 8-bit ones are not copied.
 bool tma_reads_keys(const Case& c, const Tiling& tiling) {
   Call call(c);
-  Problem p = make_problem(call.forward_args());
+  Problem p = problem_of(call.forward_args());
   if (p.quantized_inputs()) p.q.dtype = p.out.dtype;
   return tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::k)) &&
          tma_can_read(gpu::forward_tensor_map(p, tiling, gpu::Loaded::v));
@@ -257,7 +256,7 @@ void EmulatorRunner::launch_with_functions(const Problem& p, const ForwardParams
 }
 
 void EmulatorRunner::forward(Call& call) {
-  Problem p = make_problem(call.forward_args());
+  Problem p = problem_of(call.forward_args());
   fold_heads_into_rows(p);
   const std::int64_t tiles = gpu::forward_tile_count(p, kernel_.config.tiling);
   if (tiles == 0) return;

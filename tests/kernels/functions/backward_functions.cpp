@@ -21,6 +21,14 @@ constexpr BackwardConfig staggered() {
   return c;
 }
 
+/// `queries` at a time.
+constexpr BackwardConfig pingpong(BackwardConfig c, int queries) {
+  c.tiling.block_m = queries;
+  c.q_stages = 3;
+  c.schedule.pingpong = true;
+  return c;
+}
+
 constexpr BackwardConfig wide(int head_dim, bool scored) {
   BackwardConfig c = head_dim == 256 ? cluster_of_two : BackwardConfig{.tiling = {.block_n = 64}};
   const BackwardConfig narrow = with_functions(Element::bf16, scored, false);
@@ -39,7 +47,9 @@ std::span<const EmulatedBackward> function_backwards_of_lists() {
       emulate<listed(masked, false), listed(scored, false), listed(masked, true), listed(scored, true),
               listed(with_functions(Element::bf16, false, true), true),
               listed(with_functions(Element::bf16, true, true), true), listed(wide(192, false), true),
-              listed(wide(256, true), true)>();
+              listed(wide(256, true), true), pingpong(listed(masked, false), 64),
+              pingpong(listed(scored, true), 64), pingpong(listed(masked, true), 128),
+              pingpong(listed(scored, false), 128)>();
   return kernels;
 }
 
@@ -49,7 +59,9 @@ std::span<const EmulatedBackward> function_backwards() {
               with_functions(Element::bf16, true, false), with_functions(Element::f16, true, true),
               with_functions(Element::bf16, true, true), with_functions(Element::f16, false, false),
               with_functions(Element::bf16, false, false), with_functions(Element::bf16, false, true),
-              wide(192, true), wide(192, false), wide(256, true)>();
+              wide(192, true), wide(192, false), wide(256, true),
+              pingpong(with_functions(Element::bf16, true, false), 64),
+              pingpong(with_functions(Element::f16, false, false), 128)>();
   return kernels;
 }
 
