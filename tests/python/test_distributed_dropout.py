@@ -71,12 +71,13 @@ def _dropped_of(
         lead = (BATCH, lengths) if isinstance(lengths, int) else (sum(lengths),)
         each = enumerate((heads[0], heads[1], heads[1], heads[0]))
         whole = [randn(*lead, h, DIM, seed=i).to(dtype) for i, h in each]
-        dropout = {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 2**33 + 5}
+        dropout: dict[str, Any] = {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 2**33 + 5}
         cu: dict[str, Tensor] = {}
         if not isinstance(lengths, int):
             ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
             cu = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-        wanted = [(t,) for t in _one_device(whole, torch.float32, "cpu", **same, **dropout, **cu)]
+        on_one = _one_device(whole, torch.float32, "cpu", **same, **dropout, **cu)
+        wanted: list[tuple[Tensor, ...]] = [(t,) for t in on_one]
         if dtype != torch.float32:
             there = {name: t.to(device) for name, t in cu.items()}
             one = _one_device(whole, dtype, device, **more, **dropout, **there)
@@ -85,9 +86,8 @@ def _dropped_of(
             layout = cases.layout_of(layout_kind, lengths, ranks.size)
             q, k, v, dout = (layout.shard(t.to(device), ranks.rank) for t in whole)
             leaves = [t.requires_grad_() for t in (q, k, v)]
-            out = context_parallel_attention(
-                *leaves, layout=layout, group=group, strategy=strategy, **more, **dropout
-            )
+            options = {"layout": layout, "group": group, "strategy": strategy, **more, **dropout}
+            out = context_parallel_attention(*leaves, **options)
             mine = out.detach(), *torch.autograd.grad(out, leaves, dout)
             found = [gather(t, layout=layout, group=group).cpu() for t in mine]
             what = f"{strategy} over {layout_kind}, {kind}, {', '.join(more) or 'nothing else'}"
