@@ -34,48 +34,71 @@ class Handle:
         for device, name, function in operators:
             function = _or_pytorchs(device, name, function)
             library.impl(name, function, device, with_keyset=True, allow_override=True)
-        for key in ("AutogradCPU", "CPU"):
-            library.impl(_MATH, _math_or_pytorchs(key), key, with_keyset=True, allow_override=True)
+        instead = [(_MATH, "AutogradCPU"), (_MATH, "CPU")]
+        if torch.version.cuda is not None:
+            instead += [(name, "AutogradCUDA") for name in _ON_GPUS]
+            instead += [(name, "CUDA") for name in _ON_GPUS[:3]]  # of the last, _cuda_forward is there
+        for name, key in instead:
+            library.impl(name, _with_functions(name, key), key, with_keyset=True, allow_override=True)
         self._library: Any = library
 
     def remove(self) -> None:
         self._library._destroy()
 
 
-#: What PyTorch computes in place of flash attention on the CPU: dropout, and masks that require a gradient.
+#: What PyTorch computes in place of flash attention where there is dropout or a mask: on the CPU its formula,
+#: for dropout and masks that require a gradient; on a GPU the others, for whatever has a mask, and dropout.
 _MATH = "_scaled_dot_product_attention_math"
+_ON_GPUS = (
+    _MATH,
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention",
+)
 
 
-def _math_or_pytorchs(key: str) -> Callable[..., Any]:
-    """Tandem's attention for what PyTorch's formula has on the CPU and its flash attention has not, where
-    flash attention is allowed; else PyTorch's own. The weights, a second result that no public function hands
-    on, are left empty."""
-    theirs = torch.library.get_kernel(f"aten::{_MATH}", key)
+def _with_functions(name: str, key: str) -> Callable[..., Any]:
+    """Tandem's attention with a mask or dropout in place of PyTorch's operator `name`, where flash attention
+    is allowed; else PyTorch's own."""
+    theirs = torch.library.get_kernel(f"aten::{name}", key)
+    schema = getattr(torch.ops.aten, name).default._schema
+    parameters = [argument.name for argument in schema.arguments]
+    # PyTorch's operators call themselves by this key, and would take our LSE for theirs in the backward pass.
+    in_inference = key == "CUDA"
 
-    def function(
-        keys: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        dropout_mask: Tensor | None = None,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        wanted = 0.0 < dropout_p < 1.0 or (attn_mask is not None and attn_mask.requires_grad)
-        if not (wanted and dropout_mask is None and _is_flash_allowed(q, k, v, attn_mask)):
-            given = (q, k, v, attn_mask, dropout_p, is_causal, dropout_mask)
-            return theirs.call_boxed(keys, *given, scale=scale, enable_gqa=enable_gqa)
-        call, *tensors = _problem(q, k, v, is_causal, scale, attn_mask, detached=False)
+    def function(keys: Any, *arguments: Any, **options: Any) -> Any:
+        given = dict(zip(parameters, arguments, strict=False)) | options
+        q, k, v = arguments[:3]
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        dropout_p = given.get("dropout_p", 0.0)
+        masked = mask is not None and (q.is_cuda or mask.requires_grad)
+        if (
+            not (masked or 0.0 < dropout_p < 1.0)
+            or given.get("dropout_mask") is not None
+            or (in_inference and not torch.is_inference_mode_enabled())
+            or not _is_flash_allowed(q, k, v, mask)
+        ):
+            return theirs.call_boxed(keys, *arguments, **options)
+        is_causal, scale = given.get("is_causal", False), given.get("scale")
+        call, *tensors = _problem(q, k, v, is_causal, scale, mask, detached=False)
         _dropout.add(call, dropout_p, None, 0)
         tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-        out = _torch_functions.attention(call, *tensors, None, return_lse=False, out=None, out_dtype=None)
-        return out.transpose(1, 2), q.new_empty(0)
+        out, lse = _torch_functions.attention(call, *tensors, None, return_lse=True, out=None, out_dtype=None)
+        return _results(len(schema.returns), out.transpose(1, 2), lse, q, k)
 
     return function
+
+
+def _results(count: int, out: Tensor, lse: Tensor, q: Tensor, k: Tensor) -> Any:
+    """As many results as PyTorch's operator has. Of those but out and lse no public function hands any on:
+    the weights of the formula, and what dropout began with."""
+    if count == 2:
+        return out, q.new_empty(0)
+    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    offset = torch.zeros((), dtype=torch.uint64, device=q.device)
+    if count == 4:
+        return out, lse, seed, offset
+    return out, lse, None, None, q.shape[2], k.shape[2], seed, offset, q.new_empty(0)
 
 
 def _is_flash_allowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
@@ -83,6 +106,12 @@ def _is_flash_allowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> b
     for t in (q, k, v, mask):
         plain = t is None or type(t) in (Tensor, torch.nn.Parameter)
         if not plain or (t is not None and (t.is_nested or t.is_neg() or t.dtype == torch.float64)):
+            return False
+    if q.is_cuda:
+        sixteen_bits = q.dtype in (torch.float16, torch.bfloat16)
+        # Gradients of a mask have no fixed order on a GPU.
+        ordered = torch.are_deterministic_algorithms_enabled() and mask is not None and mask.requires_grad
+        if ordered or not sixteen_bits or (mask is not None and not mask.is_cuda):
             return False
     return (
         bool(torch._C._get_flash_sdp_enabled())
@@ -96,8 +125,9 @@ def _or_pytorchs(device: str, name: str, ours: Callable[..., Any]) -> Callable[.
     """`ours`, or PyTorch's own operator for what Tandem lacks here: dropout, float64, masks of float64,
     and head dimensions above 256 on a GPU or 1024 on the CPU.
 
-    PyTorch picks flash attention for these on the CPU (dropout apart), and for dropout on a GPU. A backward
-    call goes where its forward went, since both have the same dtype, head dimension and options.
+    PyTorch picks flash attention for these on the CPU, dropout apart. With dropout this is called on a GPU in
+    inference mode alone, else `_with_functions` is. A backward call goes where its forward went, since both
+    have the same dtype, head dimension and options.
     """
     theirs = torch.library.get_kernel(f"aten::{name}", device)
     parameters = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
@@ -198,9 +228,8 @@ def _cuda_forward(
     call, *tensors = _problem(q, k, v, is_causal, scale)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     _, lse = _call.forward(call, *tensors, None, return_lse=True, out=out.transpose(1, 2))
-    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that there is not
-    offset = torch.zeros((), dtype=torch.uint64, device=q.device)
-    return out, lse, None, None, q.shape[2], k.shape[2], seed, offset, q.new_empty(0)
+    results: tuple[Any, ...] = _results(9, out, lse, q, k)
+    return results
 
 
 def _cuda_backward(

@@ -6,14 +6,16 @@ import itertools
 from typing import Any
 
 import distributed_cases as cases
+import oracle
 import pytest
 import tandem
 import torch
 import torch.distributed as dist
 from distributed_pool import Pool
-from tandem.distributed import Layout, _comm, context_parallel_attention
+from tandem.distributed import Layout, _comm, context_parallel_attention, gather
 from tandem.distributed._comm import Ranks
 from test_distributed_functions import BATCH, DIM, LENGTHS, MOST, PAIR, SEEN, randn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -31,53 +33,65 @@ def dropped_of_levels(rank: int, heads: tuple[int, int], dtype: torch.dtype, dev
     _dropped_of(mesh, cases.LEVELS, heads, dtype, device)
 
 
+def _asked(heads: int, device: str) -> tuple[dict[str, Any], ...]:
+    """What calls have beside dropout; arrays lie on `device`."""
+    table, seen = randn(heads, 2 * MOST).to(device), SEEN.to(device)
+    return (
+        {},
+        {"causal": True, "sink": randn(heads).to(device)},
+        {"score_mod": lambda s, b, h, q, k: s * (b + 1) + table[h, q - k + MOST - 1], "softcap": 4.0},
+        {"bias": table[:, None, :MOST], "mask": seen},
+    )
+
+
+def _one_device(whole: list[Tensor], dtype: torch.dtype, device: str, **options: Any) -> list[Tensor]:
+    """Out, dq, dk and dv of one call there, on the CPU."""
+    *inputs, dout = (t.to(device, dtype) for t in whole)
+    leaves = [t.requires_grad_() for t in inputs]
+    out = tandem.attention(*leaves, **options)
+    return [t.cpu() for t in (out.detach(), *torch.autograd.grad(out, leaves, dout))]
+
+
+def _close(got: Tensor, exact: Tensor, *one: Tensor) -> None:
+    """Parts are within the bounds of one call: in f32 1e-5, in 16 bits twice the error that it has itself."""
+    if one:
+        oracle.assert_close(got, exact, *one)
+    else:
+        torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
+
+
 def _dropped_of(
     group: Any, strategies: tuple[str, ...], heads: tuple[int, int], dtype: torch.dtype, device: str
 ) -> None:
     ranks = Ranks.of(group)
-    table = randn(heads[0], 2 * MOST).to(device)
-    for (kind, lengths), more in itertools.product(
-        LENGTHS.items(),
-        (
-            {},
-            {"causal": True, "sink": randn(heads[0]).to(device)},
-            {"score_mod": lambda s, b, h, q, k: s * (b + 1) + table[h, q - k + MOST - 1], "softcap": 4.0},
-            {"bias": table[:, None, :MOST], "mask": SEEN.to(device)},
-        ),
-    ):
+    here, on_cpu = (_asked(heads[0], each) for each in (device, "cpu"))
+    for (kind, lengths), (more, same) in itertools.product(LENGTHS.items(), zip(here, on_cpu, strict=True)):
         if kind == "packed" and "bias" in more:
             continue
         lead = (BATCH, lengths) if isinstance(lengths, int) else (sum(lengths),)
         each = enumerate((heads[0], heads[1], heads[1], heads[0]))
-        whole = [randn(*lead, h, DIM, seed=i).to(device, dtype) for i, h in each]
-        options: dict[str, Any] = {
-            **more,
-            "dropout_p": 0.3,
-            "dropout_seed": 2**40 + 7,
-            "dropout_offset": 2**33 + 5,
-        }
-        one = [t.clone().requires_grad_() for t in whole[:3]]
-        cu: dict[str, Any] = {}
+        whole = [randn(*lead, h, DIM, seed=i).to(dtype) for i, h in each]
+        dropout: dict[str, Any] = {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 2**33 + 5}
+        cu: dict[str, Tensor] = {}
         if not isinstance(lengths, int):
-            ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+            ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
             cu = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
-        wanted = tandem.attention(*one, **options, **cu)
-        wanted.backward(whole[3])
+        on_one = _one_device(whole, torch.float32, "cpu", **same, **dropout, **cu)
+        wanted: list[tuple[Tensor, ...]] = [(t,) for t in on_one]
+        if dtype != torch.float32:
+            there = {name: t.to(device) for name, t in cu.items()}
+            one = _one_device(whole, dtype, device, **more, **dropout, **there)
+            wanted = [(*exact, t) for exact, t in zip(wanted, one, strict=True)]
         for layout_kind, strategy in itertools.product(("zigzag", "striped", "of_ranges"), strategies):
             layout = cases.layout_of(layout_kind, lengths, ranks.size)
-            mine = [layout.shard(t, ranks.rank).requires_grad_() for t in whole[:3]]
-            out = context_parallel_attention(*mine, layout=layout, group=group, strategy=strategy, **options)
-            out.backward(layout.shard(whole[3], ranks.rank))
-            for got, want in ((out, wanted), *((a.grad, b.grad) for a, b in zip(mine, one, strict=True))):
-                assert got is not None and want is not None
-                bound = 1e-5 if dtype == torch.float32 else 2e-2
-                torch.testing.assert_close(
-                    got,
-                    layout.shard(want, ranks.rank),
-                    atol=bound,
-                    rtol=bound,
-                    msg=lambda told, of=f"{strategy} over {layout_kind}": f"{of}: {told}",
-                )
+            q, k, v, dout = (layout.shard(t.to(device), ranks.rank) for t in whole)
+            leaves = [t.requires_grad_() for t in (q, k, v)]
+            options = {"layout": layout, "group": group, "strategy": strategy, **more, **dropout}
+            out = context_parallel_attention(*leaves, **options)
+            mine = out.detach(), *torch.autograd.grad(out, leaves, dout)
+            found = [gather(t, layout=layout, group=group).cpu() for t in mine]
+            what = f"{strategy} over {layout_kind}, {kind}, {', '.join(more) or 'nothing else'}"
+            cases.assert_all_close(what, ("out", "dq", "dk", "dv"), found, wanted, _close)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +106,10 @@ def test_dropout_keeps_what_one_device_keeps(pool: Pool, heads: tuple[int, int],
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2)], ids=str)
 def test_dropout_of_two_levels(pool: Pool, heads: tuple[int, int]) -> None:
     pool.run(dropped_of_levels, heads, torch.float32, "cpu")
+
+
+def test_dropout_in_16_bits(pool: Pool) -> None:
+    pool.run(dropped, (8, 4), None, torch.bfloat16, "cpu")
 
 
 def _seeded(rank: int) -> None:
