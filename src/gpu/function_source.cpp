@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "gpu/bounds_printer.hpp"
@@ -118,6 +119,41 @@ std::string function_source(const CallFunctions& functions) {
   if (differentiates) text += GradientPrinter(*functions.score, 's', 0, functions.gradients).text();
   if (functions.mask != nullptr) text += BoundsPrinter(*functions.mask, 'm', most_captured).text();
   return text + "};\n}  // namespace tandem::tile\n";
+}
+
+namespace {
+
+std::optional<int> operations_of_pairs(const Function& f) {
+  constexpr unsigned by_query = 1, by_key = 2, by_score = 4;
+  std::array<unsigned, Function::max_nodes> depends{};
+  int operations = 0;
+  for (std::size_t n = 0; n < f.nodes().size(); ++n) {
+    const FunctionNode& node = f.nodes()[n];
+    depends[n] = node.op == FunctionOp::query   ? by_query
+                 : node.op == FunctionOp::key   ? by_key
+                 : node.op == FunctionOp::score ? by_score
+                                                : 0U;
+    for (const std::int16_t a : node.args) {
+      if (a >= 0) depends[n] |= depends[static_cast<std::size_t>(a)];
+    }
+    if (node.op == FunctionOp::read && (depends[n] & by_query) != 0) return std::nullopt;
+    const bool special = node.op >= FunctionOp::exp && node.op <= FunctionOp::sigmoid;
+    if (node.args[0] >= 0 && (depends[n] & (by_query | by_score)) != 0) operations += special ? 3 : 1;
+  }
+  return operations;
+}
+
+}  // namespace
+
+std::optional<int> operations_of_pairs(const CallFunctions& functions) {
+  int operations = 0;
+  for (const Function* f : {functions.score, functions.mask}) {
+    if (f == nullptr) continue;
+    const std::optional<int> more = operations_of_pairs(*f);
+    if (!more) return std::nullopt;
+    operations += *more;
+  }
+  return operations;
 }
 
 FunctionParams function_params(const CallFunctions& functions) {

@@ -2,6 +2,7 @@
 // tensors that they read become among a kernel's parameters.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "kernels/config/backward.hpp"
@@ -30,6 +31,14 @@ Functions functions_config(const CallFunctions& functions);
 /// The text that stands behind a kernel's source: tile::UserFunctions of the digest. Empty without functions
 /// and dropout.
 std::string function_source(const CallFunctions& functions);
+
+/// How many operations a kernel has for every pair of query and key, derivatives included, an exponential or
+/// its like for three; nothing if it reads an element by query, or by query and key, for each.
+std::optional<int> operations_of_pairs(const CallFunctions& functions);
+/// Whether so many leave the kernels nearly as many registers as none.
+constexpr bool are_light(std::optional<int> operations) {
+  return operations.has_value() && *operations <= 12;
+}
 
 /// What the text reads at run time.
 FunctionParams function_params(const CallFunctions& functions);

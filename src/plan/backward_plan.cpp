@@ -8,7 +8,6 @@
 #include "gpu/function_source.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/forward_plan.hpp"
-#include "plan/function_plan.hpp"
 #include "plan/padded.hpp"
 #include "plan/sm80_backward_plan.hpp"
 #include "tandem/error.hpp"
@@ -189,8 +188,10 @@ BackwardConfig wanted_backward_of(const Problem& p) {
 BackwardConfig choose_backward_config(const Problem& p) {
   const BackwardConfig c = wanted_backward_of(p);
   const std::int64_t rows = p.packed_q ? p.rows_q / std::max<std::int64_t>(p.batch, 1) : p.rows_q;
+  const bool light = gpu::are_light(gpu::operations_of_pairs(gpu::functions_of(p))) && !c.functions.dropout &&
+                     !c.functions.captured_gradients;
   return with_tile(c, line_for(std::max(p.head_dim_qk, p.head_dim_v)), p.head_dim_qk, p.head_dim_v, rows,
-                   has_light_functions(p));
+                   light);
 }
 
 std::vector<BackwardConfig> shipped_backward_configs() {

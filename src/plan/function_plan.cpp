@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <climits>
-#include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -68,52 +65,20 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
   c.functions = gpu::functions_config(gpu::functions_of(p));
   // A score function takes the scaled score itself.
   if (c.functions.score_function && c.transform == ScoreTransform::raw) c.transform = ScoreTransform::scaled;
-  if (const char* t = std::getenv("TANDEM_TRY"); t != nullptr && std::strchr(t, 'e') != nullptr)
-    c.schedule.output_late = false;  // no registers are left for it
+  // Beside functions that read for a pair, take many operations or drop out no registers are left for it.
+  const std::optional<int> operations = gpu::operations_of_pairs(gpu::functions_of(p));
+  c.schedule.output_late = c.schedule.output_late && gpu::are_light(operations) && !p.dropout.on;
+  // With ALiBi finding maxima is 3 to 8 % faster than to ask of each block whether it has outgrown them, with
+  // a tanh 1 to 7 % slower, with a table 40 to 55 % (docs/results/gpu-functions-h200.md).
+  constexpr int few_operations = 4;
+  const bool few = operations.has_value() && *operations <= few_operations;
+  c.schedule.finds_maxima = !c.of_sm80() && c.functions.score_function && (few || p.dropout.on);
   // Lists are of tiles of one head's queries and of lengths that the host knows.
   const bool whole_tiles = !c.mask.varlen && !c.schedule.split && !c.schedule.invariant &&
                            !c.tiling.heads_as_rows && c.keys == KeySource::rows && !c.converts();
   c.functions.block_lists = c.functions.mask_function && whole_tiles && c.tiling.block_m <= list_rows &&
                             c.schedule.overlap && p.rows_k >= worth_listing;
   return c;
-}
-
-namespace {
-
-/// Operations of the function's nodes that the backward pass has for every pair; nothing if it reads an
-/// element by query, or by query and key.
-std::optional<int> operations_of_pairs(const Function& f) {
-  constexpr unsigned by_query = 1, by_key = 2, by_score = 4;
-  std::array<unsigned, Function::max_nodes> depends{};
-  int operations = 0;
-  for (std::size_t n = 0; n < f.nodes().size(); ++n) {
-    const FunctionNode& node = f.nodes()[n];
-    depends[n] = node.op == FunctionOp::query   ? by_query
-                 : node.op == FunctionOp::key   ? by_key
-                 : node.op == FunctionOp::score ? by_score
-                                                : 0U;
-    for (const std::int16_t a : node.args) {
-      if (a >= 0) depends[n] |= depends[static_cast<std::size_t>(a)];
-    }
-    if (node.op == FunctionOp::read && (depends[n] & by_query) != 0) return std::nullopt;
-    const bool leaf = node.args[0] < 0;
-    if (!leaf && (depends[n] & (by_query | by_score)) != 0) ++operations;
-  }
-  return operations;
-}
-
-}  // namespace
-
-bool has_light_functions(const Problem& p) {
-  constexpr int most = 12;
-  int operations = 0;
-  for (const Function* f : {p.score_function, p.mask_function}) {
-    if (f == nullptr) continue;
-    const auto more = operations_of_pairs(*f);
-    if (!more) return false;
-    operations += *more;
-  }
-  return operations <= most && !p.dropout.on && !p.wants_captured_gradients();
 }
 
 namespace {

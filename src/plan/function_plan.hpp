@@ -15,10 +15,6 @@ void check_gpu_functions(const Problem& problem);
 /// The Config with the problem's functions; without any, as it is.
 ForwardConfig with_functions(ForwardConfig config, const Problem& problem);
 
-/// Whether the backward pass finds a pair's functions by a few operations and without reading anything for
-/// a query or a pair: then it has registers for twice the queries at a time. True without functions.
-bool has_light_functions(const Problem& problem);
-
 /// A line of explain for a problem with functions; `lists`: the kernel visits listed blocks.
 std::string explain_gpu_functions(const Problem& problem, bool lists);
 

@@ -213,15 +213,21 @@ TEST(FunctionPlan, TilesOfGradientsAreByWhatAPairCosts) {
     return std::pair(c.tiling.block_m, c.schedule.pingpong);
   };
   for (const Function* light : {&tanh_of_score, &slopes, &by_key}) {
-    EXPECT_TRUE(has_light_functions(problem(light, &causal)));
+    EXPECT_TRUE(gpu::are_light(gpu::operations_of_pairs({.score = light, .mask = &causal})));
     EXPECT_EQ(tile(light, &causal, 64), std::pair(128, true));
     EXPECT_EQ(tile(light, &causal, 128), std::pair(64, true));
   }
   for (const Function* heavy : {&table, &by_query, &long_chain}) {
-    EXPECT_FALSE(has_light_functions(problem(heavy, nullptr)));
+    EXPECT_FALSE(gpu::are_light(gpu::operations_of_pairs({.score = heavy})));
     EXPECT_EQ(tile(heavy, nullptr, 64), std::pair(64, true));
     EXPECT_EQ(tile(heavy, nullptr, 128), std::pair(64, false));
   }
+  // Forward, ALiBi alone finds its rows' maxima in every block.
+  EXPECT_EQ(gpu::operations_of_pairs({.score = &slopes}), 4);
+  EXPECT_TRUE(forward_of(problem(&slopes, nullptr)).schedule.finds_maxima);
+  EXPECT_FALSE(forward_of(problem(&tanh_of_score, nullptr)).schedule.finds_maxima);
+  EXPECT_FALSE(forward_of(problem(&table, nullptr)).schedule.finds_maxima);
+  EXPECT_FALSE(forward_of(problem(nullptr, &causal)).schedule.finds_maxima);
   Problem dropped = problem(nullptr, nullptr);
   dropped.dropout = make_dropout(0.5F, 1, 2, 8);
   EXPECT_FALSE(choose_backward_config(dropped).schedule.pingpong);

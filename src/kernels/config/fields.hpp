@@ -159,12 +159,13 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, ForwardSchedule>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [dynamic, specialised, overlap, pingpong, output_late, split, invariant] = x;
+  auto& [dynamic, specialised, overlap, pingpong, output_late, finds_maxima, split, invariant] = x;
   f("dynamic", dynamic);
   f("specialised", specialised);
   f("overlap", overlap);
   f("pingpong", pingpong);
   f("output_late", output_late);
+  f("finds_maxima", finds_maxima);
   f("split", split);
   f("invariant", invariant);
 }

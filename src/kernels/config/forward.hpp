@@ -16,6 +16,8 @@ struct ForwardSchedule {
   bool overlap = true;       ///< softmax of one block runs under the products of the next, in one warpgroup
   bool pingpong = true;      ///< one warpgroup's softmax runs under the products of the others
   bool output_late = false;  ///< unmasked blocks wait for P V after their exponentials, not before them
+  /// A row's maximum is found in every block; else blocks without a mask keep it until they outgrow it.
+  bool finds_maxima = false;
   /// CTAs share the key blocks of all tiles evenly (tile/split.cuh), and `combine` merges what is partial;
   /// with varlen. Else a CTA computes whole tiles.
   bool split = false;

@@ -53,8 +53,8 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     if constexpr (C.functions.block_lists) this->take_block(block, t.blocks);
   }
   /// Blocks without a mask keep their rows' maxima. Those that a mask function is asked about do not.
-  static constexpr bool lazy_blocks =
-      !C.schedule.invariant && (!C.functions.mask_function || C.functions.block_lists);
+  static constexpr bool lazy_blocks = !C.schedule.invariant && !C.schedule.finds_maxima &&
+                                      (!C.functions.mask_function || C.functions.block_lists);
   /// Calls step(masked) for each block of a tile but the first, as tile::walk_blocks does, or of its list.
   template <typename Step>
   TANDEM_DEVICE void walk(int& block, tile::BlockRange& all, const tile::BlockRange& own, Step& step) {
