@@ -88,7 +88,7 @@ struct FunctionGradient {
   std::int16_t read = -1;
   std::int16_t slope = -1;
 };
-
+/// What of a mask function is a causal mask or a window.
 struct MaskWindow;
 
 /// A finished function: a list of nodes in the order of evaluation. It holds views of captured tensors, whose

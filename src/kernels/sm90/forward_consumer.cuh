@@ -52,27 +52,22 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     if constexpr (C.functions.given()) this->template take_rows<C.tiling>(p, t.index, first_query, position);
     if constexpr (C.functions.block_lists) this->take_block(block, t.blocks);
   }
-  /// Blocks without a mask keep their rows' maxima. Those that a mask function is asked about do not.
+  /// Blocks without a mask keep their rows' maxima; not those that a mask function is asked about, nor with a
+  /// score function those of a warp of which a row has seen no key: -inf may have hidden its first ones.
   static constexpr bool lazy_blocks = !C.schedule.invariant && !C.schedule.finds_maxima &&
                                       (!C.functions.mask_function || C.functions.block_lists);
   /// Calls step(masked) for each block of a tile but the first, as tile::walk_blocks does, or of its list.
   template <typename Step>
   TANDEM_DEVICE void walk(int& block, tile::BlockRange& all, const tile::BlockRange& own, Step& step) {
     if constexpr (C.functions.block_lists) {
-      while (this->own_left > 0) {
-        this->take_block(block, all);
-        step(!this->own_full || block >= own.inner_end || block < own.inner_first);
-      }
+      this->walk_list(block, all, own, step);
     } else {
       tile::walk_blocks<C.mask>(block, all, own, step);
     }
   }
   TANDEM_DEVICE float score_scale() const {
-    if constexpr (C.converts()) {
-      return p.scale * this->key_scale;
-    } else {
-      return p.scale;
-    }
+    if constexpr (C.converts()) return p.scale * this->key_scale;
+    return p.scale;
   }
 
   /// Products of the block whose K is read, which are there, times their keys' scales. All lanes have read
@@ -89,6 +84,12 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
   TANDEM_DEVICE void make_logits(float (&s)[scores], int key, bool full) {
     tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
     if constexpr (C.functions.given()) this->apply(s, key + position.first_col, full);
+  }
+  /// The logits of a block whose scores are overwritten: from memory.
+  TANDEM_DEVICE void load_logits(float (&s)[scores], const tile::TileIndex& t, int first_query, int block) {
+    const int key = block * C.tiling.block_n;
+    tile::load_scores<C.tiling, C.keys, C.key_type, C.row_scales>(s, p, t, first_query, key, position);
+    make_logits(s, key, true);
   }
   /// The exponentials of a block, which the softmax's sum has, as the product with V reads them.
   TANDEM_DEVICE void convert(u32 (&probabilities)[scores / 2], float (&s)[scores], int block) {
@@ -219,15 +220,13 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
   int block = t.blocks.end - 1;
   begin_tile(t, first_query, block);
   const auto nothing = [](int) {};
-  // Q may be released after the last block's softmax, so that the release does not delay it. It must not be
-  // so late if this warp loads, and at head dimension 256 it would put Q's descriptors into ordinary
-  // registers.
+  // Q is released after the last block's softmax, not to delay it; but not if this warp loads, nor at head
+  // dimension 256, where that would put Q's descriptors into ordinary registers.
   constexpr bool release_q_late = C.schedule.specialised && outputs <= 96;
   auto release_scores = [&] {
     release_k();
     if (!release_q_late && block == t.blocks.first) release_q();
   };
-  // What happens between a block's scores and their exponentials.
   auto take_scores = [&](bool masked) {
     take_products(s);
     make_logits(s, block * C.tiling.block_n, C.functions.block_lists && !masked);
@@ -304,11 +303,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       ptx::pin_registers(o);
     };
     constexpr bool late = lazy && C.schedule.output_late;
-    // A score function may hide a row's first keys, by -inf: until all rows have a reference, maxima are
-    // found.
-    bool begins = false;
-    if constexpr (lazy && C.functions.score_function)
-      begins = ptx::ballot(softmax.is_without_reference()) != 0;
+    const bool begins = lazy && C.functions.score_function && ptx::ballot(softmax.has_unseeing()) != 0;
     if constexpr (!late) take_output();
     release_scores();
     if constexpr (!late) release_v();
@@ -326,16 +321,13 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
       if (begins) softmax.update(s, rescale, scale_log2);
       softmax.exponentials(s, total, scale_log2, nothing);
       const bool moved = begins || ptx::ballot(softmax.outgrown(total)) != 0;
-      if (begins) {
-        softmax.add(total, rescale);
-        if constexpr (!late) rescale_output(0, outputs);
-      } else if (!moved) {
+      if (!moved) {
         softmax.add(total);
       } else {
-        if (!softmax.move(s, total, rescale)) {
-          tile::load_scores<C.tiling, C.keys, C.key_type, C.row_scales>(s, p, t.index, first_query,
-                                                                        block * C.tiling.block_n, position);
-          make_logits(s, block * C.tiling.block_n, true);
+        if (begins) {
+          softmax.add(total, rescale);
+        } else if (!softmax.move(s, total, rescale)) {
+          load_logits(s, t.index, first_query, block);
           exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);

@@ -186,11 +186,8 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
   /// The same, if there may be a slope.
   TANDEM_DEVICE void score_gradients(u32 (&packed)[scores / 2], const u32 (&packed_p)[scores / 2],
                                      const u32 (&sloped)[slopes], const float (&dp)[scores]) const {
-    if constexpr (C.sloped()) {
-      score_gradients(packed, sloped, dp);
-    } else {
-      score_gradients(packed, packed_p, dp);
-    }
+    if constexpr (C.sloped()) return score_gradients(packed, sloped, dp);
+    score_gradients(packed, packed_p, dp);
   }
 
   // ---- Gradients of captured tensors ----
@@ -279,10 +276,7 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
   /// The same of the first head of the group that visits any; there is one.
   TANDEM_DEVICE int begin_first_head(const BackwardTile& t) {
     int g = 0;
-    begin_head(t, g);
-    if constexpr (C.functions.block_lists) {
-      while (end_visit(t) == 0) begin_head(t, ++g);
-    }
+    for (begin_head(t, 0); C.functions.block_lists && end_visit(t) == 0; begin_head(t, g)) ++g;
     return g;
   }
   TANDEM_DEVICE const u32* list_of(const BackwardTile& t, int head) const {

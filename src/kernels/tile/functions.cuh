@@ -201,6 +201,15 @@ struct FunctionRows : DroppedRows<F.dropout, F.dropout_places> {
     own_full = entry % 2 != 0;
   }
 
+  /// Calls step(masked) for the rest of the list. All lanes of a warp call.
+  template <typename Step>
+  TANDEM_DEVICE void walk_list(int& block, BlockRange& all, const BlockRange& own, Step& step) {
+    while (own_left > 0) {
+      take_block(block, all);
+      step(!own_full || block >= own.inner_end || block < own.inner_first);
+    }
+  }
+
   /// `first` is the query that the thread's warpgroup begins with.
   template <Tiling T, typename Params>
   TANDEM_DEVICE void take_rows(const Params& p, const TileIndex& t, int first,

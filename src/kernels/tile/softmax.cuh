@@ -111,10 +111,10 @@ struct OnlineSoftmax {
   /// NaN counts as too large, since a sum of infinities may be NaN.
   TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
     constexpr float limit = 64.0F;
-    return !(total[0] <= limit) || !(total[1] <= limit) || is_without_reference();
+    return !(total[0] <= limit) || !(total[1] <= limit) || has_unseeing();
   }
   /// Whether one of the rows has seen no key.
-  [[nodiscard]] TANDEM_DEVICE bool is_without_reference() const {
+  [[nodiscard]] TANDEM_DEVICE bool has_unseeing() const {
     return reference[0] == -ptx::infinity() || reference[1] == -ptx::infinity();
   }
 
