@@ -88,8 +88,6 @@ struct FunctionGradient {
   std::int16_t read = -1;
   std::int16_t slope = -1;
 };
-/// What of a mask function is a causal mask or a window.
-struct MaskWindow;
 
 /// A finished function: a list of nodes in the order of evaluation. It holds views of captured tensors, whose
 /// memory must stay for as long as calls use it.
@@ -129,7 +127,7 @@ class TANDEM_API Function {
   [[nodiscard]] std::int16_t slope() const { return slope_; }
   /// Of a mask function: what of it is a causal mask or a window, which kernels know without a function;
   /// null if nothing is.
-  [[nodiscard]] const MaskWindow* window() const { return window_.get(); }
+  [[nodiscard]] const struct MaskWindow* window() const { return window_.get(); }
 
  private:
   friend class FunctionBuilder;
@@ -141,7 +139,7 @@ class TANDEM_API Function {
   std::vector<ConstTensor> captured_;
   std::int16_t result_ = -1;
   std::int16_t slope_ = -1;
-  std::shared_ptr<const MaskWindow> window_;
+  std::shared_ptr<const struct MaskWindow> window_;
 };
 
 /// A value of a function that is being built: operators on it add nodes. Belongs to its builder, which must
