@@ -208,13 +208,12 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     if constexpr (C.schedule.pingpong) {
       u32 p_packed[scores / 2];
       u32 ds_packed[scores / 2];
-      const int first_head = this->begin_first_head(t);
-      step_pingpong<true, true>(t, this->take_visit(t, this->first_visit(t)), p_packed, ds_packed, dk, dv);
-      for (int g = first_head; g < group; ++g) {
+      if constexpr (C.functions.block_lists) return listed_pingpong(t, p_packed, ds_packed, dk, dv);
+      this->begin_head(t, 0);
+      step_pingpong<true, true>(t, t.blocks.first, p_packed, ds_packed, dk, dv);
+      for (int g = 0; g < group; ++g) {
         this->begin_head(t, g);
-        const int end = this->end_visit(t);
-        for (int i = this->first_visit(t) + (g == first_head ? 1 : 0); i < end; ++i) {
-          const int m = this->take_visit(t, i);
+        for (int m = t.blocks.first + (g == 0 ? 1 : 0); m < t.blocks.end; ++m) {
           if (this->needs_mask(t, m)) {
             step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
           } else {
@@ -252,6 +251,27 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
         step<false>(t, m, dk, dv);
       }
     }
+  }
+
+  /// Those of all heads with ping-pong. Some heads may have none.
+  TANDEM_DEVICE void listed_pingpong(const BackwardTile& t, u32 (&p_packed)[scores / 2],
+                                     u32 (&ds_packed)[scores / 2], float (&dk)[C.tiling.head_dim_qk / 2],
+                                     float (&dv)[C.tiling.head_dim_v / 2]) {
+    int g = 0;
+    for (this->begin_head(t, 0); this->end_visit(t) == 0; this->begin_head(t, g)) ++g;
+    step_pingpong<true, true>(t, this->take_visit(t, 0), p_packed, ds_packed, dk, dv);
+    for (int i = 1; g < group; ++g, i = 0) {
+      this->begin_head(t, g);
+      for (; i < this->end_visit(t); ++i) {
+        const int m = this->take_visit(t, i);
+        if (this->needs_mask(t, m)) {
+          step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);
+        } else {
+          step_pingpong<false, false>(t, m, p_packed, ds_packed, dk, dv);
+        }
+      }
+    }
+    finish_pingpong(p_packed, ds_packed, dk, dv);
   }
 
   TANDEM_DEVICE void run() {

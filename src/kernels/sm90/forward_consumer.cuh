@@ -86,8 +86,7 @@ struct ForwardConsumer : tile::KeyScale<C.converts()>, tile::FunctionRows<C.func
     if constexpr (C.functions.given()) this->apply(s, key + position.first_col, full);
   }
   /// The logits of a block whose scores are overwritten: from memory.
-  TANDEM_DEVICE void load_logits(float (&s)[scores], const tile::TileIndex& t, int first_query, int block) {
-    const int key = block * C.tiling.block_n;
+  TANDEM_DEVICE void load_logits(float (&s)[scores], const tile::TileIndex& t, int first_query, int key) {
     tile::load_scores<C.tiling, C.keys, C.key_type, C.row_scales>(s, p, t, first_query, key, position);
     make_logits(s, key, true);
   }
@@ -327,7 +326,7 @@ TANDEM_DEVICE bool ForwardConsumer<C>::compute(tile::QueryTile& t) {
         if (begins) {
           softmax.add(total, rescale);
         } else if (!softmax.move(s, total, rescale)) {
-          load_logits(s, t.index, first_query, block);
+          load_logits(s, t.index, first_query, block * C.tiling.block_n);
           exponentials(s);
         }
         if constexpr (!late) rescale_output(0, outputs);

@@ -273,12 +273,6 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
   TANDEM_DEVICE void begin_head(const BackwardTile& t, int g) {
     if constexpr (C.functions.given()) this->own_head = t.head_kv * group + g;
   }
-  /// The same of the first head of the group that visits any; there is one.
-  TANDEM_DEVICE int begin_first_head(const BackwardTile& t) {
-    int g = 0;
-    for (begin_head(t, 0); C.functions.block_lists && end_visit(t) == 0; begin_head(t, g)) ++g;
-    return g;
-  }
   TANDEM_DEVICE const u32* list_of(const BackwardTile& t, int head) const {
     return list_at(p.functions.lists, t.batch, head, t.n);
   }

@@ -111,9 +111,10 @@ struct OnlineSoftmax {
   /// NaN counts as too large, since a sum of infinities may be NaN.
   TANDEM_DEVICE bool outgrown(const float (&total)[2]) const {
     constexpr float limit = 64.0F;
-    return !(total[0] <= limit) || !(total[1] <= limit) || has_unseeing();
+    return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
+           reference[1] == -ptx::infinity();
   }
-  /// Whether one of the rows has seen no key.
+  /// Whether one of the rows has seen no key. (Written out above: called there, ptxas makes other code of it.)
   [[nodiscard]] TANDEM_DEVICE bool has_unseeing() const {
     return reference[0] == -ptx::infinity() || reference[1] == -ptx::infinity();
   }
