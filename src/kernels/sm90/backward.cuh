@@ -262,7 +262,8 @@ struct NarrowBackwardConsumer : BackwardConsumer<C> {
     step_pingpong<true, true>(t, this->take_visit(t, 0), p_packed, ds_packed, dk, dv);
     for (int i = 1; g < group; ++g, i = 0) {
       this->begin_head(t, g);
-      for (; i < this->end_visit(t); ++i) {
+      const int end = this->end_visit(t);
+      for (; i < end; ++i) {
         const int m = this->take_visit(t, i);
         if (this->needs_mask(t, m)) {
           step_pingpong<true, false>(t, m, p_packed, ds_packed, dk, dv);

@@ -114,7 +114,7 @@ struct OnlineSoftmax {
     return !(total[0] <= limit) || !(total[1] <= limit) || reference[0] == -ptx::infinity() ||
            reference[1] == -ptx::infinity();
   }
-  /// Whether one of the rows has seen no key. (Written out above: called there, ptxas makes other code of it.)
+  /// Whether one of the rows has seen no key. (Called above, ptxas makes other code of it.)
   [[nodiscard]] TANDEM_DEVICE bool has_unseeing() const {
     return reference[0] == -ptx::infinity() || reference[1] == -ptx::infinity();
   }
