@@ -124,21 +124,18 @@ std::string function_source(const CallFunctions& functions) {
 namespace {
 
 std::optional<int> operations_of_pairs(const Function& f) {
-  constexpr unsigned by_query = 1, by_key = 2, by_score = 4;
+  constexpr unsigned by_query = 1, by_score = 2;
   std::array<unsigned, Function::max_nodes> depends{};
   int operations = 0;
   for (std::size_t n = 0; n < f.nodes().size(); ++n) {
     const FunctionNode& node = f.nodes()[n];
-    depends[n] = node.op == FunctionOp::query   ? by_query
-                 : node.op == FunctionOp::key   ? by_key
-                 : node.op == FunctionOp::score ? by_score
-                                                : 0U;
+    depends[n] = node.op == FunctionOp::query ? by_query : node.op == FunctionOp::score ? by_score : 0U;
     for (const std::int16_t a : node.args) {
       if (a >= 0) depends[n] |= depends[static_cast<std::size_t>(a)];
     }
     if (node.op == FunctionOp::read && (depends[n] & by_query) != 0) return std::nullopt;
     const bool special = node.op >= FunctionOp::exp && node.op <= FunctionOp::sigmoid;
-    if (node.args[0] >= 0 && (depends[n] & (by_query | by_score)) != 0) operations += special ? 3 : 1;
+    if (node.args[0] >= 0 && depends[n] != 0) operations += special ? 3 : 1;
   }
   return operations;
 }
