@@ -115,7 +115,8 @@ TEST(KernelExpression, NamesEveryField) {
             std::string::npos)
       << text;
   EXPECT_TRUE(text.ends_with(
-      ", .pingpong = true, .output_late = false, .split = false, .invariant = false}, "
+      ", .pingpong = true, .output_late = false, .finds_maxima = false, .split = false, .invariant = "
+      "false}, "
       ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .row_scales = false, .wide = "
       "false, "
       ".v_in_k = false, .functions = tandem::Functions{.digest = 0x0ULL, .score_function = false, "
