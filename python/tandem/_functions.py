@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _call, _core
+from tandem import _arrays, _call, _core, _kept_traces
 from tandem._errors import InvalidArgumentError
 from tandem._trace import Captured, Trace, Value
 from tandem._trace_ops import apply, convert
@@ -124,26 +124,61 @@ def _traced(function: Any, trace: Trace, places: Places, score: Value | None = N
 def _with_arrays(function: Any, trace: Trace) -> Any:
     """The function with NumPy arrays that it closes over, or finds as globals or defaults, made such that
     proxies can index them. PyTorch's tensors need nothing: a mode sees their indexing."""
+    return _copied(function, trace, {}) if _reads_arrays(function, set()) else function
+
+
+def _globals_read(function: types.FunctionType) -> dict[str, Any]:
+    """The arrays among its globals."""
+    scope = function.__globals__
+    return {n: x for n in function.__code__.co_names if isinstance(x := scope.get(n), np.ndarray)}
+
+
+def _contents(cells: Sequence[types.CellType] | None) -> list[Any]:
+    """Of those that are not empty as yet."""
+    found = []
+    for cell in cells or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
+
+
+def _reads_arrays(function: Any, seen: set[Any]) -> bool:
+    if not isinstance(function, types.FunctionType) or function in seen:
+        return False
+    seen.add(function)
+    reached = [
+        *_contents(function.__closure__),
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+        *_globals_read(function).values(),
+    ]
+    return any(isinstance(x, np.ndarray) or _has_closure(x) and _reads_arrays(x, seen) for x in reached)
+
+
+def _has_closure(x: Any) -> bool:
+    return isinstance(x, types.FunctionType) and bool(x.__closure__)
+
+
+def _copied(function: types.FunctionType, trace: Trace, copies: dict[Any, Any]) -> Any:
+    """`copies`: of the functions that it reaches, which may reach each other."""
 
     def replaced(x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return Captured(x, trace)
-        return _with_arrays(x, trace) if isinstance(x, types.FunctionType) and x.__closure__ else x
+        return _copied(x, trace, copies) if _has_closure(x) else x
 
-    if not isinstance(function, types.FunctionType):
-        return function
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(types.CellType(replaced(cell.cell_contents)))
-        except ValueError:  # empty as yet
-            cells.append(cell)
-    names = function.__code__.co_names
-    arrays = {n: replaced(x) for n in names if isinstance(x := function.__globals__.get(n), np.ndarray)}
+    if function in copies:
+        return copies[function]
+    cells = [types.CellType() for _ in function.__closure__ or ()]
+    arrays = {n: replaced(x) for n, x in _globals_read(function).items()}
     scope = {**function.__globals__, **arrays} if arrays else function.__globals__
-    defaults = tuple(replaced(x) for x in function.__defaults__ or ())
-    made = types.FunctionType(function.__code__, scope, function.__name__, defaults or None, tuple(cells))
-    made.__kwdefaults__ = function.__kwdefaults__
+    made = types.FunctionType(function.__code__, scope, function.__name__, None, tuple(cells))
+    copies[function] = made
+    for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        for contents in _contents([original]):
+            cell.cell_contents = replaced(contents)
+    made.__defaults__ = tuple(replaced(x) for x in function.__defaults__ or ()) or None
+    made.__kwdefaults__ = {n: replaced(x) for n, x in (function.__kwdefaults__ or {}).items()} or None
     return made
 
 
@@ -191,7 +226,13 @@ def trace_functions(
             f"{name} is given with cu_seqlens, but positions count in each sequence; use "
             f"{'score_mod' if bias is not None else 'mask_mod'} with an array by sequence"
         )
-    with contextlib.nullcontext() if score_mod is mask_mod is None else _watching(library):
+    found = None
+    if places is OWN_PLACES and bias is alibi_slopes is mask is None:
+        found = _kept_traces.reached(library.name, score_mod, mask_mod)
+    if found is not None and (kept := _kept_traces.find(found)) is not None:
+        return Functions(*kept, library)
+    watching = contextlib.nullcontext() if score_mod is mask_mod is None else _watching(library)
+    with watching:
         scores = Trace(library)
         scores.captured = list(places.captured)
         score = start = Value(scores, "s", "real")
@@ -214,12 +255,15 @@ def trace_functions(
                     "numbers to be added as bias"
                 )
             visible = element if visible is None else apply("and", visible, element)
-    return Functions(
+    texts = (
         None if score is start else scores.text(score),
         None if visible is None else masks.text(visible),
-        scores.captured,
-        library,
     )
+    if found is not None and not scores.read_values | masks.read_values | getattr(
+        watching, "read_values", False
+    ):
+        _kept_traces.keep(found, *texts, scores.captured)
+    return Functions(*texts, scores.captured, library)
 
 
 def _real(name: str, element: Value) -> Value:

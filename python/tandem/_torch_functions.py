@@ -16,9 +16,22 @@ from tandem._errors import UnsupportedError
 from tandem._trace import Value
 from tandem._trace_ops import call_torch
 
+#: What tells the dtype or the shape of a tensor, and none of its numbers.
+_OF_SHAPES: frozenset[Any] = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in ("dtype", "ndim", "shape")),
+        *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__),
+    )
+)
+
 
 class Watching(TorchFunctionMode):
     """Sees what PyTorch's functions are called with while a function of the user's is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Whether one was called on tensors alone, whose numbers may be in the trace then.
+        self.read_values = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -26,6 +39,7 @@ class Watching(TorchFunctionMode):
         kwargs = kwargs or {}
         if any(_has_value(a) for a in (*args, *kwargs.values())):
             return call_torch(func, args, kwargs)
+        self.read_values |= func not in _OF_SHAPES
         return func(*args, **kwargs)
 
 

@@ -47,6 +47,8 @@ class Trace:
         self.library = library
         self.lines: list[str] = []
         self.captured: list[Any] = []
+        #: Whether the function has looked at numbers of arrays, on which what is written down may depend.
+        self.read_values = False
 
     def value(self, text: str, kind: str) -> Value:
         """A value with a name of its own."""
@@ -168,9 +170,11 @@ class Captured:
         indices = index if isinstance(index, tuple) else (index,)
         if any(isinstance(i, Value) for i in indices):
             return self._trace.read(self.array, indices)
+        self._trace.read_values = True
         return self.array[index]
 
     def __getattr__(self, name: str) -> Any:
+        self._trace.read_values |= name not in ("dtype", "ndim", "shape", "size")
         return getattr(self.array, name)
 
 

@@ -1,0 +1,239 @@
+"""Traces that are kept from call to call: a function is traced again wherever what it would write down may
+have changed, and only there."""
+
+import functools
+import math
+import types
+
+import numpy as np
+import pytest
+import tandem
+import torch
+from tandem import _functions, _kept_traces
+
+_random = torch.Generator().manual_seed(11)
+Q, K, V = (torch.randn(1, 24, 2, 16, generator=_random) for _ in range(3))
+
+WINDOW = 5
+NUMBERS = [3, 4]
+SETTINGS = types.SimpleNamespace(window=5)
+TABLE = torch.arange(24) // 7
+ARRAY = np.arange(24) // 7
+
+
+def within(q, k):
+    return (q - k).abs() <= WINDOW
+
+
+def document(b, h, q, k):
+    return TABLE[q] == TABLE[k]
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """How often functions have been traced."""
+    _kept_traces._kept.clear()
+    count = [0]
+
+    def counted(*args, of=_functions._traced):
+        count[0] += 1
+        return of(*args)
+
+    monkeypatch.setattr(_functions, "_traced", counted)
+    return count
+
+
+def call(numpy=False, **functions):
+    q, k, v = (x.numpy() if numpy else x for x in (Q, K, V))
+    return torch.as_tensor(np.asarray(tandem.attention(q, k, v, **functions)))
+
+
+def expected(seen):
+    """Of a boolean (24, 24)."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (Q, K, V)), attn_mask=seen
+    ).transpose(1, 2)
+
+
+def window(width):
+    i = torch.arange(24)
+    return (i[:, None] - i[None]).abs() <= width
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+
+
+def closed_over(width):
+    return lambda b, h, q, k: (q - k).abs() <= width
+
+
+def by_default(b, h, q, k, width=5):
+    return (q - k).abs() <= width
+
+
+def by_keyword(b, h, q, k, *, width=5):
+    return (q - k).abs() <= width
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        closed_over(5),
+        by_default,
+        by_keyword,
+        lambda b, h, q, k: within(q, k),
+        lambda b, h, q, k: torch.where(q > k, q - k, k - q) <= math.sqrt(25.0),
+        lambda b, h, q, k: (q - k).abs() <= TABLE.shape[0] - 19,
+        lambda b, h, q, k: (q - k).abs() <= max(NUMBERS) + 1,
+    ],
+)
+def test_one_trace_serves_many_calls(traced, mask):
+    for _ in range(3):
+        same(call(mask_mod=mask), expected(window(5)))
+    assert traced[0] == 1
+
+
+def test_functions_made_anew_share_a_trace(traced):
+    for _ in range(3):
+        call(mask_mod=closed_over(4))
+    assert traced[0] == 1
+    same(call(mask_mod=closed_over(2)), expected(window(2)))
+    assert traced[0] == 2
+
+
+@pytest.mark.parametrize("numpy", [False, True], ids=["torch", "numpy"])
+def test_other_arrays_of_the_shape_are_read_in_their_place(traced, numpy):
+    for size in (7, 5, 3):
+        table = np.arange(24) // size
+        table = table if numpy else torch.from_numpy(table)
+        out = call(numpy, mask_mod=lambda b, h, q, k, table=table: table[q] == table[k])
+        row = torch.as_tensor(table)
+        same(out, expected(row[:, None] == row[None]))
+    assert traced[0] == 1
+
+
+def test_values_that_change_in_place_are_read(traced, monkeypatch):
+    monkeypatch.setitem(globals(), "TABLE", TABLE.clone())
+    for size in (7, 5):
+        TABLE.copy_(torch.arange(24) // size)
+        same(call(mask_mod=document), expected(TABLE[:, None] == TABLE[None]))
+    assert traced[0] == 1
+
+
+def test_which_arrays_are_one_is_told(traced):
+    def pair(first, second):
+        return call(mask_mod=lambda b, h, q, k: first[q] == second[k])
+
+    other = torch.arange(24) // 5
+    for first, second in ((TABLE, TABLE), (TABLE, other), (other, other)):
+        same(pair(first, second), expected(first[:, None] == second[None]))
+
+
+def test_gradients_reach_the_arrays_of_each_call():
+    for scale in (1.0, 2.0):
+        bias = (torch.arange(24.0) * scale).requires_grad_()
+        tandem.attention(Q, K, V, score_mod=lambda s, b, h, q, k, bias=bias: s + bias[k]).sum().backward()
+        assert bias.grad is not None
+
+
+def changed(numbers):
+    """(a mask function, what changes its window from 5 to 2)."""
+    cell = torch.tensor(5)
+    array = np.array([5, 0])
+    settings = types.SimpleNamespace(window=5)
+
+    def of_state(b, h, q, k):
+        return (q - k).abs() <= numbers[0]
+
+    def partial(width, b, h, q, k):
+        return (q - k).abs() <= width.window
+
+    def attribute(b, h, q, k):
+        return (q - k).abs() <= attribute.window
+
+    attribute.window = 5
+    return {
+        "list": (of_state, lambda: numbers.__setitem__(0, 2)),
+        "item": (lambda b, h, q, k: (q - k).abs() <= cell.item(), lambda: cell.fill_(2)),
+        "comparison": (lambda b, h, q, k: (q - k).abs() <= (5 if cell > 3 else 2), lambda: cell.fill_(2)),
+        "element": (lambda b, h, q, k: (q - k).abs() <= array[0].item(), lambda: array.fill(2)),
+        "keyword": (
+            lambda b, h, q, k, *, width=array: (q - k).abs() <= width[0].item(),
+            lambda: array.fill(2),
+        ),
+        "sum": (lambda b, h, q, k: (q - k).abs() <= int(array.sum()), lambda: array.__setitem__(0, 2)),
+        "object": (
+            lambda b, h, q, k: (q - k).abs() <= settings.window,
+            lambda: setattr(settings, "window", 2),
+        ),
+        "partial": (functools.partial(partial, settings), lambda: setattr(settings, "window", 2)),
+        "attribute": (attribute, lambda: setattr(attribute, "window", 2)),
+        "dict": (
+            lambda b, h, q, k, d=settings.__dict__: (q - k).abs() <= d["window"],
+            lambda: setattr(settings, "window", 2),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", changed([5]))
+def test_what_a_function_reads_by_other_ways_is_read_in_each_call(kind):
+    mask, change = changed([5])[kind]
+    numpy = kind in ("element", "keyword", "sum")
+    for _ in range(2):
+        same(call(numpy, mask_mod=mask), expected(window(5)))
+    change()
+    same(call(numpy, mask_mod=mask), expected(window(2)))
+
+
+def test_globals_and_defaults_and_helpers_may_change(monkeypatch):
+    def mask(b, h, q, k):
+        return within(q, k)
+
+    same(call(mask_mod=mask), expected(window(5)))
+    monkeypatch.setitem(globals(), "WINDOW", 2)
+    same(call(mask_mod=mask), expected(window(2)))
+    monkeypatch.setitem(globals(), "within", lambda q, k: (q - k).abs() <= 1)
+    same(call(mask_mod=mask), expected(window(1)))
+    same(call(mask_mod=by_default), expected(window(5)))
+    monkeypatch.setattr(by_default, "__defaults__", (2,))
+    same(call(mask_mod=by_default), expected(window(2)))
+
+
+def test_settings_of_pytorch_are_read_in_each_call():
+    def mask(b, h, q, k):
+        return (q - k).abs() <= (5 if torch.is_grad_enabled() else 2)
+
+    same(call(mask_mod=mask), expected(window(5)))
+    with torch.no_grad():
+        same(call(mask_mod=mask), expected(window(2)))
+
+
+def test_a_function_that_changes_something_runs_in_each_call():
+    count = 0
+
+    def mask(b, h, q, k):
+        nonlocal count
+        count += 1
+        return k <= q
+
+    for _ in range(3):
+        call(mask_mod=mask)
+    assert count == 3
+
+
+def test_errors_are_raised_in_each_call():
+    def mask(b, h, q, k):
+        return q if q > k else k
+
+    for _ in range(2):
+        with pytest.raises(tandem.UnsupportedError, match="a condition depends on"):
+            call(mask_mod=mask)
+
+
+def test_few_traces_are_kept(traced):
+    for width in range(2 * _kept_traces._MOST):
+        _functions.trace_functions(
+            (1, 2, 24, 24), _functions._arrays.library_of("q", Q), mask_mod=closed_over(width)
+        )
+    assert len(_kept_traces._kept) == _kept_traces._MOST
