@@ -13,8 +13,6 @@
 namespace tandem::emulator {
 namespace {
 
-thread_local Block* current_block = nullptr;
-
 constexpr std::size_t shared_limit =
     228 * 1024;  // of an SM; a kilobyte of it is the system's, for each block
 constexpr int register_file = 64 * 1024;
@@ -74,13 +72,14 @@ void Block::prepare_recording() {
   }
 }
 
-Block& Block::current() {
-  if (current_block == nullptr) throw Fault("a device function was called outside emulator::launch");
-  return *current_block;
+constinit thread_local Block* Block::current_ = nullptr;
+
+void Block::no_current() {
+  throw Fault("a device function was called outside emulator::launch");
 }
 
 void Block::thread_main() {
-  Block& block = *current_block;
+  Block& block = *current_;
   Thread& self = *block.running_;
   finish_switch(self.context, block.scheduler_);
   try {
@@ -130,7 +129,7 @@ void Block::run_due_actions() {
 }
 
 void Block::run() {
-  current_block = this;
+  current_ = this;
   while (finished_ < threads_.size()) {
     ++step_;
     run_due_actions();
@@ -320,7 +319,6 @@ void launch(const std::function<void()>& kernel, const Grid& grid, const Options
       failed();
       if (cluster != nullptr) cluster->finish(index % Cluster::size);
     }
-    current_block = nullptr;
   };
   using Memory = std::unique_ptr<char, decltype(&std::free)>;
   const auto memory = [&] {

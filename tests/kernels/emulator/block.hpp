@@ -123,9 +123,16 @@ class Block {
  public:
   Block(std::uint32_t index, const Grid& grid, const Options& options, const std::function<void()>& kernel,
         Stacks& stacks, char* shared, Cluster* cluster, BlockStores& stores);
+  ~Block() { current_ = nullptr; }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
   void run();
 
-  static Block& current();
+  /// Of this host thread; throws where none runs.
+  static Block& current() {
+    if (current_ == nullptr) no_current();
+    return *current_;
+  }
   [[nodiscard]] Thread& self() { return *running_; }
   [[nodiscard]] std::uint32_t index() const { return index_; }
   [[nodiscard]] const Grid& grid() const { return grid_; }
@@ -187,6 +194,8 @@ class Block {
   std::vector<Warpgroup> warpgroups;
 
  private:
+  static constinit thread_local Block* current_;
+  [[noreturn]] static void no_current();
   static void thread_main();
   Thread& next_thread();
   void resume(Thread& thread);

@@ -9,31 +9,20 @@
 #include "operand.hpp"
 #include "problem/recipe.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define TANDEM_EMULATOR_VECTOR __attribute__((target_clones("avx2", "default")))
-#else
-#define TANDEM_EMULATOR_VECTOR
-#endif
-
 namespace tandem::emulator {
 namespace {
 
 float from_f16(std::uint32_t h) {
-  const std::uint32_t sign = (h & 0x8000) << 16;
-  const std::uint32_t exponent = h >> 10 & 31;
-  const std::uint32_t mantissa = h & 0x3ff;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000 | mantissa << 13);
-  if (exponent == 0) return std::copysign(static_cast<float>(mantissa) * 0x1p-24F, sign != 0 ? -1.0F : 1.0F);
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+  const std::uint32_t magnitude = (h & 0x7fff) << 13;
+  const bool finite = (h & 0x7c00) != 0x7c00;
+  // Moves the exponent from f16's bias to f32's, and makes subnormal numbers normal.
+  const float scaled = std::bit_cast<float>(magnitude) * 0x1p112F;
+  const std::uint32_t bits = finite ? std::bit_cast<std::uint32_t>(scaled) : magnitude | 0x7f800000;
+  return std::bit_cast<float>(bits | (h & 0x8000) << 16);
 }
 
 float to_float(std::uint32_t bits, Element element) {
-  static const std::vector<float> f16 = [] {
-    std::vector<float> table(1U << 16);
-    for (std::uint32_t i = 0; i < table.size(); ++i) table[i] = from_f16(i);
-    return table;
-  }();
-  return element == Element::bf16 ? std::bit_cast<float>(bits << 16) : f16[bits];
+  return element == Element::bf16 ? std::bit_cast<float>(bits << 16) : from_f16(bits);
 }
 
 void load_unit(const char* p, Element element, float (&values)[8]) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 namespace tandem::emulator {
 
@@ -12,7 +13,7 @@ constexpr const char* unwaited = "reads bytes of a copy that its thread has not 
 
 }  // namespace
 
-void join(Clock& into, const Clock& from) {
+TANDEM_EMULATOR_VECTOR void join(Clock& into, const Clock& from) {
   std::uint32_t* a = into.data();
   const std::uint32_t* b = from.data();
   const std::size_t n = into.size();
@@ -38,11 +39,10 @@ std::string Shadow::writer_name(Event e) const {
   return fmt::format("TMA (barrier #{}, phase {})", e.component() - components_.barrier(0), e.clock() - 1);
 }
 
-std::string Shadow::ordinary_visible(Event source, std::uint32_t thread, const Clock& observer) const {
+std::string Shadow::ordinary_fault(Event source) const {
   if (source.never()) return "reads shared memory that nobody wrote";
   if (source == reserved_) return "reads an mbarrier's bytes";
   if (source == copying_) return unwaited;
-  if (source.component() == thread || source.known_to(observer)) return "";
   if (components_.is_barrier(source)) {
     return fmt::format("reads bytes of a copy that it has not waited for: {}", writer_name(source));
   }
@@ -50,24 +50,10 @@ std::string Shadow::ordinary_visible(Event source, std::uint32_t thread, const C
 }
 
 std::string Shadow::async_visible(Event source, const Clock& observer) const {
-  if (source.never()) return "reads shared memory that nobody wrote";
-  if (source == reserved_) return "reads an mbarrier's bytes";
-  if (source == copying_) return unwaited;
-  if (components_.is_barrier(source)) {
-    if (source.known_to(observer)) return "";
-    return fmt::format("reads bytes of a copy that it has not waited for: {}", writer_name(source));
-  }
-  const std::uint32_t fenced = components_.fenced(source.component());
-  if (observer[fenced] >= source.clock()) return "";
-  if (!source.known_to(observer))
-    return fmt::format("reads what {} wrote, with no barrier between them", writer_name(source));
+  if (async_sees(source, observer)) return "";
+  if (!is_written(source) || !components_.is_thread(source) || !source.known_to(observer))
+    return ordinary_fault(source);
   return fmt::format("reads what {} wrote without a fence_async_shared between them", writer_name(source));
-}
-
-std::string Shadow::reader_known(Event reader, const Clock& observer) const {
-  if (reader.known_to(observer)) return "";
-  return fmt::format("overwrites bytes that thread {} reads, with no barrier between them",
-                     reader.component());
 }
 
 std::string Shadow::readers_done(std::uint32_t offset, std::uint32_t bytes, const Clock& observer) const {
@@ -88,17 +74,16 @@ std::string Shadow::readers_done(std::uint32_t offset, std::uint32_t bytes, cons
   }
   for (std::uint32_t i = offset / 4; i * 4 < end; ++i) {
     if (reader_[i] == 0) continue;
-    std::string wrong;
-    if ((reader_[i] & shared_readers) != 0) {
-      for (const Event e : read_sets_[reader_[i] & ~shared_readers]) {
-        if (wrong = reader_known(e, observer); !wrong.empty()) break;
-      }
-    } else {
-      Event e;
-      e.bits = reader_[i];
-      wrong = reader_known(e, observer);
+    Event one;
+    one.bits = reader_[i];
+    const bool shared = (reader_[i] & shared_readers) != 0;
+    const std::span<const Event> readers =
+        shared ? std::span<const Event>(read_sets_[reader_[i] & ~shared_readers]) : std::span(&one, 1);
+    for (const Event reader : readers) {
+      if (reader.known_to(observer)) continue;
+      return fmt::format("overwrites bytes that thread {} reads, with no barrier between them",
+                         reader.component());
     }
-    if (!wrong.empty()) return wrong;
   }
   return "";
 }
@@ -133,7 +118,7 @@ std::string Shadow::read(std::uint32_t offset, std::uint32_t bytes, std::uint32_
   Event now;
   now = Event(thread, observer[thread]);
   for (std::uint32_t i = offset / 4; i * 4 < offset + bytes; ++i) {
-    if (std::string wrong = ordinary_visible(writer_[i], thread, observer); !wrong.empty()) return wrong;
+    if (!ordinary_sees(writer_[i], thread, observer)) return ordinary_fault(writer_[i]);
     Event last;
     last.bits = reader_[i];
     if ((last.bits & shared_readers) != 0) {
@@ -212,7 +197,7 @@ std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event com
 
 std::string Shadow::copy_out(std::uint32_t offset, Event completion, const Clock& observer) {
   for (std::uint32_t i = offset / 4; i * 4 < offset + 16; ++i) {
-    if (std::string wrong = async_visible(writer_[i], observer); !wrong.empty()) return wrong;
+    if (!async_sees(writer_[i], observer)) return async_visible(writer_[i], observer);
   }
   store_reader_[offset / 16] = completion;
   return "";

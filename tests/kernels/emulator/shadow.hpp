@@ -33,6 +33,12 @@ class Shadow {
                    std::vector<Source>& sources);
   /// What is wrong with the asynchronous units reading what `source` wrote on behalf of `observer`.
   [[nodiscard]] std::string async_visible(Event source, const Clock& observer) const;
+  /// Whether nothing is wrong with it. Each thread asks for each operand of each product.
+  [[nodiscard]] bool async_sees(Event source, const Clock& observer) const {
+    if (!is_written(source)) return false;
+    const std::uint32_t writer = source.component();
+    return observer[components_.is_thread(source) ? components_.fenced(writer) : writer] >= source.clock();
+  }
 
   /// Marks a barrier's 8 bytes: nobody else may touch them.
   void reserve_barrier(std::uint32_t offset);
@@ -41,10 +47,18 @@ class Shadow {
   static constexpr std::uint32_t shared_readers =
       1U << 31;  ///< the rest of the word is an index into read_sets_
 
-  [[nodiscard]] std::string ordinary_visible(Event source, std::uint32_t thread, const Clock& observer) const;
+  /// By a thread or a copy, whose clocks tell who may read it.
+  [[nodiscard]] bool is_written(Event source) const {
+    return !source.never() && source != reserved_ && source != copying_;
+  }
+  /// Whether nothing is wrong with `thread` reading what `source` wrote.
+  [[nodiscard]] bool ordinary_sees(Event source, std::uint32_t thread, const Clock& observer) const {
+    return is_written(source) && (source.component() == thread || source.known_to(observer));
+  }
+  /// What is, where something is.
+  [[nodiscard]] std::string ordinary_fault(Event source) const;
   [[nodiscard]] std::string readers_done(std::uint32_t offset, std::uint32_t bytes,
                                          const Clock& observer) const;
-  [[nodiscard]] std::string reader_known(Event reader, const Clock& observer) const;
   std::uint32_t new_read_set();
   void forget_readers(std::uint32_t offset, std::uint32_t bytes);
   [[nodiscard]] std::string writer_name(Event e) const;
