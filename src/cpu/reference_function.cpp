@@ -82,6 +82,17 @@ Dual real_node(const FunctionNode& node, const Dual& a, const Dual& b) {
 
 }  // namespace
 
+FunctionValue::FunctionValue(const Function& f, std::int16_t wanted)
+    : f_(f), wanted_(static_cast<std::size_t>(wanted)), last_{.batch = -1}, values_(f.nodes().size()) {
+  for (const FunctionNode& node : f.nodes()) {
+    bool of_key = node.op == FunctionOp::key || node.op == FunctionOp::score;
+    for (const std::int16_t argument : node.args) {
+      of_key = of_key || (argument >= 0 && of_key_[static_cast<std::size_t>(argument)]);
+    }
+    of_key_.push_back(of_key);
+  }
+}
+
 double FunctionValue::read(const FunctionNode& node) const {
   const ConstTensor& t = f_.captured()[static_cast<std::size_t>(node.captured)];
   std::int64_t offset = 0;
@@ -140,10 +151,17 @@ Dual FunctionValue::node(const FunctionNode& node, const Pair& pair) const {
 }
 
 Dual FunctionValue::at(const Pair& pair) {
+  // From key to key of a row, what depends on neither key nor score stays.
+  const bool same_row = by_ == last_by_ && pair.batch == last_.batch && pair.head == last_.head &&
+                        pair.query == last_.query && pair.seqlen_q == last_.seqlen_q &&
+                        pair.seqlen_k == last_.seqlen_k;
   for (std::size_t n = 0; n <= wanted_; ++n) {
+    if (same_row && !of_key_[n]) continue;
     values_[n] = node(f_.nodes()[n], pair);
     if (by_ >= 0 && n == static_cast<std::size_t>(by_)) values_[n].slope = 1.0;
   }
+  last_ = pair;
+  last_by_ = by_;
   return values_[wanted_];
 }
 

@@ -25,8 +25,7 @@ class FunctionValue {
  public:
   explicit FunctionValue(const Function& f) : FunctionValue(f, f.result()) {}
   /// Of another node than the result.
-  FunctionValue(const Function& f, std::int16_t wanted)
-      : f_(f), wanted_(static_cast<std::size_t>(wanted)), values_(f.nodes().size()) {}
+  FunctionValue(const Function& f, std::int16_t wanted);
   Dual at(const Pair& pair);
   /// The same, with the derivative by the element that node `read` reads in place of the score.
   Dual at(const Pair& pair, std::int16_t read);
@@ -40,7 +39,10 @@ class FunctionValue {
 
   const Function& f_;
   std::size_t wanted_;
-  std::int16_t by_ = -1;  ///< a node whose derivative by itself is 1; -1: the score's is
+  std::int16_t by_ = -1;       ///< a node whose derivative by itself is 1; -1: the score's is
+  std::vector<bool> of_key_;   ///< by node: whether it depends on the key or the score
+  Pair last_;                  ///< whose values are in values_,
+  std::int16_t last_by_ = -1;  ///< with derivatives by this node
   std::vector<Dual> values_;
 };
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace tandem::harness {
 namespace {
@@ -48,6 +49,13 @@ double with_sign(double magnitude, bool negative) {
   return negative ? -magnitude : magnitude;
 }
 
+double f16_value(std::uint32_t code) {
+  const std::uint32_t magnitude = code & 0x7FFFU;
+  if (magnitude > 0x7C00U) return std::numeric_limits<double>::quiet_NaN();
+  if (magnitude == 0x7C00U) return with_sign(std::numeric_limits<double>::infinity(), code > 0x7FFFU);
+  return with_sign(value_of(f16_format, magnitude), code > 0x7FFFU);
+}
+
 std::uint16_t f16_code(double value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000U : 0U);
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7E00U);
@@ -77,11 +85,12 @@ double decode(DType dtype, const void* data, std::int64_t offset) {
   switch (dtype) {
     case DType::f32: return static_cast<const float*>(data)[offset];
     case DType::f16: {
-      const std::uint32_t code = static_cast<const std::uint16_t*>(data)[offset];
-      const std::uint32_t magnitude = code & 0x7FFFU;
-      if (magnitude > 0x7C00U) return std::numeric_limits<double>::quiet_NaN();
-      if (magnitude == 0x7C00U) return with_sign(std::numeric_limits<double>::infinity(), code > 0x7FFFU);
-      return with_sign(value_of(f16_format, magnitude), code > 0x7FFFU);
+      static const std::vector<double> values = [] {
+        std::vector<double> all(1U << 16U);
+        for (std::uint32_t code = 0; code < all.size(); ++code) all[code] = f16_value(code);
+        return all;
+      }();
+      return values[static_cast<const std::uint16_t*>(data)[offset]];
     }
     case DType::bf16: {
       const std::uint32_t code = static_cast<const std::uint16_t*>(data)[offset];
