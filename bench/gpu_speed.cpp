@@ -361,10 +361,10 @@ int main() {
   std::unique_ptr<Bench> bench;
   for (std::string line; std::getline(std::cin, line);) {
     try {
-      std::cout << answer(line, bench) << std::endl;
+      std::cout << answer(line, bench) << '\n' << std::flush;
     } catch (const std::exception& e) {
       bench.reset();
-      std::cout << "{\"error\": " << quoted(e.what()) << "}" << std::endl;
+      std::cout << "{\"error\": " << quoted(e.what()) << "}\n" << std::flush;
     }
   }
 }

@@ -82,6 +82,7 @@ class Race {
       }
     };
     std::vector<std::jthread> threads;
+    threads.reserve(rules_.compilers);
     for (unsigned t = 0; t < rules_.compilers; ++t) threads.emplace_back(work);
   }
 

@@ -49,6 +49,7 @@ std::vector<ConstTensor> tensors(const char* name, const tandem_tensor* list, st
     check::invalid("args.{} is NULL but parts is {}; pass the address of that many tensors", name, parts);
   }
   std::vector<ConstTensor> all;
+  if (parts > 0) all.reserve(static_cast<std::size_t>(parts));
   for (std::int64_t i = 0; i < parts; ++i) all.push_back(c::input(list[i]));
   return all;
 }

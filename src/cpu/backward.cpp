@@ -287,7 +287,7 @@ class Backward {
     }
   }
 
-  // clang-tidy 14 does not see that the block's `semaphores` are written through.
+  // clang-tidy does not see that the block's `semaphores` are written through.
   // NOLINTNEXTLINE(readability-non-const-parameter)
   void run_item(const KvHead& h, std::int64_t item, std::int64_t slot, std::uint32_t* semaphores) const {
     const std::int64_t group_head = item / h.query_blocks;

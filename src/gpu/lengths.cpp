@@ -19,8 +19,8 @@ std::vector<std::int64_t> read_lengths(const Lengths& lengths, std::int64_t coun
     check(driver().copy_to_host(raw.data() + i * bytes, from, run_bytes), "cuMemcpyDtoH");
   }
   const Lengths host{.data = raw.data(), .wide = lengths.wide, .stride = 1};
-  std::vector<std::int64_t> values;
-  for (std::int64_t i = 0; i < count; ++i) values.push_back(host[i]);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) values[static_cast<std::size_t>(i)] = host[i];
   return values;
 }
 
