@@ -1,30 +1,35 @@
-"""How tests are spread over processes (pytest-xdist, ``-n 2 --dist loadgroup --no-loadscope-reorder``):
-those of a file are in one, so that their fixtures are made once, and the longest come first."""
+"""How tests are spread over processes (pytest-xdist, ``-n 2 --dist loadscope --no-loadscope-reorder``):
+those of a file are in one, so that their fixtures are made once."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-#: Over a minute each; what comes first starts first.
-_LONGEST = (
-    "ranks",
-    "test_transformers_families",
-    "test_transformers_rules",
-    "test_install",
-    "test_torch_ops",
-)
+# What has processes of its own: the tests over ranks begin, since they wait for each other and leave time to
+# what runs beside them, and the families of models end, which have a process for each core.
+_FIRST, _LAST = "ranks", "test_transformers_families"
 
 
-def _group(item: pytest.Item) -> str:
-    """Tests over ranks are one after another: each has four processes, and waits for them for a minute."""
-    name = Path(item.path).stem
-    return "ranks" if name.startswith("test_distributed") or name.endswith("_ranks") else name
+def _group(path: str) -> str:
+    """Tests over ranks are one after another: each has four processes."""
+    name = Path(path).stem
+    return _FIRST if name.startswith("test_distributed") or name.endswith("_ranks") else name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    order = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: order.get(_group(item), len(order)))
+    groups = {item: _group(str(item.path)) for item in items}
+    items.sort(key=lambda item: (groups[item] != _FIRST) + (groups[item] == _LAST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.split("::")[0])
+
+    return ByGroup(config, log)

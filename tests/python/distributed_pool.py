@@ -28,7 +28,7 @@ class Pool:
             assert pipe.poll(300), f"rank {rank} has not started within 300 seconds"
             pipe.recv()
 
-    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 300.0) -> list[Any]:
         """What ``function(rank, *arguments)`` returns on every rank; an AssertionError with the traceback of
         the first that raises."""
         for pipe in self.pipes:

@@ -22,7 +22,7 @@ def _compiled(rank: int, strategy: str, kind: str) -> int:
 @pytest.mark.parametrize("kind", ["zigzag", "balanced"])
 @pytest.mark.parametrize("strategy", ["gather", "ring", "heads", "auto"])
 def test_one_graph_without_breaks(pool: Pool, strategy: str, kind: str) -> None:
-    assert pool.run(_compiled, strategy, kind, timeout=300) == [1, 1, 0, 0]
+    assert pool.run(_compiled, strategy, kind) == [1, 1, 0, 0]
 
 
 def _on_meshes(rank: int) -> None:
@@ -39,7 +39,7 @@ def _on_meshes(rank: int) -> None:
 
 
 def test_meshes_in_a_graph(pool: Pool) -> None:
-    pool.run(_on_meshes, timeout=300)
+    pool.run(_on_meshes)
 
 
 def _refusals(rank: int) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def _refusals(rank: int) -> tuple[str, str]:
 
 
 def test_ranks_that_disagree_are_told(pool: Pool) -> None:
-    for disagree, rows in pool.run(_refusals, timeout=300):
+    for disagree, rows in pool.run(_refusals):
         assert "ranks disagree on causal: rank 0 of the group has False, rank 3 has True" in disagree
         assert "q has 15 rows, but the layout gives rank 1 16" in rows
 
@@ -75,7 +75,7 @@ def _checked(rank: int) -> None:
 
 
 def test_opcheck(pool: Pool) -> None:
-    pool.run(_checked, timeout=300)
+    pool.run(_checked)
 
 
 def test_a_layout_is_what_its_code_says() -> None:

@@ -24,7 +24,7 @@ def _start(processes: int, *options: str) -> subprocess.Popen[str]:
 
 
 def _losses(program: subprocess.Popen[str]) -> list[float]:
-    said, errors = program.communicate(timeout=120)
+    said, errors = program.communicate(timeout=600)
     assert program.returncode == 0, errors
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", said, re.M)]
 

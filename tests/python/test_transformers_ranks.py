@@ -89,7 +89,7 @@ def _trained(rank: int, kind: str, name: str, layout: str, strategy: str) -> Non
     ],
 )
 def test_a_step_is_that_of_one_process(pool: Pool, kind: str, name: str, layout: str, strategy: str) -> None:
-    pool.run(_trained, kind, name, layout, strategy, timeout=120)
+    pool.run(_trained, kind, name, layout, strategy)
 
 
 def _refused(rank: int) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _refused(rank: int) -> dict[str, str]:
 def test_what_is_wrong_is_told_on_both_ranks(pool: Pool) -> None:
     with pytest.raises(tandem.InvalidArgumentError, match="layout is 'tree'; it must be one of 'zigzag'"):
         integration.context_parallel(_model("llama"), layout="tree")
-    for rank, told in enumerate(pool.run(_refused, timeout=120)[:2]):
+    for rank, told in enumerate(pool.run(_refused)[:2]):
         assert told["batch"].startswith("ranks disagree on batch: rank 0 of the group has ")
         assert told["layout"].startswith("ranks disagree on layout: rank 0 of the group has zigzag ")
         parts = {"padding": "has padding", "cache": "use_cache=False", "other": "pixel_values is not divided"}
