@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cpu/reference_function.hpp"
+#include "cpu/vector_clones.hpp"
 
 namespace tandem::reference {
 namespace {
@@ -83,14 +84,7 @@ std::vector<double> load(const Operand& x, std::int64_t batch, std::int64_t begi
   return values;
 }
 
-// Compiled for AVX2, too, and chosen when the program starts: tests spend much of their time here.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define TANDEM_REFERENCE_VECTOR __attribute__((target_clones("avx2", "default")))
-#else
-#define TANDEM_REFERENCE_VECTOR
-#endif
-
-TANDEM_REFERENCE_VECTOR double dot(const double* a, const double* b, std::int64_t n) {
+TANDEM_VECTOR_CLONES double dot(const double* a, const double* b, std::int64_t n) {
   double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
@@ -98,7 +92,7 @@ TANDEM_REFERENCE_VECTOR double dot(const double* a, const double* b, std::int64_
 }
 
 /// y += a * x.
-TANDEM_REFERENCE_VECTOR void accumulate(double* y, double a, const double* x, std::int64_t n) {
+TANDEM_VECTOR_CLONES void accumulate(double* y, double a, const double* x, std::int64_t n) {
 #pragma omp simd
   for (std::int64_t c = 0; c < n; ++c) y[c] += a * x[c];
 }

@@ -32,8 +32,8 @@ inline bool is_in_sample(std::size_t i, std::size_t n) {
   return i % n == 0 || wants_all_kernels();
 }
 
-/// One of each group, an eighth of the list, since the shipped set takes twelve minutes of two cores; from
-/// group to group another of the eight, since elements and masks repeat in the lists.
+/// One of each group, an eighth of the list, since the shipped set takes twenty minutes of processor time;
+/// from group to group another of the eight, since elements and masks repeat in the lists.
 inline KernelSample sample_of(std::size_t group, std::size_t kernels) {
   const std::size_t begin = group * kernels_in_group;
   const std::size_t end = std::min(kernels, begin + kernels_in_group);

@@ -16,9 +16,7 @@ Q, K, V = (torch.randn(1, 24, 2, 16, generator=_random) for _ in range(3))
 
 WINDOW = 5
 NUMBERS = [3, 4]
-SETTINGS = types.SimpleNamespace(window=5)
 TABLE = torch.arange(24) // 7
-ARRAY = np.arange(24) // 7
 
 
 def within(q, k):

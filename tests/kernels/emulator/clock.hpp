@@ -13,13 +13,6 @@
 #include <cstdint>
 #include <vector>
 
-// Loops that are compiled for AVX2, too, and chosen when the program starts.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define TANDEM_EMULATOR_VECTOR __attribute__((target_clones("avx2", "default")))
-#else
-#define TANDEM_EMULATOR_VECTOR
-#endif
-
 namespace tandem::emulator {
 
 constexpr std::uint32_t max_threads = 512;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/vector_clones.hpp"
 #include "operand.hpp"
 #include "problem/recipe.hpp"
 
@@ -32,7 +33,7 @@ void load_unit(const char* p, Element element, float (&values)[8]) {
 }
 
 /// c (64 x n) += a (64 x matrix_depth) b (matrix_depth x n), in blocks of 8 x 8 sums that stay in registers.
-TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[matrix_depth], const float* b, float* c, int n) {
+TANDEM_VECTOR_CLONES void multiply(const float (*a)[matrix_depth], const float* b, float* c, int n) {
   using Vector = float __attribute__((vector_size(32)));
   constexpr int rows = 8;
   for (int j = 0; j < n; j += 8) {
@@ -50,8 +51,8 @@ TANDEM_EMULATOR_VECTOR void multiply(const float (*a)[matrix_depth], const float
 }
 
 /// c (16 x 8) += a (16 x matrix_depth) b (matrix_depth x 8), by rows of eight sums.
-TANDEM_EMULATOR_VECTOR void multiply_16_by_8(const float (*a)[matrix_depth], const float (*b)[8],
-                                             float (*c)[8]) {
+TANDEM_VECTOR_CLONES void multiply_16_by_8(const float (*a)[matrix_depth], const float (*b)[8],
+                                           float (*c)[8]) {
   using Vector = float __attribute__((vector_size(32)));
   Vector rows[matrix_depth];
   std::memcpy(rows, b, sizeof(rows));

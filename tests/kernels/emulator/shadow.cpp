@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <span>
 
+#include "cpu/vector_clones.hpp"
+
 namespace tandem::emulator {
 
 namespace {
@@ -13,7 +15,7 @@ constexpr const char* unwaited = "reads bytes of a copy that its thread has not 
 
 }  // namespace
 
-TANDEM_EMULATOR_VECTOR void join(Clock& into, const Clock& from) {
+TANDEM_VECTOR_CLONES void join(Clock& into, const Clock& from) {
   std::uint32_t* a = into.data();
   const std::uint32_t* b = from.data();
   const std::size_t n = into.size();
@@ -49,8 +51,7 @@ std::string Shadow::ordinary_fault(Event source) const {
   return fmt::format("reads what {} wrote, with no barrier between them", writer_name(source));
 }
 
-std::string Shadow::async_visible(Event source, const Clock& observer) const {
-  if (async_sees(source, observer)) return "";
+std::string Shadow::async_fault(Event source, const Clock& observer) const {
   if (!is_written(source) || !components_.is_thread(source) || !source.known_to(observer))
     return ordinary_fault(source);
   return fmt::format("reads what {} wrote without a fence_async_shared between them", writer_name(source));
@@ -197,7 +198,7 @@ std::string Shadow::copy_in(std::uint32_t offset, std::uint32_t bytes, Event com
 
 std::string Shadow::copy_out(std::uint32_t offset, Event completion, const Clock& observer) {
   for (std::uint32_t i = offset / 4; i * 4 < offset + 16; ++i) {
-    if (!async_sees(writer_[i], observer)) return async_visible(writer_[i], observer);
+    if (!async_sees(writer_[i], observer)) return async_fault(writer_[i], observer);
   }
   store_reader_[offset / 16] = completion;
   return "";

@@ -31,14 +31,15 @@ class Shadow {
   /// 16 bytes that WGMMA `instruction` (from 1) of a warpgroup reads; adds their writers to `sources`.
   void matrix_read(std::uint32_t offset, std::uint32_t warpgroup, std::uint32_t instruction,
                    std::vector<Source>& sources);
-  /// What is wrong with the asynchronous units reading what `source` wrote on behalf of `observer`.
-  [[nodiscard]] std::string async_visible(Event source, const Clock& observer) const;
-  /// Whether nothing is wrong with it. Each thread asks for each operand of each product.
+  /// Whether nothing is wrong with the asynchronous units reading what `source` wrote on behalf of
+  /// `observer`. Each thread asks for each operand of each product.
   [[nodiscard]] bool async_sees(Event source, const Clock& observer) const {
     if (!is_written(source)) return false;
     const std::uint32_t writer = source.component();
     return observer[components_.is_thread(source) ? components_.fenced(writer) : writer] >= source.clock();
   }
+  /// What is, where something is.
+  [[nodiscard]] std::string async_fault(Event source, const Clock& observer) const;
 
   /// Marks a barrier's 8 bytes: nobody else may touch them.
   void reserve_barrier(std::uint32_t offset);

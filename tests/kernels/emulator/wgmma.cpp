@@ -127,7 +127,7 @@ void issue(float* d, int n, MatrixType type, const std::uint32_t* a_registers, s
   check(block, mine, *m, request, accumulator);
   for (const auto& [event, offset] : m->sources) {
     if (!block.shadow().async_sees(event, self.clock))
-      block.check(block.shadow().async_visible(event, self.clock), offset, "wgmma operand");
+      block.check(block.shadow().async_fault(event, self.clock), offset, "wgmma operand");
   }
 
   const auto registers = static_cast<std::uint32_t>(n / 2);
