@@ -103,10 +103,10 @@ def efficiency(layout: Layout, rates: Rates) -> tuple[float, float]:
     found = []
     for rate, work, backward in ((rates.forward, 1.0, False), (rates.backward, _chunks.WORK, True)):
         machine = replace(H200, flops=rate, link=link)
-        count = _chunks.chunk_count(layout, CAUSAL, shape, machine, backward)
+        way = _chunks.chunk_heads(layout, CAUSAL, shape, machine, backward)
         pairs = sum(layout.pairs(causal=True)) / layout.ranks
         ideal = work * shape.flops(pairs) / rate
-        found.append(ideal / _chunks.seconds(layout, CAUSAL, shape, machine, backward, count))
+        found.append(ideal / _chunks.seconds(layout, CAUSAL, shape, machine, backward, way))
     return found[0], found[1]
 
 

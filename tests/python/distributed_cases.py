@@ -117,6 +117,15 @@ def layout_of(kind: str, lengths: int | tuple[int, ...], ranks: int) -> Layout:
             owner = (i * 5) % ranks
             ranges[owner if ranks == 1 or owner != ranks - 2 else ranks - 1].append(cut)
         return Layout.of_ranges(lengths, ranges)
+    if kind == "dealt":  # every other row of the first half, more runs than are sent one by one
+        total = lengths if isinstance(lengths, int) else sum(lengths)
+        half, others = total // 2, range(2, ranks)
+        ends = (
+            [half + (total - half) * i // len(others) for i in range(len(others) + 1)] if others else [half]
+        )
+        dealt = [[(row, row + 1) for row in range(first, half, 2)] for first in (0, 1)]
+        dealt[0].append((ends[-1], total))
+        return Layout.of_ranges(lengths, [*dealt, *([run] for run in itertools.pairwise(ends))])
     made: Layout = getattr(Layout, kind)(lengths, ranks)
     return made
 
@@ -195,6 +204,12 @@ def right_of_levels(
     right_of(mesh, LEVELS, feature, lengths, dtype, device)
 
 
+def right_of_many_runs(rank: int, lengths: int | tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    """Rows that are picked into one message, and in the same exchange rows that are sent as they lie."""
+    for feature in ("full, d_v", "all"):
+        right_of(None, ("gather",), feature, lengths, dtype, device, ("dealt",))
+
+
 def right_on_eight(rank: int, lengths: int | tuple[int, ...], dtype: torch.dtype) -> None:
     right_of(None, STRATEGIES, EIGHT_HEADS, lengths, dtype, "cpu")
 
@@ -206,10 +221,11 @@ def right_of(
     lengths: int | tuple[int, ...],
     dtype: torch.dtype,
     device: str,
+    kinds: tuple[str, ...] = LAYOUTS,
 ) -> None:
     ranks = Ranks.of(group)
     asked = FEATURES[feature] if isinstance(feature, str) else feature
-    for kind, strategy in itertools.product(LAYOUTS, strategies):
+    for kind, strategy in itertools.product(kinds, strategies):
         layout = layout_of(kind, lengths, ranks.size)
         found = results(asked, lengths, dtype, layout, strategy, group, device)
         if ranks.rank == 0:

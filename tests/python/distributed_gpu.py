@@ -50,6 +50,8 @@ def main() -> None:
                 if size % 2 == 0:
                     what = f"{feature}, {name}, {dtype}, two levels"
                     told(what, cases.right_of_levels, feature, lengths, dtype, "cuda")
+    for name, lengths in (("dense", cases.DENSE), ("packed", cases.PACKED)):
+        told(f"many runs, {name}", cases.right_of_many_runs, lengths, torch.bfloat16, "cuda")
     functions.use("cuda")
     for name, kind in functions.NAMES:
         told(f"functions: {name}, {kind}", functions.right, name, kind, torch.bfloat16, None)

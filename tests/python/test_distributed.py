@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from distributed_pool import Pool
 from tandem.distributed import Layout, _comm, context_parallel_attention, gather
-from tandem.distributed._chunks import chunk_count
+from tandem.distributed._chunks import chunk_heads
 from tandem.distributed._machine import CPU, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import received, sent
@@ -38,6 +38,11 @@ def test_right(
 @pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
 def test_right_on_one(pool: Pool, lengths: int | tuple[int, ...]) -> None:
     pool.run(cases.right, "all", lengths, torch.float32, (2,), "cpu")
+
+
+@pytest.mark.parametrize("lengths", [cases.DENSE, cases.PACKED], ids=["dense", "packed"])
+def test_right_where_ranks_have_many_runs(pool: Pool, lengths: int | tuple[int, ...]) -> None:
+    pool.run(cases.right_of_many_runs, lengths, torch.float32, "cpu")
 
 
 def test_right_on_eight(tmp_path: Path) -> None:
@@ -225,7 +230,7 @@ def _counted(rank: int) -> None:
     exchange = _comm.Ranks.exchange
 
     def counting(ranks: Any, sends: Any, receives: Any, tag: int) -> Any:
-        rows.append(sum(map(len, receives)))
+        rows.append(sum(len(t) for each in receives for t in each))
         return exchange(ranks, sends, receives, tag)
 
     _comm.Ranks.exchange = counting  # type: ignore[method-assign]
@@ -240,7 +245,7 @@ def _counted(rank: int) -> None:
             mask = Mask(-1, 0)
             came, went = (of(layout, mask)[rank] for of in (received, sent))
             shape = Shape(1, q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.element_size())
-            ahead, back = (chunk_count(layout, mask, shape, CPU, backward) for backward in (False, True))
+            ahead, back = (len(chunk_heads(layout, mask, shape, CPU, backward)) for backward in (False, True))
             wanted = [came] * (ahead + back) + [went] * back
             assert sorted(filter(None, rows)) == sorted(filter(None, wanted)), (kind, rows)
     finally:

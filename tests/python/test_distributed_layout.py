@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tandem.distributed import Layout, balance, draw, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
-from tandem.distributed._chunks import chunk_count
+from tandem.distributed._chunks import chunk_heads, held
 from tandem.distributed._machine import H200, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import arrivals, pieces, received, route, sent
@@ -165,15 +165,26 @@ def test_chunks_are_few_where_they_hide_nothing() -> None:
     """Large work has more than small; where a backward pass of a chunk would be few tiles, it has fewer;
     where kernels are shorter than their launches there is one."""
     mask, shape = Mask(-1, 0), Shape(1, 64, 8, 128, 128, 2)
-    sizes = [(8192, 4, 2, 2), (32768, 4, 4, 4), (512, 2, 1, 1), (16384, 16, 8, 4)]  # rows of a rank, ranks
-    for rows, ranks, *chunks in sizes:
+    sizes = [
+        (8192, 4, (1, 4, 3), (4, 4)),
+        (32768, 4, (1, 7), (1, 2, 2, 2, 1)),
+        (512, 2, (8,), (8,)),
+        (16384, 16, (1,) * 8, (2, 2, 2, 2)),
+    ]
+    for rows, ranks, *chunks in sizes:  # rows of a rank
         layout = Layout.zigzag(rows * ranks, ranks)
-        found = [chunk_count(layout, mask, shape, H200, backward) for backward in (False, True)]
+        found = [chunk_heads(layout, mask, shape, H200, backward) for backward in (False, True)]
         assert found == chunks, (rows, ranks, found)
     packed = Layout.balanced([500] * 64, 8)
-    assert chunk_count(packed, mask, shape, H200, False) == 1
+    assert chunk_heads(packed, mask, shape, H200, False) == (8,)
     slow = replace(H200, flops=1e9)
-    assert chunk_count(packed, mask, shape, slow, False) == 8
+    assert held(chunk_heads(packed, mask, shape, slow, False)) == 2
+    for heads in range(1, 20):  # each head once
+        for ranks in (1, 2, 5, 8):
+            few = Shape(1, 2 * heads, heads, 64, 64, 2)
+            layout = Layout.zigzag(1024 * ranks, ranks)
+            found = chunk_heads(layout, mask, few, H200, True)
+            assert sum(found) == heads and min(found) > 0, (heads, ranks, found)
 
 
 def test_no_slivers() -> None:

@@ -34,7 +34,7 @@ def _sizes(rank: int) -> list[int]:
 
     def counting(ranks: Any, sends: Any, receives: Any, tag: int) -> Any:
         which = 0 if ranks.group == mesh.get_group(0) else 1
-        sizes[which] += sum(t.nbytes for r, t in enumerate(sends) if r != ranks.rank)
+        sizes[which] += sum(t.nbytes for r, each in enumerate(sends) if r != ranks.rank for t in each)
         return exchange(ranks, sends, receives, tag)
 
     _comm.Ranks.exchange = counting  # type: ignore[method-assign]

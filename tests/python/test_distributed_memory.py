@@ -29,8 +29,10 @@ def _most(call: Any) -> int:
 def allocated(rank: int, kind: str, strategy: str, rows: int, causal: bool) -> tuple[int, int]:
     """Of a rank the bytes of a forward and of a backward pass at most, beside their results."""
     layout = getattr(Layout, kind)(rows, 4)
-    count = _gather.chunk_count
-    _gather.chunk_count = lambda *arguments: HEADS  # a head each, as a machine would take for long sequences
+    chosen = _gather.chunk_heads
+    _gather.chunk_heads = lambda *arguments: (
+        (1,) * HEADS
+    )  # a head each, as a machine would take for long sequences
     try:
         q, k, v = (
             torch.randn(1, layout.rows(rank), h, DIM, requires_grad=True) for h in (HEADS_Q, HEADS, HEADS)
@@ -55,7 +57,7 @@ def allocated(rank: int, kind: str, strategy: str, rows: int, causal: bool) -> t
         backward = _most(lambda: torch.autograd.backward(results[0], dout)) - gradients
         return forward, backward
     finally:
-        _gather.chunk_count = count
+        _gather.chunk_heads = chosen
 
 
 def _in_units(
@@ -70,27 +72,23 @@ def _in_units(
     return found[1]  # type: ignore[return-value]
 
 
-#: Of each rank, in eighths of all rows: keys that it needs, those of them that come from others, its own rows
-#: that are on their way, and these as often as they are sent.
+#: Of each rank, in eighths of all rows: keys that it needs, and its own rows as often as they are sent.
 ROWS = {
-    ("zigzag", True): [(8, 6, 1, 3), (7, 5, 2, 4), (6, 4, 2, 5), (5, 3, 2, 6)],
-    ("contiguous", True): [(0, 0, 2, 6), (4, 2, 2, 4), (6, 4, 2, 2), (8, 6, 0, 0)],
-    ("contiguous", False): [(8, 6, 2, 6)] * 4,
+    ("zigzag", True): [(8, 3), (7, 4), (6, 5), (5, 6)],
+    ("contiguous", True): [(2, 6), (4, 4), (6, 2), (8, 0)],
+    ("contiguous", False): [(8, 6)] * 4,
 }
 
 
 @pytest.mark.parametrize(("kind", "causal"), ROWS)
 def test_gather_holds_two_chunks(pool: Pool, kind: str, causal: bool) -> None:
-    """A chunk is a head's K and V of all rows. There is the memory of one, of what comes of another and of
-    the rank's own rows on their way: two chunks. Backward gradients, too, in f32 as the tensors here: those
-    that are made, those that go back, those that come and the rank's own sum, less than three. A rank to
-    which nothing comes reads its keys where they lie."""
+    """A chunk is a head's K and V of all rows. There is the memory of two. Backward gradients, too, in f32 as
+    the tensors here: those that are made, of two chunks, and those that come, less than three."""
     found = _in_units(pool, kind, "gather", 2 * DIM * 4, causal)
-    for (forward, backward), (needed, come, own, sent) in zip(found, ROWS[kind, causal], strict=True):
-        keys = needed + come + own
-        gradients = max(needed, 2) + come + sent + 2
-        assert forward == keys / 8 <= 2
-        assert backward == (keys + gradients) / 8 and gradients / 8 < 3
+    for (forward, backward), (needed, sent) in zip(found, ROWS[kind, causal], strict=True):
+        assert forward == 2 * needed / 8 <= 2
+        gradients = (2 * needed + sent) / 8
+        assert backward == forward + gradients and gradients < 3
 
 
 def test_ring_holds_two_ranks_keys(pool: Pool) -> None:

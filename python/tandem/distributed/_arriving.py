@@ -1,11 +1,16 @@
 """Keys and values on their way to a rank, and their gradients on the way back: of the strategy "gather".
 
 What a call allocates is allocated once, for all of its chunks of heads, and does not depend on when messages
-arrive. Of K and V it is less than two chunks (`Keys`), of gradients less than three in f32 (`Sums`).
+arrive. Of K and V it is two chunks (`Keys`), of gradients less than three in f32 (`Sums`).
+
+Rows are sent from where they lie and received where they belong, in memory that has the keys that a rank
+needs by their places: a run of rows is a message. Only where two ranks have many runs between them are these
+picked into one message, and put in their places when it has come.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +20,38 @@ from torch import Tensor
 
 from tandem.distributed import _calls, _parts, _routes
 from tandem.distributed._comm import GRADIENTS, KEYS, Ranks, Waiting
-from tandem.distributed._job import apart, put_rows
+from tandem.distributed._job import apart, of_sixteen_bytes, put_rows
 from tandem.distributed._layout import Layout, kept_with_layout
 from tandem.distributed._mask import Mask
+
+#: Runs of rows that are copied one by one, or are messages between two ranks: each takes the host some 10 us.
+FEW = 8
+
+Places = list[slice] | Tensor  #: of a few runs, or of each row
+
+
+@dataclass(frozen=True)
+class Link:
+    """Rows of a rank that it sends to another, by where they lie among the keys that this rank needs."""
+
+    rows: int
+    places: Places
+
+    @property
+    def picked(self) -> int:
+        """Rows of the message that is made of them, where they are not sent as they lie."""
+        return self.rows if isinstance(self.places, Tensor) else 0
+
+    @staticmethod
+    def of(counts: Sequence[int], begins: Sequence[int], place: Tensor, device: torch.device) -> Link:
+        """Runs of so many rows, from these on, of what ``place`` has the places of: one after another."""
+        runs = list(zip(begins, counts, strict=True)) or [(0, 0)]
+        if len(runs) > FEW:
+            index = torch.cat([place[begin : begin + count] for begin, count in runs])
+            return Link(len(index), index.to(device))
+        firsts = [int(place[begin]) if count else 0 for begin, count in runs]
+        places = [slice(first, first + n) for first, (_, n) in zip(firsts, runs, strict=True)]
+        return Link(sum(counts), places)
 
 
 @dataclass(frozen=True)
@@ -26,59 +60,74 @@ class Route:
 
     groups: list[_calls.Group]
     exact: bool
-    sends: slice  #: rows of the shard: all that go to other ranks are among them
-    sends_to: list[Tensor | slice]  #: of each rank those that go there
-    send_rows: list[int]
-    receive_rows: list[int]
-    own: Tensor | slice  #: where the rank's own rows are among the keys that it needs, by their places
-    came: Tensor  #: where those are that arrive, by rank
+    own: Link  #: the rank's own rows, in runs as long as can be
+    shard: list[slice]  #: these runs in the shard
+    going: list[Link]  #: those of them that each rank needs
+    coming: list[Link]  #: what the rank needs of each rank
     rows: int  #: of the keys that it needs
     silent: bool  #: no rank needs another's keys, so that none has to send
 
     @property
+    def sends(self) -> bool:
+        return any(link.rows for link in self.going)
+
+    @property
     def alone(self) -> bool:
         """The rank needs its own keys, as they lie, and no others."""
-        return not len(self.came) and isinstance(self.own, slice)
+        return self.own.places == [slice(0, self.rows)]
 
     @property
     def direct(self) -> bool:
         """It alone needs them, in one call, which can write their gradients where they belong."""
-        return self.alone and not any(self.send_rows) and len(self.groups) == 1
+        return self.alone and not self.sends and len(self.groups) == 1
 
 
 @kept_with_layout
 def route_of(layout: Layout, mask: Mask, rank: int, device: torch.device) -> Route:
+    mine = _routes.pieces(layout, rank)
     arrived = _routes.arrivals(layout, mask, rank)
-    groups = _calls.groups(_routes.pieces(layout, rank), arrived.keys, mask, layout.packed, [])
-    others = [r for r in range(layout.ranks) if r != rank]
-    to = {r: _routes.route(layout, mask, rank, r) for r in others}
-    come = {r: _routes.rows_of(_routes.route(layout, mask, r, rank)) for r in others}
-    sends = [_routes.index_of(to.get(r, ())) for r in range(layout.ranks)]
-    sent = [rows for rows in sends if len(rows)]
+    groups = _calls.groups(mine, arrived.keys, mask, layout.packed, [])
     place = torch.arange(arrived.rows) if arrived.order is None else _routes.inverse_of(arrived.order)
-    before = sum(come[r] for r in others if r < rank)
-    after = before + layout.rows(rank)
+    come = [_routes.route(layout, mask, r, rank) for r in range(layout.ranks)]
+    first = [0, *itertools.accumulate(map(_routes.rows_of, come))]
+    own = place[first[rank] : first[rank + 1]]  # every query sees its own place
+    going, coming = [], []
+    for r in range(layout.ranks):
+        to = _routes.route(layout, mask, rank, r) if r != rank else ()
+        going.append(Link.of([p.count for p in to], [p.offset for p in to], own, device))
+        counts = [p.count for p in come[r]] if r != rank else []
+        begins = itertools.accumulate(counts[:-1], initial=first[r]) if counts else ()
+        coming.append(Link.of(counts, list(begins), place, device))
+    bounds = [0, *(torch.diff(own) != 1).nonzero()[:, 0].add(1).tolist(), len(own)]
     return Route(
         groups,
         _parts.is_exact(groups, layout.rows(rank)),
-        slice(min(int(rows.min()) for rows in sent), max(int(rows.max()) for rows in sent) + 1)
-        if sent
-        else slice(0, 0),
-        [_rows(rows, device) for rows in sends],
-        [_routes.rows_of(to.get(r, ())) for r in range(layout.ranks)],
-        [come.get(r, 0) for r in range(layout.ranks)],
-        _rows(place[before:after], device),
-        torch.cat([place[:before], place[after:]]).to(device),
+        Link.of([b - a for a, b in itertools.pairwise(bounds)], bounds[:-1], own, device),
+        [slice(a, b) for a, b in itertools.pairwise(bounds)],
+        going,
+        coming,
         arrived.rows,
         not any(_routes.received(layout, mask)),
     )
 
 
-def _rows(index: Tensor, device: torch.device) -> Tensor | slice:
-    """These rows, as a range where they are one."""
-    first = int(index[0]) if len(index) else 0
-    after = first + len(index)
-    return slice(first, after) if torch.equal(index, torch.arange(first, after)) else index.to(device)
+def _picked(links: Sequence[Link]) -> int:
+    return sum(link.picked for link in links)
+
+
+def _messages(links: Sequence[Link], whole: Tensor, picked: Tensor) -> list[list[Tensor]]:
+    """Of each rank: runs of rows as they lie in ``whole``, or what is picked of it, one after another."""
+    parts = torch.split(picked, [link.picked for link in links])
+    return [
+        [part] if isinstance(link.places, Tensor) else [whole[run] for run in link.places]
+        for link, part in zip(links, parts, strict=True)
+    ]
+
+
+def _pick(links: Sequence[Link], whole: Tensor, messages: Sequence[Sequence[Tensor]]) -> None:
+    for link, parts in zip(links, messages, strict=True):
+        if isinstance(link.places, Tensor):
+            torch.index_select(whole, 0, link.places, out=parts[0])
 
 
 class _Chunks:
@@ -89,107 +138,85 @@ class _Chunks:
     ) -> None:
         self.route, self.ranks, self.k, self.v, self.heads = route, ranks, k, v, heads
 
-    def memory(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """For so many rows of any chunk."""
-        return self.k.new_empty(math.prod(self.shape(rows, max(b - a for a, b in self.heads))), dtype=dtype)
+    def memory(self, rows: int, dtype: torch.dtype, chunks: int = 2) -> list[Tensor]:
+        """For so many rows of any chunk, of so many chunks at the same time."""
+        widest = [max(b - a for a, b in self.heads[i::chunks]) for i in range(min(chunks, len(self.heads)))]
+        return [self.k.new_empty(math.prod(self.shape(rows, each)), dtype=dtype) for each in widest]
 
     def shape(self, rows: int, heads: int) -> tuple[int, ...]:
         return rows, self.k.shape[0], heads, self.k.shape[-1] + self.v.shape[-1]
 
-    def of(self, memory: Tensor, rows: int, i: int) -> Tensor:
-        """So many rows of the i-th chunk, in this memory."""
+    def of(self, memory: list[Tensor], rows: int, i: int) -> Tensor:
+        """So many rows of the i-th chunk, in its memory."""
         a, b = self.heads[i]
         shape = self.shape(rows, b - a)
-        return memory[: math.prod(shape)].view(shape)
+        return memory[i % len(memory)][: math.prod(shape)].view(shape)
 
 
 class Keys(_Chunks):
-    """The keys and values that a rank needs, a chunk at a time, and the next one on its way.
-
-    Its memory is that of one chunk, of what arrives of another, and of the rank's own rows that it sends: if
-    every rank needs all keys, two chunks. Rows for one rank that are not side by side come on top.
-    """
+    """The keys and values that a rank needs, a chunk at a time, and the next one on its way: the memory of
+    two chunks. Messages that are picked come on top, where they go and where they come."""
 
     def __init__(
         self, route: Route, ranks: Ranks, k: Tensor, v: Tensor, heads: Sequence[tuple[int, int]]
     ) -> None:
         super().__init__(route, ranks, k, v, heads)
-        first = route.sends.start
-        #: Of each rank the rows of what is sent, and where those begin that have to be picked for it.
-        self.parts: list[tuple[Tensor | slice, int]] = []
-        picked = 0
-        for rows, count in zip(route.sends_to, route.send_rows, strict=True):
-            if isinstance(rows, slice):
-                self.parts.append((slice(rows.start - first, rows.stop - first) if count else slice(0), 0))
-            else:
-                self.parts.append((rows - first, picked))
-                picked += count
-        self.held = self.memory(0 if route.alone else route.rows, k.dtype)
-        self.arriving = self.memory(len(route.came), k.dtype)
-        self.sent = self.memory(route.sends.stop - first, k.dtype)
-        self.picked = self.memory(picked, k.dtype)
+        self.rows = 0 if route.alone and not route.sends else route.rows
+        self.held = self.memory(self.rows, k.dtype)
+        self.picked = self.memory(_picked(route.going), k.dtype)
+        self.arriving = self.memory(_picked(route.coming), k.dtype)
         self.coming = self._send(0)
 
     def take(self, i: int) -> tuple[Tensor, Tensor]:
         """Those of the i-th chunk, (batch, rows, heads, head_dim), in the order of their places. The next one
         is sent for: before kernels that would hold all SMs are launched."""
-        if self.coming is not None:
-            self.coming.wait()
-        found = self._assembled(i)
+        coming = self.coming
         if i + 1 < len(self.heads):
             self.coming = self._send(i + 1)
-        return found
+        whole = self.of(self.held, self.rows, i)
+        if coming is not None:
+            for link, parts in zip(self.route.coming, coming.wait(), strict=True):
+                if isinstance(link.places, Tensor):
+                    put_rows(whole, link.places, parts[0])
+        return self._own(i) if self.route.alone else apart(whole, self.k.shape[-1])
 
-    def _assembled(self, i: int) -> tuple[Tensor, Tensor]:
-        """A rank's own keys are among those that it needs, since every query sees its own place."""
-        route = self.route
-        k, v = (t[:, :, slice(*self.heads[i])] for t in (self.k, self.v))
-        if route.alone:
-            return k, v
-        whole = self.of(self.held, route.rows, i)
-        if len(route.came):
-            put_rows(whole, route.came, self.of(self.arriving, len(route.came), i))
-        keys, values = apart(whole, k.shape[-1])
-        for place, own in ((keys, k), (values, v)):
-            if isinstance(route.own, slice):
-                place[:, route.own] = own
-            else:
-                place.index_copy_(1, route.own, own)
-        return keys, values
+    def _own(self, i: int) -> tuple[Tensor, Tensor]:
+        a, b = self.heads[i]
+        return self.k[:, :, a:b], self.v[:, :, a:b]
 
     def _send(self, i: int) -> Waiting | None:
-        route = self.route
+        """Puts the rank's own rows of the i-th chunk in their places, from where they are sent."""
+        route, whole = self.route, self.of(self.held, self.rows, i)
+        if self.rows:
+            for place, t in zip(apart(whole, self.k.shape[-1]), self._own(i), strict=True):
+                to, own = of_sixteen_bytes(place, t)
+                if isinstance(route.own.places, Tensor):
+                    to.index_copy_(1, route.own.places, own)
+                else:
+                    for run, rows in zip(route.own.places, route.shard, strict=True):
+                        to[:, run] = own[:, rows]
         if route.silent:
             return None
-        sent = self.of(self.sent, route.sends.stop - route.sends.start, i)
-        for place, t in zip(apart(sent, self.k.shape[-1]), (self.k, self.v), strict=True):
-            place.copy_(t[:, route.sends, slice(*self.heads[i])])
-        sends = []
-        for rows, begin in self.parts:
-            if isinstance(rows, slice):
-                sends.append(sent[rows])
-            else:
-                part = self.of(self.picked, begin + len(rows), i)[begin:]
-                sends.append(torch.index_select(sent, 0, rows, out=part))
-        receives = torch.split(self.of(self.arriving, len(route.came), i), route.receive_rows)
+        sends = _messages(route.going, whole, self.of(self.picked, _picked(route.going), i))
+        _pick(route.going, whole, sends)
+        receives = _messages(route.coming, whole, self.of(self.arriving, _picked(route.coming), i))
         return self.ranks.exchange(sends, receives, KEYS)
 
 
 class Sums(_Chunks):
     """Gradients of these keys and values in f32, a chunk at a time: their owners add them by ascending rank.
 
-    Its memory is that of a chunk's gradients as they are made, of those of other ranks' rows on their way
-    back, of those that arrive for the rank's own rows, and of their sum: if every rank needs all keys, less
-    than three chunks in f32.
+    Its memory is that of two chunks' gradients as they are made, and of those that arrive for the rank's own
+    rows: if every rank needs all keys, less than three chunks in f32. Messages that are picked come on top.
     """
 
     def __init__(
         self, route: Route, ranks: Ranks, k: Tensor, v: Tensor, heads: Sequence[tuple[int, int]]
     ) -> None:
         super().__init__(route, ranks, k, v, heads)
-        self.own_rows = k.shape[1]
-        counts = (route.rows, len(route.came), sum(route.send_rows), self.own_rows)
-        self.made, self.sent, self.arriving, self.own = (self.memory(n, torch.float32) for n in counts)
+        self.made = self.memory(route.rows, torch.float32)
+        self.picked = self.memory(_picked(route.coming), torch.float32)
+        self.arriving = self.memory(sum(link.rows for link in route.going), torch.float32, 1)
         self.coming: Waiting | None = None
 
     def start(self, i: int) -> tuple[Tensor, Tensor]:
@@ -202,29 +229,40 @@ class Sums(_Chunks):
 
     def send(self, i: int) -> None:
         """Sends those of other ranks' rows there."""
-        route = self.route
-        made, own = self.of(self.made, route.rows, i), self.of(self.own, self.own_rows, i)
-        if isinstance(route.own, slice):
-            own.copy_(made[route.own])
-        else:
-            torch.index_select(made, 0, route.own, out=own)
+        route, made = self.route, self.of(self.made, self.route.rows, i)
         if route.silent:
             return
-        sent = self.of(self.sent, len(route.came), i)
-        if len(route.came):
-            torch.index_select(made, 0, route.came, out=sent)
-        receives = torch.split(self.of(self.arriving, sum(route.send_rows), i), route.send_rows)
-        self.coming = self.ranks.exchange(torch.split(sent, route.receive_rows), receives, GRADIENTS)
+        sends = _messages(route.coming, made, self.of(self.picked, _picked(route.coming), i))
+        _pick(route.coming, made, sends)
+        rows = [link.rows for link in route.going]
+        receives = [
+            [part] if isinstance(link.places, Tensor) else [*torch.split(part, _lengths(link.places))]
+            for link, part in zip(
+                route.going, torch.split(self.of(self.arriving, sum(rows), i), rows), strict=True
+            )
+        ]
+        self.coming = self.ranks.exchange(sends, receives, GRADIENTS)
 
-    def total(self, i: int) -> tuple[Tensor, Tensor]:
-        """Those of the shard, (batch, rows, heads, head_dim), of the i-th chunk, which was sent last: the
-        rank's own part, then those of the others by ascending rank."""
-        total = self.of(self.own, self.own_rows, i)
+    def total(self, i: int, dk: Tensor, dv: Tensor) -> None:
+        """Writes the shard's gradients of the i-th chunk, which was sent last: the rank's own part, and those
+        of the others by ascending rank."""
+        route, made = self.route, self.of(self.made, self.route.rows, i)
         if self.coming is not None:
-            for rows, part in zip(self.route.sends_to, self.coming.wait(), strict=True):
-                if isinstance(rows, slice):
-                    total[rows] += part
+            for link, parts in zip(route.going, self.coming.wait(), strict=True):
+                if isinstance(link.places, Tensor):
+                    made.index_add_(0, link.places, parts[0])
                 else:
-                    total.index_add_(0, rows, part)
+                    for run, part in zip(link.places, parts, strict=True):
+                        made[run] += part
             self.coming = None
-        return apart(total, self.k.shape[-1])
+        for whole, t in zip((dk, dv), apart(made, self.k.shape[-1]), strict=True):
+            place = whole[:, :, slice(*self.heads[i])]
+            if isinstance(route.own.places, Tensor):
+                place.copy_(t.index_select(1, route.own.places))
+            else:
+                for run, rows in zip(route.own.places, route.shard, strict=True):
+                    place[:, rows] = t[:, run]
+
+
+def _lengths(runs: Sequence[slice]) -> list[int]:
+    return [run.stop - run.start for run in runs]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from tandem.distributed import _routes
 from tandem.distributed._layout import Layout, kept_with_layout
@@ -17,41 +21,67 @@ _CLOSE = 1.01  #: times the quickest that is about as quick
 
 
 @kept_with_layout
-def chunk_count(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool) -> int:
-    """The number with which the busiest rank is done first, by `seconds`: many hide what is sent, few leave
-    the kernels more tiles and the host less to launch. Of those about as quick the largest, which takes the
-    least memory. As many as ranks at most, so that two of them are about as large as two ranks' K and V. The
-    same on every rank."""
-    most = min(shape.heads_kv, layout.ranks)
-    counts = [count for count in range(1, most + 1) if count == most or shape.heads_kv % count == 0]
-    found = [seconds(layout, mask, shape, machine, backward, count) for count in counts]
-    return max(count for count, each in zip(counts, found, strict=True) if each <= _CLOSE * min(found))
+def chunk_heads(
+    layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool
+) -> tuple[int, ...]:
+    """Heads of K and V of each chunk, with which the busiest rank is done first, by `seconds`: many hide what
+    is sent, few leave the kernels more tiles and the host less to launch. The first chunk of keys and the
+    last one of gradients are waited for, and may be smaller than those between. Of those about as quick the
+    one that takes the least memory. No more chunks of one size than ranks, so that two of them are about as
+    large as two ranks' K and V. The same on every rank."""
+    heads, ways = shape.heads_kv, set()
+    for count in range(1, min(heads, layout.ranks) + 1):
+        size = -(-heads // count)
+        for first in {size, -(-size // 2), -(-size // 4), 1}:
+            whole, last = divmod(heads - first, size)
+            ways.add((first, *[size] * whole, *[last] * (last > 0)))
+    found = {way: seconds(layout, mask, shape, machine, backward, way) for way in sorted(ways)}
+    quickest = min(found.values())
+    close = [way for way, each in found.items() if each <= _CLOSE * quickest]
+    return min(close, key=lambda way: (held(way), found[way]))
+
+
+def held(way: Sequence[int]) -> int:
+    """Heads that are held at the same time: every other chunk has the memory of the one before the last."""
+    return sum(max(way[i::2], default=0) for i in (0, 1))
 
 
 @kept_with_layout
-def seconds(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, count: int) -> float:
-    """Of a pass in so many chunks, on the rank that takes longest: the first chunk of keys and the last one
-    of gradients are waited for, the others are on their way while kernels run."""
-    rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
-    row = shape.kv * (shape.itemsize + (4 if backward else 0))  # gradients are sent in f32
-    sending = rows * row / machine.link
-    computing = max(_computing(layout, mask, shape, machine, backward, count))
+def seconds(
+    layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, way: tuple[int, ...]
+) -> float:
+    """Of a pass in chunks of so many heads, on the rank that takes longest: the first chunk of keys and the
+    last one of gradients are waited for, the others are on their way while kernels run."""
+    kernels = {heads: _kernels(layout, mask, shape, machine, backward, heads) for heads in set(way)}
     if layout.ranks == 1:
-        return computing
-    turns = 2 * count if backward else count
-    waiting = sending / count + turns * machine.latency
-    launching = count * machine.host * (_LAUNCHES if backward else 1.0)
-    return max(computing + waiting, launching)
+        return float(sum(kernels[heads] for heads in way).max())
+    rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
+    head = rows * shape.kv / shape.heads_kv / machine.link
+    keys = [machine.latency + head * shape.itemsize * heads for heads in way]
+    gradients = [machine.latency + head * 4 * heads for heads in way]  # in f32
+    found = keys[0] + (gradients[-1] if backward else 0.0)
+    for i, heads in enumerate(way):
+        sending = sum(keys[i + 1 : i + 2]) + (sum(gradients[:i][-1:]) if backward else 0.0)
+        found = found + np.maximum(kernels[heads], sending) + machine.step
+    launching = len(way) * machine.host * (_LAUNCHES if backward else 1.0)
+    return max(float(found.max()), launching)
+
+
+def _kernels(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, heads: int) -> Any:
+    """Seconds of each rank's kernels over so many heads of K and V: calls have whole turns of tiles."""
+    rank, tiles, pairs = _calls(layout, mask, backward)
+    work = (WORK if backward else 1.0) * shape.flops(1) / machine.flops
+    of_heads = heads * (1 if backward else shape.heads_q // shape.heads_kv)
+    turns = last_turn(tiles * shape.batch * of_heads, machine)
+    found = np.zeros(layout.ranks)
+    np.add.at(found, rank, pairs * work * heads / shape.heads_kv * turns)
+    return found
 
 
 @kept_with_layout
-def _computing(
-    layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, count: int
-) -> tuple[float, ...]:
-    """Seconds of each rank's kernels: calls have whole turns of tiles, of queries or of keys. Runs of packed
+def _calls(layout: Layout, mask: Mask, backward: bool) -> Any:
+    """Rank, tiles, of queries or of keys, and pairs of each call: three rows of numbers. Runs of packed
     sequences are one call, and so are runs of which one follows the other."""
-    heads = shape.batch * (shape.heads_kv if backward else shape.heads_q) / count
-    found = [0.0] * layout.ranks
     calls: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, runs in enumerate(layout.runs):
         number = 0
@@ -63,13 +93,11 @@ def _computing(
             pairs = int(mask.pairs(run.start, run.count, run.step, length))
             if not layout.packed and not (i and runs[i - 1].last + 1 == run.start):
                 number = i
-            call = (rank, number)
-            before = calls.get(call, (0, 0))
-            calls[call] = (before[0] + tiles, before[1] + pairs)
-    work = WORK if backward else 1.0
-    for (rank, _), (tiles, pairs) in calls.items():
-        found[rank] += work * shape.flops(pairs) / machine.flops * last_turn(tiles * heads, machine)
-    return tuple(found)
+            before = calls.get((rank, number), (0, 0))
+            calls[rank, number] = (before[0] + tiles, before[1] + pairs)
+    return (
+        np.array([(rank, *of_call) for (rank, _), of_call in calls.items()], dtype=np.int64).reshape(-1, 3).T
+    )
 
 
 def tile_rows(layout: Layout, backward: bool) -> int:
@@ -77,13 +105,12 @@ def tile_rows(layout: Layout, backward: bool) -> int:
     return _PAIR if backward and layout.packed else _ROWS
 
 
-def last_turn(tiles: float, machine: Machine) -> float:
+def last_turn(tiles: Any, machine: Machine) -> Any:
     """How much longer so many tiles take than if those of the last turn kept all units busy."""
-    turns = tiles / machine.units
-    return math.ceil(turns) / turns if turns and machine.units > 1 else 1.0
+    turns = np.maximum(tiles, 1) / machine.units
+    return np.ceil(turns) / turns if machine.units > 1 else 1.0
 
 
-def chunks(count: int, heads_kv: int) -> list[tuple[int, int]]:
-    """The heads of K and V of each chunk."""
-    bounds = [heads_kv * i // count for i in range(count + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+def bounds(way: Sequence[int]) -> list[tuple[int, int]]:
+    """The heads of K and V of each chunk: first and last + 1."""
+    return list(itertools.pairwise(itertools.accumulate(way, initial=0)))

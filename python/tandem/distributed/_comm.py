@@ -141,13 +141,18 @@ class Ranks:
         _guarded("comparing arguments", lambda: dist.all_gather_object(found, value, group=self.group))
         return found
 
-    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor], tag: int) -> Waiting:
-        """Sends ``sends[r]`` to rank r and receives ``receives[r]`` from it; all of them are contiguous. Both
-        sides have the same sizes in mind. What a rank has for itself is copied at once."""
-        receives[self.rank].copy_(sends[self.rank])
-        turns = [((self.rank + i) % self.size, (self.rank - i) % self.size) for i in range(1, self.size)]
-        messages = [(to, sends[to], source, receives[source]) for to, source in turns]
-        return Waiting(self._start(messages, tag, "an all-to-all"), receives, sends, "an all-to-all")
+    def exchange(
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]], tag: int
+    ) -> Waiting:
+        """Sends the tensors ``sends[r]`` to rank r and receives ``receives[r]`` from it, each a message; all
+        of them are contiguous. Both sides have the same sizes in mind. A rank copies what is for itself."""
+        what, turns = "an all-to-all", range(1, self.size)
+        to = [(r, t) for i in turns for r in [(self.rank + i) % self.size] for t in sends[r]]
+        source = [(r, t) for i in turns for r in [(self.rank - i) % self.size] for t in receives[r]]
+        works = self._start(to, source, tag, what)
+        for place, t in zip(receives[self.rank], sends[self.rank], strict=True):
+            place.copy_(t)
+        return Waiting(works, receives, sends, what)
 
     def gather_rows(self, own: Tensor, rows: Sequence[int]) -> Tensor:
         """These rows of every rank, of which each has so many, by rank."""
@@ -156,7 +161,8 @@ class Ranks:
             nodes = [rows[i : i + within.size] for i in range(0, self.size, within.size)]
             return across.gather_rows(within.gather_rows(own, nodes[across.rank]), [sum(n) for n in nodes])
         whole = own.new_empty((sum(rows), *own.shape[1:]))
-        self.exchange([own.contiguous()] * self.size, torch.split(whole, list(rows)), OTHERS).wait()
+        parts = [[part] for part in torch.split(whole, list(rows))]
+        self.exchange([[own.contiguous()]] * self.size, parts, OTHERS).wait()
         return whole
 
     def gather_equal(self, own: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ class Ranks:
         named = (dist.get_global_rank(self.group, r) for r in (after, before))
         what = f"sending to rank {next(named)} and receiving from rank {next(named)}"
         sends = sends.contiguous()
-        return Waiting(self._start([(after, sends, before, received)], tag, what), received, sends, what)
+        return Waiting(self._start([(after, sends)], [(before, received)], tag, what), received, sends, what)
 
     def _meet(self, device: torch.device) -> None:
         """Before the first message of a group: an exchange of all its ranks. NCCL demands it of the first
@@ -191,19 +197,20 @@ class Ranks:
             _met.add(self.group)
 
     def _start(
-        self, messages: Sequence[tuple[int, Tensor, int, Tensor]], tag: int, what: str
+        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]], tag: int, what: str
     ) -> Sequence[Any]:
-        """Sends and receives, to and from these ranks of the group; nothing where tensors are empty.
+        """Sends to and receives from these ranks of the group; nothing where tensors are empty. Messages
+        between two ranks are received in the order in which they are sent.
 
         Not by the backend's all-to-all: that of gloo keeps its tensors for a while after it is done, so that
-        what a call allocates would depend on when messages arrive.
+        what a call allocates would depend on when messages arrive, and it has one message for each rank.
         """
-        if not messages:
+        if not sends:
             return ()
-        self._meet(messages[0][1].device)
+        self._meet(sends[0][1].device)
         operations = []
-        for to, sends, source, received in messages:
-            for call, t, peer in ((dist.isend, sends, to), (dist.irecv, received, source)):
+        for call, messages in ((dist.isend, sends), (dist.irecv, receives)):
+            for peer, t in messages:
                 if t.numel():
                     data = t.view(-1).view(torch.uint8)  # as bytes: no backend has all dtypes
                     other = dist.get_global_rank(self.group, peer)

@@ -102,8 +102,8 @@ def _gather(layout: Layout, mask: Mask, shape: Shape, machine: Machine) -> Estim
     size = rows * shape.kv * (2 * shape.itemsize + 4)  # keys twice, their gradients once in f32
     seconds = 0.0
     for backward in (False, True):
-        count = _chunks.chunk_count(layout, mask, shape, machine, backward)
-        seconds += _chunks.seconds(layout, mask, shape, machine, backward, count)
+        way = _chunks.chunk_heads(layout, mask, shape, machine, backward)
+        seconds += _chunks.seconds(layout, mask, shape, machine, backward, way)
     return Estimate("gather", seconds, size)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tandem.distributed import _parts
 from tandem.distributed._arriving import Keys, Route, Sums, route_of
-from tandem.distributed._chunks import chunk_count, chunks
+from tandem.distributed._chunks import bounds, chunk_heads
 from tandem.distributed._job import Gradients, Job, Result, Saved, finished
 from tandem.distributed._machine import Shape
 
 
 def _heads_of_chunks(job: Job, q: Tensor, k: Tensor, v: Tensor, backward: bool) -> list[tuple[int, int]]:
     shape = Shape(q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3], q.element_size())
-    return chunks(chunk_count(job.layout, job.mask, shape, job.machine, backward), k.shape[2])
+    return bounds(chunk_heads(job.layout, job.mask, shape, job.machine, backward))
 
 
 def forward(job: Job, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Result:
@@ -61,26 +61,21 @@ def backward(
 
 
 def _add_gradients(job: Job, route: Route, saved: Saved, k: Tensor, v: Tensor, gradients: Gradients) -> None:
-    dq, *of_keys = gradients
+    dq, dk, dv = gradients
     group = saved.q.shape[2] // k.shape[2]
     todo = _heads_of_chunks(job, saved.q, k, v, True)
     arriving = Keys(route, job.ranks, k, v, todo)
     sums = None if route.direct else Sums(route, job.ranks, k, v, todo)
     for i, (a, b) in enumerate(todo):
         keys = arriving.take(i)
-        made = [t[:, :, a:b] for t in of_keys] if sums is None else sums.start(i)
+        made = [t[:, :, a:b] for t in (dk, dv)] if sums is None else sums.start(i)
         heads = slice(a * group, b * group)
         some, options = saved.of_heads(heads), job.options.at(a * group)
         for call in route.groups:
             _parts.backward(call, options, some, *keys, dq[:, :, heads], *made)
         if sums is not None:
             if i > 0:
-                _keep(of_keys, todo[i - 1], sums.total(i - 1))
+                sums.total(i - 1, dk, dv)
             sums.send(i)
     if sums is not None:
-        _keep(of_keys, todo[-1], sums.total(len(todo) - 1))
-
-
-def _keep(places: list[Tensor], heads: tuple[int, int], parts: tuple[Tensor, Tensor]) -> None:
-    for place, part in zip(places, parts, strict=True):
-        place[:, :, slice(*heads)] = part
+        sums.total(len(todo) - 1, dk, dv)

@@ -106,7 +106,7 @@ def to_heads(
     for r in range(size):
         of_rank = [t[:, :, slice(*heads[r])].transpose(0, 1) for t, heads in pairs]
         _copy(parts(sends[r], order.rows[rank], r), of_rank)
-    came = ranks.exchange(sends, receives, OTHERS).wait()
+    came = _exchanged(ranks, sends, receives)
     del sends  # so that K and V are there twice at most
     shards = [parts(memory, rows, rank) for memory, rows in zip(came, order.rows, strict=True)]
     whole = [t.new_empty((len(order.by_rank), *t.shape[1:])) for t in shards[0]]
@@ -114,6 +114,12 @@ def to_heads(
         for t, shard in zip(whole, of_rank, strict=True):
             put_rows(t, places, shard)
     return [t.transpose(0, 1) for t in whole]
+
+
+def _exchanged(ranks: Ranks, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A message to each rank, and what comes of each."""
+    ranks.exchange([[t] for t in sends], [[t] for t in receives], OTHERS).wait()
+    return receives
 
 
 def _copy(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -131,7 +137,7 @@ def to_rows(ranks: Ranks, order: Order, t: Tensor, ranges: Sequence[tuple[int, i
     counts = [b - a for a, b in ranges]
     coming = [order.rows[rank] * per_head * count for count in counts]
     receives = torch.split(t.new_empty(sum(coming)), coming)
-    came = ranks.exchange(torch.split(sends.view(-1), going), receives, OTHERS).wait()
+    came = _exchanged(ranks, torch.split(sends.view(-1), going), receives)
     return [
         piece.view(order.rows[rank], t.shape[0], count, *t.shape[3:]).transpose(0, 1)
         for piece, count in zip(came, counts, strict=True)

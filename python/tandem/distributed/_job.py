@@ -57,13 +57,30 @@ def apart(kv: Tensor, head_dim_qk: int) -> tuple[Tensor, Tensor]:
 
 
 def put_rows(whole: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Writes rows to these places of ``whole``; both are contiguous. As elements of 16 bytes, where rows are
-    so long: a copy by index takes a thread for each."""
-    to, flat = whole.flatten(1), rows.flatten(1)
-    bounds = (flat.shape[1], to.storage_offset(), flat.storage_offset())
-    if rows.numel() and all(n * rows.element_size() % 16 == 0 for n in bounds):
-        to, flat = to.view(torch.complex128), flat.view(torch.complex128)
-    to.index_copy_(0, index, flat)
+    """Writes rows to these places of ``whole``, which are rows of the same shape."""
+    to, given = of_sixteen_bytes(whole, rows)
+    to.index_copy_(0, index, given)
 
 
-__all__ = ["Gradients", "Job", "Result", "Saved", "apart", "finished", "put_rows", "side_by_side"]
+def of_sixteen_bytes(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same memory as elements of 16 bytes, where all of them can be seen so: a copy takes a thread for
+    each element."""
+    for t in tensors:
+        width = 16 // t.element_size()
+        bounds = (t.shape[-1], t.data_ptr() // t.element_size(), *t.stride()[:-1])
+        if not t.numel() or t.stride(-1) != 1 or any(n % width for n in bounds):
+            return tensors
+    return tuple(t.view(torch.complex128) for t in tensors)
+
+
+__all__ = [
+    "Gradients",
+    "Job",
+    "Result",
+    "Saved",
+    "apart",
+    "finished",
+    "of_sixteen_bytes",
+    "put_rows",
+    "side_by_side",
+]
