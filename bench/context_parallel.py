@@ -284,6 +284,12 @@ def main() -> int:
     of_ranks.add_argument("--passes", nargs="+", default=PASSES, choices=PASSES)
     of_ranks.add_argument("--strategies", nargs="+", default=["gather", "ring", "heads"])
     of_ranks.add_argument(
+        "--chunks",
+        nargs="+",
+        default=[],
+        help="gather in these chunks of heads, too: 4,4 or 1,7/4,4, the backward pass's last",
+    )
+    of_ranks.add_argument(
         "--strategies-alone", action="store_true", help="without the checked call and a rank's own tokens"
     )
     of_ranks.add_argument("--heads", type=int, default=HEADS_Q)

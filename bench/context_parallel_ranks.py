@@ -21,13 +21,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import harness
 import tandem
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tandem.distributed import CPU, H200, Layout, balance, context_parallel_attention, explain
+from tandem.distributed import CPU, H200, Layout, _gather, balance, context_parallel_attention, explain
 from timeline import overlap
 from torch import Tensor
 
@@ -115,6 +116,21 @@ def of_ranks(cell: Cell, strategy: str, check: bool) -> Contender:
         return found
 
     return Contender(passes(call, cell.tensors, cell.dout))
+
+
+def in_chunks(cell: Cell, chunks: str) -> Contender:
+    """`gather` in chunks of so many heads, forward and, after a slash, backward: 1,7/4,4."""
+    ways = [tuple(map(int, way.split(","))) for way in chunks.split("/")]
+    found = of_ranks(cell, "gather", False)
+
+    def in_these(call: Call) -> Call:
+        def called() -> tuple[Tensor, ...]:
+            with mock.patch.object(_gather, "chunk_heads", lambda *about: ways[-1 if about[-1] else 0]):
+                return call()
+
+        return called
+
+    return Contender({name: in_these(call) for name, call in found.passes.items()})
 
 
 def of_one(lengths: tuple[int, ...], heads: tuple[int, int], head_dim: int, like: Any) -> Contender:
@@ -254,6 +270,8 @@ def contenders(
         name: functools.partial(of_ranks, cell, name, False)
         for name in arguments.strategies[: 1 if peers else None]
     }
+    if not peers:
+        made |= {f"gather in {each}": functools.partial(in_chunks, cell, each) for each in arguments.chunks}
     made[ALONE] = functools.partial(of_one, cell.lengths, share, head_dim, like)
     if not peers:
         if arguments.strategies_alone:

@@ -133,7 +133,7 @@ def test_pages_of_gpu_results_are_made_from_their_json(tmp_path: Path) -> None:
 
 def test_strategies_are_timed_on_every_rank(tmp_path: Path) -> None:
     sizes = "--tokens 48 --heads 4 --heads-kv 2 --head-dim 32 --rounds 3 --round-ms 1".split()
-    documents = ["--documents", "one sequence", "one book"]
+    documents = ["--documents", "one sequence", "one book", "--chunks", "1,1", "2/1,1"]
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
     command = [sys.executable, *launch, *BENCH[1:], "context-parallel", "--measure", *sizes, *documents]
     result = subprocess.run(
@@ -143,7 +143,7 @@ def test_strategies_are_timed_on_every_rank(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "ranks.json").read_text())
     own, peers = ([c for c in report["cells"] if c["peers"] == which] for which in (False, True))
     assert report["ranks"] == 2 and report["commit"] and (len(own), len(peers)) == (2 * 2, 2)
-    names = {"gather", "ring", "heads", "auto, checked", "alone"}
+    names = {"gather", "ring", "heads", "auto, checked", "alone", "gather in 1,1", "gather in 2/1,1"}
     for cell in own:
         assert names <= cell["us"].keys() and all(len(us) == 3 for us in cell["us"].values())
         assert cell["bytes"].keys() == cell["us"].keys()
