@@ -178,8 +178,7 @@ void GpuRunner::forward(Call& call) {
 
 void GpuRunner::backward(Call& call) {
   // No GPU kernel has them: gradients are the CPU's, from the GPU's outputs.
-  if (lacks_kernels() || has_wide_heads(call.spec))
-    return tandem::backward(call.backward_args(), Execution{});
+  if (has_wide_heads(call.spec)) return tandem::backward(call.backward_args(), Execution{});
   std::vector<Tensor> gradients;
   run(
       call, call.backward_args(),

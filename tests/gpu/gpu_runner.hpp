@@ -11,8 +11,7 @@ namespace tandem::gpu {
 /// Why no GPU test can run here; empty on a machine with a Hopper GPU and kernels for it.
 std::string why_no_gpu();
 
-/// Whether calls take the kernels sm80, which are of forward in 16 bits alone so far. Gradients are then the
-/// CPU's, from their outputs.
+/// Whether calls take the kernels sm80, which have neither 8 bits nor heads of more than 256 dimensions.
 bool lacks_kernels();
 
 class GpuRunner : public harness::Runner {
