@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,36 +69,38 @@ def seconds(
 
 
 def _kernels(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, heads: int) -> Any:
-    """Seconds of each rank's kernels over so many heads of K and V: calls have whole turns of tiles."""
-    rank, tiles, pairs = _calls(layout, mask, backward)
-    work = (WORK if backward else 1.0) * shape.flops(1) / machine.flops
-    of_heads = heads * (1 if backward else shape.heads_q // shape.heads_kv)
-    turns = last_turn(tiles * shape.batch * of_heads, machine)
+    """Seconds of each rank's kernels over so many heads of K and V: calls have whole turns of tiles, and take
+    no less than their longest tile."""
+    rank, tiles, pairs, longest = _calls(layout, mask, backward)
+    work = (WORK if backward else 1.0) * shape.flops(1) / shape.heads_kv / machine.flops
+    group = 1 if backward else shape.heads_q // shape.heads_kv  # tiles of keys take all heads of a group
+    turns = last_turn(tiles * shape.batch * heads * group, machine)
+    of_calls = np.maximum(pairs * heads * turns, longest * machine.units / group / shape.batch) * work
     found = np.zeros(layout.ranks)
-    np.add.at(found, rank, pairs * work * heads / shape.heads_kv * turns)
+    np.add.at(found, rank, of_calls)
     return found
 
 
 @kept_with_layout
 def _calls(layout: Layout, mask: Mask, backward: bool) -> Any:
-    """Rank, tiles, of queries or of keys, and pairs of each call: three rows of numbers. Runs of packed
-    sequences are one call, and so are runs of which one follows the other."""
-    calls: dict[tuple[int, int], tuple[int, int]] = {}
+    """Of each call its rank, its tiles, of queries or of keys, its pairs and those of the longest tile: a row
+    each. Runs of packed sequences are one call, and so are runs of which one follows the other."""
+    calls: dict[tuple[int, int], tuple[int, int, int]] = {}
+    width = sys.maxsize if min(mask.left, mask.right) < 0 else mask.left + mask.right + 1
     for rank, runs in enumerate(layout.runs):
         number = 0
         for i, run in enumerate(runs):
             length = layout.lengths[run.sequence]
             begin, end = mask.keys(run.start, run.last, length)
-            rows = end - begin if backward else run.count
-            tiles = -(-rows // tile_rows(layout, backward))
-            pairs = int(mask.pairs(run.start, run.count, run.step, length))
+            rows, others = (end - begin, run.count) if backward else (run.count, end - begin)
+            size = tile_rows(layout, backward)
+            tiles, pairs = -(-rows // size), int(mask.pairs(run.start, run.count, run.step, length))
+            longest = min(size, rows) * min(others, width)
             if not layout.packed and not (i and runs[i - 1].last + 1 == run.start):
                 number = i
-            before = calls.get((rank, number), (0, 0))
-            calls[rank, number] = (before[0] + tiles, before[1] + pairs)
-    return (
-        np.array([(rank, *of_call) for (rank, _), of_call in calls.items()], dtype=np.int64).reshape(-1, 3).T
-    )
+            before = calls.get((rank, number), (0, 0, 0))
+            calls[rank, number] = (before[0] + tiles, before[1] + pairs, max(before[2], min(longest, pairs)))
+    return np.array([(key[0], *of_call) for key, of_call in calls.items()], dtype=np.int64).reshape(-1, 4).T
 
 
 def tile_rows(layout: Layout, backward: bool) -> int:

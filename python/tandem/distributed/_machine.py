@@ -31,7 +31,7 @@ class Machine:
 
 #: An H200 among others behind one NVLink switch: 600 TFLOP/s, and of the link's 450 GB/s what exchanges of
 #: tens of megabytes reached between four H100s.
-H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3, 50e-6)
+H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3, 150e-6)
 #: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9.
 H200_HOSTS = replace(H200, link=45e9)
 #: A process of a few cores among others of one host.
