@@ -18,7 +18,7 @@ from tandem.distributed._mask import Mask
 _ROWS, _PAIR = 128, 256
 #: A backward pass over a forward pass: work, and what the host takes to launch it.
 WORK, _LAUNCHES = 2.5, 1.5
-_CLOSE = 1.01  #: times the quickest that is about as quick
+_CLOSE = 1.02  #: times the quickest that is about as quick: what rounds differ by
 
 
 @kept_with_layout
@@ -26,25 +26,20 @@ def chunk_heads(
     layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool
 ) -> tuple[int, ...]:
     """Heads of K and V of each chunk, with which the busiest rank is done first, by `seconds`: many hide what
-    is sent, few leave the kernels more tiles and the host less to launch. The first chunk of keys and the
-    last one of gradients are waited for, and may be smaller than those between. Of those about as quick the
-    one that takes the least memory. No more chunks of one size than ranks, so that two of them are about as
-    large as two ranks' K and V. The same on every rank."""
-    heads, ways = shape.heads_kv, set()
-    for count in range(1, min(heads, layout.ranks) + 1):
-        size = -(-heads // count)
-        for first in {size, -(-size // 2), -(-size // 4), 1}:
-            whole, last = divmod(heads - first, size)
-            ways.add((first, *[size] * whole, *[last] * (last > 0)))
-    found = {way: seconds(layout, mask, shape, machine, backward, way) for way in sorted(ways)}
-    quickest = min(found.values())
-    close = [way for way, each in found.items() if each <= _CLOSE * quickest]
-    return min(close, key=lambda way: (held(way), found[way]))
+    is sent, few leave the kernels more tiles and the host less to launch. Of those about as quick the
+    smallest, which take the least memory. As many as ranks at most, so that two of them are about as large as
+    two ranks' K and V. The same on every rank."""
+    most = min(shape.heads_kv, layout.ranks)
+    ways = [_even(shape.heads_kv, count) for count in range(1, most + 1)]
+    found = [seconds(layout, mask, shape, machine, backward, way) for way in ways]
+    close = [way for way, each in zip(ways, found, strict=True) if each <= _CLOSE * min(found)]
+    return min(close, key=lambda way: (way[0], len(way)))
 
 
-def held(way: Sequence[int]) -> int:
-    """Heads that are held at the same time: every other chunk has the memory of the one before the last."""
-    return sum(max(way[i::2], default=0) for i in (0, 1))
+def _even(heads: int, count: int) -> tuple[int, ...]:
+    size = -(-heads // count)
+    whole, last = divmod(heads, size)
+    return (*[size] * whole, *[last] * (last > 0))
 
 
 @kept_with_layout
@@ -52,18 +47,21 @@ def seconds(
     layout: Layout, mask: Mask, shape: Shape, machine: Machine, backward: bool, way: tuple[int, ...]
 ) -> float:
     """Of a pass in chunks of so many heads, on the rank that takes longest: the first chunk of keys and the
-    last one of gradients are waited for, the others are on their way while kernels run."""
+    last one of gradients are waited for, the others are on their way while kernels run, and hold these up by
+    a share of the time that they take."""
     kernels = {heads: _kernels(layout, mask, shape, machine, backward, heads) for heads in set(way)}
     if layout.ranks == 1:
         return float(sum(kernels[heads] for heads in way).max())
     rows = max(max(_routes.received(layout, mask)), max(_routes.sent(layout, mask)))
     head = rows * shape.kv / shape.heads_kv / machine.link
-    keys = [machine.latency + head * shape.itemsize * heads for heads in way]
-    gradients = [machine.latency + head * 4 * heads for heads in way]  # in f32
-    found = keys[0] + (gradients[-1] if backward else 0.0)
+    keys = [head * shape.itemsize * heads for heads in way]
+    gradients = [head * 4 * heads for heads in way]  # in f32
+    found = keys[0] + len(way) * machine.latency
+    if backward:
+        found += gradients[-1] + len(way) * machine.latency
     for i, heads in enumerate(way):
         sending = sum(keys[i + 1 : i + 2]) + (sum(gradients[:i][-1:]) if backward else 0.0)
-        found = found + np.maximum(kernels[heads], sending) + machine.step
+        found = found + np.maximum(kernels[heads] + machine.held_up * sending, sending)
     launching = len(way) * machine.host * (_LAUNCHES if backward else 1.0)
     return max(float(found.max()), launching)
 

@@ -13,10 +13,11 @@ class Machine:
       flops: of the attention kernels, forward and backward alike.
       link: bytes that a rank sends while it receives as many.
       latency: seconds that a collective or a step takes whatever its size, with the small kernels around it.
-      step: seconds that a chunk more takes besides: its copies, and where kernels end and begin.
       memory: bytes that are read or written where results are merged.
       units: tiles that the kernels compute at the same time, 128 rows of one head each; those of the last
         turn take as long as a full one. 1 where that does not count.
+      held_up: of the seconds that an exchange takes beside kernels, the share that these take longer, since
+        the exchange has SMs that they wait for.
       host: seconds until the host has launched one exchange and what is computed with it.
     """
 
@@ -26,14 +27,14 @@ class Machine:
     memory: float
     units: int = 1
     host: float = 0.0
-    step: float = 0.0
+    held_up: float = 0.0
 
 
 #: An H200 among others behind one NVLink switch: 600 TFLOP/s, and of the link's 450 GB/s what exchanges of
-#: tens of megabytes reached between four H100s.
-H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3, 150e-6)
-#: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9.
-H200_HOSTS = replace(H200, link=45e9)
+#: tens of megabytes reached between four H100s. There an exchange beside kernels takes as long as one alone.
+H200 = Machine(600e12, 230e9, 200e-6, 3.5e12, 132, 0.4e-3, 1.0)
+#: The same over a network of 400 Gbit/s a GPU, of which collectives reach 0.9, by a tenth of the SMs.
+H200_HOSTS = replace(H200, link=45e9, held_up=0.1)
 #: A process of a few cores among others of one host.
 CPU = Machine(2e11, 2e9, 100e-6, 5e9)
 
