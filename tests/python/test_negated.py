@@ -64,6 +64,20 @@ def by_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
     return torch.compile(tandem.attention, backend="aot_eager", fullgraph=True)(q, k, v)
 
 
+def read_by_functions(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    """A table that a function reads and a bias, each negated if q is, and their gradients."""
+    with_bit = negated if q.is_neg() else torch.clone
+    plain = [t.clone() for t in (q, k, v)]
+    table, bias = (with_bit(t) for t in (torch.linspace(-1, 1, 13), torch.linspace(-2, 1, 169).view(13, 13)))
+
+    def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + table[j]
+
+    without = tandem.attention(*plain, score_mod=score_mod, bias=bias)
+    out = tandem.attention(*plain, score_mod=score_mod, bias=bias.requires_grad_())
+    return (without, out.detach(), *torch.autograd.grad(out.float().sum(), [bias]))
+
+
 def with_sink(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
     return tandem.attention(q.clone(), k.clone(), v.clone(), sink=k[0, 0, :, 0].float())
 
@@ -94,6 +108,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "vmap": transformed,
     "sink": with_sink,
     "scales": mixed,
+    "functions": read_by_functions,
     "quantize": lambda q, k, v: [t.float() for t in tandem.quantize(q, smooth=True)],
     "flash_attn": flash_attn_func,
     "flash_attn, varlen": varlen,
