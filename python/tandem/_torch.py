@@ -31,20 +31,21 @@ def attention(
     call: _call.Call, q: Any, k: Any, v: Any, sink: Any, *, return_lse: bool, out: Any, out_dtype: Any
 ) -> Any:
     """As tandem.attention, for tensors."""
+    if out is None and out_dtype is None and (not call.asks_pairs or _torch_functions.is_plain(call)):
+        results = quick(call, q, k, v, sink, return_lse)
+        if results is not None:
+            return results
     if call.asks_pairs:
         return _torch_functions.attention(
             call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype
         )
-    if out is None and out_dtype is None:
-        results = quick(call, q, k, v, sink, return_lse)
-        if results is not None:
-            return results
     if q.is_nested or getattr(k, "is_nested", False) or getattr(v, "is_nested", False):
         raise _nested(q=q, k=k, v=v)
     direct = _is_plain(q, k, v) and not q.is_meta and not _any_negated(q, k, v, sink, *call.metadata)
     if not direct:
         _judge(call, q, k=k, v=v, sink=sink, out=out)
-        if type(q) in _PLAIN and q.is_meta:  # a call without memory, of which the operator tells the shapes
+        # A call without memory, of which the operator tells the shapes.
+        if type(q) in _torch_functions.PLAIN and q.is_meta:
             _plans.check(call, q, k, v, sink, out)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, sink, out)
     if direct and not recorded and out is None:
@@ -183,14 +184,11 @@ def _judge(call: _call.Call, q: Any, **others: Any) -> None:
         call.options()
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 def _is_plain(*tensors: Any) -> bool:
     """Whether nobody watches the call (autograd apart), so that the dispatcher can be passed by: it takes
     150 us of a call that autograd records, for operators written in Python."""
     for t in tensors:
-        if type(t) not in _PLAIN:
+        if type(t) not in _torch_functions.PLAIN:
             return False
     return not _is_watched()
 

@@ -25,6 +25,10 @@ _OF_SHAPES: frozenset[Any] = frozenset(
 )
 
 
+#: Types of tensors whose memory is their numbers.
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class Watching(TorchFunctionMode):
     """Sees what PyTorch's functions are called with while a function of the user's is traced."""
 
@@ -52,15 +56,21 @@ def judge(captured: Sequence[Any], *tensors: Any) -> None:
     for t in (*tensors, *captured):
         if t is None:
             continue
-        if (
-            type(t) not in (Tensor, torch.nn.Parameter)
-            or t.is_meta
-            or torch._C._are_functorch_transforms_active()
-        ):
+        if type(t) not in PLAIN or t.is_meta or torch._C._are_functorch_transforms_active():
             raise UnsupportedError(
                 "functions of scores and dropout take plain tensors outside of torch.func's transforms and "
                 f"torch.compile; this call has a {type(t).__name__} on {t.device}: leave them out"
             )
+
+
+def is_plain(call: _call.Call) -> bool:
+    """Whether a call has functions alone, which read plain tensors that autograd does not follow."""
+    if call.functions is None or call.dropout_p != 0:
+        return False
+    for t in call.functions.arrays:
+        if type(t) not in PLAIN or t.is_meta or t.requires_grad:
+            return False
+    return True
 
 
 def _attention(
