@@ -102,7 +102,7 @@ def efficiency(layout: Layout, rates: Rates) -> tuple[float, float]:
     link = rows / seconds if (seconds := link_seconds(layout)) else NVLINK
     found = []
     for rate, work, backward in ((rates.forward, 1.0, False), (rates.backward, _chunks.WORK, True)):
-        machine = replace(H200, flops=rate, link=link)
+        machine = replace(H200 if layout.ranks <= HOST else H200_HOSTS, flops=rate, link=link)
         way = _chunks.chunk_heads(layout, CAUSAL, shape, machine, backward)
         pairs = sum(layout.pairs(causal=True)) / layout.ranks
         ideal = work * shape.flops(pairs) / rate
@@ -209,7 +209,9 @@ of which those of a call's last turn wait for one another; {NVLINK / 1e9:.0f} GB
 host of {HOST} GPUs, {NETWORK / 1e9:.0f} GB/s between hosts (0.9 of 400 Gbit/s a GPU);
 {H200.latency * 1e6:.0f} us an exchange with the small kernels around it. Link and latency are what
 [four H100s](gpu-context-parallel-4-h100.md) showed. The number of chunks of heads is the one that this
-makes quickest; the first chunk of keys and the last one of gradients are waited for.
+makes quickest, or more that are within 2 %; the first chunk of keys and the last one of gradients are waited
+for, and exchanges beside kernels hold these up: within a host by all the time that they take, between hosts
+by {H200_HOSTS.held_up:.0%} of it, which is not measured.
 
 ## One sequence
 
