@@ -251,6 +251,7 @@ def measured(arguments: argparse.Namespace) -> int:
     """Times all cells on the ranks of this run; the first one prints, and writes the JSON as it goes."""
     import context_parallel_ranks as on_ranks
     import torch
+    from ranks_contenders import cell_of
 
     # PyTorch's come last: what fails on one rank alone there ends the run.
     cells = list(itertools.product((False,), arguments.tokens, arguments.documents))
@@ -264,7 +265,7 @@ def measured(arguments: argparse.Namespace) -> int:
         document |= {"ranks": torch.distributed.get_world_size()}
         document |= {**{name: getattr(arguments, name) for name in sizes}, "cells": []}
         for (peers, tokens, documents), which in itertools.product(cells, arguments.passes):
-            cell = on_ranks.cell_of(tokens, documents, arguments, like)
+            cell = cell_of(tokens, documents, arguments, like)
             found = on_ranks.measure(cell, which, arguments, like, peers)
             document["cells"].append(found)
             wrong += len(found["wrong"])
