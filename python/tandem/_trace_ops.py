@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -52,16 +53,34 @@ def _new(number: int) -> Callable[..., Value]:
 
 
 def power(x: Any, exponent: Any) -> Value:
-    if isinstance(exponent, float) and exponent == 0.5:
+    if isinstance(exponent, Value) and isinstance(x, (int, float)) and x > 0:
+        return apply("exp", apply("mul", exponent, math.log(x), real=True), real=True)
+    if exponent == 0.5:
         return apply("sqrt", x, real=True)
-    if not isinstance(exponent, int) or not 1 <= exponent <= 8:
+    whole = isinstance(exponent, (int, float)) and exponent == int(exponent)
+    if not whole or not 1 <= abs(exponent) <= 8:
         raise untraceable(
-            f"a power has the exponent {exponent!r}", "use whole ones from 1 to 8, or exp and log"
+            f"a power has the exponent {exponent!r}",
+            "use whole ones from 1 to 8 or -8 to -1, a number above 0 as the base, or exp and log",
         )
     result = x
-    for _ in range(exponent - 1):
+    for _ in range(abs(int(exponent)) - 1):
         result = apply("mul", result, x)
-    return result  # type: ignore[no-any-return]
+    if exponent < 0:
+        return divide(1.0, result)
+    return convert(result, "real") if isinstance(exponent, float) else result
+
+
+def shift(x: Any, places: Any, *, left: bool) -> Value:
+    if not isinstance(x, Value) or x.kind != "int" or not isinstance(places, int) or not 0 <= places < 31:
+        raise untraceable(
+            f"{x!r} is shifted by {places!r} places", "shift positions by whole numbers from 0 to 30"
+        )
+    return apply("mul" if left else "floordiv", x, 1 << places)
+
+
+def sign(x: Any) -> Value:
+    return where(apply("lt", 0, x, result="bool"), 1, where(apply("lt", x, 0, result="bool"), -1, 0))
 
 
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
@@ -107,6 +126,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor_divide": _binary("floordiv"),
     "remainder": _binary("mod"),
     "pow": power,
+    "bitwise_left_shift": functools.partial(shift, left=True),
+    "bitwise_right_shift": functools.partial(shift, left=False),
+    "sign": lambda x: convert(sign(x), x.kind),
     "square": lambda x: apply("mul", x, x),
     "neg": _unary("neg"),
     "negative": _unary("neg"),
@@ -163,6 +185,8 @@ _OPERATORS = {
     "floordiv": "floor_divide",
     "mod": "remainder",
     "pow": "pow",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
