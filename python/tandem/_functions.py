@@ -46,7 +46,7 @@ class Functions:
     __slots__ = ("arrays", "differentiated", "library", "mask", "place", "score")
 
     def __init__(self, score: str | None, mask: str | None, arrays: list[Any], library: Any) -> None:
-        if library.name == "torch":  # views with the negative bit, whose memory has the other sign
+        if library and library.name == "torch":  # views with the negative bit, of the other sign in memory
             arrays = [array.resolve_neg() if array.is_neg() else array for array in arrays]
         self.score, self.mask, self.arrays, self.library = score, mask, arrays, library
         #: The numbers of the arrays whose gradients a backward call is asked for.
