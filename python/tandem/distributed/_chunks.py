@@ -56,7 +56,7 @@ def seconds(
     head = rows * shape.kv / shape.heads_kv / machine.link
     keys = [head * shape.itemsize * heads for heads in way]
     gradients = [head * 4 * heads for heads in way]  # in f32
-    found = keys[0] + len(way) * machine.latency
+    found: Any = keys[0] + len(way) * machine.latency
     if backward:
         found += gradients[-1] + len(way) * machine.latency
     for i, heads in enumerate(way):
