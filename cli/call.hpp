@@ -2,7 +2,6 @@
 // timed.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +11,10 @@
 #include "gpu_memory.hpp"
 #include "inputs.hpp"
 #include "tandem/attention.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace tandem {
 struct Problem;

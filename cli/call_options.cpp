@@ -1,4 +1,5 @@
 // The command line's side of a call.
+#include <CLI/CLI.hpp>
 #include <map>
 #include <string>
 

@@ -1,8 +1,11 @@
 // What main() and the subcommands agree on.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace tandem::cli {
 

@@ -1,4 +1,5 @@
 // tandem demo: real tensors through forward and backward in f32 and bf16, verified, timed, and looked into.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <memory>

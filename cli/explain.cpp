@@ -1,4 +1,5 @@
 // tandem explain: which kernel and tiles a call would run with, and why.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "call.hpp"

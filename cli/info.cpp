@@ -1,6 +1,7 @@
 // tandem info: what this machine and this build have; or what a file has.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <vector>
 

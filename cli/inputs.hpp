@@ -1,7 +1,6 @@
 // Tensors from files, by the names of the arguments they are for.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <optional>
 #include <string>
@@ -9,6 +8,11 @@
 
 #include "files/safetensors.hpp"
 #include "files/tensor_data.hpp"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace tandem::cli {
 

@@ -1,7 +1,9 @@
 // What a value on the command line may look like.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace tandem::cli {
 

@@ -1,6 +1,7 @@
 // tandem run: tensors in, attention, tensors out.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "call.hpp"

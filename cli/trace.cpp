@@ -1,4 +1,5 @@
 // tandem trace: what one CTA of a kernel does, and when.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <memory>

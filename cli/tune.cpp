@@ -1,5 +1,6 @@
 // tandem tune: Configs of a kernel against the planned one on the GPU, so that the table of tiles can be
 // chosen by measurement.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <thread>

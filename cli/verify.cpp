@@ -1,4 +1,5 @@
 // tandem verify: runs a call and holds every output against the oracle.
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "command.hpp"
