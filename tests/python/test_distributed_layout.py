@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tandem
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tandem.distributed import Layout, balance, draw, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
@@ -68,6 +68,8 @@ def test_rows_work_and_traffic(kind: str, lengths: Any, ranks: int, mask: Mask) 
     assert sum(sent(layout, mask)) == sum(received(layout, mask))
 
 
+@example("striped", 12, 2, Mask(0, 0))  # no row of a stripe sees one of another
+@example("striped", [12, 7], 3, Mask(1, 0))
 @given(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), MASKS)
 def test_calls_cover_each_visible_pair_once(kind: str, lengths: Any, ranks: int, mask: Mask) -> None:
     """Of the calls of a rank with the keys that arrive, as Tandem masks them."""
