@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import tandem
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tandem.distributed import Layout, balance, draw, explain
 from tandem.distributed._balance import Work, least_rows, least_rows_of_equal_shards
 from tandem.distributed._calls import groups
 from tandem.distributed._chunks import chunk_heads
-from tandem.distributed._machine import H200, Shape
+from tandem.distributed._job import of_sixteen_bytes
+from tandem.distributed._machine import CPU, H200, Shape
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import arrivals, pieces, received, route, sent
 
@@ -65,6 +68,8 @@ def test_rows_work_and_traffic(kind: str, lengths: Any, ranks: int, mask: Mask) 
     assert sum(sent(layout, mask)) == sum(received(layout, mask))
 
 
+@example("striped", 12, 2, Mask(0, 0))  # no row of a stripe sees one of another
+@example("striped", [12, 7], 3, Mask(1, 0))
 @given(st.sampled_from(KINDS), LENGTHS, st.integers(1, 4), MASKS)
 def test_calls_cover_each_visible_pair_once(kind: str, lengths: Any, ranks: int, mask: Mask) -> None:
     """Of the calls of a rank with the keys that arrive, as Tandem masks them."""
@@ -186,6 +191,22 @@ def test_chunks_are_few_where_they_hide_nothing() -> None:
             layout = Layout.zigzag(1024 * ranks, ranks)
             found = chunk_heads(layout, mask, few, H200, True)
             assert sum(found) == heads and min(found) > 0, (heads, ranks, found)
+    with warnings.catch_warnings(action="error"):
+        nothing = replace(shape, batch=0)
+        for machine in (H200, CPU):
+            assert sum(chunk_heads(Layout.zigzag(64, 4), mask, nothing, machine, True)) == 8
+
+
+def test_elements_of_sixteen_bytes_are_what_can_be_seen_so() -> None:
+    """Memory of others begins anywhere, and a place in it that divides by 16 may be at an offset that does
+    not."""
+    numbers = np.zeros(64, dtype=np.float32)
+    after = -(numbers.ctypes.data // 4) % 4  # the first element at an address that divides by 16
+    memory = torch.from_numpy(numbers[after + 1 : after + 41])
+    for odd in (memory[3:35].view(2, 16), memory[4:36].view(2, 16), torch._neg_view(torch.zeros(2, 16))):
+        assert of_sixteen_bytes(odd)[0] is odd
+    whole = torch.from_numpy(numbers[after : after + 32]).view(2, 16)
+    assert of_sixteen_bytes(whole)[0].shape == (2, 4)
 
 
 def test_no_slivers() -> None:

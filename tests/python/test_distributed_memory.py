@@ -30,9 +30,8 @@ def allocated(rank: int, kind: str, strategy: str, rows: int, causal: bool) -> t
     """Of a rank the bytes of a forward and of a backward pass at most, beside their results."""
     layout = getattr(Layout, kind)(rows, 4)
     chosen = _gather.chunk_heads
-    _gather.chunk_heads = lambda *arguments: (
-        (1,) * HEADS
-    )  # a head each, as a machine would take for long sequences
+    each = (1,) * HEADS  # a head each, as a machine would take for long sequences
+    _gather.chunk_heads = lambda *arguments: each
     try:
         q, k, v = (
             torch.randn(1, layout.rows(rank), h, DIM, requires_grad=True) for h in (HEADS_Q, HEADS, HEADS)

@@ -44,11 +44,12 @@ class Link:
 
     @staticmethod
     def of(counts: Sequence[int], begins: Sequence[int], place: Tensor, device: torch.device) -> Link:
-        """Runs of so many rows, from these on, of what ``place`` has the places of: one after another."""
-        runs = list(zip(begins, counts, strict=True)) or [(0, 0)]
-        if len(runs) > FEW:
-            index = torch.cat([place[begin : begin + count] for begin, count in runs])
+        """Runs of so many rows, from these on, of what ``place`` has the places of: one after another. No run
+        at all is one without rows."""
+        if len(counts) > FEW:
+            index = place[_routes.index_of(begins, counts)]
             return Link(len(index), index.to(device))
+        runs = list(zip(begins, counts, strict=True)) or [(0, 0)]
         firsts = [int(place[begin]) if count else 0 for begin, count in runs]
         places = [slice(first, first + n) for first, (_, n) in zip(firsts, runs, strict=True)]
         return Link(sum(counts), places)

@@ -127,6 +127,8 @@ def between(queries: Piece, keys: Piece, mask: Mask) -> tuple[int, int, Pair, Pl
     # j - i is at most high and at least low; beyond the tensors' corners where the mask is unbounded.
     high = m if mask.right < 0 else (apart + mask.right) // step
     low = -n if mask.left < 0 else -(-(apart - mask.left) // step)
+    if low > high:  # a narrow window between the rows of two stripes
+        return None
     first, last = max(0, -high), min(n, m - low)
     first_key, last_key = max(0, first + low), min(m, last + high)
     if first >= last or first_key >= last_key:

@@ -73,7 +73,8 @@ def _kernels(layout: Layout, mask: Mask, shape: Shape, machine: Machine, backwar
     work = (WORK if backward else 1.0) * shape.flops(1) / shape.heads_kv / machine.flops
     group = 1 if backward else shape.heads_q // shape.heads_kv  # tiles of keys take all heads of a group
     turns = last_turn(tiles * shape.batch * heads * group, machine)
-    of_calls = np.maximum(pairs * heads * turns, longest * machine.units / group / shape.batch) * work
+    least = longest * machine.units / group / max(shape.batch, 1)  # a batch of 0 is no work at all
+    of_calls = np.maximum(pairs * heads * turns, least) * work
     found = np.zeros(layout.ranks)
     np.add.at(found, rank, of_calls)
     return found

@@ -67,8 +67,10 @@ def of_sixteen_bytes(*tensors: Tensor) -> tuple[Tensor, ...]:
     each element."""
     for t in tensors:
         width = 16 // t.element_size()
-        bounds = (t.shape[-1], t.data_ptr() // t.element_size(), *t.stride()[:-1])
-        if not t.numel() or t.stride(-1) != 1 or any(n % width for n in bounds):
+        # `view` asks that the offset divides, a GPU that the address does; a storage may begin anywhere.
+        begins = (t.data_ptr() // t.element_size(), t.storage_offset())
+        bounds = (t.shape[-1], *begins, *t.stride()[:-1])
+        if not t.numel() or t.is_neg() or t.stride(-1) != 1 or any(n % width for n in bounds):
             return tensors
     return tuple(t.view(torch.complex128) for t in tensors)
 

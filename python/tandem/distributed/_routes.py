@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +85,10 @@ def rows_of(found: tuple[Piece, ...]) -> int:
     return sum(piece.count for piece in found)
 
 
-def index_of(found: tuple[Piece, ...]) -> Tensor:
-    """The rows of a shard that these pieces are; int64, on the CPU."""
-    counts = np.array([piece.count for piece in found], dtype=np.int64)
-    offsets = np.array([piece.offset for piece in found], dtype=np.int64)
-    ends = np.cumsum(counts)
-    return torch.from_numpy(np.arange(counts.sum()) + np.repeat(offsets - ends + counts, counts))
+def index_of(begins: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """The rows of runs that begin there and have so many rows, run by run; int64, on the CPU."""
+    first, many = (np.array(numbers, dtype=np.int64) for numbers in (begins, counts))
+    return torch.from_numpy(np.arange(many.sum()) + np.repeat(first - np.cumsum(many) + many, many))
 
 
 def inverse_of(order: Tensor) -> Tensor:
@@ -134,7 +133,7 @@ def arrivals(layout: Layout, mask: Mask, rank: int) -> Arrivals:
         else:
             keys.append(Piece(piece.sequence, piece.start, piece.count, piece.step, offset))
         offset += piece.count
-    order = index_of(tuple(piece for _, piece in came))
+    order = index_of([piece.offset for _, piece in came], [piece.count for _, piece in came])
     same = torch.equal(order, torch.arange(rows))
     return Arrivals(tuple(keys), None if same else order, rows)
 
