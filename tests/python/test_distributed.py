@@ -284,6 +284,24 @@ def test_whole_sequences_send_nothing(pool: Pool) -> None:
     pool.run(_alone)
 
 
+def _with_the_negative_bit(rank: int) -> None:
+    """The shards of one rank, and the gradient that comes to it, are views of their negatives."""
+    layout = Layout.zigzag(64, 4)
+    torch.manual_seed(rank)
+    plain, seed, sink = _shards(rank, layout), torch.randn(1, 16, 4, 16), torch.linspace(-1, 1, 4)
+    found = []
+    for bit in (False, rank == 2):
+        tensors = [torch._neg_view(-t) if bit else t.clone() for t in (*plain, sink, seed)]
+        inputs = [t.requires_grad_() for t in tensors[:4]]
+        out = context_parallel_attention(*inputs[:3], layout=layout, sink=inputs[3], causal=True)
+        found.append([out.detach(), *torch.autograd.grad(out, inputs, tensors[4])])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_negative_bit_is_read(pool: Pool) -> None:
+    pool.run(_with_the_negative_bit)
+
+
 def _meeting(rank: int) -> int:
     """Exchanges of all ranks in two calls of a new group, of which the last rank has no rows."""
     group = dist.new_group([0, 1, 2])

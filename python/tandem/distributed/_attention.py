@@ -117,7 +117,9 @@ def _run(asked: Asked, group: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor
     """(out, lse) of a call outside of graphs."""
     job, chosen = begin(asked, Ranks.of(group), q, k, v, sink)
     packed, pairs = job.layout.packed, job.options.pairs
-    q, k, v = (t.unsqueeze(0) if packed else t for t in _derivatives.autocast(q, k, v))
+    sink = None if sink is None else sink.resolve_neg()
+    tensors = (t.resolve_neg() for t in _derivatives.autocast(q, k, v))
+    q, k, v = (t.unsqueeze(0) if packed else t for t in tensors)
     attend: Any = _Attention.apply
     out, lse = attend(job, chosen, q, k, v, sink, *(() if pairs is None else pairs.captured))
     # The gradient of squeeze is a view, that of an index a copy into zeros.

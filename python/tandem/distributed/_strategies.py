@@ -48,9 +48,9 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """dq, dk, dv and dsink (None without ``with_sink``). ``kept``: what the forward pass kept, or None, where
     a strategy that keeps something asks for it again."""
-    dout = dout.contiguous()
+    dout = dout.resolve_neg().contiguous()
     if dlse is not None:
-        dlse = dlse.contiguous()
+        dlse = dlse.resolve_neg().contiguous()
     saved = Saved(q, out, lse, dout, dlse)
     gradients = _BACKWARD[strategy](job, saved, k, v, kept)
     dsink = None
