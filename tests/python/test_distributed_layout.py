@@ -173,9 +173,9 @@ def test_chunks_are_few_where_they_hide_nothing() -> None:
     sizes = [
         (8192, 2, (8,), (8,)),
         (8192, 4, (8,), (8,)),
-        (32768, 4, (3, 3, 2), (2, 2, 2, 2)),
+        (32768, 4, (2, 3, 3), (2, 2, 2, 2)),
         (512, 2, (8,), (8,)),
-        (16384, 16, (1,) * 8, (3, 3, 2)),
+        (16384, 16, (1,) * 8, (2, 3, 3)),
     ]
     for rows, ranks, *chunks in sizes:  # rows of a rank
         layout = Layout.zigzag(rows * ranks, ranks)

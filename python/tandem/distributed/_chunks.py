@@ -33,13 +33,12 @@ def chunk_heads(
     ways = [_even(shape.heads_kv, count) for count in range(1, most + 1)]
     found = [seconds(layout, mask, shape, machine, backward, way) for way in ways]
     close = [way for way, each in zip(ways, found, strict=True) if each <= _CLOSE * min(found)]
-    return min(close, key=lambda way: (way[0], len(way)))
+    return min(close, key=lambda way: (max(way), len(way)))
 
 
 def _even(heads: int, count: int) -> tuple[int, ...]:
-    size = -(-heads // count)
-    whole, last = divmod(heads, size)
-    return (*[size] * whole, *[last] * (last > 0))
+    ends = [heads * i // count for i in range(count + 1)]
+    return tuple(after - before for before, after in itertools.pairwise(ends))
 
 
 @kept_with_layout
