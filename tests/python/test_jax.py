@@ -176,7 +176,12 @@ def gpus() -> list[Any]:
         return []
 
 
-@pytest.mark.skipif(not gpus() or not torch.cuda.is_available(), reason="no GPU that JAX and PyTorch can use")
+needs_gpu = pytest.mark.skipif(
+    not gpus() or not torch.cuda.is_available(), reason="no GPU that JAX and PyTorch can use"
+)
+
+
+@needs_gpu
 @pytest.mark.parametrize("feature", ["plain", "causal window", "softcap causal", "sink causal", "seqused"])
 def test_on_a_gpu(feature: str) -> None:
     """Bit for bit what CUDA tensors of PyTorch give, whose errors are measured in test_gpu.py."""

@@ -14,6 +14,7 @@ pytest.importorskip("tandem.jax", reason="this build has no JAX", exc_type=Impor
 
 import jax.numpy as jnp  # noqa: E402
 from tandem.jax import attention, dot_product_attention  # noqa: E402
+from test_jax import gpus, needs_gpu  # noqa: E402
 
 P, SEED = 0.25, 0x123456789ABCDEF
 
@@ -165,14 +166,7 @@ def test_errors() -> None:
         )
 
 
-def gpus() -> list[Any]:
-    try:
-        return list(jax.devices("gpu"))
-    except RuntimeError:
-        return []
-
-
-@pytest.mark.skipif(not gpus() or not torch.cuda.is_available(), reason="no GPU that JAX and PyTorch can use")
+@needs_gpu
 @pytest.mark.parametrize("how", ["eager", "jit", "constant"])
 @pytest.mark.parametrize("kind", ["words", "key"])
 def test_with_a_key_that_lies_on_a_gpu(kind: str, how: str) -> None:
