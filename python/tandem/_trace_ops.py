@@ -55,10 +55,10 @@ def _new(number: int) -> Callable[..., Value]:
 def power(x: Any, exponent: Any) -> Value:
     if isinstance(exponent, Value) and isinstance(x, (int, float)) and x > 0:
         return apply("exp", apply("mul", exponent, math.log(x), real=True), real=True)
-    if exponent == 0.5:
+    number = isinstance(exponent, (int, float))
+    if number and exponent == 0.5:
         return apply("sqrt", x, real=True)
-    whole = isinstance(exponent, (int, float)) and exponent == int(exponent)
-    if not whole or not 1 <= abs(exponent) <= 8:
+    if not number or not float(exponent).is_integer() or not 1 <= abs(exponent) <= 8:
         raise untraceable(
             f"a power has the exponent {exponent!r}",
             "use whole ones from 1 to 8 or -8 to -1, a number above 0 as the base, or exp and log",
@@ -79,8 +79,9 @@ def shift(x: Any, places: Any, *, left: bool) -> Value:
     return apply("mul" if left else "floordiv", x, 1 << places)
 
 
-def sign(x: Any) -> Value:
-    return where(apply("lt", 0, x, result="bool"), 1, where(apply("lt", x, 0, result="bool"), -1, 0))
+def sign(x: Value) -> Value:
+    positive, negative = (apply("lt", *pair, result="bool") for pair in ((0, x), (x, 0)))
+    return convert(where(positive, 1, where(negative, -1, 0)), x.kind)
 
 
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
@@ -128,7 +129,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": power,
     "bitwise_left_shift": functools.partial(shift, left=True),
     "bitwise_right_shift": functools.partial(shift, left=False),
-    "sign": lambda x: convert(sign(x), x.kind),
+    "sign": sign,
     "square": lambda x: apply("mul", x, x),
     "neg": _unary("neg"),
     "negative": _unary("neg"),

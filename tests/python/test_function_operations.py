@@ -33,3 +33,10 @@ def test_powers_shifts_and_signs(score_mod):
     want = flex_attention(q, k, v, score_mod=score_mod)
     got = tandem.attention(*(x.transpose(1, 2) for x in (q, k, v)), score_mod=score_mod)
     torch.testing.assert_close(got.transpose(1, 2), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [lambda s: s, lambda s: float("inf"), lambda s: 0, lambda s: 1.5])
+def test_other_exponents_are_an_error(exponent):
+    q = torch.randn(1, 4, 1, 16)
+    with pytest.raises(tandem.UnsupportedError, match="a power has the exponent"):
+        tandem.attention(q, q, q, score_mod=lambda s, b, h, i, j: s ** exponent(s))
