@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import harness
+import tandem
 import torch
 from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func
 
@@ -36,7 +37,7 @@ def contenders(device: str) -> dict[str, Callable[[], Any]]:
     def step(out: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
         return torch.autograd.grad(out, tensors, out)
 
-    return {
+    found = {
         "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
         "flash_attn_func, with LSE": lambda: flash_attn_func(q, k, v, causal=True, return_attn_probs=True),
         "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, cu, cu, causal=True),
@@ -47,6 +48,25 @@ def contenders(device: str) -> dict[str, Callable[[], Any]]:
             flash_attn_func(*trained, causal=True), trained
         ),
         "sdpa, forward and backward": lambda: step(sdpa(*trained_first, is_causal=True), trained_first),
+    }
+    if batch:  # without a pair of query and key a function is not looked at
+        found |= with_functions(q, k, v)
+    return found
+
+
+def with_functions(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Calls whose mask is a function, without and with an array that it reads."""
+    document = torch.arange(k.shape[1], device=k.device, dtype=torch.int32) // 16
+
+    def window(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (j <= i) & (i - j < 16)
+
+    def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (document[i] == document[j]) & (j <= i)
+
+    return {
+        "attention, a window as a function": lambda: tandem.attention(q, k, v, mask_mod=window),
+        "attention, documents as a function": lambda: tandem.attention(q, k, v, mask_mod=documents),
     }
 
 
