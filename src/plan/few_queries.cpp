@@ -20,7 +20,7 @@ bool takes_heads_as_rows(const Problem& p) {
 }
 
 bool takes_decode(const Problem& p) {
-  return !p.mixed() && !has_wide_heads(p) && !p.has_function() && p.split_size == 0 && p.group() > 0 &&
+  return !has_wide_heads(p) && !p.has_function() && p.split_size == 0 && p.group() > 0 &&
          queries_of(p) * p.group() <= decode_rows;
 }
 

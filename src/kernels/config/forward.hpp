@@ -58,8 +58,9 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
   Family family = Family::sm90;
-  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
-  /// by (batch, KV head), are factors of the scores and of O (WithKeyScales<Params>).
+  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in `decode` in
+  /// registers; their scales, by (batch, KV head), are factors of the scores and of O
+  /// (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
   /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
@@ -77,8 +78,12 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int units_a_warp() const {
     return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
   }
-  /// K and V are converted in shared memory.
-  [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
+  /// K and V have 8 bits in memory.
+  [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
+  /// They are converted in shared memory. `decode` does it in registers.
+  [[nodiscard]] constexpr bool converts() const { return has_byte_keys() && !by_warps(); }
+  /// Bytes of an element of the tiles of K and V that products read.
+  [[nodiscard]] constexpr int key_bytes() const { return has_byte_keys() && by_warps() ? 1 : 2; }
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
@@ -106,11 +111,11 @@ struct ForwardConfig {
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
-  const int kv_tiles = c.tile_stages() * kv_elements * 2;
+  const int kv_tiles = c.tile_stages() * kv_elements * c.key_bytes();
   // The family sm80 has no barriers, and a description of the tile.
   if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
-  const int key_scales = c.row_scales ? converted_stages * c.tiling.block_n * 4 : 0;
+  const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
   const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;

@@ -19,7 +19,8 @@ using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyS
                                             WithKeyScales<ForwardMaskParams<C>>>::type;
 /// What the kernel is launched with, but for functions.
 template <ForwardConfig C>
-using ForwardPlainParams = typename Select<C.converts(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
+using ForwardPlainParams =
+    typename Select<C.has_byte_keys(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
 /// What the kernel is launched with.
 template <ForwardConfig C>
 using ForwardKernelParams =
@@ -44,12 +45,17 @@ template <ForwardConfig C>
 struct ByteKeyRings<C, false> {};
 
 /// Scales by row of the keys of each tile of K that products read.
-template <ForwardConfig C, bool used = C.row_scales>
+template <ForwardConfig C, bool used = C.row_scales&& C.converts()>
 struct KeyScaleTiles {
   alignas(8) float of_row[converted_stages][C.tiling.block_n];
 };
 template <ForwardConfig C>
 struct KeyScaleTiles<C, false> {};
+
+/// A block of K or V as products read it.
+template <ForwardConfig C, int head_dim>
+using KeyTile = typename Select<C.key_bytes() == 1, tile::ByteTile<C.tiling.block_n, head_dim>,
+                                tile::SharedTile<C.tiling.block_n, head_dim>>::type;
 
 /// V, unless it is the first columns of K.
 struct NoValues {};
@@ -57,8 +63,8 @@ struct NoValues {};
 template <ForwardConfig C>
 struct ForwardShared {
   using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
-  using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
-  using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
+  using KTile = KeyTile<C, C.tiling.head_dim_qk>;
+  using VTile = KeyTile<C, C.tiling.head_dim_v>;
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.tile_stages()];

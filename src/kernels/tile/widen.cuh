@@ -62,6 +62,21 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, float scale) {
   }
 }
 
+/// The same of values whose scales alternate, `scales[0]` being that of the first.
+template <OperandType type, Element element>
+TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, const float (&scales)[2]) {
+  u32* const words[2] = {&low, &high};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float first;
+    float second;
+    widen_two<type>(first, second, four, 2 * i);
+    first *= scales[0];
+    second *= scales[1];
+    *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+  }
+}
+
 /// Sixteen values to two places of 16 bytes, times their scale if there is one.
 template <OperandType type, Element element, typename... Scale>
 TANDEM_DEVICE void widen_sixteen(char* left, char* right, const ptx::Vec4& bytes, Scale... scale) {
