@@ -125,10 +125,12 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
 }
 
 /// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
-/// each. Of the family sm80 as many as its registers hold: other SMs have less shared memory.
+/// each. Two of `decode` have 168 registers a thread, which hold an O of 160 columns. Of the family sm80 as
+/// many as its registers hold: other SMs have less shared memory.
 constexpr int ctas_per_sm(const ForwardConfig& c) {
   if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
-  return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
+  return c.by_warps() && c.tiling.head_dim_v <= 160 && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2
+                                                                                                          : 1;
 }
 
 /// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.

@@ -115,6 +115,10 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
     if constexpr (C.has_byte_keys()) this->key_scale = tile::scale_of(p.k_scale, p, t.index);
     if constexpr (C.row_scales) load_row_scales(t, t.blocks.end - 1);
     shared.in.q_ring[0].wait(q_at);
+    if constexpr (C.has_byte_keys()) {
+      Operands::arrange_queries(shared.in.q[0][q_at.stage], warp * warp_size + lane, threads);
+      ptx::named_barrier_sync(tile::barrier_consumers, threads);
+    }
     const int first = tile::first_query<C.tiling>(p, t.index.m, 0);
     const tile::BlockRange inner =
         tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));

@@ -2,9 +2,9 @@
 // one ldmatrix loads is `columns` columns of 16 keys, the operands of `steps` pairs of products.
 //
 // Bytes become 16-bit elements in registers. ldmatrix moves words of 16 bits, so that of bytes a lane gets
-// four neighbours where a product's operand has two and two: columns are taken in another order. In Q K^T a
-// step's depth is a sum, whose order is free as long as Q has it too. In P V the order is that of O's columns
-// in registers, and the epilogue's to know.
+// four neighbours where a product's operand has two and two: columns are taken in another order. In Q K^T
+// they are the depth, a sum whose order is free as long as Q has it too: Q is arranged once a tile. In P V it
+// is the order of O's columns in registers, which the epilogue has to know.
 #pragma once
 
 #include "kernels/tile/byte_tile.cuh"
@@ -21,20 +21,26 @@ struct KeyOperands {
   static constexpr int columns = 32;
   static constexpr int steps = 2;
 
-  /// Q from column `col` on: of each step's 16 columns a lane has four neighbours of two rows.
+  /// Puts the columns of Q in the order that its products with K take: of 16 columns those of a lane of a
+  /// quad, four neighbours, at the two places where ldmatrix finds its words. `threads` threads share the
+  /// tile, and synchronise before and after it.
+  template <int rows, int cols>
+  static TANDEM_DEVICE void arrange_queries(SharedTile<rows, cols>& q, int thread, int threads) {
+    for (int i = thread; i < rows * (cols / 16); i += threads) {
+      auto* const left = reinterpret_cast<ptx::Vec4*>(q.address(i % rows, i / rows * 16));
+      auto* const right = reinterpret_cast<ptx::Vec4*>(q.address(i % rows, i / rows * 16 + 8));
+      const ptx::Vec4 a = ptx::load_shared(left);
+      const ptx::Vec4 b = ptx::load_shared(right);
+      ptx::store_shared(left, ptx::Vec4{a.x, a.z, b.x, b.z});
+      ptx::store_shared(right, ptx::Vec4{a.y, a.w, b.y, b.w});
+    }
+    ptx::fence_async_shared();  // TMA writes the next tile's there
+  }
+  /// Q, arranged, from column `col` on.
   template <typename Queries>
   static TANDEM_DEVICE void load_queries(Queries& q, int col, int lane, u32 (&a)[steps][4]) {
-    const int four = lane % 4;
 #pragma unroll
-    for (int s = 0; s < steps; ++s) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const char* const from = q.address(lane / 4 + 8 * h, col + 16 * s + four / 2 * 8) + four % 2 * 8;
-        const u64 x = ptx::load_shared(reinterpret_cast<const u64*>(from));
-        a[s][h] = static_cast<u32>(x);
-        a[s][2 + h] = static_cast<u32>(x >> 32);
-      }
-    }
+    for (int s = 0; s < steps; ++s) load_rows_operand(q, 0, col / 16 + s, lane, a[s]);
   }
 
   /// Of K in Q K^T: rows [row, row + 16), from column `col` on.
