@@ -88,7 +88,7 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
   /// Warps that read each tile of K, and of V.
-  [[nodiscard]] constexpr int warps_of_k() const { return 4 * (v_in_k ? 1 + wide_parts : consumers()); }
+  [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
   [[nodiscard]] constexpr int threads() const {
     if (of_sm80()) return 128 * consumers() / units_a_warp();
@@ -106,6 +106,17 @@ struct ForwardConfig {
   }
 };
 
+/// Columns of a product of `forward_wide` with V. A CTA of four warpgroups begins with 128 registers a
+/// thread, for which ptxas refuses wider ones.
+constexpr int wide_product_columns(const ForwardConfig& c) {
+  return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
+}
+/// Groups of strips in which a tile of K is loaded (sm90/key_groups.cuh): one, unless V is in K.
+constexpr int key_groups(const ForwardConfig& c) {
+  if (!c.v_in_k) return 1;
+  return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
+}
+
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
 /// their pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
@@ -116,7 +127,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
   const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
-  const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int rings = (key_groups(c) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
   if (c.wide)

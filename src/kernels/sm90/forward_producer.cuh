@@ -3,6 +3,7 @@
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/sm90/key_groups.cuh"
 #include "kernels/tile/byte_tile.cuh"
 #include "kernels/tile/functions.cuh"
 #include "kernels/tile/keys.cuh"
@@ -71,6 +72,7 @@ struct ForwardShared {
   [[no_unique_address]] typename Select<C.v_in_k, NoValues, VTile[C.tile_stages()]>::type v;
   [[no_unique_address]] ByteKeys<C> bytes;
   tile::Ring<C.tile_stages()> k_ring;
+  [[no_unique_address]] MoreKeyRings<C> more_k_rings;
   tile::Ring<C.tile_stages()> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
   [[no_unique_address]] ByteKeyRings<C> byte_rings;
@@ -79,7 +81,11 @@ struct ForwardShared {
 
   /// One thread calls, before the others use any barrier.
   TANDEM_DEVICE void init() {
-    k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+    if constexpr (C.v_in_k) {
+      for (int g = 0; g < key_groups(C); ++g) k_group_ring(g).init(KeyGroups<C>::warps(g));
+    } else {
+      k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+    }
     v_ring.init(C.warps_of_v(), C.converts() ? converting_warps : 1);
     for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
     if constexpr (C.converts()) {
@@ -88,6 +94,11 @@ struct ForwardShared {
     }
     tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
     ptx::fence_mbarrier_init();
+  }
+
+  /// Where V is in K: the ring of a group of K's strips.
+  TANDEM_DEVICE auto& k_group_ring(int group) {
+    return group == 0 ? k_ring : more_k_rings.of_group[group - 1];
   }
 
   // What TMA fills: the tiles that products read, or those that are converted first.
@@ -149,7 +160,9 @@ struct ForwardLoader {
   // The two paths have nothing in common but their order: shared lines would cost the kernels without pages
   // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
-    if constexpr (by_all_lanes) {
+    if constexpr (C.v_in_k) {
+      load_k_groups(b);
+    } else if constexpr (by_all_lanes) {
       load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b);
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
@@ -169,6 +182,18 @@ struct ForwardLoader {
       tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
     }
     v_at.advance();
+  }
+  template <int g = 0>
+  TANDEM_DEVICE void load_k_groups(int b) {
+    using Groups = KeyGroups<C>;
+    StripsOf<typename Shared::KTile, Groups::first_strip(g), Groups::strips(g)> to{shared.k[k_at.stage]};
+    if constexpr (by_all_lanes) {
+      load_pages(shared.k_group_ring(g), k_at, to, p.k, b);
+    } else {
+      ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, hint());
+    }
+    if constexpr (g + 1 < Groups::count) load_k_groups<g + 1>(b);
   }
   /// The number of the key block that the tile visits at `b`: another one where there is a list.
   TANDEM_DEVICE int key_block(int b) const {
