@@ -233,13 +233,14 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.few_ctas = as_int(sharing.few);
     d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);
-    d.part_lses = partial_lses(tiling, d.ctas) + std::int64_t{merge_item_words} * d.ctas;
+    d.part_lses = partial_lses(tiling, d.ctas);
     d.part_rows = as_int(TileRows(p, tiling).to_merge(p));
-    // Every CTA may have begun a tile that is to be merged.
-    const std::int64_t enough = std::int64_t{16} * multiprocessors;
-    d.split_blocks = as_int(std::clamp<std::int64_t>(enough / d.ctas, 8, combine_ctas(tiling)));
+    // Each of them searches for its tile: many tiles have few each.
+    const std::int64_t enough = std::int64_t{8} * multiprocessors;
+    d.split_blocks =
+        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 16, combine_ctas(tiling)));
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
-    if (d.ctas > 1) d.combine_ctas = std::int64_t{d.ctas} * d.split_blocks;
+    if (d.ctas > 1) d.combine_ctas = tiles * d.split_blocks;
   }
   return d;
 }

@@ -250,30 +250,35 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p, u32 number, int row) {
   if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
 }
 
-/// Merges every `groups`-th row, from row `group` on, of the tile that CTA `cta` has begun and others have
-/// ended, if there is one.
+/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
 template <ForwardConfig C>
-TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 cta, u32 group, u32 groups) {
+TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
+  tile::SplitLine<C.tiling, C.keys> line{p};
+  const tile::LineLength length = line.length();
+  const u32 share = tile::share_of(p, length);
+  if (!tile::cuts_tiles(length, share)) return;
+  tile::TileIndex t;
+  u32 start = 0;
+  u32 cost = 0;
+  if (!line.locate_tile(number, t, start, cost)) return;
+  const u32 cta = start / share;
+  const u32 end = (start + cost - 1) / share + 1;
+  if (end == cta + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
-  const tile::MergeItem item =
-      ptx::load_written_words(tile::merge_items<C.tiling>(p, ptx::grid_size() / groups) + cta);
-  if (item.parts == 0) return;
-  const tile::TileIndex& t = item.tile;
   for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
     const int row = static_cast<int>(i);
     const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
     if (own.query >= t.end_q) continue;
-    const u32 parts = own.query < t.seqlen_q ? static_cast<u32>(item.parts) : 0;
+    const u32 parts = own.query < t.seqlen_q ? end - cta : 0;
     CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + 1, parts}.merge(t, own);
   }
 }
 
-/// Each CTA of the kernel before may have begun a tile that others have ended, which a CTA for each of its
-/// part_rows rows merges, split_blocks at most. With a fixed split size a tile is merged by a CTA for each
-/// combine_rows of its rows. CTAs are small, so that they wait beside those of the kernel before, whose end
-/// they need.
+/// A tile is merged by a CTA for each of its part_rows rows, split_blocks at most, or with a fixed split size
+/// for each combine_rows of them. CTAs are small, so that they wait beside those of the kernel before, whose
+/// end they need, with the search for their tile behind them.
 template <ForwardConfig C>
 TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
     combine(const __grid_constant__ ForwardParams p) {

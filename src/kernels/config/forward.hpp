@@ -181,8 +181,6 @@ constexpr long long partial_outputs(const Tiling& t, int ctas) {
 constexpr long long partial_lses(const Tiling& t, int ctas) {
   return 2LL * ctas * t.block_m;
 }
-/// Behind them, what each CTA tells `combine` (tile::MergeItem).
-constexpr int merge_item_words = 10;
 
 /// Numbers that a CTA keeps of a tile's parts that it has merged: O, and four for each thread.
 /// `column_parts`: warpgroups that share the columns of O.
@@ -243,7 +241,7 @@ struct ForwardParams {
   int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
   // without split, part_out has merged_numbers() for each CTA instead.
-  int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a merged tile
+  int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
   // Read with heads_as_rows: 64 rows are row_heads heads of each of row_queries queries, as far as these go.
   int group;  ///< query heads that share keys
   int row_heads;

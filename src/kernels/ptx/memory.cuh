@@ -68,16 +68,6 @@ TANDEM_DEVICE u32 load_written(const u32* p) {
   return emulator::load_global(p);
 #endif
 }
-/// The same of a structure, word by word.
-template <typename T>
-TANDEM_DEVICE T load_written_words(const T* p) {
-  struct {
-    u32 at[sizeof(T) / 4];
-  } words;
-#pragma unroll
-  for (u32 i = 0; i < sizeof(T) / 4; ++i) words.at[i] = load_written(reinterpret_cast<const u32*>(p) + i);
-  return __builtin_bit_cast(T, words);
-}
 TANDEM_DEVICE Float2 load_global(const Float2* p) {
 #if TANDEM_ON_DEVICE
   Float2 v;

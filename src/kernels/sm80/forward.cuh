@@ -76,7 +76,7 @@ struct Sm80Forward {
 
   TANDEM_DEVICE void run() {
     tile::QueryTile t;
-    while (tiles.template next<true>(t, ptx::thread_index() == 0)) {
+    while (tiles.template next<false>(t, false)) {
       if constexpr (C.functions.block_lists) {  // blocks are counted as in the list; the inner ones are not
         const tile::BlockRange listed = tile::listed_blocks(p.functions.lists, t.index);
         t.blocks.first = listed.first;

@@ -1,8 +1,8 @@
 // Split-KV: the key blocks of all tiles form a line, of which each CTA takes an equal share. A tile that lies
 // in the shares of two or more CTAs leaves a partial result in each, which the kernel `combine` merges; any
-// other tile is computed as without splits. Which tiles these are the CTAs that begin them tell it. Lengths
-// are read on the device, so that a captured graph serves any; a CTA has two partial results at most, however
-// long sequences are. With a fixed split size the line is of splits, each of which leaves a partial result.
+// other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
+// any; a CTA has two partial results at most, however long sequences are. With a fixed split size the line is
+// of splits, each of which leaves a partial result.
 #pragma once
 
 #include "kernels/tile/scheduler.cuh"
@@ -203,20 +203,6 @@ TANDEM_DEVICE int part_of_tail(u32 cta) {
 }
 constexpr int whole_tile = -1;
 
-/// What `combine` merges: a tile that several CTAs share, as the one that has its first blocks writes it
-/// behind its number. `parts`: CTAs that have some of it; 0: the share of this CTA ends with a tile.
-struct MergeItem {
-  TileIndex tile;
-  int parts = 0;
-};
-
-/// Those of all CTAs of a grid, behind the LSEs of their partial results.
-template <Tiling T>
-TANDEM_DEVICE MergeItem* merge_items(const ForwardParams& p, u32 ctas) {
-  static_assert(sizeof(MergeItem) == sizeof(float) * merge_item_words);
-  return reinterpret_cast<MergeItem*>(p.part_lse + partial_lses(T, static_cast<int>(ctas)));
-}
-
 /// The tiles, whole or in part, of this CTA's share. `by_split`: each split of a tile by itself, whose
 /// partial result is its number in the line.
 template <Tiling T, KeySource keys, bool by_split = false>
@@ -224,10 +210,8 @@ struct SplitTiles {
   SplitLine<T, keys, by_split> line;
   u32 at = 0;
   u32 end = 0;
-  u32 share = 0;
   bool begun = false;
   bool cuts = true;
-  bool told = false;
 
   /// Items [skip, skip + count) of the tile's, and its partial result or whole_tile.
   struct Piece {
@@ -236,18 +220,11 @@ struct SplitTiles {
     int part;
   };
 
-  /// Tells `combine` of the tile that this CTA begins and others end, or that there is none.
-  TANDEM_DEVICE void tell(const TileIndex& t, int parts) {
-    ptx::store_global(merge_items<T>(line.p, ptx::grid_size()) + ptx::block_index(), MergeItem{t, parts});
-    told = true;
-  }
-
-  /// All lanes of a warp call. `tells`: this thread, one of the CTA's, writes the CTA's MergeItem.
-  TANDEM_DEVICE bool next(TileIndex& t, Piece& piece, bool tells) {
+  TANDEM_DEVICE bool next(TileIndex& t, Piece& piece) {
     const u32 cta = ptx::block_index();
     if (!begun) {
       const LineLength length = line.length();
-      share = share_of(line.p, length);
+      const u32 share = share_of(line.p, length);
       at = min(cta * share, length.total);
       end = min(at + share, length.total);
       cuts = by_split || cuts_tiles(length, share);
@@ -256,10 +233,7 @@ struct SplitTiles {
     u32 start = 0;
     u32 cost = 0;
     for (;;) {
-      if (ptx::warp_uniform(at < end ? 1 : 0) == 0) {
-        if (!by_split && tells && !told) tell({}, 0);
-        return false;
-      }
+      if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
       line.locate(at, t, start, cost);
       if (cuts || at == start) break;
       at = start + cost;  // the CTA before has it
@@ -274,8 +248,6 @@ struct SplitTiles {
       piece.part = whole ? whole_tile : at == start ? part_of_head(cta) : part_of_tail(cta);
     }
     piece.part = ptx::warp_uniform(piece.part);
-    if (!by_split && tells && at == start && stop < start + cost)
-      tell(t, static_cast<int>((start + cost - 1) / share + 1 - cta));
     at = stop;
     return true;
   }

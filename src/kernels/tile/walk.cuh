@@ -106,9 +106,9 @@ struct SplitQueryTiles {
       : p(params), tiles{{params}} {}
 
   template <bool producer>
-  TANDEM_DEVICE bool next(QueryTile& t, bool leader) {
+  TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
     typename SplitTiles<T, keys, by_split>::Piece piece;
-    if (!tiles.next(t.index, piece, producer && leader)) return false;
+    if (!tiles.next(t.index, piece)) return false;
     ptx::sync_warp();
     t.visible = visible_of<M>(p, t.index);
     const int queries = queries_of_tile<T>(p);
