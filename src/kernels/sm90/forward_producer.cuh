@@ -134,6 +134,14 @@ struct ForwardShared {
 
 // ---- Producer ----
 
+/// The entries of the page table that K needs next, and V.
+template <bool used>
+struct PageWindows {
+  tile::PageWindow k, v;
+};
+template <>
+struct PageWindows<false> {};
+
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
 /// ahead of V. All lanes of one warp call; the leader starts copies.
 template <ForwardConfig C>
@@ -151,6 +159,7 @@ struct ForwardLoader {
   ForwardTiles<C> tiles;
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
+  [[no_unique_address]] PageWindows<by_all_lanes> windows;
 
   TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)
       : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
@@ -163,7 +172,7 @@ struct ForwardLoader {
     if constexpr (C.v_in_k) {
       load_k_groups(b);
     } else if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b);
+      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b, windows.k);
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
       ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
@@ -175,7 +184,7 @@ struct ForwardLoader {
     if constexpr (C.v_in_k)
       return;
     else if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b);
+      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b, windows.v);
     } else {
       auto& to = shared.loaded_v()[v_at.stage];
       ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
@@ -188,7 +197,7 @@ struct ForwardLoader {
     using Groups = KeyGroups<C>;
     StripsOf<typename Shared::KTile, Groups::first_strip(g), Groups::strips(g)> to{shared.k[k_at.stage]};
     if constexpr (by_all_lanes) {
-      load_pages(shared.k_group_ring(g), k_at, to, p.k, b);
+      load_pages(shared.k_group_ring(g), k_at, to, p.k, b, windows.k);
     } else {
       ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
       tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, hint());
@@ -203,11 +212,12 @@ struct ForwardLoader {
   }
   /// Block `b` of K or V from pages: all lanes share its boxes.
   template <typename Ring, typename Position, typename Tile>
-  TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b) {
+  TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b,
+                                tile::PageWindow& window) {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
     tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
-                             static_cast<int>(ptx::thread_index()) % warp_size, hint());
+                             static_cast<int>(ptx::thread_index()) % warp_size, hint(), window);
   }
   TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
   /// Loads Q; the first K follows Q of the first warpgroup.
@@ -234,7 +244,9 @@ struct ForwardLoader {
         if constexpr (C.functions.block_lists) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
+      if constexpr (by_all_lanes) windows = {};
       if (by_all_lanes || leader) load_q();
+      if constexpr (by_all_lanes) windows.v = windows.k;  // of the first block, whose V comes next
     }
     if (by_all_lanes || leader) {
       if (block > t.blocks.first) load_k(block - 1);

@@ -58,6 +58,7 @@ struct WideShared {
 template <ForwardConfig C>
 struct WideScorer {
   using Shared = WideShared<C>;
+  using Groups = KeyGroups<C>;
   static constexpr int scores = C.tiling.block_n / 2;
 
   const ForwardParams& p;
@@ -124,7 +125,7 @@ struct WideScorer {
     ptx::pin_registers(s);
     if (warp_leader()) {
 #pragma unroll
-      for (int g = 0; g < key_groups(C); ++g) k_ring(g).release(k_at);
+      for (int g = 0; g < (C.v_in_k ? Groups::count : 1); ++g) k_ring(g).release(k_at);
     }
     k_at.advance();
     tile::transform_scores<C.transform>(s, p.scale, p.softcap);
@@ -156,16 +157,17 @@ struct WideScorer {
       return shared.in.k_ring;
     }
   }
-  /// Issues S = Q K^T, from group `g` of K's strips on. Where there are several, each is waited for.
+  /// Issues S = Q K^T, from group `g` of K's strips on. Where V is in K, each is waited for; elsewhere the
+  /// order is the same, for the same bits.
   template <int g = 0>
   TANDEM_DEVICE void issue_group(float (&s)[scores]) {
     using QTile = typename ForwardShared<C>::QTile;
     using KTile = typename ForwardShared<C>::KTile;
-    constexpr int steps_of_strip = KeyGroups<C>::strip / 16;
-    constexpr int first = C.v_in_k ? KeyGroups<C>::first_strip(g) * steps_of_strip : 0;
-    constexpr int count = C.v_in_k ? KeyGroups<C>::strips(g) * steps_of_strip : C.tiling.head_dim_qk / 16;
+    constexpr int steps_of_strip = Groups::strip / 16;
+    constexpr int first = Groups::count > 1 ? Groups::first_strip(g) * steps_of_strip : 0;
+    constexpr int count = Groups::count > 1 ? Groups::strips(g) * steps_of_strip : C.tiling.head_dim_qk / 16;
     if constexpr (C.v_in_k) k_ring(g).wait(k_at);
-    ptx::wgmma_fence();
+    if constexpr (C.v_in_k || g == 0) ptx::wgmma_fence();
     const ptx::MatrixDescriptor q = shared.in.q[0][q_at.stage].k_major();
     const ptx::MatrixDescriptor k = shared.in.k[k_at.stage].k_major();
 #pragma unroll
@@ -173,7 +175,7 @@ struct WideScorer {
       ptx::wgmma_shared<C.tiling.block_n, C.tiling.element, false>(
           s, q + QTile::k_major_offset(step), k + KTile::k_major_offset(step), g != 0 || step != first);
     }
-    if constexpr (g + 1 < key_groups(C)) issue_group<g + 1>(s);
+    if constexpr (g + 1 < Groups::count) issue_group<g + 1>(s);
   }
 
   TANDEM_DEVICE void store(const u32 (&packed)[scores / 2]) {
