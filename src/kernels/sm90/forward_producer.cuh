@@ -134,13 +134,19 @@ struct ForwardShared {
 
 // ---- Producer ----
 
-/// The entries of the page table that K needs next, and V.
+/// Where the block that K needs next lies in its pages, and that of V, which is the one before: of each
+/// lane's first box.
 template <bool used>
-struct PageWindows {
-  tile::PageWindow k, v;
+struct PagePlaces {
+  tile::PageDivider divider;
+  tile::PagePlace k, v;
+
+  TANDEM_DEVICE explicit PagePlaces(const ForwardParams& p) : divider(p.pages.page_size) {}
 };
 template <>
-struct PageWindows<false> {};
+struct PagePlaces<false> {
+  TANDEM_DEVICE explicit PagePlaces(const ForwardParams&) {}
+};
 
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
 /// ahead of V. All lanes of one warp call; the leader starts copies.
@@ -159,24 +165,29 @@ struct ForwardLoader {
   ForwardTiles<C> tiles;
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
-  [[no_unique_address]] PageWindows<by_all_lanes> windows;
+  int kv_head = 0;
+  [[no_unique_address]] PagePlaces<by_all_lanes> places;
 
   TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)
-      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles), places(params) {
     t.blocks = {0, 0, 0, 0};
   }
 
   // The two paths have nothing in common but their order: shared lines would cost the kernels without pages
   // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
+    if constexpr (by_all_lanes) {
+      places.k = tile::page_place<C.keys>(p, t.index, places.divider, b * C.tiling.block_n,
+                                          lane() * p.pages.box_rows);
+    }
     if constexpr (C.v_in_k) {
       load_k_groups(b);
     } else if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b, windows.k);
+      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b, places.k);
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
       ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
     }
     k_at.advance();
   }
@@ -184,11 +195,11 @@ struct ForwardLoader {
     if constexpr (C.v_in_k)
       return;
     else if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b, windows.v);
+      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b, places.v);
     } else {
       auto& to = shared.loaded_v()[v_at.stage];
       ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
     }
     v_at.advance();
   }
@@ -197,10 +208,10 @@ struct ForwardLoader {
     using Groups = KeyGroups<C>;
     StripsOf<typename Shared::KTile, Groups::first_strip(g), Groups::strips(g)> to{shared.k[k_at.stage]};
     if constexpr (by_all_lanes) {
-      load_pages(shared.k_group_ring(g), k_at, to, p.k, b, windows.k);
+      load_pages(shared.k_group_ring(g), k_at, to, p.k, b, places.k);
     } else {
       ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, head(), hint());
     }
     if constexpr (g + 1 < Groups::count) load_k_groups<g + 1>(b);
   }
@@ -213,12 +224,17 @@ struct ForwardLoader {
   /// Block `b` of K or V from pages: all lanes share its boxes.
   template <typename Ring, typename Position, typename Tile>
   TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b,
-                                tile::PageWindow& window) {
+                                const tile::PagePlace& place) {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
-    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
-                             static_cast<int>(ptx::thread_index()) % warp_size, hint(), window);
+    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, places.divider, b * C.tiling.block_n,
+                             head(), lane(), place, hint());
   }
+  static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::thread_index()) % warp_size; }
+  /// The tile's KV head. Found once a tile where blocks are many beside products: its divisions take as long
+  /// as starting a copy. Elsewhere it is left to ptxas, whose loop is another one with it.
+  static constexpr bool keeps_head = by_all_lanes || C.schedule.split || C.by_warps() || C.v_in_k;
+  TANDEM_DEVICE int head() const { return keeps_head ? kv_head : tile::key_head(p, t.index); }
   TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
@@ -244,11 +260,11 @@ struct ForwardLoader {
         if constexpr (C.functions.block_lists) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
-      if constexpr (by_all_lanes) windows = {};
+      if constexpr (keeps_head) kv_head = tile::key_head(p, t.index);
       if (by_all_lanes || leader) load_q();
-      if constexpr (by_all_lanes) windows.v = windows.k;  // of the first block, whose V comes next
     }
     if (by_all_lanes || leader) {
+      if constexpr (by_all_lanes) places.v = places.k;
       if (block > t.blocks.first) load_k(block - 1);
       load_v(block);
     }

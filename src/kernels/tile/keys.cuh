@@ -44,62 +44,64 @@ TANDEM_DEVICE ptx::CacheHint hint_of(const ForwardParams& p, const TileIndex& t)
   return all && (!T.heads_as_rows || p.row_heads >= p.group) ? ptx::CacheHint::first : ptx::CacheHint::last;
 }
 
-/// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows.
+/// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows, of KV head `head`.
 template <KeySource keys = KeySource::rows, typename Tile>
 TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
-                             const TileIndex& t, int key, ptx::CacheHint hint = ptx::CacheHint::last) {
-  to.load(map, full, key_row(t, key), key_head(p, t), key_batch<keys>(p, t), hint);
+                             const TileIndex& t, int key, int head, ptx::CacheHint hint) {
+  to.load(map, full, key_row(t, key), head, key_batch<keys>(p, t), hint);
+}
+template <typename Tile>
+TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
+                             const TileIndex& t, int key) {
+  load_keys(to, map, full, p, t, key, key_head(p, t), ptx::CacheHint::last);
 }
 
-/// Entries of a sequence's page table in a warp's registers, one a lane. Blocks come from right to left, so
-/// that a load of 32 entries serves those of many blocks: a look-up for each would be waited for before each
-/// block's copies can start.
-struct PageWindow {
-  static constexpr int nothing = 0x40000000;
-  int first = nothing;  ///< entry of lane 0
-  int page = -1;
+/// Divides by the rows of a page, which a warp does for each block of keys: a multiplication, whose result is
+/// one too small at most, in place of the division's chain of conversions.
+struct PageDivider {
+  int page_size;
+  u32 reciprocal;
 
-  TANDEM_DEVICE bool has(int number, int last) const { return number >= first && last < first + warp_size; }
-  /// Entries [number, last], 32 at most, and those before them. Entries past `last` are not read.
-  TANDEM_DEVICE void take(const PageTable& pages, int batch, int number, int last, int lane) {
-    if (has(number, last)) return;
-    first = max(last - (warp_size - 1), 0);
-    page = first + lane <= last ? page_at(pages, batch, first + lane) : -1;
+  TANDEM_DEVICE explicit PageDivider(int rows)
+      : page_size(rows), reciprocal(0xFFFFFFFFU / static_cast<u32>(rows)) {}
+  /// Of a number that is not negative.
+  TANDEM_DEVICE int divide(int at) const {
+    const int low = static_cast<int>(static_cast<u64>(static_cast<u32>(at)) * reciprocal >> 32);
+    return at - low * page_size >= page_size ? low + 1 : low;
   }
 };
 
-/// The same from pages, box by box; all lanes of a warp call. Past the sequence's end no entry of the table
-/// is read: such boxes lie outside the tensor, which TMA reads as zeros. Behind padding boxes have one row,
-/// since a block of keys may then begin anywhere in a page.
-template <KeySource keys = KeySource::pages, typename Tile>
-TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
-                              const TileIndex& t, int key, int lane, ptx::CacheHint hint,
-                              PageWindow& window) {
-  const int box_rows = p.pages.box_rows;
-  int begin = key;
+/// A row of a page.
+struct PagePlace {
+  int page = -1;
+  int row = 0;
+};
+
+/// Where row `row` of the block of keys that begins with `key` lies. Past the sequence's end no entry of the
+/// table is read: such boxes lie outside the tensor, which TMA reads as zeros.
+template <KeySource keys = KeySource::pages>
+TANDEM_DEVICE PagePlace page_place(const ForwardParams& p, const TileIndex& t, const PageDivider& divider,
+                                   int key, int row) {
+  int at = key + row;
   int end = t.seqlen_k;
   if constexpr (keys == KeySource::padded_pages) {
-    begin += t.begin_k;
+    at += t.begin_k;
     end += t.begin_k;
   }
-  const int lowest = begin / p.pages.page_size;
-  const int highest = (min(begin + Tile::row_count, end) - 1) / p.pages.page_size;
-  const bool fits = ptx::warp_uniform(highest - lowest < warp_size ? 1 : 0) != 0;
-  if (fits) window.take(p.pages, t.batch, lowest, highest, lane);
-  for (int from = 0; from < Tile::row_count; from += warp_size * box_rows) {
-    const int row = from + lane * box_rows;
-    const int at = begin + row;
-    const int number = at / p.pages.page_size;
-    int page = -1;
-    if (fits) {
-      page = static_cast<int>(
-          ptx::shuffle(static_cast<u32>(window.page), (number - window.first) & (warp_size - 1)));
-    } else if (row < Tile::row_count && at < end) {
-      page = page_at(p.pages, t.batch, number);
-    }
-    if (row < Tile::row_count)
-      to.load_rows(row, map, full, at - number * p.pages.page_size, key_head(p, t), at < end ? page : -1,
-                   hint);
+  const int number = divider.divide(at);
+  return {at < end ? page_at(p.pages, t.batch, number) : -1, at - number * divider.page_size};
+}
+
+/// The same as load_keys from pages, box by box; all lanes of a warp call. `place`: of the lane's first box.
+/// Behind padding boxes have one row, since a block of keys may then begin anywhere in a page.
+template <KeySource keys = KeySource::pages, typename Tile>
+TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
+                              const TileIndex& t, const PageDivider& divider, int key, int head, int lane,
+                              PagePlace place, ptx::CacheHint hint) {
+  const int box_rows = p.pages.box_rows;
+  for (int row = lane * box_rows; row < Tile::row_count; row += warp_size * box_rows) {
+    if (row >= warp_size * box_rows) place = page_place<keys>(p, t, divider, key, row);
+    to.load_rows(row, map, full, place.row, head, place.page, hint);
   }
 }
 
