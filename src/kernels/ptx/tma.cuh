@@ -39,20 +39,6 @@ TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i
 #endif
 }
 
-/// Starts fetching such a box into the L2. One thread.
-TANDEM_DEVICE void tma_prefetch(const TensorMap& map, i32 c0, i32 c1, i32 c2, i32 c3, CacheHint hint) {
-#if TANDEM_ON_DEVICE
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(
-          &map),
-      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(static_cast<u64>(hint))
-      : "memory");
-#else
-  (void)hint;
-  emulator::tma_prefetch(map, c0, c1, c2, c3);
-#endif
-}
-
 /// Starts writing a box from shared memory (written before a fence_async_shared and a barrier). One thread.
 TANDEM_DEVICE void tma_store(const TensorMap& map, const void* shared, i32 c0, i32 c1, i32 c2, i32 c3) {
 #if TANDEM_ON_DEVICE

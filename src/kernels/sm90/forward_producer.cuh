@@ -176,10 +176,12 @@ struct ForwardLoader {
   // The two paths have nothing in common but their order: shared lines would cost the kernels without pages
   // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
-    find_place(b);
+    if constexpr (by_all_lanes) {
+      places.k = tile::page_place<C.keys>(p, t.index, places.divider, b * C.tiling.block_n,
+                                          lane() * p.pages.box_rows);
+    }
     if constexpr (C.v_in_k) {
       load_k_groups(b);
-      if (b > t.blocks.first) prefetch_k(b - 1);
     } else if constexpr (by_all_lanes) {
       load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b, places.k);
     } else {
@@ -200,25 +202,6 @@ struct ForwardLoader {
       tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
     }
     v_at.advance();
-  }
-  TANDEM_DEVICE void find_place([[maybe_unused]] int b) {
-    if constexpr (by_all_lanes) {
-      places.k = tile::page_place<C.keys>(p, t.index, places.divider, b * C.tiling.block_n,
-                                          lane() * p.pages.box_rows);
-    }
-  }
-  /// Starts to fetch a block of K that is loaded next, when a stage is free again, into the L2: two stages do
-  /// not hide the latency of memory.
-  TANDEM_DEVICE void prefetch_k(int b) {
-    Prefetched<typename Shared::KTile> to;
-    ptx::Mbarrier& none = shared.k_ring.full[0];
-    find_place(b);
-    if constexpr (by_all_lanes) {
-      tile::load_pages<C.keys>(to, p.k, none, p, t.index, places.divider, b * C.tiling.block_n, head(),
-                               lane(), places.k, hint());
-    } else {
-      tile::load_keys<C.keys>(to, p.k, none, p, t.index, b * C.tiling.block_n, head(), hint());
-    }
   }
   template <int g = 0>
   TANDEM_DEVICE void load_k_groups(int b) {

@@ -57,24 +57,6 @@ struct StripsOf {
   }
 };
 
-/// A tile that is fetched into the L2 alone, as what is loaded.
-template <typename Tile>
-struct Prefetched {
-  static constexpr int row_count = Tile::row_count;
-
-  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
-                          ptx::CacheHint hint) {
-    load_rows(0, map, bar, row, head, batch, hint);
-  }
-  TANDEM_DEVICE void load_rows(int, const TensorMap& map, ptx::Mbarrier&, i32 row, i32 head, i32 batch,
-                               ptx::CacheHint hint) {
-#pragma unroll
-    for (int s = 0; s < Tile::strips; ++s) {
-      ptx::tma_prefetch(map, s * Tile::strip_cols, row, head, batch, hint);
-    }
-  }
-};
-
 /// The rings of all groups but the first, which has the ring of K.
 template <ForwardConfig C, bool used = C.v_in_k>
 struct MoreKeyRings {

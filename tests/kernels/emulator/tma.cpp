@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "block.hpp"
 #include "swizzle.hpp"
@@ -81,8 +80,7 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
         "an illegal instruction",
         what, box.origin[0]));
   }
-  const std::string_view name = what;
-  const bool writes = name != "tma_load" && name != "tma_prefetch";
+  const bool writes = what[4] != 'l';
   if (writes && std::any_of(std::begin(origin), std::end(origin), [](int at) { return at < 0; })) {
     block.fail(
         fmt::format("{}: begins at a negative coordinate; a GPU stops with an illegal instruction, "
@@ -254,12 +252,6 @@ void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int
     credit(block, b, phase, box.bytes());
   });
   block.maybe_yield();
-}
-
-/// Has no effect; its coordinates are to be those of a load.
-void tma_prefetch(const TensorMap& map, int c0, int c1, int c2, int c3) {
-  Block& block = Block::current();
-  make_box(block, map, block.shared(), {c0, c1, c2, c3}, "tma_prefetch");
 }
 
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar) {
