@@ -157,8 +157,7 @@ struct WideScorer {
       return shared.in.k_ring;
     }
   }
-  /// Issues S = Q K^T, from group `g` of K's strips on. Where V is in K, each is waited for; elsewhere the
-  /// order is the same, for the same bits.
+  /// Issues S = Q K^T, from group `g` of K's strips on, in one order wherever V is, for the same bits.
   template <int g = 0>
   TANDEM_DEVICE void issue_group(float (&s)[scores]) {
     using QTile = typename ForwardShared<C>::QTile;
