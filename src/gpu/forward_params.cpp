@@ -238,7 +238,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     // Each of them searches for its tile: many tiles have few each.
     const std::int64_t enough = std::int64_t{8} * multiprocessors;
     d.split_blocks =
-        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 16, combine_ctas(tiling)));
+        as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
     if (d.ctas > 1) d.combine_ctas = tiles * d.split_blocks;
   }

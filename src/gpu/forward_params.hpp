@@ -69,7 +69,7 @@ auto with_params_of(const ForwardConfig& config, const Problem& p, const Forward
     return f(WithValueAddress<WithFunctions<ForwardParams>>{all, p.v.data, strides_of(p.v)});
   }
   const auto with_mask = [&](const auto& all) {
-    if (config.converts()) {
+    if (config.has_byte_keys()) {
       const WithKeyScales<std::remove_cvref_t<decltype(all)>> scaled{all, score_scales_of(p),
                                                                      head_scales_of(p.v_scale)};
       if (!config.row_scales) return f(scaled);

@@ -58,11 +58,12 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   if (c.wide && (c.schedule.split || c.schedule.invariant)) {
     lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
   }
-  if (c.converts()) {
-    lines.push_back(fmt::format(
-        "k and v are read in {} and become {} in shared memory, by a warpgroup of its own; scales "
-        "are factors of the scores and of {}",
-        name_of(c.key_type), name_of(c.tiling.element), c.row_scales ? "v, by row" : "out"));
+  if (c.has_byte_keys()) {
+    lines.push_back(
+        fmt::format("k and v are read in {} and become {} in {}; scales are factors of the scores and of {}",
+                    name_of(c.key_type), name_of(c.tiling.element),
+                    c.converts() ? "shared memory, by a warpgroup of its own" : "registers",
+                    c.row_scales ? "v, by row" : "out"));
   }
   if (c.keys == KeySource::padded_pages) {
     lines.emplace_back(

@@ -73,10 +73,18 @@ std::string forward_objection(const ForwardConfig& c) {
     if (c.tiling.block_n % (16 * decode_warps) != 0)
       return fmt::format("block_n {} is not a multiple of {}: each of {} warps takes 16 keys at a time",
                          c.tiling.block_n, 16 * decode_warps, decode_warps);
-    if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant || c.converts())
-      return "a tile of 16 rows takes a producer warp, the static scheduler, no split size and 16-bit keys";
+    if (!c.schedule.specialised || c.schedule.dynamic || c.schedule.invariant)
+      return "a tile of 16 rows takes a producer warp, the static scheduler and no split size";
+    if (c.row_scales && c.tiling.block_n > 16 * decode_warps)
+      return "scales by row take blocks of 64 keys in decode, half as many a warp as it has lanes";
   }
-  if (c.row_scales && !c.converts()) return "scales by row are of 8-bit keys";
+  if (c.row_scales && !c.has_byte_keys()) return "scales by row are of 8-bit keys";
+  if (c.has_byte_keys()) {
+    if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % 64 != 0)
+      return "8-bit keys take head dimensions that are multiples of 64, a swizzled row";
+    if (c.transform == ScoreTransform::raw)
+      return "8-bit keys take scaled scores: the sign of their scale is unknown";
+  }
   if (c.converts()) {
     if (c.row_scales && c.tiling.block_n > 32 * converting_warps)
       return "scales by row take blocks of 128 keys at most, one for each thread that converts them";
@@ -87,12 +95,8 @@ std::string forward_objection(const ForwardConfig& c) {
     if (c.consumers() == 2 && c.tiling.head_dim_v > converted_head_dim_of_two)
       return "8-bit keys take one consumer warpgroup from a head_dim_v of 129 on: four warpgroups begin with "
              "128 registers a thread, and ptxas refuses wider products";
-    if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % 64 != 0)
-      return "8-bit keys take head dimensions that are multiples of 64, a swizzled row";
     if (c.tiling.block_n % 32 != 0)
       return "8-bit keys take blocks of whole 32 rows, as four warps convert them";
-    if (c.transform == ScoreTransform::raw)
-      return "8-bit keys take scaled scores: the sign of their scale is unknown";
   }
   if (c.schedule.pingpong && c.consumers() < 2) return "pingpong takes two warpgroups, block_m 64 has one";
   constexpr int room = hopper_shared_bytes_per_sm - reserved_shared_bytes;

@@ -269,6 +269,7 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
         if (qk == 192) continue;
         c.key_type = OperandType::e4m3;
         c.transform = ScoreTransform::scaled;
+        add_few_queries(configs, c, true);
         add_few_queries(configs, c, false);
       }
     }

@@ -75,7 +75,7 @@ ForwardConfig with_functions(ForwardConfig c, const Problem& p) {
   c.schedule.finds_maxima = !c.of_sm80() && c.functions.score_function && (few || p.dropout.on);
   // Lists are of tiles of one head's queries and of lengths that the host knows.
   const bool whole_tiles = !c.mask.varlen && !c.schedule.split && !c.schedule.invariant &&
-                           !c.tiling.heads_as_rows && c.keys == KeySource::rows && !c.converts();
+                           !c.tiling.heads_as_rows && c.keys == KeySource::rows && !c.has_byte_keys();
   c.functions.block_lists = c.functions.mask_function && whole_tiles && c.tiling.block_m <= list_rows &&
                             c.schedule.overlap && p.rows_k >= worth_listing;
   return c;

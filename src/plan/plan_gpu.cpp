@@ -213,7 +213,8 @@ void plan_steps(gpu::Steps& steps, const Problem& problem, const gpu::KernelConf
   }
   const bool widens = has_exact_quantized_inputs(problem);
   if (widens) p.q.dtype = p.out.dtype;  // what its values become
-  const bool in_place = wanted != nullptr ? std::get<ForwardConfig>(*wanted).converts() : reads_in_place(p);
+  const bool in_place =
+      wanted != nullptr ? std::get<ForwardConfig>(*wanted).has_byte_keys() : reads_in_place(p);
   if (problem.mixed() && !in_place) {
     p = dequantized(problem);
     add_dequantize(steps, problem, choose_dequantize_config(problem));

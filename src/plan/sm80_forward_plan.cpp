@@ -99,7 +99,7 @@ std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_
   if (c.tiling.block_n % 16 != 0 || c.tiling.block_n < 16 || c.tiling.block_n > 128)
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 128", c.tiling.block_n);
   if (c.stages < 1) return "a tile of K and one of V take a stage";
-  if (c.converts()) return "the family sm80 has no kernel for keys of 8 bits yet";
+  if (c.has_byte_keys()) return "the family sm80 has no kernel for keys of 8 bits yet";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen)) {
     return fmt::format(
         "block_lists are of a mask function, for equal lengths; mask_function is {}, varlen {}",

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
                  dropout_forwards()},
        .sharing = sharing,
        .grouped = grouped,
-       .decoding = {decode_forwards()},
+       .decoding = {decode_forwards(), decode_bytes_forwards()},
        .wide = {widest_heads_forwards()},
        .listed = {function_forwards_of_lists()},
        .without = ":Contract19_Functions.PublishedMasks:Contract19_Functions.PublishedScores:"

@@ -69,6 +69,27 @@ TEST(ForwardPlan, SixteenRowsOfAKvHeadAreDecoded) {
   EXPECT_FALSE(choose_forward_config(fixed).by_warps()) << "prefills have the forward kernel's products";
 }
 
+/// Keys of 8 bits too, in half of the bytes, so that an SM has as many CTAs and more blocks in flight.
+TEST(ForwardPlan, EightBitKeysAreDecoded) {
+  for (const DType keys : {DType::e4m3, DType::s8}) {
+    for (const std::int64_t head_dim : {40, 128, 192, 256}) {
+      Problem p = grouped(4, 1);
+      p.head_dim_qk = p.head_dim_v = head_dim;
+      const ForwardConfig wide = choose_forward_config(p);
+      p.k.dtype = p.v.dtype = keys;
+      const ForwardConfig c = choose_forward_config(p);
+      EXPECT_TRUE(c.by_warps() && c.has_byte_keys() && !c.converts());
+      EXPECT_EQ(c.tiling.head_dim_v % 64, 0);
+      EXPECT_EQ(forward_objection(c), "");
+      EXPECT_EQ(ctas_per_sm(c), head_dim > 160 ? 1 : 2) << "registers hold an O of 160 columns twice";
+      EXPECT_GE(c.stages, wide.stages);
+    }
+  }
+  Problem more = grouped(4, 5);
+  more.k.dtype = more.v.dtype = DType::e4m3;
+  EXPECT_TRUE(choose_forward_config(more).converts()) << "64 rows are converted in shared memory";
+}
+
 TEST(HeadRows, OfPackedQueriesFollowTheirMean) {
   Problem p = grouped(4, 10);
   p.packed_q = true;

@@ -222,6 +222,25 @@ TEST(ForwardLegality, NamesTheRuleOfEightBitKeysThatIsBroken) {
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.head_dim_qk = 96; }), "multiples of 64"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.block_n = 80; }), "whole 32 rows"));
   EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
+  const auto decoding = [&](auto change) {
+    return objection([&](ForwardConfig& c) {
+      c.tiling.block_m = decode_rows;
+      c.tiling.block_n = 64;
+      c.schedule.pingpong = false;
+      c.mask.varlen = true;
+      change(c);
+    });
+  };
+  EXPECT_EQ(decoding([](ForwardConfig&) {}), "");
+  EXPECT_EQ(decoding([](ForwardConfig& c) { c.tiling.block_n = 128; }), "");
+  EXPECT_EQ(decoding([](ForwardConfig& c) { c.row_scales = true; }), "");
+  EXPECT_TRUE(has(decoding([](ForwardConfig& c) {
+                    c.tiling.block_n = 128;
+                    c.row_scales = true;
+                  }),
+                  "blocks of 64 keys"));
+  EXPECT_TRUE(has(decoding([](ForwardConfig& c) { c.tiling.head_dim_v = 96; }), "multiples of 64"));
+  EXPECT_TRUE(has(decoding([](ForwardConfig& c) { c.transform = ScoreTransform::raw; }), "scaled scores"));
 }
 
 TEST(ForwardLegality, SharedMemoryIsWhatTheTilesTake) {

@@ -104,7 +104,7 @@ TEST(Steps, EightBitKeysOfFewQueriesAreReadInPlace) {
   static float scales[4];
   args.v_scale = ConstTensor(scales, DType::f32, {2, 2}, cuda);
   const gpu::Steps steps = steps_of(args);
-  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::forward, Kernel::combine}));
+  ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::decode, Kernel::combine}));
   const auto& config = std::get<ForwardConfig>(steps.config);
   EXPECT_EQ(config.key_type, OperandType::e4m3);
   EXPECT_EQ(config.transform, ScoreTransform::scaled);
@@ -130,7 +130,7 @@ TEST(Steps, ScalesByRowAreReadInPlace) {
     static float scales[1];
     args.v_scale = ConstTensor(scales, DType::f32, {2, 2, 8192}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::forward, Kernel::combine}));
+    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::decode, Kernel::combine}));
     EXPECT_TRUE(std::get<ForwardConfig>(steps.config).row_scales);
     std::vector<char> workspace(steps.workspace.bytes());
     gpu::StepParams params(steps, workspace.data(), count);
@@ -159,7 +159,7 @@ TEST(Steps, QueriesOfEightBitsAreWidened) {
   for (const bool both : {false, true}) {
     if (both) args.k_scale = ConstTensor(of_k, DType::f32, {2, 2}, cuda);
     const gpu::Steps steps = steps_of(args);
-    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::forward, Kernel::combine}));
+    ASSERT_EQ(kernels_of(steps), (Kernels{Kernel::pack, Kernel::decode, Kernel::combine}));
     EXPECT_TRUE(std::get<PackConfig>(steps.list.all()[0].config).widens);
     EXPECT_EQ(std::get<ForwardConfig>(steps.config).key_type, OperandType::e4m3);
     std::vector<char> workspace(steps.workspace.bytes());

@@ -58,8 +58,9 @@ struct ForwardConfig {
   ScoreTransform transform = ScoreTransform::raw;
   ForwardSchedule schedule{};
   Family family = Family::sm90;
-  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory; their scales,
-  /// by (batch, KV head), are factors of the scores and of O (WithKeyScales<Params>).
+  /// Of K and V in memory. `input`: Tiling::element. 8-bit ones become such in shared memory, in `decode` in
+  /// registers; their scales, by (batch, KV head), are factors of the scores and of O
+  /// (WithKeyScales<Params>).
   OperandType key_type = OperandType::input;
   /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
@@ -77,13 +78,17 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int units_a_warp() const {
     return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
   }
-  /// K and V are converted in shared memory.
-  [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
+  /// K and V have 8 bits in memory.
+  [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
+  /// They are converted in shared memory. `decode` does it in registers.
+  [[nodiscard]] constexpr bool converts() const { return has_byte_keys() && !by_warps(); }
+  /// Bytes of an element of the tiles of K and V that products read.
+  [[nodiscard]] constexpr int key_bytes() const { return has_byte_keys() && by_warps() ? 1 : 2; }
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
   /// Warps that read each tile of K, and of V.
-  [[nodiscard]] constexpr int warps_of_k() const { return 4 * (v_in_k ? 1 + wide_parts : consumers()); }
+  [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
   [[nodiscard]] constexpr int threads() const {
     if (of_sm80()) return 128 * consumers() / units_a_warp();
@@ -101,17 +106,30 @@ struct ForwardConfig {
   }
 };
 
+/// Columns of a product of `forward_wide` with V. A CTA of four warpgroups begins with 128 registers a
+/// thread, for which ptxas refuses wider ones.
+constexpr int wide_product_columns(const ForwardConfig& c) {
+  return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
+}
+/// Groups of strips of K in which `forward_wide` scores, whether V is in K or a copy of it
+/// (sm90/key_groups.cuh): one, if V has more columns. Where V is in K they are loaded by themselves too.
+constexpr int key_groups(const ForwardConfig& c) {
+  if (!c.wide || c.tiling.head_dim_v > c.tiling.head_dim_qk) return 1;
+  return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
+}
+
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
 /// their pairs of 8-byte barriers, and a ring of two tile numbers.
 constexpr int forward_shared_bytes(const ForwardConfig& c) {
   const int q_tiles = c.q_stages * c.tiling.block_m * c.tiling.head_dim_qk * 2;
   const int kv_elements = c.tiling.block_n * (c.tiling.head_dim_qk + (c.v_in_k ? 0 : c.tiling.head_dim_v));
-  const int kv_tiles = c.tile_stages() * kv_elements * 2;
+  const int kv_tiles = c.tile_stages() * kv_elements * c.key_bytes();
   // The family sm80 has no barriers, and a description of the tile.
   if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
-  const int key_scales = c.row_scales ? converted_stages * c.tiling.block_n * 4 : 0;
-  const int rings = 2 * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
+  const int rings =
+      ((c.v_in_k ? key_groups(c) : 1) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
   if (c.wide)
@@ -120,10 +138,12 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
 }
 
 /// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
-/// each. Of the family sm80 as many as its registers hold: other SMs have less shared memory.
+/// each. Two of `decode` have 168 registers a thread, which hold an O of 160 columns. Of the family sm80 as
+/// many as its registers hold: other SMs have less shared memory.
 constexpr int ctas_per_sm(const ForwardConfig& c) {
   if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
-  return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
+  return c.by_warps() && c.tiling.head_dim_v <= 160 && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2
+                                                                                                          : 1;
 }
 
 /// Warps of a CTA of the kernel `combine`, and rows that it merges with a fixed split size, a warp each.

@@ -148,6 +148,19 @@ TANDEM_DEVICE void unpack_e4m3(float& first, float& second, u32 quantized) {
 #endif
 }
 
+/// Four e4m3 values as two words of packed f16, exactly, in their order.
+TANDEM_DEVICE void e4m3_to_f16(u32& low, u32& high, u32 four) {
+#if TANDEM_ON_DEVICE
+  asm("{ .reg .b16 first, second; mov.b32 {first, second}, %2; cvt.rn.f16x2.e4m3x2 %0, first; "
+      "cvt.rn.f16x2.e4m3x2 %1, second; }"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+#else
+  low = emulator::pack_f16(emulator::unpack_e4m3(four & 0xFFU), emulator::unpack_e4m3(four >> 8 & 0xFFU));
+  high = emulator::pack_f16(emulator::unpack_e4m3(four >> 16 & 0xFFU), emulator::unpack_e4m3(four >> 24));
+#endif
+}
+
 /// Two e4m3 values as packed f16, exactly; the first in bits 0 to 7, and then in bits 0 to 15.
 TANDEM_DEVICE u32 e4m3_to_f16(u32 quantized) {
 #if TANDEM_ON_DEVICE

@@ -4,19 +4,20 @@
 // A producer warp fills shared memory through TMA, as in the forward kernel. Each of four consumer warps owns
 // a quarter of the keys of every block, with its own softmax and its own O of all 16 rows; products are
 // mma.sync's, whose 16 rows are a tile's. Warps meet at a tile's end alone, where they add up what each has.
-// The result, or with splits the partial result, goes to global memory from there. docs/kernels/decode.md has
-// the arithmetic.
+// The result, or with splits the partial result, goes to global memory from there. K and V of 8 bits become
+// 16-bit elements in registers. docs/kernels/decode.md has the arithmetic.
 #pragma once
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm90/forward_producer.cuh"
+#include "kernels/tile/key_operands.cuh"
 #include "kernels/tile/logits.cuh"
 #include "kernels/tile/mask.cuh"
 #include "kernels/tile/output.cuh"
 #include "kernels/tile/pingpong.cuh"
+#include "kernels/tile/row_scales.cuh"
 #include "kernels/tile/softmax.cuh"
-#include "kernels/tile/warp_operands.cuh"
 
 namespace tandem {
 
@@ -35,16 +36,25 @@ struct DecodeShared {
 
 // ---- Consumer ----
 
+/// Scales by row of a block's 16 keys that a warp has, those of K in its first lanes and those of V in the
+/// others. They are fetched a block ahead.
+template <bool used>
+struct DecodeRowScales {
+  float next_scale = 0.0F;
+};
+template <>
+struct DecodeRowScales<false> {};
+
 template <ForwardConfig C>
-struct DecodeConsumer {
+struct DecodeConsumer : tile::KeyScale<C.has_byte_keys()>, DecodeRowScales<C.row_scales> {
+  using Operands = tile::KeyOperands<C.tiling.element, C.key_type>;
   static constexpr int keys = C.tiling.block_n / decode_warps;  ///< of a block, that this warp has
   static constexpr int scores = keys / 2;
   static constexpr int outputs = C.tiling.head_dim_v / 2;
-  static constexpr int steps = C.tiling.head_dim_qk / 16;
   static constexpr int threads = decode_warps * warp_size;
-  static_assert(keys % 16 == 0);
+  static_assert(keys % 16 == 0 && (keys == 16 || !C.row_scales));
 
-  const ForwardParams& p;
+  const ForwardKernelParams<C>& p;
   DecodeShared<C>& shared;
   const int warp;
   const int lane;
@@ -54,7 +64,7 @@ struct DecodeConsumer {
   typename tile::Ring<C.q_stages>::Position q_at;
   ForwardTiles<C> tiles;
 
-  TANDEM_DEVICE DecodeConsumer(const ForwardParams& params, DecodeShared<C>& s, int warp_, int lane_)
+  TANDEM_DEVICE DecodeConsumer(const ForwardKernelParams<C>& params, DecodeShared<C>& s, int warp_, int lane_)
       : p(params),
         shared(s),
         warp(warp_),
@@ -70,10 +80,21 @@ struct DecodeConsumer {
   TANDEM_DEVICE void compute(const tile::QueryTile& t);
   TANDEM_DEVICE void step(const tile::QueryTile& t, int block, bool masked, float (&o)[outputs],
                           tile::OnlineSoftmax& softmax);
-  TANDEM_DEVICE void store(const tile::QueryTile& t, const float (&o)[outputs],
-                           const tile::OnlineSoftmax& softmax);
+  TANDEM_DEVICE void add_values(int row, const u32 (&a)[4], float scale, float (&o)[outputs]);
+  TANDEM_DEVICE void store(const tile::QueryTile& t, float (&o)[outputs], const tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void store_columns(const tile::QueryTile& t, const tile::TileRow& at, int row, int col,
                                    float low, float high);
+
+  /// What scores are multiplied by, if the Config transforms them.
+  TANDEM_DEVICE float score_scale() const {
+    if constexpr (C.has_byte_keys()) return p.scale * this->key_scale;
+    return p.scale;
+  }
+  /// With scales by row: starts to fetch those of this warp's keys of a block.
+  TANDEM_DEVICE void load_row_scales(const tile::QueryTile& t, int block) {
+    const int key = block * C.tiling.block_n + warp * keys + lane % 16;
+    this->next_scale = tile::row_scale<C.keys>(lane < 16 ? p.k_row_scale : p.v_row_scale, p, t.index, key);
+  }
 
   /// Gives a buffer back, of which all lanes have read.
   template <typename Ring, typename Position>
@@ -91,7 +112,13 @@ TANDEM_DEVICE void DecodeConsumer<C>::compute(const tile::QueryTile& t) {
   for (float& x : o) x = 0.0F;
   tile::OnlineSoftmax softmax;
   if (t.blocks.first < t.blocks.end) {
+    if constexpr (C.has_byte_keys()) this->key_scale = tile::scale_of(p.k_scale, p, t.index);
+    if constexpr (C.row_scales) load_row_scales(t, t.blocks.end - 1);
     shared.in.q_ring[0].wait(q_at);
+    if constexpr (C.has_byte_keys()) {
+      Operands::arrange_queries(shared.in.q[0][q_at.stage], warp * warp_size + lane, threads);
+      ptx::named_barrier_sync(tile::barrier_consumers, threads);
+    }
     const int first = tile::first_query<C.tiling>(p, t.index.m, 0);
     const tile::BlockRange inner =
         tile::BlockRange::of<C.tiling.block_n>(t.visible, first, first + tile::queries_of_unit<C.tiling>(p));
@@ -110,24 +137,34 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
                                            float (&o)[outputs], tile::OnlineSoftmax& softmax) {
   const int own = warp * keys;
   const int key = block * C.tiling.block_n + own;
+  float row_scale = 1.0F;
+  if constexpr (C.row_scales) {
+    row_scale = this->next_scale;
+    if (block > t.blocks.first) load_row_scales(t, block - 1);
+  }
   float s[scores];
 #pragma unroll
   for (float& x : s) x = 0.0F;
   shared.in.k_ring.wait(k_at);
 #pragma unroll
-  for (int i = 0; i < steps; ++i) {
-    u32 q[4];
-    tile::load_rows_operand(shared.in.q[0][q_at.stage], 0, i, lane, q);
+  for (int col = 0; col < C.tiling.head_dim_qk; col += Operands::columns) {
+    u32 q[Operands::steps][4];
+    Operands::load_queries(shared.in.q[0][q_at.stage], col, lane, q);
 #pragma unroll
     for (int n = 0; n < keys; n += 16) {
-      u32 k[4];
-      tile::load_columns_operand(shared.in.k[k_at.stage], own + n, i, lane, k);
-      tile::multiply_pair<C.tiling.element>(s + n / 2, q, k);
+      u32 k[Operands::steps][4];
+      Operands::load_keys(shared.in.k[k_at.stage], own + n, col, lane, k);
+#pragma unroll
+      for (int i = 0; i < Operands::steps; ++i) tile::multiply_pair<C.tiling.element>(s + n / 2, q[i], k[i]);
     }
   }
   release(shared.in.k_ring, k_at);
 
-  tile::transform_scores<C.transform>(s, p.scale, p.softcap);
+  if constexpr (C.row_scales) {
+#pragma unroll
+    for (int i = 0; i < scores; ++i) s[i] *= ptx::shuffle(row_scale, position.col(i / 4) + i % 2);
+  }
+  tile::transform_scores<C.transform>(s, score_scale(), p.softcap);
   if (masked) {
     tile::apply_mask(s, t.visible, tile::first_query<C.tiling>(p, t.index.m, 0), key,
                      tile::query_position<C.tiling>(p, position));
@@ -157,22 +194,41 @@ TANDEM_DEVICE void DecodeConsumer<C>::step(const tile::QueryTile& t, int block, 
   }
 #pragma unroll
   for (int n = 0; n < keys; n += 16) {
-    const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(probabilities[n / 4]);
-#pragma unroll
-    for (int col = 0; col < C.tiling.head_dim_v; col += 16) {
-      u32 v[4];
-      tile::load_depth_operand(values, own + n, col, lane, v);
-      tile::multiply_pair<C.tiling.element>(o + col / 2, a, v);
-    }
+    add_values(own + n, reinterpret_cast<const u32(&)[4]>(probabilities[n / 4]), row_scale, o);
   }
   release(shared.in.v_ring, v_at);
+}
+
+/// O += P V of 16 keys, rows of the block from `row` on. `scale`: the lane's, with scales by row.
+template <ForwardConfig C>
+TANDEM_DEVICE void DecodeConsumer<C>::add_values(int row, const u32 (&a)[4], float scale,
+                                                 float (&o)[outputs]) {
+  const auto add = [&](const auto&... scales) {
+#pragma unroll
+    for (int col = 0; col < C.tiling.head_dim_v; col += Operands::columns) {
+      u32 v[Operands::steps][4];
+      Operands::load_values(shared.in.v[v_at.stage], row, col, lane, v, scales...);
+#pragma unroll
+      for (int i = 0; i < Operands::steps; ++i)
+        tile::multiply_pair<C.tiling.element>(o + (col + 16 * i) / 2, a, v[i]);
+    }
+  };
+  if constexpr (C.row_scales) {
+    float scales[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i / 2][i % 2] = ptx::shuffle(scale, 16 + position.col(i / 2) + i % 2);
+    add(scales);
+  } else {
+    add();
+  }
 }
 
 /// The epilogue: the warps' O, relative to one reference a row, added up and normalised. Each thread takes
 /// two columns of a row at a time.
 template <ForwardConfig C>
-TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const float (&o)[outputs],
+TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)[outputs],
                                             const tile::OnlineSoftmax& softmax) {
+  Operands::put_in_order(o);
   auto& exchange = shared.exchange;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -232,7 +288,7 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const floa
 #pragma unroll
     for (int i = begin / 2; i < (begin + decode_columns) / 2; i += 2) {
       const int h = i / 2 % 2;
-      float* const to = &exchange.out[warp][position.row(h)][position.col(i / 4) - begin];
+      float* const to = &exchange.out[warp][position.row(h)][Operands::output_col(position, i / 4) - begin];
       // A row of which this warp has seen no key has an O of 0, whatever a NaN in V has made of it.
       const auto weighted = [&](float x) { return weight[h] == 0.0F ? 0U : ptx::bits_of(x * weight[h]); };
       ptx::store_shared(reinterpret_cast<u64*>(to),
@@ -245,6 +301,11 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, const floa
       const u64 x = ptx::load_shared(reinterpret_cast<const u64*>(&exchange.out[w][row][col]));
       sum[0] += ptx::float_of(static_cast<u32>(x));
       sum[1] += ptx::float_of(static_cast<u32>(x >> 32));
+    }
+    if constexpr (C.has_byte_keys()) {
+      const float scale = t.blocks.first < t.blocks.end ? tile::scale_of(p.v_scale, p, t.index) : 0.0F;
+      sum[0] *= scale;
+      sum[1] *= scale;
     }
     // Rows without a result may hold NaN.
     store_columns(t, at, row, begin + col, factor == 0.0F ? 0.0F : sum[0] * factor,

@@ -3,6 +3,7 @@
 
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/barrier.cuh"
+#include "kernels/sm90/key_groups.cuh"
 #include "kernels/tile/byte_tile.cuh"
 #include "kernels/tile/functions.cuh"
 #include "kernels/tile/keys.cuh"
@@ -19,7 +20,8 @@ using ForwardScaledParams = typename Select<C.row_scales, WithRowScales<WithKeyS
                                             WithKeyScales<ForwardMaskParams<C>>>::type;
 /// What the kernel is launched with, but for functions.
 template <ForwardConfig C>
-using ForwardPlainParams = typename Select<C.converts(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
+using ForwardPlainParams =
+    typename Select<C.has_byte_keys(), ForwardScaledParams<C>, ForwardMaskParams<C>>::type;
 /// What the kernel is launched with.
 template <ForwardConfig C>
 using ForwardKernelParams =
@@ -44,12 +46,17 @@ template <ForwardConfig C>
 struct ByteKeyRings<C, false> {};
 
 /// Scales by row of the keys of each tile of K that products read.
-template <ForwardConfig C, bool used = C.row_scales>
+template <ForwardConfig C, bool used = C.row_scales&& C.converts()>
 struct KeyScaleTiles {
   alignas(8) float of_row[converted_stages][C.tiling.block_n];
 };
 template <ForwardConfig C>
 struct KeyScaleTiles<C, false> {};
+
+/// A block of K or V as products read it.
+template <ForwardConfig C, int head_dim>
+using KeyTile = typename Select<C.key_bytes() == 1, tile::ByteTile<C.tiling.block_n, head_dim>,
+                                tile::SharedTile<C.tiling.block_n, head_dim>>::type;
 
 /// V, unless it is the first columns of K.
 struct NoValues {};
@@ -57,14 +64,15 @@ struct NoValues {};
 template <ForwardConfig C>
 struct ForwardShared {
   using QTile = tile::SharedTile<C.tiling.unit(), C.tiling.head_dim_qk>;
-  using KTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_qk>;
-  using VTile = tile::SharedTile<C.tiling.block_n, C.tiling.head_dim_v>;
+  using KTile = KeyTile<C, C.tiling.head_dim_qk>;
+  using VTile = KeyTile<C, C.tiling.head_dim_v>;
 
   QTile q[C.consumers()][C.q_stages];
   KTile k[C.tile_stages()];
   [[no_unique_address]] typename Select<C.v_in_k, NoValues, VTile[C.tile_stages()]>::type v;
   [[no_unique_address]] ByteKeys<C> bytes;
   tile::Ring<C.tile_stages()> k_ring;
+  [[no_unique_address]] MoreKeyRings<C> more_k_rings;
   tile::Ring<C.tile_stages()> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
   [[no_unique_address]] ByteKeyRings<C> byte_rings;
@@ -73,7 +81,11 @@ struct ForwardShared {
 
   /// One thread calls, before the others use any barrier.
   TANDEM_DEVICE void init() {
-    k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+    if constexpr (C.v_in_k) {
+      for (int g = 0; g < key_groups(C); ++g) k_group_ring(g).init(KeyGroups<C>::warps(g));
+    } else {
+      k_ring.init(C.warps_of_k(), C.converts() ? converting_warps : 1);
+    }
     v_ring.init(C.warps_of_v(), C.converts() ? converting_warps : 1);
     for (int w = 0; w < C.consumers(); ++w) q_ring[w].init(4);
     if constexpr (C.converts()) {
@@ -82,6 +94,11 @@ struct ForwardShared {
     }
     tiles.ring.init(C.consumers() * 4 + (C.converts() ? converting_warps : 0));
     ptx::fence_mbarrier_init();
+  }
+
+  /// Where V is in K: the ring of a group of K's strips.
+  TANDEM_DEVICE auto& k_group_ring(int group) {
+    return group == 0 ? k_ring : more_k_rings.of_group[group - 1];
   }
 
   // What TMA fills: the tiles that products read, or those that are converted first.
@@ -117,6 +134,20 @@ struct ForwardShared {
 
 // ---- Producer ----
 
+/// Where the block that K needs next lies in its pages, and that of V, which is the one before: of each
+/// lane's first box.
+template <bool used>
+struct PagePlaces {
+  tile::PageDivider divider;
+  tile::PagePlace k, v;
+
+  TANDEM_DEVICE explicit PagePlaces(const ForwardParams& p) : divider(p.pages.page_size) {}
+};
+template <>
+struct PagePlaces<false> {
+  TANDEM_DEVICE explicit PagePlaces(const ForwardParams&) {}
+};
+
 /// Starts the copies in the order in which the consumers need them: blocks from right to left, K one block
 /// ahead of V. All lanes of one warp call; the leader starts copies.
 template <ForwardConfig C>
@@ -134,9 +165,11 @@ struct ForwardLoader {
   ForwardTiles<C> tiles;
   tile::QueryTile t;
   int block = -1;  ///< whose V is loaded next
+  int kv_head = 0;
+  [[no_unique_address]] PagePlaces<by_all_lanes> places;
 
   TANDEM_DEVICE ForwardLoader(const ForwardKernelParams<C>& params, Shared& s)
-      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles) {
+      : p(params), shared(s), leader(ptx::elect_one()), tiles(params, s.tiles), places(params) {
     t.blocks = {0, 0, 0, 0};
   }
 
@@ -144,11 +177,17 @@ struct ForwardLoader {
   // registers of the producer.
   TANDEM_DEVICE void load_k(int b) {
     if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b);
+      places.k = tile::page_place<C.keys>(p, t.index, places.divider, b * C.tiling.block_n,
+                                          lane() * p.pages.box_rows);
+    }
+    if constexpr (C.v_in_k) {
+      load_k_groups(b);
+    } else if constexpr (by_all_lanes) {
+      load_pages(shared.loaded_k_ring(), k_at, shared.loaded_k()[k_at.stage], p.k, b, places.k);
     } else {
       auto& to = shared.loaded_k()[k_at.stage];
       ptx::Mbarrier& full = shared.loaded_k_ring().acquire(k_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
     }
     k_at.advance();
   }
@@ -156,13 +195,25 @@ struct ForwardLoader {
     if constexpr (C.v_in_k)
       return;
     else if constexpr (by_all_lanes) {
-      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b);
+      load_pages(shared.loaded_v_ring(), v_at, shared.loaded_v()[v_at.stage], p.v, b, places.v);
     } else {
       auto& to = shared.loaded_v()[v_at.stage];
       ptx::Mbarrier& full = shared.loaded_v_ring().acquire(v_at, to.bytes);
-      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, hint());
+      tile::load_keys<C.keys>(to, p.v, full, p, t.index, key_block(b) * C.tiling.block_n, head(), hint());
     }
     v_at.advance();
+  }
+  template <int g = 0>
+  TANDEM_DEVICE void load_k_groups(int b) {
+    using Groups = KeyGroups<C>;
+    StripsOf<typename Shared::KTile, Groups::first_strip(g), Groups::strips(g)> to{shared.k[k_at.stage]};
+    if constexpr (by_all_lanes) {
+      load_pages(shared.k_group_ring(g), k_at, to, p.k, b, places.k);
+    } else {
+      ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
+      tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, head(), hint());
+    }
+    if constexpr (g + 1 < Groups::count) load_k_groups<g + 1>(b);
   }
   /// The number of the key block that the tile visits at `b`: another one where there is a list.
   TANDEM_DEVICE int key_block(int b) const {
@@ -172,12 +223,18 @@ struct ForwardLoader {
   }
   /// Block `b` of K or V from pages: all lanes share its boxes.
   template <typename Ring, typename Position, typename Tile>
-  TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b) {
+  TANDEM_DEVICE void load_pages(Ring& ring, const Position& at, Tile& to, const TensorMap& map, int b,
+                                const tile::PagePlace& place) {
     if (leader) ring.acquire(at, Tile::bytes);
     ptx::sync_warp();
-    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, b * C.tiling.block_n,
-                             static_cast<int>(ptx::thread_index()) % warp_size, hint());
+    tile::load_pages<C.keys>(to, map, ring.full[at.stage], p, t.index, places.divider, b * C.tiling.block_n,
+                             head(), lane(), place, hint());
   }
+  static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::thread_index()) % warp_size; }
+  /// The tile's KV head. Found once a tile where blocks are many beside products: its divisions take as long
+  /// as starting a copy. Elsewhere it is left to ptxas, whose loop is another one with it.
+  static constexpr bool keeps_head = by_all_lanes || C.schedule.split || C.by_warps() || C.v_in_k;
+  TANDEM_DEVICE int head() const { return keeps_head ? kv_head : tile::key_head(p, t.index); }
   TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
@@ -203,9 +260,11 @@ struct ForwardLoader {
         if constexpr (C.functions.block_lists) t.blocks = tile::listed_blocks(p.functions.lists, t.index);
       } while (t.blocks.first >= t.blocks.end);
       block = t.blocks.end - 1;
+      if constexpr (keeps_head) kv_head = tile::key_head(p, t.index);
       if (by_all_lanes || leader) load_q();
     }
     if (by_all_lanes || leader) {
+      if constexpr (by_all_lanes) places.v = places.k;
       if (block > t.blocks.first) load_k(block - 1);
       load_v(block);
     }

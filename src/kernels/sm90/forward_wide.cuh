@@ -58,6 +58,7 @@ struct WideShared {
 template <ForwardConfig C>
 struct WideScorer {
   using Shared = WideShared<C>;
+  using Groups = KeyGroups<C>;
   static constexpr int scores = C.tiling.block_n / 2;
 
   const ForwardParams& p;
@@ -117,11 +118,15 @@ struct WideScorer {
   /// Scores of one block, and their exponentials.
   TANDEM_DEVICE void step(const tile::QueryTile& t, int block, bool masked, tile::OnlineSoftmax& softmax) {
     float s[scores];
-    shared.in.k_ring.wait(k_at);
-    issue(s);
+    if constexpr (!C.v_in_k) shared.in.k_ring.wait(k_at);
+    issue_group(s);
+    ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::pin_registers(s);
-    if (warp_leader()) shared.in.k_ring.release(k_at);
+    if (warp_leader()) {
+#pragma unroll
+      for (int g = 0; g < (C.v_in_k ? Groups::count : 1); ++g) k_ring(g).release(k_at);
+    }
     k_at.advance();
     tile::transform_scores<C.transform>(s, p.scale, p.softcap);
     if (masked) {
@@ -144,19 +149,32 @@ struct WideScorer {
     });
   }
 
-  /// Issues S = Q K^T.
-  TANDEM_DEVICE void issue(float (&s)[scores]) {
+  /// The ring of a group of K's strips: of all of them, unless V is in K.
+  TANDEM_DEVICE auto& k_ring(int group) {
+    if constexpr (C.v_in_k) {
+      return shared.in.k_group_ring(group);
+    } else {
+      return shared.in.k_ring;
+    }
+  }
+  /// Issues S = Q K^T, from group `g` of K's strips on, in one order wherever V is, for the same bits.
+  template <int g = 0>
+  TANDEM_DEVICE void issue_group(float (&s)[scores]) {
     using QTile = typename ForwardShared<C>::QTile;
     using KTile = typename ForwardShared<C>::KTile;
+    constexpr int steps_of_strip = Groups::strip / 16;
+    constexpr int first = Groups::count > 1 ? Groups::first_strip(g) * steps_of_strip : 0;
+    constexpr int count = Groups::count > 1 ? Groups::strips(g) * steps_of_strip : C.tiling.head_dim_qk / 16;
+    if constexpr (C.v_in_k) k_ring(g).wait(k_at);
+    if constexpr (C.v_in_k || g == 0) ptx::wgmma_fence();
     const ptx::MatrixDescriptor q = shared.in.q[0][q_at.stage].k_major();
     const ptx::MatrixDescriptor k = shared.in.k[k_at.stage].k_major();
-    ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C.tiling.head_dim_qk / 16; ++step) {
+    for (int step = first; step < first + count; ++step) {
       ptx::wgmma_shared<C.tiling.block_n, C.tiling.element, false>(
-          s, q + QTile::k_major_offset(step), k + KTile::k_major_offset(step), step != 0);
+          s, q + QTile::k_major_offset(step), k + KTile::k_major_offset(step), g != 0 || step != first);
     }
-    ptx::wgmma_commit();
+    if constexpr (g + 1 < Groups::count) issue_group<g + 1>(s);
   }
 
   TANDEM_DEVICE void store(const u32 (&packed)[scores / 2]) {
@@ -194,9 +212,8 @@ struct WideOutput {
       typename Select<C.v_in_k, typename ForwardShared<C>::KTile, typename ForwardShared<C>::VTile>::type;
   static constexpr int columns = C.tiling.head_dim_v / wide_parts;
   static constexpr int outputs = columns / 2;
-  /// Columns of one product. A CTA of four warpgroups begins with 128 registers a thread, for which ptxas
-  /// refuses wider ones.
-  static constexpr int width = columns % 128 == 0 ? 128 : 64;
+  static constexpr int width = wide_product_columns(C);  ///< columns of one product
+  static constexpr int products = columns / width;
 
   const ForwardParams& p;
   Shared& shared;
@@ -231,9 +248,10 @@ struct WideOutput {
       return shared.in.v[v_at.stage];
     }
   }
-  TANDEM_DEVICE auto& values_ring() {
+  /// The ring of what the `product`-th product with P reads of V.
+  TANDEM_DEVICE auto& values_ring(int product) {
     if constexpr (C.v_in_k) {
-      return shared.in.k_ring;
+      return shared.in.k_group_ring(KeyGroups<C>::of(part, product));
     } else {
       return shared.in.v_ring;
     }
@@ -287,7 +305,8 @@ struct WideOutput {
   /// O = rescale O + P V of a block of which `valid` keys exist.
   TANDEM_DEVICE void step(int valid, float (&o)[outputs]) {
     shared.exchange.block_ring.wait(block_at);
-    values_ring().wait(v_at);
+#pragma unroll
+    for (int i = 0; i < (C.v_in_k ? products : 1); ++i) values_ring(i).wait(v_at);
     float rescale[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) rescale[h] = ptx::load_shared(&shared.exchange.rescale[position.row(h)]);
@@ -298,10 +317,21 @@ struct WideOutput {
     }
     if (C.mask.varlen && valid < C.tiling.block_n) clear_tail(max(valid, 0));
     issue(o);
+    if constexpr (C.v_in_k) release_first_products();
     ptx::wgmma_wait<0>();
     ptx::pin_registers(o);
     release(shared.exchange.block_ring, block_at);
-    release(values_ring(), v_at);
+    release(values_ring(products - 1), v_at);
+  }
+  /// Gives back what all products but the last have read, as each ends.
+  template <int i = 0>
+  TANDEM_DEVICE void release_first_products() {
+    if constexpr (i + 1 < products) {
+      ptx::wgmma_wait<products - 1 - i>();
+      ptx::sync_warp();
+      if (warp_leader()) values_ring(i).release(v_at);
+      release_first_products<i + 1>();
+    }
   }
 
   /// Rows of V past the sequence's end may hold anything, and 0 * NaN is NaN. Without varlen TMA has filled
@@ -312,7 +342,7 @@ struct WideOutput {
     ptx::named_barrier_sync(tile::barrier_consumers + part, warpgroup_size);
   }
 
-  /// Issues O += P V.
+  /// Issues O += P V, one group of products behind the other.
   TANDEM_DEVICE void issue(float (&o)[outputs]) {
     const ptx::MatrixDescriptor probabilities = shared.exchange.probabilities.k_major();
     const ptx::MatrixDescriptor v =
@@ -320,16 +350,16 @@ struct WideOutput {
     constexpr u32 wide_bytes = width / Values::strip_cols * Values::strip_bytes;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C.tiling.block_n / 16; ++step) {
+    for (int i = 0; i < products; ++i) {
 #pragma unroll
-      for (int i = 0; i < columns / width; ++i) {
+      for (int step = 0; step < C.tiling.block_n / 16; ++step) {
         ptx::wgmma_shared<width, C.tiling.element, true>(
             reinterpret_cast<float(&)[width / 2]>(o[i * (width / 2)]),
             probabilities + Shared::ScoreTile::k_major_offset(step),
             v + (static_cast<u32>(i) * wide_bytes + Values::mn_major_offset(step)), true);
       }
+      ptx::wgmma_commit();
     }
-    ptx::wgmma_commit();
   }
 };
 

@@ -48,6 +48,17 @@ struct ByteTile {
                    static_cast<u32>(row * strip_cols + col % strip_cols);
     return at ^ (at >> 7 & (strip_cols / 16 - 1)) << 4;
   }
+  /// Zeroes rows [first, end) with `threads` threads; the caller fences and synchronises.
+  TANDEM_DEVICE void zero_rows(int first, int end, int thread, int threads) {
+    constexpr int units = strip_cols / 16;
+    for (int i = first * units + thread; i < end * units; i += threads) {
+#pragma unroll
+      for (int s = 0; s < strips; ++s) {
+        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});
+      }
+    }
+  }
+
   /// Four elements of `row` from `col` (a multiple of 4) on.
   TANDEM_DEVICE u32 word(int row, int col) const {
     return ptx::load_shared(reinterpret_cast<const u32*>(data + place(row, col)));

@@ -44,30 +44,64 @@ TANDEM_DEVICE ptx::CacheHint hint_of(const ForwardParams& p, const TileIndex& t)
   return all && (!T.heads_as_rows || p.row_heads >= p.group) ? ptx::CacheHint::first : ptx::CacheHint::last;
 }
 
-/// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows.
+/// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows, of KV head `head`.
 template <KeySource keys = KeySource::rows, typename Tile>
 TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
-                             const TileIndex& t, int key, ptx::CacheHint hint = ptx::CacheHint::last) {
-  to.load(map, full, key_row(t, key), key_head(p, t), key_batch<keys>(p, t), hint);
+                             const TileIndex& t, int key, int head, ptx::CacheHint hint) {
+  to.load(map, full, key_row(t, key), head, key_batch<keys>(p, t), hint);
+}
+template <typename Tile>
+TANDEM_DEVICE void load_keys(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
+                             const TileIndex& t, int key) {
+  load_keys(to, map, full, p, t, key, key_head(p, t), ptx::CacheHint::last);
 }
 
-/// The same from pages, box by box; all lanes of a warp call. Past the sequence's end no entry of the table
-/// is read: such boxes lie outside the tensor, which TMA reads as zeros. Behind padding boxes have one row,
-/// since a block of keys may then begin anywhere in a page.
+/// Divides by the rows of a page, which a warp does for each block of keys: a multiplication, whose result is
+/// one too small at most, in place of the division's chain of conversions.
+struct PageDivider {
+  int page_size;
+  u32 reciprocal;
+
+  TANDEM_DEVICE explicit PageDivider(int rows)
+      : page_size(rows), reciprocal(0xFFFFFFFFU / static_cast<u32>(rows)) {}
+  /// Of a number that is not negative.
+  TANDEM_DEVICE int divide(int at) const {
+    const int low = static_cast<int>(static_cast<u64>(static_cast<u32>(at)) * reciprocal >> 32);
+    return at - low * page_size >= page_size ? low + 1 : low;
+  }
+};
+
+/// A row of a page.
+struct PagePlace {
+  int page = -1;
+  int row = 0;
+};
+
+/// Where row `row` of the block of keys that begins with `key` lies. Past the sequence's end no entry of the
+/// table is read: such boxes lie outside the tensor, which TMA reads as zeros.
+template <KeySource keys = KeySource::pages>
+TANDEM_DEVICE PagePlace page_place(const ForwardParams& p, const TileIndex& t, const PageDivider& divider,
+                                   int key, int row) {
+  int at = key + row;
+  int end = t.seqlen_k;
+  if constexpr (keys == KeySource::padded_pages) {
+    at += t.begin_k;
+    end += t.begin_k;
+  }
+  const int number = divider.divide(at);
+  return {at < end ? page_at(p.pages, t.batch, number) : -1, at - number * divider.page_size};
+}
+
+/// The same as load_keys from pages, box by box; all lanes of a warp call. `place`: of the lane's first box.
+/// Behind padding boxes have one row, since a block of keys may then begin anywhere in a page.
 template <KeySource keys = KeySource::pages, typename Tile>
 TANDEM_DEVICE void load_pages(Tile& to, const TensorMap& map, ptx::Mbarrier& full, const ForwardParams& p,
-                              const TileIndex& t, int key, int lane, ptx::CacheHint hint) {
+                              const TileIndex& t, const PageDivider& divider, int key, int head, int lane,
+                              PagePlace place, ptx::CacheHint hint) {
   const int box_rows = p.pages.box_rows;
   for (int row = lane * box_rows; row < Tile::row_count; row += warp_size * box_rows) {
-    int at = key + row;
-    int end = t.seqlen_k;
-    if constexpr (keys == KeySource::padded_pages) {
-      at += t.begin_k;
-      end += t.begin_k;
-    }
-    const int number = at / p.pages.page_size;
-    const int page = at < end ? page_at(p.pages, t.batch, number) : -1;
-    to.load_rows(row, map, full, at - number * p.pages.page_size, key_head(p, t), page, hint);
+    if (row >= warp_size * box_rows) place = page_place<keys>(p, t, divider, key, row);
+    to.load_rows(row, map, full, place.row, head, place.page, hint);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/warp.cuh"
 #include "kernels/tile/byte_tile.cuh"
+#include "kernels/tile/fragment.cuh"
 #include "kernels/tile/shared_tile.cuh"
 #include "problem/recipe.hpp"
 
@@ -29,6 +30,14 @@ TANDEM_DEVICE void widen_two(float& low, float& high, u32 four, int first) {
 /// Four values as two words of 16-bit elements.
 template <OperandType type, Element element>
 TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four) {
+  if constexpr (type == OperandType::e4m3) {
+    ptx::e4m3_to_f16(low, high, four);
+    if constexpr (element == Element::bf16) {
+      low = ptx::pack_bf16(unpack_low<Element::f16>(low), unpack_high<Element::f16>(low));
+      high = ptx::pack_bf16(unpack_low<Element::f16>(high), unpack_high<Element::f16>(high));
+    }
+    return;
+  }
   u32* const words[2] = {&low, &high};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -58,6 +67,21 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, float scale) {
     widen_two<type>(first, second, four, 2 * i);
     first *= scale;
     second *= scale;
+    *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+  }
+}
+
+/// The same of values whose scales alternate, `scales[0]` being that of the first.
+template <OperandType type, Element element>
+TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, const float (&scales)[2]) {
+  u32* const words[2] = {&low, &high};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float first;
+    float second;
+    widen_two<type>(first, second, four, 2 * i);
+    first *= scales[0];
+    second *= scales[1];
     *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
   }
 }

@@ -1,24 +1,9 @@
 // The kernel `decode`: of rows, entries and pages, of whole tiles and of shared keys, with heads as rows and
 // without.
-#include "forward/families.hpp"
+#include "forward/decoding.hpp"
 
 namespace tandem::kernel_tests {
 namespace {
-
-constexpr ForwardConfig decoding(Element element, int head_dim, KeySource keys, bool split,
-                                 bool heads_as_rows, ScoreTransform transform = ScoreTransform::raw) {
-  return {.tiling = {.element = element,
-                     .head_dim_qk = head_dim,
-                     .head_dim_v = head_dim == 192 ? 128 : head_dim,
-                     .block_m = decode_rows,
-                     .block_n = 64,
-                     .heads_as_rows = heads_as_rows},
-          .q_stages = 2,
-          .mask = {.causal = true, .local = true, .varlen = true},
-          .keys = keys,
-          .transform = transform,
-          .schedule = {.pingpong = false, .split = split}};
-}
 
 /// The widest block, of which a warp has 32 keys, one stage, and no left edge.
 constexpr ForwardConfig wide_block() {

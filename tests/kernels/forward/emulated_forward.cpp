@@ -63,7 +63,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   Case c = harness::random_case(seed, 300);
   c.dtype = c.out_dtype = config.tiling.element == Element::f16 ? DType::f16 : DType::bf16;
   c.scales = 0;
-  if (config.converts()) {
+  if (config.has_byte_keys()) {
     c.key_dtype = config.key_type == OperandType::e4m3 ? DType::e4m3 : DType::s8;
     c.scales = config.row_scales                      ? 3
                : config.key_type == OperandType::e4m3 ? static_cast<int>(random.between(0, 2))
@@ -106,7 +106,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
     c.options.causal = false;
     for (std::int64_t b = 0; b < c.batch; ++b) c.causal_by_sequence.push_back(random.between(0, 1));
   }
-  if (config.converts()) {
+  if (config.has_byte_keys()) {
     c.head_dim_qk = config.tiling.head_dim_qk - 16 * random.between(0, 2);
     c.head_dim_v = config.tiling.head_dim_v - 16 * random.between(0, 2);
     // Of packed keys scales by row go with other queries alone.
@@ -122,7 +122,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
   c.k = harness::random_layout(random, rank_k, true);
   c.v = harness::random_layout(random, rank_k, true);
   if (config.keys != KeySource::rows) c.k.expanded = c.v.expanded = 0;
-  if (config.converts()) {
+  if (config.has_byte_keys()) {
     for (harness::Layout* layout : {&c.k, &c.v}) {
       layout->pad = layout->pad / 16 * 16;
       layout->base_offset = layout->base_offset / 16 * 16;
@@ -171,7 +171,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
                                : keys_dtype == DType::s8 ? OperandType::s8
                                                          : OperandType::input;
   if (key_type != config.key_type || c.options.precision != Precision::exact) return "other keys";
-  if ((config.converts() && c.scales == 3) != config.row_scales) return "scales of another kind";
+  if ((config.has_byte_keys() && c.scales == 3) != config.row_scales) return "scales of another kind";
   // e4m3 queries become what out is.
   const DType queries = c.dtype == DType::e4m3 ? c.out_dtype : c.dtype;
   if (queries != (config.tiling.element == Element::f16 ? DType::f16 : DType::bf16))
@@ -182,7 +182,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
     return "the Config has no right edge";
   if (c.options.window_left >= 0 && !config.mask.local) return "the Config has no left edge";
   const float scale = c.options.scale.value_or(1.0F);
-  const bool raw = scale > 0.0F && !config.converts() && !config.functions.score_function;
+  const bool raw = scale > 0.0F && !config.has_byte_keys() && !config.functions.score_function;
   const ScoreTransform needed = c.options.softcap > 0.0F ? ScoreTransform::softcap
                                 : raw                    ? ScoreTransform::raw
                                                          : ScoreTransform::scaled;
@@ -197,7 +197,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
   if (keys != config.keys) return "keys lie elsewhere";
   const bool varlen = c.of_cache() || c.packed_q || c.packed_k || !c.used_q.empty() || !c.used_k.empty();
   if (varlen && !config.mask.varlen) return "lengths differ";
-  if (config.converts()) {
+  if (config.has_byte_keys()) {
     const bool single_rows = keys == KeySource::padded_pages || c.page_size % 2 != 0;
     const bool wide = config.tiling.head_dim_qk % 128 == 0 && config.tiling.head_dim_v % 128 == 0;
     if (single_rows && !wide) return "single rows of pages take 128 columns";

@@ -80,6 +80,7 @@ std::span<const EmulatedForward> dropout_sm80_forwards();
 std::span<const EmulatedForward> dropout_sm80_forwards_of_few();
 /// Those of tiles of 16 rows.
 std::span<const EmulatedForward> decode_forwards();
+std::span<const EmulatedForward> decode_bytes_forwards();
 
 /// Those of the kernel `forward_wide`.
 std::span<const EmulatedForward> wide_heads_forwards();

@@ -24,7 +24,7 @@ std::vector<EmulatedForward> all_of(std::initializer_list<std::span<const Emulat
 std::vector<EmulatedForward> group_forwards() {
   std::vector<EmulatedForward> groups =
       all_of({heads_as_rows_forwards(), mixed_heads_as_rows_forwards(), row_scales_heads_as_rows_forwards(),
-              decode_forwards(), wide_heads_forwards(), grouped_sm80_forwards()});
+              decode_forwards(), decode_bytes_forwards(), wide_heads_forwards(), grouped_sm80_forwards()});
   std::erase_if(groups, [](const EmulatedForward& kernel) { return !kernel.config.tiling.heads_as_rows; });
   return groups;
 }
@@ -33,8 +33,8 @@ std::vector<EmulatedForward> all_forwards() {
   return all_of({narrow_forwards(), wide_forwards(), widest_forwards(), split_forwards(),
                  heads_as_rows_forwards(), mixed_split_forwards(), mixed_forwards(),
                  mixed_heads_as_rows_forwards(), row_scales_split_forwards(), row_scales_forwards(),
-                 row_scales_heads_as_rows_forwards(), decode_forwards(), wide_heads_forwards(),
-                 sm80_forwards(), split_sm80_forwards(), grouped_sm80_forwards()});
+                 row_scales_heads_as_rows_forwards(), decode_forwards(), decode_bytes_forwards(),
+                 wide_heads_forwards(), sm80_forwards(), split_sm80_forwards(), grouped_sm80_forwards()});
 }
 
 /// The kernel's results of a case, against the oracle's.
