@@ -58,9 +58,7 @@ struct Sm80Forward {
   static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::lane_index_anew()); }
   /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
   /// special register alone ptxas finds once, before the loop, and keeps in local memory.
-  static TANDEM_DEVICE int operand_lane() {
-    return static_cast<int>(ptx::shuffle_xor(static_cast<u32>(lane()) ^ 1U, 1));
-  }
+  static TANDEM_DEVICE u32 operand_lane() { return ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1); }
   TANDEM_DEVICE int thread() const { return warp % 4 * warp_size + lane(); }
   /// Unit `i` of this warp, in the tile.
   TANDEM_DEVICE int unit(int i) const { return i * (C.threads() / warpgroup_size) + warp / 4; }
@@ -92,7 +90,7 @@ struct Sm80Forward {
     }
   }
   TANDEM_DEVICE void compute(int visit);
-  TANDEM_DEVICE void load_queries(Queries& q, int step, int lane);
+  TANDEM_DEVICE void load_queries(Queries& q, int step, u32 lane);
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
   TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
@@ -117,12 +115,12 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
   loader.wait();
   if constexpr (keeps_q) {
 #pragma unroll
-    for (int step = 0; step < steps; ++step) load_queries(q, step, lane());
+    for (int step = 0; step < steps; ++step) load_queries(q, step, static_cast<u32>(lane()));
   }
   int stage = 0;
 #pragma unroll 1
   for (const int first = current().blocks.first; visit >= first; --visit) {
-    if (visit != current().blocks.end - 1) loader.wait();  // all have read the last block's V
+    loader.wait();  // all have read the last block's V
     // The buffer of the block before this one is the next that V takes, and this one's the next of K.
     loader.load_v(visit - (C.stages - 1), stage == 0 ? C.stages - 1 : stage - 1);
     Scores s;
@@ -139,7 +137,7 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
 
 /// Q of a step, 16 columns of it, of all units.
 template <ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, int lane) {
+TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) {
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, lane, q[keeps_q ? step : 0][u]);
@@ -155,7 +153,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
     for (float& x : s[u]) x = 0.0F;
   }
   auto& keys = shared.k[stage];
-  const int lane = operand_lane();
+  const u32 lane = operand_lane();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
     if constexpr (!keeps_q) load_queries(q, step, lane);
@@ -240,7 +238,7 @@ template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabilities& probabilities,
                                                    int stage) {
   auto& values = shared.v[stage];
-  const int lane = operand_lane();
+  const u32 lane = operand_lane();
 #pragma unroll
   for (int n = 0; n < C.tiling.block_n; n += 16) {
 #pragma unroll
