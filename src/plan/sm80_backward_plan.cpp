@@ -75,20 +75,22 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
 }  // namespace
 
 std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
-  const bool halved = c.tiling.block_n == 64;
-  if ((c.tiling.block_n != 128 && !halved) || c.tiling.cluster != 1 || c.dq_parts != 1)
+  const bool halved = c.halves_queries();
+  if ((c.tiling.block_n != 128 && c.tiling.block_n != 64) || c.tiling.cluster != 1 || c.dq_parts != 1)
     return "the family sm80 has tiles of 128 or 64 keys, no clusters, and dq in one part";
   const int unit_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
-  const int most = halved ? max_sm80_backward_head_dim : 128;
+  const int most = c.tiling.block_n == 64 ? max_sm80_backward_head_dim : 128;
   for (const auto& [name, head_dim, unit] :
        {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
         std::tuple{"head_dim_v", c.tiling.head_dim_v, halved ? 64 : 32}}) {
     if (head_dim < unit || head_dim > most || head_dim % unit != 0)
       return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit, most);
   }
-  const int fewest = halved ? 32 : 64;
+  const int fewest = c.tiling.block_n == 64 ? 32 : 64;
   if (c.tiling.block_m != fewest && c.tiling.block_m != 2 * fewest)
     return fmt::format("block_m {} is not {} or {}", c.tiling.block_m, fewest, 2 * fewest);
+  if (c.key_units() > 1 && (c.functions.given() || c.ds_in_dout))
+    return "two units of keys a warp take no functions, and dS a place of its own";
   if (c.schedule.pingpong || c.schedule.staggered)
     return "the family sm80 has no ping-pong and no staggered start";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {

@@ -98,6 +98,7 @@ std::string sm80_forward_objection(const ForwardConfig& c, int shared_bytes_per_
     return fmt::format("block_m {} is not 64 or 128", c.tiling.block_m);
   if (c.tiling.block_n % 16 != 0 || c.tiling.block_n < 16 || c.tiling.block_n > 128)
     return fmt::format("block_n {} is not a multiple of 16 from 16 to 128", c.tiling.block_n);
+  if (c.ctas < 1 || c.ctas > 4) return fmt::format("{} CTAs an SM are not 1 to 4", c.ctas);
   if (c.stages < 1) return "a tile of K and one of V take a stage";
   if (c.converts()) return "the family sm80 has no kernel for keys of 8 bits yet";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen)) {

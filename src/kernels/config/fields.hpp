@@ -205,7 +205,7 @@ template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
   auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, wide,
-         v_in_k, functions] = x;
+         v_in_k, ctas, functions] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -218,13 +218,14 @@ constexpr void for_each_member(T& x, F&& f) {
   f("row_scales", row_scales);
   f("wide", wide);
   f("v_in_k", v_in_k);
+  f("ctas", ctas);
   f("functions", functions);
 }
 
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, f32_dq,
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, halved, f32_dq,
          f32_dk_dv, functions] = x;
   f("tiling", tiling);
   f("q_stages", q_stages);
@@ -235,6 +236,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("schedule", schedule);
   f("family", family);
   f("ds_in_dout", ds_in_dout);
+  f("halved", halved);
   f("f32_dq", f32_dq);
   f("f32_dk_dv", f32_dk_dv);
   f("functions", functions);

@@ -31,6 +31,7 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base::shared;
   using Base::slopes;
   using Base::thread;
+  using Base::units;
   using Base::warpgroup;
   using typename Base::KeyGradient;
   using typename Base::QueryGradient;
@@ -117,8 +118,12 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
 
   TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
     const BackwardTile t = visits().current();
-    this->store_keys(t, dk, this->key_column_at());
-    this->store_values(t, dv, this->value_column_at());
+#pragma unroll
+    for (int u = 0; u < units; ++u) {
+      this->select_unit(u);
+      this->store_keys(t, dk[u], this->key_column_at());
+      this->store_values(t, dv[u], this->value_column_at());
+    }
     announce(tiles_added(p, t.batch, t.head_kv));
   }
   template <typename LoadDout>
@@ -132,46 +137,53 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradien
   auto& q = shared.q[q_at.stage];
   auto& dout = shared.dout[dout_at.stage];
   if constexpr (C.functions.given()) clear_blind_queries();
-  u32 p_packed[scores / 2];
-  u32 p_sloped[slopes];
+  static_assert(units == 1 || !C.functions.given());
+  typename Base::Packed p_packed;
+  u32 p_sloped[units][slopes];
   u32 inputs[Base::kept_inputs];
   /// P before dropout is kept for the gradients of captured tensors.
   constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
   u32 p_whole[whole_p];
   {
-    float s[scores];
+    typename Base::Scores s;
     this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
     const BackwardTile t = visits().current();
     int m = at.visit;
     if constexpr (C.functions.given()) m = take_functions(t, at);
-    if (Base::needs_mask(t, m)) {
-      this->template probabilities<true>(t, m, s, p_packed, p_sloped);
-    } else {
-      this->template probabilities<false>(t, m, s, p_packed, p_sloped);
+    const bool masked = Base::needs_mask(t, m);
+#pragma unroll
+    for (int u = 0; u < units; ++u) {
+      this->select_unit(u);
+      if (masked) {
+        this->template probabilities<true>(t, m, s[u], p_packed[u], p_sloped[u]);
+      } else {
+        this->template probabilities<false>(t, m, s[u], p_packed[u], p_sloped[u]);
+      }
     }
-    if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
-    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
+    if constexpr (C.functions.captured_gradients) this->keep_inputs(s[0], inputs);
+    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed[0]);
     if constexpr (C.functions.dropout) {
       this->draw(t, m);
-      this->drop(p_packed);
+      this->drop(p_packed[0]);
     }
   }
   if constexpr (C.halves_queries()) this->hand_over(p_packed);
-  u32 ds_packed[scores / 2];
+  typename Base::Packed ds_packed;
   {
-    float dp[scores];
+    typename Base::Scores dp;
     this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
-    if constexpr (C.functions.dropout) this->drop(dp);
-    this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    if constexpr (C.functions.dropout) this->drop(dp[0]);
+#pragma unroll
+    for (int u = 0; u < units; ++u) this->score_gradients(ds_packed[u], p_packed[u], p_sloped[u], dp[u]);
     if constexpr (whole_p > 1) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp);
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp[0]);
     } else if constexpr (C.functions.captured_gradients) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed, dp);
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed[0], dp[0]);
     }
   }
   if constexpr (C.halves_queries()) {
     if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);
-    u32 other[scores / 2];
+    typename Base::Packed other;
     this->take_over(other, p_packed);
     this->multiply_gradient(dv, p_packed, dout, this->query_at(), this->value_column_at());
     this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at(), this->value_column_at());
@@ -254,8 +266,11 @@ TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardS
     if (visits) begin_tile<C>(loader);
     typename Sm80Backward<C>::KeyGradient dk;
     typename Sm80Backward<C>::ValueGradient dv;
-    set_zero(dk);
-    set_zero(dv);
+#pragma unroll
+    for (int u = 0; u < C.key_units(); ++u) {
+      set_zero(dk[u]);
+      set_zero(dv[u]);
+    }
     if (visits) compute_tile<C>(loader, dk, dv);
     Sm80Backward<C>(p, shared).store(dk, dv);
     tiles.resume(ptx::load_shared(&shared.progress));

@@ -28,9 +28,12 @@ struct Sm80Forward {
   static constexpr int scores = C.tiling.block_n / 2;      ///< of a unit, in a thread
   static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< the same
   static constexpr int steps = C.tiling.head_dim_qk / 16;
-  /// Q stays in registers where it takes few.
-  static constexpr bool keeps_q = units * steps * 4 <= 32;
+  static constexpr bool keeps_q = C.keeps_q();
   static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
+
+  /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
+  /// 128 columns do not fit.
+  using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
@@ -140,7 +143,8 @@ template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) {
 #pragma unroll
   for (int u = 0; u < units; ++u) {
-    tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, lane, q[keeps_q ? step : 0][u]);
+    tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, static_cast<QueryLane>(lane),
+                            q[keeps_q ? step : 0][u]);
   }
 }
 

@@ -101,9 +101,8 @@ struct Sm80ForwardLoader {
                           int columns) {
     if (visit >= t.blocks.first) {
       const int block = block_of(t, visit);
-      Copier::copy(to, columns, [&](int row, int column) {
-        return rows.from(block * C.tiling.block_n + row, column);
-      });
+      Copier::copy(to, columns,
+                   [&](int row, int column) { return rows.from(block * C.tiling.block_n + row, column); });
     }
     ptx::commit_copies();
   }

@@ -57,8 +57,8 @@ TANDEM_DEVICE const u16* key_origin(const ForwardParams& p, const TileIndex& t, 
   return head + key_batch<keys>(p, t) * stride.batch + key_row(t, 0) * stride.row;
 }
 
-/// Rows that are equally far apart, by their offset from row `row` of those at `rows`; rows [first, end) exist,
-/// or all before `end`.
+/// Rows that are equally far apart, by their offset from row `row` of those at `rows`; rows [first, end)
+/// exist, or all before `end`.
 struct DenseRows {
   const char* data;  ///< of offset 0
   i64 step;          ///< bytes
