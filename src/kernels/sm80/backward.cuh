@@ -22,6 +22,7 @@ template <BackwardConfig C>
 struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base = Sm80BackwardProducts<C>;
   using Base::dout_at;
+  using Base::dq_units;
   using Base::dq_warp_columns;
   using Base::key_at;
   using Base::p;
@@ -98,7 +99,13 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
     if constexpr (C.tiling.block_m < 64) {
       sums += thread / 64 * (dq_warp_columns / 2 * warpgroup_size) + warpgroup * 64 + thread % 64;
     } else {
-      sums += warpgroup * C.dq_values() + thread;
+      sums += warpgroup * C.dq_values();
+      if constexpr (dq_units == 2) {  // where the thread that has 16 queries with all columns would add
+        sums += thread / warp_size % 2 * (dq_warp_columns / 2 * warpgroup_size) + thread / 64 * 64 +
+                thread % warp_size;
+      } else {
+        sums += thread;
+      }
     }
     u32* const semaphore = p.dq_semaphores + block * C.dq_pieces() + warpgroup;
     if constexpr (C.schedule.deterministic) {
@@ -106,7 +113,10 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
       ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
     }
 #pragma unroll
-    for (int i = 0; i < dq_warp_columns / 2; ++i) ptx::atomic_add(sums + i * warpgroup_size, dq[i]);
+    for (int i = 0; i < dq_warp_columns / 2; ++i) {
+#pragma unroll
+      for (int u = 0; u < dq_units; ++u) ptx::atomic_add(sums + i * warpgroup_size + u * warp_size, dq[u][i]);
+    }
     if constexpr (C.schedule.deterministic) announce(semaphore);
   }
   /// All additions of this warpgroup are visible to those who see the semaphore.

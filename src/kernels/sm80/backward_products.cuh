@@ -31,9 +31,12 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   static constexpr int value_columns = C.tiling.head_dim_v / gradient_parts;
   using KeyGradient = float[units][key_columns / 2];
   using ValueGradient = float[units][value_columns / 2];
-  /// Columns of dQ that a warp has of 16 queries. Of a block of 32 queries two warps have the same ones.
-  static constexpr int dq_warp_columns = C.tiling.block_m < 64 ? C.dq_columns() / 2 : C.dq_columns();
-  using QueryGradient = float[dq_warp_columns / 2];
+  /// Units of 16 queries of dQ that a warp has, and columns of each. Of 64 queries two warps have 32, each
+  /// with half of the columns, so that fewer operands are read; of a block of 32, 16.
+  static constexpr int dq_units = C.tiling.block_m >= 64 && C.dq_columns() % 32 == 0 ? 2 : 1;
+  static constexpr int dq_warp_columns =
+      dq_units == 2 || C.tiling.block_m < 64 ? C.dq_columns() / 2 : C.dq_columns();
+  using QueryGradient = float[dq_units][dq_warp_columns / 2];
 
   using Base::q_at;
 
@@ -147,25 +150,34 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
     }
   }
 
-  /// dQ = dS K: 16 queries of each warp, and this warpgroup's columns or half of them.
+  /// dQ = dS K of a warp's queries and columns.
   TANDEM_DEVICE void multiply_dq(QueryGradient& dq) {
-    set_zero(dq);
+#pragma unroll
+    for (int u = 0; u < dq_units; ++u) set_zero(dq[u]);
     const u32 lane = operand_lane();
-    int query = this->dq_row_group() * 64 + warp_row();
+    int query = this->dq_row_group() * 64;
     int column = this->dq_column_at();
-    if constexpr (C.tiling.block_m < 64) {
+    if constexpr (dq_units == 2) {
+      query += thread / 64 * 32;
+      column += thread / warp_size % 2 * dq_warp_columns;
+    } else if constexpr (C.tiling.block_m < 64) {
       query = warp_row() % C.tiling.block_m;
       column += thread / 64 * dq_warp_columns;
+    } else {
+      query += warp_row();
     }
 #pragma unroll
     for (int key = 0; key < C.tiling.block_n; key += 16) {
-      u32 a[4];
-      tile::load_transposed_rows_operand(shared.ds, key, query, lane, a);
+      u32 a[dq_units][4];
+#pragma unroll
+      for (int u = 0; u < dq_units; ++u)
+        tile::load_transposed_rows_operand(shared.ds, key, query + 16 * u, lane, a[u]);
 #pragma unroll
       for (int col = 0; col < dq_warp_columns; col += 16) {
         u32 b[4];
         tile::load_depth_operand(shared.k, key, column + col, lane, b);
-        tile::multiply_pair<C.tiling.element>(dq + col / 2, a, b);
+#pragma unroll
+        for (int u = 0; u < dq_units; ++u) tile::multiply_pair<C.tiling.element>(dq[u] + col / 2, a[u], b);
       }
     }
   }
