@@ -195,8 +195,8 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradien
     if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);
     typename Base::Packed other;
     this->take_over(other, p_packed);
-    this->multiply_gradient(dv, p_packed, dout, this->query_at(), this->value_column_at());
-    this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at(), this->value_column_at());
+    this->multiply_gradient(dv, p_packed, dout, this->query_at());
+    this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at());
   } else {
     this->multiply_gradient(dv, p_packed, dout);
   }

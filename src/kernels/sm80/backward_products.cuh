@@ -45,6 +45,7 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   static TANDEM_DEVICE u32 operand_lane() { return ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1); }
   /// The warp's first row of the 64 of its warpgroup.
   TANDEM_DEVICE int warp_row() const { return thread / warp_size * 16; }
+  TANDEM_DEVICE int gradient_part() const { return C.halves_queries() ? warpgroup : 0; }
   /// This warpgroup's first column of dK, and of dV.
   TANDEM_DEVICE int key_column_at() const { return C.halves_queries() ? warpgroup * key_columns : 0; }
   TANDEM_DEVICE int value_column_at() const { return C.halves_queries() ? warpgroup * value_columns : 0; }
@@ -61,11 +62,11 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
       u32 a[units][4];
 #pragma unroll
       for (int u = 0; u < units; ++u)
-        tile::load_rows_operand(keys, first + 64 * u + warp_row(), step, lane, a[u]);
+        tile::load_rows_operand(keys, 64 * u, step, lane, a[u], static_cast<u32>(first + warp_row()));
 #pragma unroll
       for (int n = 0; n < 2 * scores; n += 16) {
         u32 b[4];
-        tile::load_columns_operand(queries, query_at() + n, step, lane, b);
+        tile::load_columns_operand(queries, n, step, lane, b, static_cast<u32>(query_at()));
 #pragma unroll
         for (int u = 0; u < units; ++u) tile::multiply_pair<C.tiling.element>(s[u] + n / 2, a[u], b);
       }
@@ -74,15 +75,18 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
 
   /// dV += P^T dO, or dK += dS^T Q, of the queries from `first` on, and columns from `column` on.
   template <int n, typename Rows>
-  TANDEM_DEVICE void multiply_gradient(float (&d)[units][n], const Packed& packed, Rows& rows, int first = 0,
-                                       int column = 0) {
+  TANDEM_DEVICE void multiply_gradient(float (&d)[units][n], const Packed& packed, Rows& rows,
+                                       int first = 0) {
     const u32 lane = operand_lane();
+    int column = 0;
+    tile::OperandsFrom from = tile::OperandsFrom::columns<Rows, 2 * n>(gradient_part(), column);
+    from.row += static_cast<u32>(first);
 #pragma unroll
     for (int row = 0; row < 2 * scores; row += 16) {
 #pragma unroll
       for (int col = 0; col < 2 * n; col += 16) {
         u32 b[4];
-        tile::load_depth_operand(rows, first + row, column + col, lane, b);
+        tile::load_depth_operand(rows, row, column + col, lane, b, from.row, from.col);
 #pragma unroll
         for (int u = 0; u < units; ++u) {
           const u32(&a)[4] = reinterpret_cast<const u32(&)[4]>(packed[u][row / 4]);
@@ -94,16 +98,19 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   /// dK += dS^T Q of this warpgroup's columns, with dS of all queries from shared memory.
   TANDEM_DEVICE void multiply_halved_dk(KeyGradient& dk) {
     const u32 lane = operand_lane();
+    int column = 0;
+    const auto from =
+        tile::OperandsFrom::columns<typename Shared::QTile, key_columns>(gradient_part(), column);
 #pragma unroll
     for (int row = 0; row < C.tiling.block_m; row += 16) {
       u32 a[units][4];
 #pragma unroll
       for (int u = 0; u < units; ++u)
-        tile::load_rows_operand(shared.ds, 64 * u + warp_row(), row / 16, lane, a[u]);
+        tile::load_rows_operand(shared.ds, 64 * u, row / 16, lane, a[u], static_cast<u32>(warp_row()));
 #pragma unroll
       for (int col = 0; col < key_columns; col += 16) {
         u32 b[4];
-        tile::load_depth_operand(shared.q[q_at.stage], row, key_column_at() + col, lane, b);
+        tile::load_depth_operand(shared.q[q_at.stage], row, column + col, lane, b, from.row, from.col);
 #pragma unroll
         for (int u = 0; u < units; ++u) tile::multiply_pair<C.tiling.element>(dk[u] + col / 2, a[u], b);
       }
