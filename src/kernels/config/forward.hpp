@@ -66,7 +66,6 @@ struct ForwardConfig {
   bool row_scales = false;
   bool wide = false;      ///< the kernel `forward_wide`, of a tile of 64 rows
   bool v_in_k = false;    ///< V is the first columns of K, and not loaded; in `forward_wide` alone
-  int ctas = 2;           ///< family sm80, with four warps: as many CTAs share an SM's registers
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
@@ -78,12 +77,11 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int units_a_warp() const {
     return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
   }
-  /// sm80: Q stays in registers, where they have room for it beside S and O.
+  /// sm80: Q stays in registers, where a thread's 255 have room for it beside S and O.
   [[nodiscard]] constexpr bool keeps_q() const {
     const int q = units_a_warp() * tiling.head_dim_qk / 4;
     const int s_and_o = units_a_warp() * (tiling.block_n + tiling.head_dim_v) / 2;
-    const int all = threads() <= 128 ? 65536 / threads() / ctas / 8 * 8 : 255;
-    return q <= 32 && q + s_and_o + 48 <= (all < 255 ? all : 255);
+    return q <= 32 && q + s_and_o + 48 <= 255;
   }
   /// K and V are converted in shared memory.
   [[nodiscard]] constexpr bool converts() const { return key_type != OperandType::input; }
@@ -130,7 +128,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
 /// CTAs of the kernel that an SM holds: 227 KB of shared memory are theirs, of which the system takes 1 KB
 /// each. Of the family sm80 as many as its registers hold: other SMs have less shared memory.
 constexpr int ctas_per_sm(const ForwardConfig& c) {
-  if (c.of_sm80()) return c.threads() <= 128 ? c.ctas : 1;
+  if (c.of_sm80()) return c.threads() <= 128 ? 2 : 1;
   return c.by_warps() && 2 * (forward_shared_bytes(c) + 1024) <= 228 * 1024 ? 2 : 1;
 }
 

@@ -31,6 +31,12 @@ struct Sm80Forward {
   static constexpr bool keeps_q = C.keeps_q();
   static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
 
+  /// The exponentials of all units are one basic block, in which O is always rescaled: ptxas then has one
+  /// unit's work to place among the other's exponentials, or O's. At 65 to 128 columns two units' registers
+  /// have no room for it, and of few queries memory bounds the time.
+  static constexpr bool flat = !C.functions.given() && !C.schedule.split && !C.schedule.invariant &&
+                               (units == 2 ? outputs <= 32 : outputs > 64);
+
   /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
   /// 128 columns do not fit.
   using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
@@ -97,6 +103,9 @@ struct Sm80Forward {
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
   TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
+                                  u32 (&probabilities)[scores / 2], float (&o)[outputs],
+                                  tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void apply_functions(float (&s)[scores], const tile::QueryTile& t, int u, int key, bool full);
   TANDEM_DEVICE void drop(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
@@ -214,26 +223,39 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
     full = entry % 2 != 0;
   }
   const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
+  const int key = block * C.tiling.block_n;
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
-    if constexpr (C.functions.given()) apply_functions(s[u], t, u, block * C.tiling.block_n, full);
+    if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, full);
     if (masked) {
-      tile::apply_mask(s[u], t.visible, first_query(t, u), block * C.tiling.block_n,
+      tile::apply_mask(s[u], t.visible, first_query(t, u), key,
                        tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
     }
-    float rescale[2];
-    float total[2];
-    softmax[u].update(s[u], rescale, scale_log2);
-    softmax[u].exponentials(s[u], total, scale_log2, [](int) {});
-    softmax[u].add(total, rescale);
-    if constexpr (C.functions.dropout) drop(s[u], t, u, block * C.tiling.block_n);
-    tile::convert<C.tiling.element>(probabilities[u], s[u]);
-    // In most blocks no row's maximum moves. A NaN, too, is not 1.
-    if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
+    if constexpr (!flat) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
+  }
+  if constexpr (flat) {
 #pragma unroll
-      for (int i = 0; i < outputs; ++i) o[u][i] *= rescale[i / 2 % 2];
-    }
+    for (int u = 0; u < units; ++u) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
+  }
+}
+
+/// The same of unit `u`, whose scores are those that the softmax takes.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
+                                                u32 (&probabilities)[scores / 2], float (&o)[outputs],
+                                                tile::OnlineSoftmax& softmax) {
+  float rescale[2];
+  float total[2];
+  softmax.update(s, rescale, scale_log2);
+  softmax.exponentials(s, total, scale_log2, [](int) {});
+  softmax.add(total, rescale);
+  if constexpr (C.functions.dropout) drop(s, t, u, key);
+  tile::convert<C.tiling.element>(probabilities, s);
+  // In most blocks no row's maximum moves. A NaN, too, is not 1.
+  if (flat || ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
   }
 }
 
