@@ -15,14 +15,10 @@
 //                          quantized=1: q, k and v are 8-bit already; the same pass arranges them
 //                          (transpose_v=0), or the attention kernel reads where they are
 //   problem pass=quantized precision=fp8 ... the 8-bit attention kernel alone
-//   digest                 -> {"norms": [...], "projections": [[...], ...]}: of out, or of dq, dk and dv, on
-//   eight
-//                          vectors of random signs: the difference of two kernels' is their error's length
 //   round MILLISECONDS     runs for about that long -> {"us": mean time of a call, "calls": n}
 //
 // An error is answered by {"error": "..."}; the next command starts afresh.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -192,33 +188,6 @@ class Bench {
                        gpu::expression_of(steps_.config), spent.count(), free_before_ - free_bytes());
   }
 
-  /// What two kernels' results of one problem are compared by.
-  std::string digest() {
-    const std::vector<Tensor> results =
-        is_backward() ? std::vector{gradients_.dq, gradients_.dk, gradients_.dv} : std::vector{args_.out};
-    std::string norms;
-    std::string projections;
-    for (const Tensor& t : results) {
-      const auto of = std::ranges::find_if(tensors_, [&](const auto& b) { return b.data() == t.data; });
-      std::vector<std::byte> values(of->bytes());
-      of->copy_to_host(values.data(), values.size());
-      gpu::synchronize(0);
-      std::mt19937 generator(1);
-      double squares = 0;
-      double sums[8] = {};
-      for (std::size_t i = 0; i < values.size() / size_of(t.dtype); ++i) {
-        const double x = load_as_f32(values.data(), t.dtype, static_cast<std::int64_t>(i));
-        squares += x * x;
-        const auto signs = generator();
-        for (int k = 0; k < 8; ++k) sums[k] += (signs >> k & 1U) != 0 ? x : -x;
-      }
-      const char* const comma = norms.empty() ? "" : ", ";
-      norms += fmt::format("{}{:.9g}", comma, std::sqrt(squares));
-      projections += fmt::format("{}[{:.9g}]", comma, fmt::join(sums, ", "));
-    }
-    return fmt::format(R"({{"norms": [{}], "projections": [{}]}})", norms, projections);
-  }
-
   std::string round(double milliseconds) {
     const double one = time(1);
     const int calls = std::max(1, static_cast<int>(milliseconds / one));
@@ -363,10 +332,6 @@ std::string answer(const std::string& line, std::unique_ptr<Bench>& bench) {
     double milliseconds = 0;
     if (!(in >> milliseconds) || bench == nullptr) invalid("round MILLISECONDS, after a problem");
     return bench->round(milliseconds);
-  }
-  if (command == "digest") {
-    if (bench == nullptr) invalid("digest, after a problem");
-    return bench->digest();
   }
   if (command != "problem") invalid("no such command: " + command);
   Words words;

@@ -13,6 +13,7 @@
 #include "kernels/config/backward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm80/backward_products.cuh"
+#include "kernels/tile/poisoned_keys.cuh"
 
 namespace tandem {
 

@@ -40,6 +40,8 @@ struct Sm80Forward {
   /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
   /// 128 columns do not fit.
   using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
+  /// The same of K: with sequences' lengths and one buffer ptxas has no register for it on sm_86 and 89.
+  using KeyLane = typename Select<(units == 2 && flat && C.mask.varlen && C.stages == 1), int, u32>::type;
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
@@ -103,6 +105,7 @@ struct Sm80Forward {
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
   TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void hide(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
                                   u32 (&probabilities)[scores / 2], float (&o)[outputs],
                                   tile::OnlineSoftmax& softmax);
@@ -173,7 +176,7 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
 #pragma unroll
     for (int n = 0; n < C.tiling.block_n; n += 16) {
       u32 k[4];
-      tile::load_columns_operand(keys, n, step, lane, k);
+      tile::load_columns_operand(keys, n, step, static_cast<KeyLane>(lane), k);
 #pragma unroll
       for (int u = 0; u < units; ++u) {
         const u32(&a)[4] = q[keeps_q ? step : 0][u];
@@ -228,16 +231,26 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
     if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, full);
-    if (masked) {
-      tile::apply_mask(s[u], t.visible, first_query(t, u), key,
-                       tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
+    if constexpr (!flat) {
+      if (masked) hide(s[u], t, u, key);
+      exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
     }
-    if constexpr (!flat) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
   }
   if constexpr (flat) {
+    if (masked) {
+#pragma unroll
+      for (int u = 0; u < units; ++u) hide(s[u], t, u, key);
+    }
 #pragma unroll
     for (int u = 0; u < units; ++u) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
   }
+}
+
+/// The mask, on the scores of a unit and the block that begins with `key`.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::hide(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
+  tile::apply_mask(s, t.visible, first_query(t, u), key,
+                   tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
 }
 
 /// The same of unit `u`, whose scores are those that the softmax takes.
