@@ -2,9 +2,8 @@
 // filled. Rows are multiples of 8, columns of 16.
 //
 // `lane` is an int or a u32. A u32 makes one register of what the lane adds to all addresses of a kind: the
-// backward kernel of sm80. An int makes each address from its row and column: `decode`, as it has been
-// measured, and the forward kernel of sm80, whose tile of 128 x 64 at 128 columns spills 20 bytes with the
-// register.
+// kernels of sm80. An int makes each address from its row and column: `decode`, as it has been measured, and
+// operands for which the forward kernel of sm80 has no such register.
 #pragma once
 
 #include "kernels/ptx/mma.cuh"
