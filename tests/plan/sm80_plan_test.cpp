@@ -297,7 +297,16 @@ TEST(Sm80Plan, AnImpossibleBackwardConfigIsNamed) {
   const auto objection = [](const BackwardConfig& c, int kilobytes = 164) {
     return sm80_backward_objection(c, kilobytes * 1024);
   };
-  const BackwardConfig good = std::get<BackwardConfig>(plan_of(backward_on("A100", 128)).gpu->config);
+  BackwardConfig good = std::get<BackwardConfig>(plan_of(backward_on("A100", 128)).gpu->config);
+  EXPECT_EQ(objection(good), "");
+  ASSERT_TRUE(good.halved);
+  good.functions = {.digest = 1, .dropout = true};
+  EXPECT_EQ(objection(good), "two units of keys a warp take no functions, and dS a place of its own");
+  good.functions = {};
+  good.tiling.head_dim_v = 96;
+  EXPECT_EQ(objection(good), "head_dim_v 96 is not a multiple of 64 up to 128");
+  good.tiling.head_dim_v = 128;
+  good.halved = false;
   EXPECT_EQ(objection(good), "");
   EXPECT_NE(objection(good, 100).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
   BackwardConfig c = good;
