@@ -26,24 +26,32 @@ struct TileLine {
   int q_stages;  ///< blocks of q in flight, and of dout
   int dout_stages;
   bool ds_in_dout;
+  bool halved;  ///< of 128 keys, too, where head dimensions are multiples of 64 and nothing is compiled in
   const char* why;
 };
 
 /// Narrowest heads and most shared memory first. A problem takes the first line it fits.
 constexpr TileLine tiles[] = {
-    // head_dim, shared_kilobytes, unit_qk, unit_v, block_m, block_n, q_stages, dout_stages, ds_in_dout, why
-    {64, 164, 32, 32, 128, 128, 2, 2, false,
+    // head_dim, shared_kilobytes, unit_qk, unit_v, block_m, block_n, q_stages, dout_stages, ds_in_dout,
+    // halved,
+    // why
+    {64, 164, 32, 32, 128, 128, 2, 2, false, true,
      "dK and dV are small, so a block of 128 queries fits the registers"},
-    {64, 100, 32, 32, 128, 128, 1, 1, false,
+    {64, 100, 32, 32, 128, 128, 1, 1, false, false,
      "a block of 128 queries fits the registers, one of each shared memory"},
-    {128, 164, 64, 32, 64, 128, 2, 2, false, "dK and dV take half of the registers, 64 queries what is left"},
-    {128, 100, 64, 32, 64, 128, 1, 1, true,
+    {128, 164, 64, 32, 64, 128, 2, 2, false, true,
+     "dK and dV take half of the registers, 64 queries what is left"},
+    {128, 100, 64, 32, 64, 128, 1, 1, true, false,
      "dS in dO's place, so that K, V and a block of Q fit shared memory"},
-    {192, 164, 64, 64, 64, 64, 2, 2, false, "registers hold dK and dV of 64 keys, whose columns are halved"},
-    {192, 100, 64, 64, 32, 64, 2, 1, false, "blocks of 32 queries, so that Q of the next one fits too"},
-    {256, 228, 64, 64, 64, 64, 2, 2, false, "registers hold dK and dV of 64 keys, whose columns are halved"},
-    {256, 164, 64, 64, 64, 64, 1, 1, false, "shared memory holds K, V and a block of each of Q and dO"},
-    {256, 100, 64, 64, 32, 64, 1, 1, true,
+    {192, 164, 64, 64, 64, 64, 2, 2, false, false,
+     "registers hold dK and dV of 64 keys, whose columns are halved"},
+    {192, 100, 64, 64, 32, 64, 2, 1, false, false,
+     "blocks of 32 queries, so that Q of the next one fits too"},
+    {256, 228, 64, 64, 64, 64, 2, 2, false, false,
+     "registers hold dK and dV of 64 keys, whose columns are halved"},
+    {256, 164, 64, 64, 64, 64, 1, 1, false, false,
+     "shared memory holds K, V and a block of each of Q and dO"},
+    {256, 100, 64, 64, 32, 64, 1, 1, true, false,
      "dS in dO's place and P in halves, so that K, V and 32 queries fit shared memory"},
 };
 
@@ -69,26 +77,30 @@ BackwardConfig with_tile(BackwardConfig c, std::int64_t head_dim_qk, std::int64_
   c.q_stages = tile.q_stages;
   c.dout_stages = tile.dout_stages;
   c.ds_in_dout = tile.ds_in_dout;
+  c.halved =
+      tile.halved && !c.functions.given() && c.tiling.head_dim_qk % 64 == 0 && c.tiling.head_dim_v % 64 == 0;
   return c;
 }
 
 }  // namespace
 
 std::string sm80_backward_objection(const BackwardConfig& c, int shared_bytes_per_sm) {
-  const bool halved = c.tiling.block_n == 64;
-  if ((c.tiling.block_n != 128 && !halved) || c.tiling.cluster != 1 || c.dq_parts != 1)
+  const bool halved = c.halves_queries();
+  if ((c.tiling.block_n != 128 && c.tiling.block_n != 64) || c.tiling.cluster != 1 || c.dq_parts != 1)
     return "the family sm80 has tiles of 128 or 64 keys, no clusters, and dq in one part";
   const int unit_qk = halved || c.tiling.block_m == 64 ? 64 : 32;
-  const int most = halved ? max_sm80_backward_head_dim : 128;
+  const int most = c.tiling.block_n == 64 ? max_sm80_backward_head_dim : 128;
   for (const auto& [name, head_dim, unit] :
        {std::tuple{"head_dim", c.tiling.head_dim_qk, unit_qk},
         std::tuple{"head_dim_v", c.tiling.head_dim_v, halved ? 64 : 32}}) {
     if (head_dim < unit || head_dim > most || head_dim % unit != 0)
       return fmt::format("{} {} is not a multiple of {} up to {}", name, head_dim, unit, most);
   }
-  const int fewest = halved ? 32 : 64;
+  const int fewest = c.tiling.block_n == 64 ? 32 : 64;
   if (c.tiling.block_m != fewest && c.tiling.block_m != 2 * fewest)
     return fmt::format("block_m {} is not {} or {}", c.tiling.block_m, fewest, 2 * fewest);
+  if (c.key_units() > 1 && (c.functions.given() || c.ds_in_dout))
+    return "two units of keys a warp take no functions, and dS a place of its own";
   if (c.schedule.pingpong || c.schedule.staggered)
     return "the family sm80 has no ping-pong and no staggered start";
   if (c.functions.block_lists && (!c.functions.mask_function || c.mask.varlen || c.schedule.deterministic)) {

@@ -16,6 +16,7 @@ namespace tandem {
 namespace {
 
 constexpr const char* two_ctas = "two CTAs an SM: one multiplies while the other computes exponentials";
+constexpr const char* few_registers = "as many keys as two CTAs have registers for with every mask";
 constexpr const char* few_keys = "few keys a block, so that O and S of two units fit registers";
 constexpr const char* eight_warps =
     "128 queries share what is loaded: eight warps, since one unit's O fills registers";
@@ -23,7 +24,8 @@ constexpr const char* one_cta = "what shared memory holds of such wide heads";
 
 constexpr Sm80ForwardTileLine tiles[] = {
     // head_dim_qk, head_dim_v, shared_kilobytes, block_m, block_n, why
-    {64, 64, 100, 128, 64, two_ctas},      {128, 128, 164, 128, 64, two_ctas},
+    {64, 64, 228, 128, 128, two_ctas},     {64, 64, 164, 128, 112, few_registers},
+    {64, 64, 100, 128, 128, two_ctas},     {128, 128, 164, 128, 64, two_ctas},
     {128, 128, 100, 128, 32, few_keys},    {192, 128, 100, 128, 32, few_keys},
     {192, 192, 100, 128, 64, eight_warps}, {256, 256, 228, 64, 64, two_ctas},
     {256, 256, 164, 128, 64, eight_warps}, {256, 256, 100, 64, 64, one_cta},
@@ -63,10 +65,13 @@ constexpr int most_stages = 2;
 /// Of tiles of few queries, which wait for memory.
 constexpr int most_stages_of_few = 4;
 
-ForwardConfig with_tile(ForwardConfig c, int shared_bytes_per_sm) {
+/// Keys of a block beside functions, whose values take registers, at most.
+constexpr int most_keys_with_functions = 64;
+
+ForwardConfig with_tile(ForwardConfig c, int shared_bytes_per_sm, bool functions = false) {
   const Sm80ForwardTileLine& tile = tile_of(c, shared_bytes_per_sm);
   c.tiling.block_m = tile.block_m;
-  c.tiling.block_n = tile.block_n;
+  c.tiling.block_n = functions ? std::min(tile.block_n, most_keys_with_functions) : tile.block_n;
   return with_stages(c, most_stages, shared_bytes_per_sm);
 }
 
@@ -127,7 +132,7 @@ ForwardConfig choose_sm80_forward_config(const Problem& p, int shared_bytes_per_
   }
   const bool shared = shares_keys(p);
   if (shared || c.tiling.heads_as_rows) return with_few_queries(c, {.split = shared}, shared_bytes_per_sm);
-  return with_tile(c, shared_bytes_per_sm);
+  return with_tile(c, shared_bytes_per_sm, p.has_function());
 }
 
 std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {

@@ -63,8 +63,8 @@ TANDEM_KERNEL copied_gemm(const Params p) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   const int first = static_cast<int>(ptx::thread_index()) / warp_size * 16;
   const auto load = [&](Tile& to, const u16* from) {
-    tile::RowCopier<threads>::copy(to, depth, [&](int row, int offset) {
-      return tile::SourceRow{from + (row + offset) * depth, true};
+    tile::RowCopier<threads>::copy(to, depth, [&](int row, int column) {
+      return [=](int offset) { return tile::SourceRow{from + (row + offset) * depth + column, true}; };
     });
   };
   const auto load_block = [&](int block) {

@@ -157,6 +157,40 @@ TEST(Sm80Plan, EveryGpuHasATileOfEveryHeadDimension) {
   }
 }
 
+/// The widest blocks with which an SM holds two CTAs; beside functions 64 keys.
+TEST(Sm80Plan, HeadsOf64HaveTheKeysThatFit) {
+  const auto tile = [](const ForwardConfig& c) { return std::array{c.tiling.block_n, c.stages}; };
+  EXPECT_EQ(tile(config_of(call_on("A100", 64))), (std::array{112, 2}));
+  EXPECT_EQ(tile(config_of(call_on("RTX 4090", 64))), (std::array{128, 1}));
+  const Function twice = Function::parse("mul(s, 2.0)", Function::Kind::score);
+  for (const char* gpu : {"A100", "RTX 4090"}) {
+    ForwardArgs args = call_on(gpu, 64);
+    args.score_function = &twice;
+    EXPECT_EQ(tile(config_of(args)), (std::array{64, 2})) << gpu;
+  }
+  const Kernels wish("sm80");
+  EXPECT_EQ(tile(config_of(call_on("H100", 64))), (std::array{128, 2}));
+  EXPECT_EQ(2 * (forward_shared_bytes(config_of(call_on("H100", 64))) + 1024), 164 * 1024);
+}
+
+/// Backward: where head dimensions are multiples of 64, and nothing is compiled in.
+TEST(Sm80Plan, WarpsHaveTwoUnitsOfKeysWhereTheyFit) {
+  const auto halved = [](const BackwardArgs& args) {
+    return std::get<BackwardConfig>(plan_of(args).gpu->config).halved;
+  };
+  for (const int head_dim : {64, 128}) {
+    EXPECT_TRUE(halved(backward_on("A100", head_dim)));
+    EXPECT_FALSE(halved(backward_on("RTX 4090", head_dim)));
+  }
+  EXPECT_FALSE(halved(backward_on("A100", 32)));
+  EXPECT_FALSE(halved(backward_on("A100", 96)));
+  EXPECT_FALSE(halved(backward_on("A100", 192)));
+  const Function twice = Function::parse("mul(s, 2.0)", Function::Kind::score);
+  BackwardArgs args = backward_on("A100", 64);
+  args.score_function = &twice;
+  EXPECT_FALSE(halved(args));
+}
+
 TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
   const Plan whole = plan_of(call_on("RTX 4090"));
   const ForwardConfig c = std::get<ForwardConfig>(whole.gpu->config);
@@ -263,7 +297,16 @@ TEST(Sm80Plan, AnImpossibleBackwardConfigIsNamed) {
   const auto objection = [](const BackwardConfig& c, int kilobytes = 164) {
     return sm80_backward_objection(c, kilobytes * 1024);
   };
-  const BackwardConfig good = std::get<BackwardConfig>(plan_of(backward_on("A100", 128)).gpu->config);
+  BackwardConfig good = std::get<BackwardConfig>(plan_of(backward_on("A100", 128)).gpu->config);
+  EXPECT_EQ(objection(good), "");
+  ASSERT_TRUE(good.halved);
+  good.functions = {.digest = 1, .dropout = true};
+  EXPECT_EQ(objection(good), "two units of keys a warp take no functions, and dS a place of its own");
+  good.functions = {};
+  good.tiling.head_dim_v = 96;
+  EXPECT_EQ(objection(good), "head_dim_v 96 is not a multiple of 64 up to 128");
+  good.tiling.head_dim_v = 128;
+  good.halved = false;
   EXPECT_EQ(objection(good), "");
   EXPECT_NE(objection(good, 100).find("bytes of shared memory, a CTA has 101376"), std::string::npos);
   BackwardConfig c = good;

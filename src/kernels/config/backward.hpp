@@ -44,6 +44,7 @@ struct BackwardConfig {
   BackwardSchedule schedule{};
   Family family = Family::sm90;
   bool ds_in_dout = false;  ///< family sm80: dS takes dO's place in shared memory, once dV has its products
+  bool halved = false;      ///< family sm80: of 128 keys, too, warpgroups divide the work on the same ones
   bool f32_dq = false;      ///< dq is f32, and so are dk and dv; of the kernel that writes them alone
   bool f32_dk_dv = false;
   Functions functions{};  ///< with them the kernel is launched with WithFunctions
@@ -60,8 +61,10 @@ struct BackwardConfig {
     return softcap || functions.score_function || functions.dropout;
   }
   /// Every warpgroup computes dK and dV of 64 keys; otherwise they divide those of the same 64.
-  [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers; }
+  [[nodiscard]] constexpr bool owns_keys() const { return tiling.block_n == 64 * consumers && !halved; }
   [[nodiscard]] constexpr bool halves_queries() const { return of_sm80() && !owns_keys(); }
+  /// Units of 64 keys of which each warp has 16.
+  [[nodiscard]] constexpr int key_units() const { return halves_queries() ? tiling.block_n / 64 : 1; }
   /// Keys of a tile: those of all CTAs of a cluster.
   [[nodiscard]] constexpr int tile_keys() const { return tiling.block_n * tiling.cluster; }
   /// The warpgroups of all CTAs of a cluster divide a block of dQ: first its rows, by 64 where it has so

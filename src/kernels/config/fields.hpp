@@ -224,7 +224,7 @@ constexpr void for_each_member(T& x, F&& f) {
 template <typename T, typename F>
 requires is<T, BackwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
-  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, f32_dq,
+  auto& [tiling, q_stages, dout_stages, dq_parts, mask, softcap, schedule, family, ds_in_dout, halved, f32_dq,
          f32_dk_dv, functions] = x;
   f("tiling", tiling);
   f("q_stages", q_stages);
@@ -235,6 +235,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("schedule", schedule);
   f("family", family);
   f("ds_in_dout", ds_in_dout);
+  f("halved", halved);
   f("f32_dq", f32_dq);
   f("f32_dk_dv", f32_dk_dv);
   f("functions", functions);

@@ -78,6 +78,12 @@ struct ForwardConfig {
   [[nodiscard]] constexpr int units_a_warp() const {
     return tiling.head_dim_v <= 128 && tiling.block_m % 128 == 0 ? 2 : 1;
   }
+  /// sm80: Q stays in registers, where a thread's 255 have room for it beside S and O.
+  [[nodiscard]] constexpr bool keeps_q() const {
+    const int q = units_a_warp() * tiling.head_dim_qk / 4;
+    const int s_and_o = units_a_warp() * (tiling.block_n + tiling.head_dim_v) / 2;
+    return q <= 32 && q + s_and_o + 48 <= 255;
+  }
   /// K and V have 8 bits in memory.
   [[nodiscard]] constexpr bool has_byte_keys() const { return key_type != OperandType::input; }
   /// They are converted in shared memory. `decode` does it in registers.

@@ -75,6 +75,15 @@ TANDEM_DEVICE int forgotten(int x) {
   return x;
 }
 
+/// The same of an address: what is added to it is not gathered with what it was made from.
+template <typename T>
+TANDEM_DEVICE T* forgotten(T* p) {
+#if TANDEM_ON_DEVICE
+  asm volatile("" : "+l"(p));
+#endif
+  return p;
+}
+
 /// Index of this thread in its warp, read again at each call.
 TANDEM_DEVICE u32 lane_index_anew() {
 #if TANDEM_ON_DEVICE

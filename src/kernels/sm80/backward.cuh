@@ -13,6 +13,7 @@
 #include "kernels/config/backward.hpp"
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm80/backward_products.cuh"
+#include "kernels/tile/poisoned_keys.cuh"
 
 namespace tandem {
 
@@ -22,6 +23,7 @@ template <BackwardConfig C>
 struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base = Sm80BackwardProducts<C>;
   using Base::dout_at;
+  using Base::dq_units;
   using Base::dq_warp_columns;
   using Base::key_at;
   using Base::p;
@@ -31,6 +33,7 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
   using Base::shared;
   using Base::slopes;
   using Base::thread;
+  using Base::units;
   using Base::warpgroup;
   using typename Base::KeyGradient;
   using typename Base::QueryGradient;
@@ -97,7 +100,13 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
     if constexpr (C.tiling.block_m < 64) {
       sums += thread / 64 * (dq_warp_columns / 2 * warpgroup_size) + warpgroup * 64 + thread % 64;
     } else {
-      sums += warpgroup * C.dq_values() + thread;
+      sums += warpgroup * C.dq_values();
+      if constexpr (dq_units == 2) {  // where the thread that has 16 queries with all columns would add
+        sums += thread / warp_size % 2 * (dq_warp_columns / 2 * warpgroup_size) + thread / 64 * 64 +
+                thread % warp_size;
+      } else {
+        sums += thread;
+      }
     }
     u32* const semaphore = p.dq_semaphores + block * C.dq_pieces() + warpgroup;
     if constexpr (C.schedule.deterministic) {
@@ -105,7 +114,10 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
       ptx::named_barrier_sync(barrier_added + warpgroup, warpgroup_size);
     }
 #pragma unroll
-    for (int i = 0; i < dq_warp_columns / 2; ++i) ptx::atomic_add(sums + i * warpgroup_size, dq[i]);
+    for (int i = 0; i < dq_warp_columns / 2; ++i) {
+#pragma unroll
+      for (int u = 0; u < dq_units; ++u) ptx::atomic_add(sums + i * warpgroup_size + u * warp_size, dq[u][i]);
+    }
     if constexpr (C.schedule.deterministic) announce(semaphore);
   }
   /// All additions of this warpgroup are visible to those who see the semaphore.
@@ -117,8 +129,12 @@ struct Sm80Backward : Sm80BackwardProducts<C> {
 
   TANDEM_DEVICE void store(const KeyGradient& dk, const ValueGradient& dv) {
     const BackwardTile t = visits().current();
-    this->store_keys(t, dk, this->key_column_at());
-    this->store_values(t, dv, this->value_column_at());
+#pragma unroll
+    for (int u = 0; u < units; ++u) {
+      this->select_unit(u);
+      this->store_keys(t, dk[u], this->key_column_at());
+      this->store_values(t, dv[u], this->value_column_at());
+    }
     announce(tiles_added(p, t.batch, t.head_kv));
   }
   template <typename LoadDout>
@@ -132,49 +148,56 @@ TANDEM_DEVICE void Sm80Backward<C>::step(Visit at, KeyGradient& dk, ValueGradien
   auto& q = shared.q[q_at.stage];
   auto& dout = shared.dout[dout_at.stage];
   if constexpr (C.functions.given()) clear_blind_queries();
-  u32 p_packed[scores / 2];
-  u32 p_sloped[slopes];
+  static_assert(units == 1 || !C.functions.given());
+  typename Base::Packed p_packed;
+  u32 p_sloped[units][slopes];
   u32 inputs[Base::kept_inputs];
   /// P before dropout is kept for the gradients of captured tensors.
   constexpr int whole_p = C.functions.dropout && C.functions.captured_gradients ? scores / 2 : 1;
   u32 p_whole[whole_p];
   {
-    float s[scores];
+    typename Base::Scores s;
     this->template multiply_scores<C.tiling.head_dim_qk>(s, shared.k, q);
     const BackwardTile t = visits().current();
     int m = at.visit;
     if constexpr (C.functions.given()) m = take_functions(t, at);
-    if (Base::needs_mask(t, m)) {
-      this->template probabilities<true>(t, m, s, p_packed, p_sloped);
-    } else {
-      this->template probabilities<false>(t, m, s, p_packed, p_sloped);
+    const bool masked = Base::needs_mask(t, m);
+#pragma unroll
+    for (int u = 0; u < units; ++u) {
+      this->select_unit(u);
+      if (masked) {
+        this->template probabilities<true>(t, m, s[u], p_packed[u], p_sloped[u]);
+      } else {
+        this->template probabilities<false>(t, m, s[u], p_packed[u], p_sloped[u]);
+      }
     }
-    if constexpr (C.functions.captured_gradients) this->keep_inputs(s, inputs);
-    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed);
+    if constexpr (C.functions.captured_gradients) this->keep_inputs(s[0], inputs);
+    if constexpr (whole_p > 1) tile::copy(p_whole, p_packed[0]);
     if constexpr (C.functions.dropout) {
       this->draw(t, m);
-      this->drop(p_packed);
+      this->drop(p_packed[0]);
     }
   }
   if constexpr (C.halves_queries()) this->hand_over(p_packed);
-  u32 ds_packed[scores / 2];
+  typename Base::Packed ds_packed;
   {
-    float dp[scores];
+    typename Base::Scores dp;
     this->template multiply_scores<C.tiling.head_dim_v>(dp, shared.v, dout);
-    if constexpr (C.functions.dropout) this->drop(dp);
-    this->score_gradients(ds_packed, p_packed, p_sloped, dp);
+    if constexpr (C.functions.dropout) this->drop(dp[0]);
+#pragma unroll
+    for (int u = 0; u < units; ++u) this->score_gradients(ds_packed[u], p_packed[u], p_sloped[u], dp[u]);
     if constexpr (whole_p > 1) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp);
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_whole, dp[0]);
     } else if constexpr (C.functions.captured_gradients) {
-      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed, dp);
+      this->add_captured_gradients(visits().current(), visits().block_of(at), inputs, p_packed[0], dp[0]);
     }
   }
   if constexpr (C.halves_queries()) {
     if constexpr (!C.ds_in_dout) this->store_scores(ds_packed);
-    u32 other[scores / 2];
+    typename Base::Packed other;
     this->take_over(other, p_packed);
-    this->multiply_gradient(dv, p_packed, dout, this->query_at(), this->value_column_at());
-    this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at(), this->value_column_at());
+    this->multiply_gradient(dv, p_packed, dout, this->query_at());
+    this->multiply_gradient(dv, other, dout, 2 * scores - this->query_at());
   } else {
     this->multiply_gradient(dv, p_packed, dout);
   }
@@ -254,8 +277,11 @@ TANDEM_DEVICE void compute_tiles(const BackwardKernelParams<C>& p, Sm80BackwardS
     if (visits) begin_tile<C>(loader);
     typename Sm80Backward<C>::KeyGradient dk;
     typename Sm80Backward<C>::ValueGradient dv;
-    set_zero(dk);
-    set_zero(dv);
+#pragma unroll
+    for (int u = 0; u < C.key_units(); ++u) {
+      set_zero(dk[u]);
+      set_zero(dv[u]);
+    }
     if (visits) compute_tile<C>(loader, dk, dv);
     Sm80Backward<C>(p, shared).store(dk, dv);
     tiles.resume(ptx::load_shared(&shared.progress));

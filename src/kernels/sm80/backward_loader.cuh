@@ -162,8 +162,8 @@ struct Sm80BackwardLoader : Sm80Visits<C> {
   /// Rows [first, end) of the tile exist.
   template <typename Tile>
   TANDEM_DEVICE void load(Tile& to, const u16* rows, i64 stride, int first, int end, int columns) {
-    Copier::copy(to, columns, [&](int row, int offset) {
-      return tile::SourceRow{rows + (row + offset) * stride, row + offset >= first && row + offset < end};
+    Copier::copy(to, columns, [&](int row, int column) {
+      return tile::DenseRowsFromFirst(rows + column, row, stride, first, end);
     });
   }
   TANDEM_DEVICE void load_numbers(float* to, const float* from, Visit at) {

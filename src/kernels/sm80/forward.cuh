@@ -28,9 +28,23 @@ struct Sm80Forward {
   static constexpr int scores = C.tiling.block_n / 2;      ///< of a unit, in a thread
   static constexpr int outputs = C.tiling.head_dim_v / 2;  ///< the same
   static constexpr int steps = C.tiling.head_dim_qk / 16;
-  /// Q stays in registers where it takes few.
-  static constexpr bool keeps_q = units * steps * 4 <= 32;
+  static constexpr bool keeps_q = C.keeps_q();
   static_assert(C.of_sm80() && !C.schedule.dynamic && !C.converts() && C.tiling.block_n % 16 == 0);
+
+  /// The exponentials of all units are one basic block, in which O is always rescaled: ptxas then has one
+  /// unit's work to place among the other's exponentials, or O's. At 65 to 128 columns two units' registers
+  /// have no room for it, and of few queries memory bounds the time.
+  static constexpr bool flat = !C.functions.given() && !C.schedule.split && !C.schedule.invariant &&
+                               (units == 2 ? outputs <= 32 : outputs > 64);
+
+  /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
+  /// 128 columns do not fit.
+  using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
+  /// The same of K: with lists of blocks, and with sequences' lengths and one buffer, ptxas has no register
+  /// for it.
+  using KeyLane =
+      typename Select<(units == 2 && (C.functions.block_lists || (flat && C.mask.varlen && C.stages == 1))),
+                      int, u32>::type;
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
@@ -58,9 +72,7 @@ struct Sm80Forward {
   static TANDEM_DEVICE int lane() { return static_cast<int>(ptx::lane_index_anew()); }
   /// The lane by a shuffle, from the one beside it, for the addresses of operands: what follows from a
   /// special register alone ptxas finds once, before the loop, and keeps in local memory.
-  static TANDEM_DEVICE int operand_lane() {
-    return static_cast<int>(ptx::shuffle_xor(static_cast<u32>(lane()) ^ 1U, 1));
-  }
+  static TANDEM_DEVICE u32 operand_lane() { return ptx::shuffle_xor(ptx::lane_index_anew() ^ 1U, 1); }
   TANDEM_DEVICE int thread() const { return warp % 4 * warp_size + lane(); }
   /// Unit `i` of this warp, in the tile.
   TANDEM_DEVICE int unit(int i) const { return i * (C.threads() / warpgroup_size) + warp / 4; }
@@ -92,10 +104,14 @@ struct Sm80Forward {
     }
   }
   TANDEM_DEVICE void compute(int visit);
-  TANDEM_DEVICE void load_queries(Queries& q, int step, int lane);
+  TANDEM_DEVICE void load_queries(Queries& q, int step, u32 lane);
   TANDEM_DEVICE void multiply_keys(Scores& s, Queries& q, int stage);
   TANDEM_DEVICE void take_scores(int visit, Scores& s, Probabilities& probabilities, Outputs& o,
                                  tile::OnlineSoftmax (&softmax)[units]);
+  TANDEM_DEVICE void hide(float (&s)[scores], const tile::QueryTile& t, int u, int key);
+  TANDEM_DEVICE void exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
+                                  u32 (&probabilities)[scores / 2], float (&o)[outputs],
+                                  tile::OnlineSoftmax& softmax);
   TANDEM_DEVICE void apply_functions(float (&s)[scores], const tile::QueryTile& t, int u, int key, bool full);
   TANDEM_DEVICE void drop(float (&s)[scores], const tile::QueryTile& t, int u, int key);
   TANDEM_DEVICE void multiply_values(Outputs& o, const Probabilities& probabilities, int stage);
@@ -117,12 +133,12 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
   loader.wait();
   if constexpr (keeps_q) {
 #pragma unroll
-    for (int step = 0; step < steps; ++step) load_queries(q, step, lane());
+    for (int step = 0; step < steps; ++step) load_queries(q, step, static_cast<u32>(lane()));
   }
   int stage = 0;
 #pragma unroll 1
   for (const int first = current().blocks.first; visit >= first; --visit) {
-    if (visit != current().blocks.end - 1) loader.wait();  // all have read the last block's V
+    loader.wait();  // all have read the last block's V
     // The buffer of the block before this one is the next that V takes, and this one's the next of K.
     loader.load_v(visit - (C.stages - 1), stage == 0 ? C.stages - 1 : stage - 1);
     Scores s;
@@ -139,10 +155,11 @@ TANDEM_DEVICE void Sm80Forward<C>::compute(int visit) {
 
 /// Q of a step, 16 columns of it, of all units.
 template <ForwardConfig C>
-TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, int lane) {
+TANDEM_DEVICE void Sm80Forward<C>::load_queries(Queries& q, int step, u32 lane) {
 #pragma unroll
   for (int u = 0; u < units; ++u) {
-    tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, lane, q[keeps_q ? step : 0][u]);
+    tile::load_rows_operand(shared.q[unit(u)], warp % 4 * 16, step, static_cast<QueryLane>(lane),
+                            q[keeps_q ? step : 0][u]);
   }
 }
 
@@ -155,14 +172,14 @@ TANDEM_DEVICE void Sm80Forward<C>::multiply_keys(Scores& s, Queries& q, int stag
     for (float& x : s[u]) x = 0.0F;
   }
   auto& keys = shared.k[stage];
-  const int lane = operand_lane();
+  const u32 lane = operand_lane();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
     if constexpr (!keeps_q) load_queries(q, step, lane);
 #pragma unroll
     for (int n = 0; n < C.tiling.block_n; n += 16) {
       u32 k[4];
-      tile::load_columns_operand(keys, n, step, lane, k);
+      tile::load_columns_operand(keys, n, step, static_cast<KeyLane>(lane), k);
 #pragma unroll
       for (int u = 0; u < units; ++u) {
         const u32(&a)[4] = q[keeps_q ? step : 0][u];
@@ -212,26 +229,49 @@ TANDEM_DEVICE void Sm80Forward<C>::take_scores(int visit, Scores& s, Probabiliti
     full = entry % 2 != 0;
   }
   const bool masked = block >= t.blocks.inner_end || block < t.blocks.inner_first;
+  const int key = block * C.tiling.block_n;
 #pragma unroll
   for (int u = 0; u < units; ++u) {
     tile::transform_scores<C.transform>(s[u], p.scale, p.softcap);
-    if constexpr (C.functions.given()) apply_functions(s[u], t, u, block * C.tiling.block_n, full);
+    if constexpr (C.functions.given()) apply_functions(s[u], t, u, key, full);
+    if constexpr (!flat) {
+      if (masked) hide(s[u], t, u, key);
+      exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
+    }
+  }
+  if constexpr (flat) {
     if (masked) {
-      tile::apply_mask(s[u], t.visible, first_query(t, u), block * C.tiling.block_n,
-                       tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
-    }
-    float rescale[2];
-    float total[2];
-    softmax[u].update(s[u], rescale, scale_log2);
-    softmax[u].exponentials(s[u], total, scale_log2, [](int) {});
-    softmax[u].add(total, rescale);
-    if constexpr (C.functions.dropout) drop(s[u], t, u, block * C.tiling.block_n);
-    tile::convert<C.tiling.element>(probabilities[u], s[u]);
-    // In most blocks no row's maximum moves. A NaN, too, is not 1.
-    if (ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
 #pragma unroll
-      for (int i = 0; i < outputs; ++i) o[u][i] *= rescale[i / 2 % 2];
+      for (int u = 0; u < units; ++u) hide(s[u], t, u, key);
     }
+#pragma unroll
+    for (int u = 0; u < units; ++u) exponentiate(t, u, key, s[u], probabilities[u], o[u], softmax[u]);
+  }
+}
+
+/// The mask, on the scores of a unit and the block that begins with `key`.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::hide(float (&s)[scores], const tile::QueryTile& t, int u, int key) {
+  tile::apply_mask(s, t.visible, first_query(t, u), key,
+                   tile::query_position<C.tiling>(p, tile::FragmentPosition(thread())));
+}
+
+/// The same of unit `u`, whose scores are those that the softmax takes.
+template <ForwardConfig C>
+TANDEM_DEVICE void Sm80Forward<C>::exponentiate(const tile::QueryTile& t, int u, int key, float (&s)[scores],
+                                                u32 (&probabilities)[scores / 2], float (&o)[outputs],
+                                                tile::OnlineSoftmax& softmax) {
+  float rescale[2];
+  float total[2];
+  softmax.update(s, rescale, scale_log2);
+  softmax.exponentials(s, total, scale_log2, [](int) {});
+  softmax.add(total, rescale);
+  if constexpr (C.functions.dropout) drop(s, t, u, key);
+  tile::convert<C.tiling.element>(probabilities, s);
+  // In most blocks no row's maximum moves. A NaN, too, is not 1.
+  if (flat || ptx::any_lane(!(rescale[0] == 1.0F && rescale[1] == 1.0F))) {
+#pragma unroll
+    for (int i = 0; i < outputs; ++i) o[i] *= rescale[i / 2 % 2];
   }
 }
 
@@ -240,7 +280,7 @@ template <ForwardConfig C>
 TANDEM_DEVICE void Sm80Forward<C>::multiply_values(Outputs& o, const Probabilities& probabilities,
                                                    int stage) {
   auto& values = shared.v[stage];
-  const int lane = operand_lane();
+  const u32 lane = operand_lane();
 #pragma unroll
   for (int n = 0; n < C.tiling.block_n; n += 16) {
 #pragma unroll

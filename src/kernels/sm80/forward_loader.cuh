@@ -59,8 +59,10 @@ struct Sm80ForwardLoader {
     }
 #pragma unroll
     for (int unit = 0; unit < C.consumers(); ++unit) {
-      Copier::copy(shared.q[unit], p.head_dim_qk, [&](int row, int offset) {
-        return tile::query_row_at<C.tiling>(p, t.index, unit * C.tiling.unit() + row + offset);
+      Copier::copy(shared.q[unit], p.head_dim_qk, [&](int row, int column) {
+        return [&, row, column](int offset) {
+          return tile::query_row_at<C.tiling>(p, t.index, unit * C.tiling.unit() + row + offset, column);
+        };
       });
     }
     const int visit = t.blocks.end - 1;
@@ -100,7 +102,7 @@ struct Sm80ForwardLoader {
     if (visit >= t.blocks.first) {
       const int block = block_of(t, visit);
       Copier::copy(to, columns,
-                   [&](int row, int offset) { return rows.at(block * C.tiling.block_n + row, offset); });
+                   [&](int row, int column) { return rows.from(block * C.tiling.block_n + row, column); });
     }
     ptx::commit_copies();
   }

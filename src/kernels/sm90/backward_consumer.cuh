@@ -7,6 +7,7 @@
 #include "kernels/ptx/barrier.cuh"
 #include "kernels/sm90/backward_producer.cuh"
 #include "kernels/tile/backward_scores.cuh"
+#include "kernels/tile/poisoned_keys.cuh"
 
 namespace tandem {
 

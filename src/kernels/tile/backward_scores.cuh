@@ -22,10 +22,22 @@ namespace tile {
 template <BackwardConfig C>
 constexpr int scores_of_thread = C.tiling.block_m / (C.halves_queries() ? 4 : 2);
 
+/// Which of the units of 64 keys is worked on.
+template <int units>
+struct KeyUnit {
+  int key_unit = 0;
+  TANDEM_DEVICE void select_unit(int unit) { key_unit = unit; }
+};
+template <>
+struct KeyUnit<1> {
+  static constexpr int key_unit = 0;
+  static TANDEM_DEVICE void select_unit(int /*unit*/) {}
+};
+
 /// A thread of the warps that compute, four of which are a warpgroup. `SharedType` has the rows' LSE and
 /// delta by stage. (The order of the members is part of the kernels' machine code.)
 template <BackwardConfig C, typename SharedType>
-struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
+struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>>, KeyUnit<C.key_units()> {
   using QPosition = typename Ring<C.q_stages>::Position;
   using DoutPosition = typename Ring<C.dout_stages>::Position;
   static constexpr int scores = scores_of_thread<C>;
@@ -61,8 +73,8 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
         scale_log2(C.functions.score_function ? params.scale : params.scale * log2_e),
         group(params.heads_q / params.heads_kv) {}
 
-  /// This warpgroup's first key of the tile.
-  TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : 0; }
+  /// This warpgroup's first key of the tile, or of the unit of keys.
+  TANDEM_DEVICE int key_at() const { return C.owns_keys() ? warpgroup * 64 : this->key_unit * 64; }
   /// This warpgroup's first query of a block.
   TANDEM_DEVICE int query_at() const { return C.halves_queries() ? warpgroup * 2 * scores : 0; }
   /// The thread's first query, where the block's first is `at`.
@@ -325,63 +337,6 @@ struct BackwardScores : FunctionKeys<C.functions, scores_of_thread<C>> {
                                  t.end_k, thread);
   }
 };
-
-/// Sets the scale of the scores of the thread's key h. One of the four threads that have the key stores it.
-template <BackwardConfig C, typename Consumer>
-TANDEM_DEVICE void set_scale(Consumer& c, int h, float value) {
-  if (c.thread % 4 == 0 && (C.owns_keys() || c.warpgroup == 0))
-    ptx::store_shared(c.shared.key_scale_log2 + c.key_at() + c.position.row(h), value);
-}
-/// Clears keys that are not finite. dQ = dS K multiplies a key by 0 for queries from which it is hidden. So a
-/// row of K that is not finite becomes 0, and the scale of its scores becomes NaN, which reaches the queries
-/// that see it. The search costs a read of the tile, during the loads of V and Q. `Consumer` is a
-/// BackwardScores with the tiles k() and other_k(), and join() and meet(), in which all threads that compute
-/// wait for each other, also for what they have stored, and not.
-template <BackwardConfig C, typename Consumer>
-TANDEM_DEVICE void clear_poisoned_keys(Consumer& c) {
-  const int among = c.warpgroup * warpgroup_size + c.thread;
-  bool found = c.k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
-  if constexpr (C.tiling.cluster > 1)
-    found |=
-        c.other_k().template any_nonfinite<C.tiling.element>(0, C.tiling.block_n, among, Consumer::threads);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) set_scale<C>(c, h, c.scale_log2);
-  // Each warp stores a word. ptxas takes the result of reduce_or for uniform; otherwise it serialises the
-  // products (warning C7520).
-  const int lane = c.thread % warp_size;
-  const u32 found_in_warp = ptx::reduce_or(found ? 1U : 0U);
-  if (lane == 0)
-    ptx::store_shared(c.shared.poisoned + (c.warpgroup * warpgroup_size + c.thread) / warp_size,
-                      found_in_warp);
-  c.meet();
-  if (ptx::reduce_or(lane < Consumer::threads / warp_size ? ptx::load_shared(c.shared.poisoned + lane)
-                                                          : 0U) == 0)
-    return;
-  bool poisoned[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = c.key_at() + c.position.row(h);
-    poisoned[h] = c.k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
-    if (poisoned[h]) set_scale<C>(c, h, ptx::infinity() - ptx::infinity());
-    // The other CTA computes the scores of its own keys. Here only this CTA's columns of such keys are
-    // cleared.
-    if constexpr (C.tiling.cluster > 1) {
-      if (c.warpgroup == 1)
-        poisoned[h] = c.other_k().template any_nonfinite<C.tiling.element>(row, row + 1, 0, 1);
-    }
-  }
-  c.join();
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = c.key_at() + c.position.row(h);
-    if (poisoned[h] && (C.owns_keys() || c.warpgroup == 0)) {
-      c.k().zero_rows(row, row + 1, c.thread % 4, 4);
-    } else if constexpr (C.tiling.cluster > 1) {
-      if (poisoned[h]) c.other_k().zero_rows(row, row + 1, c.thread % 4, 4);
-    }
-  }
-  c.join();
-}
 
 }  // namespace tile
 

@@ -56,6 +56,11 @@ constexpr BackwardConfig of_heads(BackwardConfig c, int head_dim_qk, int head_di
   c.tiling.head_dim_v = head_dim_v;
   return c;
 }
+/// Two units of 64 keys, whose work warpgroups divide.
+constexpr BackwardConfig halved(BackwardConfig c) {
+  c.halved = true;
+  return c;
+}
 constexpr Mask causal{.causal = true};
 constexpr Mask every{.causal = true, .local = true, .varlen = true};
 
@@ -72,7 +77,9 @@ std::span<const EmulatedBackward> sm80_backwards() {
               in_order(with_mask(of_heads(wider, 192, 128), every)), with_mask(of_32_queries(wider), causal),
               in_order(with_mask(of_32_queries(wider), every)), with_mask(of_heads(wider, 256, 256), causal),
               capped_f16(in_one_stage(with_mask(of_heads(wider, 256, 256), every))),
-              of_32_in_little_memory(of_heads(wider, 64, 256)),
+              of_32_in_little_memory(of_heads(wider, 64, 256)), halved(narrow),
+              in_order(halved(with_mask(narrow, causal))), halved(with_mask(wide, causal)),
+              capped_f16(in_one_stage(halved(with_mask(of_heads(wide, 128, 64), every)))),
               in_order(capped_f16(of_32_in_little_memory(with_mask(of_heads(wider, 256, 256), every))))>();
   return kernels;
 }
@@ -81,6 +88,7 @@ std::span<const EmulatedBackward> general_sm80_backwards() {
   static constexpr auto kernels =
       emulate<with_mask(narrow, every), capped_f16(with_mask(narrow, every)),
               in_little_memory(with_mask(wide, every)), capped_f16(with_mask(wide, every)),
+              halved(with_mask(narrow, every)), halved(with_mask(wide, every)),
               of_32_queries(with_mask(wider, every)),
               of_32_in_little_memory(with_mask(of_heads(wider, 256, 256), every)),
               capped_f16(in_one_stage(with_mask(of_heads(wider, 256, 256), every)))>();
