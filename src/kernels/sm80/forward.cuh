@@ -40,11 +40,11 @@ struct Sm80Forward {
   /// How operands of Q are addressed (tile/warp_operands.cuh): with a register of it, O and S of two units at
   /// 128 columns do not fit.
   using QueryLane = typename Select<(units == 2 && outputs > 32 && scores > 16), int, u32>::type;
-  /// The same of K: with lists of blocks, and with sequences' lengths and one buffer, ptxas has no register
-  /// for it.
-  using KeyLane =
-      typename Select<(units == 2 && (C.functions.block_lists || (flat && C.mask.varlen && C.stages == 1))),
-                      int, u32>::type;
+  /// The same of K: with lists of blocks or dropout, and with sequences' lengths and one buffer, ptxas has no
+  /// register for it.
+  using KeyLane = typename Select<(units == 2 && (C.functions.block_lists || C.functions.dropout ||
+                                                  (flat && C.mask.varlen && C.stages == 1))),
+                                  int, u32>::type;
 
   using Scores = float[units][scores];
   using Probabilities = u32[units][scores / 2];
