@@ -76,10 +76,16 @@ ForwardConfig with_tile(ForwardConfig c, int shared_bytes_per_sm, bool functions
 }
 
 /// Tiles of 64 rows, whose blocks have keys by the head dimension alone: with a split size a row's bits
-/// depend on them. As in the plan for Hopper, heads as rows take the mask of causal calls in all.
-ForwardConfig with_few_queries(ForwardConfig c, const ForwardSchedule& schedule, int shared_bytes_per_sm) {
-  c.tiling.block_m = few;
+/// depend on them. Without one, heads of 64 have the keys of tiles of many queries: which of both a call
+/// takes, its mean length decides, and sequences of length 0 are in that mean but must not change a bit. As
+/// in the plan for Hopper, heads as rows take the mask of causal calls in all.
+ForwardConfig with_few_queries(ForwardConfig c, const ForwardSchedule& schedule, int shared_bytes_per_sm,
+                               bool functions = false) {
+  const bool narrow = std::max(c.tiling.head_dim_qk, c.tiling.head_dim_v) <= 64;
   c.tiling.block_n = c.tiling.head_dim_v > 192 ? 32 : 64;
+  if (narrow && !schedule.invariant)
+    c.tiling.block_n = with_tile(c, shared_bytes_per_sm, functions).tiling.block_n;
+  c.tiling.block_m = few;
   c.mask.varlen = true;
   c.mask.causal = c.mask.causal || c.tiling.heads_as_rows;
   c.schedule.split = schedule.split;
@@ -131,7 +137,8 @@ ForwardConfig choose_sm80_forward_config(const Problem& p, int shared_bytes_per_
     return with_few_queries(c, {.split = shared, .invariant = true}, shared_bytes_per_sm);
   }
   const bool shared = shares_keys(p);
-  if (shared || c.tiling.heads_as_rows) return with_few_queries(c, {.split = shared}, shared_bytes_per_sm);
+  if (shared || c.tiling.heads_as_rows)
+    return with_few_queries(c, {.split = shared}, shared_bytes_per_sm, p.has_function());
   return with_tile(c, shared_bytes_per_sm, p.has_function());
 }
 
@@ -149,6 +156,9 @@ std::vector<ForwardConfig> sm80_forward_configs(int shared_bytes_per_sm) {
     configs.push_back(with_tile(c, shared_bytes_per_sm));
     c.mask.varlen = true;
     configs.push_back(with_tile(c, shared_bytes_per_sm));
+    c.tiling.heads_as_rows = true;
+    configs.push_back(with_few_queries(c, {}, shared_bytes_per_sm));
+    c.tiling.heads_as_rows = false;
     c.keys = KeySource::pages;
     c.tiling.element = Element::f16;
     configs.push_back(with_few_queries(c, {.split = true}, shared_bytes_per_sm));

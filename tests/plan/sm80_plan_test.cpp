@@ -204,6 +204,29 @@ TEST(Sm80Plan, ACtaHasATileAndFewQueriesShareKeys) {
 }
 
 /// As on Hopper: a mask function of equal lengths has lists of blocks in both passes.
+/// The mean length of a batch decides whether it has tiles of few queries, and sequences of length 0 are in
+/// that mean: the bits of the others follow from the keys of a block.
+TEST(Sm80Plan, FewQueriesHaveTheKeysOfManyInABlock) {
+  for (const int kilobytes : {100, 164, 228}) {
+    for (const std::int64_t head_dim : {32, 64}) {
+      Problem p;
+      p.batch = 2;
+      p.heads_q = 4;
+      p.heads_kv = 2;
+      p.rows_k = 100;
+      p.head_dim_qk = p.head_dim_v = head_dim;
+      p.scale = 1.0F;
+      p.rows_q = 16;
+      const ForwardConfig few = choose_sm80_forward_config(p, kilobytes * 1024);
+      p.rows_q = 200;
+      const ForwardConfig many = choose_sm80_forward_config(p, kilobytes * 1024);
+      EXPECT_TRUE(few.tiling.heads_as_rows && !many.tiling.heads_as_rows);
+      EXPECT_EQ(few.tiling.block_n, many.tiling.block_n) << head_dim << " in " << kilobytes << " KB";
+      EXPECT_EQ(sm80_forward_objection(few, kilobytes * 1024), "");
+    }
+  }
+}
+
 TEST(Sm80Plan, FunctionsAreCompiledIn) {
   const Function chunked = Function::parse("eq(floordiv(k, 64), floordiv(q, 64))", Function::Kind::mask);
   const Function causal = Function::parse("le(k, q)", Function::Kind::mask);
