@@ -186,20 +186,22 @@ TEST_P(EmulatedGroupTest, ANaNInAQueryStaysInItsRow) {
   }
 }
 
+/// Out and LSE of a case of one sequence.
+std::vector<double> results_of(const EmulatedForward& kernel, const harness::Case& spec) {
+  EmulatorRunner runner(kernel);
+  EXPECT_EQ(runner.refuses(spec), "");
+  harness::Call call(spec);
+  call.prepare(Pass::forward);
+  runner.forward(call);
+  std::vector<double> numbers;
+  for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q * spec.head_dim_v; ++i)
+    numbers.push_back(call.out.get(i));
+  for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q; ++i) numbers.push_back(call.lse.get(i));
+  return numbers;
+}
+
 /// Which heads share a tile, and which tile, changes no bit of a call with a split size.
 TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
-  const auto results = [](const EmulatedForward& kernel, const harness::Case& spec) {
-    EmulatorRunner runner(kernel);
-    EXPECT_EQ(runner.refuses(spec), "");
-    harness::Call call(spec);
-    call.prepare(Pass::forward);
-    runner.forward(call);
-    std::vector<double> numbers;
-    for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q * spec.head_dim_v; ++i)
-      numbers.push_back(call.out.get(i));
-    for (std::int64_t i = 0; i < spec.seqlen_q * spec.heads_q; ++i) numbers.push_back(call.lse.get(i));
-    return numbers;
-  };
   std::size_t compared = 0;
   for (const EmulatedForward& rows : group_forwards()) {
     for (const EmulatedForward& heads :
@@ -215,12 +217,33 @@ TEST(EmulatedGroup, HeadsAsRowsChangeNoBitOfACallWithASplitSize) {
         spec.options.split_size = 128;
         spec.sink = window > 0;
         spec.lse = true;
-        EXPECT_EQ(results(rows, spec), results(heads, spec)) << describe(rows.config);
+        EXPECT_EQ(results_of(rows, spec), results_of(heads, spec)) << describe(rows.config);
         ++compared;
       }
     }
   }
   EXPECT_GE(compared, 14U);
+}
+
+/// Nor of a call by the family sm80 without one, whose blocks have as many keys.
+TEST(EmulatedGroup, HeadsAsRowsOfSm80ChangeNoBit) {
+  std::size_t compared = 0;
+  for (const EmulatedForward& rows : grouped_sm80_forwards()) {
+    for (const EmulatedForward& tiles : all_of({sm80_forwards(), general_sm80_forwards()})) {
+      ForwardConfig same = tiles.config;
+      same.tiling.heads_as_rows = true;
+      same.tiling.block_m = 64;
+      if (same.schedule.invariant || !(same == rows.config)) continue;
+      harness::Case spec = one_head(rows.config, 30, 300);
+      spec.heads_q = 2;
+      spec.options.causal = true;
+      spec.options.window_left = 250;
+      spec.lse = true;
+      EXPECT_EQ(results_of(rows, spec), results_of(tiles, spec)) << describe(rows.config);
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 3U);
 }
 
 std::string name_of(const ::testing::TestParamInfo<EmulatedForward>& parameter) {

@@ -48,6 +48,13 @@ constexpr ForwardConfig general(Element element, int head_dim, ScoreTransform tr
   return c;
 }
 
+/// The blocks that heads of 64 have without a split size.
+constexpr ForwardConfig of_128_keys(ForwardConfig c) {
+  c.tiling.block_n = 128;
+  c.stages = 1;
+  return c;
+}
+
 /// Tiles of few queries, whose key blocks thread blocks share.
 constexpr ForwardConfig split(Element element, int head_dim, KeySource keys = KeySource::rows,
                               ScoreTransform transform = ScoreTransform::raw) {
@@ -76,7 +83,8 @@ std::span<const EmulatedForward> sm80_forwards() {
               causal(dense(128, 128, 128, 64, 2)), local(dense(192, 128, 128, 32)),
               causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
               f32_out(by_sequence(causal(dense(64, 64, 128, 128)))), causal(dense(256, 256, 64, 64, 2)),
-              local(dense(256, 256, 64, 64)), causal(dense(256, 256, 128, 64)), dense(256, 256, 128, 32)>();
+              local(dense(256, 256, 64, 64)), causal(dense(256, 256, 128, 64)), dense(256, 256, 128, 32),
+              of_128_keys(general(Element::bf16, 64))>();
   return kernels;
 }
 
@@ -128,17 +136,17 @@ std::span<const EmulatedForward> split_sm80_forwards() {
 std::span<const EmulatedForward> grouped_sm80_forwards() {
   using enum KeySource;
   using enum ScoreTransform;
-  static constexpr auto kernels =
-      emulate<grouped(general(Element::bf16, 64)), grouped(general(Element::f16, 64)),
-              grouped(general(Element::bf16, 64, raw, pages)), grouped(general(Element::f16, 64, raw, pages)),
-              grouped(split(Element::bf16, 64)), grouped(split(Element::bf16, 64, pages)),
-              grouped(split(Element::bf16, 64, entries)), grouped(split(Element::bf16, 64, rows, softcap)),
-              grouped(split(Element::bf16, 256)), grouped(split(Element::bf16, 64, padded_pages)),
-              grouped(invariant(split(Element::bf16, 64))),
-              grouped(invariant(split(Element::f16, 64, pages))),
-              grouped(invariant(split(Element::bf16, 64, pages))),
-              grouped(invariant(split(Element::bf16, 64, padded_pages))),
-              grouped(invariant(general(Element::bf16, 64)))>();
+  static constexpr auto kernels = emulate<
+      grouped(general(Element::bf16, 64)), grouped(general(Element::f16, 64)),
+      grouped(general(Element::bf16, 64, raw, pages)), grouped(general(Element::f16, 64, raw, pages)),
+      grouped(split(Element::bf16, 64)), grouped(split(Element::bf16, 64, pages)),
+      grouped(split(Element::bf16, 64, entries)), grouped(split(Element::bf16, 64, rows, softcap)),
+      grouped(split(Element::bf16, 256)), grouped(split(Element::bf16, 64, padded_pages)),
+      grouped(of_128_keys(general(Element::bf16, 64))), grouped(of_128_keys(split(Element::bf16, 64, pages))),
+      grouped(invariant(split(Element::bf16, 64))), grouped(invariant(split(Element::f16, 64, pages))),
+      grouped(invariant(split(Element::bf16, 64, pages))),
+      grouped(invariant(split(Element::bf16, 64, padded_pages))),
+      grouped(invariant(general(Element::bf16, 64)))>();
   return kernels;
 }
 
