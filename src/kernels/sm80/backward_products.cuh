@@ -32,8 +32,12 @@ struct Sm80BackwardProducts : tile::BackwardScores<C, Sm80BackwardShared<C>> {
   using KeyGradient = float[units][key_columns / 2];
   using ValueGradient = float[units][value_columns / 2];
   /// Units of 16 queries of dQ that a warp has, and columns of each. Of 64 queries two warps have 32, each
-  /// with half of the columns, so that fewer operands are read; of a block of 32, 16.
-  static constexpr int dq_units = C.tiling.block_m >= 64 && C.dq_columns() % 32 == 0 ? 2 : 1;
+  /// with half of the columns, so that fewer operands are read; of a block of 32, 16, and of the widest heads
+  /// with one buffer, where a causal mask spilled 8 bytes on sm_80.
+  static constexpr int dq_units =
+      C.tiling.block_m >= 64 && !(C.q_stages == 1 && C.tiling.head_dim_qk > 192) && C.dq_columns() % 32 == 0
+          ? 2
+          : 1;
   static constexpr int dq_warp_columns =
       dq_units == 2 || C.tiling.block_m < 64 ? C.dq_columns() / 2 : C.dq_columns();
   using QueryGradient = float[dq_units][dq_warp_columns / 2];
