@@ -53,11 +53,13 @@ def _one_device(whole: list[Tensor], dtype: torch.dtype, device: str, **options:
 
 
 def _close(got: Tensor, exact: Tensor, *one: Tensor) -> None:
-    """Parts are within the bounds of one call: in f32 1e-5, in 16 bits twice the error that it has itself."""
+    """In f32 parts and the one call beside them, which is no exact result, are each within the contract's
+    1e-5 of what is exact, and so within twice that of each other. In 16 bits parts have twice the call's
+    error."""
     if one:
         oracle.assert_close(got, exact, *one)
     else:
-        torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, exact, atol=2e-5, rtol=2e-5)
 
 
 def _dropped_of(
