@@ -79,9 +79,9 @@ constexpr ForwardConfig grouped(ForwardConfig c) {
 std::span<const EmulatedForward> sm80_forwards() {
   static constexpr auto kernels =
       emulate<dense(64, 64, 128, 128, 2), causal(dense(64, 64, 128, 128, 2)), local(dense(64, 64, 128, 128)),
-              dense(64, 64, 128, 64, 2), local(dense(96, 96, 128, 64, 2)), dense(128, 128, 128, 32, 3),
-              causal(dense(128, 128, 128, 64, 2)), local(dense(192, 128, 128, 32)),
-              causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
+              local(dense(64, 64, 128, 112, 2)), dense(64, 64, 128, 64, 2), local(dense(96, 96, 128, 64, 2)),
+              dense(128, 128, 128, 32, 3), causal(dense(128, 128, 128, 64, 2)),
+              local(dense(192, 128, 128, 32)), causal(dense(192, 192, 128, 64)), dense(160, 160, 64, 48, 2),
               f32_out(by_sequence(causal(dense(64, 64, 128, 128)))), causal(dense(256, 256, 64, 64, 2)),
               local(dense(256, 256, 64, 64)), causal(dense(256, 256, 128, 64)), dense(256, 256, 128, 32),
               of_128_keys(general(Element::bf16, 64))>();
