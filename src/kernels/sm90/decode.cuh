@@ -282,6 +282,10 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
       tile::Output<C.tiling>{{}, p, 0, 0}.store_lse(t.index, at.query, at.head, lse);
     }
   }
+  float value_scale = 0.0F;
+  if constexpr (C.has_byte_keys()) {
+    if (t.blocks.first < t.blocks.end) value_scale = tile::scale_of(p.v_scale, p, t.index);
+  }
 #pragma unroll
   for (int begin = 0; begin < C.tiling.head_dim_v; begin += decode_columns) {
     if (begin > 0) ptx::named_barrier_sync(tile::barrier_consumers, threads);  // the last columns are read
@@ -303,9 +307,8 @@ TANDEM_DEVICE void DecodeConsumer<C>::store(const tile::QueryTile& t, float (&o)
       sum[1] += ptx::float_of(static_cast<u32>(x >> 32));
     }
     if constexpr (C.has_byte_keys()) {
-      const float scale = t.blocks.first < t.blocks.end ? tile::scale_of(p.v_scale, p, t.index) : 0.0F;
-      sum[0] *= scale;
-      sum[1] *= scale;
+      sum[0] *= value_scale;
+      sum[1] *= value_scale;
     }
     // Rows without a result may hold NaN.
     store_columns(t, at, row, begin + col, factor == 0.0F ? 0.0F : sum[0] * factor,
