@@ -118,10 +118,14 @@ constexpr int wide_product_columns(const ForwardConfig& c) {
   return c.tiling.head_dim_v / wide_parts % 128 == 0 ? 128 : 64;
 }
 /// Groups of strips of K in which `forward_wide` scores, whether V is in K or a copy of it
-/// (sm90/key_groups.cuh): one, if V has more columns. Where V is in K they are loaded by themselves too.
+/// (sm90/key_groups.cuh): one, if V has more columns.
 constexpr int key_groups(const ForwardConfig& c) {
   if (!c.wide || c.tiling.head_dim_v > c.tiling.head_dim_qk) return 1;
   return c.tiling.head_dim_v / wide_product_columns(c) + (c.tiling.head_dim_qk > c.tiling.head_dim_v ? 1 : 0);
+}
+/// Those that are loaded by themselves.
+constexpr int loaded_key_groups(const ForwardConfig& c) {
+  return c.v_in_k ? key_groups(c) : 1;
 }
 
 /// Dynamic shared memory of the forward kernel: the tiles of Q, K and V, those of 8 bits that are converted,
@@ -134,8 +138,7 @@ constexpr int forward_shared_bytes(const ForwardConfig& c) {
   if (c.of_sm80()) return q_tiles / c.q_stages + kv_tiles + 1024;
   const int byte_tiles = c.converts() ? c.stages * kv_elements : 0;
   const int key_scales = c.row_scales && c.converts() ? converted_stages * c.tiling.block_n * 4 : 0;
-  const int rings =
-      ((c.v_in_k ? key_groups(c) : 1) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
+  const int rings = (loaded_key_groups(c) + 1) * c.tile_stages() + (c.converts() ? 2 * c.stages : 0);
   const int barriers = 16 * (rings + c.q_stages * c.consumers());
   const int tiles = (q_tiles + kv_tiles + byte_tiles + barriers + key_scales + 40 + 1023) / 1024 * 1024;
   if (c.wide)

@@ -161,18 +161,6 @@ TANDEM_DEVICE void e4m3_to_f16(u32& low, u32& high, u32 four) {
 #endif
 }
 
-/// Two e4m3 values as packed f16, exactly; the first in bits 0 to 7, and then in bits 0 to 15.
-TANDEM_DEVICE u32 e4m3_to_f16(u32 quantized) {
-#if TANDEM_ON_DEVICE
-  u32 y;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(static_cast<u16>(quantized)));
-  return y;
-#else
-  return emulator::pack_f16(emulator::unpack_e4m3(quantized & 0xFFU),
-                            emulator::unpack_e4m3(quantized >> 8 & 0xFFU));
-#endif
-}
-
 /// a - b of two packed f16 each, rounded to nearest even.
 TANDEM_DEVICE u32 subtract_f16(u32 a, u32 b) {
 #if TANDEM_ON_DEVICE

@@ -96,9 +96,13 @@ struct ForwardShared {
     ptx::fence_mbarrier_init();
   }
 
-  /// Where V is in K: the ring of a group of K's strips.
-  TANDEM_DEVICE auto& k_group_ring(int group) {
-    return group == 0 ? k_ring : more_k_rings.of_group[group - 1];
+  /// The ring of a group of K's strips: of all of them, unless V is in K.
+  TANDEM_DEVICE auto& k_group_ring([[maybe_unused]] int group) {
+    if constexpr (C.v_in_k) {
+      return group == 0 ? k_ring : more_k_rings.of_group[group - 1];
+    } else {
+      return k_ring;
+    }
   }
 
   // What TMA fills: the tiles that products read, or those that are converted first.

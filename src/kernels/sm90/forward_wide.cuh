@@ -125,7 +125,7 @@ struct WideScorer {
     ptx::pin_registers(s);
     if (warp_leader()) {
 #pragma unroll
-      for (int g = 0; g < (C.v_in_k ? Groups::count : 1); ++g) k_ring(g).release(k_at);
+      for (int g = 0; g < loaded_key_groups(C); ++g) shared.in.k_group_ring(g).release(k_at);
     }
     k_at.advance();
     tile::transform_scores<C.transform>(s, p.scale, p.softcap);
@@ -149,14 +149,6 @@ struct WideScorer {
     });
   }
 
-  /// The ring of a group of K's strips: of all of them, unless V is in K.
-  TANDEM_DEVICE auto& k_ring(int group) {
-    if constexpr (C.v_in_k) {
-      return shared.in.k_group_ring(group);
-    } else {
-      return shared.in.k_ring;
-    }
-  }
   /// Issues S = Q K^T, from group `g` of K's strips on, in one order wherever V is, for the same bits.
   template <int g = 0>
   TANDEM_DEVICE void issue_group(float (&s)[scores]) {
@@ -165,7 +157,7 @@ struct WideScorer {
     constexpr int steps_of_strip = Groups::strip / 16;
     constexpr int first = Groups::count > 1 ? Groups::first_strip(g) * steps_of_strip : 0;
     constexpr int count = Groups::count > 1 ? Groups::strips(g) * steps_of_strip : C.tiling.head_dim_qk / 16;
-    if constexpr (C.v_in_k) k_ring(g).wait(k_at);
+    if constexpr (C.v_in_k) shared.in.k_group_ring(g).wait(k_at);
     if constexpr (C.v_in_k || g == 0) ptx::wgmma_fence();
     const ptx::MatrixDescriptor q = shared.in.q[0][q_at.stage].k_major();
     const ptx::MatrixDescriptor k = shared.in.k[k_at.stage].k_major();

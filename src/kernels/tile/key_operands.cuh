@@ -16,8 +16,6 @@ namespace tandem::tile {
 
 template <Element element, OperandType type>
 struct KeyOperands {
-  template <int rows, int cols>
-  using Tile = ByteTile<rows, cols>;
   static constexpr int columns = 32;
   static constexpr int steps = 2;
 
@@ -88,8 +86,6 @@ struct KeyOperands {
 
 template <Element element>
 struct KeyOperands<element, OperandType::input> {
-  template <int rows, int cols>
-  using Tile = SharedTile<rows, cols>;
   static constexpr int columns = 16;
   static constexpr int steps = 1;
 

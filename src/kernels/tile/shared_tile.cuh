@@ -5,6 +5,7 @@
 #include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/strips.cuh"
 
 namespace tandem::tile {
 
@@ -114,13 +115,7 @@ struct SharedTile {
   }
   /// Zeroes rows [first, end).
   TANDEM_DEVICE void zero_rows(int first, int end, int thread, int threads) {
-    constexpr int units = row_bytes / 16;
-    for (int i = first * units + thread; i < end * units; i += threads) {
-#pragma unroll
-      for (int s = 0; s < strips; ++s) {
-        ptx::store_shared(reinterpret_cast<ptx::Vec4*>(data + s * strip_bytes) + i, ptx::Vec4{0, 0, 0, 0});
-      }
-    }
+    zero_rows_of_strips<strips, strip_bytes, row_bytes>(data, first, end, thread, threads);
   }
 };
 

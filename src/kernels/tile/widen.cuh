@@ -36,42 +36,25 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four) {
       low = ptx::pack_bf16(unpack_low<Element::f16>(low), unpack_high<Element::f16>(low));
       high = ptx::pack_bf16(unpack_low<Element::f16>(high), unpack_high<Element::f16>(high));
     }
-    return;
-  }
-  u32* const words[2] = {&low, &high};
+  } else {
+    u32* const words[2] = {&low, &high};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if constexpr (element == Element::bf16) {
-      float first;
-      float second;
-      widen_two<type>(first, second, four, 2 * i);
-      *words[i] = ptx::pack_bf16(first, second);
-    } else if constexpr (type == OperandType::e4m3) {
-      *words[i] = ptx::e4m3_to_f16(four >> (16 * i));
-    } else {
-      // The byte + 128 becomes the last bits of 1024, where the last bit is worth 1.
-      const u32 raised = ptx::permute_bytes(four ^ 0x80808080U, 0x64646464U, i == 0 ? 0x4140U : 0x4342U);
-      *words[i] = ptx::subtract_f16(raised, 0x64806480U);
+    for (int i = 0; i < 2; ++i) {
+      if constexpr (element == Element::bf16) {
+        float first;
+        float second;
+        widen_two<type>(first, second, four, 2 * i);
+        *words[i] = ptx::pack_bf16(first, second);
+      } else {
+        // The byte + 128 becomes the last bits of 1024, where the last bit is worth 1.
+        const u32 raised = ptx::permute_bytes(four ^ 0x80808080U, 0x64646464U, i == 0 ? 0x4140U : 0x4342U);
+        *words[i] = ptx::subtract_f16(raised, 0x64806480U);
+      }
     }
   }
 }
 
-/// The same times their scale, rounded to 16 bits.
-template <OperandType type, Element element>
-TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, float scale) {
-  u32* const words[2] = {&low, &high};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float first;
-    float second;
-    widen_two<type>(first, second, four, 2 * i);
-    first *= scale;
-    second *= scale;
-    *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
-  }
-}
-
-/// The same of values whose scales alternate, `scales[0]` being that of the first.
+/// The same times their scales, which alternate, rounded to 16 bits: `scales[0]` is that of the first.
 template <OperandType type, Element element>
 TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, const float (&scales)[2]) {
   u32* const words[2] = {&low, &high};
@@ -84,6 +67,12 @@ TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, const float (&scale
     second *= scales[1];
     *words[i] = element == Element::bf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
   }
+}
+/// All of one scale.
+template <OperandType type, Element element>
+TANDEM_DEVICE void widen_four(u32& low, u32& high, u32 four, float scale) {
+  const float scales[2] = {scale, scale};
+  widen_four<type, element>(low, high, four, scales);
 }
 
 /// Sixteen values to two places of 16 bytes, times their scale if there is one.
