@@ -24,6 +24,7 @@ SCRIPTS = {
     "gpu-speed": "speed on a GPU beside cuDNN and FlashAttention-2: the paper's grid, varlen, 8 bits",
     "gpu-accuracy": "errors of fp16, bf16 and 8 bits on inputs with outliers, on a GPU",
     "gpu-decode": "steps of generation on a GPU beside cuDNN and FlashAttention-2: time and GB/s of keys",
+    "gpu-append": "new keys and values into a cache on a GPU, beside a copy of as many bytes",
     "gpu-functions": "score and mask functions on a GPU beside PyTorch's compiled flex_attention",
     "gpu-models": "tokens a second of a Llama-shaped model on a GPU, training and generation",
     "gpu-pages": "no measurement: writes the tables of docs/results/gpu-*.md from their JSON",

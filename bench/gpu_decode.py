@@ -20,6 +20,7 @@ from collections.abc import Callable
 import harness
 import tandem
 import torch
+from harness import InGraph
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CELLS = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (16, 32768), (32, 4096), (128, 512))
@@ -39,32 +40,8 @@ MIXES = (
 #: of latent attention: batch, keys, queries a sequence
 LATENT = ((1, 8192, 1), (8, 8192, 1), (32, 4096, 1), (64, 8192, 1), (128, 4096, 1), (128, 4096, 2))
 LATENT_HEADS, LATENT_QK, LATENT_V = 128, 576, 512
-#: bytes of keys and values that lie between two uses of one buffer; more than any L2 holds
-APART = 512 << 20
 
 Call = Callable[[int], torch.Tensor]
-
-
-class Graph:
-    """Calls `call(0)`, `call(1)`, ... of a graph, timed by events."""
-
-    def __init__(self, call: Call, buffers: int) -> None:
-        self.calls = max(2 * buffers, 8)
-        for i in range(buffers):
-            call(i)
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            for i in range(self.calls):
-                call(i % buffers)
-
-    def round(self, _milliseconds: float) -> list[float]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        self.graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e3 / self.calls]
 
 
 def in_pages(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -78,7 +55,7 @@ def in_pages(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 def cell(args: argparse.Namespace, batch: int, seqlen: int) -> dict[str, object]:
     dtype, device = torch.bfloat16, "cuda"
     size = batch * seqlen * args.heads_kv * args.head_dim * 2 * 2
-    buffers = max(1, -(-APART // size))
+    buffers = InGraph.buffers(size)
     q = torch.randn(batch, 1, args.heads, args.head_dim, device=device, dtype=dtype)
     shape = (batch, seqlen, args.heads_kv, args.head_dim)
     keys = [torch.randn(shape, device=device, dtype=dtype) for _ in range(buffers)]
@@ -130,7 +107,9 @@ def cell(args: argparse.Namespace, batch: int, seqlen: int) -> dict[str, object]
     wrong = [name for name, error in errors.items() if not error <= allowed]
     if wrong:
         raise SystemExit(f"bench: {', '.join(wrong)} wrong at batch {batch}, seqlen {seqlen}: {errors}")
-    graphs = {name: Graph(call, 2 * buffers if name in bytes_of else buffers) for name, call in calls.items()}
+    graphs = {
+        name: InGraph(call, 2 * buffers if name in bytes_of else buffers) for name, call in calls.items()
+    }
     times = harness.in_turn(graphs, args.rounds, 0.0)
     us = {name: statistics.median(t) for name, t in times.items()}
     return {
@@ -157,7 +136,7 @@ def mix(args: argparse.Namespace, lengths: tuple[tuple[int, int], ...]) -> dict[
     used = torch.tensor(each, device=device, dtype=torch.int32)
     pages = [-(-keys // PAGE) for keys in each]
     size = sum(each) * head_dim * 2 * 2
-    buffers = max(1, -(-APART // size))
+    buffers = InGraph.buffers(size)
     order = torch.randperm(sum(pages), device=device).to(torch.int32)
     table = torch.full((len(each), max(pages)), -1, device=device, dtype=torch.int32)
     begin = 0
@@ -181,8 +160,8 @@ def mix(args: argparse.Namespace, lengths: tuple[tuple[int, int], ...]) -> dict[
             raise SystemExit(f"bench: sequence {b} of {lengths} is wrong by {error}")
     target = torch.empty_like(caches[0])
     graphs = {
-        "tandem": Graph(call, buffers),
-        "copy": Graph(lambda i: target.copy_(caches[i]), buffers),  # reads and writes: twice the bytes
+        "tandem": InGraph(call, buffers),
+        "copy": InGraph(lambda i: target.copy_(caches[i]), buffers),  # reads and writes: twice the bytes
     }
     us = {name: statistics.median(t) for name, t in harness.in_turn(graphs, args.rounds, 0.0).items()}
     read = us["copy"] / 2 * sum(each) / (sum(pages) * PAGE)
@@ -195,7 +174,7 @@ def latent(args: argparse.Namespace, batch: int, seqlen: int, queries: int) -> d
     their order, and a copy of as many bytes."""
     device, dtype = "cuda", torch.bfloat16
     size = batch * seqlen * LATENT_QK * 2
-    buffers = max(1, -(-APART // size))
+    buffers = InGraph.buffers(size)
     q = torch.randn(batch, queries, LATENT_HEADS, LATENT_QK, device=device, dtype=dtype)
     keys = [torch.randn(batch, seqlen, 1, LATENT_QK, device=device, dtype=dtype) for _ in range(buffers)]
     order = torch.randperm(batch * seqlen // PAGE, device=device)
@@ -223,9 +202,9 @@ def latent(args: argparse.Namespace, batch: int, seqlen: int, queries: int) -> d
         raise SystemExit(f"bench: latent attention is wrong by {error} at batch {batch}, seqlen {seqlen}")
     target = torch.empty_like(keys[0])
     graphs = {
-        "tandem": Graph(tandems, buffers),
-        "pytorch": Graph(pytorchs, buffers),
-        "copy": Graph(lambda i: target.copy_(keys[i]), buffers),
+        "tandem": InGraph(tandems, buffers),
+        "pytorch": InGraph(pytorchs, buffers),
+        "copy": InGraph(lambda i: target.copy_(keys[i]), buffers),
     }
     us = {name: statistics.median(t) for name, t in harness.in_turn(graphs, args.rounds, 0.0).items()}
     operations = 2 * batch * queries * LATENT_HEADS * seqlen * (LATENT_QK + LATENT_V)

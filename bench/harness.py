@@ -107,6 +107,37 @@ class OnGpu:
         return [self.time(calls) * 1000 / calls]
 
 
+class InGraph:
+    """Microseconds of a call, by a CUDA graph of `call(0)`, `call(1)`, ..., each on buffers of its own."""
+
+    @staticmethod
+    def buffers(size: int) -> int:
+        """How many buffers of `size` bytes no L2 holds together, so that each is read from memory."""
+        return max(1, -(-(512 << 20) // size))
+
+    def __init__(self, call: Callable[[int], object], buffers: int) -> None:
+        import torch
+
+        self.calls = max(2 * buffers, 8)
+        for i in range(buffers):
+            call(i)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for i in range(self.calls):
+                call(i % buffers)
+
+    def round(self, _milliseconds: float) -> list[float]:
+        import torch
+
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 / self.calls]
+
+
 def tflops(flops: float, times: Mapping[str, list[float]]) -> dict[str, float]:
     """TFLOP/s of the medians of microseconds."""
     return {name: flops / statistics.median(t) / 1e6 for name, t in times.items()}
