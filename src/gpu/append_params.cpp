@@ -30,6 +30,19 @@ FoundScales found(const Operand& scales) {
   return {.data = static_cast<float*>(scales.data), .stride = strides_of(scales)};
 }
 
+/// How long runs are, as a power of two: as long as every block still has one. Blocks look at all runs, so
+/// that longer ones are fewer to look at. A run lies in one page.
+int run_shift(const AppendProblem& problem, std::int64_t grid) {
+  int shift = 0;
+  if (problem.slot_mapping.given()) return shift;
+  const auto fits = [&](int s) {
+    const std::int64_t length = std::int64_t{1} << s;
+    return grid * length <= problem.tokens() && (!problem.pages.given() || problem.entry_rows % length == 0);
+  };
+  while (shift < append_longest_run && fits(shift + 1)) ++shift;
+  return shift;
+}
+
 }  // namespace
 
 Stored stored(DType dtype) {
@@ -61,11 +74,11 @@ bool allows_append_vectors(const AppendProblem& problem) {
 
 std::int64_t append_grid(const AppendProblem& problem, int multiprocessors) {
   if (problem.heads_kv == 0 && (!problem.q.given() || problem.heads_q == 0)) return 0;
-  // Each block looks at all tokens, so that no more of them than the memory is kept busy by.
+  // Each block looks at all runs, so that no more of them than the memory is kept busy by.
   return std::min<std::int64_t>(problem.tokens(), std::int64_t{4} * multiprocessors);
 }
 
-AppendParams make_append_params(const AppendProblem& problem) {
+AppendParams make_append_params(const AppendProblem& problem, std::int64_t grid) {
   AppendParams p{};
   p.k = tensor(problem.k_new, problem.k_cache, problem.k_scale, problem.head_dim_k);
   p.v = tensor(problem.v_new, problem.v_cache, problem.v_scale, problem.head_dim_v);
@@ -93,6 +106,16 @@ AppendParams make_append_params(const AppendProblem& problem) {
   p.heads_kv = as_int(problem.heads_kv);
   p.heads_q = as_int(problem.heads_q);
   p.packed = problem.packed;
+  p.run_shift = run_shift(problem, grid);
+  const std::int64_t length = std::int64_t{1} << p.run_shift;
+  // The first of n rows may be the last of its run.
+  const auto touched = [&](std::int64_t rows, std::int64_t sequences) {
+    return sequences == 0 ? 0 : (rows + sequences * (2 * length - 2)) / length;
+  };
+  p.runs = as_int(problem.slot_mapping.given() ? problem.tokens()
+                  : problem.packed             ? touched(problem.rows_new, problem.batch)
+                                               : problem.batch * touched(problem.rows_new, 1));
+  p.runs_of_entry = (problem.entry_rows + length - 1) / length;
   p.k_found = found(problem.k_scale_cache);
   p.v_found = found(problem.v_scale_cache);
   return p;

@@ -14,7 +14,8 @@ Stored stored(DType dtype);
 bool allows_append_vectors(const AppendProblem& problem);
 /// Thread blocks of the launch on a device of so many multiprocessors; 0 if there is nothing to do.
 std::int64_t append_grid(const AppendProblem& problem, int multiprocessors);
-AppendParams make_append_params(const AppendProblem& problem);
+/// For a launch of `grid` thread blocks.
+AppendParams make_append_params(const AppendProblem& problem, std::int64_t grid);
 
 bool allows_merge_vectors(const MergeProblem& problem);
 std::int64_t merge_grid(const MergeProblem& problem, int multiprocessors);

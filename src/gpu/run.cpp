@@ -76,7 +76,9 @@ void run(const QuantizeSteps& steps, void* stream_handle) {
 void run(const AppendSteps& steps, void* stream) {
   if (steps.list.empty()) return;
   launch_all(steps.list, {}, steps.problem.device.index, static_cast<abi::Stream>(stream), nullptr,
-             [&](char* /*memory*/) { return SharedParams<AppendParams>{make_append_params(steps.problem)}; });
+             [&](char* /*memory*/) {
+               return SharedParams<AppendParams>{make_append_params(steps.problem, steps.list.begin()->grid)};
+             });
 }
 
 void run(const MergeSteps& steps, void* stream) {

@@ -56,6 +56,24 @@ TEST_F(Contract17_Append, PagesOfAnySize) {
   }
 }
 
+/// As many tokens as prefills have, so that their rows are written in runs: from the middle of a run on, over
+/// the edges of pages, in sequences of one length and of many.
+TEST_F(Contract17_Append, ManyTokens) {
+  for (const std::int64_t page_size : {0, 7, 16, 48}) {
+    AppendCase c;
+    c.heads_kv = 1;
+    c.head_dim = c.head_dim_v = 16;
+    c.batch = 3;
+    c.seqlen_new = 4000;
+    c.before = {0, 45, 13};
+    c.entry_rows = page_size > 0 ? page_size : 5100;
+    c.max_pages = page_size > 0 ? 5100 / page_size : 0;
+    run_everywhere(c);
+    c.lengths = {3000, 1, 5003};
+    run_everywhere(c);
+  }
+}
+
 TEST_F(Contract17_Append, NothingToAppend) {
   AppendCase c = paged();
   c.seqlen_new = 0;

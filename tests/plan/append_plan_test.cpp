@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "gpu/append_params.hpp"
 #include "kernels/config/fields.hpp"
@@ -75,7 +76,7 @@ TEST(AppendPlan, FindsScalesWhereTheyHaveAPlace) {
   static std::array<float, 4> scales;
   problem.v_scale_cache = {.data = scales.data(), .batch_stride = 2000, .row_stride = 1, .head_stride = 1000};
   EXPECT_TRUE(choose_append_config(problem).finds_scales);
-  const AppendParams params = gpu::make_append_params(problem);
+  const AppendParams params = gpu::make_append_params(problem, 4);
   EXPECT_EQ(params.k_found.data, nullptr);
   EXPECT_EQ(params.v_found.data, scales.data());
   EXPECT_EQ(params.v_found.stride.batch, 2000);
@@ -87,6 +88,38 @@ TEST(AppendPlan, HasNoMoreBlocksThanTokens) {
   AppendProblem problem = append_problem();
   problem.rows_new = 1;
   EXPECT_EQ(append_steps(problem, choose_append_config(problem), 132).list.begin()->grid, 8U);
+}
+
+/// Rows in a run, and runs that all sequences can touch, for a launch of `grid` blocks.
+std::pair<int, int> runs_of(const AppendProblem& problem, std::int64_t grid) {
+  const AppendParams params = gpu::make_append_params(problem, grid);
+  return {1 << params.run_shift, params.runs};
+}
+
+TEST(AppendPlan, RunsAreAsLongAsEveryBlockHasOne) {
+  AppendProblem problem = append_problem();
+  problem.batch = 2;
+  problem.rows_new = 1000;
+  EXPECT_EQ(runs_of(problem, 528), std::pair(2, 2 * 501));  // 1000 rows from an odd one on: 501 of two
+  EXPECT_EQ(runs_of(problem, 100), std::pair(16, 2 * 64));
+  EXPECT_EQ(runs_of(problem, 1), std::pair(32, 2 * 33));
+  problem.packed = true;
+  EXPECT_EQ(runs_of(problem, 100), std::pair(8, (1000 + 2 * 14) / 8));
+  problem.batch = 0;
+  EXPECT_EQ(runs_of(problem, 100).second, 0);
+}
+
+TEST(AppendPlan, ARunLiesInOnePage) {
+  AppendProblem problem = append_problem();
+  problem.rows_new = 100'000;
+  static std::array<std::int32_t, 1> table;
+  problem.pages = {.table = table.data(), .per_sequence = 1, .page_size = 48};
+  problem.entry_rows = 48;
+  EXPECT_EQ(runs_of(problem, 528).first, 16);
+  problem.entry_rows = problem.pages.page_size = 7;
+  EXPECT_EQ(runs_of(problem, 528).first, 1);
+  problem.pages = {};
+  EXPECT_EQ(runs_of(problem, 528).first, 32);
 }
 
 TEST(AppendPlan, LaunchesNothingForNothing) {

@@ -26,7 +26,8 @@ TANDEM_DEVICE float unpack(u16 bits) {
   return ptx::unpack < type == Stored::f16 ? Element::f16 : Element::bf16 > (bits);
 }
 
-/// `count` elements (4 or 8) from `col` on; past `columns` 0. With vectors they are all there.
+/// `count` elements (4 or 8) from `col` on, with vectors by 8 or 16 bytes; past `columns` 0. With vectors
+/// they are all there.
 template <Stored type, bool vectors, int count>
 TANDEM_DEVICE void load(float (&x)[count], const void* row, int col, int columns) {
   const u8* const first = at<type>(row, col);
@@ -50,6 +51,11 @@ TANDEM_DEVICE void load(float (&x)[count], const void* row, int col, int columns
       x[i + 2] = ptx::float_of(v.z);
       x[i + 3] = ptx::float_of(v.w);
     }
+  } else if constexpr (count == 8) {
+    const ptx::Vec4 v = ptx::load_global(reinterpret_cast<const ptx::Vec4*>(first));
+    const u32 twos[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = unpack<type>(static_cast<u16>(twos[i / 2] >> (16 * (i % 2))));
   } else {
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
@@ -80,6 +86,10 @@ TANDEM_DEVICE void store(const float (&x)[count], void* row, int col, int column
         if (col + i < columns) ptx::store_global(reinterpret_cast<float*>(first) + i, x[i]);
       }
     }
+  } else if constexpr (vectors && count == 8) {
+    ptx::store_global(reinterpret_cast<ptx::Vec4*>(first),
+                      ptx::Vec4{pack_two<type>(x[0], x[1]), pack_two<type>(x[2], x[3]),
+                                pack_two<type>(x[4], x[5]), pack_two<type>(x[6], x[7])});
   } else {
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
@@ -166,6 +176,10 @@ struct Magnitude {
     } else if (magnitude > largest) {
       largest = magnitude;
     }
+  }
+  TANDEM_DEVICE void take(const float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) take(x[i]);
   }
   /// Of `lanes` neighbouring lanes, a power of two; all lanes of the warp call.
   TANDEM_DEVICE void share(int lanes) {

@@ -26,10 +26,12 @@ struct AppendConfig {
 };
 
 constexpr int append_threads = 256;
-/// Tokens that a thread block looks at before it writes those that are its own.
+/// Runs of rows that a thread block looks at before it writes those that are its own.
 constexpr int append_batch = 1024;
-/// Dynamic shared memory: their rows of the cache.
-constexpr int append_shared_bytes = 8 * append_batch;
+/// Dynamic shared memory: a bit for each.
+constexpr int append_shared_bytes = append_batch / 8;
+/// The longest run, as a power of two.
+constexpr int append_longest_run = 5;
 
 /// A tensor of new rows and the cache that they go to; or q and q_out.
 struct AppendTensor {
@@ -69,6 +71,9 @@ struct AppendParams {
   int heads_kv;
   int heads_q;
   bool packed;
+  int run_shift;  ///< a run has 2^run_shift rows of an entry
+  int runs;       ///< of all sequences, as many as their new rows can touch; with slots one for each token
+  long long runs_of_entry;
   FoundScales k_found, v_found;  ///< read if the Config says so
 };
 

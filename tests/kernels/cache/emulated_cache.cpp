@@ -76,7 +76,7 @@ void emulate_append(const AppendProblem& problem, const emulator::Options& optio
   if (kernel == nullptr) throw std::logic_error("no kernel was compiled for it");
   const auto grid = static_cast<unsigned>(gpu::append_grid(problem, 1));
   if (grid == 0) return;
-  emulator::launch(kernel, gpu::make_append_params(problem),
+  emulator::launch(kernel, gpu::make_append_params(problem, grid),
                    {.blocks = grid, .threads = append_threads, .shared_bytes = append_shared_bytes}, options);
 }
 

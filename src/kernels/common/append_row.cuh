@@ -1,0 +1,191 @@
+// One new row, by one warp: copied, embedded, or rounded to codes.
+#pragma once
+
+#include "kernels/common/append_runs.cuh"
+#include "kernels/common/stored_rows.cuh"
+
+namespace tandem::append_rows {
+
+/// What is copied at once: 16 bytes, or an element.
+template <int bytes, bool vectors>
+struct PieceOf {
+  using Type = ptx::Vec4;
+};
+template <>
+struct PieceOf<1, false> {
+  using Type = u8;
+};
+template <>
+struct PieceOf<2, false> {
+  using Type = u16;
+};
+template <>
+struct PieceOf<4, false> {
+  using Type = u32;
+};
+
+/// Copies elements of `bytes` bytes: all heads of a row, four accesses under way at a time. Heads that are
+/// neighbours in both are as one.
+template <int bytes, bool vectors>
+TANDEM_DEVICE void copy_row(const u8* from, i64 from_head, u8* to, i64 to_head, int heads, int columns) {
+  using Piece = typename PieceOf<bytes, vectors>::Type;
+  constexpr int width = static_cast<int>(sizeof(Piece)) / bytes;
+  constexpr int at_once = 4;
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int of_head = columns / width;
+  const int pieces = heads * of_head;
+  const bool neighbours = from_head == columns && to_head == columns;
+  for (int first = lane; first < pieces; first += at_once * warp_size) {
+    Piece piece[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int n = first + i * warp_size;
+      if (n >= pieces) continue;
+      const int head = neighbours ? 0 : n / of_head;
+      piece[i] = ptx::load_global(reinterpret_cast<const Piece*>(from + head * from_head * bytes) +
+                                  (n - head * of_head));
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int n = first + i * warp_size;
+      if (n >= pieces) continue;
+      const int head = neighbours ? 0 : n / of_head;
+      ptx::store_global(reinterpret_cast<Piece*>(to + head * to_head * bytes) + (n - head * of_head),
+                        piece[i]);
+    }
+  }
+}
+
+/// Eight channels from `col` on after the embedding, of a head's row that begins at `row`. Products are
+/// rounded before they are added, as on the CPU.
+template <AppendConfig C>
+TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, const u8* row, int col,
+                         int columns) {
+  if (col >= p.rotary_dim) return;
+  constexpr Stored table = C.f32_tables ? Stored::f32 : C.from;
+  const u8* const cos = stored::at<table>(p.cos, position * p.cos_stride);
+  const u8* const sin = stored::at<table>(p.sin, position * p.sin_stride);
+  const int half = p.rotary_dim / 2;
+  if constexpr (C.interleaved) {
+    float c[4];
+    float s[4];
+    stored::load<table, C.vectors>(c, cos, col / 2, half);
+    stored::load<table, C.vectors>(s, sin, col / 2, half);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      x[2 * i] = ptx::multiply(a, c[i]) - ptx::multiply(b, s[i]);
+      x[2 * i + 1] = ptx::multiply(b, c[i]) + ptx::multiply(a, s[i]);
+    }
+  } else {
+    const bool second = col >= half;
+    const int pair = second ? col - half : col;
+    float c[8];
+    float s[8];
+    float other[8];
+    stored::load<table, C.vectors>(c, cos, pair, half);
+    stored::load<table, C.vectors>(s, sin, pair, half);
+    stored::load<C.from, C.vectors>(other, row, second ? pair : col + half, columns);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float straight = ptx::multiply(x[i], c[i]);
+      const float across = ptx::multiply(other[i], s[i]);
+      x[i] = second ? straight + across : straight - across;
+    }
+  }
+}
+
+/// All heads of a row from `from` to `to`, of element type `target`.
+template <AppendConfig C, Stored target, bool embedded>
+TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const Token& token, const u8* from,
+                             u8* to, int heads) {
+  if constexpr (C.from == target && !embedded) {
+    copy_row<stored_bytes(C.from), C.vectors>(from, t.row_stride.head, to, t.cache_stride.head, heads,
+                                              t.columns);
+  } else {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    const int of_head = ceil_div(t.columns, 8);
+    const i64 position = embedded ? position_of(p, token) : 0;
+    constexpr int at_once = C.vectors ? 2 : 1;
+    for (int first = lane; first < heads * of_head; first += at_once * warp_size) {
+      float x[at_once][8];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int n = first + i * warp_size;
+        if (n >= heads * of_head) continue;
+        const int head = n / of_head;
+        const int col = (n - head * of_head) * 8;
+        const u8* const row = stored::at<C.from>(from, head * t.row_stride.head);
+        stored::load<C.from, C.vectors>(x[i], row, col, t.columns);
+        if constexpr (embedded) embed<C>(x[i], p, position, row, col, t.columns);
+      }
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int n = first + i * warp_size;
+        if (n >= heads * of_head) continue;
+        const int head = n / of_head;
+        const int col = (n - head * of_head) * 8;
+        u8* const out = stored::at<target>(to, head * t.cache_stride.head);
+        if constexpr (target == Stored::e4m3 || target == Stored::s8) {
+          float scale = 1.0F;
+          if (t.scales != nullptr) {
+            scale = ptx::load_global(t.scales + token.sequence * t.scale_batch + head * t.scale_head);
+          }
+          stored::store_codes<target, C.vectors>(x[i], scale, out, col, t.columns);
+        } else {
+          stored::store<target, C.vectors>(x[i], out, col, t.columns);
+        }
+      }
+    }
+  }
+}
+
+/// The same to codes with a scale for each head, which is found and written to `scales`. Heads stand side by
+/// side in the warp, each with lanes for all of its columns or with all lanes. Of a row of more than 256
+/// columns those behind are read twice, the second time from L1.
+template <AppendConfig C, Stored target, bool embedded>
+TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t, const Token& token,
+                                    const u8* from, u8* to, float* scales, i64 scale_head) {
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int of_head = ceil_div(t.columns, 8);
+  int lanes = 1;
+  while (lanes < of_head && lanes < warp_size) lanes *= 2;
+  const int unit = lane % lanes;
+  const i64 position = embedded ? position_of(p, token) : 0;
+  for (int first = 0; first < p.heads_kv; first += warp_size / lanes) {
+    const int head = first + lane / lanes;
+    const int units = head < p.heads_kv ? of_head : 0;
+    const u8* const row = stored::at<C.from>(from, head * t.row_stride.head);
+    auto load = [&](float(&x)[8], int col) {
+      stored::load<C.from, C.vectors>(x, row, col, t.columns);
+      if constexpr (embedded) embed<C>(x, p, position, row, col, t.columns);
+    };
+    auto store = [&](float(&x)[8], int col, float inverse) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = stored::product(x[i], inverse);
+      stored::store_quotients<target, C.vectors>(x, stored::at<target>(to, head * t.cache_stride.head), col,
+                                                 t.columns);
+    };
+    stored::Magnitude magnitude;
+    float mine[8];  // a lane's first columns, mostly all of them
+    float x[8];
+    if (unit < units) {
+      load(mine, 8 * unit);
+      magnitude.take(mine);
+    }
+    for (int n = unit + lanes; n < units; n += lanes) {
+      load(x, 8 * n);
+      magnitude.take(x);
+    }
+    magnitude.share(lanes);
+    const stored::RowScale scale = stored::scale_of<target>(magnitude);
+    if (unit < units) store(mine, 8 * unit, scale.inverse);
+    for (int n = unit + lanes; n < units; n += lanes) {
+      load(x, 8 * n);
+      store(x, 8 * n, scale.inverse);
+    }
+    if (unit == 0 && units > 0) ptx::store_global(scales + head * scale_head, scale.stored);
+  }
+}
+}  // namespace tandem::append_rows
