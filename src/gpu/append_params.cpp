@@ -33,11 +33,13 @@ FoundScales found(const Operand& scales) {
 /// How long runs are, as a power of two: as long as every block still has one. Blocks look at all runs, so
 /// that longer ones are fewer to look at. A run lies in one page.
 int run_shift(const AppendProblem& problem, std::int64_t grid) {
+  constexpr std::int64_t runs_of_block = 4;
   int shift = 0;
   if (problem.slot_mapping.given()) return shift;
   const auto fits = [&](int s) {
     const std::int64_t length = std::int64_t{1} << s;
-    return grid * length <= problem.tokens() && (!problem.pages.given() || problem.entry_rows % length == 0);
+    return runs_of_block * grid * length <= problem.tokens() &&
+           (!problem.pages.given() || problem.entry_rows % length == 0);
   };
   while (shift < append_longest_run && fits(shift + 1)) ++shift;
   return shift;
@@ -72,10 +74,11 @@ bool allows_append_vectors(const AppendProblem& problem) {
   return !problem.cos.given() || (aligned(problem.cos, vector) && aligned(problem.sin, vector));
 }
 
-std::int64_t append_grid(const AppendProblem& problem, int multiprocessors) {
+std::int64_t append_grid(const AppendProblem& problem, const AppendConfig& config, int multiprocessors) {
   if (problem.heads_kv == 0 && (!problem.q.given() || problem.heads_q == 0)) return 0;
-  // Each block looks at all runs, so that no more of them than the memory is kept busy by.
-  return std::min<std::int64_t>(problem.tokens(), std::int64_t{4} * multiprocessors);
+  // Each block looks at all runs, so that there are no more of them than run at once.
+  const int at_once = append_blocks_per_sm(config) * multiprocessors;
+  return std::min<std::int64_t>(problem.tokens(), at_once);
 }
 
 AppendParams make_append_params(const AppendProblem& problem, std::int64_t grid) {

@@ -13,7 +13,7 @@ Stored stored(DType dtype);
 /// Whether every row that the problem reads or writes allows the accesses of AppendConfig::vectors.
 bool allows_append_vectors(const AppendProblem& problem);
 /// Thread blocks of the launch on a device of so many multiprocessors; 0 if there is nothing to do.
-std::int64_t append_grid(const AppendProblem& problem, int multiprocessors);
+std::int64_t append_grid(const AppendProblem& problem, const AppendConfig& config, int multiprocessors);
 /// For a launch of `grid` thread blocks.
 AppendParams make_append_params(const AppendProblem& problem, std::int64_t grid);
 

@@ -40,7 +40,7 @@ std::vector<MergeConfig> shipped_merge_configs() {
 
 gpu::AppendSteps append_steps(const AppendProblem& problem, const AppendConfig& config, int multiprocessors) {
   gpu::AppendSteps steps{.problem = problem, .list = {}};
-  const std::int64_t grid = gpu::append_grid(problem, multiprocessors);
+  const std::int64_t grid = gpu::append_grid(problem, config, multiprocessors);
   if (grid > 0) {
     steps.list.add(
         {.kernel = gpu::Kernel::append, .config = config, .grid = static_cast<unsigned int>(grid)});

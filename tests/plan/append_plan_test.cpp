@@ -96,17 +96,18 @@ std::pair<int, int> runs_of(const AppendProblem& problem, std::int64_t grid) {
   return {1 << params.run_shift, params.runs};
 }
 
-TEST(AppendPlan, RunsAreAsLongAsEveryBlockHasOne) {
+TEST(AppendPlan, RunsAreAsLongAsEveryBlockHasFour) {
   AppendProblem problem = append_problem();
   problem.batch = 2;
   problem.rows_new = 1000;
-  EXPECT_EQ(runs_of(problem, 528), std::pair(2, 2 * 501));  // 1000 rows from an odd one on: 501 of two
-  EXPECT_EQ(runs_of(problem, 100), std::pair(16, 2 * 64));
+  EXPECT_EQ(runs_of(problem, 528), std::pair(1, 2000));
+  EXPECT_EQ(runs_of(problem, 250), std::pair(2, 2 * 501));  // 1000 rows from an odd one on: 501 of two
+  EXPECT_EQ(runs_of(problem, 30), std::pair(16, 2 * 64));
   EXPECT_EQ(runs_of(problem, 1), std::pair(32, 2 * 33));
   problem.packed = true;
-  EXPECT_EQ(runs_of(problem, 100), std::pair(8, (1000 + 2 * 14) / 8));
+  EXPECT_EQ(runs_of(problem, 30), std::pair(8, (1000 + 2 * 14) / 8));
   problem.batch = 0;
-  EXPECT_EQ(runs_of(problem, 100).second, 0);
+  EXPECT_EQ(runs_of(problem, 30).second, 0);
 }
 
 TEST(AppendPlan, ARunLiesInOnePage) {

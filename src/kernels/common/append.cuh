@@ -43,38 +43,62 @@ TANDEM_DEVICE void write_rows(const AppendParams& p, const AppendTensor& t, cons
   }
 }
 
-/// Notes the runs from `base` on that are this block's own: a bit each.
-TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base) {
+/// Notes those of `count` runs from `base` on that are this block's own: a bit each. A warp looks at 32 runs
+/// at a time; slots, which are many and found by one load, are under way four times.
+TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int count) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  for (int i = static_cast<int>(ptx::thread_index()) / warp_size; i < append_batch / warp_size; i += warps) {
-    const int n = base + i * warp_size + lane;
-    bool own = false;
-    if (n < p.runs) {
-      const Run run = run_at(p, n);
-      own = run.rows > 0 && block_of(hash_of(p, run)) == ptx::block_index();
-    }
+  const int words = ceil_div(count, warp_size);
+  const auto note = [&](int word, bool own) {
     const u32 bits = ptx::ballot(own);
-    if (lane == 0) ptx::store_shared(noted + i, bits);
+    if (lane == 0 && word < words) ptx::store_shared(noted + word, bits);
+  };
+  const auto is_own = [](const Run& run) {
+    return run.rows > 0 && block_of(hash_of(run.number)) == ptx::block_index();
+  };
+  const int warp = static_cast<int>(ptx::thread_index()) / warp_size;
+  if (p.slot_mapping.data == nullptr) {
+    for (int word = warp; word < words; word += warps) {
+      const int n = word * warp_size + lane;
+      note(word, n < count && is_own(run_at(p, base + n)));
+    }
+    return;
+  }
+  constexpr int at_once = 4;
+  for (int first = warp; first < words; first += at_once * warps) {
+    i64 slots[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int n = (first + i * warps) * warp_size + lane;
+      slots[i] = n < count ? integer_at(p.slot_mapping, base + n) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      note(first + i * warps, exists(p, slots[i]) && block_of(hash_of(slots[i])) == ptx::block_index());
+    }
   }
 }
 
 /// Writes what the noted runs have for this warp. Half of the warps write K, the others V, in turn from run
 /// to run.
 template <AppendConfig C>
-TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, int base) {
-  static_assert(append_batch == warp_size * warp_size);
+TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, int base, int count) {
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   const int warp = static_cast<int>(ptx::thread_index()) / warp_size;
-  const u32 bits = ptx::load_shared(noted + ptx::thread_index() % warp_size);
-  for (u32 some = ptx::ballot(bits != 0); some != 0; some &= some - 1) {
-    const int of = ptx::find_first_set(some);
-    for (u32 mine = ptx::shuffle(bits, of); mine != 0; mine &= mine - 1) {
-      const Run run = run_at(p, base + of * warp_size + ptx::find_first_set(mine));
-      const int place = (warp + turn_of(hash_of(p, run))) % warps;
-      const int first = static_cast<int>(static_cast<u32>(place / 2 - run.first_row) % (warps / 2));
-      if (place % 2 == 0) {
-        write_rows<C, C.rotary>(p, p.k, p.k_found, run, first);
-      } else if (p.v.rows != nullptr) {
-        write_rows<C, false>(p, p.v, p.v_found, run, first);
+  const int words = ceil_div(count, warp_size);
+  for (int first = 0; first < words; first += warp_size) {
+    const u32 bits = first + lane < words ? ptx::load_shared(noted + first + lane) : 0U;
+    for (u32 some = ptx::ballot(bits != 0); some != 0; some &= some - 1) {
+      const int of = ptx::find_first_set(some);
+      for (u32 mine = ptx::shuffle(bits, of); mine != 0; mine &= mine - 1) {
+        const Run run = run_at(p, base + (first + of) * warp_size + ptx::find_first_set(mine));
+        const int place = (warp + turn_of(hash_of(run.number))) % warps;
+        const int row = static_cast<int>(static_cast<u32>(place / 2 - run.first_row) % (warps / 2));
+        if (row >= run.rows) continue;
+        if (place % 2 == 0) {
+          write_rows<C, C.rotary>(p, p.k, p.k_found, run, row);
+        } else if (p.v.rows != nullptr) {
+          write_rows<C, false>(p, p.v, p.v_found, run, row);
+        }
       }
     }
   }
@@ -109,15 +133,15 @@ TANDEM_DEVICE void embed_queries(const AppendParams& p) {
 
 }  // namespace append_rows
 
-/// Two blocks an SM with an embedding, which ptxas would spill for three of, and three otherwise.
 template <AppendConfig C>
-TANDEM_KERNEL __launch_bounds__(append_threads, C.rotary ? 2 : 3)
+TANDEM_KERNEL __launch_bounds__(append_threads, append_blocks_per_sm(C))
     append(const __grid_constant__ AppendParams p) {
   auto* const noted = reinterpret_cast<u32*>(ptx::dynamic_shared());
   for (int base = 0; base < p.runs && p.heads_kv > 0; base += append_batch) {
-    append_rows::note_runs(p, noted, base);
+    const int count = min(append_batch, p.runs - base);
+    append_rows::note_runs(p, noted, base, count);
     ptx::sync_block();
-    append_rows::write_noted<C>(p, noted, base);
+    append_rows::write_noted<C>(p, noted, base, count);
     ptx::sync_block();
   }
   if constexpr (C.rotary) {

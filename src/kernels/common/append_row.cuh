@@ -24,6 +24,27 @@ struct PieceOf<4, false> {
   using Type = u32;
 };
 
+/// A lane's share of the units of a row, `per_head` of each head: every 32nd. Divides once a row.
+struct Units {
+  int per_head;
+  int head_step, unit_step;
+  int head, unit;
+
+  TANDEM_DEVICE explicit Units(int units_of_head) : per_head(max(units_of_head, 1)) {
+    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+    head_step = warp_size / per_head;
+    unit_step = warp_size - head_step * per_head;
+    head = lane / per_head;
+    unit = lane - head * per_head;
+  }
+  TANDEM_DEVICE void advance() {
+    unit += unit_step;
+    const bool next_head = unit >= per_head;
+    unit -= next_head ? per_head : 0;
+    head += head_step + (next_head ? 1 : 0);
+  }
+};
+
 /// Copies elements of `bytes` bytes: all heads of a row, four accesses under way at a time. Heads that are
 /// neighbours in both are as one.
 template <int bytes, bool vectors>
@@ -56,43 +77,100 @@ TANDEM_DEVICE void copy_row(const u8* from, i64 from_head, u8* to, i64 to_head, 
   }
 }
 
-/// Eight channels from `col` on after the embedding, of a head's row that begins at `row`. Products are
-/// rounded before they are added, as on the CPU.
+/// A channel after the embedding, `second` in its pair or first. Products are rounded before they are added,
+/// as on the CPU.
+TANDEM_DEVICE float turned(float x, float other, float cos, float sin, bool second) {
+  const float straight = ptx::multiply(x, cos);
+  const float across = ptx::multiply(other, sin);
+  return second ? straight + across : straight - across;
+}
+
+/// `count` values of the embedding's tables from pair `pair` on.
+template <AppendConfig C, int count>
+TANDEM_DEVICE void load_angles(float (&cos)[count], float (&sin)[count], const AppendParams& p, i64 position,
+                               int pair) {
+  constexpr Stored table = C.f32_tables ? Stored::f32 : C.from;
+  const int pairs = p.rotary_dim / 2;
+  stored::load<table, C.vectors>(cos, stored::at<table>(p.cos, position * p.cos_stride), pair, pairs);
+  stored::load<table, C.vectors>(sin, stored::at<table>(p.sin, position * p.sin_stride), pair, pairs);
+}
+
+/// Eight channels from `col` on after the embedding, of a head's row that begins at `row`.
 template <AppendConfig C>
 TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, const u8* row, int col,
                          int columns) {
   if (col >= p.rotary_dim) return;
-  constexpr Stored table = C.f32_tables ? Stored::f32 : C.from;
-  const u8* const cos = stored::at<table>(p.cos, position * p.cos_stride);
-  const u8* const sin = stored::at<table>(p.sin, position * p.sin_stride);
-  const int half = p.rotary_dim / 2;
   if constexpr (C.interleaved) {
     float c[4];
     float s[4];
-    stored::load<table, C.vectors>(c, cos, col / 2, half);
-    stored::load<table, C.vectors>(s, sin, col / 2, half);
+    load_angles<C>(c, s, p, position, col / 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = x[2 * i];
       const float b = x[2 * i + 1];
-      x[2 * i] = ptx::multiply(a, c[i]) - ptx::multiply(b, s[i]);
-      x[2 * i + 1] = ptx::multiply(b, c[i]) + ptx::multiply(a, s[i]);
+      x[2 * i] = turned(a, b, c[i], s[i], false);
+      x[2 * i + 1] = turned(b, a, c[i], s[i], true);
     }
   } else {
+    const int half = p.rotary_dim / 2;
     const bool second = col >= half;
     const int pair = second ? col - half : col;
     float c[8];
     float s[8];
     float other[8];
-    stored::load<table, C.vectors>(c, cos, pair, half);
-    stored::load<table, C.vectors>(s, sin, pair, half);
+    load_angles<C>(c, s, p, position, pair);
     stored::load<C.from, C.vectors>(other, row, second ? pair : col + half, columns);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float straight = ptx::multiply(x[i], c[i]);
-      const float across = ptx::multiply(other[i], s[i]);
-      x[i] = second ? straight + across : straight - across;
+    for (int i = 0; i < 8; ++i) x[i] = turned(x[i], other[i], c[i], s[i], second);
+  }
+}
+
+/// Eight elements of a head's row to the cache, or to q_out. `of_16_bits`: as new rows have them.
+template <AppendConfig C, Stored target, bool of_16_bits>
+TANDEM_DEVICE void store_unit(const float (&x)[8], const AppendTensor& t, const Token& token, u8* to,
+                              int head, int col) {
+  u8* const out = stored::at<target>(to, head * t.cache_stride.head);
+  if constexpr (target == Stored::e4m3 || target == Stored::s8) {
+    float scale = 1.0F;
+    if (t.scales != nullptr) {
+      scale = ptx::load_global(t.scales + token.sequence * t.scale_batch + head * t.scale_head);
     }
+    stored::store_codes<target, C.vectors, of_16_bits>(x, scale, out, col, t.columns);
+  } else {
+    stored::store<target, C.vectors>(x, out, col, t.columns);
+  }
+}
+
+/// All heads of a row with an embedding. Where pairs are of both halves of the embedded channels, a lane has
+/// eight of both.
+template <AppendConfig C, Stored target>
+TANDEM_DEVICE void write_embedded_row(const AppendParams& p, const AppendTensor& t, const Token& token,
+                                      const u8* from, u8* to, int heads) {
+  const i64 position = position_of(p, token);
+  const int half = C.interleaved ? 0 : p.rotary_dim / 2;
+  for (Units at(half / 8 + ceil_div(t.columns - 2 * half, 8)); at.head < heads; at.advance()) {
+    const u8* const row = stored::at<C.from>(from, at.head * t.row_stride.head);
+    const bool pairs = at.unit < half / 8;
+    const int col = pairs ? 8 * at.unit : half + 8 * at.unit;
+    float x[8];
+    stored::load<C.from, C.vectors>(x, row, col, t.columns);
+    if (pairs) {
+      float first[8];
+      float y[8];
+      float c[8];
+      float s[8];
+      stored::load<C.from, C.vectors>(y, row, col + half, t.columns);
+      load_angles<C>(c, s, p, position, col);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        first[i] = turned(x[i], y[i], c[i], s[i], false);
+        y[i] = turned(y[i], x[i], c[i], s[i], true);
+        x[i] = first[i];
+      }
+      store_unit<C, target, false>(y, t, token, to, at.head, col + half);
+    }
+    if constexpr (C.interleaved) embed<C>(x, p, position, row, col, t.columns);
+    store_unit<C, target, false>(x, t, token, to, at.head, col);
   }
 }
 
@@ -100,42 +178,32 @@ TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, con
 template <AppendConfig C, Stored target, bool embedded>
 TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const Token& token, const u8* from,
                              u8* to, int heads) {
-  if constexpr (C.from == target && !embedded) {
+  if constexpr (embedded) {
+    write_embedded_row<C, target>(p, t, token, from, to, heads);
+  } else if constexpr (C.from == target) {
     copy_row<stored_bytes(C.from), C.vectors>(from, t.row_stride.head, to, t.cache_stride.head, heads,
                                               t.columns);
   } else {
-    const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-    const int of_head = ceil_div(t.columns, 8);
-    const i64 position = embedded ? position_of(p, token) : 0;
-    constexpr int at_once = C.vectors ? 2 : 1;
-    for (int first = lane; first < heads * of_head; first += at_once * warp_size) {
+    constexpr int at_once = C.vectors && !C.finds_scales ? 2 : 1;
+    Units at(ceil_div(t.columns, 8));
+    while (at.head < heads) {
       float x[at_once][8];
+      int heads_of[at_once];
+      int units_of[at_once];
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
-        const int n = first + i * warp_size;
-        if (n >= heads * of_head) continue;
-        const int head = n / of_head;
-        const int col = (n - head * of_head) * 8;
-        const u8* const row = stored::at<C.from>(from, head * t.row_stride.head);
-        stored::load<C.from, C.vectors>(x[i], row, col, t.columns);
-        if constexpr (embedded) embed<C>(x[i], p, position, row, col, t.columns);
+        heads_of[i] = at.head;
+        units_of[i] = at.unit;
+        if (at.head < heads) {
+          stored::load<C.from, C.vectors>(x[i], stored::at<C.from>(from, at.head * t.row_stride.head),
+                                          8 * at.unit, t.columns);
+        }
+        at.advance();
       }
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
-        const int n = first + i * warp_size;
-        if (n >= heads * of_head) continue;
-        const int head = n / of_head;
-        const int col = (n - head * of_head) * 8;
-        u8* const out = stored::at<target>(to, head * t.cache_stride.head);
-        if constexpr (target == Stored::e4m3 || target == Stored::s8) {
-          float scale = 1.0F;
-          if (t.scales != nullptr) {
-            scale = ptx::load_global(t.scales + token.sequence * t.scale_batch + head * t.scale_head);
-          }
-          stored::store_codes<target, C.vectors>(x[i], scale, out, col, t.columns);
-        } else {
-          stored::store<target, C.vectors>(x[i], out, col, t.columns);
-        }
+        if (heads_of[i] < heads)
+          store_unit<C, target, C.from != Stored::f32>(x[i], t, token, to, heads_of[i], 8 * units_of[i]);
       }
     }
   }

@@ -60,13 +60,19 @@ struct Run {
   int rows;       ///< how many; 0 if there is nothing to write
   i64 entry;      ///< (or page) that they go to
   i64 first_row;  ///< of the entry
+  i64 number;     ///< of the run, of all entries'
 };
 
-/// The run that token `n` of a slot mapping goes to.
+/// Whether the cache has a row `slot`.
+TANDEM_DEVICE bool exists(const AppendParams& p, i64 slot) {
+  return slot >= 0 && slot < p.entries * p.entry_rows;
+}
+
+/// The run that token `n` of a slot mapping goes to: a row, whose number is the slot.
 TANDEM_DEVICE Run run_of_slot(const AppendParams& p, int n) {
   const i64 slot = integer_at(p.slot_mapping, n);
-  Run run{{0, n}, n, 0, 0, 0};
-  if (slot < 0 || slot >= p.entries * p.entry_rows) return run;
+  Run run{{0, n}, n, 0, 0, 0, slot};
+  if (!exists(p, slot)) return run;
   run.rows = 1;
   run.entry = divided(slot, p.entry_rows);
   run.first_row = slot - run.entry * p.entry_rows;
@@ -78,7 +84,7 @@ TANDEM_DEVICE Run run_of_slot(const AppendParams& p, int n) {
 TANDEM_DEVICE Run run_at(const AppendParams& p, int n) {
   if (p.slot_mapping.data != nullptr) return run_of_slot(p, n);
   const int length = 1 << p.run_shift;
-  Run run{{0, 0}, 0, 0, 0, 0};
+  Run run{{0, 0}, 0, 0, 0, 0, 0};
   int number = n;  // in its sequence
   int rows = p.rows_new;
   if (!p.packed) {
@@ -119,6 +125,7 @@ TANDEM_DEVICE Run run_at(const AppendParams& p, int n) {
     run.entry = integer_at(p.cache_batch_idx, run.token.sequence);
   }
   if (run.entry >= 0 && run.entry < p.entries) run.rows = static_cast<int>(end - begin);
+  run.number = run.entry * p.runs_of_entry + (run.first_row >> p.run_shift);
   return run;
 }
 
@@ -156,9 +163,8 @@ TANDEM_DEVICE i64 position_of(const AppendParams& p, const Token& token) {
 
 /// The hash of a run by Fibonacci's method (Knuth, The Art of Computer Programming, volume 3, section 6.4):
 /// numbers at even distances, as of one sequence or of all sequences' ends, lie evenly in its upper bits.
-TANDEM_DEVICE u32 hash_of(const AppendParams& p, const Run& run) {
+TANDEM_DEVICE u32 hash_of(i64 number) {
   constexpr u32 golden = 0x9e3779b9U;  // 2^32 over the golden ratio
-  const i64 number = run.entry * p.runs_of_entry + (run.first_row >> p.run_shift);
   return (static_cast<u32>(number) ^ static_cast<u32>(number >> 32)) * golden;
 }
 /// The block that a run belongs to.

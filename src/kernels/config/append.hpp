@@ -26,8 +26,12 @@ struct AppendConfig {
 };
 
 constexpr int append_threads = 256;
+/// Thread blocks that an SM has registers for: an embedding takes most, a copy least.
+constexpr int append_blocks_per_sm(const AppendConfig& c) {
+  return c.rotary ? 2 : c.from == c.to ? 4 : 3;
+}
 /// Runs of rows that a thread block looks at before it writes those that are its own.
-constexpr int append_batch = 1024;
+constexpr int append_batch = 16384;
 /// Dynamic shared memory: a bit for each.
 constexpr int append_shared_bytes = append_batch / 8;
 /// The longest run, as a power of two.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "api/make_merge_problem.hpp"
@@ -81,6 +82,48 @@ TEST(StoredRows, ElementsGoToTheirPlaces) {
   expect_elements_at_their_places<Stored::f16, true, 4>(std::uint16_t{0x4200});
 }
 
+/// Every 16-bit significand of a numerator, and every `step`-th of a scale, in all the usual exponents.
+template <bool of_16_bits>
+void expect_quotients(std::uint32_t step) {
+  harness::Random random(3);
+  emulator::Options options;
+  emulator::launch(
+      [&] {
+        if (ptx::thread_index() != 0) return;
+        int wrong = 0;
+        for (std::uint32_t m = 0; m < 1U << 23; m += step) {
+          const float scale =
+              std::ldexp(ptx::float_of(0x3f800000U | m), static_cast<int>(m / step % 150) - 75);
+          const stored::Divisor<of_16_bits> divisor(scale);
+          for (std::uint32_t k = 0; k < 2048; k += of_16_bits ? 1 : 16) {
+            const auto low = static_cast<std::uint32_t>(of_16_bits ? 0 : random.between(0, 4095));
+            const float significand = ptx::float_of(0x3f800000U | k << 12 | low);
+            const float x = std::ldexp(k % 2 != 0 ? -significand : significand, exponent);
+            const float q = x / scale;
+            if (std::abs(q) < 0x1p20F && divisor.quotient(x) != q) ++wrong;
+          }
+        }
+        EXPECT_EQ(wrong, 0);
+      },
+      {.blocks = 1, .threads = 32}, options);
+}
+TEST(StoredRows, QuotientsAreThoseOfADivision) {
+  expect_quotients<true>(2039);
+  expect_quotients<false>(509);
+  const auto of = [](float x, float scale) { return stored::quotient(x, stored::Divisor<true>(scale)); };
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(of(1e38F, 1e-20F), infinity);  // saturates
+  EXPECT_EQ(of(-1e38F, 1e-3F), -1e38F * 1e3F);
+  EXPECT_EQ(of(1e-40F, 1e-40F), 1.0F);
+  EXPECT_EQ(of(3.0F, 0.0F), infinity);
+  EXPECT_EQ(of(3.0F, infinity), 0.0F);
+  for (const float x : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_TRUE(std::isnan(of(x, 2.0F)));
+    EXPECT_TRUE(std::isnan(of(x, 0.0F)));
+  }
+  EXPECT_TRUE(std::isnan(of(0.0F, 0.0F)));
+}
+
 /// Tokens of more than one batch of a block, with some that go to one row in different batches.
 TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
   harness::AppendCase c;
@@ -89,7 +132,7 @@ TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
   c.head_dim_v = 8;
   c.entries = 70;
   c.entry_rows = 16;
-  for (std::int64_t n = 0; n < 2100; ++n) c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
+  for (std::int64_t n = 0; n < 2 * append_batch + 100; ++n) c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
   harness::AppendCall call(c);
   EmulatedCache runner;
   call.prepare();

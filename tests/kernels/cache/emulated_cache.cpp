@@ -71,10 +71,10 @@ MergeKernel find(const MergeConfig& config, std::integer_sequence<int, n...>) {
 }  // namespace
 
 void emulate_append(const AppendProblem& problem, const emulator::Options& options) {
-  const AppendKernel kernel =
-      find(choose_append_config(problem), std::make_integer_sequence<int, append_kinds>());
+  const AppendConfig config = choose_append_config(problem);
+  const AppendKernel kernel = find(config, std::make_integer_sequence<int, append_kinds>());
   if (kernel == nullptr) throw std::logic_error("no kernel was compiled for it");
-  const auto grid = static_cast<unsigned>(gpu::append_grid(problem, 1));
+  const auto grid = static_cast<unsigned>(gpu::append_grid(problem, config, 1));
   if (grid == 0) return;
   emulator::launch(kernel, gpu::make_append_params(problem, grid),
                    {.blocks = grid, .threads = append_threads, .shared_bytes = append_shared_bytes}, options);
