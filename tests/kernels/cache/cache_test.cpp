@@ -92,8 +92,8 @@ void expect_quotients(std::uint32_t step) {
         if (ptx::thread_index() != 0) return;
         int wrong = 0;
         for (std::uint32_t m = 0; m < 1U << 23; m += step) {
-          const float scale =
-              std::ldexp(ptx::float_of(0x3f800000U | m), static_cast<int>(m / step % 150) - 75);
+          const int exponent = static_cast<int>(m / step % 150) - 75;
+          const float scale = std::ldexp(ptx::float_of(0x3f800000U | m), exponent);
           const stored::Divisor<of_16_bits> divisor(scale);
           for (std::uint32_t k = 0; k < 2048; k += of_16_bits ? 1 : 16) {
             const auto low = static_cast<std::uint32_t>(of_16_bits ? 0 : random.between(0, 4095));
