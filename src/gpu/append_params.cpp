@@ -30,18 +30,14 @@ FoundScales found(const Operand& scales) {
   return {.data = static_cast<float*>(scales.data), .stride = strides_of(scales)};
 }
 
-/// How long runs are, as a power of two: as long as every block still has one. Blocks look at all runs, so
-/// that longer ones are fewer to look at. A run lies in one page.
-int run_shift(const AppendProblem& problem, std::int64_t grid) {
-  constexpr std::int64_t runs_of_block = 4;
+/// The largest power of two, `most` at most, that divides the rows of a page, of which `fits` is true.
+template <typename Fits>
+int largest_shift(const AppendProblem& problem, int most, const Fits& fits) {
   int shift = 0;
-  if (problem.slot_mapping.given()) return shift;
-  const auto fits = [&](int s) {
-    const std::int64_t length = std::int64_t{1} << s;
-    return runs_of_block * grid * length <= problem.tokens() &&
-           (!problem.pages.given() || problem.entry_rows % length == 0);
+  const auto in_page = [&](int s) {
+    return !problem.pages.given() || problem.entry_rows % (std::int64_t{1} << s) == 0;
   };
-  while (shift < append_longest_run && fits(shift + 1)) ++shift;
+  while (shift < most && in_page(shift + 1) && fits(std::int64_t{1} << (shift + 1))) ++shift;
   return shift;
 }
 
@@ -109,16 +105,21 @@ AppendParams make_append_params(const AppendProblem& problem, std::int64_t grid)
   p.heads_kv = as_int(problem.heads_kv);
   p.heads_q = as_int(problem.heads_q);
   p.packed = problem.packed;
-  p.run_shift = run_shift(problem, grid);
-  const std::int64_t length = std::int64_t{1} << p.run_shift;
-  // The first of n rows may be the last of its run.
+  // As long as there are four runs for each block: then blocks have about as much to write.
+  p.run_shift = largest_shift(problem, append_longest_run, [&](std::int64_t rows) {
+    return !problem.slot_mapping.given() && 4 * grid * rows <= problem.tokens();
+  });
+  p.stretch_shift = largest_shift(problem, p.run_shift + 5, [](std::int64_t) { return true; });
+  const std::int64_t run = std::int64_t{1} << p.run_shift;
+  const std::int64_t stretch = std::int64_t{1} << p.stretch_shift;
+  // The first of n rows may be the last of its stretch.
   const auto touched = [&](std::int64_t rows, std::int64_t sequences) {
-    return sequences == 0 ? 0 : (rows + sequences * (2 * length - 2)) / length;
+    return sequences == 0 ? 0 : (rows + sequences * (2 * stretch - 2)) / stretch;
   };
-  p.runs = as_int(problem.slot_mapping.given() ? problem.tokens()
-                  : problem.packed             ? touched(problem.rows_new, problem.batch)
-                                               : problem.batch * touched(problem.rows_new, 1));
-  p.runs_of_entry = (problem.entry_rows + length - 1) / length;
+  p.words = as_int(problem.slot_mapping.given() ? blocks_of(problem.tokens(), 32)
+                   : problem.packed             ? touched(problem.rows_new, problem.batch)
+                                                : problem.batch * touched(problem.rows_new, 1));
+  p.runs_of_entry = blocks_of(problem.entry_rows, run);
   p.k_found = found(problem.k_scale_cache);
   p.v_found = found(problem.v_scale_cache);
   return p;

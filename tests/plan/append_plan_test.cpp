@@ -90,37 +90,49 @@ TEST(AppendPlan, HasNoMoreBlocksThanTokens) {
   EXPECT_EQ(append_steps(problem, choose_append_config(problem), 132).list.begin()->grid, 8U);
 }
 
-/// Rows in a run, and runs that all sequences can touch, for a launch of `grid` blocks.
-std::pair<int, int> runs_of(const AppendProblem& problem, std::int64_t grid) {
+/// For a launch of `grid` blocks: rows in a run and in a stretch, and stretches that all sequences can touch.
+std::array<int, 3> runs_of(const AppendProblem& problem, std::int64_t grid) {
   const AppendParams params = gpu::make_append_params(problem, grid);
-  return {1 << params.run_shift, params.runs};
+  return {1 << params.run_shift, 1 << params.stretch_shift, params.words};
 }
+using Runs = std::array<int, 3>;
 
 TEST(AppendPlan, RunsAreAsLongAsEveryBlockHasFour) {
   AppendProblem problem = append_problem();
   problem.batch = 2;
   problem.rows_new = 1000;
-  EXPECT_EQ(runs_of(problem, 528), std::pair(1, 2000));
-  EXPECT_EQ(runs_of(problem, 250), std::pair(2, 2 * 501));  // 1000 rows from an odd one on: 501 of two
-  EXPECT_EQ(runs_of(problem, 30), std::pair(16, 2 * 64));
-  EXPECT_EQ(runs_of(problem, 1), std::pair(32, 2 * 33));
+  EXPECT_EQ(runs_of(problem, 528), (Runs{1, 32, 2 * 33}));  // 1000 rows from row 31 of a stretch on touch 33
+  EXPECT_EQ(runs_of(problem, 250), (Runs{2, 64, 2 * 17}));
+  EXPECT_EQ(runs_of(problem, 1), (Runs{4, 128, 2 * 9}));
   problem.packed = true;
-  EXPECT_EQ(runs_of(problem, 30), std::pair(8, (1000 + 2 * 14) / 8));
+  EXPECT_EQ(runs_of(problem, 30), (Runs{4, 128, (1000 + 2 * 254) / 128}));
   problem.batch = 0;
-  EXPECT_EQ(runs_of(problem, 30).second, 0);
+  EXPECT_EQ(runs_of(problem, 30)[2], 0);
 }
 
-TEST(AppendPlan, ARunLiesInOnePage) {
+TEST(AppendPlan, AStretchLiesInOnePage) {
   AppendProblem problem = append_problem();
   problem.rows_new = 100'000;
   static std::array<std::int32_t, 1> table;
   problem.pages = {.table = table.data(), .per_sequence = 1, .page_size = 48};
   problem.entry_rows = 48;
-  EXPECT_EQ(runs_of(problem, 528).first, 16);
+  EXPECT_EQ(runs_of(problem, 528), (Runs{4, 16, 8 * (100'030 / 16)}));
   problem.entry_rows = problem.pages.page_size = 7;
-  EXPECT_EQ(runs_of(problem, 528).first, 1);
+  EXPECT_EQ(runs_of(problem, 528), (Runs{1, 1, 8 * 100'000}));
   problem.pages = {};
-  EXPECT_EQ(runs_of(problem, 528).first, 32);
+  EXPECT_EQ(runs_of(problem, 528)[1], 128);
+}
+
+TEST(AppendPlan, SlotsAreRowsByThemselves) {
+  AppendProblem problem = append_problem();
+  static std::array<std::int64_t, 1> slots;
+  problem.batch = 1;
+  problem.rows_new = 100'000;
+  problem.packed = true;
+  problem.slot_mapping = {.data = slots.data(), .wide = true};
+  const AppendParams params = gpu::make_append_params(problem, 528);
+  EXPECT_EQ(params.run_shift, 0);
+  EXPECT_EQ(params.words, 100'000 / 32);
 }
 
 TEST(AppendPlan, LaunchesNothingForNothing) {

@@ -3,7 +3,7 @@
 //
 // Rows of the cache belong to blocks in runs: 2^run_shift rows, aligned, of one entry (or page). The hash of
 // a run's number says to which block, and a row's place which of its warps writes K and which V. Every block
-// looks at the runs of all sequences, append_batch at a time, notes those that are its own, and its warps
+// looks at all runs, a stretch of them or 32 slots at a time, notes those that are its own, and its warps
 // write the new rows in them in the order of the tokens. So no two warps write to one row, and of tokens that
 // go to one row the last is kept, whole: a lane writes the same columns of both.
 #pragma once
@@ -23,83 +23,95 @@ TANDEM_DEVICE const u8* new_row(const AppendParams& p, const void* rows, const S
   return stored::at<type>(rows, batch * stride.batch + (n - batch * p.rows_new) * stride.row);
 }
 
-/// Writes those rows of a run whose warp for this tensor this one is: every fourth from `first` on.
+/// Writes row `i` of a stretch.
 template <AppendConfig C, bool embedded>
-TANDEM_DEVICE void write_rows(const AppendParams& p, const AppendTensor& t, const FoundScales& found,
-                              const Run& run, int first) {
-  for (int i = first; i < run.rows; i += warps / 2) {
-    const Token token{run.token.sequence, run.token.index + i};
-    const i64 row = run.first_row + i;
-    u8* const to = stored::at<C.to>(t.cache, run.entry * t.cache_stride.batch + row * t.cache_stride.row);
-    const u8* const from = new_row<C.from>(p, t.rows, t.row_stride, token.sequence, run.new_row + i);
-    if constexpr (C.finds_scales) {
-      if (found.data != nullptr) {
-        float* const scales = found.data + run.entry * found.stride.batch + row * found.stride.row;
-        write_scaled_row<C, C.to, embedded>(p, t, token, from, to, scales, found.stride.head);
-        continue;
-      }
+TANDEM_DEVICE void write_row_of(const AppendParams& p, const AppendTensor& t, const FoundScales& found,
+                                const Stretch& s, int i) {
+  const Token token{s.token.sequence, s.token.index + i};
+  const i64 row = s.first_row + i;
+  u8* const to = stored::at<C.to>(t.cache, s.entry * t.cache_stride.batch + row * t.cache_stride.row);
+  const u8* const from = new_row<C.from>(p, t.rows, t.row_stride, token.sequence, s.new_row + i);
+  if constexpr (C.finds_scales) {
+    if (found.data != nullptr) {
+      float* const scales = found.data + s.entry * found.stride.batch + row * found.stride.row;
+      write_scaled_row<C, C.to, embedded>(p, t, token, from, to, scales, found.stride.head);
+      return;
     }
-    write_row<C, C.to, embedded>(p, t, token, from, to, p.heads_kv);
   }
+  write_row<C, C.to, embedded>(p, t, token, from, to, p.heads_kv);
 }
 
-/// Notes those of `count` runs from `base` on that are this block's own: a bit each. A warp looks at 32 runs
-/// at a time; slots, which are many and found by one load, are under way four times.
+/// Notes which runs are this block's own, a word of bits for each of `count` stretches, or for 32 slots, from
+/// `base` on. A lane looks at a stretch; a warp at 32 slots, of which four times as many are under way.
 TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int count) {
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  const int words = ceil_div(count, warp_size);
-  const auto note = [&](int word, bool own) {
-    const u32 bits = ptx::ballot(own);
-    if (lane == 0 && word < words) ptx::store_shared(noted + word, bits);
-  };
-  const auto is_own = [](const Run& run) {
-    return run.rows > 0 && block_of(hash_of(run.number)) == ptx::block_index();
-  };
-  const int warp = static_cast<int>(ptx::thread_index()) / warp_size;
+  const int thread = static_cast<int>(ptx::thread_index());
   if (p.slot_mapping.data == nullptr) {
-    for (int word = warp; word < words; word += warps) {
-      const int n = word * warp_size + lane;
-      note(word, n < count && is_own(run_at(p, base + n)));
+    for (int word = thread; word < count; word += append_threads) {
+      const Stretch s = stretch_at(p, base + word);
+      const int runs = s.runs(p);
+      u32 bits = 0;
+      for (int run = 0; run < runs; ++run) bits |= is_own(s.number + run) ? 1U << run : 0U;
+      ptx::store_shared(noted + word, bits);
     }
     return;
   }
   constexpr int at_once = 4;
-  for (int first = warp; first < words; first += at_once * warps) {
+  for (int first = thread / warp_size; first < count; first += at_once * warps) {
     i64 slots[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const int n = (first + i * warps) * warp_size + lane;
-      slots[i] = n < count ? integer_at(p.slot_mapping, base + n) : -1;
+      slots[i] = slot_at(p, (base + first + i * warps) * warp_size + thread % warp_size);
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      note(first + i * warps, exists(p, slots[i]) && block_of(hash_of(slots[i])) == ptx::block_index());
+      const u32 bits = ptx::ballot(slots[i] >= 0 && is_own(slots[i]));
+      const int word = first + i * warps;
+      if (thread % warp_size == 0 && word < count) ptx::store_shared(noted + word, bits);
     }
   }
 }
 
-/// Writes what the noted runs have for this warp. Half of the warps write K, the others V, in turn from run
-/// to run.
+/// Writes this warp's rows of a stretch, or of 32 slots, of which `own` are noted. A lane looks at a run, or
+/// at a slot.
+template <AppendConfig C>
+TANDEM_DEVICE void write_word(const AppendParams& p, u32 own, int word) {
+  const bool slots = p.slot_mapping.data != nullptr;
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const bool noted = (own >> lane & 1U) != 0;
+  Stretch s{};
+  int row = 0;  // that is this warp's, of the lane's run
+  bool exists = false;
+  if (slots) {
+    if (noted) s = stretch_of_slot(p, word * warp_size + lane);
+    exists = noted && static_cast<int>(s.first_row % row_warps) == place_in(s.number).row;
+  } else {
+    s = stretch_at(p, word);
+    row = s.run_first(p, lane);
+    row += static_cast<int>(static_cast<u32>(place_in(s.number + lane).row - s.first_row - row) % row_warps);
+    exists = noted && row < s.run_end(p, lane);
+  }
+  for (u32 mine = ptx::ballot(exists); mine != 0; mine &= mine - 1) {
+    const int of = ptx::find_first_set(mine);
+    const int i = static_cast<int>(ptx::shuffle(static_cast<u32>(row), of));
+    if (slots) s = stretch_of_slot(p, word * warp_size + of);
+    const int tensor = place_in(s.number + (slots ? 0 : of)).tensor;
+    if (tensor == 0) {
+      write_row_of<C, C.rotary>(p, p.k, p.k_found, s, i);
+    } else if (p.v.rows != nullptr) {
+      write_row_of<C, false>(p, p.v, p.v_found, s, i);
+    }
+  }
+}
+
+/// Writes what is noted and this warp's, in the order of the tokens.
 template <AppendConfig C>
 TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, int base, int count) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  const int warp = static_cast<int>(ptx::thread_index()) / warp_size;
-  const int words = ceil_div(count, warp_size);
-  for (int first = 0; first < words; first += warp_size) {
-    const u32 bits = first + lane < words ? ptx::load_shared(noted + first + lane) : 0U;
+  for (int first = 0; first < count; first += warp_size) {
+    const u32 bits = first + lane < count ? ptx::load_shared(noted + first + lane) : 0U;
     for (u32 some = ptx::ballot(bits != 0); some != 0; some &= some - 1) {
       const int of = ptx::find_first_set(some);
-      for (u32 mine = ptx::shuffle(bits, of); mine != 0; mine &= mine - 1) {
-        const Run run = run_at(p, base + (first + of) * warp_size + ptx::find_first_set(mine));
-        const int place = (warp + turn_of(hash_of(run.number))) % warps;
-        const int row = static_cast<int>(static_cast<u32>(place / 2 - run.first_row) % (warps / 2));
-        if (row >= run.rows) continue;
-        if (place % 2 == 0) {
-          write_rows<C, C.rotary>(p, p.k, p.k_found, run, row);
-        } else if (p.v.rows != nullptr) {
-          write_rows<C, false>(p, p.v, p.v_found, run, row);
-        }
-      }
+      write_word<C>(p, ptx::shuffle(bits, of), base + first + of);
     }
   }
 }
@@ -137,8 +149,8 @@ template <AppendConfig C>
 TANDEM_KERNEL __launch_bounds__(append_threads, append_blocks_per_sm(C))
     append(const __grid_constant__ AppendParams p) {
   auto* const noted = reinterpret_cast<u32*>(ptx::dynamic_shared());
-  for (int base = 0; base < p.runs && p.heads_kv > 0; base += append_batch) {
-    const int count = min(append_batch, p.runs - base);
+  for (int base = 0; base < p.words && p.heads_kv > 0; base += append_words) {
+    const int count = min(append_words, p.words - base);
     append_rows::note_runs(p, noted, base, count);
     ptx::sync_block();
     append_rows::write_noted<C>(p, noted, base, count);

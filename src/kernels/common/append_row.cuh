@@ -125,10 +125,11 @@ TANDEM_DEVICE void embed(float (&x)[8], const AppendParams& p, i64 position, con
   }
 }
 
-/// Eight elements of a head's row to the cache, or to q_out. `of_16_bits`: as new rows have them.
+/// Eight elements of a head's row to the cache, or to q_out, which are lost. `of_16_bits`: as new rows have
+/// them.
 template <AppendConfig C, Stored target, bool of_16_bits>
-TANDEM_DEVICE void store_unit(const float (&x)[8], const AppendTensor& t, const Token& token, u8* to,
-                              int head, int col) {
+TANDEM_DEVICE void store_unit(float (&x)[8], const AppendTensor& t, const Token& token, u8* to, int head,
+                              int col) {
   u8* const out = stored::at<target>(to, head * t.cache_stride.head);
   if constexpr (target == Stored::e4m3 || target == Stored::s8) {
     float scale = 1.0F;

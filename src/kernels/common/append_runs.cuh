@@ -1,5 +1,5 @@
-// Where new rows go in a cache: in runs of rows, and each run's block and warps. problem/append_problem.hpp
-// has the same rules for the host.
+// Where new rows go in a cache: in stretches, runs of them, and each run's block and warps.
+// problem/append_problem.hpp has the same rules for the host.
 #pragma once
 
 #include "kernels/config/append.hpp"
@@ -9,6 +9,9 @@
 namespace tandem::append_rows {
 
 constexpr int warps = append_threads / warp_size;
+/// Warps that write rows of one tensor.
+constexpr int row_warps = warps / 2;
+static_assert(1 << append_longest_run == row_warps, "a warp has a row of each run");
 
 TANDEM_DEVICE i64 integer_at(const LengthArray& a, i64 i) {
   if (a.wide) return ptx::load_global(static_cast<const i64*>(a.data) + i * a.stride);
@@ -53,80 +56,93 @@ TANDEM_DEVICE int used_rows(const AppendParams& p, int sequence, int rows) {
   return static_cast<int>(clamped(integer_at(p.seqused_new, sequence), 0, rows));
 }
 
-/// New rows that go to one run of the cache.
-struct Run {
+/// New rows that go to a stretch of the cache: neighbouring rows of one entry (or page), 32 runs at most.
+struct Stretch {
   Token token;    ///< the first
   int new_row;    ///< its row of all new rows
   int rows;       ///< how many; 0 if there is nothing to write
   i64 entry;      ///< (or page) that they go to
   i64 first_row;  ///< of the entry
-  i64 number;     ///< of the run, of all entries'
+  i64 number;     ///< of the run that it begins in, of all entries'
+
+  /// The rows [first, end) of its `run`-th run, counted from first_row.
+  TANDEM_DEVICE int run_first(const AppendParams& p, int run) const {
+    return max((run << p.run_shift) - before(p), 0);
+  }
+  TANDEM_DEVICE int run_end(const AppendParams& p, int run) const {
+    return min(((run + 1) << p.run_shift) - before(p), rows);
+  }
+  TANDEM_DEVICE int runs(const AppendParams& p) const {
+    return rows > 0 ? ((before(p) + rows - 1) >> p.run_shift) + 1 : 0;
+  }
+
+ private:
+  /// Rows of the first run that are before first_row.
+  TANDEM_DEVICE int before(const AppendParams& p) const {
+    return static_cast<int>(first_row) & ((1 << p.run_shift) - 1);
+  }
 };
 
-/// Whether the cache has a row `slot`.
-TANDEM_DEVICE bool exists(const AppendParams& p, i64 slot) {
-  return slot >= 0 && slot < p.entries * p.entry_rows;
-}
-
-/// The run that token `n` of a slot mapping goes to: a row, whose number is the slot.
-TANDEM_DEVICE Run run_of_slot(const AppendParams& p, int n) {
-  const i64 slot = integer_at(p.slot_mapping, n);
-  Run run{{0, n}, n, 0, 0, 0, slot};
-  if (!exists(p, slot)) return run;
-  run.rows = 1;
-  run.entry = divided(slot, p.entry_rows);
-  run.first_row = slot - run.entry * p.entry_rows;
-  return run;
-}
-
-/// Number `n` of all runs that the new rows may lie in. A sequence of so many new rows has as many as they
-/// can touch, wherever the first of them goes.
-TANDEM_DEVICE Run run_at(const AppendParams& p, int n) {
-  if (p.slot_mapping.data != nullptr) return run_of_slot(p, n);
-  const int length = 1 << p.run_shift;
-  Run run{{0, 0}, 0, 0, 0, 0, 0};
+/// Number `n` of all stretches that the new rows may lie in. A sequence of so many new rows has as many as
+/// they can touch, wherever the first of them goes.
+TANDEM_DEVICE Stretch stretch_at(const AppendParams& p, int n) {
+  const int length = 1 << p.stretch_shift;
+  Stretch s{{0, 0}, 0, 0, 0, 0, 0};
   int number = n;  // in its sequence
   int rows = p.rows_new;
   if (!p.packed) {
-    const int runs = (p.rows_new + 2 * length - 2) >> p.run_shift;
-    run.token.sequence = n / runs;
-    number = n - run.token.sequence * runs;
-    run.new_row = run.token.sequence * p.rows_new;
+    const int stretches = (p.rows_new + 2 * length - 2) >> p.stretch_shift;
+    s.token.sequence = n / stretches;
+    number = n - s.token.sequence * stretches;
+    s.new_row = s.token.sequence * p.rows_new;
   } else {
     const auto begins = [&](int b) {
-      return (packed_begin(p, b) + static_cast<i64>(b) * (2 * length - 2)) >> p.run_shift;
+      return (packed_begin(p, b) + static_cast<i64>(b) * (2 * length - 2)) >> p.stretch_shift;
     };
-    run.token.sequence = packed_sequence(p, n, begins);
-    run.new_row = packed_begin(p, run.token.sequence);
-    number = static_cast<int>(n - begins(run.token.sequence));
-    rows = packed_begin(p, run.token.sequence + 1) - run.new_row;
+    s.token.sequence = packed_sequence(p, n, begins);
+    s.new_row = packed_begin(p, s.token.sequence);
+    number = static_cast<int>(n - begins(s.token.sequence));
+    rows = packed_begin(p, s.token.sequence + 1) - s.new_row;
   }
-  rows = used_rows(p, run.token.sequence, rows);
-  const i64 first = integer_at(p.cache_seqlens, run.token.sequence);
-  if (rows <= 0 || first < 0 || first >= p.rows_of_sequence) return run;
-  const i64 run_begin = ((first >> p.run_shift) + number) << p.run_shift;
-  const i64 begin = run_begin < first ? first : run_begin;
-  i64 end = run_begin + length;
+  rows = used_rows(p, s.token.sequence, rows);
+  const i64 first = integer_at(p.cache_seqlens, s.token.sequence);
+  if (rows <= 0 || first < 0 || first >= p.rows_of_sequence) return s;
+  const i64 whole = ((first >> p.stretch_shift) + number) << p.stretch_shift;
+  const i64 begin = whole < first ? first : whole;
+  i64 end = whole + length;
   if (end > first + rows) end = first + rows;
   if (end > p.rows_of_sequence) end = p.rows_of_sequence;
-  if (begin >= end) return run;
-  run.token.index = static_cast<int>(begin - first);
-  run.new_row += run.token.index;
-  run.entry = run.token.sequence;
-  run.first_row = begin;
+  if (begin >= end) return s;
+  s.token.index = static_cast<int>(begin - first);
+  s.new_row += s.token.index;
+  s.entry = s.token.sequence;
+  s.first_row = begin;
   if (p.page_table.data != nullptr) {
     const i64 page = divided(begin, p.entry_rows);
-    run.first_row -= page * p.entry_rows;
+    s.first_row -= page * p.entry_rows;
     LengthArray pages = p.page_table;
     const i64 bytes = pages.wide ? 8 : 4;
-    pages.data = static_cast<const u8*>(pages.data) + run.token.sequence * p.page_table_batch * bytes;
-    run.entry = integer_at(pages, page);
+    pages.data = static_cast<const u8*>(pages.data) + s.token.sequence * p.page_table_batch * bytes;
+    s.entry = integer_at(pages, page);
   } else if (p.cache_batch_idx.data != nullptr) {
-    run.entry = integer_at(p.cache_batch_idx, run.token.sequence);
+    s.entry = integer_at(p.cache_batch_idx, s.token.sequence);
   }
-  if (run.entry >= 0 && run.entry < p.entries) run.rows = static_cast<int>(end - begin);
-  run.number = run.entry * p.runs_of_entry + (run.first_row >> p.run_shift);
-  return run;
+  if (s.entry >= 0 && s.entry < p.entries) s.rows = static_cast<int>(end - begin);
+  s.number = s.entry * p.runs_of_entry + (s.first_row >> p.run_shift);
+  return s;
+}
+
+/// The slot of token `n`; -1 if the cache has none.
+TANDEM_DEVICE i64 slot_at(const AppendParams& p, int n) {
+  const i64 slot = n < p.tokens ? integer_at(p.slot_mapping, n) : -1;
+  return slot >= 0 && slot < p.entries * p.entry_rows ? slot : -1;
+}
+
+/// The same as a stretch, of a slot that there is: one row, and a run, whose number is the slot.
+TANDEM_DEVICE Stretch stretch_of_slot(const AppendParams& p, int n) {
+  const i64 slot = integer_at(p.slot_mapping, n);
+  const i64 entry = divided(slot, p.entry_rows);
+  return {{0, n}, n, 1, entry, slot - entry * p.entry_rows, slot};
 }
 
 /// The token in new row `n`, and in `used` whether it is one that may be appended.
@@ -161,18 +177,26 @@ TANDEM_DEVICE i64 position_of(const AppendParams& p, const Token& token) {
   return clamped(first + token.index, 0, p.positions - 1);
 }
 
-/// The hash of a run by Fibonacci's method (Knuth, The Art of Computer Programming, volume 3, section 6.4):
-/// numbers at even distances, as of one sequence or of all sequences' ends, lie evenly in its upper bits.
+/// The hash of a run's number by Fibonacci's method (Knuth, The Art of Computer Programming, volume 3,
+/// section 6.4): numbers at even distances, as of one sequence or of all sequences' ends, lie evenly in its
+/// upper bits.
 TANDEM_DEVICE u32 hash_of(i64 number) {
   constexpr u32 golden = 0x9e3779b9U;  // 2^32 over the golden ratio
   return (static_cast<u32>(number) ^ static_cast<u32>(number >> 32)) * golden;
 }
-/// The block that a run belongs to.
-TANDEM_DEVICE u32 block_of(u32 hash) {
-  return static_cast<u32>(static_cast<u64>(hash) * ptx::grid_size() >> 32);
+/// Whether the run belongs to this block.
+TANDEM_DEVICE bool is_own(i64 number) {
+  return static_cast<u32>(static_cast<u64>(hash_of(number)) * ptx::grid_size() >> 32) == ptx::block_index();
 }
-/// By how many warps its rows are turned: bits that runs of one block differ in.
-TANDEM_DEVICE int turn_of(u32 hash) {
-  return static_cast<int>(hash >> 18) & (warps - 1);
+/// Which tensor of a run this warp writes, 0 for K and 1 for V, and which of its rows: those whose place in
+/// the entry is `row` more than a multiple of row_warps. Runs of one block differ in how warps are turned.
+struct WarpPlace {
+  int tensor;
+  int row;
+};
+TANDEM_DEVICE WarpPlace place_in(i64 number) {
+  const u32 turned = ptx::thread_index() / warp_size + (hash_of(number) >> 18);
+  return {static_cast<int>(turned % 2), static_cast<int>(turned / 2 % row_warps)};
 }
+
 }  // namespace tandem::append_rows

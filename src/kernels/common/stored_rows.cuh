@@ -110,42 +110,42 @@ TANDEM_DEVICE void store(const float (&x)[count], void* row, int col, int column
   }
 }
 
-/// What elements are divided by, to the f32 quotient that IEEE 754 has: by a reciprocal and corrections
-/// (Markstein, IA-64 and Elementary Functions, 2000, chapter 8), which needs none of the cases of a division.
-/// For elements of 16-bit types one correction is enough: for every scale and every element that was tried by
-/// exhaustion. Outside of `usual` scales, where a residual could be too small for f32, it divides.
-template <bool of_16_bits>
-struct Divisor {
-  float scale;
-  float inverse;
-  bool usual;
-
-  TANDEM_DEVICE explicit Divisor(float by) : scale(by), inverse(ptx::divide(1.0F, by)) {
-    const float magnitude = by < 0.0F ? -by : by;
-    usual = magnitude >= 0x1p-80F && magnitude <= 0x1p80F;
-  }
-  /// Quotients of 2^20 and more, which are beyond all codes, are only that.
-  TANDEM_DEVICE float quotient(float x) const {
-    if (!usual) return ptx::divide(x, scale);
-    const float rough = ptx::multiply(x, inverse);
-    float exact = corrected(x, rough);
-    if constexpr (!of_16_bits) exact = corrected(x, exact);
-    return rough > -0x1p20F && rough < 0x1p20F ? exact : rough;
-  }
-
- private:
-  TANDEM_DEVICE float corrected(float x, float q) const {
-    return ptx::fma(ptx::fma(-q, scale, x), inverse, q);
-  }
-};
-
-/// x over its scale as the code is made of: an infinite x counts as NaN, as every NaN is the same one.
-template <bool of_16_bits>
-TANDEM_DEVICE float quotient(float x, const Divisor<of_16_bits>& scale) {
+/// x over scale as the code is made of: an infinite x counts as NaN, as every NaN is the same one.
+TANDEM_DEVICE float quotient(float x, float scale) {
   constexpr float largest_float = 3.4028235e38F;
-  const float q = scale.quotient(x);
-  const bool number = x >= -largest_float && x <= largest_float && (scale.usual || q == q);
+  const float q = ptx::divide(x, scale);
+  const bool number = x >= -largest_float && x <= largest_float && q == q;
   return number ? q : ptx::quiet_nan();
+}
+
+/// Eight elements over their scale, to the f32 quotient that IEEE 754 has: by a reciprocal and corrections
+/// (Markstein, IA-64 and Elementary Functions, 2000, chapter 8), which needs none of the cases of a division.
+/// For elements of 16-bit types one correction is enough: for every scale and every element, tried one by
+/// one. Zeros keep their sign. Elements that are not below 2^20 times their scale are divided, and all by
+/// scales below zero, or so small or large that a residual could be too small for f32.
+template <bool of_16_bits>
+TANDEM_DEVICE void divide_by(float (&x)[8], float scale) {
+  constexpr float most = 0x1p20F;
+  const bool usual = scale >= 0x1p-80F && scale <= 0x1p80F;
+  const float limit = usual ? scale * most : 0.0F;
+  bool all = true;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) all = all && ptx::abs(x[i]) < limit;
+  if (!all) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = quotient(x[i], scale);
+    return;
+  }
+  const float inverse = ptx::divide(1.0F, scale);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float q = ptx::multiply(x[i], inverse);
+#pragma unroll
+    for (int step = 0; step < (of_16_bits ? 1 : 2); ++step) {
+      q = ptx::fma(-ptx::fma(q, scale, -x[i]), inverse, q);
+    }
+    x[i] = q;
+  }
 }
 
 /// The s8 code of a quotient; of NaN 0.
@@ -184,14 +184,11 @@ TANDEM_DEVICE void store_quotients(const float (&q)[8], void* row, int col, int 
   }
 }
 
-/// The same of eight elements over their scale.
+/// The same of eight elements over their scale, which are lost.
 template <Stored type, bool vectors, bool of_16_bits>
-TANDEM_DEVICE void store_codes(const float (&x)[8], float scale, void* row, int col, int columns) {
-  const Divisor<of_16_bits> divisor(scale);
-  float q[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) q[i] = quotient(x[i], divisor);
-  store_quotients<type, vectors>(q, row, col, columns);
+TANDEM_DEVICE void store_codes(float (&x)[8], float scale, void* row, int col, int columns) {
+  divide_by<of_16_bits>(x, scale);
+  store_quotients<type, vectors>(x, row, col, columns);
 }
 
 /// The largest finite magnitude of a row, and whether all of it is finite.

@@ -30,12 +30,13 @@ constexpr int append_threads = 256;
 constexpr int append_blocks_per_sm(const AppendConfig& c) {
   return c.rotary ? 2 : c.from == c.to ? 4 : 3;
 }
-/// Runs of rows that a thread block looks at before it writes those that are its own.
-constexpr int append_batch = 16384;
-/// Dynamic shared memory: a bit for each.
-constexpr int append_shared_bytes = append_batch / 8;
-/// The longest run, as a power of two.
-constexpr int append_longest_run = 5;
+/// The longest run of rows of the cache, as a power of two: a row for each warp.
+constexpr int append_longest_run = 2;
+/// Words of bits, one for each run of a stretch or for each of 32 slots, that a thread block notes before it
+/// writes what is its own.
+constexpr int append_words = 2048;
+/// Dynamic shared memory.
+constexpr int append_shared_bytes = 4 * append_words;
 
 /// A tensor of new rows and the cache that they go to; or q and q_out.
 struct AppendTensor {
@@ -75,8 +76,9 @@ struct AppendParams {
   int heads_kv;
   int heads_q;
   bool packed;
-  int run_shift;  ///< a run has 2^run_shift rows of an entry
-  int runs;       ///< of all sequences, as many as their new rows can touch; with slots one for each token
+  int run_shift;      ///< a run has 2^run_shift rows of an entry
+  int stretch_shift;  ///< and a stretch 2^stretch_shift of them, 32 runs at most
+  int words;          ///< stretches of all sequences, as many as their new rows can touch; or of 32 slots
   long long runs_of_entry;
   FoundScales k_found, v_found;  ///< read if the Config says so
 };

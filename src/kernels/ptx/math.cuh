@@ -232,6 +232,14 @@ TANDEM_DEVICE float fmax_nan(float a, float b) {
 #endif
 }
 
+TANDEM_DEVICE float abs(float x) {
+#if TANDEM_ON_DEVICE
+  return ::fabsf(x);
+#else
+  return __builtin_fabsf(x);
+#endif
+}
+
 /// a * b + c, rounded once.
 TANDEM_DEVICE float fma(float a, float b, float c) {
 #if TANDEM_ON_DEVICE

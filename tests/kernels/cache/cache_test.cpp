@@ -82,46 +82,60 @@ TEST(StoredRows, ElementsGoToTheirPlaces) {
   expect_elements_at_their_places<Stored::f16, true, 4>(std::uint16_t{0x4200});
 }
 
-/// Every 16-bit significand of a numerator, and every `step`-th of a scale, in all the usual exponents.
+/// Every 16-bit significand of an element, and every `step`-th of a scale, in all the usual exponents.
 template <bool of_16_bits>
-void expect_quotients(std::uint32_t step) {
+int wrong_quotients(std::uint32_t step) {
   harness::Random random(3);
-  emulator::Options options;
+  int wrong = 0;
+  for (std::uint32_t m = 0; m < 1U << 23; m += step) {
+    const int exponent = static_cast<int>(m / step % 150) - 75;
+    const float scale = std::ldexp(ptx::float_of(0x3f800000U | m), exponent);
+    for (std::uint32_t k = 0; k < 2048; k += 8) {
+      float x[8];
+      float q[8];
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        const auto low = static_cast<std::uint32_t>(of_16_bits ? 0 : random.between(0, 4095));
+        const float significand = ptx::float_of(0x3f800000U | (k + i) << 12 | low);
+        q[i] = x[i] = std::ldexp(i % 2 != 0 ? -significand : significand, exponent);
+      }
+      stored::divide_by<of_16_bits>(q, scale);
+      for (int i = 0; i < 8; ++i) wrong += q[i] != x[i] / scale ? 1 : 0;
+    }
+  }
+  return wrong;
+}
+TEST(StoredRows, QuotientsAreThoseOfADivision) {
   emulator::launch(
       [&] {
         if (ptx::thread_index() != 0) return;
-        int wrong = 0;
-        for (std::uint32_t m = 0; m < 1U << 23; m += step) {
-          const int exponent = static_cast<int>(m / step % 150) - 75;
-          const float scale = std::ldexp(ptx::float_of(0x3f800000U | m), exponent);
-          const stored::Divisor<of_16_bits> divisor(scale);
-          for (std::uint32_t k = 0; k < 2048; k += of_16_bits ? 1 : 16) {
-            const auto low = static_cast<std::uint32_t>(of_16_bits ? 0 : random.between(0, 4095));
-            const float significand = ptx::float_of(0x3f800000U | k << 12 | low);
-            const float x = std::ldexp(k % 2 != 0 ? -significand : significand, exponent);
-            const float q = x / scale;
-            if (std::abs(q) < 0x1p20F && divisor.quotient(x) != q) ++wrong;
+        EXPECT_EQ(wrong_quotients<true>(2039), 0);
+        EXPECT_EQ(wrong_quotients<false>(8191), 0);
+        constexpr float infinity = std::numeric_limits<float>::infinity();
+        constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+        const auto of = [](float x, float scale) {
+          float q[8] = {x, 0.0F, 1.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F};
+          stored::divide_by<true>(q, scale);
+          EXPECT_TRUE(q[2] == 1.0F / scale || std::isnan(scale));
+          return q[0];
+        };
+        EXPECT_EQ(of(1e38F, 1e-20F), infinity);  // saturates
+        EXPECT_EQ(of(-1e38F, 1e-3F), -1e38F / 1e-3F);
+        EXPECT_EQ(of(1e-40F, 1e-40F), 1.0F);
+        EXPECT_EQ(of(3.0F, 0.0F), infinity);
+        EXPECT_EQ(of(3.0F, infinity), 0.0F);
+        for (const float zero : {0.0F, -0.0F}) {
+          for (const float scale : {2.0F, -2.0F, 3.0F}) {
+            EXPECT_EQ(std::signbit(of(zero, scale)), std::signbit(zero / scale)) << zero << " / " << scale;
           }
         }
-        EXPECT_EQ(wrong, 0);
+        for (const float x : {infinity, -infinity, nan}) {
+          EXPECT_TRUE(std::isnan(of(x, 2.0F)));
+          EXPECT_TRUE(std::isnan(of(x, 0.0F)));
+        }
+        EXPECT_TRUE(std::isnan(of(0.0F, 0.0F)));
+        EXPECT_TRUE(std::isnan(of(3.0F, nan)));
       },
-      {.blocks = 1, .threads = 32}, options);
-}
-TEST(StoredRows, QuotientsAreThoseOfADivision) {
-  expect_quotients<true>(2039);
-  expect_quotients<false>(509);
-  const auto of = [](float x, float scale) { return stored::quotient(x, stored::Divisor<true>(scale)); };
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(of(1e38F, 1e-20F), infinity);  // saturates
-  EXPECT_EQ(of(-1e38F, 1e-3F), -1e38F * 1e3F);
-  EXPECT_EQ(of(1e-40F, 1e-40F), 1.0F);
-  EXPECT_EQ(of(3.0F, 0.0F), infinity);
-  EXPECT_EQ(of(3.0F, infinity), 0.0F);
-  for (const float x : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
-    EXPECT_TRUE(std::isnan(of(x, 2.0F)));
-    EXPECT_TRUE(std::isnan(of(x, 0.0F)));
-  }
-  EXPECT_TRUE(std::isnan(of(0.0F, 0.0F)));
+      {.blocks = 1, .threads = 32}, {});
 }
 
 /// Tokens of more than one batch of a block, with some that go to one row in different batches.
@@ -132,7 +146,8 @@ TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
   c.head_dim_v = 8;
   c.entries = 70;
   c.entry_rows = 16;
-  for (std::int64_t n = 0; n < 2 * append_batch + 100; ++n) c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
+  for (std::int64_t n = 0; n < 32 * append_words + 3000; ++n)
+    c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
   harness::AppendCall call(c);
   EmulatedCache runner;
   call.prepare();
