@@ -28,8 +28,7 @@ struct AppendConfig {
 constexpr int append_threads = 256;
 /// Thread blocks that an SM has registers for: an embedding takes most, and so do scales that are found.
 constexpr int append_blocks_per_sm(const AppendConfig& c) {
-  if (c.rotary) return c.from == c.to ? 3 : 2;
-  return c.finds_scales ? 3 : 4;
+  return c.rotary ? 2 : c.finds_scales ? 3 : 4;
 }
 /// The longest run of rows of the cache, as a power of two: a row for each warp.
 constexpr int append_longest_run = 2;
