@@ -171,9 +171,10 @@ std::int64_t split_items(const Problem& p, const Tiling& tiling, std::int64_t sp
   return std::min(of_tiles, tiles * (p.rows_k / split_size + p.batch));
 }
 
-/// CTAs that the device holds at once, where they share keys no more than `combine` can merge.
+/// CTAs, or clusters, that the device holds at once, where they share keys no more than `combine` can merge.
 std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
-  const std::int64_t most = std::int64_t{multiprocessors} * ctas_per_sm(config);
+  const std::int64_t most =
+      std::max<std::int64_t>(1, std::int64_t{multiprocessors} * ctas_per_sm(config) / config.cluster());
   const bool merged = config.schedule.split && !config.schedule.invariant;
   return merged ? std::min<std::int64_t>(most, combine_parts) : most;
 }
@@ -182,7 +183,7 @@ std::int64_t most_ctas(const ForwardConfig& config, int multiprocessors) {
 /// enough_blocks each, and the first one two: `combine` has to read what they leave. A partial result of wide
 /// heads is as large as two blocks of keys.
 struct Sharing {
-  std::int64_t most;   ///< CTAs
+  std::int64_t most;   ///< CTAs, or clusters, of which each has a share
   std::int64_t few;    ///< for a short line
   std::int64_t least;  ///< blocks of a share
 
@@ -229,7 +230,8 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
   } else if (config.schedule.split) {
     const std::int64_t blocks = std::max<std::int64_t>(1, blocks_of(p.rows_k, tiling.block_n));
     const Sharing sharing(config, multiprocessors);
-    d.ctas = tiles >= most ? as_int(most) : sharing.ctas(tiles * blocks);
+    const std::int64_t shared_tiles = tiles / config.cluster();
+    d.ctas = config.cluster() * (shared_tiles >= most ? as_int(most) : sharing.ctas(shared_tiles * blocks));
     d.few_ctas = as_int(sharing.few);
     d.least = as_int(sharing.least);
     d.part_outputs = partial_outputs(tiling, d.ctas);
@@ -240,7 +242,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.split_blocks =
         as_int(std::clamp<std::int64_t>(enough / std::max<std::int64_t>(tiles, 1), 4, combine_ctas(tiling)));
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
-    if (d.ctas > 1) d.combine_ctas = tiles * d.split_blocks;
+    if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks;
   }
   return d;
 }

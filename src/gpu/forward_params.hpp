@@ -30,7 +30,7 @@ struct WorkDivision {
   std::int64_t combine_ctas = 0;  ///< of the kernel behind it; 0: there is nothing to merge
   int split_blocks = 0;           ///< as in ForwardParams
   int part_rows = 0;
-  int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least
+  int most_ctas = 0;  ///< split_ctas, split_few_ctas and split_least: with pairs clusters are counted
   int few_ctas = 0;
   int least = 1;
 };

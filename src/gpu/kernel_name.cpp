@@ -125,7 +125,7 @@ BlockShape block_shape(Kernel kernel, const KernelConfig& config) {
     case Kernel::sm80_forward:
     case Kernel::decode: {
       const auto& c = std::get<ForwardConfig>(config);
-      return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c)};
+      return {.threads = c.threads(), .shared_bytes = forward_shared_bytes(c), .cluster = c.cluster()};
     }
     case Kernel::combine:
       return {.threads = 32 * combine_rows,

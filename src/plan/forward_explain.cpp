@@ -58,6 +58,11 @@ std::vector<std::string> explain_forward(const Problem& problem, const ForwardCo
   if (c.wide && (c.schedule.split || c.schedule.invariant)) {
     lines.emplace_back(!c.schedule.invariant ? shared_keys : c.schedule.split ? fixed_parts : fixed_tiles);
   }
+  if (c.pairs) {
+    lines.emplace_back(
+        "two tiles of heads that share keys have a cluster of two CTAs, each of which loads half of the keys "
+        "for both");
+  }
   if (c.has_byte_keys()) {
     lines.push_back(
         fmt::format("k and v are read in {} and become {} in {}; scales are factors of the scores and of {}",

@@ -25,7 +25,7 @@ namespace {
 
 /// Of the kernel `forward_wide`, and of what it alone does.
 std::string wide_objection(const ForwardConfig& c) {
-  if (!c.wide) return c.v_in_k ? "v_in_k takes the kernel forward_wide" : "";
+  if (!c.wide) return c.v_in_k || c.pairs ? "v_in_k and pairs take the kernel forward_wide" : "";
   if (c.tiling.head_dim_qk % 64 != 0 || c.tiling.head_dim_v % (64 * wide_parts) != 0) {
     return fmt::format(
         "head dimensions {} and {} are not multiples of 64 and {}: warpgroups divide the columns "
@@ -37,6 +37,8 @@ std::string wide_objection(const ForwardConfig& c) {
                        c.tiling.head_dim_v, 256 * wide_parts);
   if (c.v_in_k && (c.stages < 2 || c.tiling.head_dim_v > c.tiling.head_dim_qk))
     return "v_in_k takes two stages, and a v no wider than k";
+  if (c.pairs && (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows))
+    return "pairs of tiles take v_in_k, heads as rows, and split without a split size";
   if (c.tiling.block_m != 64 || c.tiling.block_n % (16 * wide_parts) != 0 || c.tiling.block_n > 64)
     return fmt::format("a tile of {} x {} is not of 64 rows and 32 or 64 keys", c.tiling.block_m,
                        c.tiling.block_n);

@@ -115,6 +115,13 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   return with_most_stages(c);
 }
 
+/// Whether clusters of two CTAs take two tiles of heads that share keys: each key then crosses from the L2
+/// once for both, and nothing but that way bounds the kernel (docs/kernels/wide-heads.md).
+bool takes_pairs(const ForwardConfig& c, const Problem& p) {
+  if (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows) return false;
+  return best_head_rows(p).tile_heads(p) / p.heads_kv % 2 == 0;
+}
+
 /// The kernel `forward_wide`. Products take 64 columns at a time, and a warpgroup half of those of V, which
 /// K's tile has to hold where V is in it. Its blocks have 64 keys and move their rows' maxima in any case:
 /// with a fixed split size nothing else changes.
@@ -131,6 +138,7 @@ ForwardConfig with_wide_heads(ForwardConfig c, const Problem& p, bool shared) {
   const bool unequal = (c.mask.causal || c.mask.local) && !c.tiling.heads_as_rows;
   c.schedule = {
       .dynamic = !shared && unequal, .pingpong = false, .split = shared, .invariant = p.split_size > 0};
+  c.pairs = takes_pairs(c, p);
   c.stages = c.v_in_k ? 2 : 1;
   while (c.stages < 4 && forward_objection(c).empty()) ++c.stages;
   if (!forward_objection(c).empty()) --c.stages;
@@ -276,18 +284,26 @@ void add_shipped_decode_configs(std::vector<ForwardConfig>& configs) {
   }
 }
 
-/// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K.
+/// Latent attention of DeepSeek's dimensions, in bf16: query heads are rows, and V is in K. 128 of them are
+/// pairs of tiles, which calls that share keys take; 64, of several queries, are not.
 void add_shipped_latent_configs(std::vector<ForwardConfig>& configs) {
+  struct Kind {
+    int heads;
+    bool shared;
+  };
   for (const KeySource keys : {KeySource::rows, KeySource::pages}) {
-    for (const bool shared : {false, true}) {
+    for (const Kind& kind : {Kind{64, false}, Kind{64, true}, Kind{128, true}}) {
       ForwardConfig c;
       c.keys = keys;
       c.mask.varlen = true;
       c.tiling.heads_as_rows = true;
       Problem p;
+      p.heads_q = kind.heads;
+      p.heads_kv = 1;
+      p.rows_q = 1;
       p.head_dim_qk = max_gpu_wide_head_dim_qk;
       p.head_dim_v = max_gpu_wide_head_dim_v;
-      configs.push_back(with_wide_heads(c, p, shared));
+      configs.push_back(with_wide_heads(c, p, kind.shared));
     }
   }
 }

@@ -119,7 +119,8 @@ TEST(KernelExpression, NamesEveryField) {
       "false}, "
       ".family = tandem::Family::sm90, .key_type = tandem::OperandType::input, .row_scales = false, .wide = "
       "false, "
-      ".v_in_k = false, .functions = tandem::Functions{.digest = 0x0ULL, .score_function = false, "
+      ".v_in_k = false, .pairs = false, .functions = tandem::Functions{.digest = 0x0ULL, .score_function = "
+      "false, "
       ".mask_function = false, .block_lists = false, .dropout = false, .dropout_places = false, "
       ".captured_gradients = false}}"))
       << text;

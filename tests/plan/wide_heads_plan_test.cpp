@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "gpu/forward_params.hpp"
+#include "gpu/kernel_name.hpp"
 #include "plan/forward_plan.hpp"
 #include "problem/effective.hpp"
 
@@ -64,6 +66,70 @@ TEST(WideHeadsPlan, HeadsOfLatentAttentionAreRowsOfTilesOf64) {
   EXPECT_EQ(p.rows_q, 16);
 }
 
+/// Tiles of the same keys have a cluster of two CTAs where they are an even number.
+TEST(WideHeadsPlan, TwoTilesOfHeadsThatShareKeysAreAPair) {
+  const auto pairs = [](std::int64_t heads, std::int64_t queries) {
+    const ForwardConfig c = choose_forward_config(latent(heads, queries, true));
+    EXPECT_EQ(forward_objection(c), "");
+    EXPECT_EQ(combine_config(c).pairs, c.pairs);
+    EXPECT_EQ(gpu::block_shape(gpu::Kernel::forward_wide, c).cluster, c.pairs ? 2 : 1);
+    return c.pairs;
+  };
+  EXPECT_TRUE(pairs(128, 1));
+  EXPECT_TRUE(pairs(128, 2));
+  EXPECT_TRUE(pairs(40, 3)) << "twenty heads of three queries a tile";
+  EXPECT_TRUE(pairs(256, 1)) << "two pairs";
+  EXPECT_FALSE(pairs(64, 1));
+  EXPECT_FALSE(pairs(16, 4));
+  EXPECT_FALSE(pairs(192, 1)) << "three tiles";
+  EXPECT_FALSE(choose_forward_config(latent(128, 1, false)).pairs) << "two tensors take all shared memory";
+  Problem p = latent(128, 1, true);
+  p.split_size = 1024;
+  EXPECT_FALSE(choose_forward_config(p).pairs);
+  p = latent(128, 1, true);
+  p.batch = 1024;
+  EXPECT_FALSE(choose_forward_config(p).schedule.split);
+  EXPECT_FALSE(choose_forward_config(p).pairs);
+}
+
+TEST(WideHeadsPlan, SharesOfPairsAreThoseOfClusters) {
+  Problem p = latent(128, 1, true);
+  const ForwardConfig c = choose_forward_config(p);
+  ForwardConfig single = c;
+  single.pairs = false;
+  const gpu::WorkDivision one = gpu::divide_work(p, single, 132);
+  gpu::WorkDivision two = gpu::divide_work(p, c, 132);
+  EXPECT_EQ(one.most_ctas, 132);
+  EXPECT_EQ(two.most_ctas, 66);
+  EXPECT_EQ(two.few_ctas, 66);
+  EXPECT_EQ(two.least, one.least);
+  EXPECT_EQ(two.ctas, 64) << "64 blocks of each of two sequences, four a share";
+  EXPECT_EQ(two.part_lses, 2 * 64 * 64);
+  EXPECT_EQ(two.combine_ctas, one.combine_ctas);
+  p.batch = 100;
+  two = gpu::divide_work(p, c, 132);
+  EXPECT_EQ(two.ctas, 132);
+  EXPECT_EQ(two.part_lses, 2 * 132 * 64);
+  EXPECT_EQ(gpu::divide_work(p, c, 5).ctas, 4) << "a multiprocessor is left over";
+  p.batch = 1;
+  p.rows_k = 100;
+  two = gpu::divide_work(p, c, 132);
+  EXPECT_EQ(two.ctas, 2);
+  EXPECT_EQ(two.combine_ctas, 0) << "one cluster has both tiles whole";
+}
+
+TEST(WideHeadsPlan, ExplainSaysWhatAClusterDoes) {
+  const auto said = [](std::int64_t heads) {
+    const Problem p = latent(heads, 1, true);
+    const std::vector<std::string> lines = explain_forward(p, choose_forward_config(p));
+    return std::ranges::any_of(lines, [](const std::string& line) {
+      return line.find("a cluster of two CTAs") != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(said(128));
+  EXPECT_FALSE(said(64));
+}
+
 /// What bits depend on is the same of a step and of a prefill.
 TEST(WideHeadsPlan, AFixedSplitSizeChangesNothingButTheSplits) {
   for (const bool v_in_k : {false, true}) {
@@ -84,15 +150,16 @@ TEST(WideHeadsPlan, AFixedSplitSizeChangesNothingButTheSplits) {
 TEST(WideHeadsPlan, StepsOfLatentAttentionAreShipped) {
   const std::vector<ForwardConfig> configs = shipped_forward_configs();
   for (const bool pages : {false, true}) {
-    for (const std::int64_t queries : {1, 2}) {
-      Problem p = latent(128, queries, true);
+    for (const auto& [heads, queries] : {std::pair<int, int>{128, 1}, {128, 2}, {16, 5}, {64, 2}}) {
+      Problem p = latent(heads, queries, true);
       if (pages) {
         p.pages.table = &p;
         p.pages.page_size = 64;
       }
       p.seqused_k.data = &p;
       const ForwardConfig c = choose_forward_config(p);
-      EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end()) << pages << " " << queries;
+      EXPECT_NE(std::find(configs.begin(), configs.end(), c), configs.end())
+          << pages << " " << heads << " " << queries;
     }
   }
 }
@@ -128,7 +195,11 @@ TEST(WideHeadsLegality, NamesTheRuleThatIsBroken) {
                     c.mask.by_sequence = true;
                   }),
                   "takes causal"));
-  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "shared memory"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = c.pairs = false; }), "shared memory"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.v_in_k = false; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.split = false; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.schedule.invariant = true; }), "pairs of tiles"));
+  EXPECT_TRUE(has(objection([](ForwardConfig& c) { c.tiling.heads_as_rows = false; }), "pairs of tiles"));
 }
 
 }  // namespace

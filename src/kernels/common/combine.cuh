@@ -51,10 +51,10 @@ struct CombineShared {
   alignas(16) float out[combine_groups(C.tiling.head_dim_v)][C.tiling.head_dim_v];
 };
 
-/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on. The CTA's
-/// threads form groups, of which group g adds up partial results g, g + groups, g + 2 * groups and so on;
-/// then the groups' sums are added. So many loads are under way at once that they take hardly longer than
-/// one.
+/// One row of a tile whose partial results are `first`, then the tails of CTAs from `tails` on, or of every
+/// second one where clusters of two have shares. The CTA's threads form groups, of which group g adds up
+/// partial results g, g + groups, g + 2 * groups and so on; then the groups' sums are added. So many loads
+/// are under way at once that they take hardly longer than one.
 template <ForwardConfig C>
 struct CombineRow {
   static constexpr int threads = combine_rows * warp_size;
@@ -66,6 +66,7 @@ struct CombineRow {
   static constexpr u32 ahead = vectors == 1 ? 12 : vectors <= 2 ? 5 : 4;
   static constexpr int shares = combine_parts / threads;  ///< of weights, that a thread finds
   static constexpr int columns = (head_dim + threads - 1) / threads;
+  static constexpr u32 cluster = static_cast<u32>(C.cluster());
   using Parts = ptx::Float4[ahead][vectors];
 
   const ForwardParams& p;
@@ -79,7 +80,7 @@ struct CombineRow {
   const int group = thread / lanes;
 
   TANDEM_DEVICE i64 place(u32 i) const {
-    const int part = i == 0 ? first : tile::part_of_tail(tails + i - 1);
+    const int part = i == 0 ? first : tile::part_of_tail(tails + cluster * (i - 1));
     return static_cast<i64>(part) * C.tiling.block_m + row;
   }
   TANDEM_DEVICE int column(int v) const { return v * span + thread % lanes * 4; }
@@ -255,24 +256,29 @@ template <ForwardConfig C>
 TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
-  tile::SplitLine<C.tiling, C.keys> line{p};
+  tile::SplitLine<C.tiling, C.keys, false, C.pairs> line{p};
   const tile::LineLength length = line.length();
   const u32 share = tile::share_of(p, length);
   if (!tile::cuts_tiles(length, share)) return;
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
-  if (!line.locate_tile(number, t, start, cost)) return;
-  const u32 cta = start / share;
+  // Of a pair of tiles each CTA of a cluster has one.
+  constexpr u32 cluster = static_cast<u32>(C.cluster());
+  const u32 rank = number % cluster;
+  if (!line.locate_tile(number / cluster, t, start, cost)) return;
+  if constexpr (C.pairs) t.head += static_cast<int>(rank);
+  const u32 first = start / share;
   const u32 end = (start + cost - 1) / share + 1;
-  if (end == cta + 1) return;  // one CTA has computed it whole
+  if (end == first + 1) return;  // one CTA has computed it whole
   ptx::wait_for_previous_grid();
   for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
     const int row = static_cast<int>(i);
     const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
     if (own.query >= t.end_q) continue;
-    const u32 parts = own.query < t.seqlen_q ? end - cta : 0;
-    CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + 1, parts}.merge(t, own);
+    const u32 parts = own.query < t.seqlen_q ? end - first : 0;
+    const u32 cta = cluster * first + rank;
+    CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + cluster, parts}.merge(t, own);
   }
 }
 

@@ -205,7 +205,7 @@ template <typename T, typename F>
 requires is<T, ForwardConfig>
 constexpr void for_each_member(T& x, F&& f) {
   auto& [tiling, stages, q_stages, mask, keys, transform, schedule, family, key_type, row_scales, wide,
-         v_in_k, functions] = x;
+         v_in_k, pairs, functions] = x;
   f("tiling", tiling);
   f("stages", stages);
   f("q_stages", q_stages);
@@ -218,6 +218,7 @@ constexpr void for_each_member(T& x, F&& f) {
   f("row_scales", row_scales);
   f("wide", wide);
   f("v_in_k", v_in_k);
+  f("pairs", pairs);
   f("functions", functions);
 }
 

@@ -65,8 +65,11 @@ struct ForwardConfig {
   /// Of K or V of 8 bits: a scale for each key and KV head. K's are factors of the columns of S, V's of its
   /// rows, as these become 16-bit ones (WithRowScales<Params>).
   bool row_scales = false;
-  bool wide = false;      ///< the kernel `forward_wide`, of a tile of 64 rows
-  bool v_in_k = false;    ///< V is the first columns of K, and not loaded; in `forward_wide` alone
+  bool wide = false;    ///< the kernel `forward_wide`, of a tile of 64 rows
+  bool v_in_k = false;  ///< V is the first columns of K, and not loaded; in `forward_wide` alone
+  /// With split, heads as rows and V in K: the CTAs of a cluster of two have two tiles of the same keys, and
+  /// each loads half of these for both.
+  bool pairs = false;
   Functions functions{};  ///< with them every block moves its rows' maxima (WithFunctions<Params>)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
@@ -93,6 +96,8 @@ struct ForwardConfig {
   /// Tiles of K, and of V, that products read.
   [[nodiscard]] constexpr int tile_stages() const { return converts() ? converted_stages : stages; }
   [[nodiscard]] constexpr int consumers() const { return by_warps() ? 1 : tiling.block_m / 64; }
+  /// CTAs of a cluster, which have one share of the line of key blocks (tile/split.cuh).
+  [[nodiscard]] constexpr int cluster() const { return pairs ? 2 : 1; }
   /// Warps that read each tile of K, and of V.
   [[nodiscard]] constexpr int warps_of_k() const { return 4 * consumers(); }
   [[nodiscard]] constexpr int warps_of_v() const { return 4 * (wide ? wide_parts : consumers()); }
@@ -208,6 +213,7 @@ constexpr ForwardConfig combine_config(const ForwardConfig& c) {
   combine.keys = c.keys;
   combine.schedule.split = true;
   combine.schedule.invariant = c.schedule.invariant;
+  combine.pairs = c.pairs;
   return combine;
 }
 
@@ -248,8 +254,10 @@ struct ForwardParams {
   int cache_batch;                         ///< entries of k and v
   float* part_out;  ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
   float* part_lse;  ///< (block_m) of each
-  int split_ctas;   ///< CTAs that the device holds; the grid has fewer where they would have nothing to do
-  int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
+  /// CTAs that the device holds, or with `pairs` clusters; the grid has fewer where they would have nothing
+  /// to do.
+  int split_ctas;
+  int part_rows;  ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
   // without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
@@ -258,7 +266,7 @@ struct ForwardParams {
   int row_heads;
   int row_queries;
   int row_heads_reciprocal;  ///< 65536 / row_heads + 1: divides numbers below 64 by a multiplication
-  // How CTAs share the line of key blocks (tile/split.cuh).
+  // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
   short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
 };

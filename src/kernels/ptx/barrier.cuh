@@ -53,6 +53,16 @@ TANDEM_DEVICE void sync_cluster() {
 #endif
 }
 
+/// All threads of a cluster of so many blocks.
+template <int blocks>
+TANDEM_DEVICE void sync_blocks() {
+  if constexpr (blocks > 1) {
+    sync_cluster();
+  } else {
+    sync_block();
+  }
+}
+
 /// Programmatic dependent launch: wait for the grid before this one; let the grid after this one start.
 /// Before sm_90 there is none, and nothing to wait for.
 TANDEM_DEVICE void wait_for_previous_grid() {

@@ -48,6 +48,17 @@ TANDEM_DEVICE void mbarrier_arrive_other(Mbarrier& bar) {
 #endif
 }
 
+/// The same where this block has only read what copies of the other then replace: no memory has to become
+/// visible, and mbarrier_wait waits for it. On sm_90 ptxas makes of .release.cluster a fence of all memory
+/// (MEMBAR.ALL.GPU), and of .acquire.cluster an invalidation of the L1 (CCTL.IVALL).
+TANDEM_DEVICE void mbarrier_release_other(Mbarrier& bar) {
+#if TANDEM_ON_DEVICE
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(other_shared_address(&bar)) : "memory");
+#else
+  emulator::mbarrier_arrive_other(&bar);
+#endif
+}
+
 /// Arrives and announces `bytes` that copies will bring in this phase.
 TANDEM_DEVICE void mbarrier_arrive_expect(Mbarrier& bar, u32 bytes) {
 #if TANDEM_ON_DEVICE

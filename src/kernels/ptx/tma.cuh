@@ -39,6 +39,25 @@ TANDEM_DEVICE void tma_load(void* shared, const TensorMap& map, Mbarrier& bar, i
 #endif
 }
 
+/// The same into both blocks of a cluster of two: to `shared` of each, credited to `bar` of each. What the
+/// box replaces is free in both.
+TANDEM_DEVICE void tma_load_both(void* shared, const TensorMap& map, Mbarrier& bar, i32 c0, i32 c1, i32 c2,
+                                 i32 c3, CacheHint hint) {
+#if TANDEM_ON_DEVICE
+  trace_at(TraceEvent::load, &bar);
+  constexpr u16 both = 3;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(shared_address(&bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(both),
+      "l"(static_cast<u64>(hint))
+      : "memory");
+#else
+  (void)hint;
+  emulator::tma_load_both(shared, map, &bar, c0, c1, c2, c3);
+#endif
+}
+
 /// Starts writing a box from shared memory (written before a fence_async_shared and a barrier). One thread.
 TANDEM_DEVICE void tma_store(const TensorMap& map, const void* shared, i32 c0, i32 c1, i32 c2, i32 c3) {
 #if TANDEM_ON_DEVICE

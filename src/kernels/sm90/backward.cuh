@@ -319,11 +319,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1) backward(const __grid_constant__
     ptx::mbarrier_init(shared.ds_empty, C.consumers * 4);
     ptx::fence_mbarrier_init();
   }
-  if constexpr (C.tiling.cluster > 1) {
-    ptx::sync_cluster();
-  } else {
-    ptx::sync_block();
-  }
+  ptx::sync_blocks<C.tiling.cluster>();
 
   if (warp < 4) {
     ptx::release_registers<C.registers().producer>();

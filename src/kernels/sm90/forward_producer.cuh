@@ -71,7 +71,7 @@ struct ForwardShared {
   KTile k[C.tile_stages()];
   [[no_unique_address]] typename Select<C.v_in_k, NoValues, VTile[C.tile_stages()]>::type v;
   [[no_unique_address]] ByteKeys<C> bytes;
-  tile::Ring<C.tile_stages()> k_ring;
+  KeyRing<C> k_ring;
   [[no_unique_address]] MoreKeyRings<C> more_k_rings;
   tile::Ring<C.tile_stages()> v_ring;
   tile::Ring<C.q_stages> q_ring[C.consumers()];
@@ -209,15 +209,17 @@ struct ForwardLoader {
   }
   template <int g = 0>
   TANDEM_DEVICE void load_k_groups(int b) {
-    using Groups = KeyGroups<C>;
-    StripsOf<typename Shared::KTile, Groups::first_strip(g), Groups::strips(g)> to{shared.k[k_at.stage]};
+    using Strips = KeyStrips<C, typename Shared::KTile, g>;
+    Strips to{shared.k[k_at.stage]};
+    // The CTAs of a pair take turns, so that each loads half of groups of one strip, too.
+    if constexpr (C.pairs) to.turn = (static_cast<int>(ptx::block_index()) + k_at.stage + g) % 2;
     if constexpr (by_all_lanes) {
       load_pages(shared.k_group_ring(g), k_at, to, p.k, b, places.k);
     } else {
       ptx::Mbarrier& full = shared.k_group_ring(g).acquire(k_at, to.bytes);
       tile::load_keys<C.keys>(to, p.k, full, p, t.index, b * C.tiling.block_n, head(), hint());
     }
-    if constexpr (g + 1 < Groups::count) load_k_groups<g + 1>(b);
+    if constexpr (g + 1 < KeyGroups<C>::count) load_k_groups<g + 1>(b);
   }
   /// The number of the key block that the tile visits at `b`: another one where there is a list.
   TANDEM_DEVICE int key_block(int b) const {
@@ -239,7 +241,9 @@ struct ForwardLoader {
   /// as starting a copy. Elsewhere it is left to ptxas, whose loop is another one with it.
   static constexpr bool keeps_head = by_all_lanes || C.schedule.split || C.by_warps() || C.v_in_k;
   TANDEM_DEVICE int head() const { return keeps_head ? kv_head : tile::key_head(p, t.index); }
-  TANDEM_DEVICE ptx::CacheHint hint() const { return tile::hint_of<C.schedule.split, C.tiling>(p, t.index); }
+  TANDEM_DEVICE ptx::CacheHint hint() const {
+    return tile::hint_of<C.schedule.split, C.tiling, C.cluster()>(p, t.index);
+  }
   /// Loads Q; the first K follows Q of the first warpgroup.
   TANDEM_DEVICE void load_q() {
     const int row = t.index.begin_q + tile::first_query<C.tiling>(p, t.index.m, 0);

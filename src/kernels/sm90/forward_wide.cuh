@@ -369,7 +369,7 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
   for (auto& q : shared.in.q[0]) {
     tile::clear_unfilled<C.tiling>(q, p, static_cast<int>(ptx::thread_index()), C.threads());
   }
-  ptx::sync_block();
+  ptx::sync_blocks<C.cluster()>();
   if constexpr (C.schedule.split) ptx::launch_next_grid();
   if (warp < 4) {
     ptx::release_registers<C.registers().scorer>();
@@ -386,6 +386,11 @@ TANDEM_KERNEL __launch_bounds__(C.threads(), 1)
       while (loader.step()) {
       }
     }
+  }
+  // The other CTA may still copy to this one, or arrive at its barriers.
+  if constexpr (C.pairs) {
+    ptx::sync_warp();
+    ptx::sync_cluster();
   }
 }
 

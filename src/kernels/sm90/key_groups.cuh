@@ -8,6 +8,7 @@
 #include "kernels/config/forward.hpp"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/tile/pipeline.cuh"
+#include "kernels/tile/select.cuh"
 
 namespace tandem {
 
@@ -57,10 +58,46 @@ struct StripsOf {
   }
 };
 
+/// The same by a CTA of a cluster of two, which loads every second strip for both, from the `turn`-th (0 or
+/// 1) on. The other CTA loads those between.
+template <typename Tile, int first, int count>
+struct EverySecondStripOf {
+  static constexpr int row_count = Tile::row_count;
+  static constexpr u32 bytes = count * Tile::strip_bytes;
+
+  Tile& tile;
+  int turn = 0;
+
+  TANDEM_DEVICE void load(const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
+                          ptx::CacheHint hint) {
+    load_rows(0, map, bar, row, head, batch, hint);
+  }
+  TANDEM_DEVICE void load_rows(int to, const TensorMap& map, ptx::Mbarrier& bar, i32 row, i32 head, i32 batch,
+                               ptx::CacheHint hint) {
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {
+      if (i + 1 == count && turn != 0) break;
+      const int s = first + i + turn;
+      ptx::tma_load_both(tile.data + s * static_cast<int>(Tile::strip_bytes) + to * Tile::row_bytes, map, bar,
+                         s * Tile::strip_cols, row, head, batch, hint);
+    }
+  }
+};
+
+/// Group `g` as what a CTA loads of it.
+template <ForwardConfig C, typename Tile, int g>
+using KeyStrips =
+    typename Select<C.pairs, EverySecondStripOf<Tile, KeyGroups<C>::first_strip(g), KeyGroups<C>::strips(g)>,
+                    StripsOf<Tile, KeyGroups<C>::first_strip(g), KeyGroups<C>::strips(g)>>::type;
+
+/// The ring of a group of strips, or of all of K.
+template <ForwardConfig C>
+using KeyRing = typename Select<C.pairs, tile::PairRing<C.tile_stages()>, tile::Ring<C.tile_stages()>>::type;
+
 /// The rings of all groups but the first, which has the ring of K.
 template <ForwardConfig C, bool used = C.v_in_k>
 struct MoreKeyRings {
-  tile::Ring<C.stages> of_group[KeyGroups<C>::count - 1];
+  KeyRing<C> of_group[KeyGroups<C>::count - 1];
 };
 template <ForwardConfig C>
 struct MoreKeyRings<C, false> {};

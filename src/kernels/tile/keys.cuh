@@ -36,12 +36,13 @@ TANDEM_DEVICE int page_at(const PageTable& pages, int batch, int i) {
 }
 
 /// How long the L2 should keep keys: where one tile has all queries of a sequence, and all heads that share
-/// keys, nobody reads them again.
-template <bool split, Tiling T>
+/// keys, nobody reads them again. `tiles`: that read them at once.
+template <bool split, Tiling T, int tiles = 1>
 TANDEM_DEVICE ptx::CacheHint hint_of(const ForwardParams& p, const TileIndex& t) {
   if constexpr (!split) return ptx::CacheHint::last;
   const bool all = t.end_q <= (T.heads_as_rows ? queries_of_tile<T>(p) : T.block_m);
-  return all && (!T.heads_as_rows || p.row_heads >= p.group) ? ptx::CacheHint::first : ptx::CacheHint::last;
+  return all && (!T.heads_as_rows || tiles * p.row_heads >= p.group) ? ptx::CacheHint::first
+                                                                     : ptx::CacheHint::last;
 }
 
 /// Starts loading the keys from `key` on of the tile's sequence, as many as `to` has rows, of KV head `head`.

@@ -64,4 +64,21 @@ struct Ring {
   }
 };
 
+/// The same in each CTA of a cluster of two whose producers copy to both: a buffer is free when the consumers
+/// of both have released it, and full when the copies of both have come. Those of the other CTA may come
+/// before this one has announced them: its arrival is what keeps the phase open. Consumers do no more than
+/// read, or have fenced what they wrote for the tensor cores.
+template <int stages>
+struct PairRing : Ring<stages> {
+  using typename Ring<stages>::Position;
+
+  /// `consumer_arrivals`: of one CTA.
+  TANDEM_DEVICE void init(u32 consumer_arrivals) { Ring<stages>::init(2 * consumer_arrivals); }
+  /// Consumer: what it has read is free, for the producers of both CTAs.
+  TANDEM_DEVICE void release(Position at) {
+    ptx::mbarrier_arrive(this->empty[at.stage]);
+    ptx::mbarrier_release_other(this->empty[at.stage]);
+  }
+};
+
 }  // namespace tandem::tile

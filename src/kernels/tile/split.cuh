@@ -3,6 +3,9 @@
 // other tile is computed as without splits. Lengths are read on the device, so that a captured graph serves
 // any; a CTA has two partial results at most, however long sequences are. With a fixed split size the line is
 // of splits, each of which leaves a partial result.
+//
+// With pairs a tile of the line is two tiles, of heads that share keys, which visit the same blocks. A share
+// belongs to a cluster of two CTAs, each of which has one of the two, and partial results of its own.
 #pragma once
 
 #include "kernels/tile/scheduler.cuh"
@@ -27,8 +30,8 @@ struct LineLength {
 };
 
 /// The line of a varlen batch, in key blocks, or, if `by_split`, in splits of a fixed number of them. All
-/// lanes of a warp call, and get the same values.
-template <Tiling T, KeySource keys, bool by_split = false>
+/// lanes of a warp call, and get the same values. With `pairs` the first tile of two is located.
+template <Tiling T, KeySource keys, bool by_split = false, bool pairs = false>
 struct SplitLine {
   const ForwardParams& p;
   int first = 0;   ///< sequence of lane 0
@@ -43,6 +46,7 @@ struct SplitLine {
   /// Tiles of the heads that share keys. The first tiles of all sequences come before the second ones: CTAs
   /// then read the same keys at about the same time, the second of them from the L2.
   TANDEM_DEVICE int parts() const {
+    if constexpr (pairs) return p.heads_q / p.heads_kv / 2;
     if constexpr (T.heads_as_rows) return p.heads_q / p.heads_kv;
     return 1;
   }
@@ -160,6 +164,7 @@ struct SplitLine {
     t.head = static_cast<int>(tile) / m_blocks;
     t.m = static_cast<int>(tile) - t.head * m_blocks;
     if constexpr (T.heads_as_rows) t.head = t.head * parts() + pick(s.part);
+    if constexpr (pairs) t.head *= 2;
     return true;
   }
 
@@ -204,10 +209,10 @@ TANDEM_DEVICE int part_of_tail(u32 cta) {
 constexpr int whole_tile = -1;
 
 /// The tiles, whole or in part, of this CTA's share. `by_split`: each split of a tile by itself, whose
-/// partial result is its number in the line.
-template <Tiling T, KeySource keys, bool by_split = false>
+/// partial result is its number in the line. `pairs`: its tiles of those that its cluster's share has.
+template <Tiling T, KeySource keys, bool by_split = false, bool pairs = false>
 struct SplitTiles {
-  SplitLine<T, keys, by_split> line;
+  SplitLine<T, keys, by_split, pairs> line;
   u32 at = 0;
   u32 end = 0;
   bool begun = false;
@@ -225,7 +230,7 @@ struct SplitTiles {
     if (!begun) {
       const LineLength length = line.length();
       const u32 share = share_of(line.p, length);
-      at = min(cta * share, length.total);
+      at = min((pairs ? cta / 2 : cta) * share, length.total);
       end = min(at + share, length.total);
       cuts = by_split || cuts_tiles(length, share);
       begun = true;
@@ -238,6 +243,7 @@ struct SplitTiles {
       if (cuts || at == start) break;
       at = start + cost;  // the CTA before has it
     }
+    if constexpr (pairs) t.head += static_cast<int>(cta % 2);
     const u32 stop = by_split ? at + 1 : cuts ? min(end, start + cost) : start + cost;
     piece.skip = ptx::warp_uniform(static_cast<int>(at - start));
     piece.count = ptx::warp_uniform(static_cast<int>(stop - at));

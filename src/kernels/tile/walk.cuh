@@ -97,17 +97,17 @@ struct QueryTilesBySplit {
 };
 
 /// The same where CTAs share key blocks, or splits.
-template <Tiling T, Mask M, KeySource keys, bool by_split = false>
+template <Tiling T, Mask M, KeySource keys, bool by_split = false, bool pairs = false>
 struct SplitQueryTiles {
   const ForwardParams& p;
-  SplitTiles<T, keys, by_split> tiles;
+  SplitTiles<T, keys, by_split, pairs> tiles;
 
   TANDEM_DEVICE SplitQueryTiles(const ForwardParams& params, DynamicScheduler::Shared&)
       : p(params), tiles{{params}} {}
 
   template <bool producer>
   TANDEM_DEVICE bool next(QueryTile& t, bool /*leader*/) {
-    typename SplitTiles<T, keys, by_split>::Piece piece;
+    typename SplitTiles<T, keys, by_split, pairs>::Piece piece;
     if (!tiles.next(t.index, piece)) return false;
     ptx::sync_warp();
     t.visible = visible_of<M>(p, t.index);
@@ -137,7 +137,7 @@ using ForwardMaskParams = typename Select<C.mask.by_sequence, ForwardParamsBySeq
 /// The tiles that a CTA computes.
 template <ForwardConfig C>
 using ForwardTiles = typename Select<
-    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant>,
+    C.schedule.split, tile::SplitQueryTiles<C.tiling, C.mask, C.keys, C.schedule.invariant, C.pairs>,
     typename Select<C.schedule.invariant,
                     tile::QueryTilesBySplit<C.tiling, C.mask, C.schedule.dynamic, C.keys>,
                     tile::QueryTiles<C.tiling, C.mask, C.schedule.dynamic, C.keys>>::type>::type;

@@ -103,7 +103,8 @@ void Block::apply(const Message& message) {
   } else {
     const auto bytes = static_cast<std::uint32_t>(message.data.size());
     const Event completion(components_.barrier(barrier_index(b)), static_cast<std::uint32_t>(b.phase) + 1);
-    check(shadow_.copy_in(message.target, bytes, completion, message.own), message.target, "bulk_send");
+    check(shadow_.copy_in(message.target, bytes, completion, message.own), message.target,
+          "a copy from the other block");
     std::memcpy(shared_ + message.target, message.data.data(), bytes);
     std::uint32_t& read = b.other_arriving[message.source_read.component()];
     read = std::max(read, message.source_read.clock());

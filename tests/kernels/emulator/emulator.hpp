@@ -51,6 +51,7 @@ void mbarrier_arrive_expect(void* bar, std::uint32_t bytes);
 void mbarrier_wait(void* bar, std::uint32_t parity);
 
 void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3);
+void tma_load_both(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3);
 void tma_store(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void tma_reduce_add(const TensorMap& map, const void* shared, int c0, int c1, int c2, int c3);
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar);

@@ -98,7 +98,8 @@ Box make_box(Block& block, const TensorMap& map, const void* shared, const int (
   return box;
 }
 
-void copy_in(const Box& box, char* shared) {
+/// `to`: where the box begins, or a copy of that part of shared memory, within which the swizzle stays.
+void copy_in(const Box& box, char* to) {
   for (std::uint32_t r = 0; r < box.rows(); ++r) {
     char row[128] = {};
     std::int64_t first = 0;
@@ -108,7 +109,7 @@ void copy_in(const Box& box, char* shared) {
       std::memcpy(row + first * size, p + first * size, static_cast<std::size_t>((last - first) * size));
     }
     for (std::uint32_t u = 0; u < box.row_bytes() / 16; ++u)
-      std::memcpy(shared + box.unit(r, u), row + u * 16, 16);
+      std::memcpy(to + (box.unit(r, u) - box.shared), row + u * 16, 16);
   }
 }
 
@@ -235,23 +236,50 @@ TensorMap encode(const TensorMapSpec& spec) {
   return map;
 }
 
-void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3) {
+namespace {
+
+/// `both`: into the shared memory of the other block of the cluster, too, and credited to its barrier there.
+void load(void* shared, const TensorMap& map, void* bar, const int (&origin)[4], bool both,
+          const char* what) {
   Block& block = Block::current();
   Thread& self = block.self();
-  const Box box = make_box(block, map, shared, {c0, c1, c2, c3}, "tma_load");
-  Barrier& b = loading_barrier(block, bar, "tma_load");
+  const Box box = make_box(block, map, shared, origin, what);
+  Barrier& b = loading_barrier(block, bar, what);
   const Event completion(block.components().barrier(block.barrier_index(b)),
                          static_cast<std::uint32_t>(b.phase) + 1);
-  block.check(block.shadow().copy_in(box.shared, box.bytes(), completion, self.clock), box.shared,
-              "tma_load");
+  block.check(block.shadow().copy_in(box.shared, box.bytes(), completion, self.clock), box.shared, what);
   std::memset(block.shared() + box.shared, 0xff, box.bytes());
   record({.kind = Step::Kind::load, .thing = b.offset, .number = b.phase, .amount = box.bytes()});
   ++b.copies;
+  if (both) {
+    block.reach_other();
+    Message message{.kind = Message::Kind::copy,
+                    .barrier = b.offset,
+                    .target = box.shared,
+                    .own = self.other,
+                    .other = Clock(self.clock.size())};
+    block.later([&block, box, message = std::move(message)]() mutable {
+      message.data.resize(box.bytes());
+      copy_in(box, message.data.data());
+      block.send_other(std::move(message));
+    });
+  }
   block.later([&block, &b, box, phase = b.phase] {
-    copy_in(box, block.shared());
+    copy_in(box, block.shared() + box.shared);
     credit(block, b, phase, box.bytes());
   });
   block.maybe_yield();
+}
+
+}  // namespace
+
+void tma_load(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3) {
+  load(shared, map, bar, {c0, c1, c2, c3}, false, "tma_load");
+}
+
+void tma_load_both(void* shared, const TensorMap& map, void* bar, int c0, int c1, int c2, int c3) {
+  Block::current().cluster();
+  load(shared, map, bar, {c0, c1, c2, c3}, true, "tma_load_both");
 }
 
 void bulk_load(void* shared, const void* global, std::uint32_t bytes, void* bar) {

@@ -29,10 +29,14 @@ const char* name(Operation operation) {
 }
 
 void join_lanes(Warp& warp, Thread& last) {
-  for (Thread* t : warp.waiting) join(last.clock, t->clock);
+  for (Thread* t : warp.waiting) {
+    join(last.clock, t->clock);
+    join(last.other, t->other);
+  }
   for (Thread* t : warp.waiting) {
     // Own components keep their own value: it is the largest anywhere.
     join(t->clock, last.clock);
+    join(t->other, last.other);
   }
 }
 

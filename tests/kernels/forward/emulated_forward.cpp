@@ -34,6 +34,29 @@ void make_cache(Case& c, KeySource keys, Random& random) {
   }
 }
 
+/// Whether the tiles of a KV head's query heads are an even number.
+bool are_pairs(const Case& c) {
+  Problem p;
+  p.batch = c.batch;
+  p.heads_q = c.heads_q;
+  p.heads_kv = c.heads_kv;
+  p.rows_q = c.rows_q();
+  p.packed_q = c.packed_q;
+  return c.heads_kv > 0 && best_head_rows(p).tile_heads(p) / c.heads_kv % 2 == 0;
+}
+
+/// Groups whose tiles are pairs: one pair or two, of tiles that are full or not.
+void take_pairs(Case& c, Random& random) {
+  const auto take = [&](std::int64_t group) { c.heads_q = c.heads_kv * group; };
+  if (random.chance(0.3)) {  // tiles of several queries
+    c.seqlen_q = 3;
+    for (std::int64_t& length : c.lengths_q) length = std::min<std::int64_t>(length, 3);
+    for (std::int64_t& used : c.used_q) used = std::min<std::int64_t>(used, 3);
+  }
+  take(random.pick<std::int64_t>({40, 71, 96, 127, 250}));
+  if (!are_pairs(c)) take(128);
+}
+
 /// Few queries of groups of any size, so that tiles have several heads of each.
 void take_few_queries(Case& c, Random& random) {
   constexpr std::int64_t most = 20;
@@ -89,6 +112,7 @@ harness::Case random_forward_case(std::uint64_t seed, const ForwardConfig& confi
     if (lengths->size() > batch) lengths->resize(batch);
   }
   if (config.tiling.heads_as_rows) take_few_queries(c, random);
+  if (config.pairs) take_pairs(c, random);
   c.options.causal = config.mask.causal && c.options.causal;
   if (!config.mask.causal) c.options.window_right = -1;
   if (!config.mask.local) c.options.window_left = -1;
@@ -191,6 +215,7 @@ std::string EmulatorRunner::refuses(const Case& c) const {
   if (!c.causal_by_sequence.empty() && !config.mask.by_sequence) return "the mask is one for all sequences";
   if (c.causal_by_sequence.empty() && config.mask.by_sequence) return "the mask is by sequence";
   if (config.v_in_k && !c.v_in_k) return "v is not in k";
+  if (config.pairs && !are_pairs(c)) return "its tiles are no pairs";
   const KeySource keys = c.page_size > 0 ? (c.leftpad.empty() ? KeySource::pages : KeySource::padded_pages)
                          : c.of_cache()  ? KeySource::entries
                                          : KeySource::rows;
@@ -211,7 +236,8 @@ ForwardParams EmulatorRunner::launch_forward(const Problem& p, const gpu::SplitP
   const Tiling& tiling = kernel_.config.tiling;
   emulator::Grid grid{.blocks = static_cast<unsigned>(parts.division.ctas),
                       .threads = static_cast<unsigned>(kernel_.config.threads()),
-                      .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config))};
+                      .shared_bytes = static_cast<std::size_t>(forward_shared_bytes(kernel_.config)),
+                      .cluster = static_cast<unsigned>(kernel_.config.cluster())};
   gpu::LoadedMaps maps = gpu::forward_maps(p, tiling);
   if (kernel_.config.v_in_k) maps[gpu::index_of(gpu::Loaded::v)] = maps[gpu::index_of(gpu::Loaded::k)];
   const bool sm80 = kernel_.config.of_sm80();

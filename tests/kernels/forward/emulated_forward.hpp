@@ -84,6 +84,8 @@ std::span<const EmulatedForward> decode_bytes_forwards();
 
 /// Those of the kernel `forward_wide`.
 std::span<const EmulatedForward> wide_heads_forwards();
+/// The same in clusters of two CTAs.
+std::span<const EmulatedForward> pair_forwards();
 /// The same up to the widest heads, with every mask and any lengths, for the contract.
 std::span<const EmulatedForward> widest_heads_forwards();
 

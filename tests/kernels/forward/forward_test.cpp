@@ -34,7 +34,8 @@ std::vector<EmulatedForward> all_forwards() {
                  heads_as_rows_forwards(), mixed_split_forwards(), mixed_forwards(),
                  mixed_heads_as_rows_forwards(), row_scales_split_forwards(), row_scales_forwards(),
                  row_scales_heads_as_rows_forwards(), decode_forwards(), decode_bytes_forwards(),
-                 wide_heads_forwards(), sm80_forwards(), split_sm80_forwards(), grouped_sm80_forwards()});
+                 wide_heads_forwards(), pair_forwards(), sm80_forwards(), split_sm80_forwards(),
+                 grouped_sm80_forwards()});
 }
 
 /// The kernel's results of a case, against the oracle's.
@@ -186,6 +187,60 @@ TEST_P(EmulatedGroupTest, ANaNInAQueryStaysInItsRow) {
   }
 }
 
+class EmulatedPairsTest : public EmulatedForwardTest {
+ protected:
+  /// A step of sequences with these keys, and room for `room` each, by 128 heads over one.
+  static harness::Case step_of(const std::vector<std::int64_t>& keys, std::int64_t room) {
+    const ForwardConfig& config = GetParam().config;
+    harness::Case spec = one_head(config, 1, room);
+    spec.batch = static_cast<std::int64_t>(keys.size());
+    spec.heads_q = 128;
+    spec.sink = true;  // of narrow heads they would else be rows of one head
+    spec.used_k = keys;
+    spec.options.window_left = -1;
+    if (config.keys == KeySource::entries) {
+      spec.cache_index.assign(keys.size(), 0);
+      spec.used_k.assign(keys.size(), keys[0]);
+    }
+    if (!spec.leftpad.empty()) spec.leftpad.assign(keys.size(), 0);
+    if (!spec.causal_by_sequence.empty()) spec.causal_by_sequence.assign(keys.size(), 0);
+    return spec;
+  }
+};
+
+/// Tiles that are full and that are not, of one query and of several, whose masks differ, of one KV head or
+/// two with a pair or two each. Keys end beside the edges of blocks.
+TEST_P(EmulatedPairsTest, EveryRowIsItsQueryAndHead) {
+  const ForwardConfig& config = GetParam().config;
+  EmulatorRunner runner(GetParam());
+  const std::vector<std::array<std::int64_t, 2>> shapes{{128, 1}, {128, 2}, {65, 1}, {40, 3},
+                                                        {71, 1},  {250, 1}, {127, 2}};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto [group, queries] = shapes[i];
+    harness::Case spec = one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
+    spec.heads_kv = i % 2 == 0 ? 1 : 2;
+    spec.heads_q = spec.heads_kv * group;
+    set_causal(spec, i % 3 != 1);
+    spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
+    spec.sink = i % 2 == 1;
+    runner.seed = i;
+    expect_the_oracles_results(runner, spec);
+  }
+}
+
+/// One cluster for all tiles, several whose shares cut tiles, and one a tile; sequences without keys among
+/// others.
+TEST_P(EmulatedPairsTest, SharesOfEverySizeMatchTheOracle) {
+  EmulatorRunner runner(GetParam());
+  runner.seed = 3;
+  for (const unsigned multiprocessors : {1U, 5U, 6U, 40U}) {
+    runner.split_blocks = multiprocessors;
+    expect_the_oracles_results(runner, step_of({690, 0, 310}, 700));
+    expect_the_oracles_results(runner, step_of({0, 64, 1, 0}, 130));
+    expect_the_oracles_results(runner, step_of({256, 256, 256, 256}, 256));
+  }
+}
+
 /// Out and LSE of a case of one sequence.
 std::vector<double> results_of(const EmulatedForward& kernel, const harness::Case& spec) {
   EmulatorRunner runner(kernel);
@@ -255,11 +310,15 @@ std::string name_of(const ::testing::TestParamInfo<EmulatedForward>& parameter) 
 
 std::vector<EmulatedForward> causal_forwards() {
   std::vector<EmulatedForward> some = all_forwards();
-  std::erase_if(some, [](const EmulatedForward& kernel) { return !kernel.config.mask.causal; });
+  std::erase_if(some, [](const EmulatedForward& kernel) {
+    return !kernel.config.mask.causal || kernel.config.pairs;  // one head is no pair
+  });
   return some;
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedGroupTest, ::testing::ValuesIn(group_forwards()), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, EmulatedPairsTest,
+                         ::testing::ValuesIn(pair_forwards().begin(), pair_forwards().end()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedForwardTest, ::testing::ValuesIn(all_forwards()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, EmulatedCausalForwardTest, ::testing::ValuesIn(causal_forwards()),
                          name_of);

@@ -27,6 +27,12 @@ constexpr ForwardConfig in_k(ForwardConfig c, int stages = 2) {
   return c;
 }
 
+/// Of two tiles a cluster.
+constexpr ForwardConfig in_pairs(ForwardConfig c) {
+  c.pairs = true;
+  return c;
+}
+
 /// Of calls without lengths, whose tiles come from a counter.
 constexpr ForwardConfig dense(ForwardConfig c, bool causal) {
   c.mask = {.causal = causal};
@@ -68,12 +74,29 @@ std::span<const EmulatedForward> wide_heads_forwards() {
   return kernels;
 }
 
+/// Groups of one strip of K and of two, two stages and three.
+std::span<const EmulatedForward> pair_forwards() {
+  static constexpr auto kernels =
+      emulate<in_pairs(in_k(halves(Element::bf16, 192, 128, KeySource::rows, true))),
+              in_pairs(in_k(halves(Element::f16, 192, 128, KeySource::pages, true), 3)),
+              in_pairs(in_k(halves(Element::bf16, 320, 256, KeySource::rows, true))),
+              in_pairs(in_k(
+                  halves(Element::f16, 192, 128, KeySource::padded_pages, true, ScoreTransform::scaled))),
+              in_pairs(in_k(halves(Element::bf16, 128, 128, KeySource::entries, true))),
+              in_pairs(in_k(halves(Element::bf16, 576, 512, KeySource::pages, true))),
+              in_pairs(by_sequence(in_k(halves(Element::bf16, 192, 128, KeySource::pages, true)))),
+              in_pairs(f32_out(in_k(halves(Element::bf16, 192, 128, KeySource::rows, true))))>();
+  return kernels;
+}
+
 std::span<const EmulatedForward> widest_heads_forwards() {
   constexpr auto widest = [](Element element, KeySource keys, bool split,
                              ScoreTransform transform = ScoreTransform::raw) {
     return halves(element, 576, 512, keys, split, transform);
   };
   static constexpr auto kernels = emulate<
+      in_pairs(in_k(widest(Element::bf16, KeySource::rows, true))),
+      in_pairs(in_k(widest(Element::f16, KeySource::pages, true))),
       in_k(widest(Element::bf16, KeySource::rows, true)), in_k(widest(Element::f16, KeySource::pages, true)),
       widest(Element::bf16, KeySource::rows, true), widest(Element::bf16, KeySource::pages, true),
       widest(Element::bf16, KeySource::entries, true), widest(Element::bf16, KeySource::padded_pages, true),
