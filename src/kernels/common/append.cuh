@@ -23,95 +23,137 @@ TANDEM_DEVICE const u8* new_row(const AppendParams& p, const void* rows, const S
   return stored::at<type>(rows, batch * stride.batch + (n - batch * p.rows_new) * stride.row);
 }
 
-/// Writes row `i` of a stretch.
+/// A row that a warp is to write.
+struct Work {
+  Token token;
+  int new_row;  ///< of all new rows
+  int tensor;   ///< 0: K, 1: V
+  i64 entry;
+  i64 row;  ///< of the entry
+};
+
+/// What the lanes of a warp have found: words that are not 0, in their order, and rows to write.
+struct Found {
+  int word[2 * warp_size];
+  u32 bits[2 * warp_size];
+  Work work[warp_size];
+};
+
+/// What this warp has of run `bit` of a stretch, or of one of 32 slots. False if nothing.
+TANDEM_DEVICE bool find_work(const AppendParams& p, int word, int bit, Work& work) {
+  const Stretch s =
+      p.slot_mapping.data != nullptr ? stretch_of_slot(p, word * warp_size + bit) : stretch_at(p, word);
+  const int run = p.slot_mapping.data != nullptr ? 0 : bit;
+  const WarpPlace place = place_in(s.number + run);
+  const int first = s.run_first(p, run);
+  const int i = first + static_cast<int>(static_cast<u32>(place.row - s.first_row - first) % row_warps);
+  work = {{s.token.sequence, s.token.index + i}, s.new_row + i, place.tensor, s.entry, s.first_row + i};
+  return i < s.run_end(p, run) && (place.tensor == 0 || p.v.rows != nullptr);
+}
+
 template <AppendConfig C, bool embedded>
-TANDEM_DEVICE void write_row_of(const AppendParams& p, const AppendTensor& t, const FoundScales& found,
-                                const Stretch& s, int i) {
-  const Token token{s.token.sequence, s.token.index + i};
-  const i64 row = s.first_row + i;
-  u8* const to = stored::at<C.to>(t.cache, s.entry * t.cache_stride.batch + row * t.cache_stride.row);
-  const u8* const from = new_row<C.from>(p, t.rows, t.row_stride, token.sequence, s.new_row + i);
+TANDEM_DEVICE void write(const AppendParams& p, const AppendTensor& t, const FoundScales& found,
+                         const Work& work) {
+  u8* const to = stored::at<C.to>(t.cache, work.entry * t.cache_stride.batch + work.row * t.cache_stride.row);
+  const u8* const from = new_row<C.from>(p, t.rows, t.row_stride, work.token.sequence, work.new_row);
   if constexpr (C.finds_scales) {
     if (found.data != nullptr) {
-      float* const scales = found.data + s.entry * found.stride.batch + row * found.stride.row;
-      write_scaled_row<C, C.to, embedded>(p, t, token, from, to, scales, found.stride.head);
+      float* const scales = found.data + work.entry * found.stride.batch + work.row * found.stride.row;
+      write_scaled_row<C, C.to, embedded>(p, t, work.token, from, to, scales, found.stride.head);
       return;
     }
   }
-  write_row<C, C.to, embedded>(p, t, token, from, to, p.heads_kv);
+  write_row<C, C.to, embedded>(p, t, work.token, from, to, p.heads_kv);
 }
 
-/// Notes which runs are this block's own, a word of bits for each of `count` stretches, or for 32 slots, from
-/// `base` on. A lane looks at a stretch; a warp at 32 slots, of which four times as many are under way.
-TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int count) {
+/// Notes which runs are this block's own, a word of bits for each of the stretches [base, end), or for as
+/// many times 32 slots. A lane looks at a stretch; a warp at 32 slots, of which four times as many are under
+/// way.
+TANDEM_DEVICE void note_runs(const AppendParams& p, u32* noted, int base, int end) {
   const int thread = static_cast<int>(ptx::thread_index());
   if (p.slot_mapping.data == nullptr) {
-    for (int word = thread; word < count; word += append_threads) {
-      const Stretch s = stretch_at(p, base + word);
+    for (int word = base + thread; word < end; word += append_threads) {
+      const Stretch s = stretch_at(p, word);
       const int runs = s.runs(p);
       u32 bits = 0;
       for (int run = 0; run < runs; ++run) bits |= is_own(s.number + run) ? 1U << run : 0U;
-      ptx::store_shared(noted + word, bits);
+      ptx::store_shared(noted + word % append_words, bits);
     }
     return;
   }
   constexpr int at_once = 4;
-  for (int first = thread / warp_size; first < count; first += at_once * warps) {
+  for (int first = base + thread / warp_size; first < end; first += at_once * warps) {
     i64 slots[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      slots[i] = slot_at(p, (base + first + i * warps) * warp_size + thread % warp_size);
+      slots[i] = slot_at(p, (first + i * warps) * warp_size + thread % warp_size);
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const u32 bits = ptx::ballot(slots[i] >= 0 && is_own(slots[i]));
       const int word = first + i * warps;
-      if (thread % warp_size == 0 && word < count) ptx::store_shared(noted + word, bits);
+      if (thread % warp_size == 0 && word < end) ptx::store_shared(noted + word % append_words, bits);
     }
   }
 }
 
-/// Writes this warp's rows of a stretch, or of 32 slots, of which `own` are noted. A lane looks at a run, or
-/// at a slot.
+/// Writes what this warp has of 32 words, of which each lane has one: its runs are `bits`. The lanes look for
+/// their words' rows together. Of words with several runs one run is taken at a time, so that rows are
+/// written in the order of the tokens.
 template <AppendConfig C>
-TANDEM_DEVICE void write_word(const AppendParams& p, u32 own, int word) {
-  const bool slots = p.slot_mapping.data != nullptr;
+TANDEM_DEVICE void write_words(const AppendParams& p, Found& found, int word, u32 bits) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  const bool noted = (own >> lane & 1U) != 0;
-  Stretch s{};
-  int row = 0;  // that is this warp's, of the lane's run
-  bool exists = false;
-  if (slots) {
-    if (noted) s = stretch_of_slot(p, word * warp_size + lane);
-    exists = noted && static_cast<int>(s.first_row % row_warps) == place_in(s.number).row;
-  } else {
-    s = stretch_at(p, word);
-    row = s.run_first(p, lane);
-    row += static_cast<int>(static_cast<u32>(place_in(s.number + lane).row - s.first_row - row) % row_warps);
-    exists = noted && row < s.run_end(p, lane);
-  }
-  for (u32 mine = ptx::ballot(exists); mine != 0; mine &= mine - 1) {
-    const int of = ptx::find_first_set(mine);
-    const int i = static_cast<int>(ptx::shuffle(static_cast<u32>(row), of));
-    if (slots) s = stretch_of_slot(p, word * warp_size + of);
-    const int tensor = place_in(s.number + (slots ? 0 : of)).tensor;
-    if (tensor == 0) {
-      write_row_of<C, C.rotary>(p, p.k, p.k_found, s, i);
-    } else if (p.v.rows != nullptr) {
-      write_row_of<C, false>(p, p.v, p.v_found, s, i);
+  for (u32 some = ptx::ballot(bits != 0); some != 0; some = ptx::ballot(bits != 0)) {
+    const bool alone = !ptx::any_lane((bits & (bits - 1)) != 0);
+    bool mine = false;
+    if (bits != 0 && (alone || lane == ptx::find_first_set(some))) {
+      Work work;
+      mine = find_work(p, word, ptx::find_first_set(bits), work);
+      if (mine) ptx::store_shared(found.work + lane, work);
+      bits &= bits - 1;
     }
+    ptx::sync_warp();
+    for (u32 left = ptx::ballot(mine); left != 0; left &= left - 1) {
+      const Work work = ptx::load_shared(found.work + ptx::find_first_set(left));
+      if (work.tensor == 0) {
+        write<C, C.rotary>(p, p.k, p.k_found, work);
+      } else {
+        write<C, false>(p, p.v, p.v_found, work);
+      }
+    }
+    ptx::sync_warp();
   }
 }
 
-/// Writes what is noted and this warp's, in the order of the tokens.
+/// Writes what is noted and this warp's, in the order of the tokens. Most words are 0: the others are
+/// gathered for 32 lanes.
 template <AppendConfig C>
-TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, int base, int count) {
+TANDEM_DEVICE void write_noted(const AppendParams& p, const u32* noted, Found& found, int base, int end) {
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  for (int first = 0; first < count; first += warp_size) {
-    const u32 bits = first + lane < count ? ptx::load_shared(noted + first + lane) : 0U;
-    for (u32 some = ptx::ballot(bits != 0); some != 0; some &= some - 1) {
-      const int of = ptx::find_first_set(some);
-      write_word<C>(p, ptx::shuffle(bits, of), base + first + of);
+  int pending = 0;
+  for (int first = base; first < end; first += warp_size) {
+    const u32 bits = first + lane < end ? ptx::load_shared(noted + (first + lane) % append_words) : 0U;
+    const u32 some = ptx::ballot(bits != 0);
+    if (bits != 0) {
+      const int at = pending + static_cast<int>(ptx::count_bits(some & ((1U << lane) - 1)));
+      ptx::store_shared(found.word + at, first + lane);
+      ptx::store_shared(found.bits + at, bits);
+    }
+    pending += static_cast<int>(ptx::count_bits(some));
+    const bool last = first + warp_size >= end;
+    while (pending >= warp_size || (last && pending > 0)) {
+      ptx::sync_warp();
+      const int word = lane < pending ? ptx::load_shared(found.word + lane) : 0;
+      const u32 own = lane < pending ? ptx::load_shared(found.bits + lane) : 0U;
+      pending = max(pending - warp_size, 0);
+      const int rest_word = lane < pending ? ptx::load_shared(found.word + warp_size + lane) : 0;
+      const u32 rest_bits = lane < pending ? ptx::load_shared(found.bits + warp_size + lane) : 0U;
+      ptx::sync_warp();
+      if (lane < pending) {
+        ptx::store_shared(found.word + lane, rest_word);
+        ptx::store_shared(found.bits + lane, rest_bits);
+      }
+      write_words<C>(p, found, word, own);
     }
   }
 }
@@ -149,11 +191,14 @@ template <AppendConfig C>
 TANDEM_KERNEL __launch_bounds__(append_threads, append_blocks_per_sm(C))
     append(const __grid_constant__ AppendParams p) {
   auto* const noted = reinterpret_cast<u32*>(ptx::dynamic_shared());
+  auto* const found = reinterpret_cast<append_rows::Found*>(noted + append_words);
+  static_assert(sizeof(u32) * append_words + sizeof(append_rows::Found) * append_rows::warps ==
+                append_shared_bytes);
   for (int base = 0; base < p.words && p.heads_kv > 0; base += append_words) {
-    const int count = min(append_words, p.words - base);
-    append_rows::note_runs(p, noted, base, count);
+    const int end = min(base + append_words, p.words);
+    append_rows::note_runs(p, noted, base, end);
     ptx::sync_block();
-    append_rows::write_noted<C>(p, noted, base, count);
+    append_rows::write_noted<C>(p, noted, found[ptx::thread_index() / warp_size], base, end);
     ptx::sync_block();
   }
   if constexpr (C.rotary) {

@@ -45,13 +45,12 @@ struct Units {
   }
 };
 
-/// Copies elements of `bytes` bytes: all heads of a row, four accesses under way at a time. Heads that are
-/// neighbours in both are as one.
-template <int bytes, bool vectors>
+/// Copies elements of `bytes` bytes: all heads of a row, `at_once` accesses under way at a time. Heads that
+/// are neighbours in both are as one.
+template <int bytes, bool vectors, int at_once>
 TANDEM_DEVICE void copy_row(const u8* from, i64 from_head, u8* to, i64 to_head, int heads, int columns) {
   using Piece = typename PieceOf<bytes, vectors>::Type;
   constexpr int width = static_cast<int>(sizeof(Piece)) / bytes;
-  constexpr int at_once = 4;
   const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
   const int of_head = columns / width;
   const int pieces = heads * of_head;
@@ -156,17 +155,20 @@ TANDEM_DEVICE void write_embedded_row(const AppendParams& p, const AppendTensor&
     float x[8];
     stored::load<C.from, C.vectors>(x, row, col, t.columns);
     if (pairs) {
-      float first[8];
       float y[8];
-      float c[8];
-      float s[8];
       stored::load<C.from, C.vectors>(y, row, col + half, t.columns);
-      load_angles<C>(c, s, p, position, col);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        first[i] = turned(x[i], y[i], c[i], s[i], false);
-        y[i] = turned(y[i], x[i], c[i], s[i], true);
-        x[i] = first[i];
+      for (int first = 0; first < 8; first += 4) {
+        float c[4];
+        float s[4];
+        load_angles<C>(c, s, p, position, col + first);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float a = x[first + i];
+          const float b = y[first + i];
+          x[first + i] = turned(a, b, c[i], s[i], false);
+          y[first + i] = turned(b, a, c[i], s[i], true);
+        }
       }
       store_unit<C, target, false>(y, t, token, to, at.head, col + half);
     }
@@ -182,8 +184,10 @@ TANDEM_DEVICE void write_row(const AppendParams& p, const AppendTensor& t, const
   if constexpr (embedded) {
     write_embedded_row<C, target>(p, t, token, from, to, heads);
   } else if constexpr (C.from == target) {
-    copy_row<stored_bytes(C.from), C.vectors>(from, t.row_stride.head, to, t.cache_stride.head, heads,
-                                              t.columns);
+    // Beside an embedding there are no registers for more.
+    constexpr int at_once = C.rotary ? 2 : 4;
+    copy_row<stored_bytes(C.from), C.vectors, at_once>(from, t.row_stride.head, to, t.cache_stride.head,
+                                                       heads, t.columns);
   } else {
     constexpr int at_once = C.vectors && !C.finds_scales ? 2 : 1;
     Units at(ceil_div(t.columns, 8));
@@ -230,30 +234,37 @@ TANDEM_DEVICE void write_scaled_row(const AppendParams& p, const AppendTensor& t
       stored::load<C.from, C.vectors>(x, row, col, t.columns);
       if constexpr (embedded) embed<C>(x, p, position, row, col, t.columns);
     };
-    auto store = [&](float(&x)[8], int col, float inverse) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = stored::product(x[i], inverse);
-      stored::store_quotients<target, C.vectors>(x, stored::at<target>(to, head * t.cache_stride.head), col,
-                                                 t.columns);
-    };
-    stored::Magnitude magnitude;
     float mine[8];  // a lane's first columns, mostly all of them
     float x[8];
-    if (unit < units) {
-      load(mine, 8 * unit);
-      magnitude.take(mine);
-    }
-    for (int n = unit + lanes; n < units; n += lanes) {
-      load(x, 8 * n);
-      magnitude.take(x);
-    }
-    magnitude.share(lanes);
-    const stored::RowScale scale = stored::scale_of<target>(magnitude);
-    if (unit < units) store(mine, 8 * unit, scale.inverse);
-    for (int n = unit + lanes; n < units; n += lanes) {
-      load(x, 8 * n);
-      store(x, 8 * n, scale.inverse);
-    }
+    const auto each_other = [&](const auto& use) {
+      for (int n = unit + lanes; n < units; n += lanes) {
+        load(x, 8 * n);
+        use(x, 8 * n);
+      }
+    };
+    const auto largest = [&](const auto& take) {
+      stored::Magnitude magnitude;
+      if (unit < units) take(magnitude, mine);
+      each_other([&](float(&y)[8], int) { take(magnitude, y); });
+      magnitude.share(lanes);
+      return magnitude;
+    };
+    if (unit < units) load(mine, 8 * unit);
+    stored::Magnitude magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.take(y); });
+    const bool finite = magnitude.finite();
+    const bool all_finite = !ptx::any_lane(!finite);
+    if (!all_finite) magnitude = largest([](stored::Magnitude& m, const float(&y)[8]) { m.take_finite(y); });
+    const stored::RowScale scale = stored::scale_of<target>(magnitude, finite);
+    const auto store = [&](float(&y)[8], int col) {
+#pragma unroll
+      for (int i = 0; i < 8 && all_finite; ++i) y[i] = ptx::multiply(y[i], scale.inverse);
+#pragma unroll
+      for (int i = 0; i < 8 && !all_finite; ++i) y[i] = stored::product(y[i], scale.inverse);
+      stored::store_quotients<target, C.vectors>(y, stored::at<target>(to, head * t.cache_stride.head), col,
+                                                 t.columns);
+    };
+    if (unit < units) store(mine, 8 * unit);
+    each_other(store);
     if (unit == 0 && units > 0) ptx::store_global(scales + head * scale_head, scale.stored);
   }
 }

@@ -191,31 +191,28 @@ TANDEM_DEVICE void store_codes(float (&x)[8], float scale, void* row, int col, i
   store_quotients<type, vectors>(x, row, col, columns);
 }
 
-/// The largest finite magnitude of a row, and whether all of it is finite.
+/// The largest magnitude of a row, as bits, which order them: infinities and NaNs are the largest.
 struct Magnitude {
-  float largest = 0.0F;
-  u32 bad = 0;
+  static constexpr u32 infinite = 0x7f800000U;
+  u32 bits = 0;
 
-  TANDEM_DEVICE void take(float x) {
-    constexpr float largest_float = 3.4028235e38F;
-    const float magnitude = x < 0.0F ? -x : x;
-    if (!(magnitude <= largest_float)) {
-      bad = 1;
-    } else if (magnitude > largest) {
-      largest = magnitude;
-    }
-  }
   TANDEM_DEVICE void take(const float (&x)[8]) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) take(x[i]);
+    for (int i = 0; i < 8; ++i) bits = max(bits, ptx::bits_of(x[i]) & 0x7fffffffU);
+  }
+  TANDEM_DEVICE void take_finite(const float (&x)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const u32 own = ptx::bits_of(x[i]) & 0x7fffffffU;
+      bits = max(bits, own < infinite ? own : 0U);
+    }
+  }
+  TANDEM_DEVICE bool finite() const {
+    return bits < infinite;
   }
   /// Of `lanes` neighbouring lanes, a power of two; all lanes of the warp call.
   TANDEM_DEVICE void share(int lanes) {
-    for (int step = 1; step < lanes; step *= 2) {
-      const float other = ptx::shuffle_xor(largest, step);
-      largest = other > largest ? other : largest;
-      bad |= ptx::shuffle_xor(bad, step);
-    }
+    for (int step = 1; step < lanes; step *= 2) bits = max(bits, ptx::shuffle_xor(bits, step));
   }
 };
 
@@ -226,15 +223,15 @@ struct RowScale {
   float stored = 0.0F;
   float inverse = 0.0F;
 };
+/// `m` is of the finite elements, which may not be all.
 template <Stored type>
-TANDEM_DEVICE RowScale scale_of(const Magnitude& m) {
+TANDEM_DEVICE RowScale scale_of(const Magnitude& m, bool all_finite) {
   constexpr float smallest_largest = 0x1p-100F;
   constexpr float limit = type == Stored::e4m3 ? largest_e4m3 : largest_s8;
+  const float largest = ptx::float_of(m.bits);
   RowScale scale;
-  if (m.largest >= smallest_largest) {
-    scale = {ptx::divide(m.largest, limit), ptx::divide(limit, m.largest)};
-  }
-  if (type == Stored::s8 && m.bad != 0) scale.stored = ptx::quiet_nan();
+  if (largest >= smallest_largest) scale = {ptx::divide(largest, limit), ptx::divide(limit, largest)};
+  if (type == Stored::s8 && !all_finite) scale.stored = ptx::quiet_nan();
   return scale;
 }
 

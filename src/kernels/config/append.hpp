@@ -28,15 +28,16 @@ struct AppendConfig {
 constexpr int append_threads = 256;
 /// Thread blocks that an SM has registers for: an embedding takes most, and so do scales that are found.
 constexpr int append_blocks_per_sm(const AppendConfig& c) {
-  return c.rotary ? 2 : c.finds_scales ? 3 : 4;
+  if (c.rotary) return c.from == c.to ? 3 : 2;
+  return c.finds_scales ? 3 : 4;
 }
 /// The longest run of rows of the cache, as a power of two: a row for each warp.
 constexpr int append_longest_run = 2;
 /// Words of bits, one for each run of a stretch or for each of 32 slots, that a thread block notes before it
 /// writes what is its own.
 constexpr int append_words = 2048;
-/// Dynamic shared memory.
-constexpr int append_shared_bytes = 4 * append_words;
+/// Dynamic shared memory: the words, and for each warp what its lanes find.
+constexpr int append_shared_bytes = 4 * append_words + append_threads / 32 * (64 * 8 + 32 * 32);
 
 /// A tensor of new rows and the cache that they go to; or q and q_out.
 struct AppendTensor {

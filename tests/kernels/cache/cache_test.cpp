@@ -138,16 +138,20 @@ TEST(StoredRows, QuotientsAreThoseOfADivision) {
       {.blocks = 1, .threads = 32}, {});
 }
 
-/// Tokens of more than one batch of a block, with some that go to one row in different batches.
-TEST(AppendKernel, KeepsTheOrderOfTokensAcrossBatches) {
+/// More stretches than a block notes at once, of sequences that share entries: some tokens of the second round
+/// go to rows of tokens of the first.
+TEST(AppendKernel, KeepsTheOrderOfTokensAcrossRounds) {
   harness::AppendCase c;
   c.heads_kv = 1;
   c.head_dim = 16;
   c.head_dim_v = 8;
   c.entries = 70;
   c.entry_rows = 16;
-  for (std::int64_t n = 0; n < 32 * append_words + 3000; ++n)
-    c.slots.push_back(n % 7 == 0 ? n % 49 : n % 1100);
+  c.batch = 2 * append_words + 100;
+  for (std::int64_t n = 0; n < c.batch; ++n) {
+    c.index.push_back(n % 7 == 0 ? 3 : n % 69);
+    c.before.push_back(n % 7 == 0 ? n % 4 : n / 69 % 16);
+  }
   harness::AppendCall call(c);
   EmulatedCache runner;
   call.prepare();
