@@ -138,8 +138,8 @@ TEST(StoredRows, QuotientsAreThoseOfADivision) {
       {.blocks = 1, .threads = 32}, {});
 }
 
-/// More stretches than a block notes at once, of sequences that share entries: some tokens of the second round
-/// go to rows of tokens of the first.
+/// More stretches than a block notes at once, of sequences that share entries: some tokens of the second
+/// round go to rows of tokens of the first.
 TEST(AppendKernel, KeepsTheOrderOfTokensAcrossRounds) {
   harness::AppendCase c;
   c.heads_kv = 1;
