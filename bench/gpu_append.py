@@ -10,7 +10,7 @@ same slots. Each is captured in a CUDA graph of calls that go through many buffe
 more is in the L2 when its turn comes, those of shorter calls may be, as new keys are that a product has just
 written.
 
-What is written is compared before anything is timed: bf16 bit by bit, e4m3 and embedded keys with what
+What is written is compared before anything is timed: bf16 value by value, e4m3 and embedded keys with what
 PyTorch computes; and no other row of a cache may have changed. GB/s count what is read and what is written.
 """
 
@@ -112,7 +112,7 @@ class Cell:
 def check(name: str, cell: Cell, got: torch.Tensor, new: torch.Tensor, allowed: float = 0.0) -> None:
     """`allowed` is relative, with a hundredth of it absolute."""
     expected = cell.expected(new)
-    wrong = (got.float() - expected).abs() > allowed * (expected.abs() + 0.01)
+    wrong = ~((got.float() - expected).abs() <= allowed * (expected.abs() + 0.01))  # a NaN is wrong
     if wrong.any():
         raise SystemExit(f"bench: {name} is wrong in {int(wrong.sum())} places, {cell.batch} x {cell.tokens}")
 

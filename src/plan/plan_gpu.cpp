@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <climits>
 #include <tuple>
 #include <utility>
@@ -273,7 +274,11 @@ gpu::QuantizeSteps plan_quantize(const QuantizeProblem& problem) {
 }
 
 gpu::AppendSteps plan_append(const AppendProblem& problem) {
-  for (const std::int64_t extent : {problem.tokens(), problem.batch, problem.heads_kv, problem.heads_q}) {
+  // The kernel counts the elements of a row, too.
+  const std::int64_t row = std::max(problem.heads_kv * std::max(problem.head_dim_k, problem.head_dim_v),
+                                    problem.heads_q * problem.head_dim_k);
+  for (const std::int64_t extent :
+       {problem.tokens(), problem.batch, problem.heads_kv, problem.heads_q, row}) {
     if (extent > INT_MAX / 2) {
       unsupported("an extent of {} is above the GPU kernels' {}; split the append", extent, INT_MAX / 2);
     }

@@ -51,7 +51,8 @@ struct NewToken {
   bool used = false;
 };
 
-/// The token in new row `n` of all. With offsets that do not ascend some token, or none.
+/// The token in new row `n` of all. With offsets that do not ascend some token, or none; a GPU may take it as
+/// several.
 inline NewToken new_token(const AppendProblem& problem, std::int64_t n) {
   if (problem.slot_mapping.given()) return {.sequence = 0, .index = n, .used = true};
   NewToken t;

@@ -92,6 +92,23 @@ TEST_F(Contract17_Append, NothingToAppend) {
   AppendCall call(c);
   call.cache_seqlens = Box(DType::i32, {0}, {}, false);
   run_everywhere(call);
+  // Packed rows of no sequence, whose queries are 0.
+  AppendCase rows = paged();
+  rows.lengths = {0, 0, 0};
+  rows.slack = 5;
+  rows.max_pages = 0;
+  rows.used = {0, 0, 0};
+  rows.index = {0, 0, 0};
+  rows.entries = 1;
+  rows.rotary_dim = 16;
+  rows.heads_q = 2;
+  AppendCall of_none(rows);
+  of_none.cu_seqlens_new = Box(DType::i32, {1}, {}, false);
+  of_none.cu_seqlens_new.set(0, 0.0);
+  for (Box* box : {&of_none.seqused_new, &of_none.cache_seqlens, &of_none.cache_batch_idx})
+    *box = Box(DType::i32, {0}, {}, false);
+  of_none.spec.batch = 0;
+  run_everywhere(of_none);
   c.heads_kv = 0;
   AppendCall none(c);
   none.cache_seqlens = Box(DType::i32, {0}, {}, false);

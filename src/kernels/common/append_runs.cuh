@@ -1,5 +1,6 @@
 // Where new rows go in a cache: in stretches, runs of them, and each run's block and warps.
-// problem/append_problem.hpp has the same rules for the host.
+// problem/append_problem.hpp has the same rules for the host, where a new row goes to one sequence even with
+// offsets that do not ascend. Here it then goes to each that they give it to.
 #pragma once
 
 #include "kernels/config/append.hpp"
@@ -50,9 +51,10 @@ TANDEM_DEVICE int packed_sequence(const AppendParams& p, i64 at, Begin begins) {
   return sequence;
 }
 
-/// How many new rows of a sequence are used.
+/// How many of a sequence's `rows` new rows are used. Without rows nothing is read: of no sequence there is
+/// no number.
 TANDEM_DEVICE int used_rows(const AppendParams& p, int sequence, int rows) {
-  if (p.seqused_new.data == nullptr) return rows;
+  if (rows <= 0 || p.seqused_new.data == nullptr) return rows;
   return static_cast<int>(clamped(integer_at(p.seqused_new, sequence), 0, rows));
 }
 
@@ -127,7 +129,8 @@ TANDEM_DEVICE Stretch stretch_at(const AppendParams& p, int n) {
   } else if (p.cache_batch_idx.data != nullptr) {
     s.entry = integer_at(p.cache_batch_idx, s.token.sequence);
   }
-  if (s.entry >= 0 && s.entry < p.entries) s.rows = static_cast<int>(end - begin);
+  if (s.entry < 0 || s.entry >= p.entries) return s;
+  s.rows = static_cast<int>(end - begin);
   s.number = s.entry * p.runs_of_entry + (s.first_row >> p.run_shift);
   return s;
 }

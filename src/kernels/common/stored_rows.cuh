@@ -118,11 +118,12 @@ TANDEM_DEVICE float quotient(float x, float scale) {
   return number ? q : ptx::quiet_nan();
 }
 
-/// Eight elements over their scale, to the f32 quotient that IEEE 754 has: by a reciprocal and corrections
-/// (Markstein, IA-64 and Elementary Functions, 2000, chapter 8), which needs none of the cases of a division.
-/// For elements of 16-bit types one correction is enough: for every scale and every element, tried one by
-/// one. Zeros keep their sign. Elements that are not below 2^20 times their scale are divided, and all by
-/// scales below zero, or so small or large that a residual could be too small for f32.
+/// Eight elements over their scale, for codes: the f32 quotient that IEEE 754 has, but for quotients below
+/// 2^-23, whose last bits no code shows. By a reciprocal and corrections (Markstein, IA-64 and Elementary
+/// Functions, 2000, chapter 8), which needs none of the cases of a division. For elements of 16-bit types one
+/// correction is enough: for every significand of a scale and of an element, tried one by one. Zeros keep
+/// their sign. Elements that are not below 2^20 times their scale are divided, and all by scales below zero,
+/// or so small or large that a residual could be too small for f32.
 template <bool of_16_bits>
 TANDEM_DEVICE void divide_by(float (&x)[8], float scale) {
   constexpr float most = 0x1p20F;
