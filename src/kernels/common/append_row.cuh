@@ -45,34 +45,40 @@ struct Units {
   }
 };
 
-/// Copies elements of `bytes` bytes: all heads of a row, `at_once` accesses under way at a time. Heads that
-/// are neighbours in both are as one.
-template <int bytes, bool vectors, int at_once>
-TANDEM_DEVICE void copy_row(const u8* from, i64 from_head, u8* to, i64 to_head, int heads, int columns) {
-  using Piece = typename PieceOf<bytes, vectors>::Type;
-  constexpr int width = static_cast<int>(sizeof(Piece)) / bytes;
-  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
-  const int of_head = columns / width;
-  const int pieces = heads * of_head;
-  const bool neighbours = from_head == columns && to_head == columns;
-  for (int first = lane; first < pieces; first += at_once * warp_size) {
+/// Copies `count` pieces at even distances in bytes, `at_once` of them under way.
+template <typename Piece, int at_once>
+TANDEM_DEVICE void copy_pieces(const u8* from, i64 from_step, u8* to, i64 to_step, int count) {
+  for (; count > 0; count -= at_once) {
     Piece piece[at_once];
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const int n = first + i * warp_size;
-      if (n >= pieces) continue;
-      const int head = neighbours ? 0 : n / of_head;
-      piece[i] = ptx::load_global(reinterpret_cast<const Piece*>(from + head * from_head * bytes) +
-                                  (n - head * of_head));
+      if (i < count) piece[i] = ptx::load_global(reinterpret_cast<const Piece*>(from + i * from_step));
     }
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      const int n = first + i * warp_size;
-      if (n >= pieces) continue;
-      const int head = neighbours ? 0 : n / of_head;
-      ptx::store_global(reinterpret_cast<Piece*>(to + head * to_head * bytes) + (n - head * of_head),
-                        piece[i]);
+      if (i < count) ptx::store_global(reinterpret_cast<Piece*>(to + i * to_step), piece[i]);
     }
+    from += at_once * from_step;
+    to += at_once * to_step;
+  }
+}
+
+/// Copies elements of `bytes` bytes: all heads of a row. Where heads are neighbours in both, a lane has every
+/// 32nd piece of them together, and otherwise its pieces of each.
+template <int bytes, bool vectors, int at_once>
+TANDEM_DEVICE void copy_row(const u8* from, i64 from_head, u8* to, i64 to_head, int heads, int columns) {
+  using Piece = typename PieceOf<bytes, vectors>::Type;
+  constexpr int size = static_cast<int>(sizeof(Piece));
+  const int lane = static_cast<int>(ptx::thread_index()) % warp_size;
+  const int of_head = columns * bytes / size;
+  const bool neighbours = from_head == columns && to_head == columns;
+  const int span = neighbours ? warp_size : of_head;
+  const int count = neighbours ? (heads * of_head - lane + warp_size - 1) / warp_size : heads;
+  const i64 from_step = neighbours ? i64{warp_size} * size : from_head * bytes;
+  const i64 to_step = neighbours ? i64{warp_size} * size : to_head * bytes;
+#pragma unroll 1
+  for (int n = lane; n < span; n += warp_size) {
+    copy_pieces<Piece, at_once>(from + n * size, from_step, to + n * size, to_step, count);
   }
 }
 
