@@ -139,8 +139,8 @@ def weight(found: list[Mutant]) -> float:
 
 
 def chosen(count: int, seed: int, only: list[str]) -> list[Mutant]:
-    """Spread over files and kinds: of each kind of a file about as many as the square root of how many there
-    are."""
+    """Spread over files and kinds: one of each file first, then of each kind of a file about as many as the
+    square root of how many there are."""
     order = []
     for path in sources():
         if only and path.relative_to(ROOT).as_posix() not in only:
@@ -148,8 +148,11 @@ def chosen(count: int, seed: int, only: list[str]) -> list[Mutant]:
         kinds = defaultdict(list)
         for mutant in mutants_of(path, seed):
             kinds[mutant.kind].append(mutant)
-        for found in kinds.values():
-            order += [((i + 0.5) / weight(found), m.rank, m) for i, m in enumerate(found)]
+        entries = [
+            ((i + 0.5) / weight(found), m.rank, m) for found in kinds.values() for i, m in enumerate(found)
+        ]
+        entries.sort(key=lambda entry: entry[:2])
+        order += [(0.0, *entry[1:]) for entry in entries[:1]] + entries[1:]
     picked = [mutant for _, _, mutant in sorted(order, key=lambda entry: entry[:2])[:count]]
     by_file = defaultdict(list)
     for mutant in picked:
