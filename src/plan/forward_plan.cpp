@@ -115,8 +115,8 @@ ForwardConfig with_fixed_splits(ForwardConfig c, const Problem& p) {
   return with_most_stages(c);
 }
 
-/// Whether clusters of two CTAs take two tiles of heads that share keys: each key then crosses from the L2
-/// once for both, and nothing but that way bounds the kernel (docs/kernels/wide-heads.md).
+/// Whether clusters of two CTAs take two tiles of heads that share keys. Each key then crosses from the L2
+/// once for both, and is there earlier (docs/kernels/wide-heads.md).
 bool takes_pairs(const ForwardConfig& c, const Problem& p) {
   if (!c.v_in_k || !c.schedule.split || c.schedule.invariant || !c.tiling.heads_as_rows) return false;
   return best_head_rows(p).tile_heads(p) / p.heads_kv % 2 == 0;

@@ -168,11 +168,10 @@ TANDEM_DEVICE void embed_queries(const AppendParams& p) {
     const int n = static_cast<int>(at);
     bool used = false;
     const Token token = token_at(p, n, used);
-    const int sequence = p.packed ? 0 : token.sequence;
-    u8* const to = const_cast<u8*>(new_row<C.from>(p, p.q.cache, p.q.cache_stride, sequence, n));
+    u8* const to = const_cast<u8*>(new_row<C.from>(p, p.q.cache, p.q.cache_stride, token.sequence, n));
     if (used) {
-      write_row<C, C.from, true>(p, p.q, token, new_row<C.from>(p, p.q.rows, p.q.row_stride, sequence, n), to,
-                                 p.heads_q);
+      write_row<C, C.from, true>(
+          p, p.q, token, new_row<C.from>(p, p.q.rows, p.q.row_stride, token.sequence, n), to, p.heads_q);
       continue;
     }
     const float zeros[8] = {};

@@ -147,26 +147,38 @@ TEST_P(EmulatedForwardTest, OneQueryIsATileOfHeads) {
   expect_the_oracles_results(runner, spec);
 }
 
-class EmulatedGroupTest : public EmulatedForwardTest {};
+/// Heads as rows of tiles.
+class EmulatedGroupTest : public EmulatedForwardTest {
+ protected:
+  /// Heads that share keys, and queries.
+  using Groups = std::vector<std::array<std::int64_t, 2>>;
+
+  /// Of masks that differ; `heads_kv` tells of each shape how many KV heads it has.
+  template <typename HeadsKv>
+  static void expect_groups(const Groups& shapes, const HeadsKv& heads_kv) {
+    const ForwardConfig& config = GetParam().config;
+    EmulatorRunner runner(GetParam());
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      const auto [group, queries] = shapes[i];
+      harness::Case spec =
+          one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
+      spec.heads_kv = heads_kv(i);
+      spec.heads_q = spec.heads_kv * group;
+      set_causal(spec, i % 3 != 1);
+      spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
+      spec.sink = i % 2 == 1;
+      runner.seed = i;
+      expect_the_oracles_results(runner, spec);
+    }
+  }
+};
 
 /// Groups that divide 64 rows, that leave some, and that take two tiles, of which the last has fewer heads;
 /// one query, tiles that are full, and one query more. Keys end beside the edges of blocks.
 TEST_P(EmulatedGroupTest, EveryRowIsItsQueryAndHead) {
-  const ForwardConfig& config = GetParam().config;
-  EmulatorRunner runner(GetParam());
-  const std::vector<std::array<std::int64_t, 2>> shapes{{8, 1},  {8, 8},  {8, 9},  {7, 9},  {7, 10}, {3, 5},
-                                                        {48, 2}, {71, 1}, {71, 2}, {64, 3}, {5, 40}};
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto [group, queries] = shapes[i];
-    harness::Case spec = one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
-    spec.heads_kv = 2;
-    spec.heads_q = 2 * group;
-    set_causal(spec, i % 3 != 1);
-    spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
-    spec.sink = i % 2 == 1;
-    runner.seed = i;
-    expect_the_oracles_results(runner, spec);
-  }
+  const Groups shapes{{8, 1},  {8, 8},  {8, 9},  {7, 9},  {7, 10}, {3, 5},
+                      {48, 2}, {71, 1}, {71, 2}, {64, 3}, {5, 40}};
+  expect_groups(shapes, [](std::size_t) { return std::int64_t{2}; });
 }
 
 /// A NaN in one query of one head makes that row NaN, and no other, wherever it is among the rows of a tile.
@@ -187,7 +199,7 @@ TEST_P(EmulatedGroupTest, ANaNInAQueryStaysInItsRow) {
   }
 }
 
-class EmulatedPairsTest : public EmulatedForwardTest {
+class EmulatedPairsTest : public EmulatedGroupTest {
  protected:
   /// A step of sequences with these keys, and room for `room` each, by 128 heads over one.
   static harness::Case step_of(const std::vector<std::int64_t>& keys, std::int64_t room) {
@@ -211,21 +223,8 @@ class EmulatedPairsTest : public EmulatedForwardTest {
 /// Tiles that are full and that are not, of one query and of several, whose masks differ, of one KV head or
 /// two with a pair or two each. Keys end beside the edges of blocks.
 TEST_P(EmulatedPairsTest, EveryRowIsItsQueryAndHead) {
-  const ForwardConfig& config = GetParam().config;
-  EmulatorRunner runner(GetParam());
-  const std::vector<std::array<std::int64_t, 2>> shapes{{128, 1}, {128, 2}, {65, 1}, {40, 3},
-                                                        {71, 1},  {250, 1}, {127, 2}};
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto [group, queries] = shapes[i];
-    harness::Case spec = one_head(config, queries, config.tiling.block_n + static_cast<std::int64_t>(i) - 2);
-    spec.heads_kv = i % 2 == 0 ? 1 : 2;
-    spec.heads_q = spec.heads_kv * group;
-    set_causal(spec, i % 3 != 1);
-    spec.options.window_left = config.mask.local && i % 2 == 0 ? queries + 20 : -1;
-    spec.sink = i % 2 == 1;
-    runner.seed = i;
-    expect_the_oracles_results(runner, spec);
-  }
+  const Groups shapes{{128, 1}, {128, 2}, {65, 1}, {40, 3}, {71, 1}, {250, 1}, {127, 2}};
+  expect_groups(shapes, [](std::size_t i) { return std::int64_t{i % 2 == 0 ? 1 : 2}; });
 }
 
 /// One cluster for all tiles, several whose shares cut tiles, and one a tile; sequences without keys among
