@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tandem import _arrays, _call
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, UnsupportedError
 
 
 def add(call: _call.Call, dropout_p: Any, seed: Any, offset: Any) -> None:
@@ -35,6 +35,11 @@ def draw(call: _call.Call, q: Any) -> None:
     call.options()  # the errors of other arguments come first
     if _arrays.is_torch(q):
         torch = sys.modules["torch"]
+        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "dropout_seed is missing in a CUDA graph's capture: it would be drawn once, on the host, and "
+                "every replay would keep the same entries; pass dropout_seed, or leave dropout_p out"
+            )
         call.dropout_seed = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
     else:
         call.dropout_seed = int(np.random.randint(0, 2**63 - 1, dtype=np.int64))  # noqa: NPY002

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tandem
 import torch
+from tandem import _call, _dropout
 
 B, H, SQ, SK, D = 2, 4, 70, 90, 32
 P = 0.25
@@ -177,3 +178,17 @@ def test_other_errors():
         tandem.attention_backward(out, q, k, v, out, lse, dropout_p=P)
     with pytest.raises(tandem.UnsupportedError, match=r"torch\.func"):
         torch.func.vmap(lambda q: tandem.attention(q, k, v, dropout_p=P))(q[None])
+
+
+def test_a_captured_graph_gets_no_seed_of_the_host(monkeypatch):
+    """Every replay would keep the same entries."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    call = _call.Call(dropout_p=P)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(tandem.UnsupportedError, match="^dropout_seed is missing in a CUDA graph's capture"):
+        _dropout.draw(call, OnGpu())
+    _dropout.draw(call, torch.zeros(1))
+    assert call.dropout_seed is not None
