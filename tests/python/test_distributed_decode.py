@@ -207,6 +207,28 @@ def test_a_cache_that_grows(pool: Pool) -> None:
     pool.run(_grown)
 
 
+def _full(rank: int) -> None:
+    """A token too many is written nowhere, and the next step says so."""
+    layout, used = CacheLayout.striped(6, 4), torch.tensor([5, 2], dtype=torch.int32)
+    keys = torch.zeros(2, layout.rows(rank), 1, 8)
+    entry = torch.arange(2, dtype=torch.int32) * layout.rows(rank)
+    for step in range(3):
+        row = layout.local(rank, used)
+        before, new = keys.clone(), torch.full((2, 1, 8), step + 1.0)
+        tandem.append_kv(new, new, keys, keys.clone(), slot_mapping=torch.where(row < 0, -1, entry + row))
+        changed = (keys != before).any(-1).any(-1).nonzero().tolist()
+        live = [0, 1] if step == 0 else [1]
+        assert changed == [[b, int(row[b])] for b in live if int(used[b]) % 4 == rank]
+        used += 1
+    for options in ({}, {"check": False}):
+        message = _refused(torch.zeros(2, 1, 1, 8), keys, keys, cache=layout, seqused_k=used, **options)
+        assert message.startswith("seqused_k[0] is 8, but cache has 0 to 6 rows of a sequence")
+
+
+def test_a_cache_that_is_full(pool: Pool) -> None:
+    pool.run(_full)
+
+
 def _refused(*tensors: Any, **options: Any) -> str:
     with pytest.raises((tandem.TandemError, TypeError)) as caught:
         context_parallel_decode(*tensors, **options)
@@ -235,6 +257,7 @@ def _refusals(rank: int) -> dict[str, str]:
         "lengths": _refused(q, k, v, cache=cache, seqused_k=used.float() if odd else used),
         "table": _refused(q, k, v, cache=cache, page_table=torch.zeros(2 + odd, 1, dtype=torch.int32)),
         "heads": _refused(q, k, v[:, :, :1] if odd else v, cache=cache),
+        "length": _refused(q, k, v, cache=cache, seqused_k=used + 56 * odd),
         "left": _refused(q, k, v, cache=cache, window=(-2 if odd else -1, -1)),
         "right": _refused(q, k, v, cache=cache, window=(-1, -2 if odd else -1)),
     }
@@ -266,6 +289,7 @@ def test_what_is_wrong_is_told_on_every_rank(pool: Pool) -> None:
         "lengths": "seqused_k is float32 of shape (2,); it must be int32 or int64 of shape (2,)",
         "table": "page_table is int32 of shape (3, 1); it must be int32 or int64 of shape (2, max_pages)",
         "heads": "v",
+        "length": "seqused_k[0] is 65, but cache has 0 to 64 rows of a sequence; end the sequence",
         "left": "window is (-2, -1)",
         "right": "window is (-1, -2)",
     }
@@ -314,6 +338,10 @@ def test_layouts_of_caches() -> None:
             place = layout.local(rank, torch.arange(61))
             assert torch.equal(place[rows_of], torch.arange(len(rows_of)))
             assert (place < 0).sum() == 61 - len(rows_of)
+            outside = torch.tensor([-9, -1, 61, 62, 200])
+            assert layout.local(rank, outside).tolist() == [-1] * 5
+            assert layout.before(rank, outside).tolist() == [0, 0, *[len(rows_of)] * 3]
+            assert layout.before(rank, 200) == len(rows_of) and layout.before(rank, -1) == 0
     assert [CacheLayout.pages(33, 4, 16).rows(rank) for rank in range(4)] == [16, 16, 1, 0]
     assert [CacheLayout.pages(0, 4).rows(rank) for rank in range(4)] == [0] * 4
     with pytest.raises(tandem.InvalidArgumentError, match="block is 0; it must be an integer, at least 1"):

@@ -55,8 +55,10 @@ class CacheLayout:
 
     def before(self, rank: int, rows: Any) -> Any:
         """How many of the first ``rows`` rows of a sequence a rank holds: an int, or an integer tensor of
-        them. With all rows of a sequence in use that is what its own part of the cache has in use."""
+        them. With all rows of a sequence in use that is what its own part of the cache has in use. There are
+        no rows past ``seqlen``."""
         around = self.block * self.ranks
+        rows = rows.clamp(0, self.seqlen) if isinstance(rows, Tensor) else min(max(rows, 0), self.seqlen)
         rounds, left = rows // around, rows % around - rank * self.block
         if isinstance(left, Tensor):
             return rounds * self.block + left.clamp(0, self.block)
@@ -81,7 +83,8 @@ class CacheLayout:
         return x.index_select(dim, self.indices(rank).to(x.device))
 
     def local(self, rank: int, rows: Tensor) -> Tensor:
-        """Where a rank's cache has these rows of a sequence, -1 for those of other ranks: what tells a rank
-        which new tokens to append, and where. Integers of any shape; the result has their dtype."""
-        place = self.before(rank, rows)
-        return torch.where(rows // self.block % self.ranks == rank, place, -1)
+        """Where a rank's cache has these rows of a sequence: what tells a rank which new tokens to append,
+        and where. -1 for those of other ranks, and for rows that no rank has room for, from ``seqlen`` on.
+        Integers of any shape; the result has their dtype."""
+        mine = (rows >= 0) & (rows < self.seqlen) & (rows // self.block % self.ranks == rank)
+        return torch.where(mine, self.before(rank, rows), -1)

@@ -70,7 +70,8 @@ def context_parallel_decode(
       cache: which rank holds which rows; the same on every rank.
       group: a ProcessGroup, or a DeviceMesh of one or two dimensions; None is all processes.
       seqused_k: ``(batch,)`` int32 or int64: rows of each sequence on all ranks together, the new tokens'
-        among them; the same on every rank. Default: ``cache.seqlen``.
+        among them; the same on every rank. Default: ``cache.seqlen``. More are an error, but with lengths on
+        a GPU and without ``check``, which take no more than there are.
       page_table: ``(batch, max_pages)`` of this rank: the i-th of its rows of sequence b is row ``i %
         page_size`` of page ``page_table[b, i // page_size]``. Entries past a sequence's end may hold
         anything.
@@ -137,7 +138,7 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
             raise InvalidArgumentError(
                 f"{name} has shape {tuple(t.shape)}; it must be (batch, {rows}, heads, head_dim)"
             )
-    _judge_rows(ranks.rank, asked)
+    _judge_rows(ranks.rank, asked, check)
     tensors = (q, k, asked.v, asked.sink)
     _derivatives.judge_unrecorded(
         "distributed.context_parallel_decode", dict(zip(("q", "k", "v", "sink"), tensors, strict=True))
@@ -163,11 +164,18 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
     }
 
 
-def _judge_rows(rank: int, asked: _Asked) -> None:
+def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
     """An error where the rank's cache has not the room for its rows, or lengths are none."""
     batch, rows, table = asked.q.shape[0], asked.cache.rows(rank), asked.page_table
-    if asked.seqused_k is not None:
-        judge_integers("seqused_k", asked.seqused_k, (batch,))
+    lengths, seqlen = asked.seqused_k, asked.cache.seqlen
+    if lengths is not None:
+        judge_integers("seqused_k", lengths, (batch,))
+        if check or lengths.is_cpu:
+            for b in ((lengths < 0) | (lengths > seqlen)).nonzero()[:1].flatten().tolist():
+                raise InvalidArgumentError(
+                    f"seqused_k[{b}] is {int(lengths[b])}, but cache has 0 to {seqlen} rows of a sequence; "
+                    "end the sequence, or make a cache of more rows"
+                )
     if table is not None:
         judge_integers("page_table", table, (batch, None))
     room = asked.k.shape[1] * (1 if table is None else table.shape[1])
