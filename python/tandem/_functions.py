@@ -8,6 +8,7 @@ The signatures are those of PyTorch's FlexAttention: ``score_mod(score, b, h, q_
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,63 +125,51 @@ def _traced(function: Any, trace: Trace, places: Places, score: Value | None = N
 
 
 def _with_arrays(function: Any, trace: Trace) -> Any:
-    """The function with NumPy arrays that it closes over, or finds as globals or defaults, made such that
-    proxies can index them. PyTorch's tensors need nothing: a mode sees their indexing."""
+    """The function with the NumPy arrays that it reaches, by its helpers too, made such that proxies can
+    index them. PyTorch's tensors need nothing: a mode sees their indexing."""
     return _copied(function, trace, {}) if _reads_arrays(function, set()) else function
 
 
-def _globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """The arrays among its globals."""
-    scope = function.__globals__
-    return {n: x for n in function.__code__.co_names if isinstance(x := scope.get(n), np.ndarray)}
-
-
-def _contents(cells: Sequence[types.CellType] | None) -> list[Any]:
-    """Of those that are not empty as yet."""
-    found = []
-    for cell in cells or ():
-        with contextlib.suppress(ValueError):
-            found.append(cell.cell_contents)
-    return found
-
-
-def _reads_arrays(function: Any, seen: set[Any]) -> bool:
-    if not isinstance(function, types.FunctionType) or function in seen:
+def _reads_arrays(x: Any, seen: set[Any]) -> bool:
+    if isinstance(x, np.ndarray):
+        return True
+    if isinstance(x, functools.partial):
+        return any(_reads_arrays(i, seen) for i in (x.func, *x.args, *x.keywords.values()))
+    if isinstance(x, types.MethodType):
+        return _reads_arrays(x.__func__, seen)
+    library = (getattr(x, "__module__", None) or "").partition(".")[0]
+    if not isinstance(x, types.FunctionType) or library in ("torch", "numpy") or x in seen:
         return False
-    seen.add(function)
-    reached = [
-        *_contents(function.__closure__),
-        *(function.__defaults__ or ()),
-        *(function.__kwdefaults__ or {}).values(),
-        *_globals_read(function).values(),
-    ]
-    return any(isinstance(x, np.ndarray) or _has_closure(x) and _reads_arrays(x, seen) for x in reached)
+    seen.add(x)
+    return any(_reads_arrays(i, seen) for i in _kept_traces.values_of(x))
 
 
-def _has_closure(x: Any) -> bool:
-    return isinstance(x, types.FunctionType) and bool(x.__closure__)
-
-
-def _copied(function: types.FunctionType, trace: Trace, copies: dict[Any, Any]) -> Any:
-    """`copies`: of the functions that it reaches, which may reach each other."""
+def _copied(x: Any, trace: Trace, copies: dict[Any, Any]) -> Any:
+    """What stands for x in the copy of a function. `copies`: of the functions, which may reach each other."""
 
     def replaced(x: Any) -> Any:
-        if isinstance(x, np.ndarray):
-            return Captured(x, trace)
-        return _copied(x, trace, copies) if _has_closure(x) else x
+        return _copied(x, trace, copies) if _reads_arrays(x, set()) else x
 
-    if function in copies:
-        return copies[function]
-    cells = [types.CellType() for _ in function.__closure__ or ()]
-    arrays = {n: replaced(x) for n, x in _globals_read(function).items()}
-    scope = {**function.__globals__, **arrays} if arrays else function.__globals__
-    made = types.FunctionType(function.__code__, scope, function.__name__, None, tuple(cells))
-    copies[function] = made
-    for cell, original in zip(cells, function.__closure__ or (), strict=True):
-        for contents in _contents([original]):
-            cell.cell_contents = replaced(contents)
-    made.__defaults__ = tuple(replaced(x) for x in function.__defaults__ or ()) or None
-    made.__kwdefaults__ = {n: replaced(x) for n, x in (function.__kwdefaults__ or {}).items()} or None
+    if isinstance(x, np.ndarray):
+        return Captured(x, trace)
+    if isinstance(x, functools.partial):
+        keywords = {n: replaced(i) for n, i in x.keywords.items()}
+        return functools.partial(replaced(x.func), *map(replaced, x.args), **keywords)
+    if isinstance(x, types.MethodType):
+        return types.MethodType(replaced(x.__func__), x.__self__)
+    if x in copies:
+        return copies[x]
+    cells = [types.CellType() for _ in x.__closure__ or ()]
+    scope = dict(x.__globals__)
+    made = types.FunctionType(x.__code__, scope, x.__name__, None, tuple(cells))
+    copies[x] = made
+    scope.update((n, replaced(i)) for n, i in _kept_traces.globals_of(x).items())
+    for cell, original in zip(cells, x.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # one that is empty as yet
+            cell.cell_contents = replaced(original.cell_contents)
+    made.__defaults__ = tuple(replaced(i) for i in x.__defaults__ or ()) or None
+    made.__kwdefaults__ = {n: replaced(i) for n, i in (x.__kwdefaults__ or {}).items()} or None
+    made.__dict__.update(x.__dict__)
     return made
 
 

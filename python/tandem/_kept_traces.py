@@ -1,18 +1,20 @@
 """Traces of functions of the user's own, kept from call to call.
 
-What a trace writes down depends on the function's code and on what that code reaches: numbers that it closes
-over, finds as globals or has as defaults, functions that it calls, and the dtypes and shapes of arrays, never
-their values. `reached` writes all of that down as a key, and gives None where it cannot compare what a
-function reaches (an object with attributes, a module but torch and math, a name of Python's that may read
-something). Then the function is traced in each call.
+What a trace writes down depends on the function's code and on what that code reaches (`values_of`):
+numbers that it closes over, finds as globals or has as defaults, functions that it calls, and the dtypes and
+shapes of arrays, never their values. `reached` writes all of that down as a key, and gives None where it
+cannot compare what a function reaches (an object with attributes, a module but torch and math, a name of
+Python's that may read something). Then the function is traced in each call.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import math
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -22,14 +24,19 @@ import numpy as np
 from tandem._trace import FUNCTIONS
 
 #: Of Python's own functions, those that depend on their arguments alone.
-_PLAIN = frozenset(
-    "abs all any bool dict divmod enumerate float int isinstance len list max min pow range reversed round "
-    "set sorted str sum tuple type zip".split()
-)
+_PLAIN = {
+    name: getattr(builtins, name)
+    for name in (
+        "abs all any bool dict divmod enumerate float int isinstance len list max min pow range reversed "
+        "round set sorted str sum tuple type zip"
+    ).split()
+}
 #: Instructions by which a function changes something that is not its own.
 _STORES = frozenset(
     "STORE_GLOBAL DELETE_GLOBAL STORE_ATTR DELETE_ATTR STORE_SUBSCR DELETE_SUBSCR IMPORT_NAME".split()
 )
+#: Attributes, besides those of two underscores, by which code gets at frames and through them at anything.
+_HIDDEN = frozenset("gi_frame cr_frame ag_frame tb_frame cell_contents format format_map".split())
 _DEEPEST = 8
 _MOST = 256
 
@@ -60,20 +67,20 @@ def reached(library: str, *functions: Any) -> Reached | None:
 def _function(f: Any, arrays: list[Any], depth: int) -> tuple[Any, ...]:
     if type(f) is not types.FunctionType or f.__dict__ or depth > _DEEPEST:
         raise _Unknown
-    code = f.__code__
-    names = _names(code)
-    scope = f.__globals__
-    globals_ = [n for n in names if n in scope]
-    if any(n not in scope and n not in _PLAIN and hasattr(builtins, n) for n in names):
+    code = _code(f.__code__)
+    if code.is_opaque:
         raise _Unknown
-    values = [
-        *(cell.cell_contents for cell in f.__closure__ or ()),
-        *(scope[n] for n in globals_),
-        *(f.__defaults__ or ()),
-        *(f.__kwdefaults__ or {}).values(),
-    ]
-    given = (_ByIdentity(code), tuple(globals_), len(f.__defaults__ or ()), tuple(f.__kwdefaults__ or ()))
-    return (*given, *(_value(x, names, arrays, depth) for x in values))
+    own = f.__builtins__
+    if any(n in own and n not in f.__globals__ and own[n] is not _PLAIN.get(n) for n in code.names):
+        raise _Unknown
+    given = (
+        code,
+        len([cell.cell_contents for cell in f.__closure__ or ()]),  # ValueError where one is empty
+        tuple(globals_of(f)),
+        len(f.__defaults__ or ()),
+        tuple(f.__kwdefaults__ or ()),
+    )
+    return (*given, *(_value(x, code.names, arrays, depth) for x in values_of(f)))
 
 
 def _value(x: Any, names: frozenset[str], arrays: list[Any], depth: int) -> Any:
@@ -81,7 +88,7 @@ def _value(x: Any, names: frozenset[str], arrays: list[Any], depth: int) -> Any:
     kind = type(x)
     if kind is int or kind is bool or kind is str or x is None:
         return kind, x
-    if kind is float or isinstance(x, (np.integer, np.floating, np.bool_)):
+    if kind is float or (isinstance(x, (np.integer, np.floating, np.bool_)) and kind.__module__ == "numpy"):
         return kind, repr(x)  # -0.0 and NaN
     if kind is tuple or kind is list:
         if len(x) > 64 or not all(isinstance(i, (int, float, str)) for i in x):
@@ -91,8 +98,7 @@ def _value(x: Any, names: frozenset[str], arrays: list[Any], depth: int) -> Any:
         return _function(x, arrays, depth + 1)
     if kind is types.ModuleType:
         return _module(x, names)
-    # Deeper, nobody sees that an element of NumPy's is read (_functions._with_arrays).
-    if (kind is np.ndarray and depth == 0) or _is_plain_tensor(x):
+    if kind is np.ndarray or _is_plain_tensor(x):
         return _array(x, arrays)
     raise _Unknown
 
@@ -112,62 +118,50 @@ def _array(x: Any, arrays: list[Any]) -> tuple[Any, ...]:
 
 
 def _module(module: types.ModuleType, names: frozenset[str]) -> Any:
-    if module is math:
-        return "math"
+    """A module whose functions and constants are known, as they are now: with the attributes that code may
+    read of it, and of those that it leads to."""
     torch = sys.modules.get("torch")
-    if torch is None or module not in (torch, torch.nn.functional):
+    plain = (math,) if torch is None else (math, torch, torch.nn, torch.nn.functional)
+    if module not in plain:
         raise _Unknown
-    plain = (math, torch, torch.nn, torch.nn.functional)
-    for name in names - FUNCTIONS.keys() - {"dtype", "device"}:
-        attribute = getattr(torch, name, math)
-        if not (isinstance(attribute, (torch.dtype, float)) or any(attribute is known for known in plain)):
-            raise _Unknown  # it may read a setting
-    return module.__name__
+    found = []
+    for of in (math,) if module is math else plain[1:]:
+        for name in names - {"dtype", "device"}:
+            x = getattr(of, name, None)
+            if x is None or any(x is known for known in plain):
+                continue
+            known_of_math = of is math and type(x) is types.BuiltinFunctionType
+            if isinstance(x, (int, float)):
+                x = repr(x)
+            elif not (known_of_math or name in FUNCTIONS or type(x).__name__ == "dtype"):
+                raise _Unknown  # it may read a setting
+            found.append((name, x))
+    return module.__name__, *found
 
 
-class _ByIdentity:
-    """A code object in a key: compared by identity, which takes less than its contents."""
-
-    __slots__ = ("code",)
+class _Code:
+    """What is known of a code object: kept by its identity, and compared by it in keys, which takes less
+    than comparing its contents."""
 
     def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-
-    def __hash__(self) -> int:
-        return id(self.code)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.code is self.code
-
-
-#: By the identity of a code object, which it keeps: the names that it and the functions in it look up.
-_judged: dict[int, tuple[types.CodeType, frozenset[str] | None]] = {}
-
-
-def _names(code: types.CodeType) -> frozenset[str]:
-    known = _judged.get(id(code))
-    if known is None:
-        if len(_judged) >= _MOST:
-            _judged.clear()
-        known = _judged[id(code)] = (code, _judge(code))
-    if known[1] is None:
-        raise _Unknown
-    return known[1]
-
-
-def _judge(code: types.CodeType) -> frozenset[str] | None:
-    """None of code that changes what is not its own."""
-    names: set[str] = set()
-    for part in _parts(code):
-        for instruction in dis.get_instructions(part):
-            stores = (
+        self.code = code  # whose identity nothing else has as long as this is here
+        parts = list(_parts(code))
+        #: The names that it looks up, and the code inside it: lambdas, generators, comprehensions, classes.
+        self.names = frozenset(name for part in parts for name in part.co_names)
+        #: Whether it changes what is not its own, or may read what its names do not tell.
+        self.is_opaque = any(_is_hidden(n) for n in self.names) or any(
+            instruction.opname in _STORES
+            or (
                 instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
                 and instruction.argval in code.co_freevars
             )
-            if stores or instruction.opname in _STORES:
-                return None
-        names.update(part.co_names)
-    return frozenset(names)
+            for part in parts
+            for instruction in dis.get_instructions(part)
+        )
+
+
+def _is_hidden(name: str) -> bool:
+    return name in _HIDDEN or (name.startswith("__") and name.endswith("__"))
 
 
 def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -177,8 +171,40 @@ def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _parts(constant)
 
 
+_codes: dict[int, _Code] = {}
+
+
+def _code(code: types.CodeType) -> _Code:
+    known = _codes.get(id(code))
+    if known is None:
+        known = _Code(code)
+        with _lock:
+            if len(_codes) >= _MOST:
+                _codes.clear()
+            known = _codes.setdefault(id(code), known)
+    return known
+
+
+def globals_of(f: types.FunctionType) -> dict[str, Any]:
+    """The globals that a function looks up, or code inside it."""
+    scope = f.__globals__
+    return {n: scope[n] for n in _code(f.__code__).names if n in scope}
+
+
+def values_of(f: types.FunctionType) -> Iterator[Any]:
+    """All that a function reaches besides its arguments, but for cells that are empty as yet."""
+    for cell in f.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
+    yield from globals_of(f).values()
+    yield from f.__defaults__ or ()
+    yield from (f.__kwdefaults__ or {}).values()
+
+
 #: (the score's text, the mask's, which of the arrays that were met they read) by a Reached's key.
 _kept: dict[tuple[Any, ...], tuple[str | None, str | None, tuple[int, ...]]] = {}
+#: Held by who adds to _kept or _codes, or takes from them.
+_lock = threading.Lock()
 
 
 def find(found: Reached) -> tuple[str | None, str | None, list[Any]] | None:
@@ -195,6 +221,7 @@ def keep(found: Reached, score: str | None, mask: str | None, captured: list[Any
     places = [next((i for i, known in enumerate(found.arrays) if known is x), None) for x in captured]
     if any(place is None for place in places):
         return
-    if len(_kept) >= _MOST:
-        _kept.pop(next(iter(_kept)))
-    _kept[found.key] = (score, mask, tuple(i for i in places if i is not None))
+    with _lock:
+        if len(_kept) >= _MOST:
+            _kept.pop(next(iter(_kept)))
+        _kept[found.key] = (score, mask, tuple(i for i in places if i is not None))

@@ -112,8 +112,7 @@ class Trace:
             return Value(self, str(int(x)), "int")
         if isinstance(x, (float, np.floating)):
             return Value(self, _real_text(float(x)), "real")
-        if isinstance(x, Captured):
-            x = x.array
+        x = _plain(x)
         if isinstance(x, np.ndarray) or _arrays.is_torch(x):
             if math.prod(x.shape) == 1:
                 return self.read(x.reshape(1), [0])  # type: ignore[no-any-return]
@@ -158,24 +157,81 @@ class Part:
         return self._trace.read(self._array, [*known, *more])
 
 
-class Captured:
-    """An array that a function reads by indices that are not numbers, while the function is traced."""
+class Captured(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that a function reads by indices that are not numbers, while the function is traced; else it
+    is as NumPy has it, and the trace notes that numbers of it have been read."""
 
-    __array_ufunc__ = None
-
-    def __init__(self, array: Any, trace: Trace) -> None:
+    def __init__(self, array: np.ndarray[Any, Any], trace: Trace) -> None:
         self.array, self._trace = array, trace
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        self._trace.read_values = True
+        return self.array
+
+    def _made(self, x: Any) -> Any:
+        """x, out of the array: other arrays may be indexed, too, and so may what methods give."""
+        if isinstance(x, np.ndarray):
+            return Captured(x, self._trace)
+        if callable(x):
+            return lambda *args, **kwargs: self._made(x(*map(_plain, args), **kwargs))
+        return x
 
     def __getitem__(self, index: Any) -> Any:
         indices = index if isinstance(index, tuple) else (index,)
         if any(isinstance(i, Value) for i in indices):
-            return self._trace.read(self.array, indices)
-        self._trace.read_values = True
-        return self.array[index]
+            return self._trace.read(self.array, [_plain(i) for i in indices])
+        return self._made(self._read()[_plain(index)])
 
     def __getattr__(self, name: str) -> Any:
-        self._trace.read_values |= name not in ("dtype", "ndim", "shape", "size")
-        return getattr(self.array, name)
+        if name in ("dtype", "ndim", "shape", "size"):
+            return getattr(self.array, name)
+        return self._made(getattr(self._read(), name))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, Value) for x in inputs):
+            return NotImplemented  # which Value has
+        if "out" in kwargs:
+            kwargs["out"] = tuple(map(_plain, kwargs["out"]))
+        self._read()
+        return self._made(getattr(ufunc, method)(*map(_plain, inputs), **kwargs))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        return self._read().__array__(*args, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __iter__(self) -> Any:
+        return map(self._made, self._read())
+
+    def __contains__(self, x: Any) -> bool:
+        return x in self._read()
+
+    def __bool__(self) -> bool:
+        return bool(self._read())
+
+    def __int__(self) -> int:
+        return int(self._read())
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __index__(self) -> int:
+        return self._read().__index__()
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For isinstance."""
+        return np.ndarray
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(map(_plain, x))
+    return x.array if type(x) is Captured else x
 
 
 class Value:

@@ -3,7 +3,9 @@ have changed, and only there."""
 
 import functools
 import math
+import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +18,20 @@ Q, K, V = (torch.randn(1, 24, 2, 16, generator=_random) for _ in range(3))
 
 WINDOW = 5
 NUMBERS = [3, 4]
+HIDDEN = [5]
+ARRAY = np.array([5, 0])
+#: Ways that read a NumPy array.
+OF_ARRAYS = (
+    "element",
+    "keyword",
+    "sum",
+    "nested lambda",
+    "generator",
+    "comprehension",
+    "truth",
+    "class body",
+)
+OF_ARRAYS += ("comparison of an array", "array in a helper")
 TABLE = torch.arange(24) // 7
 
 
@@ -150,8 +166,48 @@ def changed(numbers):
     def attribute(b, h, q, k):
         return (q - k).abs() <= attribute.window
 
+    def in_class(b, h, q, k):
+        class Inner:
+            width = int(array[0])
+
+        return (q - k).abs() <= Inner.width
+
+    @decorated
+    def wrapped(b, h, q, k):
+        return (q - k).abs() <= settings.window
+
+    def of_array(width):
+        return int(width[0])
+
     attribute.window = 5
+    object_ = Widths()
+    of_class = type("OfClass", (Widths,), {})
+    of_module = types.ModuleType("settings")
+    of_module.window = 5
+    set_array, set_window = (lambda: array.__setitem__(0, 2)), (lambda: setattr(settings, "window", 2))
     return {
+        "nested lambda": (lambda b, h, q, k: (q - k).abs() <= (lambda: int(array[0]))(), set_array),
+        "generator": (lambda b, h, q, k: (q - k).abs() <= sum(int(array[i]) for i in (0, 1)), set_array),
+        "comprehension": (lambda b, h, q, k: (q - k).abs() <= [int(x) for x in array][0], set_array),
+        "comparison of an array": (
+            lambda b, h, q, k: (q - k).abs() <= (5 if (array[:1] == 5).all() else 2),
+            set_array,
+        ),
+        "truth": (lambda b, h, q, k: (q - k).abs() <= (5 if array[:1] - 2 else 2), set_array),
+        "class body": (in_class, set_array),
+        "array in a helper": (lambda b, h, q, k: (q - k).abs() <= of_array(array), set_array),
+        "decorated": (wrapped, set_window),
+        "bound method": (object_.method, lambda: setattr(object_, "width", 2)),
+        "callable": (of_class(), lambda: setattr(of_class, "width", 2)),
+        "class": (lambda b, h, q, k: (q - k).abs() <= of_class.width, lambda: setattr(of_class, "width", 2)),
+        "module": (
+            lambda b, h, q, k: (q - k).abs() <= of_module.window,
+            lambda: setattr(of_module, "window", 2),
+        ),
+        "another's globals": (
+            lambda b, h, q, k: (q - k).abs() <= changed.__globals__["HIDDEN"][0],
+            lambda: HIDDEN.__setitem__(0, 2),
+        ),
         "list": (of_state, lambda: numbers.__setitem__(0, 2)),
         "item": (lambda b, h, q, k: (q - k).abs() <= cell.item(), lambda: cell.fill_(2)),
         "comparison": (lambda b, h, q, k: (q - k).abs() <= (5 if cell > 3 else 2), lambda: cell.fill_(2)),
@@ -174,14 +230,101 @@ def changed(numbers):
     }
 
 
+class Widths:
+    """Ways to a number that no key tells."""
+
+    width = 5
+
+    def method(self, b, h, q, k):
+        return (q - k).abs() <= self.width
+
+    __call__ = method
+
+
+def decorated(f):
+    @functools.wraps(f)
+    def wrapper(*args):
+        return f(*args)
+
+    return wrapper
+
+
 @pytest.mark.parametrize("kind", changed([5]))
 def test_what_a_function_reads_by_other_ways_is_read_in_each_call(kind):
     mask, change = changed([5])[kind]
-    numpy = kind in ("element", "keyword", "sum")
+    numpy = kind in OF_ARRAYS
+    HIDDEN[0] = 5
     for _ in range(2):
         same(call(numpy, mask_mod=mask), expected(window(5)))
     change()
     same(call(numpy, mask_mod=mask), expected(window(2)))
+
+
+def of_global_array(q, k):
+    return (q - k).abs() <= int(ARRAY[0])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda b, h, q, k: (q - k).abs() <= (lambda: int(ARRAY[0]))(),
+        lambda b, h, q, k: (q - k).abs() <= max(int(ARRAY[i]) for i in range(2)),
+        lambda b, h, q, k: (q - k).abs() <= sum([int(ARRAY[i]) for i in range(2)]),
+        lambda b, h, q, k: of_global_array(q, k),
+    ],
+)
+@pytest.mark.parametrize("rebind", [False, True])
+def test_global_arrays_that_nested_code_reads(monkeypatch, mask, rebind):
+    monkeypatch.setitem(globals(), "ARRAY", np.array([5, 0]))
+    same(call(True, mask_mod=mask), expected(window(5)))
+    if rebind:
+        monkeypatch.setitem(globals(), "ARRAY", np.array([2, 0]))
+    else:
+        ARRAY[0] = 2
+    same(call(True, mask_mod=mask), expected(window(2)))
+
+
+def test_nested_code_and_helpers_index_arrays(traced, monkeypatch):
+    monkeypatch.setitem(globals(), "ARRAY", np.arange(24) // 7)
+    row = torch.from_numpy(ARRAY)
+    for mask in (
+        lambda b, h, q, k: (lambda i, j: ARRAY[i] == ARRAY[j])(q, k),
+        lambda b, h, q, k: [ARRAY[i] for i in (q,)][0] == next(ARRAY[i] for i in (k,)),
+        lambda b, h, q, k: of_documents(q) == of_documents(k),
+        functools.partial(lambda table, b, h, q, k: table[q] == table[k], ARRAY),
+    ):
+        same(call(True, mask_mod=mask), expected(row[:, None] == row[None]))
+
+
+def of_documents(i):
+    return ARRAY[i]
+
+
+def test_functions_of_math_may_be_replaced(monkeypatch):
+    def mask(b, h, q, k):
+        return (q - k).abs() <= math.sqrt(25.0)
+
+    same(call(mask_mod=mask), expected(window(5)))
+    monkeypatch.setattr(math, "sqrt", lambda x: 2)
+    same(call(mask_mod=mask), expected(window(2)))
+
+
+def test_threads_keep_traces_together():
+    functions = [closed_over(width % 300) for width in range(1200)]
+    library = _functions._arrays.library_of("q", Q)
+
+    def trace(f):
+        return _functions.trace_functions((1, 2, 24, 24), library, mask_mod=f).mask
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(trace, functions))
+    finally:
+        sys.setswitchinterval(before)
+    assert texts == [trace(f) for f in functions]
+    assert len(_kept_traces._kept) <= _kept_traces._MOST
 
 
 def test_globals_and_defaults_and_helpers_may_change(monkeypatch):
