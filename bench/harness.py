@@ -148,6 +148,14 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else float("nan")
 
 
+def ratio(value: float, digits: int = 2, goals: Iterable[float] = (1.0,)) -> str:
+    """A share or speedup as pages show it: rounded, but with as many digits as tell it from a goal, or from
+    1, that it misses. 0.896 of a goal of 0.90 is 0.896, and 0.9996 is 0.9996."""
+    while any(float(f"{value:.{digits}f}") >= goal > value for goal in goals):
+        digits += 1
+    return f"{value:.{digits}f}"
+
+
 def machine() -> str:
     """Processor, cores and system in one line."""
     model = platform.processor() or platform.machine()

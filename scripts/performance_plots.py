@@ -1,16 +1,15 @@
-"""The plots of docs/performance.md, from the tables of docs/results that `bench/gpu_pages.py` writes.
+"""The plots of docs/performance.md, from docs/results/gpu-head-to-head-h200.json.
 
     python scripts/performance_plots.py            writes docs/drawings/speed-*.svg
     python scripts/performance_plots.py --into DIR
 
-A table is read as it stands on its page, so that plot and page cannot differ; a test compares the drawings
-with what this writes.
+A test compares the drawings with what this writes.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +19,44 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "docs" / "results" / "gpu-head-to-head-h200.json"
 
-#: A drawing: the page, what its table calls each line, and the line's name, colour and dash.
-TANDEM, CUDNN, FA2 = ("#1f5fbf", "-"), ("#6c8a3a", "-"), ("#9aa0a6", "-")
-FA3 = {
-    "FA3 (by ratio)": ("FlashAttention-3, by ratio", "#d1495b", "--"),
-    "FA3 (its own run)": ("FlashAttention-3, its own run", "#e8a0a9", "--"),
+#: What a line is called, its colour and its dash.
+Lines = dict[str, tuple[str, str, str]]
+SPEED: Lines = {
+    "tandem": ("Tandem", "#1f5fbf", "-"),
+    "fa3": ("FlashAttention-3", "#d1495b", "-"),
+    "cudnn": ("cuDNN", "#6c8a3a", "-"),
+    "fa2": ("FlashAttention-2", "#9aa0a6", "-"),
 }
-SPEED = {
-    "Tandem": ("Tandem", *TANDEM),
-    **FA3,
-    "cuDNN": ("cuDNN", *CUDNN),
-    "FA2": ("FlashAttention-2", *FA2),
-}
-DRAWINGS = {
-    "forward": ("gpu-forward-h200.md", SPEED),
-    "backward": ("gpu-backward-h200.md", SPEED),
-    "fp8": (
-        "gpu-low-precision-h200.md",
-        {
-            "fp8": ("Tandem, fp8, the kernel alone", *TANDEM),
-            **FA3,
-            "bf16": ("Tandem, bf16", *CUDNN),
-        },
-    ),
+FP8: Lines = {
+    "tandem": ("Tandem, e4m3", "#1f5fbf", "-"),
+    "fa3": ("FlashAttention-3, e4m3", "#d1495b", "-"),
+    "bf16": ("Tandem, bf16", "#6c8a3a", "-"),
 }
 
 
-def first_table(page: Path) -> list[dict[str, str]]:
-    """The rows of the page's first table of the grid, by column."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in re.search(r"^\| head_dim \|.*?(?=\n\n)", page.read_text(), re.M | re.S)
-        .group()
-        .splitlines()
-    ]
-    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+def drawings() -> dict[str, tuple[list[dict[str, Any]], Lines]]:
+    """The cells and the lines of each drawing."""
+    document = json.loads(RESULT.read_text())
+    for cell, wide in zip(document["fp8"], document["forward"], strict=True):
+        cell["tflops"]["bf16"] = wide["tflops"]["tandem"]
+    return {
+        "forward": (document["forward"], SPEED),
+        "backward": (document["backward"], SPEED),
+        "fp8": (document["fp8"], FP8),
+    }
 
 
-def draw(page: str, lines: dict[str, tuple[str, str, str]], path: Path) -> None:
-    table = first_table(ROOT / "docs" / "results" / page)
-    head_dims = sorted({int(row["head_dim"]) for row in table})
-    top = max(float(row[column]) for row in table for column in lines)
+def draw(cells: list[dict[str, Any]], lines: Lines, path: Path) -> None:
+    head_dims = sorted({cell["head_dim"] for cell in cells})
+    top = max(cell["tflops"][line] for cell in cells for line in lines)
     figure, axes = plt.subplots(
         2, len(head_dims), figsize=(9, 5), sharex=True, sharey=True, layout="constrained"
     )
-    for i, mask in enumerate(("full", "causal")):
-        for axis, head_dim in zip(axes[i], head_dims, strict=True):
-            rows = [r for r in table if int(r["head_dim"]) == head_dim and r["mask"] == mask]
-            panel(axis, rows, lines)
+    for causal, mask in enumerate(("full", "causal")):
+        for axis, head_dim in zip(axes[causal], head_dims, strict=True):
+            panel(axis, [c for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)], lines)
             axis.set_title(f"{mask}, head dimension {head_dim}", fontsize=9)
             axis.set_ylim(0, 1.08 * top)
     for axis in axes[:, 0]:
@@ -81,12 +69,12 @@ def draw(page: str, lines: dict[str, tuple[str, str, str]], path: Path) -> None:
     plt.close(figure)
 
 
-def panel(axis: Any, rows: list[dict[str, str]], lines: dict[str, tuple[str, str, str]]) -> None:
-    places = range(len(rows))
-    for column, (label, colour, dash) in lines.items():
-        speeds = [float(row[column]) for row in rows]
+def panel(axis: Any, cells: list[dict[str, Any]], lines: Lines) -> None:
+    places = range(len(cells))
+    for line, (label, colour, dash) in lines.items():
+        speeds = [cell["tflops"][line] for cell in cells]
         axis.plot(places, speeds, dash, color=colour, label=label, marker="o", markersize=3, linewidth=1.4)
-    axis.set_xticks(places, [row["seqlen"] for row in rows], fontsize=7)
+    axis.set_xticks(places, [str(cell["seqlen"]) for cell in cells], fontsize=7)
     axis.tick_params(axis="y", labelsize=7)
     axis.grid(axis="y", linewidth=0.4, color="#dddddd")
     for side in ("top", "right"):
@@ -101,8 +89,8 @@ def main() -> None:
     folder = parser.parse_args().into
     # The same bytes in every run; text stays text.
     plt.rcParams |= {"svg.hashsalt": "tandem", "svg.fonttype": "none", "font.family": "sans-serif"}
-    for name, (page, lines) in DRAWINGS.items():
-        draw(page, lines, folder / f"speed-{name}.svg")
+    for name, (cells, lines) in drawings().items():
+        draw(cells, lines, folder / f"speed-{name}.svg")
 
 
 if __name__ == "__main__":

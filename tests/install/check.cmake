@@ -80,7 +80,7 @@ if(MPIRUN AND EXISTS ${WORK}/ring/ring_mpi)
   endforeach()
 endif()
 
-# What README and the guide show, as it stands there: C++ with the guide's CMake, and C by its command.
+# What the guides show, as it stands there: C++ with the guide's CMake, and C by its command.
 function(snippet page language path)
   file(READ ${SOURCE}/../../${page} text)
   string(FIND "${text}" "```${language}\n" begin)
@@ -110,7 +110,6 @@ function(expect_program page words)
   run(${folder}/build/example)
   expect_last_words("${words}" ${page})
 endfunction()
-expect_program(README.md "0.1")
 expect_program(docs/guides/cpp.md "5 1")
 expect_program(docs/guides/context-parallel.md "256")
 

@@ -1,0 +1,371 @@
+"""The figures of README.md and docs/performance.md, computed from docs/results/*.json.
+
+`python bench gpu-pages` writes them; tests/test_readme_numbers.py allows no other number there. Shares are
+rounded as `harness.ratio` says, and compared with goals before that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gpu_tables
+import harness
+from gpu_tables import of, of_best
+from harness import geometric_mean, markdown_table, ratio
+
+H2H = "gpu-head-to-head-h200"
+BEST = "the fastest peer"
+
+
+@functools.cache
+def result(name: str) -> Any:
+    return json.loads((harness.RESULTS / f"{name}.json").read_text())
+
+
+@dataclass
+class Row:
+    """A line of a table: Tandem's rate over another's in several cells of one run."""
+
+    what: str
+    page: str  # below docs/
+    beside: str
+    shares: list[float]
+    mean_goal: float | None = None
+    goal: float | None = None  # of every cell
+    digits: int = 2
+
+    def goals(self) -> list[float]:
+        return [1.0, *(g for g in (self.mean_goal, self.goal) if g)]
+
+    def show(self, share: float) -> str:
+        return ratio(share, self.digits, self.goals())
+
+    def figures(self) -> list[str]:
+        mean = self.show(geometric_mean(self.shares))
+        if len(self.shares) == 1:
+            return [mean, "", ""]
+        return [mean, self.show(min(self.shares)), self.show(max(self.shares))]
+
+    def outcome(self) -> list[str]:
+        """The goal, and whether it is reached."""
+        wanted, missed = [], []
+        if self.mean_goal:
+            wanted.append(f"mean {self.mean_goal:.2f}")
+            if geometric_mean(self.shares) < self.mean_goal:
+                missed.append("mean")
+        if self.goal:
+            wanted.append(f"each {self.goal:.2f}")
+            if below := sum(share < self.goal for share in self.shares):
+                missed.append(f"{below} of {len(self.shares)}")
+        return [", ".join(wanted), "missed: " + ", ".join(missed) if missed else "reached" if wanted else ""]
+
+
+def table(rows: Iterable[Row], folder: str, goals: bool) -> list[str]:
+    header = ["Tandem's rate", "beside", *(["cells"] if goals else []), "mean", "least", "most"]
+    header += ["goal", ""] if goals else []
+    lines = []
+    for row in rows:
+        cells = [len(row.shares)] if goals else []
+        outcome = row.outcome() if goals else []
+        lines.append([f"[{row.what}]({folder}{row.page})", row.beside, *cells, *row.figures(), *outcome])
+    return markdown_table(header, lines)
+
+
+def grid() -> list[Row]:
+    """The paper's grid on an H200, with FlashAttention-3 in the run."""
+    d, page = result(H2H), f"results/{H2H}.md"
+    longer = {which: [c for c in d[which] if c["seqlen"] >= 2048] for which in ("forward", "backward")}
+    short = [of_best(c) for c in d["forward"] if c["seqlen"] < 2048]
+
+    def fa3(cells: list[Any]) -> list[float]:
+        return [of(c, "fa3") for c in cells]
+
+    return [
+        Row("forward, bf16", f"{page}#forward", BEST, [of_best(c) for c in d["forward"]], 1.05, 1.0, 3),
+        Row("of 512 and 1024 tokens", f"{page}#forward", BEST, short, goal=1.1, digits=3),
+        Row("from 2048 tokens on", f"{page}#forward", "FA3", fa3(longer["forward"]), digits=3),
+        Row("the whole grid", f"{page}#forward", "cuDNN", [of(c, "cudnn") for c in d["forward"]], digits=3),
+        Row("windows, grouped heads", f"{page}#windows", "FA3", fa3(d["windows"]), digits=3),
+        Row("continuous load", f"{page}#continuous-load", "FA3", fa3(d["sustained"]), digits=3),
+        Row("backward, bf16", f"{page}#backward", BEST, [of_best(c) for c in d["backward"]], 1.15, 1.0, 3),
+        Row("from 2048 tokens on", f"{page}#backward", "FA3", fa3(longer["backward"]), digits=3),
+        Row("forward, e4m3 tensors", f"{page}#forward-e4m3", "FA3", fa3(d["fp8"]), 1.15, 1.0, 3),
+    ]
+
+
+def eight_bits() -> list[Row]:
+    rows = []
+    for gpu in ("H200", "H100"):
+        page = f"results/gpu-low-precision-{gpu.lower()}.md"
+        cells = result(f"gpu-low-precision-{gpu.lower()}")["precision"]
+
+        def rates(name: str, other: str, least: int = 0, cells: list[Any] = cells) -> list[float]:
+            return [c["tflops"][name] / c["tflops"][other] for c in cells if c["seqlen"] >= least]
+
+        int8, whole = rates("int8 kernel", "fp8 kernel"), rates("fp8 whole", "16-bit", 4096)
+        rows += [
+            Row(f"`fp8`, {gpu}, from 4096 keys on", page, "bf16", whole, goal=1.0),
+            Row("`int8`, from 1024 keys on", page, "bf16", rates("int8 whole", "16-bit", 1024)),
+            Row("`int8-accurate`", page, "bf16", rates("int8-accurate whole", "16-bit", 1024)),
+            Row("`int8`, the kernel alone", page, "`fp8`, the kernel alone", int8, mean_goal=0.85),
+        ]
+    return rows
+
+
+def of_time(cells: list[Any], name: str, other: str) -> list[float]:
+    return [c["us"][other] / c["us"][name] for c in cells if other in c["us"]]
+
+
+def generation() -> list[Row]:
+    rows = []
+    for gpu, page in (("H200", "results/gpu-decode-h200.md"), ("H100", "kernels/decode.md#measured")):
+        cells = result(f"gpu-decode-{gpu.lower()}")["cells"]
+        long = [c for c in cells if c["seqlen"] >= 8192]
+        mixes = result(f"gpu-decode-{gpu.lower()}")["mixes"]
+        copies = [m["us_of_a_copys_rate"] / m["us"] for m in mixes]
+        lengths = "tandem, lengths"
+        rows += [
+            Row(f"decoding, {gpu}", page, "cuDNN", of_time(cells, "tandem", "cudnn"), goal=1.0),
+            Row("lengths on the device", page, "cuDNN", of_time(cells, lengths, "cudnn"), goal=1.0),
+            Row("pages of 64", page, "rows in order", of_time(cells, "tandem, pages", lengths), goal=0.95),
+            Row("e4m3 from 8192 keys", page, "bf16", of_time(long, "tandem, e4m3", lengths), goal=1.7),
+            Row("very unequal lengths", page, "a copy", copies, goal=0.87),
+        ]
+    d = result(H2H)
+    appended = [c["of_copy_rate"] for c in result("gpu-append-h200")["cells"] if c["tokens"] >= 16384]
+    rows += [
+        Row("decoding, H200", f"results/{H2H}.md#decoding", "FA3", of_time(d["decode"], "tandem", "fa3")),
+        Row(
+            "in vLLM, 48 prompts of 6000",
+            f"results/{H2H}.md#in-an-engine",
+            "its FA3",
+            gpu_tables.engine_shares(d["engine"][2]),
+        ),
+        Row(
+            "appending 16,384 tokens and more, H200",
+            "results/gpu-append-h200.md",
+            "a copy",
+            [shares["tandem"] for shares in appended],
+            goal=1.0,
+        ),
+    ]
+    return rows
+
+
+def others() -> list[Row]:
+    functions = result("gpu-functions-h200")["cells"]
+    rows = [
+        Row(
+            f"score and mask functions, H200, {which}",
+            "results/gpu-functions-h200.md",
+            "compiled `flex_attention`",
+            [c[which]["times_flex_attention"] for c in functions],
+            goal=2.0,
+        )
+        for which in ("forward", "backward")
+    ]
+    rows += [
+        Row(
+            f"kernels for other GPUs, on an H200, {which}",
+            f"kernels/{page}.md#measured-on-a-hopper-gpu",
+            "FlashAttention-2",
+            [of(c, "fa2") for c in result(f"gpu-{which}-sm80-h200")["cells"]],
+            mean_goal=1.0,
+            goal=0.9,
+        )
+        for which, page in (("forward", "sm80"), ("backward", "sm80-backward"))
+    ]
+    runs = result("gpu-context-parallel-4-h200")["runs"]
+    measured = [c for run in runs for c in run["cells"]]
+    page, one = "results/gpu-context-parallel-4-h200.md", "one GPU"
+    for tokens, goal in ((8192, 0.9), (32768, 0.95)):
+        for which, name in (("forward", "forward"), ("both", "and backward")):
+            found = [
+                c["share"]["gather"]
+                for c in measured
+                if (c["tokens"], c["documents"], c["pass"]) == (tokens, "one sequence", which)
+            ]
+            what = f"a sequence over four H200s, {tokens} tokens each, {name}; each run"
+            rows.append(Row(what, page, one, found, goal=goal))
+    packed = [c["share"]["gather"] for c in runs[-1]["cells"] if c["documents"] != "one sequence"]
+    rows.append(Row("packed sequences over four H200s, 8192 tokens each", page, one, packed, goal=0.8))
+    return rows
+
+
+def cpu() -> list[Row]:
+    rows = []
+    for which in ("forward", "backward"):
+        for dtype in ("f32", "bf16"):
+            shares = [
+                c["torch"]["best"] / c["tandem"]["best"]
+                for c in result("cpu")["cells"]
+                if (c["direction"], c["dtype"]) == (which, dtype)
+            ]
+            rows.append(Row(f"{which}, {dtype}", "results/cpu.md", "PyTorch", shares))
+    decode = result("cpu-decode")["cells"]
+    page = "results/cpu-decode.md"
+    rows += [
+        Row("decoding", page, "PyTorch", [c["torch"]["us"] / c["contiguous"]["us"] for c in decode]),
+        Row(
+            "decoding",
+            page,
+            "plain reads",
+            [c["contiguous"]["gb_s"] / c["read"]["gb_s"] for c in decode],
+            goal=0.8,
+        ),
+    ]
+    for dtype in ("f32", "bf16"):
+        shares = [
+            c["ms"]["flex_attention"] / c["ms"]["tandem"]
+            for c in result("cpu-functions")["cells"]
+            if c["pass"] == "forward" and c["dtype"] == dtype and "flex_attention" in c["ms"]
+        ]
+        what = f"score and mask functions, {dtype}, AVX2"
+        rows.append(Row(what, "results/cpu-functions.md", "compiled `flex_attention`", shares, goal=2.0))
+    return rows
+
+
+def named(row: Row, what: str) -> Row:
+    return Row(what, row.page, row.beside, row.shares, row.mean_goal, row.goal, row.digits)
+
+
+def speed() -> list[Row]:
+    """README's choice."""
+    grids, made, rest, host = grid(), generation(), others(), cpu()
+    return [
+        named(grids[0], "H200: forward, bf16"),
+        named(grids[2], "forward from 2048 tokens on"),
+        named(grids[6], "backward, bf16"),
+        named(grids[8], "forward, e4m3 tensors"),
+        named(made[0], "decoding"),
+        named(made[-2], "decoding in vLLM, 48 prompts of 6000"),
+        named(rest[0], "score and mask functions, forward"),
+        named(rest[1], "score and mask functions, backward"),
+        *(
+            named(row, f"AMD EPYC, two cores: {row.what}" if i == 0 else row.what)
+            for i, row in enumerate(host[:5])
+        ),
+    ]
+
+
+def errors() -> str:
+    found = result("low-precision-h100")["precision"]
+    settings = ("fp8", "int8", "int8-accurate")
+    layers = [name for name in found if name.startswith("minilm")]
+
+    def times(inputs: str, setting: str) -> float:
+        return found[inputs]["fp8 tensor"] / found[inputs][setting]
+
+    paper = [f"{times('paper', setting):.1f}" for setting in settings]
+    ranges = []
+    for setting in settings:
+        each = [times(layer, setting) for layer in layers]
+        ranges.append(f"{min(each):.1f} to {max(each):.1f}")
+    return (
+        "One e4m3 scale a tensor errs {} times as much as `fp8`, {} times as much as `int8` and {} times "
+        "as much as `int8-accurate` on outliers like the paper's; on the real Q, K, V of a sentence encoder "
+        "{}, {} and {} times "
+        "([errors](results/low-precision-h100.md), [by input](results/low-precision-accuracy.md))."
+    ).format(*paper, *ranges)
+
+
+def latent_and_short() -> str:
+    best = {gpu: max(r["tflops"] for r in result(f"gpu-decode-{gpu}")["latent"]) for gpu in ("h200", "h100")}
+    short = [result(f"gpu-decode-{gpu}")["cells"][0]["us"]["tandem"] for gpu in ("h200", "h100")]
+    return (
+        f"One sequence of 1024 keys takes {short[0]:.1f} us on an H200 and {short[1]:.1f} on an H100 "
+        f"(goal: 8). "
+        f"Latent vectors (MLA) reach {best['h200']:.0f} and {best['h100']:.0f} TFLOP/s (goal: 600)."
+    )
+
+
+def ranks_now() -> str:
+    runs = result("gpu-context-parallel-chunks")["runs"]
+    cells = [(r, c) for r in runs if r["ranks"] == 4 for c in r["cells"]]
+
+    def share(tokens: int, which: str, name: str) -> str:
+        goal = 0.9 if tokens == 8192 else 0.95
+        (found,) = (
+            c["share"][name]
+            for _, c in cells
+            if (c["tokens"], c["documents"], c["pass"]) == (tokens, "one sequence", which)
+            and name in c["share"]
+        )
+        return ratio(found, goals=(goal, 1.0))
+
+    return (
+        f"Since those runs rows are sent from where they lie. A sequence of 8192 tokens each has so "
+        f"{share(8192, 'forward', 'gather in 8')} of one GPU's rate [on four "
+        f"H100s](results/gpu-context-parallel-4-h100.md#chunks-of-heads), and "
+        f"{share(8192, 'both', 'gather in 1,7/8')} with the backward pass."
+    )
+
+
+def loss() -> str:
+    losses = result("loss-curves-h100")["losses"]
+    steps = len(losses["math"][0])
+
+    def smooth(curve: list[float]) -> list[float]:
+        return [statistics.fmean(curve[i : i + 20]) for i in range(steps - 19)]
+
+    def apart(a: list[float], b: list[float]) -> float:
+        return statistics.fmean(abs(x - y) for x, y in zip(smooth(a), smooth(b), strict=True))
+
+    ours, seeds = apart(losses["tandem"][0], losses["math"][0]), apart(*losses["math"])
+    return (
+        f"Loss curves [on an H100](results/python-h100.md#learns-the-same) are those of PyTorch's math "
+        f"attention: "
+        f"{ours:.4f} nats apart over {steps} steps, where two seeds are {seeds:.2f} apart."
+    )
+
+
+def host() -> str:
+    us = result(H2H)["host_us"]
+    (ours, recorded, both), (theirs, their_recorded, their_both) = us["tandem"], us["sdpa"]
+    return (
+        f"A forward call from Python takes {ours:g} us of the host's time on the H200, sdpa's {theirs:g}; "
+        f"recorded for a backward pass {recorded:g} and {their_recorded:g}, forward and backward {both:g} "
+        f"and {their_both:g}."
+    )
+
+
+def xeon() -> str:
+    d = result("cpu-xeon")
+    said = []
+    for which, rates in d["bf16_gflops"].items():
+        low, high = rates["torch"]
+        theirs = f"{low} to {high}" if high > low else f"{low}"
+        said.append(f"{which} {rates['tandem']} and {theirs}")
+    return (
+        f"**On an Intel CPU with AMX** PyTorch multiplies bf16 on the matrix unit, which Tandem does not use "
+        f"yet. One thread on a Xeon, head dimension {d['head_dim']}, {d['seqlen']} keys, bf16, GFLOP/s of "
+        f"Tandem at {d['commit']} and of PyTorch 2.13: {'; '.join(said)} ([JSON](results/cpu-xeon.json), "
+        f"measured by hand)."
+    )
+
+
+def prose(made: Callable[[], str]) -> Callable[[], list[str]]:
+    return lambda: textwrap.wrap(made(), 110, break_on_hyphens=False, break_long_words=False)
+
+
+#: What a page may name.
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "speed": lambda: table(speed(), "docs/", goals=False),
+    "8 bits": lambda: table(eight_bits(), "", goals=True),
+    "grid": lambda: table(grid(), "", goals=True),
+    "generation": lambda: table(generation(), "", goals=True),
+    "others": lambda: table(others(), "", goals=True),
+    "cpu": lambda: table(cpu(), "", goals=True),
+    "errors": prose(errors),
+    "short and latent": prose(latent_and_short),
+    "ranks now": prose(ranks_now),
+    "loss": prose(loss),
+    "host": prose(host),
+    "xeon": prose(xeon),
+}

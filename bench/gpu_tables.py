@@ -1,0 +1,395 @@
+"""Tables of the documentation, each from the JSON of one benchmark on a GPU (`gpu_pages.py` writes them)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness import geometric_mean, markdown_table, ratio
+
+Document = dict[str, Any]
+PEERS = ("fa3", "cudnn", "fa2")
+
+
+def mask_of(cell: Document) -> str:
+    return "causal" if cell["causal"] else "full"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def right(header: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
+    return markdown_table(header, rows, rule="--:|")
+
+
+def comes_to(ratios: list[float], digits: int = 2) -> str:
+    """A sentence on the last column of a table. What reaches 1 is counted before anything is rounded."""
+    return (
+        f"Geometric mean of the last column: {geometric_mean(ratios):.3f}; least: "
+        f"{ratio(min(ratios), digits)}; at 1.00 or more: {sum(x >= 1 for x in ratios)} of {len(ratios)}."
+    )
+
+
+def of_best(cell: Document) -> float:
+    """Tandem's rate over that of the fastest other in the same run."""
+    return cell["tflops"]["tandem"] / max(cell["tflops"][name] for name in PEERS if name in cell["tflops"])
+
+
+def of(cell: Document, peer: str) -> float:
+    return cell["tflops"]["tandem"] / cell["tflops"][peer]
+
+
+def beside_fa3(which: str) -> Callable[[Document], list[str]]:
+    """The grid of one pass beside FlashAttention-3 and others, and what it comes to."""
+
+    def table(document: Document) -> list[str]:
+        cells = document[which]
+        others = [name for name in PEERS if name in cells[0]["tflops"]]
+        names = {"fa3": "FA3", "cudnn": "cuDNN", "fa2": "FA2"}
+        lines = right(
+            ["head_dim", "mask", "seqlen", "Tandem", *(names[name] for name in others), "of the best"],
+            (
+                [c["head_dim"], mask_of(c), c["seqlen"]]
+                + [f"{c['tflops'][name]:.1f}" for name in ("tandem", *others)]
+                + [ratio(of_best(c), 3)]
+                for c in cells
+            ),
+        )
+        of_fa3 = [of(c, "fa3") for c in cells]
+        longer = [of(c, "fa3") for c in cells if c["seqlen"] >= 2048]
+        return [
+            *lines,
+            "",
+            comes_to([of_best(c) for c in cells], 3),
+            f"Beside FA3 alone: {geometric_mean(of_fa3):.3f}, from 2048 tokens on "
+            f"{geometric_mean(longer):.3f}.",
+        ]
+
+    return table
+
+
+def windows(document: Document) -> list[str]:
+    rows = (
+        [c["head_dim"], f"{c['heads']} on {c['heads_kv']}", c["seqlen"], c["window"] or "causal"]
+        + [number(c["tflops"].get(name), 1) for name in ("tandem", "fa3", "cudnn")]
+        + [ratio(of(c, "fa3"))]
+        for c in document["windows"]
+    )
+    return right(["head_dim", "heads", "seqlen", "window", "Tandem", "FA3", "cuDNN", "of FA3"], rows)
+
+
+def sustained(document: Document) -> list[str]:
+    rows = (
+        [c["head_dim"], mask_of(c)]
+        + [f"{c['tflops'][name]:.1f}" for name in ("tandem", "fa3", "cudnn", "gemm")]
+        + [ratio(of(c, "fa3"), 3)]
+        for c in document["sustained"]
+    )
+    return right(["head_dim", "mask", "Tandem", "FA3", "cuDNN", "GEMM", "of FA3"], rows)
+
+
+def decode_beside_fa3(document: Document) -> list[str]:
+    rows = []
+    for c in document["decode"]:
+        us = c["us"]
+        shares = [ratio(us[name] / us["tandem"]) if name in us else "-" for name in ("fa3", "cudnn")]
+        row = [c["batch"], f"{c['heads']} on {c['heads_kv']}", number(c["seqlen"])]
+        row += [number(us.get(name), 1) for name in ("tandem", *PEERS)]
+        rows.append([*row, number(c["gb_per_s"]), *shares])
+    header = ["batch", "heads", "keys", "Tandem", "FA3", "cuDNN", "FA2", "Tandem, GB/s", "of FA3"]
+    return right([*header, "of cuDNN"], rows)
+
+
+def engine(document: Document) -> list[str]:
+    rows = (
+        [
+            e["phase"],
+            e["unit"],
+            f"{e['tandem']:g}" if "tandem" in e else "-",
+            f"{e['fa3']:g}" if "fa3" in e else "-",
+            " to ".join(ratio(share) for share in engine_shares(e)),
+        ]
+        for e in document["engine"]
+    )
+    return right(["phase", "unit", "Tandem", "vLLM's FA3", "of its rate"], rows)
+
+
+def engine_shares(entry: Document) -> list[float]:
+    return entry["of_fa3"] if "of_fa3" in entry else [entry["fa3"] / entry["tandem"]]
+
+
+def prompts_on_pages(document: Document) -> list[str]:
+    return right(["keys and values", "TFLOP/s"], document["pages"].items())
+
+
+def model(document: Document) -> list[str]:
+    rows = (
+        [
+            e["what"],
+            *(" and ".join(number(rate) for rate in e[name]) for name in ("tandem", "sdpa")),
+            " and ".join(ratio(a / b) for a, b in zip(e["tandem"], e["sdpa"], strict=True)),
+        ]
+        for e in document["model"]
+    )
+    return right(["", "Tandem", "sdpa", "of sdpa"], rows)
+
+
+def model_run(document: Document) -> list[str]:
+    """Of gpu-models: tokens a second, and the share of PyTorch's attention."""
+    rows = []
+    for which in ("training", "generation"):
+        rates = {name: entry["tokens_per_second"] for name, entry in document[which].items()}
+        for name, rate in rates.items():
+            share = "1" if name == "sdpa" else ratio(rate / rates["sdpa"])
+            rows.append([which if name == "tandem" else "", name, number(rate), share])
+    return markdown_table(["", "attention", "tokens/s", "of sdpa"], rows)
+
+
+def host(document: Document) -> list[str]:
+    """Of host-overhead: microseconds of a call."""
+    us = document["us"]
+    calls = {
+        "forward": ("flash_attn_func", "sdpa"),
+        "forward with LSE": ("flash_attn_func, with LSE", ""),
+        "forward, packed": ("flash_attn_varlen_func", ""),
+        "forward, recorded for a backward pass": ("flash_attn_func, recorded", "sdpa, recorded"),
+        "forward and backward": ("flash_attn_func, forward and backward", "sdpa, forward and backward"),
+        "a window as a function": ("attention, a window as a function", ""),
+        "documents as a function, which read an array": ("attention, documents as a function", ""),
+    }
+    rows = (
+        [what, f"{us[ours]:.1f}", f"{us[theirs]:.1f}" if theirs else ""]
+        for what, (ours, theirs) in calls.items()
+        if ours in us
+    )
+    return right(["call", "Tandem", "PyTorch's SDPA"], rows)
+
+
+def steps(document: Document) -> list[str]:
+    """Of gpu-decode: one query a sequence."""
+    columns = {
+        "Tandem": "tandem",
+        "lengths": "tandem, lengths",
+        "pages 64": "tandem, pages",
+        "16": "tandem, pages of 16",
+        "`split_size`": "tandem, split_size",
+        "e4m3": "tandem, e4m3",
+        "cuDNN": "cudnn",
+        "FA2": "fa2",
+    }
+    rows = (
+        [c["batch"], number(c["seqlen"]), *(f"{c['us'][name]:.1f}" for name in columns.values())]
+        + [", ".join(number(c["gb_per_s"][name]) for name in ("tandem, lengths", "cudnn"))]
+        for c in document["cells"]
+    )
+    return right(["batch", "keys", *columns, "GB/s: lengths, cuDNN"], rows)
+
+
+def mixes(document: Document) -> list[str]:
+    """Of gpu-decode: very unequal lengths, beside a copy's rate."""
+    rows = (
+        [
+            " + ".join(f"{count} x {number(keys)}" for count, keys in m["lengths"]),
+            *(f"{m[name]:.1f}" for name in ("us", "us_of_a_copys_rate")),
+            ratio(m["us"] / m["us_of_a_copys_rate"]),
+        ]
+        for m in document["mixes"]
+    )
+    return right(["lengths", "Tandem", "at a copy's rate", "ratio"], rows)
+
+
+def latent(document: Document) -> list[str]:
+    """Of gpu-decode: latent vectors."""
+    rows = (
+        [row["batch"], number(row["seqlen"]), row["queries"], number(row["us"]["tandem"])]
+        + [number(row["us"]["pytorch"]), number(row["tflops"]), number(row["gb_per_s"])]
+        + [ratio(row["share_of_copy_rate"])]
+        for row in document["latent"]
+    )
+    return right(["batch", "keys", "queries", "us", "PyTorch", "TFLOP/s", "GB/s", "of a copy"], rows)
+
+
+APPENDS = {
+    "contiguous": "tandem",
+    "pages 64": "tandem, pages of 64",
+    "16": "tandem, pages of 16",
+    "slots": "tandem, slots",
+    "rotary": "tandem, rotary",
+    "e4m3": "tandem, e4m3",
+    "e4m3 by row": "tandem, e4m3 by row",
+    "`index_put_`": "pytorch, index_put_",
+}
+
+
+def append_times(document: Document) -> list[str]:
+    rows = (
+        [f"{c['batch']} x {number(c['tokens'])}", *(f"{c['us'][name]:.1f}" for name in APPENDS.values())]
+        + [f"{c['us']['copy']:.1f}"]
+        for c in document["cells"]
+    )
+    return right(["tokens", *APPENDS, "copy"], rows)
+
+
+def append_shares(document: Document) -> list[str]:
+    rows = (
+        [f"{c['batch']} x {number(c['tokens'])}", *(ratio(c["of_copy_rate"][n]) for n in APPENDS.values())]
+        for c in document["cells"]
+    )
+    return right(["tokens", *APPENDS], rows)
+
+
+def functions(document: Document) -> list[str]:
+    rows = []
+    for c in document["cells"]:
+        row = [c["head_dim"], c["function"], number(c["seqlen"])]
+        for which in ("forward", "backward"):
+            row += [
+                number(c[which]["tflops"]["tandem"]),
+                ratio(c[which]["times_flex_attention"], goals=(1, 2)),
+            ]
+        rows.append(row)
+    return right(["head dimension", "function", "keys", "forward", "times", "backward", "times"], rows)
+
+
+def sm80(document: Document) -> list[str]:
+    """Of gpu-speed with the kernels for other GPUs: a row a head dimension and mask."""
+    seqlens = sorted({c["seqlen"] for c in document["cells"]})
+    rows: dict[tuple[int, str], list[str]] = {}
+    for c in document["cells"]:
+        share = ratio(of(c, "fa2"), goals=(0.9, 1))
+        rows.setdefault((c["head_dim"], mask_of(c)), []).append(f"{c['tflops']['tandem']:.0f}, {share}")
+    header = ["head dimension", "mask", *(number(s) if s > 9999 else s for s in seqlens)]
+    return right(header, ([*key, *row] for key, row in rows.items()))
+
+
+def codes(document: Document) -> list[str]:
+    """A whole call on e4m3 tensors of the caller's."""
+    columns = {"bf16": "16-bit", "fp8 kernel": "fp8 kernel", "whole, e4m3 inputs": "fp8 codes"}
+    rows = (
+        [e["head_dim"], mask_of(e), e["seqlen"], *(number(e["tflops"][n]) for n in columns.values())]
+        + [ratio(e["tflops"]["fp8 codes"] / e["tflops"]["16-bit"])]
+        for e in document["codes"]
+    )
+    return markdown_table(["head_dim", "mask", "seqlen", *columns, "whole / bf16"], rows)
+
+
+def recipes(document: Document) -> list[str]:
+    """Of gpu-accuracy --precision: errors, and how many times smaller than with one scale a tensor."""
+    inputs = document["precision"]
+    rows = (
+        [name, *(f"{e[name]:.2e} ({e['fp8 tensor'] / e[name]:.1f})" for e in inputs.values())]
+        for name in next(iter(inputs.values()))
+    )
+    return right(["recipe", *inputs], rows)
+
+
+def ranks_goals(cell: Document) -> tuple[float, ...]:
+    """Shares of one GPU's rate that the pages of context parallel ask for."""
+    if cell["documents"] != "one sequence":
+        return (0.8, 1)
+    return (0.9 if cell["tokens"] <= 8192 else 0.95, 1)
+
+
+def ranks_cells(document: Document) -> list[Document]:
+    """The cells of one run, or of several in one document, by tokens."""
+    cells = [c for run in document.get("runs", [document]) for c in run["cells"]]
+    return sorted(cells, key=lambda c: c["tokens"])
+
+
+def milliseconds(cell: Document, name: str) -> str:
+    if name not in cell["us"]:
+        return "-"
+    value = statistics.median(cell["us"][name]) / 1e3
+    return number(value, 2 if value < 1000 else 0)
+
+
+def pass_of(cell: Document) -> str:
+    return "forward" if cell["pass"] == "forward" else "forward, backward"
+
+
+def ranks(document: Document) -> list[str]:
+    """Of context-parallel: every strategy's share of one GPU's rate."""
+    rows = []
+    for c in ranks_cells(document):
+        longest = c["tokens"] == 262144 and c["pass"] == "both"
+        if "ring" not in c["us"] and not longest:
+            continue
+        goals = ranks_goals(c)
+        shares = [ratio(c["share"][n], goals=goals) if n in c["share"] else "-" for n in ("ring", "heads")]
+        its = c["tflops"].get("alone, a rank's tokens")
+        rows.append(
+            [number(c["tokens"]), c["documents"], pass_of(c)]
+            + [milliseconds(c, name) for name in ("alone", "gather")]
+            + [ratio(c["share"]["gather"], goals=goals)]
+            + [ratio(c["tflops"]["gather"] / its) if its else "-", *shares]
+        )
+    header = ["tokens a GPU", "sequences", "pass", "alone, ms", "gather, ms", "gather", "of its tokens"]
+    return right([*header, "ring", "heads"], rows)
+
+
+def ranks_again(document: Document) -> list[str]:
+    """The last run of context-parallel, beside the first run's cells of the same work."""
+    rows = []
+    for c in document["runs"][-1]["cells"]:
+        same = ("tokens", "documents", "pass", "peers")
+        first = next(f for f in document["runs"][0]["cells"] if all(f[k] == c[k] for k in same))
+        row = [c["documents"], pass_of(c)]
+        for cell in (c, first):
+            row += [milliseconds(cell, "alone"), milliseconds(cell, "gather")]
+            row.append(ratio(cell["share"]["gather"], goals=ranks_goals(cell)))
+        rows.append(row)
+    before = document["runs"][0].get("commit", document["commit"])
+    header = [
+        "sequences",
+        "pass",
+        "alone, ms",
+        "gather, ms",
+        "share",
+        f"alone at {before}",
+        "gather",
+        "share",
+    ]
+    return right(header, rows)
+
+
+def ranks_peers(document: Document) -> list[str]:
+    """One sequence, beside PyTorch's context_parallel."""
+    names = ("cudnn allgather", "flash allgather", "flash alltoall")
+    rows = (
+        [number(c["tokens"]), pass_of(c), milliseconds(c, "alone"), milliseconds(c, "gather")]
+        + [milliseconds(c, f"pytorch {name}") for name in names]
+        for c in ranks_cells(document)
+        if any(name.startswith("pytorch") for name in c["us"])
+        or (c["tokens"] == 131072 and c["pass"] == "both" and "ring" not in c["us"])
+    )
+    header = ["tokens a GPU", "pass", "alone", "Tandem, gather", "cuDNN, all-gather"]
+    return right([*header, "FA2, all-gather", "FA2, all-to-all"], rows)
+
+
+TABLES: dict[str, Callable[[Document], list[str]]] = {
+    "forward": beside_fa3("forward"),
+    "backward": beside_fa3("backward"),
+    "fp8": beside_fa3("fp8"),
+    "windows": windows,
+    "sustained": sustained,
+    "decode": decode_beside_fa3,
+    "engine": engine,
+    "pages": prompts_on_pages,
+    "model": model,
+    "model-run": model_run,
+    "host": host,
+    "steps": steps,
+    "mixes": mixes,
+    "latent": latent,
+    "append-times": append_times,
+    "append-shares": append_shares,
+    "functions": functions,
+    "sm80": sm80,
+    "codes": codes,
+    "recipes": recipes,
+    "ranks": ranks,
+    "ranks-again": ranks_again,
+    "ranks-peers": ranks_peers,
+}
