@@ -254,6 +254,25 @@ def expect(name: str, array: Any, library: Library, first: str = "q") -> None:
         )
 
 
+def judge_tensor(name: str, t: Any, q: Any, shape: Sequence[int | str], *dtypes: str) -> None:
+    """An error unless the argument `name` is a PyTorch tensor on the device of q, of one of these dtypes and
+    of this shape, in which a word stands for any size."""
+    if not is_torch(t):
+        raise InvalidArgumentError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
+    fits = len(t.shape) == len(shape) and all(
+        isinstance(wanted, str) or size == wanted for size, wanted in zip(t.shape, shape, strict=True)
+    )
+    dtype = str(t.dtype).removeprefix("torch.")
+    if not fits or dtype not in dtypes:
+        sizes = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
+        raise InvalidArgumentError(
+            f"{name} is {dtype} of shape {tuple(t.shape)}; it must be {' or '.join(dtypes)} of "
+            f"shape ({sizes})"
+        )
+    if t.device != q.device:
+        raise InvalidArgumentError(f"{name} is on {t.device}, but q is on {q.device}; move it")
+
+
 def dtype_named(value: Any) -> DType:
     """The DType that `out_dtype` means: "bf16", or a library's own name, dtype object or scalar class."""
     try:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tandem import _flash
+from tandem import _arrays, _call, _derivatives, _flash
 from tandem._api import attention
 from tandem._cache import merge
 from tandem._errors import InvalidArgumentError
@@ -24,7 +25,11 @@ __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 _QUANTIZED, _GROUP, _PLAIN = 512, 128, 64
 _SCALES = 4 * (_QUANTIZED // _GROUP)
 _RECORD = _QUANTIZED + _SCALES + 2 * _PLAIN
-_BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
+_WIDE = ("float16", "bfloat16", "float32")
+_BYTES = ("uint8", "int8", "float8_e4m3fn")
+_INTEGERS = ("int32", "int64")
+#: Records that are converted at a time: their values in f32 are 32 MB.
+_PIECE = 2**14
 
 
 def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
@@ -58,10 +63,12 @@ def flash_mla_with_kvcache(
       q: ``(batch, seqlen_q, heads_q, head_dim)``, float16 or bfloat16; float32 on the CPU.
       k_cache: ``(blocks, block_size, heads_kv, head_dim)`` in q's dtype, blocks of any size. With
         ``is_fp8_kvcache`` ``(blocks, block_size, 1, 656)`` of one-byte values, each row 512 float8_e4m3fn,
-        four float32 scales for 128 of them each, and 64 bfloat16. Those that a call reads become q's dtype
-        first, in memory of their own.
+        four float32 scales for 128 of them each, and 64 bfloat16. They become q's dtype first, in memory of
+        their own: on the CPU the blocks in use; on a GPU, where lengths are not read, as many blocks as
+        block_table has entries, or all of the cache where these are fewer.
       block_table: ``(batch, max_blocks)``: row t of request b is row ``t % block_size`` of block
-        ``block_table[b, t // block_size]``. Not read with ``indices``.
+        ``block_table[b, t // block_size]``. A number in use that no block has gives rows of zeros. Not read
+        with ``indices``.
       cache_seqlens: ``(batch,)``: rows of each request, new ones included. Not read with ``indices``.
       head_dim_v: columns of a key that are its value.
       softmax_scale: default ``head_dim ** -0.5``.
@@ -80,28 +87,34 @@ def flash_mla_with_kvcache(
       natural logarithm, without the sink. A query that sees no row has 0 and, as FlashMLA has it, +inf.
 
     Raises:
-      As `tandem.attention`.
+      As `tandem.attention`. There are no gradients.
     """
     _flash.only_tensors(q=q, k_cache=k_cache)
+    _arrays.judge_tensor("q", q, q, ("batch", "seqlen_q", "heads_q", "head_dim"), *_WIDE)
+    causal, fp8 = _call.flag("causal", causal), _call.flag("is_fp8_kvcache", is_fp8_kvcache)
     if (extra_k_cache is None) != (extra_indices_in_kvcache is None):
         raise InvalidArgumentError(
             "extra_k_cache and extra_indices_in_kvcache go together; pass both, or neither"
         )
-    options = {"scale": softmax_scale, "split_size": split_size, "return_lse": True}
+    _judge_caches(q, head_dim_v, fp8, k_cache=k_cache, extra_k_cache=extra_k_cache)
+    _judge_indices(q, indices=indices, topk_length=topk_length)
+    _judge_indices(q, extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length)
+    if attn_sink is not None:
+        _arrays.judge_tensor("attn_sink", attn_sink, q, (q.shape[2],), "float32")
+    options: dict[str, Any] = {"scale": softmax_scale, "split_size": split_size, "return_lse": True}
     if indices is None:
-        out, lse = _dense(
-            q, k_cache, block_table, cache_seqlens, head_dim_v, is_fp8_kvcache, options | {"causal": causal}
-        )
+        _judge_table(q, block_table, cache_seqlens)
+        of_rows = options | {"causal": causal}
+        out, lse = _dense(q, k_cache, block_table, cache_seqlens, head_dim_v, fp8, of_rows)
     else:
         if causal:
             raise InvalidArgumentError(
                 "causal is given with indices, which say what a query sees; leave it out"
             )
-        out, lse = _sparse(q, k_cache, indices, topk_length, head_dim_v, is_fp8_kvcache, options)
+        out, lse = _sparse(q, k_cache, indices, topk_length, head_dim_v, fp8, options)
     if extra_k_cache is not None:
-        extra = _sparse(
-            q, extra_k_cache, extra_indices_in_kvcache, extra_topk_length, head_dim_v, is_fp8_kvcache, options
-        )
+        rows = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+        extra = _sparse(q, *rows, head_dim_v, fp8, options)
         out, lse = merge((out, extra[0]), (lse, extra[1]))
     if attn_sink is not None:
         share = torch.sigmoid(lse - attn_sink[:, None]).masked_fill(lse == -torch.inf, 0.0)
@@ -109,29 +122,73 @@ def flash_mla_with_kvcache(
     return out, lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
+def _judge_caches(q: Tensor, head_dim_v: Any, fp8: bool, **caches: Any) -> None:
+    _derivatives.judge_unrecorded("flash_mla.flash_mla_with_kvcache", {"q": q, **caches})
+    for name, cache in caches.items():
+        if cache is None:
+            continue
+        if fp8:
+            shape: tuple[int | str, ...] = ("blocks", "block_size", 1, _RECORD)
+            _arrays.judge_tensor(name, cache, q, shape, *_BYTES)
+            columns = _QUANTIZED + _PLAIN
+        else:
+            _judge_plain(name, cache, q)
+            columns = cache.shape[-1]
+        if q.shape[-1] != columns:
+            raise InvalidArgumentError(
+                f"q has head_dim {q.shape[-1]}, but keys of {name} have {columns}; pass q as wide as keys"
+            )
+        if fp8 and head_dim_v != _QUANTIZED:
+            raise InvalidArgumentError(f"head_dim_v is {head_dim_v}; with is_fp8_kvcache it is {_QUANTIZED}")
+        if not isinstance(head_dim_v, (int, np.integer)) or not 0 < head_dim_v <= columns:
+            raise InvalidArgumentError(
+                f"head_dim_v is {head_dim_v}; values are the first columns of keys that have {columns}"
+            )
+
+
+def _judge_plain(name: str, cache: Any, q: Tensor) -> None:
+    dtype = str(q.dtype).removeprefix("torch.")
+    try:
+        _arrays.judge_tensor(name, cache, q, ("blocks", "block_size", "heads_kv", "head_dim"), dtype)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}, or with FP8 records is_fp8_kvcache=True") from None
+
+
+def _judge_table(q: Tensor, table: Any, lengths: Any) -> None:
+    for name, given, shape in (
+        ("block_table", table, (q.shape[0], "max_blocks")),
+        ("cache_seqlens", lengths, (q.shape[0],)),
+    ):
+        if given is None:
+            raise InvalidArgumentError(
+                f"{name} is missing; pass it, or indices, which say what each query sees"
+            )
+        _arrays.judge_tensor(name, given, q, shape, *_INTEGERS)
+
+
+def _judge_indices(q: Tensor, **given: Any) -> None:
+    """Of indices and of how many of them count."""
+    (name, indices), (of_length, length) = given.items()
+    if indices is not None:
+        _arrays.judge_tensor(name, indices, q, (*q.shape[:2], "topk"), *_INTEGERS)
+    elif length is not None:
+        raise InvalidArgumentError(f"{of_length} is given without {name}; pass both, or neither")
+    if length is not None:
+        _arrays.judge_tensor(of_length, length, q, (q.shape[0],), *_INTEGERS)
+
+
 def _dense(
-    q: Tensor,
-    k_cache: Tensor,
-    table: Tensor | None,
-    lengths: Tensor | None,
-    head_dim_v: int,
-    fp8: bool,
-    options: dict[str, Any],
-) -> Any:
+    q: Tensor, k_cache: Tensor, table: Any, lengths: Any, head_dim_v: int, fp8: bool, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """Attention to all rows of each request."""
-    if table is None or lengths is None:
-        missing = "block_table" if table is None else "cache_seqlens"
-        raise InvalidArgumentError(
-            f"{missing} is missing; pass it, or indices, which say what each query sees"
-        )
-    if not fp8:
-        return attention(
-            q, k_cache, _values(k_cache, head_dim_v), page_table=table, seqused_k=lengths, **options
-        )
-    _judge_records(k_cache, head_dim_v)
-    chosen = table.long().clamp(0, max(k_cache.shape[0] - 1, 0))
-    keys = _converted(k_cache[chosen].flatten(1, 2), q.dtype)
-    return attention(q, keys, _values(keys, head_dim_v), seqused_k=lengths, **options)
+    if fp8:
+        begins = torch.arange(table.shape[1], device=table.device) * k_cache.shape[1]
+        k_cache, table = _copied(q, k_cache, table, begins < lengths[:, None], fp8)
+    values = k_cache[..., :head_dim_v]
+    results: tuple[Tensor, Tensor] = attention(
+        q, k_cache, values, page_table=table, seqused_k=lengths, **options
+    )
+    return results
 
 
 def _sparse(
@@ -142,53 +199,66 @@ def _sparse(
     head_dim_v: int,
     fp8: bool,
     options: dict[str, Any],
-) -> Any:
+) -> tuple[Tensor, Tensor]:
     """Attention of each query, as a sequence of its own, to the rows that it names: pages of one row."""
-    _flash.only_tensors(indices=indices)
-    if indices.shape[:-1] != q.shape[:2]:
-        raise InvalidArgumentError(
-            f"indices have shape {tuple(indices.shape)}; pass {(*q.shape[:2], 'topk')}, those of each query"
-        )
-    rows = k_cache.reshape(-1, 1, *k_cache.shape[2:])
-    named = (indices >= 0) & (indices < rows.shape[0])
+    named = (indices >= 0) & (indices < k_cache.shape[:2].numel())
+    places = torch.arange(indices.shape[-1], device=indices.device)
     if topk_length is not None:
-        places = torch.arange(indices.shape[-1], device=indices.device)
         named &= places < topk_length[:, None, None]
     named = named.flatten(0, 1)
     order = named.int().argsort(dim=-1, descending=True, stable=True)
     table = indices.flatten(0, 1).gather(-1, order)
-    each = q.flatten(0, 1)[:, None]
-    where: dict[str, Any] = {"seqused_k": named.sum(-1, dtype=torch.int32)}
-    if fp8:
-        _judge_records(k_cache, head_dim_v)
-        rows = _converted(rows[table.long().clamp(0, max(rows.shape[0] - 1, 0))].flatten(1, 2), q.dtype)
+    lengths = named.sum(-1, dtype=torch.int32)
+    if fp8 or k_cache.stride(0) != k_cache.shape[1] * k_cache.stride(1):
+        keys, table = _copied(q, k_cache, table, places < lengths[:, None], fp8, by_row=True)
     else:
-        where["page_table"] = table
-    out, lse = attention(each, rows, _values(rows, head_dim_v), **where, **options)
+        keys = k_cache.flatten(0, 1)[:, None]
+    each = q.flatten(0, 1)[:, None]
+    values = keys[..., :head_dim_v]
+    out, lse = attention(each, keys, values, page_table=table, seqused_k=lengths, **options)
     return out.view(*q.shape[:-1], head_dim_v), lse.view(*q.shape[:-1]).transpose(1, 2)
 
 
-def _values(keys: Tensor, head_dim_v: int) -> Tensor:
-    if not 0 < head_dim_v <= keys.shape[-1]:
-        raise InvalidArgumentError(
-            f"head_dim_v is {head_dim_v}; values are the first columns of keys that have {keys.shape[-1]}"
-        )
-    return keys[..., :head_dim_v]
+def _copied(
+    q: Tensor, cache: Tensor, table: Any, in_use: Tensor, fp8: bool, by_row: bool = False
+) -> tuple[Tensor, Any]:
+    """What ``table`` names of a cache, its blocks or its rows, in q's dtype, and the table of that: -1 for
+    numbers that the cache does not have, or None where each sequence has its rows side by side. On the CPU it
+    is what is in use, each once. On a GPU, where that is not known without waiting, it is as much as the
+    table has entries, or the whole cache if that is less."""
+    count = cache.shape[0] * (cache.shape[1] if by_row else 1)
+    named = in_use & (table >= 0) & (table < count)
+    if table.is_cpu and not torch.compiler.is_compiling():
+        chosen, places = torch.unique(table[named], return_inverse=True)
+        numbers = torch.full_like(table, -1).index_put_((named,), places.to(table.dtype))
+        return _keys(q, cache, chosen, fp8, by_row), numbers
+    if table.numel() >= count:
+        every = torch.arange(count, device=table.device)
+        return _keys(q, cache, every, fp8, by_row), torch.where(named, table, -1)
+    # What is not in use reads one block, again and again.
+    keys = _keys(q, cache, torch.where(named, table, 0).flatten(), fp8, by_row)
+    if by_row:  # no row in use is one that the cache does not have
+        return keys.view(*table.shape, *keys.shape[2:]), None
+    numbers = torch.arange(table.numel(), dtype=table.dtype, device=table.device).view_as(table)
+    return keys, torch.where(named, numbers, -1)
 
 
-def _judge_records(cache: Tensor, head_dim_v: int) -> None:
-    if cache.dtype not in _BYTES or cache.ndim != 4 or cache.shape[2:] != (1, _RECORD):
-        raise InvalidArgumentError(
-            f"k_cache is {cache.dtype} of shape {tuple(cache.shape)}; with is_fp8_kvcache pass (blocks, "
-            f"block_size, 1, {_RECORD}) of bytes"
-        )
-    if head_dim_v != _QUANTIZED:
-        raise InvalidArgumentError(f"head_dim_v is {head_dim_v}; with is_fp8_kvcache it is {_QUANTIZED}")
+def _keys(q: Tensor, cache: Tensor, chosen: Tensor, fp8: bool, by_row: bool) -> Tensor:
+    """These blocks of a cache, or these rows as blocks of their own, in q's dtype."""
+    size = max(cache.shape[1], 1)
+    rows = 1 if by_row else cache.shape[1]
+    keys = q.new_empty((len(chosen), rows, cache.shape[2], q.shape[-1]))
+    step = _PIECE if by_row else max(1, _PIECE // size)
+    for first in range(0, len(chosen), step):
+        piece = chosen[first : first + step]
+        found = cache[piece // size, piece % size][:, None] if by_row else cache[piece]
+        keys[first : first + step] = _from_records(found) if fp8 else found
+    return keys
 
 
-def _converted(records: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys of `dtype` from rows of an FP8 cache."""
-    parts = records.view(torch.uint8).split([_QUANTIZED, _SCALES, 2 * _PLAIN], -1)
-    values = parts[0].view(torch.float8_e4m3fn).float().unflatten(-1, (-1, _GROUP))
-    scales = parts[1].view(torch.float32)[..., None]
-    return torch.cat(((values * scales).flatten(-2).to(dtype), parts[2].view(torch.bfloat16).to(dtype)), -1)
+def _from_records(records: Tensor) -> Tensor:
+    """The keys that rows of an FP8 cache stand for, in f32."""
+    parts = torch.split(records.view(torch.uint8), [_QUANTIZED, _SCALES, 2 * _PLAIN], -1)
+    scales = parts[1].view(torch.float32).repeat_interleave(_GROUP, -1)
+    values = parts[0].view(torch.float8_e4m3fn).float() * scales
+    return torch.cat((values, parts[2].view(torch.bfloat16).float()), -1)

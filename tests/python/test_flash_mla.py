@@ -9,6 +9,7 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
+from tandem import flash_mla
 from tandem.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 
 D, D_V = 576, 512
@@ -130,18 +131,124 @@ def test_an_infinite_sink() -> None:
         assert torch.equal(out, plain * factor) and torch.equal(lse, same)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_only_records_in_use_are_read(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """A wide table costs what a narrow one does. Where lengths are not read, the cache bounds it."""
+    q, (stored, keys) = torch.randn(2, 1, 2, D), records(torch.randn(6, 8, 1, D))
+    table = torch.full((2, 5000), 2**30, dtype=torch.int32)
+    table[:, :3] = torch.tensor([[4, 1, 9], [4, 0, 3]])
+    lengths, read = torch.tensor([13, 24], dtype=torch.int32), []
+    convert = flash_mla._from_records
+    monkeypatch.setattr(
+        flash_mla, "_from_records", lambda t: (read.append(t.shape[:2].numel()), convert(t))[1]
+    )
+    call = torch.compile(flash_mla_with_kvcache, backend="eager") if compiled else flash_mla_with_kvcache
+    out, _ = call(q, stored, table, lengths, D_V, is_fp8_kvcache=True)
+    for b, (pages, n) in enumerate((([4, 1], 13), ([4, 0, 3], 24))):
+        rows = keys[pages].flatten(0, 1)[None, :n]
+        oracle.assert_close(out[b : b + 1], expected(q[b : b + 1], rows)[0])
+    assert sum(read) == (6 if compiled else 4) * 8
+    read.clear()
+    indices = torch.full((2, 1, 30), -1, dtype=torch.int32)
+    indices[:, :, 7:9] = torch.tensor([40, 3])
+    out, _ = call(q, stored, None, None, D_V, indices=indices, is_fp8_kvcache=True)
+    rows = keys.flatten(0, 1)[[40, 3]][None]
+    oracle.assert_close(out, torch.cat([expected(each[None], rows)[0] for each in q]))
+    assert sum(read) == (48 if compiled else 2)
+
+
+@pytest.mark.parametrize("fp8", [True])
+@pytest.mark.parametrize("number", [-1, -(2**31), 4, 2**31 - 1])
+def test_a_block_that_there_is_not(fp8: bool, number: int) -> None:
+    """Other requests' rows never stand for it."""
+    q, keys = torch.randn(1, 1, 2, D), torch.randn(4, 8, 1, D)
+    cache = records(keys)[0] if fp8 else keys
+    table = torch.tensor([[2, number]], dtype=torch.int32)
+    results = []
+    for rows in (cache, cache.clone()):
+        if results:
+            rows[[0, 1, 3]] = 0
+        where = (table, torch.tensor([16], dtype=torch.int32), D_V)
+        results.append(flash_mla_with_kvcache(q, rows, *where, is_fp8_kvcache=fp8))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_cache_whose_blocks_lie_apart() -> None:
+    q, room = torch.randn(2, 3, 4, D), torch.randn(5, 16, 1, D)
+    indices = torch.randint(-1, 40, (2, 3, 9), dtype=torch.int32)
+    given: tuple[Any, ...] = (None, None, D_V)
+    found = flash_mla_with_kvcache(q, room[:, :8], *given, indices=indices)
+    wanted = flash_mla_with_kvcache(q, room[:, :8].contiguous(), *given, indices=indices)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_nothing_to_see(fp8: bool) -> None:
+    """Caches without blocks, tables without entries, batches without requests."""
+    cache = records(torch.randn(3, 8, 1, D))[0] if fp8 else torch.randn(3, 8, 1, D)
+    for batch, blocks, entries in ((2, 0, 2), (2, 3, 0), (0, 3, 2)):
+        q, table = torch.randn(batch, 2, 4, D), torch.zeros(batch, entries, dtype=torch.int32)
+        lengths = torch.zeros(batch, dtype=torch.int32)
+        for where in (
+            {"block_table": table, "cache_seqlens": lengths},
+            {"indices": torch.full((batch, 2, entries), -1)},
+        ):
+            options = {"block_table": None, "cache_seqlens": None, **where}
+            out, lse = flash_mla_with_kvcache(
+                q, cache[:blocks], head_dim_v=D_V, is_fp8_kvcache=fp8, **options
+            )
+            assert out.shape == (batch, 2, 4, D_V) and not out.any()
+            assert lse.shape == (batch, 4, 2) and (lse == torch.inf).all()
+
+
 def test_what_is_wrong_is_said() -> None:
     q, (pages, table) = torch.randn(4, 1, 2, D), in_pages(latent())
-    given: tuple[Any, ...] = (q, pages, table, used(LENGTHS), D_V)
+    bytes_of, lengths = torch.zeros(4, 64, 1, 656, dtype=torch.uint8), used(LENGTHS)
+    given: tuple[Any, ...] = (q, pages, table, lengths, D_V)
     indices = torch.zeros(4, 1, 3, dtype=torch.int32)
+    rows: dict[str, Any] = {"indices": indices}
+    more: dict[str, Any] = {"extra_k_cache": pages, "extra_indices_in_kvcache": indices}
+    of_rows = r"it must be int32 or int64 of shape \(4, 1, topk\)"
     for arguments, options, message in (
         ((q, pages, None, None, D_V), {}, "block_table is missing"),
         ((q, pages, table, None, D_V), {}, "cache_seqlens is missing"),
-        ((q, pages, table, used(LENGTHS), 600), {}, "head_dim_v is 600; values are the first columns"),
-        (given, {"is_fp8_kvcache": True}, r"k_cache is torch.float32 of shape \(\d+, 64, 1, 576\)"),
-        (given, {"indices": indices, "causal": True}, "causal is given with indices"),
-        (given, {"indices": indices[:2]}, r"indices have shape \(2, 1, 3\); pass \(4, 1, 'topk'\)"),
+        ((q, pages, table, lengths, 600), {}, "head_dim_v is 600; values are the first columns"),
+        ((q, pages, table, lengths, 8.0), {}, "head_dim_v is 8.0; values are the first columns"),
+        ((q[0], pages, table, lengths, D_V), {}, r"q is float32 of shape \(1, 2, 576\)"),
+        ((q.double(), pages, table, lengths, D_V), {}, "q is float64"),
+        ((q, pages.half(), table, lengths, D_V), {}, r"k_cache is float16 of .* it must be float32 of"),
+        ((q[..., :64], pages, table, lengths, D_V), {}, "q has head_dim 64, but keys of k_cache have 576"),
+        ((q, pages[0], table, lengths, D_V), {}, r"k_cache is float32 of shape \(64, 1, 576\)"),
+        ((q, bytes_of, table, lengths, D_V), {}, "k_cache is uint8 .* is_fp8_kvcache=True"),
+        ((q, pages, table.float(), lengths, D_V), {}, "block_table is float32"),
+        (
+            (q, pages, table[0], lengths, D_V),
+            {},
+            r"block_table .* it must be int32 or int64 of shape \(4, max",
+        ),
+        ((q, pages, table, lengths[:2], D_V), {}, r"cache_seqlens is int32 of shape \(2,\)"),
+        ((q, pages, table, 7, D_V), {}, "cache_seqlens is a int; pass a torch.Tensor"),
+        ((q.clone().requires_grad_(), *given[1:]), {}, "q requires a gradient"),
+        (given, {"is_fp8_kvcache": True}, r"k_cache is float32 of shape \(\d+, 64, 1, 576\)"),
+        (
+            (q, bytes_of, table, lengths, 64),
+            {"is_fp8_kvcache": True},
+            "head_dim_v is 64; with is_fp8_kvcache",
+        ),
+        (given, {"is_fp8_kvcache": 1}, "is_fp8_kvcache is 1; pass True or False"),
+        (given, {"causal": "no"}, "causal is 'no'; pass True or False"),
+        (given, rows | {"causal": True}, "causal is given with indices"),
+        (given, {"indices": indices[:2]}, r"indices is int32 of shape \(2, 1, 3\); " + of_rows),
+        (given, {"indices": indices.float()}, "indices is float32 .*" + of_rows),
+        (given, {"topk_length": lengths}, "topk_length is given without indices; pass both"),
+        (given, rows | {"topk_length": 2}, "topk_length is a int"),
+        (given, rows | {"topk_length": lengths[:1]}, r"topk_length is int32 of shape \(1,\)"),
         (given, {"extra_k_cache": pages}, "extra_k_cache and extra_indices_in_kvcache go together"),
+        (given, more | {"extra_k_cache": pages.half()}, "extra_k_cache is float16"),
+        (given, more | {"extra_indices_in_kvcache": indices[:, 0]}, "extra_indices_in_kvcache is int32"),
+        (given, more | {"extra_topk_length": lengths[None]}, "extra_topk_length is int32"),
+        (given, {"attn_sink": torch.ones(1)}, r"attn_sink is float32 of shape \(1,\); .* of shape \(2,\)"),
+        (given, {"attn_sink": 1.0}, "attn_sink is a float"),
     ):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
             flash_mla_with_kvcache(*arguments, **options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tandem
-from tandem import _call, _derivatives
+from tandem import _arrays, _call, _derivatives
 from tandem._errors import InvalidArgumentError
 from tandem.distributed import _agree
 from tandem.distributed._begin import judge_tensor
@@ -167,9 +167,9 @@ def _judge(ranks: Ranks, asked: _Asked, check: bool) -> dict[str, Any]:
 def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
     """An error where the rank's cache has not the room for its rows, or lengths are none."""
     batch, rows, table = asked.q.shape[0], asked.cache.rows(rank), asked.page_table
-    lengths, seqlen = asked.seqused_k, asked.cache.seqlen
+    lengths, seqlen, integers = asked.seqused_k, asked.cache.seqlen, ("int32", "int64")
     if lengths is not None:
-        judge_integers("seqused_k", lengths, (batch,))
+        _arrays.judge_tensor("seqused_k", lengths, asked.q, (batch,), *integers)
         if check or lengths.is_cpu:
             for b in ((lengths < 0) | (lengths > seqlen)).nonzero()[:1].flatten().tolist():
                 raise InvalidArgumentError(
@@ -177,25 +177,12 @@ def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
                     "end the sequence, or make a cache of more rows"
                 )
     if table is not None:
-        judge_integers("page_table", table, (batch, None))
+        _arrays.judge_tensor("page_table", table, asked.q, (batch, "max_pages"), *integers)
     room = asked.k.shape[1] * (1 if table is None else table.shape[1])
     if room < rows:
         raise InvalidArgumentError(
             f"k has room for {room} rows of a sequence, but cache gives rank {rank} {rows}; pass a cache of "
             "cache.rows(rank) rows at least"
-        )
-
-
-def judge_integers(name: str, t: Any, shape: tuple[int | None, ...]) -> None:
-    """An error where it is no tensor of integers of this shape (None: any size)."""
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
-    fits = t.ndim == len(shape) and all(b in (None, a) for a, b in zip(t.shape, shape, strict=True))
-    if not fits or t.dtype not in (torch.int32, torch.int64):
-        wanted = ", ".join("max_pages" if n is None else str(n) for n in shape)
-        raise InvalidArgumentError(
-            f"{name} is {str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}; it must be int32 or "
-            f"int64 of shape ({wanted}{',' if len(shape) == 1 else ''})"
         )
 
 
