@@ -173,14 +173,15 @@ def block(document: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_from_json(text: str) -> str:
-    """The page with every block made anew."""
+def page_from_json(text: str, folder: Path) -> str:
+    """The page with every block made anew, from the JSON in its folder or in docs/results."""
 
     def made(match: re.Match[str]) -> str:
         begin, source, table, end = match.groups()
         if source == "figures":
             return begin + "\n".join(figures.TABLES[table]()) + "\n" + end
-        document = json.loads((harness.RESULTS / source).read_text())
+        path = folder / source
+        document = json.loads((path if path.exists() else harness.RESULTS / source).read_text())
         lines = gpu_tables.TABLES[table](document) if table else None
         return begin + ("\n".join(lines) + "\n" if lines else block(document)) + end
 
@@ -195,7 +196,7 @@ def main() -> int:
     stale = []
     for path in args.pages:
         before = path.read_text()
-        after = page_from_json(before)
+        after = page_from_json(before, path.parent)
         if after != before:
             stale.append(path)
             if not args.check:

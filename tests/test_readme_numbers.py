@@ -48,7 +48,7 @@ def result(name: str) -> Any:
 def test_a_page_says_what_its_results_say(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- from ") == len(gpu_pages.BLOCK.findall(text)), "a block has no end"
-    assert text == gpu_pages.page_from_json(text), "stale; run python bench gpu-pages"
+    assert text == gpu_pages.page_from_json(text, page.parent), "stale; run python bench gpu-pages"
 
 
 def unsourced(text: str) -> list[str]:
@@ -84,12 +84,12 @@ def test_a_missed_goal_is_not_rounded_up_to() -> None:
     assert "at 1.00 or more: 1 of 2" in importlib.import_module("gpu_tables").comes_to([0.999, 1.0])
 
 
-#: Pages that a benchmark writes as it ends: its module, and what makes a table of which cells.
-WRITTEN = ("cpu-decode", "cpu-functions", "cpu")
+#: Pages that a benchmark writes as it ends.
+WRITTEN = ("cpu-decode", "cpu-functions", "cpu", "low-precision-accuracy")
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_page_of_the_cpu_has_the_tables_of_its_results(name: str) -> None:
+def test_a_written_page_has_the_tables_of_its_results(name: str) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("tandem")
     if name == "cpu":
@@ -97,6 +97,8 @@ def test_a_page_of_the_cpu_has_the_tables_of_its_results(name: str) -> None:
         report.meta = result(name)
         report.cells, report.threads = report.meta["cells"], report.meta["threads"]
         made = report.markdown()
+    elif name == "low-precision-accuracy":
+        made = importlib.import_module("accuracy").markdown(result(name), result(name))
     else:
         made = importlib.import_module(name.replace("-", "_")).page(result(name))
     page = (RESULTS / f"{name}.md").read_text().splitlines()

@@ -204,7 +204,7 @@ def attention(
         - j)`` is taken off the score of query i and key j (ALiBi, arXiv:2108.12409). Gradients flow to
         these slopes, to bias, and to all that score_mod reads; on a GPU not with ``deterministic``.
       dropout_p: each entry of the softmax becomes 0 with this probability, below 1, and the others are
-        divided by ``1 - dropout_p``. On the CPU.
+        divided by ``1 - dropout_p``. The same entries on the CPU and on a GPU.
       dropout_seed: an integer; with the same one the same entries are kept. None takes one of PyTorch's
         random numbers, which ``torch.manual_seed`` starts, or of NumPy's.
       dropout_offset: an integer that makes another choice of the same seed.

@@ -371,8 +371,8 @@ def register_with_torch() -> None:
 
     ``torch.nn.attention.activate_flash_attention_impl("tandem")`` then makes scaled_dot_product_attention run
     on Tandem wherever PyTorch picks flash attention, on CPU and CUDA tensors, and
-    ``restore_flash_attention_impl()`` gives PyTorch's own back. What Tandem lacks stays PyTorch's: on a GPU
-    calls with a mask tensor or dropout, everywhere float64 and head dimensions above 256 (on the CPU 1024).
+    ``restore_flash_attention_impl()`` gives PyTorch's own back. That includes calls with a mask tensor or
+    dropout; docs/guides/from-sdpa.md lists what stays PyTorch's.
 
     Raises:
       UnsupportedError: the installed PyTorch has no registry of such implementations.

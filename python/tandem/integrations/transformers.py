@@ -43,8 +43,8 @@ def register(name: str = "tandem", unsupported: str = "error") -> None:
         continuous batching (``generate_batch``) too, which refuses other names.
       unsupported: what becomes of a call that Tandem lacks something for. "error" raises UnsupportedError.
         "sdpa" hands it to PyTorch's scaled_dot_product_attention where that computes the same: masks that
-        Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, and on a GPU
-        position biases and 4D masks. Each such reason is said once, as a warning to
+        Tandem does not know, head dimensions above 256 on a GPU or 1024 on the CPU, float64, and in a
+        compiled model position biases, 4D masks and dropout. Each such reason is said once, as a warning to
         ``logging.getLogger("tandem")``; what PyTorch lacks too stays an error.
 
     Raises:
