@@ -41,7 +41,7 @@ void check_pass(const TensorSet& outputs, const harness::Expected& expected, Pas
 }
 
 /// A forward call whose keys and values lie as its oracle reads them: row after row of one entry a sequence.
-/// Rows that no page and no entry of a cache gives are 0; none of them takes part.
+/// Rows that no page and no entry of a cache gives are 0.
 class Gathered {
  public:
   explicit Gathered(const Problem& problem) : p_(problem) {
@@ -72,6 +72,7 @@ class Gathered {
       const Rows used = key_rows(p, b);
       for (std::int64_t row = used.begin; row < used.begin + used.used; ++row) {
         const KeyPlace from = key_place(p, b, row);
+        if (from.batch < 0) continue;
         for (std::int64_t head = 0; head < p.heads_kv; ++head) {
           const auto to = static_cast<std::size_t>(((b * p_.rows_k + row) * p.heads_kv + head) * dim) * size;
           const auto at = static_cast<std::size_t>(cache.offset(from.batch, from.row, head)) * size;

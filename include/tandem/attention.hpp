@@ -118,8 +118,8 @@ struct AttentionInputs {
   /// Forward: k and v are a cache in pages, (pages, page_size, heads_kv, head_dim), and row t of sequence b
   /// is row t % page_size of page page_table[b, t / page_size]. (batch, max_pages) i32 or i64. A sequence has
   /// seqused_k[b] rows, or, where that is not given, all max_pages * page_size. Entries past the end of a
-  /// sequence may hold anything. Any page size and any order of pages, which sequences may share. In place of
-  /// cu_seqlens_k.
+  /// sequence may hold anything; where one in use names no page, its rows are 0. Any page size and any order
+  /// of pages, which sequences may share. In place of cu_seqlens_k.
   ConstTensor page_table;
   /// Forward: (batch) i32 or i64, rows at the start of each sequence of k and v that are padding: rows
   /// leftpad_k[b] to seqused_k[b] take part. In place of cu_seqlens_k.

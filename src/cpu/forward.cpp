@@ -100,6 +100,7 @@ ForwardTile describe_head(const Problem& p, const Config& config, std::int64_t b
   t.q = {element(p.q, b, q_rows.begin, head), p.q.row_stride, p.q.head_stride};
   t.out = {element(p.out, b, q_rows.begin, head), p.out.row_stride, p.out.head_stride};
   if (p.lse.given()) t.lse = {element(p.lse, b, q_rows.begin, head), p.lse.row_stride, p.lse.head_stride};
+  static_assert(sizeof zero_row >= sizeof(float) * max_head_dim);
   if (p.pages.given()) {
     t.k = element(p.k, 0, 0, kv_head);
     t.v = element(p.v, 0, 0, kv_head);

@@ -24,6 +24,9 @@ struct GroupRows {
   std::int64_t head_stride = 0;
 };
 
+/// What is read in place of a row of K or V that the page table places in no page: as long as any row.
+alignas(64) inline constexpr unsigned char zero_row[sizeof(float) * 1024] = {};
+
 /// The pages of one sequence where k and v are a cache in pages: tandem::Pages for kernels.
 struct TilePages {
   const void* table = nullptr;  ///< of the sequence; null: keys are rows at even distances

@@ -193,7 +193,13 @@ template <typename Scores, int rows, typename K>
 /// All rows of a head against a block of keys.
 template <typename Scores, typename K>
 TANDEM_INLINE void attend_rows(const Head<typename Scores::Query>& head, std::int64_t begin,
-                               const BlockRows<K>& block, const SeenKeys& seen, RowsAhead<K>& ahead) {
+                               const BlockRows<K>& rows, const SeenKeys& seen, RowsAhead<K>& ahead) {
+  BlockRows<K> of_head;
+  if (rows.missing) {
+    of_head = rows;
+    of_head.keep_missing(head.k_offset, head.v_offset);
+  }
+  const BlockRows<K>& block = rows.missing ? of_head : rows;
   const int count = head.tile->count;
   const BlockScales scales(*head.tile, begin, block.count);
   int r = 0;

@@ -21,11 +21,22 @@ struct BlockRows {
   const K* k[short_block];
   const K* v[short_block];
   int count = 0;
+  bool missing = false;  ///< some lie in no page
+
+  /// Makes it the list for a head whose K and V lie at these offsets from it: a row in no page does not move.
+  void keep_missing(std::int64_t k_offset, std::int64_t v_offset) {
+    for (int j = 0; j < (count + keys_together - 1) / keys_together * keys_together; ++j) {
+      if (k[j] == missing_row<K>()) k[j] -= k_offset;
+      if (v[j] == missing_row<K>()) v[j] -= v_offset;
+    }
+  }
 };
 
 template <typename K>
 TANDEM_INLINE void list_rows(const ForwardTile& t, std::int64_t begin, int count, BlockRows<K>& rows) {
+  rows.missing = false;
   for_each_run<K>(t, begin, count, [&](int first, const KeyRun<K>& run) {
+    rows.missing |= run.k == missing_row<K>();
     for (int j = 0; j < run.count; ++j) {
       rows.k[first + j] = run.k + j * t.k_stride;
       rows.v[first + j] = run.v + j * t.v_stride;

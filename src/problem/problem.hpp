@@ -75,9 +75,10 @@ struct Pages {
     const std::int64_t at = b * batch_stride + i * stride;
     return wide ? static_cast<const std::int64_t*>(table)[at] : static_cast<const std::int32_t*>(table)[at];
   }
-  /// The same, clamped to the cache whatever is written.
+  /// The page that it names; -1 if there is no such page, whose rows are read as zeros.
   [[nodiscard]] std::int64_t page(std::int64_t b, std::int64_t i) const {
-    return std::clamp<std::int64_t>(entry(b, i), 0, count - 1);
+    const std::int64_t page = entry(b, i);
+    return page >= 0 && page < count ? page : -1;
   }
 };
 
@@ -198,7 +199,8 @@ inline Rows key_rows(const Problem& p, std::int64_t b) {
   return r;
 }
 
-/// Where a row of sequence `b` lies in k and v: in which entry (or page) and in which row of it.
+/// Where a row of sequence `b` lies in k and v: in which entry (or page, -1 if there is no such page) and in
+/// which row of it.
 struct KeyPlace {
   std::int64_t batch = 0;
   std::int64_t row = 0;

@@ -162,6 +162,77 @@ TEST(Contract17_Caches, PagesThatRepeatAndAreShared) {
   }
 }
 
+/// Gives a third of the entries of the page table numbers of no page.
+void name_no_page(Call& call, Random& random) {
+  const auto pages = static_cast<double>(call.k.view().shape[0]);
+  for (std::int64_t n = 0; n < call.page_table.numel(); ++n) {
+    if (random.chance(2.0 / 3)) continue;
+    call.page_table.set(n, random.pick({-1.0, pages, 2147483647.0, -2147483648.0}));
+  }
+}
+
+/// Rows in use that the page table places in no page are zeros, in K, in V and under their scales.
+TEST(Contract17_Caches, PagesThatDoNotExistAreZeros) {
+  for (const DType dtype : float_dtypes) {
+    for (const DType keys : {dtype, DType::e4m3, DType::s8}) {
+      for (const std::int64_t page_size : {1, 7, 16, 64}) {
+        Random random(static_cast<std::uint64_t>(page_size));
+        Case c = cache_case(dtype, page_size);
+        if (keys != dtype) c.key_dtype = keys, c.scales = page_size == 7 ? 1 : page_size == 16 ? 2 : 3;
+        if (page_size == 7) c.leftpad = {7, 0, 30};
+        c.options.causal = page_size != 64;
+        for (const std::int64_t seqlen_q : {1, 5, 70}) {
+          c.seqlen_q = seqlen_q;
+          c.options.split_size = seqlen_q == 5 ? 128 : 0;
+          c.metadata = seqlen_q == 1 ? DType::i64 : DType::i32;
+          Call call(c);
+          name_no_page(call, random);
+          run_everywhere(call);
+        }
+      }
+    }
+  }
+}
+
+/// Of many heads that lie between the rows of a page, and with every other feature.
+TEST(Contract17_Caches, PagesThatDoNotExistWithEveryFeature) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}) {
+    Random random(seed);
+    Case c = cache_case(random.pick({DType::f32, DType::bf16, DType::f16}),
+                        random.pick<std::int64_t>({1, 16, 24, 64}));
+    c.seed = seed;
+    c.heads_kv = random.pick<std::int64_t>({2, 5, 8});
+    take_random_features(c, random, seed > 5);
+    if (random.chance(0.5)) c.score_function = "sub(s, mul(0.1, real(k)))";
+    Call call(c);
+    name_no_page(call, random);
+    run_everywhere(call);
+  }
+}
+
+/// Logits so far above those of the keys behind that they are computed anew, where a page among them is not.
+TEST(Contract17_Caches, PagesThatDoNotExistBesideFarLogits) {
+  for (const std::int64_t seqlen_q : {1, 40, 70}) {
+    Case c = cache_case(DType::bf16, 16);
+    c.seqlen_q = seqlen_q;
+    c.batch = 1;
+    c.seqlen_k = 512;
+    c.used_k = {512};
+    Call call(c);
+    for (Box* box : {&call.q, &call.k}) {
+      for (std::int64_t n = 0; n < box->numel(); ++n) box->set(n, 1.0);
+    }
+    // Logits are 8, and those of the 128 keys at the end 1600 less.
+    const std::int64_t inner = c.heads_kv * c.head_dim_qk;
+    for (std::int64_t row = 384; row < 512; ++row) {
+      const auto [page, at] = call.cache_place(0, row);
+      for (std::int64_t n = 0; n < inner; ++n) call.k.set((page * c.page_size + at) * inner + n, -200.0);
+    }
+    for (const std::int64_t entry : {3, 9, 20, 30}) call.page_table.set(entry, -1.0);
+    run_everywhere(call);
+  }
+}
+
 TEST(Contract18_Caches, PagesGiveTheBitsOfContiguousKeys) {
   for (const DType dtype : float_dtypes) expect_bits_of_pages(plain_case(dtype), 515, {1, 8, 13, 104});
 }

@@ -134,9 +134,10 @@ Box Call::dense_keys(const Box& stored, const Box& scale) const {
     const std::int64_t first = spec.cache_padding(b);
     for (std::int64_t row = first; row < spec.cache_rows(b); ++row) {
       const auto [entry, at] = cache_place(b, row);
+      const bool exists = entry >= 0 && entry < cache.view().shape[0];
       for (std::int64_t i = 0; i < inner; ++i) {
         dense.set((b * spec.seqlen_k + row - first) * inner + i,
-                  cache.get((entry * cache.view().shape[1] + at) * inner + i));
+                  exists ? cache.get((entry * cache.view().shape[1] + at) * inner + i) : 0.0);
       }
     }
   }

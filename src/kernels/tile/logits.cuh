@@ -94,10 +94,10 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const Params& p, const TileIndex& 
         int at = key + position.first_col + 8 * j + i;
         if constexpr (keys == KeySource::padded_pages) at += t.begin_k;
         const int number = at / p.pages.page_size;
-        // The block has no mask, so that every key of it has a page; one that names none is read as the
-        // first.
-        const i64 page = max(0, page_at(p.pages, t.batch, number));
-        rows[i] = k + page * p.k_stride.batch + (at - number * p.pages.page_size) * p.k_stride.row;
+        // The block has no mask, so that every key of it has an entry in the table.
+        const int page = page_at(p.pages, t.batch, number);
+        rows[i] = page < 0 ? nullptr
+                           : k + page * p.k_stride.batch + (at - number * p.pages.page_size) * p.k_stride.row;
       }
     }
 #pragma unroll 1
@@ -105,15 +105,17 @@ TANDEM_DEVICE void load_scores(float (&s)[n], const Params& p, const TileIndex& 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u32 x = pair(q[i / 2], d);
+        const Key* const row = in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row;
+        const bool exists = !in_pages(keys) || row != nullptr;
         if constexpr (key_type == OperandType::input) {
-          const u32 y = pair(in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row, d);
+          const u32 y = exists ? pair(row, d) : 0U;
           s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), unpack_low<T.element>(y), s[n - 4 + i]);
           s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), unpack_high<T.element>(y), s[n - 4 + i]);
         } else {
-          const Key* const row = in_pages(keys) ? rows[i % 2] : k + (8 * j + i % 2) * p.k_stride.row;
+          const u16 y = exists ? ptx::load_global(reinterpret_cast<const u16*>(row) + d) : u16{0};
           float low;
           float high;
-          widen_two<key_type>(low, high, ptx::load_global(reinterpret_cast<const u16*>(row) + d), 0);
+          widen_two<key_type>(low, high, y, 0);
           s[n - 4 + i] = ptx::fma(unpack_low<T.element>(x), low, s[n - 4 + i]);
           s[n - 4 + i] = ptx::fma(unpack_high<T.element>(x), high, s[n - 4 + i]);
         }
