@@ -4,8 +4,9 @@
 
 A page holds blocks from a line `<!-- from NAME.json -->` to a line `<!-- end -->`; what is between them is
 made anew from docs/results/NAME.json, the rest of the page is left as it is. `<!-- from NAME.json: TABLE -->`
-is one table of `gpu_tables.py` alone, and `<!-- from figures: TABLE -->` one of `figures.py`, which reads
-several results. --check changes nothing and exits with 1 if a page is not what its JSON says.
+is one table of `gpu_tables.py` or `ranks_tables.py` alone, and `<!-- from figures: TABLE -->` one of
+`figures.py`, which reads several results. --check changes nothing and exits with 1 if a page is not what its
+JSON says.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import figures
 import gpu_tables
 import harness
+import ranks_tables
 from gpu_tables import mask_of, number
 from harness import geometric_mean, markdown_table, ratio
 
@@ -182,7 +184,8 @@ def page_from_json(text: str, folder: Path) -> str:
             return begin + "\n".join(figures.TABLES[table]()) + "\n" + end
         path = folder / source
         document = json.loads((path if path.exists() else harness.RESULTS / source).read_text())
-        lines = gpu_tables.TABLES[table](document) if table else None
+        tables = gpu_tables.TABLES | ranks_tables.TABLES
+        lines = tables[table](document) if table else None
         return begin + ("\n".join(lines) + "\n" if lines else block(document)) + end
 
     return BLOCK.sub(made, text)

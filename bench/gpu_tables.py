@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -285,87 +284,18 @@ def recipes(document: Document) -> list[str]:
     return right(["recipe", *inputs], rows)
 
 
-def ranks_goals(cell: Document) -> tuple[float, ...]:
-    """Shares of one GPU's rate that the pages of context parallel ask for."""
-    if cell["documents"] != "one sequence":
-        return (0.8, 1)
-    return (0.9 if cell["tokens"] <= 8192 else 0.95, 1)
-
-
-def ranks_cells(document: Document) -> list[Document]:
-    """The cells of one run, or of several in one document, by tokens."""
-    cells = [c for run in document.get("runs", [document]) for c in run["cells"]]
-    return sorted(cells, key=lambda c: c["tokens"])
-
-
-def milliseconds(cell: Document, name: str) -> str:
-    if name not in cell["us"]:
-        return "-"
-    value = statistics.median(cell["us"][name]) / 1e3
-    return number(value, 2 if value < 1000 else 0)
-
-
-def pass_of(cell: Document) -> str:
-    return "forward" if cell["pass"] == "forward" else "forward, backward"
-
-
-def ranks(document: Document) -> list[str]:
-    """Of context-parallel: every strategy's share of one GPU's rate."""
+def whole_calls(document: Document) -> list[str]:
+    """Of gpu-speed --precision: how many whole calls are faster than those in bf16."""
+    entries = document["precision"]
+    seqlens = sorted({e["seqlen"] for e in entries})
     rows = []
-    for c in ranks_cells(document):
-        longest = c["tokens"] == 262144 and c["pass"] == "both"
-        if "ring" not in c["us"] and not longest:
-            continue
-        goals = ranks_goals(c)
-        shares = [ratio(c["share"][n], goals=goals) if n in c["share"] else "-" for n in ("ring", "heads")]
-        its = c["tflops"].get("alone, a rank's tokens")
-        rows.append(
-            [number(c["tokens"]), c["documents"], pass_of(c)]
-            + [milliseconds(c, name) for name in ("alone", "gather")]
-            + [ratio(c["share"]["gather"], goals=goals)]
-            + [ratio(c["tflops"]["gather"] / its) if its else "-", *shares]
-        )
-    header = ["tokens a GPU", "sequences", "pass", "alone, ms", "gather, ms", "gather", "of its tokens"]
-    return right([*header, "ring", "heads"], rows)
-
-
-def ranks_again(document: Document) -> list[str]:
-    """The last run of context-parallel, beside the first run's cells of the same work."""
-    rows = []
-    for c in document["runs"][-1]["cells"]:
-        same = ("tokens", "documents", "pass", "peers")
-        first = next(f for f in document["runs"][0]["cells"] if all(f[k] == c[k] for k in same))
-        row = [c["documents"], pass_of(c)]
-        for cell in (c, first):
-            row += [milliseconds(cell, "alone"), milliseconds(cell, "gather")]
-            row.append(ratio(cell["share"]["gather"], goals=ranks_goals(cell)))
-        rows.append(row)
-    before = document["runs"][0].get("commit", document["commit"])
-    header = [
-        "sequences",
-        "pass",
-        "alone, ms",
-        "gather, ms",
-        "share",
-        f"alone at {before}",
-        "gather",
-        "share",
-    ]
-    return right(header, rows)
-
-
-def ranks_peers(document: Document) -> list[str]:
-    """One sequence, beside PyTorch's context_parallel."""
-    names = ("cudnn allgather", "flash allgather", "flash alltoall")
-    rows = (
-        [number(c["tokens"]), pass_of(c), milliseconds(c, "alone"), milliseconds(c, "gather")]
-        + [milliseconds(c, f"pytorch {name}") for name in names]
-        for c in ranks_cells(document)
-        if any(name.startswith("pytorch") for name in c["us"])
-        or (c["tokens"] == 131072 and c["pass"] == "both" and "ring" not in c["us"])
-    )
-    header = ["tokens a GPU", "pass", "alone", "Tandem, gather", "cuDNN, all-gather"]
-    return right([*header, "FA2, all-gather", "FA2, all-to-all"], rows)
+    for setting in ("fp8", "int8", "int8-accurate"):
+        shares = [(e["seqlen"], e["tflops"][f"{setting} whole"] / e["tflops"]["16-bit"]) for e in entries]
+        faster = [sum(n == seqlen and share > 1 for n, share in shares) for seqlen in seqlens]
+        longer = [share for seqlen, share in shares if seqlen >= 1024]
+        counted = f"{sum(share > 1 for share in longer)} of {len(longer)}"
+        rows.append([setting, *faster, counted, ratio(geometric_mean(longer))])
+    return right(["faster than bf16", *seqlens, "from 1024", "geometric mean from 1024"], rows)
 
 
 TABLES: dict[str, Callable[[Document], list[str]]] = {
@@ -388,8 +318,6 @@ TABLES: dict[str, Callable[[Document], list[str]]] = {
     "functions": functions,
     "sm80": sm80,
     "codes": codes,
+    "whole-calls": whole_calls,
     "recipes": recipes,
-    "ranks": ranks,
-    "ranks-again": ranks_again,
-    "ranks-peers": ranks_peers,
 }

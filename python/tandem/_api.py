@@ -181,7 +181,7 @@ def attention(
         scales: then nothing but the probabilities is rounded. "exact" takes k and v in float8_e4m3fn or int8
         beside a q that is not, as an 8-bit cache has them: they go to q's dtype on the way (in memory of
         their size in it), and products are in that. It takes q, k and v in float8_e4m3fn (on a GPU with a
-        cache): values are widened, and nothing else is rounded.
+        cache, or up to 64 queries a sequence): values are widened, and nothing else is rounded.
       strict: with 8 bits, no scale and no mean looks at later rows, so that causal results are bitwise those
         of the sequence cut off behind them.
       split_size: a multiple of 128, such as 1024: keys are cut at its multiples, and a sequence's bits then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -57,3 +58,29 @@ def test_there_is_python_in_the_documentation() -> None:
         WITH_PYTHON
     )
     assert len(guides) == 9
+
+
+def test_every_option_is_on_the_page_of_python() -> None:
+    signature = inspect.signature(tandem.attention)
+    options = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    page = (ROOT / "docs" / "python.md").read_text()
+    (listed,) = re.findall(r"^All options are keywords:.*?`help", page, re.MULTILINE | re.DOTALL)
+    assert [name for name in options if not re.search(rf"`{name}\b", listed)] == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "H200", "A100"])
+def test_dropout_and_masks_run_where_pages_say(device: str) -> None:
+    """On the CPU and on GPUs; no page and no docstring keeps them to the CPU."""
+    torch = pytest.importorskip("torch")
+    q = torch.empty(1, 64, 2, 64, dtype=torch.float16, device="meta")
+    where = {} if device == "cpu" else {"device": device}
+    for options in ({"dropout_p": 0.1, "dropout_seed": 1}, {"bias": torch.empty(64, 64, device="meta")}):
+        assert "forward" in tandem.explain(q, q, q, **options, **where)
+    said = [tandem.attention.__doc__, (ROOT / "docs" / "guides" / "from-sdpa.md").read_text()]
+    said.append((ROOT / "python" / "tandem" / "flash_attn.py").read_text())
+    for text in said:
+        text = " ".join(text.split())
+        assert not re.search(
+            r"On the CPU\. dropout_seed|on the CPU `(dropout_p|mask)=`|on a GPU calls with a mask tensor",
+            text,
+        )
