@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ RESULTS = ROOT / "docs" / "results"
 sys.path.insert(0, str(ROOT / "bench"))
 gpu_pages = pytest.importorskip("gpu_pages", reason="the benchmarks' packages are not installed")
 harness = importlib.import_module("harness")
+tables = importlib.import_module("gpu_tables")
+mean = harness.geometric_mean
 
 #: What README and performance.md say of their own: names, and what was measured, not what came out.
 SETTINGS = (
@@ -81,7 +84,7 @@ def test_a_missed_goal_is_not_rounded_up_to() -> None:
         "1.00",
         "2.00",
     ]
-    assert "at 1.00 or more: 1 of 2" in importlib.import_module("gpu_tables").comes_to([0.999, 1.0])
+    assert "at 1.00 or more: 1 of 2" in tables.comes_to([0.999, 1.0])
 
 
 #: Pages that a benchmark writes as it ends.
@@ -103,6 +106,166 @@ def test_a_written_page_has_the_tables_of_its_results(name: str) -> None:
         made = importlib.import_module(name.replace("-", "_")).page(result(name))
     page = (RESULTS / f"{name}.md").read_text().splitlines()
     assert [line for line in made.splitlines() if line.startswith("|") and line not in page] == []
+
+
+def span(values: list[float]) -> list[str]:
+    return [harness.ratio(min(values)), harness.ratio(max(values))]
+
+
+def of_cudnn(gpu: str, name: str) -> list[float]:
+    return [c["us"]["cudnn"] / c["us"][name] for c in result(f"gpu-decode-{gpu}")["cells"]]
+
+
+def tokens_of_e4m3(gpu: str) -> list[float]:
+    us = [c["us"] for c in result(f"gpu-decode-{gpu}")["cells"]]
+    return [u["tandem, lengths"] / u["tandem, e4m3"] for u in us]
+
+
+def beside_fa3(which: str) -> list[str]:
+    shares = [tables.of_best(c) for c in result("gpu-head-to-head-h200")[which]]
+    return [f"{mean(shares):.3f}", f"{min(shares):.3f}"]
+
+
+def from_2048() -> str:
+    cells = [c for c in result("gpu-head-to-head-h200")["forward"] if c["seqlen"] >= 2048]
+    return f"{mean([tables.of(c, 'fa3') for c in cells]):.3f}"
+
+
+def of_gemm(head_dims: tuple[int, ...]) -> list[str]:
+    document = result("gpu-backward-h200")
+    cells = [c for c in document["cells"] if c["head_dim"] in head_dims and c["seqlen"] >= 8192]
+    return span([c["tflops"]["tandem"] / document["gemm_tflops"] for c in cells])
+
+
+def varlen(shortest: bool) -> list[str]:
+    cells = result("gpu-forward-varlen-h200")["varlen"]
+    short = [c["sequences"].endswith(" of 34") for c in cells]
+    if shortest:
+        return span([c["ratio"] for c, is_short in zip(cells, short, strict=True) if is_short])
+    return span(
+        [c["ratio"] for c, is_short in zip(cells, short, strict=True) if not (is_short or c["causal"])]
+    )
+
+
+def ablation() -> list[str]:
+    speeds = {e["variant"]: e["tflops"] for e in result("gpu-forward-ablation-h200")["ablation"]}
+    names = ("no warp specialisation", "all", "no overlap in a warpgroup")
+    return [f"{speeds[name]:.0f}" for name in names]
+
+
+def million() -> list[str]:
+    (cell,) = (c for c in result("gpu-forward-long-h200")["cells"] if c["seqlen"] == 1 << 20)
+    seconds = sorted(cell["us"]["tandem"])[len(cell["us"]["tandem"]) // 2] / 1e6
+    return [f"{seconds:.1f}", f"{cell['memory_bytes'] / 2**30:.1f}"]
+
+
+def functions() -> list[str]:
+    cells = result("gpu-functions-h200")["cells"]
+    return [f"{mean([c[w]['times_flex_attention'] for c in cells]):.2f}" for w in ("forward", "backward")]
+
+
+def whole(gpu: str, setting: str) -> list[float]:
+    entries = result(f"gpu-low-precision-{gpu}")["precision"]
+    return [e["tflops"][f"{setting} whole"] / e["tflops"]["16-bit"] for e in entries]
+
+
+def faster(gpu: str, setting: str) -> list[str]:
+    shares = whole(gpu, setting)
+    return [str(sum(share > 1 for share in shares)), harness.ratio(max(shares))]
+
+
+def sixteen_by_32k() -> list[str]:
+    us = result("gpu-decode-h100")["cells"][5]["us"]
+    wide, narrow = us["tandem, lengths"], us["tandem, e4m3"]
+    return [f"{narrow:.0f}", f"{wide:.0f}", harness.ratio(wide / narrow)]
+
+
+def latent() -> list[str]:
+    return [f"{row['tflops']:.0f}" for row in result("gpu-decode-h200")["latent"][3:5]]
+
+
+def appended() -> list[str]:
+    cells = result("gpu-append-h200")["cells"]
+    return [harness.ratio(c["of_copy_rate"]["tandem"]) for c in (cells[-1], cells[-2])]
+
+
+def most_e4m3() -> str:
+    return f"{max(e['tflops']['fp8 codes'] for e in result('gpu-low-precision-codes-h200')['codes']):.0f}"
+
+
+#: Figures that pages quote in prose: the page below docs/, the sentence, the figures in it.
+QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
+    (
+        "how-it-works.md",
+        "reaches {} TFLOP/s in place of {}, without the overlap inside a warpgroup {}",
+        ablation,
+    ),
+    ("guides/long-context.md", "took {} seconds on an H200, with {} GiB", million),
+    ("guides/varlen.md", "takes {} to {} of a dense call's time without a mask", lambda: varlen(False)),
+    ("guides/varlen.md", "and {} to {} for 8192 sequences of 34 tokens", lambda: varlen(True)),
+    ("guides/eight-bits.md", "by up to {}. `int8`", lambda: faster("h200", "fp8")[1:]),
+    ("guides/eight-bits.md", "is faster in {} cells", lambda: faster("h200", "int8")[:1]),
+    ("guides/eight-bits.md", "up to {} TFLOP/s in e4m3", lambda: [most_e4m3()]),
+    ("kernels/functions.md", "{} times its rate forward and {} backward", functions),
+    ("results/gpu-functions-h200.md", "geometric means are {} forward and {} backward", functions),
+    (
+        "kernels/decode.md",
+        "is at {} to {} of cuDNN's rate, with lengths on the device at {} to {}.",
+        lambda: span(of_cudnn("h100", "tandem")) + span(of_cudnn("h100", "tandem, lengths")),
+    ),
+    (
+        "kernels/decode.md",
+        "{} to {} of cuDNN's rate, and e4m3 caches, which `decode` reads since then, {} to {} times",
+        lambda: span(of_cudnn("h200", "tandem")) + span(tokens_of_e4m3("h200")),
+    ),
+    (
+        "results/gpu-decode-h200.md",
+        "{} to {} of cuDNN's rate with lengths known, more in one row, {} to {} with lengths",
+        lambda: span(of_cudnn("h200", "tandem")) + span(of_cudnn("h200", "tandem, lengths")),
+    ),
+    ("kernels/eight-bit-caches.md", "{} us for {} ([table](decode.md#measured)), {} times", sixteen_by_32k),
+    ("kernels/wide-heads.md", "{} TFLOP/s at 64 x 8192 and {} at 128 x 4096", latent),
+    ("results/gpu-append-h200.md", "reach {} of it at 65,536 tokens and {} at 16,384", appended),
+    (
+        "results/gpu-forward-h200.md",
+        "{} of the fastest, {} in the least cell, and from 2048 tokens on {} of FlashAttention-3",
+        lambda: [*beside_fa3("forward"), from_2048()],
+    ),
+    (
+        "results/gpu-backward-h200.md",
+        "{} of the fastest, {} in the least cell",
+        lambda: beside_fa3("backward"),
+    ),
+    (
+        "results/gpu-backward-h200.md",
+        "at {} to {} of a large GEMM of the same run at head dimensions 64 and 128 and at {} to {} at 256",
+        lambda: of_gemm((64, 128)) + of_gemm((256,)),
+    ),
+    (
+        "results/gpu-low-precision-h200.md",
+        "{} of its rate, {} in the least cell",
+        lambda: beside_fa3("fp8"),
+    ),
+    (
+        "results/gpu-low-precision-h200.md",
+        "fp8 is faster than bf16 in {} of 18",
+        lambda: faster("h200", "fp8")[:1],
+    ),
+    (
+        "results/low-precision-h100.md",
+        "{} of 30 cells from 1024 keys, up to {} |",
+        lambda: faster("h100", "fp8"),
+    ),
+    ("results/low-precision-h100.md", "{} of 30, up to {} |", lambda: faster("h100", "int8")),
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "figures"), QUOTES, ids=[f"{p}: {s[:30]}" for p, s, _ in QUOTES]
+)
+def test_prose_quotes_its_results(page: str, sentence: str, figures: Callable[[], list[str]]) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text().split())
+    assert sentence.format(*figures()) in text
 
 
 def test_readme_and_start_here_say_alike_what_runs_where() -> None:
