@@ -206,6 +206,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     ("guides/eight-bits.md", "by up to {}. `int8`", lambda: faster("h200", "fp8")[1:]),
     ("guides/eight-bits.md", "is faster in {} cells", lambda: faster("h200", "int8")[:1]),
     ("guides/eight-bits.md", "up to {} TFLOP/s in e4m3", lambda: [most_e4m3()]),
+    ("guides/eight-bits.md", "in the mean {} of the rate", lambda: beside_fa3("fp8")[:1]),
     ("kernels/functions.md", "{} times its rate forward and {} backward", functions),
     ("results/gpu-functions-h200.md", "geometric means are {} forward and {} backward", functions),
     (
