@@ -143,7 +143,7 @@ struct AttentionInputs {
   ConstTensor q_scale;
   ConstTensor k_scale;  ///< of a cache also by row: (pages, heads_kv, page_size), (entries, heads_kv, rows)
   ConstTensor v_scale;  ///< likewise; those of rows that no sequence uses may be anything
-  /// Functions of the caller's own (function.hpp), on the CPU and with precision exact. The score function
+  /// Functions of the caller's own (function.hpp), of calls with precision exact. The score function
   /// makes logits of scaled scores, after softcap; where it gives -inf a pair is masked. The mask function
   /// says which of the pairs that causal and window leave are visible. Null: none. They, and what they
   /// capture, must stay until the call returns; no output may share memory with what they capture.
