@@ -1,5 +1,7 @@
 #include "api/lengths.hpp"
 
+#include <algorithm>
+
 #include "api/check.hpp"
 #include "gpu/lengths.hpp"
 
@@ -34,6 +36,15 @@ void used(const char* name, const Lengths& seqused, const Lengths& cu_seqlens, s
 
 namespace {
 
+/// The first row of sequence `b` of a cache that one of its queries may see. An engine may have freed the
+/// pages of those before.
+std::int64_t first_visible(const Problem& p, std::int64_t b, std::int64_t rows) {
+  const std::int64_t queries = query_rows(p, b).used;
+  if (queries == 0) return rows;
+  const std::int64_t padding = p.leftpad_k.given() ? p.leftpad_k[b] : 0;
+  return p.window_left < 0 ? padding : std::max(padding, rows - queries - p.window_left);
+}
+
 void cache_contents(const Problem& p) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     if (p.cache_batch_idx.given() && (p.cache_batch_idx[b] < 0 || p.cache_batch_idx[b] >= p.cache_batch)) {
@@ -46,7 +57,8 @@ void cache_contents(const Problem& p) {
               rows);
     }
     if (!p.pages.given()) continue;
-    for (std::int64_t i = 0; i * p.pages.page_size < rows; ++i) {
+    if (p.pages.page_size == 0) continue;
+    for (std::int64_t i = first_visible(p, b, rows) / p.pages.page_size; i * p.pages.page_size < rows; ++i) {
       if (p.pages.entry(b, i) >= 0 && p.pages.entry(b, i) < p.pages.count) continue;
       invalid("page_table[{}, {}] is {}; the {} rows of sequence {} need a page from 0 to {} there", b, i,
               p.pages.entry(b, i), rows, b, p.pages.count - 1);

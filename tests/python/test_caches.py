@@ -161,6 +161,26 @@ def test_contents_are_checked_on_request() -> None:
         tandem.attention(q, k, v, page_table=where["page_table"].numpy())
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_pages_that_no_query_sees_may_be_freed(packed: bool) -> None:
+    """Those before the window of the first query, as engines free them, and padding on the left."""
+    q, k, v, where = cache(8, seqlen_q=3)
+    expected = tandem.attention(q, k, v, **where, causal=True, window=(10, -1))
+    table, lengths = where["page_table"].clone(), where
+    table[0, : (53 - 3 - 10) // 8], table[1, :0] = -1, -1
+    if packed:
+        q, lengths = q.flatten(0, 1), where | {"cu_seqlens_q": used([0, 3, 6, 9])}
+    given = lengths | {"page_table": table}
+    out = tandem.attention(q, k, v, **given, causal=True, window=(10, -1), check=True)
+    assert torch.equal(out.view(expected.shape), expected)
+    table[1, 0] = -1
+    padded = given | {"leftpad_k": used([0, 8, 0])}
+    tandem.attention(q, k, v, **padded, causal=True, window=(10, -1), check=True)
+    for options in ({"window": (18, -1)}, {"window": (-1, 0)}):
+        with pytest.raises(tandem.InvalidArgumentError, match=r"^page_table\[0, [40]\] is -1; the 53 rows"):
+            tandem.attention(q, k, v, **given, **options, check=True)
+
+
 def test_a_cache_has_no_gradients() -> None:
     q, k, v, where = cache()
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
