@@ -65,6 +65,10 @@ struct Append {
   void write_rows_of(int me, int all) const {
     for (std::int64_t n = 0; n < problem.tokens(); ++n) {
       const NewToken token = new_token(problem, n);
+      if (!token.used && !problem.packed) {  // nor are those behind it: a large cache may have few in use
+        n = (token.sequence + 1) * problem.rows_new - 1;
+        continue;
+      }
       const std::int64_t slot = slot_of(problem, token);
       if (slot < 0 || slot % all != me) continue;
       write(problem.k_new, problem.k_cache, problem.head_dim_k, problem.k_scale, problem.k_scale_cache, n,
