@@ -61,6 +61,11 @@ def _name(dtype: Any) -> str:
 
 
 def _dtype(argument: str, name: str) -> DType:
+    if name == "uint8":
+        raise InvalidArgumentError(
+            f"{argument} has dtype uint8; pass {argument}.view(torch.float8_e4m3fn) where its bytes are FP8 "
+            "values, as engines keep them, or convert it"
+        )
     if name not in _DTYPES:
         raise InvalidArgumentError(
             f"{argument} has dtype {name}, which is not one of {', '.join(_DTYPES)}; convert it first"
