@@ -94,6 +94,7 @@ bool read(Tensor& t, nb::handle array) {
   const nb::object shape = array.attr(n.shape);
   if (!copy_integers(shape, t.shape) || !copy_integers(array.attr(n.stride)(), t.stride)) return false;
   t.rank = static_cast<int>(PyTuple_Size(shape.ptr()));
+  one_dimension_at_least(t);
   t.dtype = known->second;
   t.data = PyLong_AsVoidPtr(nb::object(array.attr(n.data_ptr)()).ptr());
   return true;
@@ -128,6 +129,13 @@ bool is_contiguous(const ConstTensor& t) {
 
 }  // namespace
 
+void one_dimension_at_least(Tensor& t) {
+  if (t.rank > 0) return;
+  t.rank = 1;
+  t.shape[0] = 1;
+  t.stride[0] = 1;
+}
+
 std::optional<Tensor> exchanged(nb::handle array) {
   const Exchange* exchange = torch().exchange;
   if (exchange == nullptr || !torch().reads(array)) return {};
@@ -151,6 +159,7 @@ std::optional<Tensor> exchanged(nb::handle array) {
   t.data = static_cast<char*>(view.data) + view.byte_offset;
   std::copy_n(view.shape, view.ndim, t.shape.begin());
   std::copy_n(view.strides, view.ndim, t.stride.begin());
+  one_dimension_at_least(t);
   if (cuda) t.device = {.kind = Device::Kind::cuda, .index = view.device.device_id};
   return t;
 }

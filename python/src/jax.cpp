@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arrays.hpp"
 #include "fields.hpp"
 #include "gpu/device.hpp"
 #include "gpu/driver.hpp"
@@ -71,6 +72,7 @@ Tensor view(ffi::AnyBuffer buffer, Device device) {
     t.stride[i] = step;
     step *= shape[i];
   }
+  one_dimension_at_least(t);
   return t;
 }
 

@@ -39,6 +39,7 @@ Tensor make_tensor(std::uintptr_t data, DType dtype, const std::vector<std::int6
   std::copy_n(shape.begin(), std::min(shape.size(), t.shape.size()), t.shape.begin());
   std::copy_n(strides.begin(), std::min(strides.size(), t.stride.size()), t.stride.begin());
   t.device = Device{.kind = kind, .index = index};
+  one_dimension_at_least(t);
   return t;
 }
 
