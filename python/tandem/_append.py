@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _cache, _derivatives, _flash
+from tandem import _arrays, _cache, _derivatives, _flash
 from tandem._errors import InvalidArgumentError
 
 
@@ -27,14 +27,22 @@ class New:
     rotary_interleaved: bool = True
 
     def given(self) -> bool:
-        """Whether there is something to append. Options of what is not appended are an error."""
+        """Whether there is something to append. A rotary embedding without it is an error; lengths of what is
+        not appended count for nothing, as FlashAttention and the engines that call it have it."""
         if self.k is not None and self.v is not None:
             return True
-        for name in ("k", "v", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens"):
-            if getattr(self, name) is not None:
+        given = {
+            "k_new": self.k,
+            "v_new": self.v,
+            "rotary_cos": self.rotary_cos,
+            "rotary_sin": self.rotary_sin,
+        }
+        for name, t in given.items():
+            if t is not None:
                 raise InvalidArgumentError(
-                    f"{name} is given without {'v' if name == 'k' else 'k'}; pass what is appended to the "
-                    "cache, k and v, or leave it out: without it q is rotated before the call"
+                    f"{name} is given without {'v_new' if name == 'k_new' else 'k_new'}; pass what is "
+                    "appended to the cache, k_new and v_new, or leave it out: without it q is rotated before "
+                    "the call"
                 )
         return False
 
@@ -43,46 +51,56 @@ def judge(new: New, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """The errors of the tensors that are appended."""
     if _derivatives.is_recorded(q, new.k, new.v, k_cache, v_cache):
         raise InvalidArgumentError(
-            "k is appended to a cache, and one of q, k, v and the caches requires a gradient, which a cache "
-            "has not; call under torch.no_grad()"
+            "k_new is appended to a cache, and one of q, k_new, v_new and the caches requires a gradient, "
+            "which a cache has not; call under torch.no_grad()"
         )
     for name, t, cache in (("k", new.k, k_cache), ("v", new.v, v_cache)):
         if t.dtype != cache.dtype:
+            _arrays.dtype_of(f"{name}_cache", cache)  # an error of one that Tandem lacks
             raise InvalidArgumentError(
-                f"{name} is {t.dtype} but {name}_cache is {cache.dtype}; convert {name}"
+                f"{name}_new is {t.dtype} but {name}_cache is {cache.dtype}; convert {name}_new"
             )
         if t.ndim < 3 or t.shape[:-2] != new.k.shape[:-2] or t.shape[-2:] != cache.shape[-2:]:
             raise InvalidArgumentError(
-                f"{name} has shape {tuple(t.shape)}, k {tuple(new.k.shape)} and {name}_cache "
-                f"{tuple(cache.shape)}; pass as many rows of k and v, with the heads and dimensions of the "
-                "caches"
+                f"{name}_new has shape {tuple(t.shape)}, k_new {tuple(new.k.shape)} and {name}_cache "
+                f"{tuple(cache.shape)}; pass as many rows of k_new and v_new, with the heads and dimensions "
+                "of the caches"
             )
     cos, sin = new.rotary_cos, new.rotary_sin
     if (cos is None) != (sin is None) or (cos is not None and (cos.ndim != 2 or cos.shape != sin.shape)):
         raise InvalidArgumentError(
             "rotary_cos and rotary_sin belong together, both (positions, rotary_dim / 2); pass two of a shape"
         )
+    if cos is not None and not (len(cos) > 0 and 0 < 2 * cos.shape[1] <= k_cache.shape[-1]):
+        raise InvalidArgumentError(
+            f"rotary_cos has shape {tuple(cos.shape)}; pass one position at least, and a rotary_dim from 2 "
+            f"to head_dim {k_cache.shape[-1]}"
+        )
 
 
 def counts(new: New, begin: Tensor) -> Tensor:
     """How many rows of `new` go behind the `begin` rows of each sequence."""
-    batch, cu = len(begin), new.cu_seqlens_k_new
+    batch, cu, rotary = len(begin), new.cu_seqlens_k_new, new.rotary_seqlens
+    _flash.only_integers(begin.device, cu_seqlens_k_new=cu, rotary_seqlens=rotary)
+    if rotary is not None and rotary.shape != (batch,):
+        raise InvalidArgumentError(f"rotary_seqlens has shape {tuple(rotary.shape)}; pass ({batch},)")
     if cu is None:
         if new.k.ndim != 4 or new.k.shape[0] != batch:
             raise InvalidArgumentError(
-                f"k has shape {tuple(new.k.shape)}; pass ({batch}, seqlen_new, heads_kv, head_dim), or "
+                f"k_new has shape {tuple(new.k.shape)}; pass ({batch}, seqlen_new, heads_kv, head_dim), or "
                 "(total_new, heads_kv, head_dim) and cu_seqlens_k_new"
             )
         return torch.full_like(begin, new.k.shape[1], dtype=torch.int64)
-    if cu.shape != (batch + 1,) or new.k.ndim != 3 or cu.device != begin.device:
+    if cu.shape != (batch + 1,) or new.k.ndim != 3:
         raise InvalidArgumentError(
-            f"cu_seqlens_k_new has shape {tuple(cu.shape)}, on {cu.device}, and k {tuple(new.k.shape)}; pass "
-            f"({batch + 1},), on {begin.device}, and (total_new, heads_kv, head_dim)"
+            f"cu_seqlens_k_new has shape {tuple(cu.shape)} and k_new {tuple(new.k.shape)}; pass "
+            f"({batch + 1},) and (total_new, heads_kv, head_dim)"
         )
     count: Tensor = cu.long().diff()
-    if cu.is_cpu and (cu[0] != 0 or (count < 0).any() or cu[-1] > new.k.shape[0]):
+    if _flash.is_readable(cu) and (cu[0] != 0 or (count < 0).any() or cu[-1] > new.k.shape[0]):
         raise InvalidArgumentError(
-            f"cu_seqlens_k_new is {cu.tolist()}; offsets ascend from 0 to at most {new.k.shape[0]}, k's rows"
+            f"cu_seqlens_k_new is {cu.tolist()}; offsets ascend from 0 to at most {new.k.shape[0]}, the rows "
+            "of k_new"
         )
     return count
 
@@ -120,20 +138,12 @@ def positions(new: New, begin: Tensor, count: Tensor, q: Tensor, cu_seqlens_q: A
     and queries begin where new rows do. All of a sequence have that first one unless `by_row`, which
     FlashAttention asks of causal and windowed calls alone."""
     begin = (begin if new.rotary_seqlens is None else new.rotary_seqlens).long()
-    if cu_seqlens_q is None:
-        of_q = begin[:, None] + torch.arange(q.shape[1], device=begin.device) * by_row
-    else:
-        rows = torch.arange(q.shape[0], device=begin.device)
-        sequence = torch.bucketize(rows, cu_seqlens_q[1:].long(), right=True).clamp(
-            max=max(len(begin) - 1, 0)
-        )
-        of_q = begin[sequence] + (rows - cu_seqlens_q.long()[sequence]) * by_row
-        of_q = torch.where(rows < cu_seqlens_q[-1], of_q, 0)  # rows past the last sequence
-    if begin.is_cpu:
+    of_q = _from(begin, q, cu_seqlens_q, by_row)
+    if _flash.is_readable(begin):
         table = len(new.rotary_cos)
         some = count > 0
         for name, first, last in (
-            ("k", begin[some], (begin + count - 1)[some]),
+            ("k_new", begin[some], (begin + count - 1)[some]),
             ("q", of_q, of_q),
         ):
             if first.numel() > 0 and not 0 <= int(first.min()) <= int(last.max()) < table:
@@ -142,6 +152,18 @@ def positions(new: New, begin: Tensor, count: Tensor, q: Tensor, cu_seqlens_q: A
                     f"{table} rows; pass a table of all positions"
                 )
     return of_q
+
+
+def _from(begin: Tensor, x: Tensor, cu_seqlens: Any, by_row: bool) -> Tensor:
+    """Of each row of x its number in its sequence (0 unless `by_row`), counted from where that begins."""
+    if cu_seqlens is None:
+        return begin[:, None] + torch.arange(x.shape[1], device=begin.device) * by_row
+    rows, cu = torch.arange(x.shape[0], device=begin.device), cu_seqlens.long()
+    if len(begin) == 0:
+        return torch.zeros_like(rows)
+    sequence = torch.bucketize(rows, cu[1:], right=True).clamp(max=len(begin) - 1)
+    # 0 of rows past the last sequence
+    return torch.where(rows < cu[-1], begin[sequence] + (rows - cu[sequence]) * by_row, 0)
 
 
 def write(
@@ -159,9 +181,15 @@ def write(
 ) -> Tensor:
     """Writes the rows of `new` to the caches, and returns the queries, embedded if they are to be."""
     embedding: dict[str, Any] = {}
-    # Queries of the new tokens themselves are embedded by the launch that appends.
-    together = by_row and cu_seqlens_q is new.cu_seqlens_k_new and q.shape[:-2] == new.k.shape[:-2]
-    if new.rotary_cos is not None:
+    k_new, is_embedded = new.k, new.rotary_cos is not None
+    # What the launch that appends can embed: whole units of pairs, and queries of the new tokens themselves.
+    in_units = is_embedded and 2 * new.rotary_cos.shape[1] % 16 == 0
+    together = (
+        by_row and cu_seqlens_q is new.cu_seqlens_k_new and q.shape[:-2] == new.k.shape[:-2] and in_units
+    )
+    if is_embedded and (not together or _flash.is_readable(begin)):
+        of_q = positions(new, begin, count, q, cu_seqlens_q, by_row)
+    if in_units:
         embedding = {
             "rotary_cos": new.rotary_cos,
             "rotary_sin": new.rotary_sin,
@@ -169,10 +197,11 @@ def write(
             "rotary_offsets": new.rotary_seqlens,
             "q": q if together else None,
         }
-        if begin.is_cpu or not together:
-            of_q = positions(new, begin, count, q, cu_seqlens_q, by_row)
+    elif is_embedded:
+        first = begin if new.rotary_seqlens is None else new.rotary_seqlens
+        k_new = _rotate(k_new, new, _from(first.long(), k_new, new.cu_seqlens_k_new, True))
     embedded: Tensor | None = _cache.append_kv(
-        _flash.gathered(new.k),
+        _flash.gathered(k_new),
         _flash.gathered(new.v),
         k_cache,
         v_cache,
@@ -184,7 +213,7 @@ def write(
     )
     if embedded is not None:
         return embedded
-    return _rotate(q, new, of_q) if embedding else q
+    return _rotate(q, new, of_q) if is_embedded else q
 
 
 def _rotate(x: Tensor, new: New, positions: Tensor) -> Tensor:

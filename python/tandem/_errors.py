@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 class TandemError(Exception):
     """Any failure of Tandem. Its message states the rule, the value that broke it and what to do."""
@@ -39,3 +47,28 @@ _BY_STATUS = {
 def error(status: int, message: str) -> TandemError:
     """The exception for a status of the C++ library."""
     return _BY_STATUS.get(status, InternalError)(message)
+
+
+def named(*aliases: tuple[str, ...], **names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes a function's errors say ``names[x]`` where Tandem says x, so that its caller knows the arguments.
+    Each of `aliases` is Tandem's name and the function's keywords for it, of which the given one is said."""
+    words = {*names, *(own for own, *_ in aliases)}
+    pattern = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(words)})(?!\w)")
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def caller_names(*arguments: _P.args, **options: _P.kwargs) -> _R:
+            try:
+                return function(*arguments, **options)
+            except (TandemError, TypeError) as error:
+                given = {
+                    own: name for own, *others in aliases for name in others if options.get(name) is not None
+                }
+                said = names | {own: name for own, name in given.items() if options.get(own) is None}
+                text = pattern.sub(lambda word: said.get(word[0], word[0]), str(error))
+                error.args = (text, *error.args[1:])
+                raise
+
+        return caller_names
+
+    return decorate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +17,41 @@ from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+#: What FlashAttention calls Tandem's arguments, for `_errors.named`: those of all its functions, ...
+NAMES = {
+    "scale": "softmax_scale",
+    "window": "window_size",
+    "window_left": "window_size[0]",
+    "window_right": "window_size[1]",
+    "q_scale": "q_descale",
+    "k_scale": "k_descale",
+    "v_scale": "v_descale",
+}
+#: ... those of flash_attn_with_kvcache, ...
+CACHE_NAMES = NAMES | {
+    "k": "k_cache",
+    "v": "v_cache",
+    "seqused_k": "cache_seqlens",
+    "leftpad_k": "cache_leftpad",
+    "k_new": "k",
+    "v_new": "v",
+    "cu_seqlens_new": "cu_seqlens_k_new",
+    "rotary_offsets": "rotary_seqlens",
+}
+#: ... and those that have several names.
+SINKS = ("sink", "learnable_sink", "s_aux", "sinks")
+TABLES = ("page_table", "block_table")
+
+
+def one_of(names: tuple[str, ...], *values: Any) -> Any:
+    """The argument that has these names, of which one may be given."""
+    given = [(name, value) for name, value in zip(names, values, strict=False) if value is not None]
+    if len(given) > 1:
+        raise InvalidArgumentError(
+            f"{given[0][0]} and {given[1][0]} are both given, two names of one; pass one of them"
+        )
+    return given[0][1] if given else None
 
 
 def problem(
@@ -102,6 +138,23 @@ def only_tensors(**arrays: Any) -> None:
             )
 
 
+def only_integers(device: torch.device, **tensors: Any) -> None:
+    """Raises where one of these, None apart, holds no integers or is on another device."""
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        only_tensors(**{name: t})
+        if t.dtype not in (torch.int32, torch.int64):
+            raise InvalidArgumentError(f"{name} is {t.dtype}; convert it to torch.int32 or torch.int64")
+        if t.device != device:
+            raise InvalidArgumentError(f"{name} is on {t.device} but q is on {device}; move it there")
+
+
+def is_readable(t: Tensor) -> bool:
+    """Whether what `t` holds can be looked at: on a GPU that would wait for it, and a compiler has none."""
+    return t.is_cpu and not torch.compiler.is_compiling() and type(t).__name__ != "FakeTensor"
+
+
 def only_packed(remedy: str, **packed: Any) -> None:
     """Raises where a tensor of several in one cannot be taken apart; `remedy` is for nested tensors."""
     only_tensors(**packed)
@@ -114,10 +167,33 @@ def only_packed(remedy: str, **packed: Any) -> None:
             )
 
 
+def three_in_one(qkv: Any, num_heads_q: Any) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor; with `num_heads_q`, q has so many heads, and k and v halve the others."""
+    only_packed("pass q, k and v of all its sequences to flash_attn_varlen_func", qkv=qkv)
+    if num_heads_q is not None and not isinstance(num_heads_q, (Integral, torch.SymInt)):
+        raise InvalidArgumentError(
+            f"num_heads_q is {num_heads_q!r}; pass an integer, or None for qkv of five dimensions"
+        )
+    if qkv.ndim == 5 and qkv.shape[2] == 3:
+        return qkv.unbind(2)
+    if (
+        qkv.ndim == 4
+        and num_heads_q is not None
+        and 0 < num_heads_q < qkv.shape[2]
+        and (qkv.shape[2] - num_heads_q) % 2 == 0
+    ):
+        heads_kv = (qkv.shape[2] - num_heads_q) // 2
+        return torch.split(qkv, [num_heads_q, heads_kv, heads_kv], dim=2)
+    raise InvalidArgumentError(
+        f"qkv has shape {tuple(qkv.shape)} with num_heads_q={num_heads_q}; pass (batch, seqlen, 3, heads, "
+        "head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim) and num_heads_q"
+    )
+
+
 #: What Tandem lacks: what it would take, and what to do instead, by the name that FlashAttention or vLLM has.
 _LACKS = {
     "dropout_p": ("no dropout", "pass 0"),
-    "output_scale": ("no scaled output", "scale the result"),
+    "output_scale": ("no scaled output", "multiply the result by it"),
     "cp_world_size": ("no cache of every other key", "pass 1, and merge the ranks' results by their LSE"),
     "mask_mod": ("no mask functions", "pass None"),
     "block_sparse_tensors": ("no block-sparse masks", "pass None"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem import _arrays, _call, _dropout, _functions, _torch_functions
+from tandem._errors import UnsupportedError
 
 _arrays.meet_torch()
 
@@ -44,6 +45,26 @@ class Handle:
 
     def remove(self) -> None:
         self._library._destroy()
+
+
+def register_with_torch() -> None:
+    """Registers Tandem as the implementation "tandem" of PyTorch's flash attention.
+
+    ``torch.nn.attention.activate_flash_attention_impl("tandem")`` then makes scaled_dot_product_attention run
+    on Tandem wherever PyTorch picks flash attention, on CPU and CUDA tensors, and
+    ``restore_flash_attention_impl()`` gives PyTorch's own back. That includes calls with a mask tensor or
+    dropout; docs/guides/from-sdpa.md lists what stays PyTorch's.
+
+    Raises:
+      UnsupportedError: the installed PyTorch has no registry of such implementations.
+    """
+    from torch.nn import attention as registry
+
+    if not hasattr(registry, "register_flash_attention_impl"):
+        raise UnsupportedError(
+            f"PyTorch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl; update it"
+        )
+    registry.register_flash_attention_impl("tandem", register_fn=Handle)
 
 
 #: What PyTorch computes in place of flash attention where there is dropout or a mask: on the CPU its formula,

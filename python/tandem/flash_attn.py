@@ -15,15 +15,15 @@ cannot do is an error that says so, never something else computed quietly: scale
 from __future__ import annotations
 
 import sys
-from numbers import Integral
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _flash_cache
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem import _append, _call, _flash, _flash_cache, _latent
+from tandem._errors import InvalidArgumentError, named
+from tandem._sdpa import register_with_torch
 
 __all__ = [
     "flash_attn_func",
@@ -38,6 +38,7 @@ __all__ = [
 _SERVED = "flash_attn_interface"
 
 
+@named(_flash.SINKS, **_flash.NAMES)
 @_flash.without_dropout(3, "softmax_scale")
 def flash_attn_func(
     q: Tensor,
@@ -96,11 +97,11 @@ def flash_attn_func(
     """
     metadata = (None, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
-    sink, with_lse = _one_sink(sink, learnable_sink), return_lse or return_attn_probs
-    call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
-    return _flash.run(call, q, k, v, sink, with_lse, attention_chunk)
+    sink, with_lse = _flash.one_of(_flash.SINKS, sink, learnable_sink), return_lse or return_attn_probs
+    return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk)
 
 
+@named(_flash.SINKS, _flash.TABLES, **_flash.NAMES)
 @_flash.without_dropout(7, "seqused_q")
 def flash_attn_varlen_func(
     q: Tensor,
@@ -136,6 +137,10 @@ def flash_attn_varlen_func(
     split_size: int = 0,
     causal_by_sequence: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    page_table: Tensor | None = None,
+    return_softmax_lse: bool = False,
+    sinks: Tensor | None = None,
+    ver: int = 3,
 ) -> Any:
     """Attention of sequences of different lengths, packed end to end. As `flash_attn_func`, and:
 
@@ -144,25 +149,28 @@ def flash_attn_varlen_func(
       cu_seqlens_q, cu_seqlens_k: ``(batch + 1,)`` int32 or int64: sequence b is rows ``cu[b]:cu[b + 1]``.
       max_seqlen_q, max_seqlen_k: not needed and never read, so a tensor costs no synchronisation.
       seqused_q, seqused_k: ``(batch,)``: only so many first rows of each sequence take part.
-      block_table: ``(batch, max_pages)``: k and v are a cache in pages, ``(pages, page_size, heads_kv,
-        head_dim)``, as with `tandem.attention`'s ``page_table``. ``seqused_k`` has the lengths,
-        ``cu_seqlens_k`` is None. No gradients.
-      s_aux: a third name of ``sink``.
+      page_table, block_table: ``(batch, max_pages)``, two names of one: k and v are a cache in pages,
+        ``(pages, page_size, heads_kv, head_dim)``, as with `tandem.attention`'s ``page_table``. ``seqused_k``
+        has the lengths, ``cu_seqlens_k`` is None. No gradients.
+      s_aux, sinks: more names of ``sink``.
+      return_softmax_lse: a third name of ``return_lse``.
+      ver: SGLang's choice between FlashAttention-3 and 4; changes no result.
       out: where to write the result, a slice of a larger tensor as well; made if None. Without gradients.
       causal_by_sequence (in place of ``causal``), alibi_slopes (without chunks): as of `tandem.attention`.
 
     Returns:
       out ``(total_q, heads_q, head_dim_v)``; the LSE is ``(heads_q, total_q)``.
     """
+    table = _flash.one_of(_flash.TABLES, page_table, block_table)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q_descale, k_descale, v_descale)
-    metadata = (*lengths, block_table, None, None, _call.integers(causal_by_sequence))
+    metadata = (*lengths, table, None, None, _call.integers(causal_by_sequence))
     call = _flash.problem(softmax_scale, causal, window_size, softcap, deterministic, metadata, split_size)
-    sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_attn_probs
-    if block_table is not None and seqused_k is None:
-        raise InvalidArgumentError("block_table is given without seqused_k, its lengths; pass both")
+    sink = _flash.one_of(_flash.SINKS, sink, learnable_sink, s_aux, sinks)
+    if table is not None and seqused_k is None:
+        raise InvalidArgumentError("page_table is given without seqused_k, its lengths; pass both")
     _flash.add_alibi(call, q, k, alibi_slopes, attention_chunk)
-    call, q, k, v = _flash_cache.one_product(call, q, k, v, qv)
-    return _flash_cache.attend(call, q, k, v, sink, with_lse, attention_chunk, out)
+    with_lse = return_lse or return_attn_probs or return_softmax_lse
+    return _flash.run(*_latent.one_product(call, q, k, v, qv), sink, with_lse, attention_chunk, out)
 
 
 @_flash.without_dropout(1, "softmax_scale")
@@ -191,26 +199,7 @@ def flash_attn_qkvpacked_func(
       qkv: ``(batch, seqlen, 3, heads, head_dim)``; or, with ``num_heads_q``, ``(batch, seqlen, heads_q + 2 *
         heads_kv, head_dim)``.
     """
-    _flash.only_packed("pass q, k and v of all its sequences to flash_attn_varlen_func", qkv=qkv)
-    if num_heads_q is not None and not isinstance(num_heads_q, (Integral, torch.SymInt)):
-        raise InvalidArgumentError(
-            f"num_heads_q is {num_heads_q!r}; pass an integer, or None for qkv of five dimensions"
-        )
-    if qkv.ndim == 5 and qkv.shape[2] == 3:
-        q, k, v = qkv.unbind(2)
-    elif (
-        qkv.ndim == 4
-        and num_heads_q is not None
-        and 0 < num_heads_q < qkv.shape[2]
-        and (qkv.shape[2] - num_heads_q) % 2 == 0
-    ):
-        heads_kv = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = torch.split(qkv, [num_heads_q, heads_kv, heads_kv], dim=2)
-    else:
-        raise InvalidArgumentError(
-            f"qkv has shape {tuple(qkv.shape)} with num_heads_q={num_heads_q}; pass (batch, seqlen, 3, "
-            "heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim) and num_heads_q"
-        )
+    q, k, v = _flash.three_in_one(qkv, num_heads_q)
     return flash_attn_func(
         q,
         k,
@@ -231,6 +220,7 @@ def flash_attn_qkvpacked_func(
     )
 
 
+@named(_flash.SINKS, _flash.TABLES, **_flash.CACHE_NAMES)
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -269,6 +259,9 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     block_table: Tensor | None = None,
     split_size: int = 0,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    ver: int = 3,
 ) -> Any:
     """Attention to a cache of keys and values, contiguous or in pages. As `flash_attn_func`, and:
 
@@ -296,30 +289,26 @@ def flash_attn_with_kvcache(
       return_softmax_lse, return_lse: also return the LSE.
       s_aux: a third name of ``sink``.
     """
-    if page_table is not None and block_table is not None:
-        raise InvalidArgumentError(
-            "page_table and block_table are both given, two names of one; pass one of them"
-        )
     new = _append.New(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
     metadata = (cu_seqlens_q, None, None, None, q_descale, k_descale, v_descale, *_call.NO_CACHE)
     call = _flash.problem(
         softmax_scale, causal, window_size, softcap, metadata=metadata, split_size=split_size
     )
-    sink, with_lse = _one_sink(sink, learnable_sink, s_aux), return_lse or return_softmax_lse
     return _flash_cache.cached(
         call,
         q,
         k_cache,
         v_cache,
         cache_seqlens,
-        sink,
-        with_lse,
+        _flash.one_of(_flash.SINKS, sink, learnable_sink, s_aux, sinks),
+        return_lse or return_softmax_lse,
         attention_chunk,
         new=new,
-        page_table=block_table if page_table is None else page_table,
+        page_table=_flash.one_of(_flash.TABLES, page_table, block_table),
         leftpad=cache_leftpad,
         batch_idx=cache_batch_idx,
         qv=qv,
+        out=out,
     )
 
 
@@ -364,37 +353,3 @@ def serve() -> ModuleType:
     module = sys.modules[__name__]
     _flash.serve(module, _SERVED)
     return module
-
-
-def register_with_torch() -> None:
-    """Registers Tandem as the implementation "tandem" of PyTorch's flash attention.
-
-    ``torch.nn.attention.activate_flash_attention_impl("tandem")`` then makes scaled_dot_product_attention run
-    on Tandem wherever PyTorch picks flash attention, on CPU and CUDA tensors, and
-    ``restore_flash_attention_impl()`` gives PyTorch's own back. That includes calls with a mask tensor or
-    dropout; docs/guides/from-sdpa.md lists what stays PyTorch's.
-
-    Raises:
-      UnsupportedError: the installed PyTorch has no registry of such implementations.
-    """
-    from torch.nn import attention as registry
-
-    if not hasattr(registry, "register_flash_attention_impl"):
-        raise UnsupportedError(
-            f"PyTorch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl; update it"
-        )
-    from tandem import _sdpa
-
-    registry.register_flash_attention_impl("tandem", register_fn=_sdpa.Handle)
-
-
-def _one_sink(
-    sink: Tensor | None, learnable_sink: Tensor | None, s_aux: Tensor | None = None
-) -> Tensor | None:
-    given = {"sink": sink, "learnable_sink": learnable_sink, "s_aux": s_aux}
-    names = [name for name, t in given.items() if t is not None]
-    if len(names) > 1:
-        raise InvalidArgumentError(
-            f"{names[0]} and {names[1]} are both given, two names of one; pass one of them"
-        )
-    return given[names[0]] if names else None

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from tandem import _append, _call, _dropout, _flash, _flash_cache
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, named
 
 __all__ = [
     "flash_attn_func",
@@ -31,9 +31,11 @@ __all__ = [
     "serve",
 ]
 
+_NAMES = _flash.NAMES | {"page_table": "block_table", "seqused_k": "cu_seqlens_k"}
 _SERVED = ("flash_attn", "flash_attn.flash_attn_interface")
 
 
+@named(**_NAMES)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -76,6 +78,7 @@ def flash_attn_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
+@named(**_NAMES)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -93,6 +96,7 @@ def flash_attn_qkvpacked_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
+@named(**_NAMES)
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -111,6 +115,7 @@ def flash_attn_kvpacked_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes)
 
 
+@named(**_NAMES)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -153,6 +158,7 @@ def flash_attn_varlen_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
+@named(**_NAMES)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -172,6 +178,7 @@ def flash_attn_varlen_qkvpacked_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens, cu_seqlens))
 
 
+@named(**_NAMES)
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -194,6 +201,7 @@ def flash_attn_varlen_kvpacked_func(
     return _attend(q, k, v, options, return_attn_probs, dropout_p, alibi_slopes, (cu_seqlens_q, cu_seqlens_k))
 
 
+@named(**_flash.CACHE_NAMES, page_table="block_table")
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _flash, _latent, flash_attn
-from tandem._errors import InvalidArgumentError
+from tandem import _flash, flash_attn
+from tandem._errors import InvalidArgumentError, named
 
 __all__ = [
     "fa_version_unsupported_reason",
@@ -28,6 +28,7 @@ __all__ = [
 _CODES = (torch.float8_e4m3fn, torch.int8)
 
 
+@named(qv="q_v", causal_by_sequence="dynamic_causal")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -113,9 +114,6 @@ def flash_attn_varlen_func(
         raise InvalidArgumentError(f"cu_seqlens_k and seqused_k are {which} given; pass one of them")
     scales = ((q, q_descale), (k, k_descale), (v, v_descale))
     q_descale, k_descale, v_descale = (scale if t.dtype in _CODES else None for t, scale in scales)
-    if q_v is not None:
-        given = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-        _latent.judge(q, k, v, q_v, "q_v", **given)
     return flash_attn.flash_attn_varlen_func(
         q,
         k,

@@ -83,6 +83,24 @@ def test_flash_attention_and_vllm() -> None:
     assert torch.equal(packed, out.flatten(0, 1))
 
 
+def test_scales_without_dimensions() -> None:
+    """Numbers, as engines keep a layer's."""
+    q, k, v = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32)
+    names = ("q_scale", "k_scale", "v_scale")
+    number, one = (dict.fromkeys(names, t) for t in (torch.tensor(0.5), torch.tensor([0.5])))
+    expected = tandem.attention(q, k, v, **one)
+    assert torch.equal(tandem.attention(q, k, v, **number), expected)
+    descales = {name.replace("scale", "descale"): torch.tensor(0.5) for name in names}
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, **descales), expected)
+    chunked = flash_attn.flash_attn_func(q, k, v, attention_chunk=64, **descales)
+    torch.testing.assert_close(chunked, expected)
+    caches = [torch.zeros_like(k) for _ in range(4)]
+    rows = torch.randn(2, 3, 5, 2, 32)
+    for pair, scale in ((caches[:2], torch.tensor(0.5)), (caches[2:], torch.tensor([0.5]))):
+        tandem.append_kv(*rows, *pair, cache_seqlens=used([0, 1, 2]), k_scale=scale, v_scale=scale)
+    assert torch.equal(torch.stack(caches[:2]).view(torch.int8), torch.stack(caches[2:]).view(torch.int8))
+
+
 def test_numpy() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     q, k, v = e4m3(3, 9, 4, 32), e4m3(3, 53, 2, 32), e4m3(3, 53, 2, 32)

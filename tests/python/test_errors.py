@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tandem
 import torch
-from tandem import _errors
+from tandem import _errors, flash_attn
 from test_forward import e4m3, qkv
 
 
@@ -188,6 +188,17 @@ def test_dtypes_that_do_not_fit() -> None:
         tandem.attention(q, k, v, q_scale=torch.ones(1))
     with pytest.raises(tandem.InvalidArgumentError, match="^cu_seqlens_q "):
         tandem.attention(q[0], k[:1], v[:1], cu_seqlens_q=torch.tensor([0.0, 37.0]))
+
+
+def test_bytes_are_told_how_to_become_float8() -> None:
+    q, k, v = qkv()
+    caches = [torch.zeros(2, 20, 2, 32, dtype=torch.uint8) for _ in range(2)]
+    message = r"^%s has dtype uint8; pass %s.view\(torch.float8_e4m3fn\) where its bytes are FP8 values"
+    with pytest.raises(tandem.InvalidArgumentError, match=message % ("k", "k")):
+        tandem.attention(q, *caches)
+    for new in ((), (k[:, :1], v[:, :1])):
+        with pytest.raises(tandem.InvalidArgumentError, match=message % ("k_cache", "k_cache")):
+            flash_attn.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=3)
 
 
 def test_last_dimension_must_be_contiguous() -> None:

@@ -80,6 +80,56 @@ def test_append(place: str, rotary: str | None, causal: bool) -> None:
         torch.testing.assert_close(lse.unflatten(1, (4, 3)).transpose(0, 1), got[1])
 
 
+@pytest.mark.parametrize("rotary_dim", [2, 20, 24])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rotary_dimensions_that_are_no_multiple_of_16(
+    rotary_dim: int, interleaved: bool, packed: bool
+) -> None:
+    q, caches, new = torch.randn(4, 3, 4, 32), cache(rows=33), cache(rows=3)
+    before, angles = [30, 20, 0, 5], torch.randn(40, rotary_dim // 2)
+    tables = (angles.cos(), angles.sin())
+    options: dict[str, Any] = {"rotary_cos": tables[0], "rotary_sin": tables[1], "causal": True}
+    given = (q, *caches, *new)
+    if packed:
+        cu = used([0, 3, 6, 9, 12])
+        options |= {"cu_seqlens_q": cu, "cu_seqlens_k_new": cu, "rotary_seqlens": used(before)}
+        given = (q.flatten(0, 1), *caches, *(t.flatten(0, 1) for t in new))
+    out = flash_attn_with_kvcache(
+        *given, cache_seqlens=used(before), rotary_interleaved=interleaved, **options
+    ).view(q.shape)
+    for b, n in enumerate(before):
+        for j in range(3):
+            q[b, j] = rotated(q[b, j], *tables, n + j, interleaved)
+            row = rotated(new[0][b, j], *tables, n + j, interleaved)
+            torch.testing.assert_close(caches[0][b, n + j], row)
+            assert torch.equal(caches[1][b, n + j], new[1][b, j])
+    lengths = used([n + 3 for n in before])
+    torch.testing.assert_close(out, tandem.attention(q, *caches, seqused_k=lengths, causal=True))
+
+
+@pytest.mark.parametrize("place", ["contiguous", "pages"])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_compiled_in_one_graph(place: str, rotary: bool) -> None:
+    def step(*tensors: torch.Tensor) -> Any:
+        q, k, v, new_k, new_v, *rest = tensors
+        names = ("cache_seqlens", "rotary_cos", "rotary_sin", "page_table")
+        given: dict[str, Any] = dict(zip(names, rest, strict=False))
+        return flash_attn_with_kvcache(q, k, v, new_k, new_v, **given, causal=True)
+
+    tables = (torch.randn(40, 8), torch.randn(40, 8)) if rotary else (None, None)
+    caches, more = cache(rows=24), ()
+    if place == "pages":
+        k, v, table = paged(*caches, [24] * 4, 8)
+        caches, more = (k, v), (table,)
+    inputs = [torch.randn(4, 2, 4, 32), *caches, *cache(rows=2), used([3, 0, 22, 9]), *tables, *more]
+    copies = [None if t is None else t.clone() for t in inputs]
+    compiled: Any = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*copies), step(*inputs))
+    for a, b in zip(copies[1:3], caches, strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
 def test_ragged_append_and_where_it_does_not_fit() -> None:
     q, (k, v) = torch.randn(4, 1, 4, 32), cache(rows=24)
     k_cache, v_cache, table = paged(k, v, [24, 24, 8, 24], 8)
@@ -110,7 +160,10 @@ def test_ragged_append_and_where_it_does_not_fit() -> None:
             {"cache_seqlens": used([22, 24, 6, 9])},
             r"page_table\[2, 1\] is -1; row 8 of sequence 2 is appended there",
         ),
-        ({"cache_seqlens": used([22, 24, -1, 9])}, r"cache_seqlens\[2\] is -1; 3 rows more"),
+        (
+            {"cache_seqlens": used([22, 24, -1, 9])},
+            r"cache_seqlens\[2\] is -1, but a sequence of page_table has 24 rows; pass 0 to 24",
+        ),
         ({"cache_seqlens": None}, "k is given without cache_seqlens"),
         (
             {"cu_seqlens_k_new": torch.tensor([0, 2, 1, 5, 5])},
@@ -125,7 +178,7 @@ def test_ragged_append_and_where_it_does_not_fit() -> None:
         ),
         (
             {"rotary_cos": torch.ones(40, 17), "rotary_sin": torch.ones(40, 17)},
-            r"rotary_cos has shape \(40, 17\): rotary_dim is 34; it must be a multiple of 16",
+            r"rotary_cos has shape \(40, 17\); pass one position at least, and a rotary_dim from 2 to head",
         ),
     ):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):

@@ -141,8 +141,26 @@ def test_chunks_of_a_cache(chunk: int) -> None:
         q[:, :1], k.flip(0), v.flip(0), cache_batch_idx=torch.tensor([3, 2, 1, 0]), **options
     )
     torch.testing.assert_close(chosen, flash_attn_with_kvcache(q[:, :1], k, v, **options))
-    with pytest.raises(tandem.UnsupportedError, match="^attention_chunk is given with cache_leftpad"):
-        flash_attn_with_kvcache(q, k, v, cache_leftpad=used([0] * 4), **options)
+    behind = (torch.cat([torch.full((4, 5, 2, 32), torch.nan), t], 1) for t in (k, v))
+    options["cache_seqlens"] = used([n + 5 for n in LENGTHS])
+    padded = flash_attn_with_kvcache(q, *behind, cache_leftpad=used([5] * 4), **options)
+    torch.testing.assert_close(padded, expected)
+
+
+@pytest.mark.parametrize("page", [-1, -(1 << 31), 99, (1 << 31) - 1])
+def test_chunks_read_no_page_that_no_table_names(page: int) -> None:
+    q, (k, v) = torch.randn(1, 1, 4, 32), cache(rows=16)
+    v = torch.full_like(v, 7.0)
+    options: dict[str, Any] = {"cache_seqlens": used([32]), "causal": True, "attention_chunk": 16}
+    for more in ({"page_table": torch.tensor([[2, page]])}, {"cache_batch_idx": torch.tensor([page])}):
+        options["cache_seqlens"] = used([32 if "page_table" in more else 16])
+        out = flash_attn_with_kvcache(q, k, v, **options, **more)
+        assert torch.equal(out, torch.zeros_like(out))
+        if "page_table" in more:
+            del options["attention_chunk"]
+            for qv in (torch.randn(1, 1, 4, 32), None):
+                ones = flash_attn_with_kvcache(q, k, v, qv=qv, **options, **more)
+                assert (ones <= 7.0).all()
 
 
 def vllm(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, **options: Any) -> Any:

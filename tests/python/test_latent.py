@@ -140,6 +140,29 @@ def test_what_is_appended_takes_part() -> None:
     oracle.assert_close(out, expected(q, qv, cache[:, :23], causal=True))
 
 
+@pytest.mark.parametrize("place", ["side by side", "k before v", "apart", "packed"])
+def test_gradients_are_those_of_the_concatenations(place: str) -> None:
+    q, qv, cache = latent(16, 32)
+    leaves = [t.requires_grad_() for t in (q, qv, cache)]
+    v, k = cache.split([32, 16], -1)
+    if place == "k before v":
+        k, v = cache.split([16, 32], -1)
+    elif place == "apart":
+        k, v = k.clone(), v.clone()
+    out = expected(q, qv, torch.cat((v, k), -1), causal=True)
+    if place == "packed":
+        cu_q, cu_k = torch.tensor([0, 3, 6]), torch.tensor([0, KEYS, 2 * KEYS])
+        flat = (t.flatten(0, 1) for t in (q, k, v))
+        got = flash_attn.flash_attn_varlen_func(*flat, cu_q, cu_k, qv=qv.flatten(0, 1), causal=True)
+        got = got.view(out.shape)
+    else:
+        got = flash_attn.flash_attn_func(q, k, v, qv=qv, causal=True)
+    oracle.assert_close(got, out)
+    dout = torch.randn(out.shape)
+    for a, b in zip(*(torch.autograd.grad(t, leaves, dout.to(t)) for t in (got, out)), strict=True):
+        oracle.assert_close(a, b)
+
+
 def test_what_it_lacks_is_an_error_with_a_remedy() -> None:
     q, qv, cache = latent(16, 32)
     v, k = cache.split([32, 16], -1)
@@ -153,7 +176,6 @@ def test_what_it_lacks_is_an_error_with_a_remedy() -> None:
     run("^qv is given with k, torch.float64 .* in one dtype", k=k.double())
     run(r"^qv has shape \(2, 3, 16, 16\); pass \(2, 3, 16, 32\)", qv=q)
     run("^qv is torch.float64 but q is torch.float32; convert", qv=qv.double())
-    run("^qv has no gradients; call under torch.no_grad", qv=qv.clone().requires_grad_())
     run("^qv is given with k_descale; leave k_descale out", k_descale=torch.ones(2, 1))
     with pytest.raises(TypeError, match="^qv is a builtins.int; pass a torch.Tensor"):
         flash_attn.flash_attn_func(q, k, v, qv=3)  # type: ignore[arg-type]
