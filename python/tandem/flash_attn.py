@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _append, _call, _flash, _flash_cache, _latent
+from tandem import _append, _cache, _call, _flash, _flash_cache, _latent
 from tandem._errors import InvalidArgumentError, named
 from tandem._sdpa import register_with_torch
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
@@ -310,6 +311,42 @@ def flash_attn_with_kvcache(
         qv=qv,
         out=out,
     )
+
+
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    return_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of the same queries to disjoint sets of keys, joined by the parts' LSE: `tandem.merge` with
+    FlashAttention's shapes.
+
+    Args:
+      out_partial: ``(parts, batch, seqlen, heads, head_dim)``, or packed ``(parts, total, heads, head_dim)``;
+        float32, float16 or bfloat16.
+      lse_partial: its shape without the last dimension; float32.
+      out: where to write the result; made if None. ``out_dtype`` is that of a result made here, by default
+        that of out_partial.
+
+    Returns:
+      The result, and its LSE, ``(batch, seqlen, heads)`` or ``(total, heads)``; None unless ``return_lse``.
+    """
+    _flash.only_tensors(out_partial=out_partial, lse_partial=lse_partial)
+    if out_partial.ndim < 4 or lse_partial.shape != out_partial.shape[:-1]:
+        raise InvalidArgumentError(
+            f"lse_partial has shape {tuple(lse_partial.shape)} and out_partial {tuple(out_partial.shape)}; "
+            "pass (parts, batch, seqlen, heads, head_dim), or packed, and that without head_dim"
+        )
+    if out is not None and out.shape != out_partial.shape[1:]:
+        raise InvalidArgumentError(f"out has shape {tuple(out.shape)}; pass {tuple(out_partial.shape[1:])}")
+    out_dtype = out_dtype if out is None else out.dtype
+    lses = lse_partial.transpose(-1, -2).contiguous()
+    result, lse = _cache.merge(_flash.gathered(out_partial), lses, out_dtype=out_dtype)
+    result = result if out is None else out.copy_(result)
+    return result, lse.transpose(-1, -2) if return_lse else None
 
 
 def get_scheduler_metadata(

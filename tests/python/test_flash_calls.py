@@ -10,7 +10,7 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem import flash_attn2
+from tandem import flash_attn, flash_attn2
 from tandem.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from test_flash_cache import LENGTHS, SINK, cache, vllm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -126,3 +126,27 @@ def test_errors_have_the_callers_names() -> None:
         flash_attn2.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, block_table=table.float())
     with pytest.raises(tandem.InvalidArgumentError, match=r"^block_table has shape \(4, 1\)"):
         flash_attn2.flash_attn_varlen_func(q[:, 0], k, v, cu[:4], cu[:4], 1, 1, block_table=table)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parts_are_combined(packed: bool) -> None:
+    """FlashAttention's shapes: the heads are the last dimension of its LSE."""
+    q, k, v = torch.randn(2, 5, 4, 32), torch.randn(2, 30, 2, 32), torch.randn(2, 30, 2, 32)
+    rows = (slice(0, 10), slice(10, 11), slice(11, 30))
+    parts = [tandem.attention(q, k[:, r], v[:, r], return_lse=True) for r in rows]
+    out = torch.stack([part[0] for part in parts])
+    lse = torch.stack([part[1].transpose(1, 2) for part in parts])
+    expected = oracle.exact(q, k, v)
+    if packed:
+        out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+    whole, whole_lse = flash_attn.flash_attn_combine(out, lse)
+    oracle.assert_close(whole.view(q.shape), expected[0])
+    oracle.assert_close(whole_lse.reshape(2, 5, 4).transpose(1, 2), expected[1])
+    mine = torch.empty(out.shape[1:], dtype=torch.bfloat16)
+    found, none = flash_attn.flash_attn_combine(out, lse, mine, return_lse=False)
+    assert found is mine and none is None and torch.equal(mine, whole.bfloat16())
+    halves, _ = flash_attn.flash_attn_combine(out, lse, out_dtype=torch.bfloat16)
+    assert torch.equal(halves, mine)
+    for wrong in ({"lse_partial": lse.transpose(-1, -2)}, {"out": mine[..., :16]}):
+        with pytest.raises(tandem.InvalidArgumentError, match=f"^{[*wrong][0]} has shape "):
+            flash_attn.flash_attn_combine(**{"out_partial": out, "lse_partial": lse} | wrong)
