@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Integral
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -100,6 +101,8 @@ def run(
         if out is None:
             return results
         return (out.copy_(results[0]), results[1]) if return_lse else out.copy_(results)
+    if _takes_fp8(call, q, k, v):
+        call = replace(call, precision="fp8")
     sink = plain(sink)
     quick = out is None and not call.asks_pairs
     results = _torch.quick(call, q, k, v, sink, return_lse) if quick else None
@@ -109,6 +112,17 @@ def run(
     # FlashAttention copies tensors whose last dimension is not contiguous.
     q, k, v = gathered(q), gathered(k), gathered(v)
     return _torch.attention(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=None)
+
+
+def _takes_fp8(call: _call.Call, q: Any, k: Any, v: Any) -> bool:
+    """Whether the call is one of FlashAttention-3's in FP8 on a GPU, which has no kernel that computes it
+    exactly. Exact products take caches, which the kernels of 8-bit products do not."""
+    if not (isinstance(q, Tensor) and q.is_cuda and q.dtype == torch.float8_e4m3fn):
+        return False
+    given = dict(zip(_call.METADATA, call.metadata, strict=True))
+    is_cache = given["seqused_k"] is not None and given["cu_seqlens_k"] is None
+    is_cache = is_cache or any(given[name] is not None for name in _call.FORWARD_ONLY)
+    return not is_cache and not call.asks_pairs and call.precision == "exact"
 
 
 def plain(sink: Any) -> Any:

@@ -10,9 +10,10 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem import flash_attn, flash_attn2
+from tandem import _call, _torch, flash_attn, flash_attn2
 from tandem.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from test_flash_cache import LENGTHS, SINK, cache, vllm
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -150,3 +151,54 @@ def test_parts_are_combined(packed: bool) -> None:
     for wrong in ({"lse_partial": lse.transpose(-1, -2)}, {"out": mine[..., :16]}):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{[*wrong][0]} has shape "):
             flash_attn.flash_attn_combine(**{"out_partial": out, "lse_partial": lse} | wrong)
+
+
+#: Shapes of e4m3 q and k, options, and the precision that each takes on a GPU.
+FP8: list[tuple[str, dict[str, Any], tuple[int, ...], tuple[int, ...], str]] = [
+    ("flash_attn_func", {}, (2, 300, 8, 128), (2, 500, 2, 128), "fp8"),
+    ("flash_attn_func", {"causal": True, "window_size": (64, 0)}, (2, 300, 8, 64), (2, 300, 2, 64), "fp8"),
+    ("flash_attn_varlen_func", {"cu_seqlens_q": 3, "cu_seqlens_k": 3}, (600, 8, 128), (900, 2, 128), "fp8"),
+    ("flash_attn_with_kvcache", {"cache_seqlens": 2}, (2, 300, 8, 128), (2, 500, 2, 128), "exact"),
+    ("flash_attn_with_kvcache", {"cache_seqlens": None}, (2, 300, 8, 128), (2, 500, 2, 128), "fp8"),
+    (
+        "flash_attn_with_kvcache",
+        {"cache_seqlens": 2, "page_table": (2, 10), "cu_seqlens_q": 3},
+        *((600, 8, 128), (20, 16, 2, 128), "exact"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "of_q", "of_k", "precision"), FP8)
+def test_fp8_on_a_gpu(
+    name: str, options: dict[str, Any], of_q: Any, of_k: Any, precision: str, monkeypatch: Any
+) -> None:
+    """What is called with CUDA tensors has a kernel there, exact for a cache and by the FP8 recipe else."""
+    calls: list[Any] = []
+
+    def attention(call: Any, q: Any, k: Any, v: Any, sink: Any, **_: Any) -> Any:
+        calls.append((call, q, k, v))
+        return q
+
+    monkeypatch.setattr(_torch, "attention", attention)
+    monkeypatch.setattr(_torch, "quick", lambda *_: None)
+    with FakeTensorMode():
+
+        def make(shape: Any, dtype: torch.dtype = torch.int32) -> Any:
+            is_shape = isinstance(shape, tuple) or type(shape) is int
+            return torch.empty(shape, dtype=dtype, device="cuda") if is_shape else shape
+
+        q, k, v = (make(shape, torch.float8_e4m3fn) for shape in (of_q, of_k, of_k))
+        descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"), make((2, 2), torch.float32))
+        lengths = ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "page_table")
+        given = {key: make(value) if key in lengths else value for key, value in options.items()}
+        getattr(flash_attn, name)(q, k, v, **given, **descales)
+    ((call, *tensors),) = calls
+    assert call.precision == precision
+
+    def described(t: Any) -> Any:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") if t is not None else t
+
+    metadata = dict(zip(_call.METADATA, map(described, call.metadata), strict=True))
+    q, k, v = map(described, tensors)
+    plan = tandem.explain(q, k, v, device="H200", precision=call.precision, pad=True, **metadata)
+    assert ("eight_bit_forward" in plan) == (precision == "fp8")

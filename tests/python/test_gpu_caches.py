@@ -10,7 +10,7 @@ import pytest
 import tandem
 import torch
 from pages import paged, used
-from tandem.flash_attn import flash_attn_with_kvcache
+from tandem.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from tandem.flash_mla import flash_mla_with_kvcache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that PyTorch can use")
@@ -138,6 +138,30 @@ def test_keys_of_eight_bits(dtype: str, queries: int, page_size: int) -> None:
         return tandem.attention(*given, **named, causal=True, return_lse=True)
 
     expect_the_cpus_results(run, q, *caches, **options)
+
+
+@pytest.mark.parametrize("where", ["dense", "chunks", "packed", "contiguous", "pages"])
+def test_fp8_by_flash_attentions_names(where: str) -> None:
+    """Against the CPU's exact products: without a cache by the FP8 recipe, whose P is rounded to e4m3."""
+    q, k, v = (half(2, rows, heads, 128) for rows, heads in ((300, 8), (320, 2), (320, 2)))
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in (q, k, v))
+    options: dict[str, Any] = {f"{name}_descale": torch.rand(2, 2) + 0.5 for name in "qkv"}
+    function: Any = flash_attn_func
+    options |= {"causal": True, "attention_chunk": 128 if where == "chunks" else 0}
+    if where == "packed":
+        function, cu = flash_attn_varlen_func, used([0, 300, 600])
+        options |= {"cu_seqlens_q": cu, "cu_seqlens_k": used([0, 320, 640])}
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    elif where in ("contiguous", "pages"):
+        function, options["cache_seqlens"] = flash_attn_with_kvcache, used([320, 301])
+        if where == "pages":
+            k, v = k.view(40, 16, 2, 128), v.view(40, 16, 2, 128)
+            options["page_table"] = torch.arange(39, -1, -1, dtype=torch.int32).view(2, 20)
+    expected = function(q, k, v, **options).float()
+    found = function(q.cuda(), k.cuda(), v.cuda(), **{n: on("cuda", t) for n, t in options.items()})
+    assert found.dtype == torch.bfloat16
+    bound = 0.05 if where in ("contiguous", "pages") else 0.25
+    torch.testing.assert_close(found.cpu().float(), expected, rtol=0.0, atol=bound)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
