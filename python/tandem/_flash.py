@@ -181,10 +181,11 @@ def only_packed(remedy: str, **packed: Any) -> None:
             )
 
 
-def three_in_one(qkv: Any, num_heads_q: Any) -> tuple[Tensor, ...]:
+def three_in_one(qkv: Any, num_heads_q: Any) -> Any:
     """q, k and v of one tensor; with `num_heads_q`, q has so many heads, and k and v halve the others."""
     only_packed("pass q, k and v of all its sequences to flash_attn_varlen_func", qkv=qkv)
-    if num_heads_q is not None and not isinstance(num_heads_q, (Integral, torch.SymInt)):
+    heads: tuple[Any, ...] = (Integral, torch.SymInt)
+    if num_heads_q is not None and not isinstance(num_heads_q, heads):
         raise InvalidArgumentError(
             f"num_heads_q is {num_heads_q!r}; pass an integer, or None for qkv of five dimensions"
         )

@@ -61,6 +61,7 @@ def cached(
     metadata |= {"page_table": page_table, "leftpad_k": leftpad, "cache_batch_idx": batch_idx}
     sink = _flash.plain(sink)
     q = _flash.gathered(q)
+    before, count = used, None
     if new.given():
         if used is None:
             raise InvalidArgumentError(
@@ -68,21 +69,20 @@ def cached(
             )
         _append.judge(new, q, k_cache, v_cache)
         count = _append.counts(new, used)
-        metadata["seqused_k"] = used + count
-    else:
-        metadata["seqused_k"] = used
+        used = used + count
+    metadata["seqused_k"] = used
     call.metadata = tuple(metadata.values())
     _flash.add_alibi(call, q, k_cache, alibi_slopes)
-    if new.given():
+    if before is not None and count is not None:
         # What the call would raise comes before the caches are written.
         if not torch.compiler.is_compiling():
             described = _latent.one_product(replace(call), q, k_cache, v_cache, qv, described=True)
             _plans.check(*described, sink, None)
         if _flash.is_readable(k_cache):
-            _append.check_places(used, count, k_cache, page_table, batch_idx)
+            _append.check_places(before, count, k_cache, page_table, batch_idx)
         q = _append.write(
             new,
-            used,
+            before,
             count,
             q,
             k_cache,

@@ -75,7 +75,7 @@ def flash_attn_func(
       causal: query i sees keys up to ``i + seqlen_k - seqlen_q``.
       qv: q's shape with v's head dimension: scores are ``q k + qv v`` (MLA), times ``(head_dim_qk +
         head_dim_v) ** -0.5``. k and v that lie side by side in one tensor are read there; others are copied.
-        Without gradients and descales.
+        Without descales.
       q_descale, k_descale, v_descale: scales of float8 inputs, ``(batch, heads_kv)`` float32. k and v may be
         float8 beside a q that is not.
       window_size: ``(left, right)``, inclusive on both sides of that diagonal; -1 or None is unbounded.
@@ -274,7 +274,8 @@ def flash_attn_with_kvcache(
       k, v: rows that are written to the caches first, behind ``cache_seqlens`` rows of each sequence, and
         take part: ``(batch, seqlen_new, heads_kv, head_dim)``, or with ``cu_seqlens_k_new`` ``(total_new,
         heads_kv, head_dim)``. Without gradients. Where two sequences share an entry that both write, the
-        last one wins. On a GPU what the integers hold is not checked: a row without a place is left out.
+        last one wins. What the integers hold is not checked on a GPU and in compiled calls: a row without a
+        place is left out.
       rotary_cos, rotary_sin: ``(positions, rotary_dim / 2)``, only with ``k``: a rotary embedding of what is
         appended, each row at its place in the cache, and of q: query i at ``cache_seqlens + i`` if ``causal``
         or windowed, else all at ``cache_seqlens``. ``rotary_seqlens`` ``(batch,)`` stands in for

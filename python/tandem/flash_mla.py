@@ -17,7 +17,7 @@ from torch import Tensor
 from tandem import _arrays, _call, _derivatives, _flash
 from tandem._api import attention
 from tandem._cache import merge
-from tandem._errors import InvalidArgumentError
+from tandem._errors import InvalidArgumentError, named
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -37,6 +37,7 @@ def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
     return None, None
 
 
+@named(scale="softmax_scale", k="k_cache", page_table="block_table", seqused_k="cache_seqlens")
 def flash_mla_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
