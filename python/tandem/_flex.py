@@ -34,7 +34,8 @@ def flex_attention(
       value: ``(batch, heads_kv, seqlen_k, head_dim_v)``.
       score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, from the scaled score to the logit.
       block_mask: PyTorch's BlockMask, or a mask function ``mask_mod(b, h, q_idx, kv_idx)`` itself. Of a
-        BlockMask its mask_mod counts, as in FlexAttention's eager mode; of one without, its blocks.
+        BlockMask, as in the compiled FlexAttention, pairs of listed blocks are visible where its mask_mod
+        says so, and all pairs of full blocks.
       scale: multiplies ``query @ key.T``. Default ``head_dim ** -0.5``.
       enable_gqa: heads_kv may be fewer than heads_q, which they divide.
       return_lse: also return the log-sum-exp, ``(batch, heads_q, seqlen_q)`` float32.
@@ -97,20 +98,35 @@ def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:
             f"block_mask is of batch {batch} and {heads} heads, but query has {query.shape[0]} and "
             f"{query.shape[1]}; make it for these, or for all by 1"
         )
-    mask_mod: Callable[..., Any] = block_mask.mask_mod
-    flex = sys.modules["torch.nn.attention.flex_attention"]
-    if mask_mod is not flex.noop_mask:
-        return mask_mod
-    blocks = block_mask.to_dense()
     rows, columns = block_mask.BLOCK_SIZE
-    wanted = (-(-query.shape[2] // rows), -(-key.shape[2] // columns))
-    if tuple(blocks.shape[-2:]) != wanted:
+    wanted, last = -(-query.shape[2] // rows), -(-key.shape[2] // columns)
+    found = block_mask.kv_num_blocks.shape[2]
+    if found != wanted:
         raise InvalidArgumentError(
-            f"block_mask has {tuple(blocks.shape[-2:])} blocks and no mask_mod, but {wanted} blocks "
-            f"of {rows} queries and {columns} keys cover the call; list as many"
+            f"block_mask has {found} rows of blocks, but {query.shape[2]} queries are {wanted} of {rows}; "
+            "list the blocks of as many"
         )
+    listed = _listed(block_mask.kv_num_blocks, block_mask.kv_indices, last)
+    has_full = block_mask.full_kv_num_blocks is not None
+    if has_full:
+        full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, last)
+        listed = listed.masked_fill_(full != 0, 2)
+    mask_mod: Callable[..., Any] = block_mask.mask_mod
+    masked = mask_mod is not sys.modules["torch.nn.attention.flex_attention"].noop_mask
 
     def by_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return blocks[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // rows, kv_idx // columns] != 0
+        block = listed[b if batch > 1 else 0, h if heads > 1 else 0, q_idx // rows, kv_idx // columns]
+        visible = (block != 0) & mask_mod(b, h, q_idx, kv_idx) if masked else block != 0
+        return visible | (block == 2) if masked and has_full else visible
 
     return by_blocks
+
+
+def _listed(counts: Any, indices: Any, columns: int) -> Any:
+    """(batch, heads, rows, columns) int8: 1 of the blocks among the first `counts` of `indices`."""
+    torch = sys.modules["torch"]
+    given = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    # Behind the first ones there may be anything: it goes to a column that is cut off.
+    where = torch.where(given & (indices >= 0) & (indices < columns), indices, columns)
+    blocks = torch.zeros((*counts.shape, columns + 1), dtype=torch.int8, device=indices.device)
+    return blocks.scatter_(-1, where.long(), 1)[..., :columns]

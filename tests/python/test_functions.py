@@ -227,15 +227,26 @@ def test_flex_attention_takes_gqa_scale_and_aux():
         tandem.flex_attention(q, k, v)
 
 
-def test_block_mask_without_a_function_means_its_blocks():
-    blocks = torch.tensor([[[2, 1]]], dtype=torch.int32)
-    indices = torch.tensor([[[[0, 2, 1], [1, 0, 2]]]], dtype=torch.int32)
-    mask = BlockMask.from_kv_blocks(blocks, indices, BLOCK_SIZE=(40, 32), seq_lengths=(SQ, SK))
+def test_block_masks_mean_their_blocks():
+    """As compiled: a mask function counts in listed blocks, and in full ones everything is visible. Behind
+    the blocks that are listed there may be any numbers, or no more numbers at all."""
+    counts = torch.tensor([[[2, 1]]], dtype=torch.int32)
+    indices = torch.tensor([[[[0, 2, 1], [1, 0, 77]]]], dtype=torch.int32)
+    full = (torch.tensor([[[0, 1]]], dtype=torch.int32), torch.tensor([[[[-5], [2]]]], dtype=torch.int32))
+    listed, whole = torch.zeros(2, SQ, SK, dtype=torch.bool)
+    listed[:40, :32] = listed[:40, 64:] = listed[40:, 32:64] = whole[40:, 64:] = True
+    seen = torch.arange(SQ)[:, None] >= torch.arange(SK)
     q, k, v = inputs()
-    seen = torch.zeros(SQ, SK, dtype=torch.bool)
-    seen[:40, :32] = seen[:40, 64:] = seen[40:, 32:64] = True
-    out = tandem.flex_attention(*(t.transpose(1, 2) for t in (q, k, v)), block_mask=mask).transpose(1, 2)
-    torch.testing.assert_close(out, tandem.attention(q, k, v, mask=seen), rtol=1e-5, atol=1e-5)
+    for mask_mod, more, visible in (
+        (None, (), listed),
+        (causal, (), listed & seen),
+        (None, full, listed | whole),
+        (causal, full, (listed & seen) | whole),
+    ):
+        sizes = {"BLOCK_SIZE": (40, 32), "seq_lengths": (SQ, SK), "compute_q_blocks": False}
+        mask = BlockMask.from_kv_blocks(counts, indices, *more, mask_mod=mask_mod, **sizes)
+        out = tandem.flex_attention(*(t.transpose(1, 2) for t in (q, k, v)), block_mask=mask).transpose(1, 2)
+        torch.testing.assert_close(out, tandem.attention(q, k, v, mask=visible), rtol=1e-5, atol=1e-5)
 
 
 def test_a_block_mask_of_other_lengths_is_an_error():
