@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tandem import _api
 from tandem._errors import InvalidArgumentError, UnsupportedError
 
@@ -29,7 +31,7 @@ def flex_attention(
     seqlen, head_dim)``.
 
     Args:
-      query: ``(batch, heads_q, seqlen_q, head_dim)``.
+      query: ``(batch, heads_q, seqlen_q, head_dim)``. A key or value of batch 1 is that of all entries.
       key: ``(batch, heads_kv, seqlen_k, head_dim)``.
       value: ``(batch, heads_kv, seqlen_k, head_dim_v)``.
       score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, from the scaled score to the logit.
@@ -54,11 +56,7 @@ def flex_attention(
     for name, array in (("query", query), ("key", key), ("value", value)):
         if len(getattr(array, "shape", ())) != 4:
             raise InvalidArgumentError(f"{name} must be an array of (batch, heads, seqlen, head_dim)")
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise InvalidArgumentError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True where "
-            "query heads share key heads"
-        )
+    key, value = _for_queries(query, key, value, enable_gqa)
     wants_lse = return_lse
     if return_aux is not None:
         if getattr(return_aux, "max_scores", False):
@@ -82,6 +80,42 @@ def flex_attention(
         flex = sys.modules["torch.nn.attention.flex_attention"]
         return out, flex.AuxOutput(lse=lse if wants_lse else None, max_scores=None)
     return (out, lse) if wants_lse else out
+
+
+def _for_queries(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any]:
+    """Key and value with the queries' batch; errors of shapes, in the caller's order of dimensions."""
+    for axis, what in ((1, "heads"), (2, "rows")):
+        if key.shape[axis] != value.shape[axis]:
+            raise InvalidArgumentError(
+                f"key has {key.shape[axis]} {what} (shape {tuple(key.shape)}) and value {value.shape[axis]} "
+                f"(shape {tuple(value.shape)}); pass as many, (batch, heads, seqlen, head_dim)"
+            )
+    heads, of_keys = query.shape[1], key.shape[1]
+    if heads != of_keys and not enable_gqa:
+        raise InvalidArgumentError(
+            f"query has {heads} heads and key {of_keys}; pass enable_gqa=True where query heads share "
+            "key heads"
+        )
+    if heads != of_keys and (of_keys == 0 or heads % of_keys):
+        raise InvalidArgumentError(
+            f"query has {heads} heads, no multiple of key's {of_keys}; pass (batch, heads, seqlen, head_dim)"
+        )
+    if query.shape[3] != key.shape[3]:
+        raise InvalidArgumentError(
+            f"query has head_dim {query.shape[3]} (shape {tuple(query.shape)}) and key {key.shape[3]} "
+            f"(shape {tuple(key.shape)}); pass the same, (batch, heads, seqlen, head_dim)"
+        )
+    for name, array in (("key", key), ("value", value)):
+        if array.shape[0] not in (1, query.shape[0]):
+            raise InvalidArgumentError(
+                f"{name} has batch {array.shape[0]} and query {query.shape[0]}; pass as many, or 1 for all"
+            )
+    return _expanded(key, query.shape[0]), _expanded(value, query.shape[0])
+
+
+def _expanded(array: Any, batch: int) -> Any:
+    shape = (batch, *array.shape[1:])
+    return array.expand(shape) if hasattr(array, "expand") else np.broadcast_to(array, shape)
 
 
 def _mask_of(block_mask: Any, query: Any, key: Any) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tandem
 import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning")
@@ -111,3 +112,35 @@ def test_it_has_gradients_which_pytorchs_has_not_on_the_cpu() -> None:
         out.sum().backward()
     for name in ("query", "key", "value"):
         assert scope[name].grad.isfinite().all()
+
+
+def test_a_key_of_batch_one_is_that_of_all() -> None:
+    leaves = [torch.randn(b, 2, 20, 8, requires_grad=True) for b in (3, 1, 1)]
+    query, key, value = leaves
+    dout = torch.randn(3, 2, 20, 8)
+    results = []
+    for k, v in ((key, value), (key.expand(3, -1, -1, -1), value.expand(3, -1, -1, -1))):
+        out = tandem.flex_attention(query, k, v)
+        results.append((out, *torch.autograd.grad(out, leaves, dout)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    arrays = (t.detach().numpy() for t in leaves)
+    torch.testing.assert_close(torch.from_numpy(tandem.flex_attention(*arrays)), results[0][0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ((3, 4, 5, 8), (3, 4, 5, 8), "key has batch 3 and query 2"),
+        ((2, 4, 5, 8), (3, 4, 5, 8), "value has batch 3 and query 2"),
+        ((2, 4, 5, 8), (2, 4, 7, 8), r"key has 5 rows \(shape \(2, 4, 5, 8\)\) and value 7"),
+        ((2, 4, 5, 8), (2, 2, 5, 8), "key has 4 heads .* and value 2"),
+        ((2, 4, 5, 16), (2, 4, 5, 8), r"query has head_dim 8 \(shape \(2, 4, 6, 8\)\) and key 16"),
+        ((2, 3, 5, 8), (2, 3, 5, 8), r"query has 4 heads, no multiple of key's 3; pass \(batch, heads"),
+    ],
+)
+def test_errors_of_shapes_are_in_the_callers_order(
+    key: tuple[int, ...], value: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(tandem.InvalidArgumentError, match=words):
+        tandem.flex_attention(torch.zeros(2, 4, 6, 8), torch.zeros(key), torch.zeros(value), enable_gqa=True)
