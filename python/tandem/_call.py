@@ -77,6 +77,8 @@ class Call:
     #: (batch, 4) int32, dropout_places of attention.hpp; None of whole sequences
     dropout_places: Any = None
     sm_limit: int = 0
+    #: formula(call, q, k, v, *captured): the result by operators with second derivatives; None: there is none
+    formula: Any = None
 
     @property
     def asks_pairs(self) -> Any:

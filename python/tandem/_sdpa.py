@@ -6,7 +6,9 @@ their causal mask is aligned to the top left corner.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,16 +100,53 @@ def _with_functions(name: str, key: str) -> Callable[..., Any]:
             or given.get("dropout_mask") is not None
             or (in_inference and not torch.is_inference_mode_enabled())
             or not _is_flash_allowed(q, k, v, mask)
+            # Keys for several queries, which PyTorch's formula expands or refuses.
+            or not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3])
+            or not (q.shape[1] == k.shape[1] or given.get("enable_gqa", name != _MATH))
+            or not _is_mask_of(mask, (*q.shape[:3], k.shape[2]))
         ):
             return theirs.call_boxed(keys, *arguments, **options)
         is_causal, scale = given.get("is_causal", False), given.get("scale")
         call, *tensors = _problem(q, k, v, is_causal, scale, mask, detached=False)
         _dropout.add(call, dropout_p, None, 0)
+        call.formula = functools.partial(_formula, is_causal)
         tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
         out, lse = _torch_functions.attention(call, *tensors, None, return_lse=True, out=None, out_dtype=None)
         return _results(len(schema.returns), out.transpose(1, 2), lse, q, k)
 
     return function
+
+
+def _formula(
+    is_causal: bool, call: _call.Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """PyTorch's formula with the entries that the call keeps."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    kept = torch.ones((), dtype=torch.bool, device=q.device) if call.dropout_p == 0 else _kept(call, q, k)
+    # Given a mask of dropout, which counts only where there is dropout, this is PyTorch's own.
+    options: Any = {"scale": call.scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    weights = torch.ops.aten._scaled_dot_product_attention_math(
+        q, k, v, mask, 0.0, is_causal, kept, **options
+    )[1]
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    out: Tensor = (weights * kept) @ values / (1 - call.dropout_p)
+    return out.transpose(1, 2)
+
+
+def _kept(call: _call.Call, q: Tensor, k: Tensor) -> Tensor:
+    """The entries of P that dropout keeps, (batch, heads, queries, keys): what the rows of the identity, as
+    values, leave of a P whose entries are all the same."""
+    batch, heads, rows, keys = *q.shape[:3], k.shape[2]
+    alike = replace(call, functions=None, window=(-1, -1), scale=1.0)
+    zeros = q.new_zeros(batch, max(rows, keys), heads, 8)
+    values = torch.eye(keys, dtype=q.dtype, device=q.device).expand(batch, 1, keys, keys).transpose(1, 2)
+    parts = [
+        _call.forward(
+            alike, zeros[:, :rows], zeros[:, :keys, :1], values[..., at : at + 256], None, return_lse=False
+        )[0]
+        for at in range(0, keys, 256)
+    ]
+    return (torch.cat(parts, -1) > 0).transpose(1, 2)
 
 
 def _results(count: int, out: Tensor, lse: Tensor, q: Tensor, k: Tensor) -> Any:
@@ -120,6 +159,14 @@ def _results(count: int, out: Tensor, lse: Tensor, q: Tensor, k: Tensor) -> Any:
     if count == 4:
         return out, lse, seed, offset
     return out, lse, None, None, q.shape[2], k.shape[2], seed, offset, q.new_empty(0)
+
+
+def _is_mask_of(mask: Tensor | None, scores: tuple[int, ...]) -> bool:
+    """Whether a mask broadcasts to scores of this shape. PyTorch's formula broadcasts scores, too."""
+    if mask is None:
+        return True
+    sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
+    return 1 <= mask.ndim <= 4 and all(size in (1, wanted) for size, wanted in sizes)
 
 
 def _is_flash_allowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:

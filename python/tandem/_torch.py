@@ -222,11 +222,6 @@ def _gradients(call: _call.Call, *arguments: Any) -> tuple[Tensor | None, ...]:
     return _operators.gradients(call, *arguments)
 
 
-#: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them. The
-#: operator then runs once for each.
-_is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
-
-
 class TandemAttention(torch.autograd.Function):
     """torch.ops.tandem.attention with its gradient, past the dispatcher. Profiles show the name."""
 
@@ -248,7 +243,9 @@ class TandemAttention(torch.autograd.Function):
             return (None,) * 6
         dout = torch.zeros_like(out) if dout is None else dout
         needed = ctx.needs_input_grad[2:]
-        batched = _is_batched(dout) or (dlse is not None and _is_batched(dlse))
+        # The operator runs once for each of those that a gradient stands for.
+        is_batched = _torch_functions.is_batched
+        batched = is_batched(dout) or (dlse is not None and is_batched(dlse))
         plain = _is_plain(q, k, v) and not _any_negated(dout, dlse)
         if plain and not batched and not torch.is_grad_enabled():
             if torch.are_deterministic_algorithms_enabled():

@@ -3,7 +3,6 @@ sees tensors indexed by proxies while a function is traced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tandem import _arrays, _call, _derivatives, _dropout
+from tandem import _arrays, _call, _derivatives, _dropout, _functions
 from tandem._errors import UnsupportedError
 from tandem._trace import Value
 from tandem._trace_ops import call_torch
@@ -27,6 +26,10 @@ _OF_SHAPES: frozenset[Any] = frozenset(
 
 #: Types of tensors whose memory is their numbers.
 PLAIN = (Tensor, torch.nn.Parameter)
+
+
+#: Whether a gradient stands for several, as is_grads_batched=True and jacobian(vectorize=True) make them.
+is_batched: Any = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
 class Watching(TorchFunctionMode):
@@ -51,16 +54,26 @@ def _has_value(x: Any) -> bool:
     return isinstance(x, Value) or (isinstance(x, (tuple, list)) and any(isinstance(i, Value) for i in x))
 
 
-def judge(captured: Sequence[Any], *tensors: Any) -> None:
-    """Errors of what calls with functions do not do."""
-    for t in (*tensors, *captured):
-        if t is None:
-            continue
-        if type(t) not in PLAIN or t.is_meta or torch._C._are_functorch_transforms_active():
-            raise UnsupportedError(
-                "functions of scores and dropout take plain tensors outside of torch.func's transforms and "
-                f"torch.compile; this call has a {type(t).__name__} on {t.device}: leave them out"
+def judge(name: str, tensors: dict[str, Any]) -> None:
+    """An error where one of the tensors is none that a call with the argument `name` takes."""
+    transformed = torch._C._are_functorch_transforms_active()
+    for what, t in tensors.items():
+        if isinstance(t, Tensor) and (type(t) not in PLAIN or t.is_meta or transformed):
+            found = (
+                "under a transform of torch.func" if transformed else f"a {type(t).__name__} on {t.device}"
             )
+            raise UnsupportedError(
+                f"{name} is given, and {what} is {found}, but calls with functions or dropout take "
+                "plain tensors; differentiate them by torch.autograd, leave them out of what torch.export "
+                "traces, or take PyTorch's scaled_dot_product_attention there"
+            )
+
+
+def judge_call(call: _call.Call, q: Any, k: Any, v: Any, sink: Any, captured: Any) -> None:
+    """Errors of what calls with functions, which read the `captured` tensors, or dropout do not do."""
+    named = {"q": q, "k": k, "v": v, "sink": sink}
+    named |= {f"tensor {i} that it reads": t for i, t in enumerate(captured)}
+    judge("dropout_p" if call.functions is None else "a function", named)
 
 
 def is_plain(call: _call.Call) -> bool:
@@ -78,7 +91,7 @@ def _attention(
 ) -> Any:
     """As tandem.attention with functions or dropout, for tensors."""
     captured = [] if call.functions is None else call.functions.arrays
-    judge(captured, q, k, v, sink)
+    judge_call(call, q, k, v, sink, captured)
     _dropout.draw(call, q)
     q, k, v, recorded = _derivatives.prepared(call, q, k, v, (sink, *captured), out)
     if recorded:
@@ -92,7 +105,14 @@ def _attention(
     return (result, lse) if return_lse else result
 
 
+def _of_call(call: _call.Call, q: Any, k: Any, *functions: Any) -> Any:
+    given = {name: f for name, f in zip(_functions.NAMES, functions, strict=True) if f is not None}
+    judge(next(iter(given)), {"q": q, "k": k, **given})
+    return _functions.of_call(call, q, k, *functions)
+
+
 #: A function of scores is traced as the call runs, which torch.compile does not follow.
+of_call: Any = torch.compiler.disable(_of_call)  # type: ignore[no-untyped-call]
 attention: Any = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
 
 
@@ -111,29 +131,75 @@ class FunctionAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, sink, out, lse = ctx.saved_tensors[:6]
         needed = ctx.needs_input_grad[1:]
         if dout is None and dlse is None:
             return (None,) * (1 + len(needed))
-        dout = torch.zeros_like(out) if dout is None else _rows_contiguous(dout)
-        dlse = None if dlse is None else _rows_contiguous(dlse)
+        saved = ctx.saved_tensors  # once: each reading may recompute them
         call = ctx.call
         if torch.are_deterministic_algorithms_enabled():
             call = replace(call, deterministic=True)
-        arrays = [] if call.functions is None else call.functions.arrays
-        wanted = [] if call.functions is None else call.functions.differentiated
-        made = [
-            torch.empty(t.shape, dtype=torch.float32, device=t.device) if i in wanted and is_needed else None
-            for i, (t, is_needed) in enumerate(zip(arrays, needed[4:], strict=True))
-        ]
-        captured = made if any(t is not None for t in made) else ()
-        gradients = _call.backward(
-            call, dout, q, k, v, out, lse, sink, dlse, needed=needed[:4], captured=captured
-        )
-        of_arrays = (g if g is None else g.to(t.dtype) for g, t in zip(made, arrays, strict=True))
-        return (None, *gradients, *of_arrays)
+        dout = torch.zeros_like(saved[4]) if dout is None else dout
+        read = saved[6 + len(call.metadata) :]
+        if call.formula is not None and torch.is_grad_enabled():
+            return (None, *_by_formula(call, needed, dout, *saved[:4], *read))
+        return (None, *_batched_gradients(call, needed, dout, dlse, *saved[:6], *read))
+
+
+class FunctionGradients(torch.autograd.Function):
+    """The gradients of FunctionAttention, of which there are none."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor | None, ...]:
+        return _gradients(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _derivatives.no_second_derivative(ctx, *gradients)
+
+
+def _batched_gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
+    """As _gradients; of a dout or dlse that stands for several, as is_grads_batched=True and
+    jacobian(vectorize=True) make them, one after another."""
+    dout, dlse, *others = tensors
+    batched = [t for t in (dout, dlse) if t is not None and is_batched(t)]
+    if not batched:
+        record: Any = FunctionGradients.apply
+        gradients: tuple[Tensor | None, ...] = record(call, needed, *tensors)
+        return gradients
+    unwrap: Any = torch._remove_batch_dim
+    level = next(n for n in range(1, 65) if not is_batched(unwrap(batched[0], n, 1, 0)))
+    size = unwrap(batched[0], level, 1, 0).shape[0]
+    each = zip(*([t] * size if t is None else unwrap(t, level, size, 0) for t in (dout, dlse)), strict=True)
+    found = [_batched_gradients(call, needed, *pair, *others) for pair in each]
+    rewrap: Any = torch._add_batch_dim
+    columns = zip(*found, strict=True)
+    return tuple(None if c[0] is None else rewrap(torch.stack(c), 0, level) for c in columns)
+
+
+def _gradients(call: _call.Call, needed: Any, *tensors: Any) -> tuple[Tensor | None, ...]:
+    """Those of q, k, v and the sink, and of the arrays that functions read; None of those not `needed`."""
+    dout, dlse, q, k, v, sink, out, lse, *arrays = tensors
+    dout, dlse = _rows_contiguous(dout), None if dlse is None else _rows_contiguous(dlse)
+    wanted = () if call.functions is None else call.functions.differentiated
+    made = [
+        torch.empty(t.shape, dtype=torch.float32, device=t.device) if i in wanted and is_needed else None
+        for i, (t, is_needed) in enumerate(zip(arrays, needed[4:], strict=True))
+    ]
+    captured = made if any(t is not None for t in made) else ()
+    gradients = _call.backward(
+        call, dout, q, k, v, out, lse, sink, dlse, needed=needed[:4], captured=captured
+    )
+    of_arrays = (g if g is None else g.to(t.dtype) for g, t in zip(made, arrays, strict=True))
+    return (*gradients, *of_arrays)
+
+
+def _by_formula(call: _call.Call, needed: Any, dout: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs, which have gradients themselves."""
+    wanted = [t for t, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    q, k, v, _, *read = inputs
+    gradients = iter(torch.autograd.grad(call.formula(call, q, k, v, *read), wanted, dout, create_graph=True))
+    return tuple(next(gradients) if is_needed else None for is_needed in needed)
 
 
 def _rows_contiguous(t: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import tandem
 import torch
 from test_functions import BIAS, BUCKETS, SK, SLOPES, SQ, TABLE, B, D, H, inputs, positions, randn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 GRADIENTS = {
     "ALiBi": ("alibi", SLOPES),
@@ -82,3 +83,57 @@ def test_training_a_position_bias():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.01 * losses[0]
+
+
+CALLS = {
+    "bias": lambda bias: {"bias": bias},
+    "score": lambda bias: {"score_mod": lambda s, b, h, i, j: s * bias[b, h, i, j]},
+    "mask": lambda bias: {"mask": bias > 0},
+    "dropout": lambda bias: {"dropout_p": 0.2, "dropout_seed": 1},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_many_gradients_in_one_pass(name):
+    tensors = [t.requires_grad_() for t in inputs()]
+    bias = BIAS.clone().requires_grad_(name in ("bias", "score"))
+    wanted = [*tensors, bias] if bias.requires_grad else tensors
+    out, lse = tandem.attention(*tensors, return_lse=True, **CALLS[name](bias))
+    dout, dlse = torch.randn(3, *out.shape), torch.randn(3, *lse.shape)
+    for results, seeds in (((out, lse), (dout, dlse)), ((out,), (dout,)), ((lse,), (dlse,))):
+        options = {"retain_graph": True, "allow_unused": True}
+        found = torch.autograd.grad(results, wanted, seeds, is_grads_batched=True, **options)
+        for i in range(3):
+            one = torch.autograd.grad(results, wanted, [t[i] for t in seeds], **options)
+            for a, b in zip(found, one, strict=True):
+                torch.testing.assert_close(a[i], b)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_second_derivatives_are_an_error(name):
+    q, k, v = (t.requires_grad_() for t in inputs())
+    out = tandem.attention(q, k, v, **CALLS[name](BIAS))
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(tandem.UnsupportedError, match="no second derivative"):
+        torch.autograd.grad(dq.square().sum(), (q, k), allow_unused=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bias", {"bias": BIAS}),
+        ("mask", {"mask": BIAS > 0}),
+        ("score_mod", {"score_mod": lambda s, b, h, i, j: s * 2}),
+        ("dropout_p", {"dropout_p": 0.1}),
+    ],
+)
+def test_transforms_are_an_error_that_names_the_argument(name, options):
+    q, k, v = inputs()
+    with pytest.raises(
+        tandem.UnsupportedError, match=f"^{name} is given, and q is under a transform of torch.func"
+    ):
+        torch.func.grad(lambda q: tandem.attention(q, k, v, **options).sum())(q)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = [mode.from_tensor(t) for t in (q, k, v)]
+        with pytest.raises(tandem.UnsupportedError, match=f"^{name} is given, and q is a FakeTensor on cpu"):
+            tandem.attention(*fake, **options)

@@ -305,3 +305,52 @@ def test_dropout_that_stays_pytorchs(in_torch: Any, monkeypatch: pytest.MonkeyPa
     torch.vmap(attend, randomness="different")(q[None])
     torch.compile(attend, backend="aot_eager", fullgraph=True)(q)
     assert calls == []
+
+
+@pytest.mark.parametrize(("keys", "is_causal"), [(20, True), (12, True), (300, False)])
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_second_derivatives_where_pytorch_has_them(
+    in_torch: Any, monkeypatch: pytest.MonkeyPatch, keys: int, is_causal: bool, heads_kv: int
+) -> None:
+    """Of learned masks PyTorch's, and with dropout those of the entries that the call kept."""
+    calls = spied(monkeypatch)
+    q, k, v = (
+        torch.randn(2, h, n, 16, requires_grad=True) for h, n in ((4, 20), (heads_kv, keys), (heads_kv, keys))
+    )
+    mask = torch.randn(4, 20, keys, requires_grad=True)
+
+    def penalty(**options: Any) -> tuple[Tensor, ...]:
+        out = scaled_dot_product_attention(q, k, v, enable_gqa=heads_kv != 4, **options)
+        inputs = (q, k, v, mask) if "attn_mask" in options else (q, k, v)
+        gradients = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return (*gradients, *torch.autograd.grad(sum(g.square().sum() for g in gradients), inputs))
+
+    got = penalty(attn_mask=mask)
+    assert calls == ["forward", "backward"]  # the latter of the penalty by what is squared
+    with in_torch.sdpa_kernel(in_torch.SDPBackend.MATH):
+        for a, b in zip(got, penalty(attn_mask=mask), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    torch.manual_seed(5)
+    recorded = penalty(dropout_p=0.3, is_causal=is_causal)[:3]
+    torch.manual_seed(5)
+    out = scaled_dot_product_attention(q, k, v, enable_gqa=heads_kv != 4, dropout_p=0.3, is_causal=is_causal)
+    for a, b in zip(recorded, torch.autograd.grad(out.square().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout_p": 0.1}, {"attn_mask": torch.ones(20, 20, requires_grad=True)}]
+)
+def test_keys_that_pytorch_broadcasts_or_refuses(in_torch: Any, options: dict[str, Any]) -> None:
+    q = torch.randn(2, 4, 20, 16)
+    with pytest.raises(RuntimeError, match="must match"):
+        scaled_dot_product_attention(q, q[:, :2], q[:, :2], **options)
+    results = []
+    for backends in (in_torch.SDPBackend.MATH, [*in_torch.SDPBackend.__members__.values()][1:]):
+        torch.manual_seed(1)
+        with in_torch.sdpa_kernel(backends):
+            results.append(
+                [scaled_dot_product_attention(q, k, k, **options) for k in (q[:1], q[:, :1], q[:1, :1])]
+            )
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -169,7 +169,7 @@ def _judge_pairs(
         call.functions = options.pairs.of_call(of_rows, 0, q.shape[2], q.device)
     if options.dropout is not None:
         options.dropout.set(call)
-    _torch_functions.judge(() if options.pairs is None else options.pairs.captured, q, k, v, sink)
+    _torch_functions.judge_call(call, q, k, v, sink, () if options.pairs is None else options.pairs.captured)
     _plans.judge(call, q, k, v, sink, followed)
 
 
