@@ -252,7 +252,7 @@ def attention(
         sm_limit=sm_limit,
     )
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
-        call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+        call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     if _arrays.is_torch(q):
         from tandem import _torch
@@ -261,6 +261,15 @@ def attention(
     _dropout.draw(call, q)
     result, lse = _call.forward(call, q, k, v, sink, return_lse=return_lse, out=out, out_dtype=out_dtype)
     return (result, lse) if return_lse else result
+
+
+def _functions_of(call: _call.Call, q: Any, *arguments: Any) -> Any:
+    """_functions.of_call, which torch.compile does not follow into."""
+    if _arrays.is_torch(q):
+        from tandem import _torch_functions
+
+        return _torch_functions.of_call(call, q, *arguments)
+    return _functions.of_call(call, q, *arguments)
 
 
 def attention_backward(
@@ -326,7 +335,7 @@ def attention_backward(
     call = _call.Call(scale, causal, window, softcap, deterministic, pad, check, threads, metadata)
     call.sm_limit = sm_limit
     if not (score_mod is mask_mod is bias is mask is alibi_slopes is None):
-        call.functions = _functions.of_call(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
+        call.functions = _functions_of(call, q, k, score_mod, bias, alibi_slopes, mask_mod, mask)
     _dropout.add(call, dropout_p, dropout_seed, dropout_offset)
     _dropout.expect_seed(call)
     arrays = (dout, q, k, v, out, lse, sink, dlse, (dq, dk, dv, dsink))
