@@ -206,7 +206,7 @@ def attention(
       dropout_p: each entry of the softmax becomes 0 with this probability, below 1, and the others are
         divided by ``1 - dropout_p``. The same entries on the CPU and on a GPU.
       dropout_seed: an integer; with the same one the same entries are kept. None takes one of PyTorch's
-        random numbers, which ``torch.manual_seed`` starts, or of NumPy's.
+        random numbers, which ``torch.manual_seed`` starts, or of NumPy's; replays of a CUDA graph draw anew.
       dropout_offset: an integer that makes another choice of the same seed.
 
     Returns:

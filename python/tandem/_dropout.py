@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _call
-from tandem._errors import InvalidArgumentError, UnsupportedError
+from tandem import _arrays, _call, _functions
+from tandem._errors import InvalidArgumentError
 
 
 def add(call: _call.Call, dropout_p: Any, seed: Any, offset: Any) -> None:
@@ -36,10 +36,21 @@ def draw(call: _call.Call, q: Any) -> None:
     if _arrays.is_torch(q):
         torch = sys.modules["torch"]
         if q.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "dropout_seed is missing in a CUDA graph's capture: it would be drawn once, on the host, and "
-                "every replay would keep the same entries; pass dropout_seed, or leave dropout_p out"
-            )
+            call.dropout_places = _drawn_places(call, q)
         call.dropout_seed = int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu"))
     else:
         call.dropout_seed = int(np.random.randint(0, 2**63 - 1, dtype=np.int64))  # noqa: NPY002
+
+
+def _drawn_places(call: _call.Call, q: Any) -> Any:
+    """Where a whole sequence may lie such that the call keeps other entries each time that this runs: from a
+    random query and head on, of 2^62 pairs. A captured graph draws them anew in each replay, where the seed,
+    which is drawn on the host, stays that of the capture."""
+    torch = sys.modules["torch"]
+    (batch, heads, _, _), _ = _functions.pairs_of(call.metadata, q, q)
+    query, head = torch.empty(2, dtype=torch.int32, device=q.device).random_().unbind()
+    places = torch.zeros(batch, 4, dtype=torch.int32, device=q.device)
+    places[:, 0] = head + torch.arange(batch, dtype=torch.int32, device=q.device) * heads
+    places[:, 1] = query
+    places[:, 3] = 1
+    return places

@@ -180,15 +180,34 @@ def test_other_errors():
         torch.func.vmap(lambda q: tandem.attention(q, k, v, dropout_p=P))(q[None])
 
 
-def test_a_captured_graph_gets_no_seed_of_the_host(monkeypatch):
-    """Every replay would keep the same entries."""
+def test_a_captured_graph_draws_places_on_the_device(monkeypatch):
+    """Every replay would have the host's seed. Where a call lies among others is drawn anew."""
 
     class OnGpu(torch.Tensor):
         is_cuda = True
 
-    call = _call.Call(dropout_p=P)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(tandem.UnsupportedError, match="^dropout_seed is missing in a CUDA graph's capture"):
-        _dropout.draw(call, OnGpu())
-    _dropout.draw(call, torch.zeros(1))
+    call = _call.Call(dropout_p=P)
+    q, k, v = inputs()
+    _dropout.draw(call, OnGpu(q))
     assert call.dropout_seed is not None
+    places = call.dropout_places
+    assert places.dtype == torch.int32
+    heads, queries = (places[:, i].tolist() for i in (0, 1))
+    assert heads[1] % 2**32 == (heads[0] + H) % 2**32 and queries[0] == queries[1]
+    assert places[:, 2:].tolist() == [[0, 1]] * B
+    out, _ = _call.forward(call, q, k, v, None, return_lse=False)
+    b, h, i, j = np.ogrid[:B, :H, :SQ, :SK]
+    counter = np.broadcast_arrays(j // 4, (i + queries[0]) % 2**32, (b * H + h + heads[0]) % 2**32, 0 * b)
+    words = np.stack(philox(counter, (call.dropout_seed % 2**32, call.dropout_seed >> 32)))
+    word = np.take_along_axis(words, np.broadcast_to(j % 4, words.shape[1:])[None], 0)[0]
+    expected = formula(q, k, v, torch.from_numpy(word >= int(P * 2**32)), P)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    again = _call.Call(dropout_p=P)
+    _dropout.draw(again, OnGpu(q))
+    assert not torch.equal(again.dropout_places, places)
+    _dropout.draw(given := _call.Call(dropout_p=P, dropout_seed=3), OnGpu(q))
+    assert given.dropout_places is None
+    packed = _call.Call(dropout_p=P, metadata=(torch.zeros(6), *(None,) * 10))
+    _dropout.draw(packed, OnGpu(torch.zeros(9, H, D)))
+    assert packed.dropout_places.shape == (5, 4)
