@@ -1,9 +1,12 @@
-"""How far the results of two models of a family are apart."""
+"""How far the results of two models of a family are apart, and what one of them keeps to itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import families
+import family_arguments
+import tandem
 import torch
 
 
@@ -33,3 +36,21 @@ def differ(expected: Any, got: Any) -> tuple[float, float]:
         other = got[1].get(name)
         gradients.append(float("inf") if other is None else float((gradient - other).abs().max() / bound))
     return max(outputs), max(gradients)
+
+
+def kept(eager: Any, ours: Any, arguments: dict[str, Any]) -> list[str]:
+    """Attention's weights that eager attention gives on request, and ours leaves out without an error."""
+
+    def given(model: Any) -> list[str]:
+        outputs = family_arguments.call(model, {**arguments, "output_attentions": True})
+        return [path for path, _ in families.floats(outputs) if "attentions" in path]
+
+    try:
+        wanted = given(eager)
+    except Exception:  # the family has no such option
+        return []
+    try:
+        found = given(ours)
+    except tandem.TandemError:
+        return []
+    return sorted({*wanted} - {*found})

@@ -17,7 +17,7 @@ import family_parts
 import tandem
 import torch
 import transformers
-from family_errors import differ
+from family_errors import differ, kept
 from tandem.integrations import transformers as integration
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -49,6 +49,9 @@ class Outcome:
     kind: str
     why: str = ""  # by padding, for all but the right
     training: str = ""  # what stops a step of training, if anything
+    kept: list[str] = field(
+        default_factory=list
+    )  # weights of attention, an output that is left out in silence
     #: right, wrong, ... when what Tandem lacks goes to PyTorch; or "as sdpa", which differs from eager itself
     instead: str = ""
     #: of outputs and gradients, by padding
@@ -135,6 +138,7 @@ def _walk(model_type: str) -> Outcome:
         result.kind = "as sdpa"
     if result.kind in ("wrong", "error"):
         return result
+    result.kept = kept(eager, ours, [*family_inputs.candidates(eager, "none")][chosen])
     if result.kind != "own":
         result.training = _trained(ours, chosen)
     if "unsupported=" in result.why + result.training:

@@ -117,3 +117,20 @@ def test_block_tables_are_an_error() -> None:
             torch.nn.Module(), q, q, q, None, cache=object(), cu_seq_lens_q=torch.tensor([0, 3]),
             cu_seq_lens_k={}, block_table=torch.zeros(1, 1, 2),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "wish"),
+    [
+        ({"position_bias": torch.zeros(1, 4, 3, 3)}, "a position bias in continuous batching"),
+        ({"dropout": 0.1}, "dropout in attention in continuous batching"),
+        ({"block_indices": torch.zeros(1)}, "attention with block_indices="),
+    ],
+)
+def test_what_batches_go_without_is_an_error(options: dict[str, Any], wish: str) -> None:
+    q = torch.zeros(1, 4, 3, 16)
+    ends = torch.tensor([0, 3])
+    with pytest.raises(tandem.UnsupportedError, match=f'{wish}.*"eager"'):
+        integration.attention_forward(
+            torch.nn.Module(), q, q, q, None, cache=object(), cu_seq_lens_q=ends, cu_seq_lens_k={}, **options
+        )

@@ -46,6 +46,12 @@ def test_no_family_is_wrong_in_silence(outcomes: list[Outcome]) -> None:
     }
 
 
+def test_no_family_keeps_attentions_weights_to_itself(outcomes: list[Outcome]) -> None:
+    """Where eager attention gives them on request, Tandem's gives an error."""
+    silent = [(o.model_type, o.kept) for o in outcomes if o.kept]
+    assert not silent
+
+
 def test_refusals_say_what_to_do(outcomes: list[Outcome]) -> None:
     remedy = re.compile(r"; .*(load the model with attn_implementation=|attention dropout to 0)")
     for outcome in outcomes:

@@ -85,6 +85,53 @@ def test_tensors_that_change_the_mathematics_are_refused() -> None:
     call(position_ids=torch.arange(4)[None], use_cache=True, num_items_in_batch=torch.tensor(4))
 
 
+LAYERS = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64}
+#: Models whose layers do not hand on that the attention's weights are an output.
+SILENT_LAYERS = {
+    "GPT2": {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64},
+    "OPT": {**LAYERS, "ffn_dim": 32, "word_embed_proj_dim": 32},
+    "StableLm": {**LAYERS, "num_key_value_heads": 2, "intermediate_size": 32},
+    "Mpt": {"n_layers": 1, "d_model": 32, "n_heads": 2, "vocab_size": 64},
+}
+
+
+@pytest.mark.parametrize("name", SILENT_LAYERS)
+def test_the_attentions_weights(name: str) -> None:
+    """As an output of the call, of `generate`, and of a compiled model."""
+    config = getattr(transformers, f"{name}Config")(**SILENT_LAYERS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tandem").eval()
+    given = {"input_ids": torch.randint(2, 64, (2, 5))}
+    model(**given, output_attentions=False, output_hidden_states=True)
+    for wish in (
+        functools.partial(model, **given, output_attentions=True),
+        functools.partial(model, **given, output_attentions=True, output_hidden_states=True),
+        functools.partial(
+            model.generate, **given, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True
+        ),
+        functools.partial(torch.compile(model, backend="eager"), **given, output_attentions=True),
+    ):
+        with pytest.raises(tandem.UnsupportedError, match='the attention\'s weights, .*"eager"'):
+            wish()
+    model(**given)
+
+
+def test_a_model_that_asks_for_deterministic_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def attention(q: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        asked.append(options["deterministic"])
+        return tandem.attention(q, *rest, **options)
+
+    monkeypatch.setattr(integration, "attention", attention)
+    for wish in (True, False):
+        config = transformers.ModernBertConfig(
+            **LAYERS, intermediate_size=32, pad_token_id=0, deterministic_flash_attn=wish
+        )
+        model = transformers.AutoModel.from_config(config, attn_implementation="tandem")
+        model(input_ids=torch.randint(2, 64, (2, 5)))
+    assert asked == [True, False]
+
+
 OWN_ATTENTION = {
     "mpnet": ("MPNetConfig", {}),
     "roformer": ("RoFormerConfig", {"embedding_size": 32}),

@@ -19,6 +19,9 @@ from tandem.integrations import _instead
 
 _names: set[str] = set()
 
+#: What Transformers tells every layer of the requests, which its cache or its logits work with.
+TOLD = frozenset("block_table logits_indices logits_processor_args read_index write_index".split())
+
 
 def serve(name: str) -> None:
     """Makes Transformers take `name`, of a registered attention, although it has "flash" in it: models would

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,14 +14,34 @@ from torch import Tensor
 from tandem import _call
 from tandem._errors import UnsupportedError
 from tandem.integrations._masks import Mask
-from tandem.integrations._patterns import SDPA
+from tandem.integrations._patterns import EAGER, SDPA
 
+# Not in every Transformers 5.
+_collector: Any = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
 _logger = logging.getLogger("tandem")
 _said: set[str] = set()
 
 
 def refuse(wish: str, remedy: str) -> NoReturn:
     raise UnsupportedError(f"this model asks for {wish}, which Tandem does not have; {remedy}")
+
+
+def _collects() -> bool:
+    return _collector is not None and any("attentions" in name for name in _collector.get() or ())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _collected_before() -> bool:
+    """What was set before a graph, which a compiler does not follow."""
+    return _collects()
+
+
+def refuse_weights(asked: bool) -> None:
+    """An error where a layer is asked for the attention's weights, or the model collects them by hooks of
+    Transformers: layers with `output_attentions` among their own arguments keep it to themselves."""
+    in_graph = _collector is not None and _collector.compiling
+    if asked or (_collects() if in_graph else _collected_before()):
+        refuse("the attention's weights", EAGER)
 
 
 def refuse_beside_ranks(mask: Mask | Tensor, dropout: float, position_bias: Tensor | None) -> None:

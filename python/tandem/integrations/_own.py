@@ -1,5 +1,6 @@
 """Models that compute their attention themselves and yet ask for Transformers' mask: BLOOM and MPT. Where
-that mask is Tandem's, their attention goes through it; else it is what it was.
+that mask is Tandem's, their attention goes through it; else it is what it was. And modules that ask no layer
+for the weights that they give.
 """
 
 from __future__ import annotations
@@ -83,8 +84,7 @@ def _of_bloom(own: _Attend, attend: _Attend) -> _Attend:
                 output_attentions,
                 **kwargs,
             )
-        if output_attentions:
-            _instead.refuse("the attention's weights", EAGER)
+        _instead.refuse_weights(output_attentions)
         return _bloom(attend, self, hidden_states, residual, alibi, attention_mask, layer_past)
 
     return forward
@@ -107,7 +107,24 @@ def _of_mpt(own: _Attend, attend: _Attend) -> _Attend:
     return forward
 
 
-_SERVED = (("bloom", "BloomAttention", _of_bloom), ("mpt", "MptAttention", _of_mpt))
+def _that_asks(own: _Attend, attend: _Attend) -> _Attend:
+    """A module that has the attention's weights as an output, of layers that it does not tell."""
+
+    @functools.wraps(own)
+    def forward(self: Any, *given: Any, **options: Any) -> Any:
+        if any(isinstance(argument, Mask) for argument in (*given, *options.values())):
+            _instead.refuse_weights(bool(options.get("output_attentions")))
+        return own(self, *given, **options)
+
+    return forward
+
+
+_SERVED = (
+    ("bloom", "BloomAttention", _of_bloom),
+    ("mpt", "MptAttention", _of_mpt),
+    ("mpt", "MptBlock", _that_asks),
+    ("pix2struct", "Pix2StructVisionEncoder", _that_asks),
+)
 
 
 def serve(name: str) -> None:

@@ -139,15 +139,24 @@ def attention_forward(
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     context_parallel: _ranks.Divided | None = None,
+    deterministic: bool = False,
     unsupported: str = "error",
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: (batch, heads, seqlen, head_dim) in, (batch, seqlen, heads, head_dim) out."""
-    if output_attentions:
-        _instead.refuse("the attention's weights", EAGER)
+    _instead.refuse_weights(output_attentions)
     if isinstance(scaling, Tensor):
         _instead.refuse("a scale that is a tensor", EAGER)
+    for name, given in unused.items():
+        told = name in _HARMLESS or (cache is not None and name in _batching.TOLD)
+        if given is None or isinstance(given, bool) or told:
+            continue
+        kind = ", a tensor" if isinstance(given, Tensor) else f"{given!r}" if isinstance(given, int) else ""
+        _instead.refuse(f"attention with {name}={kind}", EAGER)
     if cache is not None:
+        if dropout != 0.0 or position_bias is not None:
+            wish = "a position bias" if dropout == 0.0 else "dropout in attention"
+            _instead.refuse(f"{wish} in continuous batching", EAGER)
         return _batching.attend(
             module,
             query,
@@ -161,11 +170,6 @@ def attention_forward(
             cu_seq_lens_q=cu_seq_lens_q,
             said={**unused, "cu_seq_lens_k": cu_seq_lens_k},
         )
-    for name, given in unused.items():
-        if given is None or isinstance(given, bool) or name in _HARMLESS:
-            continue
-        kind = ", a tensor" if isinstance(given, Tensor) else f"{given!r}" if isinstance(given, int) else ""
-        _instead.refuse(f"attention with {name}={kind}", EAGER)
     mask = _mask_of(module, query, key, attention_mask, is_causal, sliding_window)
     rows = mask.rows if isinstance(mask, Mask) else None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
@@ -188,6 +192,7 @@ def attention_forward(
         "scale": scaling,
         "softcap": softcap or 0.0,
         "sink": None if s_aux is None else s_aux.float(),
+        "deterministic": deterministic,
     }
     if dropout != 0.0:
         options["dropout_p"] = dropout
