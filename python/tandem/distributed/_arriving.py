@@ -21,7 +21,7 @@ from torch import Tensor
 from tandem.distributed import _calls, _parts, _routes
 from tandem.distributed._comm import GRADIENTS, KEYS, Ranks, Waiting
 from tandem.distributed._job import apart, of_sixteen_bytes, put_rows
-from tandem.distributed._layout import Layout, kept_with_layout
+from tandem.distributed._layout import Layout, kept_with_layout, used_here
 from tandem.distributed._mask import Mask
 
 #: Runs of rows that are copied one by one, or are messages between two ranks: each takes the host some 10 us.
@@ -138,6 +138,9 @@ class _Chunks:
         self, route: Route, ranks: Ranks, k: Tensor, v: Tensor, heads: Sequence[tuple[int, int]]
     ) -> None:
         self.route, self.ranks, self.k, self.v, self.heads = route, ranks, k, v, heads
+        for link in (route.own, *route.going, *route.coming):
+            if isinstance(link.places, Tensor):
+                used_here(link.places)
 
     def memory(self, rows: int, dtype: torch.dtype, chunks: int = 2) -> list[Tensor]:
         """For so many rows of any chunk, of so many chunks at the same time."""

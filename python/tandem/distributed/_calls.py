@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.distributed._layout import used_here
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece
 
@@ -75,13 +76,14 @@ class Group:
                 cu_k.append(end_key - first_key)
             pair = (torch.tensor(cu, dtype=torch.int32, device=device) for cu in (cu_q, cu_k))
             self.lengths[device] = tuple(pair)  # type: ignore[assignment]
-        return self.lengths[device]
+        of_q, of_k = self.lengths[device]
+        return used_here(of_q), used_here(of_k)
 
     def table(self, device: torch.device) -> Tensor:
         """The places of the call's sequences, as `cu_seqlens` counts them; int32, a row of each."""
         if device not in self.tables:
             self.tables[device] = torch.tensor(self._rows(), dtype=torch.int32, device=device)
-        return self.tables[device]
+        return used_here(self.tables[device])
 
     def dropout_places(self, device: torch.device, batch: int, heads: int, first_head: int) -> Tensor:
         """The call's ``dropout_places``, of tensors with so many batch entries and the heads from this one
@@ -93,7 +95,7 @@ class Group:
                 rows = [(rows[0][0] + b, *rows[0][1:]) for b in range(batch)]
             places = [(sequence * heads + first_head, *place) for sequence, *place in rows]
             self.dropped[key] = torch.tensor(places, dtype=torch.int32, device=device).view(-1, 4)
-        return self.dropped[key]
+        return used_here(self.dropped[key])
 
     def _rows(self) -> list[Place]:
         """Of each of the call's sequences."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from tandem.distributed import _calls, _parts
 from tandem.distributed._comm import OTHERS, Ranks
 from tandem.distributed._job import Gradients, Job, Result, Saved, put_rows
-from tandem.distributed._layout import Layout, kept_with_layout
+from tandem.distributed._layout import Layout, kept_with_layout, used_here
 from tandem.distributed._mask import Mask
 from tandem.distributed._routes import Piece, inverse_of
 
@@ -162,6 +162,7 @@ class Exchange:
         found = shares(heads_q, heads_kv, ranks.size)
         assert not isinstance(found, str), found  # judged before
         self.ranks, self.order = ranks, order
+        used_here(order.by_rank)
         self.of_q, self.of_kv = [of_q for of_q, _ in found], [of_kv for _, of_kv in found]
         self.are_shared = are_shared(found)
 

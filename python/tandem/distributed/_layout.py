@@ -45,6 +45,14 @@ def kept_with_layout(
     return kept  # type: ignore[return-value]
 
 
+def used_here(kept: Tensor) -> Tensor:
+    """A tensor that outlives the call that made it, for work on the current stream. PyTorch would give its
+    memory to the stream that it was allocated on once nothing holds it, while this one may still read it."""
+    if kept.is_cuda:
+        kept.record_stream(torch.cuda.current_stream(kept.device))
+    return kept
+
+
 @dataclass(frozen=True)
 class Run:
     """Rows start, start + step, ... of a sequence, ``count`` of them."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from tandem import _arrays, _call, _derivatives, _functions
 from tandem._functions import Functions, Places
 from tandem.distributed._calls import Group
+from tandem.distributed._layout import used_here
 
 #: Arrays of a call before those that the caller's functions read: its table and its first head.
 _OWN = 2
@@ -102,7 +103,7 @@ class Pairs:
 
     def of_call(self, group: Group, first_head: int, heads: int, device: torch.device) -> Functions:
         """As a call of these pairs takes them, of so many heads of q."""
-        own = (group.table(device), _number(first_head, device))
+        own = (group.table(device), used_here(_number(first_head, device)))
         parts = (self._part(i, t, group, first_head, heads) for i, t in enumerate(self.captured))
         found = Functions(self.score, self.mask, [*own, *parts], _arrays.library_of("q", own[0]))
         found.differentiated = tuple(i + _OWN for i in self.differentiated)
@@ -147,7 +148,7 @@ def _places(packed: bool, device: torch.device) -> Places:
     row = "b" if packed else "0"
     sequence = "t0[b, 0]" if packed else "b"
     q, k = (f"add(t0[{row}, {column}], mul(t0[{row}, 3], {leaf}))" for column, leaf in ((1, "q"), (2, "k")))
-    own = (Group.of_rows(1, 1).table(device), _number(0, device))  # of the kinds that calls have
+    own = (Group.of_rows(1, 1).table(device), used_here(_number(0, device)))  # of the kinds that calls have
     return Places(sequence, "add(t1[0], h)", q, k, f"sub({q}, {k})", own)
 
 
