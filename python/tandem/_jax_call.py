@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _arrays, _call, _core
+from tandem import _arrays, _call, _core, _jax_shards
 from tandem._errors import UnsupportedError
 
 _handlers = _core.jax_handlers()
@@ -130,9 +130,21 @@ def _run(
     target: str, options: Options, arrays: dict[str, Any], results: dict[str, jax.ShapeDtypeStruct]
 ) -> list[jax.Array]:
     _check(options, {**arrays, **results}, target == "tandem_backward")
-    call = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="sequential")
-    names = {"inputs": ",".join(arrays), "outputs": ",".join(results)}
-    return list(call(*arrays.values(), **names, **options.attributes()))
+
+    def run(results: dict[str, jax.ShapeDtypeStruct], arrays: dict[str, jax.Array]) -> Any:
+        call = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="sequential")
+        names = {"inputs": ",".join(arrays), "outputs": ",".join(results)}
+        return tuple(call(*arrays.values(), **names, **options.attributes()))
+
+    if jax.device_count() == 1 or not _WHOLE.isdisjoint(arrays):
+        return list(run(results, arrays))
+    return list(_jax_shards.Shards(run, arrays, results, options.dropout_p != 0)(*arrays.values()))
+
+
+#: Arrays of calls that are not divided over devices: k and v have no batch, or the call is a part itself.
+_WHOLE = frozenset(
+    ("cu_seqlens_q", "cu_seqlens_k", "page_table", "leftpad_k", "cache_batch_idx", "dropout_places")
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
