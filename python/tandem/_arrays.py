@@ -264,6 +264,8 @@ def judge_tensor(name: str, t: Any, q: Any, shape: Sequence[int | str], *dtypes:
     of this shape, in which a word stands for any size."""
     if not is_torch(t):
         raise InvalidArgumentError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
+    if t.is_nested:
+        raise InvalidArgumentError(f"{name} is a nested tensor; pass a plain one")
     fits = len(t.shape) == len(shape) and all(
         isinstance(wanted, str) or size == wanted for size, wanted in zip(t.shape, shape, strict=True)
     )

@@ -38,6 +38,7 @@ def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
 
 
 @named(scale="softmax_scale", k="k_cache", page_table="block_table", seqused_k="cache_seqlens")
+@named(scale="softmax_scale", k="k_cache", v="k_cache", page_table="block_table", seqused_k="cache_seqlens")
 def flash_mla_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -102,7 +103,8 @@ def flash_mla_with_kvcache(
     _judge_indices(q, extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length)
     if attn_sink is not None:
         _arrays.judge_tensor("attn_sink", attn_sink, q, (q.shape[2],), "float32")
-    options: dict[str, Any] = {"scale": softmax_scale, "split_size": split_size, "return_lse": True}
+    options: dict[str, Any] = {"scale": softmax_scale, "split_size": split_size}
+    options |= {"return_lse": True, "pad": True}
     if indices is None:
         _judge_table(q, block_table, cache_seqlens)
         of_rows = options | {"causal": causal}
@@ -229,7 +231,7 @@ def _copied(
     table has entries, or the whole cache if that is less."""
     count = cache.shape[0] * (cache.shape[1] if by_row else 1)
     named = in_use & (table >= 0) & (table < count)
-    if table.is_cpu and not torch.compiler.is_compiling():
+    if _flash.is_readable(table):
         chosen, places = torch.unique(table[named], return_inverse=True)
         numbers = torch.full_like(table, -1).index_put_((named,), places.to(table.dtype))
         return _keys(q, cache, chosen, fp8, by_row), numbers

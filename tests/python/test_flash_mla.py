@@ -157,20 +157,20 @@ def test_only_records_in_use_are_read(monkeypatch: pytest.MonkeyPatch, compiled:
     assert sum(read) == (48 if compiled else 2)
 
 
-@pytest.mark.parametrize("fp8", [True])
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("number", [-1, -(2**31), 4, 2**31 - 1])
-def test_a_block_that_there_is_not(fp8: bool, number: int) -> None:
-    """Other requests' rows never stand for it."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_block_that_there_is_not(fp8: bool, number: int, compiled: bool) -> None:
+    """Its rows are zeros, not those of another request."""
     q, keys = torch.randn(1, 1, 2, D), torch.randn(4, 8, 1, D)
-    cache = records(keys)[0] if fp8 else keys
+    cache, keys = records(keys) if fp8 else (keys, keys)
     table = torch.tensor([[2, number]], dtype=torch.int32)
-    results = []
-    for rows in (cache, cache.clone()):
-        if results:
-            rows[[0, 1, 3]] = 0
-        where = (table, torch.tensor([16], dtype=torch.int32), D_V)
-        results.append(flash_mla_with_kvcache(q, rows, *where, is_fp8_kvcache=fp8))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    call = torch.compile(flash_mla_with_kvcache, backend="eager") if compiled else flash_mla_with_kvcache
+    where = (table, torch.tensor([13], dtype=torch.int32), D_V)
+    out, lse = call(q, cache, *where, is_fp8_kvcache=fp8)
+    rows = torch.cat((keys[2], torch.zeros(5, 1, D)))[None]
+    for got, wanted in zip((out, lse), expected(q, rows), strict=True):
+        oracle.assert_close(got, wanted)
 
 
 def test_a_cache_whose_blocks_lie_apart() -> None:
@@ -249,6 +249,10 @@ def test_what_is_wrong_is_said() -> None:
         (given, more | {"extra_topk_length": lengths[None]}, "extra_topk_length is int32"),
         (given, {"attn_sink": torch.ones(1)}, r"attn_sink is float32 of shape \(1,\); .* of shape \(2,\)"),
         (given, {"attn_sink": 1.0}, "attn_sink is a float"),
+        (given, {"softmax_scale": "small"}, "softmax_scale is 'small'; pass a number"),
+        (given, {"split_size": 100}, "split_size is 100"),
+        ((q, pages.repeat(1, 1, 1, 2)[..., ::2], table, lengths, D_V), {}, "k_cache .*stride"),
+        ((q.repeat(1, 1, 2, 1)[:, :, :3], pages.repeat(1, 1, 2, 1), table, lengths, D_V), {}, ".*heads_q"),
     ):
         with pytest.raises(tandem.InvalidArgumentError, match=f"^{message}"):
             flash_mla_with_kvcache(*arguments, **options)
