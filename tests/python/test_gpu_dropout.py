@@ -35,8 +35,9 @@ def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 
 def close(a: Tensor, b: Tensor) -> None:
-    """Sums of many products in bf16 that are equal but for rounding."""
-    torch.testing.assert_close(a.float(), b.float(), rtol=2e-2, atol=0.5)
+    """Sums of 66560 numbers near 1 that are equal but for their rounding to bf16, which adds up to 0.3 or so;
+    those of two masks differ by 24."""
+    torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=3.0)
 
 
 @pytest.fixture
@@ -121,15 +122,13 @@ class Layer(torch.nn.Module):
 
 
 def test_graphed_callables() -> None:
-    layer = Layer()
     x = torch.randn(2, 130, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     graphed = torch.cuda.make_graphed_callables(Layer(), (x,))
-    graphed.load_state_dict(layer.state_dict())
     results = []
     for _ in range(3):
         out = graphed(x)
         out.float().square().sum().backward()
-        results.append((out.detach().clone(), x.grad))
+        results.append((out.detach().clone(), x.grad.clone()))  # the next replay writes there
         x.grad = None
     assert not torch.equal(results[0][0], results[1][0])
     assert not torch.equal(results[1][1], results[2][1])
