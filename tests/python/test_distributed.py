@@ -127,6 +127,8 @@ def _wrong(rank: int) -> dict[str, str]:
         "strategy": _refused(q, k, v, layout=layout, strategy="tree"),
         "heads": _refused(*_shards(rank, layout, (6, 3)), layout=layout, strategy="heads"),
         "window": _refused(q, k, v, layout=layout, window=(-2, 0)),
+        "return_lse": _refused(q, k, v, layout=layout, return_lse="no"),
+        "offsets": _refused(*_shards(rank, packed), layout=packed, cu_seqlens=[0, 20, 64]),
         "lengths": _refused(
             *_shards(rank, packed), layout=packed, cu_seqlens=torch.tensor([0, 10, 64], dtype=torch.int32)
         ),
@@ -147,6 +149,8 @@ def test_what_is_wrong_is_named(pool: Pool) -> None:
         "'heads+gather', 'heads+ring'",
         "heads": "6 query heads on 3 key heads cannot be divided among 4 ranks",
         "window": "-2",
+        "return_lse": "return_lse is 'no'; pass True or False",
+        "offsets": "cu_seqlens is a list; pass a torch.Tensor",
         "lengths": "cu_seqlens has sequences of (10, 54) rows, but the layout of (20, 44)",
         "mesh": "DeviceMesh of 3 dimensions",
     }

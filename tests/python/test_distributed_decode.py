@@ -257,6 +257,7 @@ def _refusals(rank: int) -> dict[str, str]:
         "lengths": _refused(q, k, v, cache=cache, seqused_k=used.float() if odd else used),
         "table": _refused(q, k, v, cache=cache, page_table=torch.zeros(2 + odd, 1, dtype=torch.int32)),
         "heads": _refused(q, k, v[:, :, :1] if odd else v, cache=cache),
+        "batch": _refused(q, k[: 2 - odd], v[: 2 - odd], cache=cache, causal=True),
         "length": _refused(q, k, v, cache=cache, seqused_k=used + 56 * odd),
         "left": _refused(q, k, v, cache=cache, window=(-2 if odd else -1, -1)),
         "right": _refused(q, k, v, cache=cache, window=(-1, -2 if odd else -1)),
@@ -289,6 +290,7 @@ def test_what_is_wrong_is_told_on_every_rank(pool: Pool) -> None:
         "lengths": "seqused_k is float32 of shape (2,); it must be int32 or int64 of shape (2,)",
         "table": "page_table is int32 of shape (3, 1); it must be int32 or int64 of shape (2, max_pages)",
         "heads": "v",
+        "batch": "k has a batch of 1, but q one of 2; pass as many",
         "length": "seqused_k[0] is 65, but cache has 0 to 64 rows of a sequence; end the sequence",
         "left": "window is (-2, -1)",
         "right": "window is (-1, -2)",
@@ -344,6 +346,11 @@ def test_layouts_of_caches() -> None:
             assert layout.before(rank, 200) == len(rows_of) and layout.before(rank, -1) == 0
     assert [CacheLayout.pages(33, 4, 16).rows(rank) for rank in range(4)] == [16, 16, 1, 0]
     assert [CacheLayout.pages(0, 4).rows(rank) for rank in range(4)] == [0] * 4
+    for rows in (3, torch.tensor([1.0])):
+        with pytest.raises(tandem.InvalidArgumentError, match="rows is .*; pass a tensor of int32 or int64"):
+            CacheLayout.striped(8, 2).local(0, rows)  # type: ignore[arg-type]
+    with pytest.raises(tandem.InvalidArgumentError, match="rank is 2, but the cache is for ranks 0 to 1"):
+        CacheLayout.striped(8, 2).rows(2)
     with pytest.raises(tandem.InvalidArgumentError, match="block is 0; it must be an integer, at least 1"):
         CacheLayout.striped(8, 2, 0)
     with pytest.raises(tandem.InvalidArgumentError, match="page_size is 0"):

@@ -284,3 +284,19 @@ def test_work_and_traffic_are_drawn() -> None:
         assert "rank 0" in draw(empty)
     with pytest.raises(tandem.InvalidArgumentError, match="row_bytes is -1; it must be at least 0"):
         draw(layout, row_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ranks", "message"),
+    [
+        (8.0, 2, "lengths is 8.0; pass an integer, or integers"),
+        (["all"], 2, "lengths is .*; pass an integer, or integers"),
+        (-1, 2, "lengths.0. is -1; it must be at least 0"),
+        (8, "2", "ranks is '2'; pass an integer"),
+        (8, 0, "ranks is 0; it must be at least 1"),
+    ],
+)
+def test_lengths_and_ranks_that_are_none(lengths: Any, ranks: Any, message: str) -> None:
+    for make in (Layout.zigzag, Layout.contiguous, Layout.striped, Layout.balanced):
+        with pytest.raises(tandem.InvalidArgumentError, match=message):
+            make(lengths, ranks)

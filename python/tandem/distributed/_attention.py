@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tandem import _derivatives
+from tandem import _call, _derivatives
 from tandem.distributed import _operators
 from tandem.distributed._begin import Asked, begin
 from tandem.distributed._comm import Ranks
@@ -98,6 +98,7 @@ def context_parallel_attention(
     Methods: Ring Attention (arXiv:2310.01889), Striped Attention (arXiv:2311.09431), DeepSpeed-Ulysses
     (arXiv:2309.14509).
     """
+    return_lse = _call.flag("return_lse", return_lse)
     functions = Given(score_mod, bias, alibi_slopes, mask_mod, mask)
     dropout = None
     if not (isinstance(dropout_p, (int, float)) and dropout_p == 0):

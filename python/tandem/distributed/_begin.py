@@ -185,6 +185,10 @@ def judge_tensor(name: str, t: Any, ranks: Ranks) -> None:
     """An error where it is none, or is not where the group sends from."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}; pass a torch.Tensor")
+    if t.is_nested:
+        raise InvalidArgumentError(
+            f"{name} is a nested tensor; pass its values, with a layout of its lengths"
+        )
     if t.device.type not in ranks.devices:
         raise InvalidArgumentError(
             f"{name} is on {t.device}, but the group sends from {', '.join(sorted(ranks.devices))}; move it, "
@@ -205,6 +209,8 @@ def judge_rows(name: str, t: Tensor, layout: Layout, ranks: Ranks, dim: int) -> 
 def _judge_lengths(layout: Layout, cu_seqlens: Tensor | None) -> None:
     if cu_seqlens is None:
         return
+    if not isinstance(cu_seqlens, Tensor):
+        raise InvalidArgumentError(f"cu_seqlens is a {type(cu_seqlens).__name__}; pass a torch.Tensor")
     lengths = tuple(cu_seqlens.diff().tolist())
     if lengths != layout.lengths or not layout.packed:
         raise InvalidArgumentError(

@@ -57,6 +57,8 @@ class CacheLayout:
         """How many of the first ``rows`` rows of a sequence a rank holds: an int, or an integer tensor of
         them. With all rows of a sequence in use that is what its own part of the cache has in use. There are
         no rows past ``seqlen``."""
+        if not 0 <= rank < self.ranks:
+            raise InvalidArgumentError(f"rank is {rank}, but the cache is for ranks 0 to {self.ranks - 1}")
         around = self.block * self.ranks
         rows = rows.clamp(0, self.seqlen) if isinstance(rows, Tensor) else min(max(rows, 0), self.seqlen)
         rounds, left = rows // around, rows % around - rank * self.block
@@ -86,5 +88,7 @@ class CacheLayout:
         """Where a rank's cache has these rows of a sequence: what tells a rank which new tokens to append,
         and where. -1 for those of other ranks, and for rows that no rank has room for, from ``seqlen`` on.
         Integers of any shape; the result has their dtype."""
+        if not isinstance(rows, Tensor) or rows.dtype not in (torch.int32, torch.int64):
+            raise InvalidArgumentError(f"rows is {rows!r}; pass a tensor of int32 or int64")
         mine = (rows >= 0) & (rows < self.seqlen) & (rows // self.block % self.ranks == rank)
         return torch.where(mine, self.before(rank, rows), -1)

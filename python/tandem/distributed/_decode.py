@@ -178,6 +178,8 @@ def _judge_rows(rank: int, asked: _Asked, check: bool) -> None:
                 )
     if table is not None:
         _arrays.judge_tensor("page_table", table, asked.q, (batch, "max_pages"), *integers)
+    elif asked.k.shape[0] != batch:
+        raise InvalidArgumentError(f"k has a batch of {asked.k.shape[0]}, but q one of {batch}; pass as many")
     room = asked.k.shape[1] * (1 if table is None else table.shape[1])
     if room < rows:
         raise InvalidArgumentError(

@@ -290,8 +290,13 @@ class Layout:
 
 
 def _lengths(lengths: int | Iterable[int], ranks: int) -> tuple[tuple[int, ...], bool]:
-    packed = not isinstance(lengths, int)
-    numbers = tuple(map(int, lengths)) if not isinstance(lengths, int) else (lengths,)
+    packed = not isinstance(lengths, (int, np.integer))
+    try:
+        numbers = tuple(map(int, lengths if packed else (lengths,)))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"lengths is {lengths!r}; pass an integer, or integers") from None
+    if not isinstance(ranks, int):
+        raise InvalidArgumentError(f"ranks is {ranks!r}; pass an integer")
     if ranks < 1:
         raise InvalidArgumentError(f"ranks is {ranks}; it must be at least 1")
     for i, length in enumerate(numbers):
