@@ -45,7 +45,7 @@ struct Cell {
   std::int64_t seqlen = 0;
   std::int64_t batch = 0;
   bool causal = false;
-  double share_of_bound = 0.0;  ///< largest error of the sampled results as a share of the contract's bound
+  double share_of_bound = 0.0;  ///< of the contract's bounds: what the sampled results come closest to
   std::string wrong;            ///< what is wrong; empty if the results are right
   int runs = 0;                 ///< 0 where they are wrong: then they are not timed
   double median = 0.0;          ///< seconds
@@ -131,9 +131,12 @@ void check_results(Cell& cell, Call& call, std::uint64_t seed) {
     }
     for (const harness::SampleError& error :
          harness::compare_sample(problem, dtype, pass, harness::sample_parts(problem, seed))) {
-      if (cell.wrong.empty() && error.deviation.wrong > 0 && !is_eight_bit(cell.dtype)) {
+      if (cell.wrong.empty() && !error.deviation.right() && !is_eight_bit(cell.dtype)) {
         cell.wrong = fmt::format("{} is off by {:.3g} times its bound of {:.2e} at {}", error.output,
-                                 error.deviation.share, error.bound.at(0.0), error.worst);
+                                 error.deviation.worst_share, error.bound.at(0.0), error.worst);
+        if (error.deviation.wrong == 0) {
+          cell.wrong = fmt::format("{} is off as a whole: {}", error.output, error.deviation.complaint());
+        }
       }
       if (pass == cell.pass) cell.share_of_bound = std::max(cell.share_of_bound, error.deviation.share);
     }
@@ -326,9 +329,10 @@ cores' nominal rate at the highest clock. Operations: forward 2 * batch * heads 
 backward 2.5 times that, causal counts half.
 
 Before a cell is timed, it runs once on outputs full of NaN. Every result must then be finite, and the
-largest error of a sample (rows of two heads, against fp64) is given as a share of the bound that `tandem
-verify --help` states: at most 1 is right. A wrong cell is not timed; the exit code is 1. For e4m3 the share
-is a report: the bound is that of the output's dtype, which 8-bit arithmetic may miss.
+error of a sample (rows of two heads, against fp64), of an element, in the root mean square or of the gain,
+is given as a share of the bound that `tandem verify --help` states: at most 1 is right. A wrong cell is not
+timed; the exit code is 1. For e4m3 the share is a report: the bound is that of the output's dtype, which
+8-bit arithmetic may miss.
 
 Examples:
   tandem bench

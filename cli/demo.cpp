@@ -59,8 +59,9 @@ Json speed_json(const Speed& s) {
 void print(const Result& r, const bench::Peak& peak) {
   fmt::print("\n{}\n", name_of(r.dtype));
   for (const Verdict& v : r.verdicts) {
-    fmt::print("  {:<4} max error {:.2e}, {:5.1f}% of the bound ({})  {}\n", v.output, v.deviation.largest,
-               100 * v.deviation.share, describe(v.bound), v.right() ? "ok" : "WRONG");
+    fmt::print("  {:<4} max error {:.2e} of {:<17} {:<36} {:5.1f}% of its bounds  {}\n", v.output,
+               v.deviation.largest, describe(v.bound) + ";", describe_whole(v), 100 * v.deviation.share,
+               v.right() ? "ok" : "WRONG");
   }
   for (const auto& [name, speed] : {std::pair("forward", r.forward), std::pair("backward", r.backward)}) {
     fmt::print("  {:<9} {:8.3f} ms  {:7.1f} GFLOP/s  {:5.1f}% of the {} peak\n", name, speed.best_ms,

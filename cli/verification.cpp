@@ -8,10 +8,9 @@
 #include "cpu/convert.hpp"
 
 namespace tandem::cli {
-namespace {
 
-void check_pass(const TensorSet& outputs, const harness::Expected& expected, Pass pass,
-                std::vector<Verdict>& verdicts) {
+std::vector<Verdict> compare_outputs(const TensorSet& outputs, const harness::Expected& expected, Pass pass) {
+  std::vector<Verdict> verdicts;
   struct Named {
     const char* name;
     const harness::Target* target;
@@ -38,6 +37,13 @@ void check_pass(const TensorSet& outputs, const harness::Expected& expected, Pas
     });
     verdicts.push_back(verdict);
   }
+  return verdicts;
+}
+
+namespace {
+
+void append(std::vector<Verdict>& verdicts, const std::vector<Verdict>& more) {
+  verdicts.insert(verdicts.end(), more.begin(), more.end());
 }
 
 /// A forward call whose keys and values lie as its oracle reads them: row after row of one entry a sequence.
@@ -107,13 +113,15 @@ Verification verify(Call& call) {
   result.forward_seconds = call.run_forward();
   const DType dtype = call.forward_args().out.dtype;
   const Gathered forward(make_problem(call.forward_args()));
-  check_pass(call.fetch_outputs(), harness::expect(forward.problem(), dtype, Pass::forward), Pass::forward,
-             result.verdicts);
+  append(result.verdicts,
+         compare_outputs(call.fetch_outputs(), harness::expect(forward.problem(), dtype, Pass::forward),
+                         Pass::forward));
   if (call.has_backward()) {
     result.backward_seconds = call.run_backward();
-    check_pass(call.fetch_outputs(),
-               harness::expect(make_problem(call.backward_args()), dtype, Pass::backward), Pass::backward,
-               result.verdicts);
+    append(result.verdicts,
+           compare_outputs(call.fetch_outputs(),
+                           harness::expect(make_problem(call.backward_args()), dtype, Pass::backward),
+                           Pass::backward));
   }
   return result;
 }
@@ -123,16 +131,29 @@ std::string describe(const harness::Bound& bound) {
                             : fmt::format("{:.2e}", bound.absolute);
 }
 
+std::string describe_whole(const Verdict& v) {
+  const harness::Deviation& d = v.deviation;
+  if (!d.has_whole_bounds()) return {};
+  return fmt::format("gain {:.5f}, RMS {:.1e} of {:.1e}", d.sums.gain(), d.sums.rms(), d.rms_bound);
+}
+
 Json to_json(const Verdict& v) {
-  return {{"output", v.output},
-          {"right", v.right()},
-          {"elements", v.elements},
-          {"wrong", v.deviation.wrong},
-          {"largest_error", v.deviation.largest},
-          {"bound_absolute", v.bound.absolute},
-          {"bound_relative", v.bound.relative},
-          {"share_of_bound", v.deviation.share},
-          {"worst_element", v.deviation.worst}};
+  Json json{{"output", v.output},
+            {"right", v.right()},
+            {"elements", v.elements},
+            {"wrong", v.deviation.wrong},
+            {"largest_error", v.deviation.largest},
+            {"bound_absolute", v.bound.absolute},
+            {"bound_relative", v.bound.relative},
+            {"share_of_bound", v.deviation.share},
+            {"worst_element", v.deviation.worst}};
+  if (v.deviation.has_whole_bounds()) {
+    json.update(Json{{"rms_error", v.deviation.sums.rms()},
+                     {"rms_bound", v.deviation.rms_bound},
+                     {"gain", v.deviation.sums.gain()},
+                     {"gain_bound", v.deviation.gain_bound}});
+  }
+  return json;
 }
 
 }  // namespace tandem::cli

@@ -32,13 +32,16 @@ testing::AssertionResult matches(const char* name, const Box& box, const Target&
   }
   const std::vector<double> got = box.values();
   const Deviation d = compare(target, [&got](std::int64_t n) { return got[static_cast<std::size_t>(n)]; });
-  if (d.wrong == 0) return testing::AssertionSuccess();
-  const double expected = target.values[static_cast<std::size_t>(d.worst)];
-  return testing::AssertionFailure() << fmt::format(
-             "{}: {} of {} elements are wrong; the worst is [{}]: got {:.9g}, expected {:.9g}, error {:.3g}, "
-             "allowed {:.3g}",
-             name, d.wrong, box.numel(), at(box, d.worst), box.get(d.worst), expected,
-             std::abs(box.get(d.worst) - expected), target.bound.at(expected));
+  if (d.right()) return testing::AssertionSuccess();
+  std::string worst;
+  if (d.worst >= 0) {
+    const double expected = target.values[static_cast<std::size_t>(d.worst)];
+    worst = fmt::format("; the worst is [{}]: got {:.9g}, expected {:.9g}, error {:.3g}, allowed {:.3g}",
+                        at(box, d.worst), box.get(d.worst), expected, std::abs(box.get(d.worst) - expected),
+                        target.bound.at(expected));
+  }
+  return testing::AssertionFailure() << fmt::format("{}: of {} elements, {}{}", name, box.numel(),
+                                                    d.complaint(), worst);
 }
 
 testing::AssertionResult correct(Call& call, Pass pass, const Expected& e) {

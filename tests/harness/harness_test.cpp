@@ -180,6 +180,58 @@ TEST(Expect, SixteenBitBoundIsTight) {
   }
 }
 
+/// What the largest error of an element allows, the RMS does not: out of many keys is small beside its
+/// largest elements' roundings.
+TEST(Expect, ResultsThatAreOffAsAWholeFail) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Case c;
+    c.dtype = c.out_dtype = dtype;
+    c.seqlen_q = c.seqlen_k = 300;
+    Call call(c);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const Expected e = expect(call, pass);
+      call.prepare(pass);
+      write_exact(call, pass);
+      ASSERT_TRUE(correct(call, pass, e));
+      const auto off = [](const char* name, Box& box, const Target& target, double by, bool alternating) {
+        for (std::int64_t n = 0; n < box.numel(); ++n) {
+          const double sign = alternating && n % 2 != 0 ? -1.0 : 1.0;
+          box.set(n, target.values[static_cast<std::size_t>(n)] * (1.0 + sign * by));
+        }
+        return !matches(name, box, target);
+      };
+      using Output = std::tuple<const char*, Box*, const Target*>;
+      const std::vector<Output> outputs =
+          pass == Pass::forward
+              ? std::vector<Output>{{"out", &call.out, &e.out}}
+              : std::vector<Output>{
+                    {"dq", &call.dq, &e.dq}, {"dk", &call.dk, &e.dk}, {"dv", &call.dv, &e.dv}};
+      for (const auto& [name, box, target] : outputs) {
+        for (const double by : {0.01, -0.01}) {
+          EXPECT_TRUE(off(name, *box, *target, by, false)) << name << " times 1 + " << by;
+          EXPECT_TRUE(off(name, *box, *target, by, true)) << name << ", elements in turn up and down";
+        }
+        EXPECT_FALSE(off(name, *box, *target, 0.0, false)) << name;
+      }
+    }
+  }
+}
+
+/// A gradient that nearly cancels is mostly error: its RMS may be what fused attention's is, and its gain
+/// anything that such errors make of it.
+TEST(Expect, WhatIsLeftOfCancelledTermsHasNoGain) {
+  Case c;
+  c.dtype = c.out_dtype = DType::bf16;
+  c.seqlen_q = c.seqlen_k = 100;
+  Call call(c);
+  for (std::int64_t n = 0; n < call.v.numel(); ++n) call.v.set(n, 1.0 + 1e-3 * call.v.get(n));
+  run_everywhere(call);
+  const Expected e = expect(call, Pass::backward);
+  const Deviation zero = compare(e.dq, [](std::int64_t) { return 0.0; });
+  EXPECT_TRUE(zero.has_whole_bounds());
+  EXPECT_GT(zero.gain_bound, 0.01);
+}
+
 TEST(Case, RowVisitorsCoverEveryRowOnce) {
   for (std::uint64_t seed = 100; seed < 130; ++seed) {
     const Call call(random_case(seed, 40));

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cpu/reference_function.hpp"
+#include "cpu/vector_clones.hpp"
 #include "element.hpp"
 
 namespace tandem::harness {
@@ -47,6 +48,12 @@ Matrix transposed(const Matrix& a) {
   return t;
 }
 
+/// y += a * x.
+TANDEM_VECTOR_CLONES void accumulate(float* y, float a, const float* x, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t j = 0; j < n; ++j) y[j] += a * x[j];
+}
+
 /// a @ b: fp32 sums, one rounding. Entries of `a` that are 0 are skipped, so that a row of b nobody weighs
 /// may be NaN.
 Matrix matmul(const Matrix& a, const Matrix& b, DType dtype) {
@@ -56,24 +63,31 @@ Matrix matmul(const Matrix& a, const Matrix& b, DType dtype) {
     for (std::int64_t n = 0; n < a.cols; ++n) {
       const float weight = a.row(i)[n];
       if (weight == 0.0F) continue;
-      const float* other = b.row(n);
-#pragma omp simd
-      for (std::int64_t j = 0; j < b.cols; ++j) row[j] += weight * other[j];
+      accumulate(row, weight, b.row(n), b.cols);
     }
-    for (std::int64_t j = 0; j < b.cols; ++j) row[j] = round_fast(dtype, row[j]);
+    for (std::int64_t j = 0; dtype != DType::f32 && j < b.cols; ++j) row[j] = round_fast(dtype, row[j]);
   }
   return c;
 }
+
+/// Where a model rounds.
+struct Rounding {
+  DType dtype;  ///< of inputs and results
+  Model model;
+
+  [[nodiscard]] bool fused() const { return model == Model::fused; }
+  [[nodiscard]] DType inside() const { return fused() ? DType::f32 : dtype; }  ///< of each operator
+};
 
 /// One head of one sequence, with what autograd would have saved.
 struct Saved {
   Rows q_rows, k_rows;
   Matrix q, k, v;
-  Matrix slope_input;  ///< tanh(s / cap), where there is a softcap
-  Matrix score;        ///< what it sees, where gradients of what it reads are asked for
-  Matrix slope;        ///< of the score function, where there is one
-  Matrix p;            ///< softmax, 0 where masked
-  Matrix kept;         ///< with dropout: p times 0 or the scale
+  Matrix slope_input;      ///< tanh(s / cap), where there is a softcap
+  Matrix score;            ///< what it sees, where gradients of what it reads are asked for
+  Matrix slope;            ///< of the score function, where there is one
+  Matrix p;                ///< softmax, 0 where masked
+  std::vector<float> sum;  ///< of the softmax, by which P is divided
   std::vector<float> p_sink;
   std::vector<float> lse;
 };
@@ -98,15 +112,32 @@ void apply_functions(const Problem& p, DType dtype, reference::Pair pair, const 
   }
 }
 
-/// The kept entries of P. Without dropout P itself.
-void drop(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head, Saved& s) {
-  s.kept = s.p;
-  for (std::int64_t i = 0; p.dropout.on && i < s.p.rows; ++i) {
+bool is_kept(const Problem& p, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j) {
+  return !p.dropout.on || reference::is_kept(p.dropout, batch, head, i, j);
+}
+
+/// The kept entries of P, each row times a factor. Without dropout and factor P itself.
+Matrix kept_of(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head, const Saved& s,
+               bool times_sum) {
+  Matrix kept = s.p;
+  for (std::int64_t i = 0; (p.dropout.on || r.fused()) && i < s.p.rows; ++i) {
+    const float factor = times_sum ? s.sum[static_cast<std::size_t>(i)] : r.fused() ? 1.0F : p.dropout.scale;
     for (std::int64_t j = 0; j < s.p.cols; ++j) {
-      float& x = s.kept.row(i)[j];
-      x = reference::is_kept(p.dropout, batch, head, i, j) ? round_fast(dtype, x * p.dropout.scale) : 0.0F;
+      float& x = kept.row(i)[j];
+      x = x != 0.0F && is_kept(p, batch, head, i, j) ? round_fast(r.dtype, x * factor) : 0.0F;
     }
   }
+  return kept;
+}
+
+/// out of a head. Fused attention divides by the softmax's sum at the end.
+Matrix out_of(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head, const Saved& s) {
+  Matrix out = matmul(kept_of(p, r, batch, head, s, r.fused()), s.v, r.inside());
+  for (std::int64_t i = 0; r.fused() && i < out.rows; ++i) {
+    const float factor = p.dropout.scale / s.sum[static_cast<std::size_t>(i)];
+    for (std::int64_t c = 0; c < out.cols; ++c) out.row(i)[c] = round_fast(r.dtype, out.row(i)[c] * factor);
+  }
+  return out;
 }
 
 /// Adds what a pair gives to the gradients of what its score function reads.
@@ -123,14 +154,15 @@ void add_captured(const Problem& p, DType dtype, reference::FunctionValue& f, co
   }
 }
 
-Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head) {
+Saved attend(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head) {
+  const DType dtype = r.inside();
   const std::int64_t kv_head = head / p.group();
   Saved s;
   s.q_rows = query_rows(p, batch);
   s.k_rows = key_rows(p, batch);
-  s.q = load(p.q, dtype, batch, s.q_rows, head, p.head_dim_qk, p.q_scale.at(batch, kv_head));
-  s.k = load(p.k, dtype, batch, s.k_rows, kv_head, p.head_dim_qk, p.k_scale.at(batch, kv_head));
-  s.v = load(p.v, dtype, batch, s.k_rows, kv_head, p.head_dim_v, p.v_scale.at(batch, kv_head));
+  s.q = load(p.q, r.dtype, batch, s.q_rows, head, p.head_dim_qk, p.q_scale.at(batch, kv_head));
+  s.k = load(p.k, r.dtype, batch, s.k_rows, kv_head, p.head_dim_qk, p.k_scale.at(batch, kv_head));
+  s.v = load(p.v, r.dtype, batch, s.k_rows, kv_head, p.head_dim_v, p.v_scale.at(batch, kv_head));
   const std::int64_t nq = s.q_rows.used;
   const std::int64_t nk = s.k_rows.used;
   s.p = matmul(s.q, transposed(s.k), dtype);
@@ -138,6 +170,7 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
   if (p.score_function != nullptr) s.slope = Matrix(nq, nk);
   if (p.wants_captured_gradients()) s.score = Matrix(nq, nk);
   s.p_sink.assign(static_cast<std::size_t>(nq), 0.0F);
+  s.sum.assign(static_cast<std::size_t>(nq), 1.0F);
   s.lse.assign(static_cast<std::size_t>(nq), -infinity);
   const float sink = p.sink != nullptr ? round_fast(dtype, p.sink[head * p.sink_stride]) : -infinity;
 
@@ -171,36 +204,40 @@ Saved attend(const Problem& p, DType dtype, std::int64_t batch, std::int64_t hea
       if (p.sink != nullptr) s.lse[static_cast<std::size_t>(i)] = p.sink[head * p.sink_stride];
       continue;
     }
+    s.sum[static_cast<std::size_t>(i)] = sum;
     for (std::int64_t j = seen.first; j < seen.last; ++j) row[j] = round_fast(dtype, row[j] / sum);
     if (!std::isinf(sink))
       s.p_sink[static_cast<std::size_t>(i)] = round_fast(dtype, std::exp(sink - maximum) / sum);
     s.lse[static_cast<std::size_t>(i)] = maximum + std::log(sum);
   }
-  drop(p, dtype, batch, head, s);
   return s;
 }
 
-/// Adds the rows of `m` to a contiguous (batch, rows, heads, dim) array, or (rows, heads, dim) if packed.
+/// Adds the rows of `m` times `factor` to a contiguous (batch, rows, heads, dim) array, or (rows, heads, dim)
+/// if packed.
 void scatter(const Matrix& m, Rows rows, bool packed, std::int64_t batch, std::int64_t head,
-             std::int64_t all_rows, std::int64_t heads, std::vector<double>& target) {
+             std::int64_t all_rows, std::int64_t heads, std::vector<double>& target, double factor = 1.0) {
   for (std::int64_t i = 0; i < m.rows; ++i) {
     const std::int64_t first = (((packed ? 0 : batch) * all_rows + rows.begin + i) * heads + head) * m.cols;
     for (std::int64_t c = 0; c < m.cols; ++c) {
-      target[static_cast<std::size_t>(first + c)] += static_cast<double>(m.row(i)[c]);
+      target[static_cast<std::size_t>(first + c)] += static_cast<double>(m.row(i)[c]) * factor;
     }
   }
 }
 
-/// dS for one head: the softmax's backward, then the softcap's, then the scale's. Adds to dsink.
-Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::int64_t head, const Saved& s,
-                      const Matrix& dout, reference::Backward& result, double& dsink) {
+/// dS for one head: the softmax's backward, then the softcap's, then the scale's, which fused attention
+/// leaves to dq and dk. Adds to dsink.
+Matrix score_gradient(const Problem& p, const Rounding& r, std::int64_t batch, std::int64_t head,
+                      const Saved& s, const Matrix& dout, reference::Backward& result, double& dsink) {
+  const DType dtype = r.inside();
   Matrix ds = matmul(dout, transposed(s.v), dtype);  // dP
+  const Matrix out = r.fused() ? out_of(p, r, batch, head, s) : Matrix();
   std::optional<reference::FunctionValue> reads;
   if (!result.captured.empty()) reads.emplace(*p.score_function);
   for (std::int64_t i = 0; p.dropout.on && i < ds.rows; ++i) {
     for (std::int64_t j = 0; j < ds.cols; ++j) {
       float& x = ds.row(i)[j];
-      x = reference::is_kept(p.dropout, batch, head, i, j) ? round_fast(dtype, x * p.dropout.scale) : 0.0F;
+      x = is_kept(p, batch, head, i, j) ? round_fast(dtype, x * p.dropout.scale) : 0.0F;
     }
   }
   for (std::int64_t i = 0; i < ds.rows; ++i) {
@@ -211,7 +248,10 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
     }
     const auto row_index = static_cast<std::size_t>(i);
     float delta = 0.0F;
-    for (std::int64_t j = seen.first; j < seen.last; ++j) delta += s.p.row(i)[j] * ds.row(i)[j];
+    for (std::int64_t c = 0; c < out.cols; ++c) delta += dout.row(i)[c] * out.row(i)[c];
+    for (std::int64_t j = seen.first; !r.fused() && j < seen.last; ++j) {
+      delta += s.p.row(i)[j] * ds.row(i)[j];
+    }
     float dlse = 0.0F;
     if (p.dlse.given()) {
       dlse = static_cast<const float*>(p.dlse.data)[p.dlse.offset(batch, s.q_rows.begin + i, head)];
@@ -246,7 +286,7 @@ Matrix score_gradient(const Problem& p, DType dtype, std::int64_t batch, std::in
         g = round_fast(dtype, round_fast(dtype, g * p.softcap) * (1.0F - t * t));
         g = round_fast(dtype, g / p.softcap);
       }
-      g = round_fast(dtype, g * p.scale);
+      g = r.fused() ? round_fast(r.dtype, g) : round_fast(dtype, g * p.scale);
     }
     dsink += static_cast<double>(round_fast(dtype, s.p_sink[row_index] * (dlse - delta)));
   }
@@ -270,14 +310,16 @@ float round_fast(DType dtype, float value) {
   return std::abs(result) > 65504.0F ? std::copysign(infinity, value) : result;
 }
 
-reference::Forward same_dtype_forward(const Problem& p, DType dtype) {
+reference::Forward same_dtype_forward(const Problem& p, DType dtype, Model model) {
+  const Rounding r{dtype, model};
   reference::Forward result;
   result.out.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_v), 0.0);
   result.lse.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, 1), -static_cast<double>(infinity));
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
-      const Saved s = attend(p, dtype, batch, head);
-      scatter(matmul(s.kept, s.v, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.out);
+      const Saved s = attend(p, r, batch, head);
+      scatter(out_of(p, r, batch, head, s), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q,
+              result.out);
       const std::int64_t first = ((p.packed_q ? 0 : batch) * p.heads_q + head) * p.rows_q + s.q_rows.begin;
       for (std::int64_t i = 0; i < s.q_rows.used; ++i) {
         result.lse[static_cast<std::size_t>(first + i)] =
@@ -288,7 +330,8 @@ reference::Forward same_dtype_forward(const Problem& p, DType dtype) {
   return result;
 }
 
-reference::Backward same_dtype_backward(const Problem& p, DType dtype) {
+reference::Backward same_dtype_backward(const Problem& p, DType dtype, Model model) {
+  const Rounding r{dtype, model};
   reference::Backward result;
   result.dq.assign(numel(p.packed_q, p, p.rows_q, p.heads_q, p.head_dim_qk), 0.0);
   result.dk.assign(numel(p.packed_k, p, p.rows_k, p.heads_kv, p.head_dim_qk), 0.0);
@@ -297,22 +340,27 @@ reference::Backward same_dtype_backward(const Problem& p, DType dtype) {
   for (const Tensor& t : p.captured_gradients) {
     result.captured.emplace_back(static_cast<std::size_t>(t.given() ? t.numel() : 0), 0.0);
   }
+  const double scale = r.fused() ? static_cast<double>(p.scale) : 1.0;
+  const double dropout = r.fused() ? static_cast<double>(p.dropout.scale) : 1.0;
   for (std::int64_t batch = 0; batch < p.batch; ++batch) {
     for (std::int64_t head = 0; head < p.heads_q; ++head) {
       const std::int64_t kv_head = head / p.group();
-      const Saved s = attend(p, dtype, batch, head);
+      const Saved s = attend(p, r, batch, head);
       const Matrix dout = load(p.dout, dtype, batch, s.q_rows, head, p.head_dim_v, 1.0F);
       double dsink = 0.0;
-      const Matrix ds = score_gradient(p, dtype, batch, head, s, dout, result, dsink);
+      const Matrix ds = score_gradient(p, r, batch, head, s, dout, result, dsink);
       if (p.sink != nullptr) result.dsink[static_cast<std::size_t>(head)] += dsink;
-      scatter(matmul(ds, s.k, dtype), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.dq);
-      scatter(matmul(transposed(ds), s.q, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k, p.heads_kv,
-              result.dk);
-      scatter(matmul(transposed(s.kept), dout, dtype), s.k_rows, p.packed_k, batch, kv_head, p.rows_k,
-              p.heads_kv, result.dv);
+      const auto add_to_keys = [&](const Matrix& m, double factor, std::vector<double>& target) {
+        scatter(m, s.k_rows, p.packed_k, batch, kv_head, p.rows_k, p.heads_kv, target, factor);
+      };
+      scatter(matmul(ds, s.k, r.inside()), s.q_rows, p.packed_q, batch, head, p.rows_q, p.heads_q, result.dq,
+              scale);
+      add_to_keys(matmul(transposed(ds), s.q, r.inside()), scale, result.dk);
+      add_to_keys(matmul(transposed(kept_of(p, r, batch, head, s, false)), dout, r.inside()), dropout,
+                  result.dv);
     }
   }
-  // The heads of a group, and the rows behind a sink, are summed by autograd in fp32 and rounded once.
+  // The heads of a group, and the rows behind a sink, are summed in fp32 and rounded once.
   std::vector<std::vector<double>*> outputs{&result.dq, &result.dk, &result.dv, &result.dsink};
   for (std::vector<double>& captured : result.captured) outputs.push_back(&captured);
   for (std::vector<double>* all : outputs) {

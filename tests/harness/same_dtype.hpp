@@ -7,7 +7,8 @@
 //   p = softmax(cat(s, sink))        (the sink's column is dropped)              o = p @ v
 //
 // and its backward as autograd differentiates those operators. docs/numerics.md compares it with PyTorch
-// itself.
+// itself. Beside it stands PyTorch's fused attention: everything is f32, but P and dS, which are rounded once
+// to be factors of a product, and the results; delta is the sum of dout times out as rounded.
 #pragma once
 
 #include "cpu/reference.hpp"
@@ -15,10 +16,12 @@
 
 namespace tandem::harness {
 
+enum class Model { eager, fused };
+
 /// Results in the layout of the reference, every value one that `dtype` holds (lse: fp32). e4m3 inputs are
 /// dequantised to `dtype` first.
-reference::Forward same_dtype_forward(const Problem& problem, DType dtype);
-reference::Backward same_dtype_backward(const Problem& problem, DType dtype);
+reference::Forward same_dtype_forward(const Problem& problem, DType dtype, Model model);
+reference::Backward same_dtype_backward(const Problem& problem, DType dtype, Model model);
 
 /// `value` rounded to f32, f16 or bf16; fast, and equal to `rounded` of element.hpp.
 float round_fast(DType dtype, float value);

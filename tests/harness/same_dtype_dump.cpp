@@ -1,7 +1,7 @@
-// Writes a random problem, the oracle's results and those of the same-dtype model of PyTorch, so that
+// Writes a random problem, the oracle's results and those of the same-dtype models of PyTorch, so that
 // test_same_dtype.py can put PyTorch itself beside them.
 //
-//   same_dtype_dump DTYPE BATCH HEADS_Q HEADS_KV SEQLEN_Q SEQLEN_K D D_V CAUSAL SOFTCAP FOLDER
+//   same_dtype_dump DTYPE BATCH HEADS_Q HEADS_KV SEQLEN_Q SEQLEN_K D D_V CAUSAL SOFTCAP DLSE FOLDER
 //
 // Every file is a plain array of fp64 in the order of the tensor's dimensions.
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ Case parse(std::span<char*> arguments) {
   c.head_dim_v = number(7);
   c.options.causal = number(8) != 0;
   c.options.softcap = std::stof(arguments[9]);
-  c.dlse = true;
+  c.dlse = number(10) != 0;
   return c;
 }
 
@@ -50,7 +50,7 @@ void dump(const Case& c, const std::string& folder) {
   write(folder, "k", call.k.values());
   write(folder, "v", call.v.values());
   write(folder, "dout", call.dout.values());
-  write(folder, "dlse", call.dlse.values());
+  if (c.dlse) write(folder, "dlse", call.dlse.values());
   const auto write_results = [&](const char* kind, const reference::Forward& f,
                                  const reference::Backward& b) {
     const auto file = [&](const char* name) { return fmt::format("{}_{}", kind, name); };
@@ -61,16 +61,19 @@ void dump(const Case& c, const std::string& folder) {
   };
   const Problem problem = call.problem();
   write_results("exact", reference::forward(problem), reference::backward(problem));
-  write_results("model", same_dtype_forward(problem, c.dtype), same_dtype_backward(problem, c.dtype));
+  for (const auto& [kind, model] : {std::pair{"eager", Model::eager}, std::pair{"fused", Model::fused}}) {
+    write_results(kind, same_dtype_forward(problem, c.dtype, model),
+                  same_dtype_backward(problem, c.dtype, model));
+  }
 }
 
 }  // namespace
 }  // namespace tandem::harness
 
 int main(int argc, char** argv) {
-  if (argc != 12) return 2;
+  if (argc != 13) return 2;
   try {
-    tandem::harness::dump(tandem::harness::parse({argv + 1, 10}), argv[11]);
+    tandem::harness::dump(tandem::harness::parse({argv + 1, 11}), argv[12]);
     return 0;
   } catch (const std::exception& e) {
     fmt::print(stderr, "same_dtype_dump: {}\n", e.what());

@@ -98,12 +98,14 @@ struct KeyGradients {
 };
 
 /// One query and what it has to do with a part's keys: exactly, and as eager PyTorch in `dtype` computes it,
-/// with one rounding after every operator (same_dtype.hpp). Of the other keys the model, too, has the exact
-/// sums: the softmax's in LSE and that of dP * P in delta. So it errs rather less than eager PyTorch.
+/// with one rounding after every operator, and fused PyTorch, with one of P and of dS (same_dtype.hpp). Of
+/// the other keys the models, too, have the exact sums: the softmax's in LSE and that of dP * P in delta. So
+/// they err rather less than PyTorch.
 struct Query {
   std::vector<double> q, dout;
   std::vector<double> p, ds;              ///< by key
-  std::vector<double> model_p, model_ds;  ///< the same, rounded
+  std::vector<double> model_p, model_ds;  ///< the same, rounded as eager PyTorch does
+  std::vector<double> fused_p, fused_ds;
 };
 
 Query query_of(const Problem& p, const Part& part, std::int64_t i, std::int64_t head, std::int64_t keys,
@@ -127,7 +129,10 @@ Query query_of(const Problem& p, const Part& part, std::int64_t i, std::int64_t 
     r.model_p.push_back(std::exp(round(round(score) * scale) - lse));
     model_sum += r.model_p[j] - r.p[j];
     dp.push_back(dot(r.dout, v[j]));
-    r.ds.push_back(r.p[j] * (dp[j] - delta) * scale);
+    const double ds = r.p[j] * (dp[j] - delta);
+    r.ds.push_back(ds * scale);
+    r.fused_p.push_back(round(r.p[j]));
+    r.fused_ds.push_back(round(ds) * scale);
   }
   for (std::size_t j = 0; j < count; ++j) {
     r.model_p[j] = round(r.model_p[j] / model_sum);
@@ -145,9 +150,13 @@ void add(Matrix& sum, const Matrix& other, const std::function<double(double)>& 
   }
 }
 
-/// The exact gradients and the model's. Sums are fp64 in both: PyTorch's fp32 ones are off by less than its
+/// The exact gradients and the models'. Sums are fp64 in all: PyTorch's fp32 ones are off by less than its
 /// roundings.
-std::pair<KeyGradients, KeyGradients> key_gradients(const Problem& p, const Part& part, DType dtype) {
+struct Gradients {
+  KeyGradients exact, model, fused;
+};
+
+Gradients key_gradients(const Problem& p, const Part& part, DType dtype) {
   const auto round = [dtype](double x) {
     return static_cast<double>(round_fast(dtype, static_cast<float>(x)));
   };
@@ -158,8 +167,8 @@ std::pair<KeyGradients, KeyGradients> key_gradients(const Problem& p, const Part
     return Matrix(static_cast<std::size_t>(part.count), std::vector<double>(static_cast<std::size_t>(dim)));
   };
   const KeyGradients none{zeros(p.head_dim_qk), zeros(p.head_dim_v)};
-  KeyGradients exact = none;
-  KeyGradients model = none;
+  Gradients sums{none, none, none};
+  auto& [exact, model, fused] = sums;
   for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
     KeyGradients of_head = none;  // PyTorch rounds a head's sum before it adds the group's
     for (std::int64_t i = 0; i < p.rows_q; ++i) {
@@ -172,37 +181,42 @@ std::pair<KeyGradients, KeyGradients> key_gradients(const Problem& p, const Part
         accumulate(exact.dv[j], query.p[j], query.dout);
         accumulate(of_head.dk[j], query.model_ds[j], query.q);
         accumulate(of_head.dv[j], query.model_p[j], query.dout);
+        accumulate(fused.dk[j], query.fused_ds[j], query.q);
+        accumulate(fused.dv[j], query.fused_p[j], query.dout);
       }
     }
     add(model.dk, of_head.dk, round);
     add(model.dv, of_head.dv, round);
   }
-  for (Matrix* all : {&model.dk, &model.dv}) {
+  for (Matrix* all : {&model.dk, &model.dv, &fused.dk, &fused.dv}) {
     for (auto& row : *all) std::ranges::transform(row, row.begin(), round);
   }
-  return {exact, model};
+  return sums;
 }
 
-Target target_of(const Matrix& exact, const Matrix& model, DType dtype) {
-  Target target;
+Target target_of(const Matrix& exact, const Matrix& model, const Matrix& fused, DType dtype, double queries) {
+  std::vector<double> values;
+  Sums sums;
   double error = 0.0;
   for (std::size_t j = 0; j < exact.size(); ++j) {
     for (std::size_t c = 0; c < exact[j].size(); ++c) {
-      target.values.push_back(exact[j][c]);
+      values.push_back(exact[j][c]);
       error = std::max(error, std::abs(model[j][c] - exact[j][c]));
+      sums.add(exact[j][c], fused[j][c]);
     }
   }
-  target.bound = gradient_bound(dtype, error, target.values);
-  return target;
+  return gradient_target(dtype, std::move(values), error, dtype == DType::f32 ? Sums() : sums, queries,
+                         static_cast<std::int64_t>(exact.front().size()));
 }
 
 /// What the outputs of a pass should hold in one part.
 Expected expect_part(const Problem& p, DType dtype, Pass pass, const Part& part) {
   Expected e = expect(problem_of(p, part), dtype, pass, scores(p));
   if (pass == Pass::forward) return e;
-  const auto [exact, model] = key_gradients(p, part, dtype);
-  e.dk = target_of(exact.dk, model.dk, dtype);
-  e.dv = target_of(exact.dv, model.dv, dtype);
+  const auto [exact, model, fused] = key_gradients(p, part, dtype);
+  const auto queries = static_cast<double>(p.rows_q * p.group());
+  e.dk = target_of(exact.dk, model.dk, fused.dk, dtype, queries);
+  e.dv = target_of(exact.dv, model.dv, fused.dv, dtype, queries);
   return e;
 }
 
@@ -235,6 +249,10 @@ SampleError compare_output(const Problem& p, const Output& output, const std::ve
     all.bound.absolute = std::max(all.bound.absolute, target.bound.absolute);
     all.bound.relative = std::max(all.bound.relative, target.bound.relative);
     all.values.insert(all.values.end(), target.values.begin(), target.values.end());
+    all.fused.add(target.fused);
+    all.f32_rms = std::max(all.f32_rms, target.f32_rms);
+    all.queries += target.queries;
+    all.row = target.row;
     const std::int64_t head = output.of_keys ? part.head / p.group() : part.head;
     for (std::int64_t r = 0; r < part.count; ++r) {
       for (std::int64_t c = 0; c < output.dim; ++c) places.push_back({part.batch, part.first + r, head, c});

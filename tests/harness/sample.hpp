@@ -31,10 +31,11 @@ struct SampleError {
 };
 
 /// What `problem.out` and `problem.lse` hold (forward), or dq, dk and dv (backward), compared on `parts` by
-/// the rule of expect(); the sample has one bound an output, as a whole tensor has. `dtype` is that of the
-/// outputs. The rows of a part take their own q and the head's k and v: the time grows with seqlen, not with
-/// its square. Keys' gradients take every query's LSE and row sum of dout * out, from `problem`: check
-/// forward first. For masks that are full or causal, dense tensors, and no softcap, sink or dlse.
+/// the rule of expect(); the sample has one bound an output, as a whole tensor has, and one RMS and gain.
+/// `dtype` is that of the outputs. The rows of a part take their own q and the head's k and v: the time grows
+/// with seqlen, not with its square. Keys' gradients take every query's LSE and row sum of dout * out, from
+/// `problem`: check forward first. For masks that are full or causal, dense tensors, and no softcap, sink or
+/// dlse.
 std::vector<SampleError> compare_sample(const Problem& problem, DType dtype, Pass pass,
                                         const std::vector<Part>& parts);
 

@@ -88,7 +88,7 @@ TEST_P(Sample, RightResultsPassByTheOraclesValuesAndBounds) {
       ASSERT_EQ(errors.size(), pass == Pass::forward ? 2 : 3);
       for (const SampleError& error : errors) {
         SCOPED_TRACE(error.output);
-        EXPECT_EQ(error.deviation.wrong, 0) << error.deviation.share << " at " << error.worst;
+        EXPECT_TRUE(error.deviation.right()) << error.deviation.complaint() << " at " << error.worst;
         ASSERT_GT(error.deviation.share, 0.0);  // something was compared
         const Target& target = target_of(whole, error.output);
         bounds[error.output] += std::log(error.bound.at(0.0) / target.bound.at(0.0));
@@ -96,8 +96,8 @@ TEST_P(Sample, RightResultsPassByTheOraclesValuesAndBounds) {
         const Box& box = box_of(call, error.output);
         const std::int64_t index = index_of(box, error.worst);
         const double expected = target.values[static_cast<std::size_t>(index)];
-        EXPECT_NEAR(std::abs(box.get(index) - expected), error.deviation.share * error.bound.at(expected),
-                    0.1 * target.bound.at(expected));
+        EXPECT_NEAR(std::abs(box.get(index) - expected),
+                    error.deviation.worst_share * error.bound.at(expected), 0.1 * target.bound.at(expected));
       }
     }
   }

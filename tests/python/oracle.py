@@ -187,7 +187,9 @@ def alibi(slopes: Tensor, rows: int, keys: int) -> Tensor:
 def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     """The contract: 1e-5 in f32; in 16 bits twice the error of PyTorch's own results, `same`, and 3e-5.
 
-    In f32 relative to the largest element, if that exceeds 1: every element sums terms of that size.
+    In f32 relative to the largest element, if that exceeds 1: every element sums terms of that size. Of 4096
+    elements and more also the bounds of RMS and gain (docs/numerics.md), the RMS that of the least exact of
+    `same`.
     """
     assert got.shape == expected.shape
     got, expected = got.double(), expected.double()
@@ -195,8 +197,24 @@ def assert_close(got: Tensor, expected: Tensor, *same: Tensor) -> None:
     assert torch.equal(got.isinf(), infinite)
     if got.numel() == 0:
         return
-    error = (got - expected).masked_fill(infinite, 0.0).abs().max().item()
-    bound = 1e-5 * max(1.0, expected.masked_fill(infinite, 0.0).abs().max().item())
+    errors = (got - expected).masked_fill(infinite, 0.0)
+    expected = expected.masked_fill(infinite, 0.0)
+    f32_bound = bound = 1e-5 * max(1.0, expected.abs().max().item())
+    others = [(s.double() - expected).masked_fill(infinite, 0.0) for s in same]
     if same:
-        bound = 2.0 * max((s.double() - expected).abs().max().item() for s in same) + 3e-5
+        bound = 2.0 * max(o.abs().max().item() for o in others) + 3e-5
+    error = errors.abs().max().item()
     assert error <= bound, f"{error:.3g} > {bound:.3g}"
+    if got.numel() < 4096 or not same:
+        return
+    rms, size = _rms(errors), _rms(expected)
+    rms_bound = 1.5 * max(map(_rms, others)) + f32_bound / 4
+    assert rms <= rms_bound, f"RMS {rms:.3g} > {rms_bound:.3g}"
+    chance = min(1.0, 6.0 / math.sqrt(got.numel() / got.shape[-1])) * rms_bound
+    gain_error = abs((errors * expected).mean().item())
+    gain_bound = max(0.004 * size**2, chance * size)
+    assert gain_error <= gain_bound, f"the gain is off by {gain_error / size**2:.3g}"
+
+
+def _rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
