@@ -9,7 +9,9 @@
 //                          and any field of the pass's Config by its name. lengths=131072,1000x16 packs
 //                          sequences of these lengths (1000 of 16) in place of batch and seqlen
 //                          -> {"flops": of one call, "config": "...", "first_call_ms": compile, load and run,
-//                          "memory_bytes": of the device that tensors, workspace and call took}
+//                          "memory_bytes": of the device that tensors, workspace and call took,
+//                          "share_of_bound": the error of a sample of the results, which is at most 1, or -1
+//                          where nothing is compared: windows, softcap, s8 and the quantiser alone}
 //                          precision=fp8 strict=0 (forward) times the call with the quantiser in it;
 //   problem pass=quantize precision=fp8 ...  the quantiser alone -> {"bytes": read and written, ...}
 //                          quantized=1: q, k and v are 8-bit already; the same pass arranges them
@@ -37,6 +39,7 @@
 #include "cpu/convert.hpp"
 #include "gpu/device.hpp"
 #include "gpu/run.hpp"
+#include "gpu_check.hpp"
 #include "kernels/config/fields.hpp"
 #include "plan/backward_plan.hpp"
 #include "plan/eight_bit_plan.hpp"
@@ -71,9 +74,9 @@ Precision precision_of(const std::string& name) {
 }
 
 /// Device memory of normal numbers, or their quantized values of scale 1 (e4m3) or 1 / 32 (s8): four million
-/// drawn, then repeated.
+/// drawn, then repeated, at no place in a row or head where they were before.
 gpu::DeviceBuffer random_tensor(std::size_t elements, DType dtype, unsigned seed) {
-  constexpr std::size_t period = std::size_t{1} << 22;
+  constexpr std::size_t period = (std::size_t{1} << 22) - 3;  // a prime
   const std::size_t size = size_of(dtype);
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
@@ -183,9 +186,15 @@ class Bench {
     stream_.synchronize();
     const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
     const bool exact = p_.precision == Precision::exact;
-    return fmt::format(R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}}})",
-                       flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
-                       gpu::expression_of(steps_.config), spent.count(), free_before_ - free_bytes());
+    const std::size_t memory = free_before_ - free_bytes();
+    const double share =
+        pass_ == "quantize"
+            ? -1.0
+            : bench::check_results(p_, is_backward() ? Pass::backward : Pass::forward, tensors_, lengths_);
+    return fmt::format(
+        R"({{"flops": {}, {}"config": "{}", "first_call_ms": {:.1f}, "memory_bytes": {}, "share_of_bound": {}}})",
+        flops(), exact ? "" : fmt::format(R"("bytes": {}, )", quantized_bytes()),
+        gpu::expression_of(steps_.config), spent.count(), memory, share);
   }
 
   std::string round(double milliseconds) {
