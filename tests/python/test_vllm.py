@@ -1,4 +1,5 @@
-"""The vLLM backend, with small copies of what it uses of vLLM 0.32: vLLM itself is too large for these tests.
+"""The vLLM backend, in vLLM's own classes where it can be imported, and in small copies of what it uses of
+vLLM 0.33 elsewhere: vLLM is too large to be installed for these tests.
 
 What a whole engine gave is in docs/guides/serve.md.
 """
@@ -10,9 +11,10 @@ import importlib
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import engines
 import oracle
 import pytest
 import tandem
@@ -59,36 +61,32 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             members[backend] = backend  # type: ignore[assignment]
         overrides[backend] = str(class_path)
 
-    contents: dict[str, dict[str, Any]] = {
-        "vllm": {},
+    copies: dict[str, dict[str, Any]] = {
         "vllm.envs": {"VLLM_BATCH_INVARIANT": False},
-        "vllm.v1": {},
-        "vllm.v1.attention": {},
         "vllm.v1.attention.backend": {
             "AttentionBackend": object,
             "AttentionImpl": object,
             "AttentionMetadataBuilder": AttentionMetadataBuilder,
             "AttentionCGSupport": AttentionCGSupport,
+            "CommonAttentionMetadata": SimpleNamespace,
             "MultipleOf": lambda base: ("multiple of", base),
         },
-        "vllm.v1.attention.backends": {},
         "vllm.v1.attention.backends.registry": {
             "AttentionBackendEnum": Enum,
+            "_ATTN_OVERRIDES": overrides,
             "register_backend": register_backend,
         },
-        "vllm.v1.attention.backends.mla": {},
-        "vllm.v1.attention.backends.mla.prefill": {},
         "vllm.v1.attention.backends.mla.prefill.registry": {
             "MLAPrefillBackendEnum": SimpleNamespace(CUSTOM="CUSTOM"),
+            "_MLA_PREFILL_OVERRIDES": prompts,
             "register_mla_prefill_backend": prompts.__setitem__,
         },
     }
-    modules = {}
-    for name, content in contents.items():
-        modules[name] = ModuleType(name)
-        vars(modules[name]).update(content)
-        monkeypatch.setitem(sys.modules, name, modules[name])
-    vars(modules["vllm"])["envs"] = modules["vllm.envs"]
+    modules, is_vllms_own = engines.modules(monkeypatch, copies)
+    envs, backends, registry, prefill = modules.values()
+    if is_vllms_own:
+        monkeypatch.setattr(registry, "_ATTN_OVERRIDES", overrides)
+        monkeypatch.setattr(prefill, "_MLA_PREFILL_OVERRIDES", prompts)
     monkeypatch.delenv("TANDEM_VLLM", raising=False)
     plugin = importlib.import_module("tandem.integrations.vllm")
     backend = importlib.import_module("tandem.integrations._vllm")
@@ -97,8 +95,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         backend=backend,
         overrides=overrides,
         prompts=prompts,
-        members=members,
-        envs=modules["vllm.envs"],
+        enum=registry.AttentionBackendEnum,
+        custom=prefill.MLAPrefillBackendEnum.CUSTOM,
+        own=backends,
+        envs=envs,
     )
     del sys.modules["tandem.integrations._vllm"]
 
@@ -108,25 +108,25 @@ def test_the_package_tells_vllm_of_itself() -> None:
     assert point.value == "tandem.integrations.vllm:register"
 
 
+def by_name(registered: dict[Any, str]) -> dict[str, str]:
+    return {getattr(backend, "name", backend): path for backend, path in registered.items()}
+
+
 def test_registering(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "tandem.integrations._vllm.TandemBackend"
     latent = "tandem.integrations._vllm_mla.TandemMLABackend"
     for _ in range(2):  # every process does, some twice
         vllm.plugin.register()
-    assert vllm.overrides == {"TANDEM": path, "TANDEM_MLA": latent}
-    assert vllm.prompts == {"CUSTOM": "tandem.integrations._vllm_mla.TandemMLAPrefillBackend"}
+    assert by_name(vllm.overrides) == {"TANDEM": path, "TANDEM_MLA": latent}
+    assert by_name(vllm.prompts) == {"CUSTOM": "tandem.integrations._vllm_mla.TandemMLAPrefillBackend"}
     module, _, name = path.rpartition(".")
-    assert getattr(importlib.import_module(module), name).get_name() in vllm.members
+    assert getattr(importlib.import_module(module), name).get_name() in vllm.enum.__members__
     monkeypatch.setenv("TANDEM_VLLM", "CPU_ATTN")
     vllm.plugin.register()
     vllm.plugin.register("FLASH_ATTN")
     vllm.plugin.register("FLASH_ATTN_MLA")
-    del vllm.overrides["TANDEM"], vllm.overrides["TANDEM_MLA"]
-    assert vllm.overrides == {
-        AttentionBackendEnum.CPU_ATTN: path,
-        AttentionBackendEnum.FLASH_ATTN: path,
-        AttentionBackendEnum.FLASH_ATTN_MLA: latent,
-    }
+    instead = {"CPU_ATTN": path, "FLASH_ATTN": path, "FLASH_ATTN_MLA": latent}
+    assert by_name(vllm.overrides) == instead | {"TANDEM": path, "TANDEM_MLA": latent}
     with pytest.raises(ValueError, match="Unknown attention backend: 'TPU'"):
         vllm.plugin.register("TPU")
 
@@ -138,9 +138,13 @@ def layer(vllm: Any, **options: Any) -> Any:
 def metadata(
     vllm: Any, cu: Any, lengths: Any, table: Any, slots: Any, tokens: int, causal: Any = True
 ) -> Any:
-    common = SimpleNamespace(
+    common = vllm.own.CommonAttentionMetadata(
         num_actual_tokens=tokens,
+        num_reqs=len(lengths),
+        max_query_len=int(cu.diff().max()),
+        max_seq_len=int(lengths.max()),
         query_start_loc=cu,
+        query_start_loc_cpu=cu,
         seq_lens=lengths,
         block_table_tensor=table,
         slot_mapping=slots,
@@ -246,9 +250,9 @@ def test_an_8_bit_cache(vllm: Any, name: str) -> None:
         oracle.assert_close(output[None, rows], wanted[0])
 
 
-def test_what_else_is_in_the_batch(vllm: Any) -> None:
+def test_what_else_is_in_the_batch(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under VLLM_BATCH_INVARIANT a request's bits do not depend on it, and its tokens' chunks change none."""
-    vllm.envs.VLLM_BATCH_INVARIANT = True
+    monkeypatch.setattr(vllm.envs, "VLLM_BATCH_INVARIANT", True)
     assert vllm.backend.TandemBackend.supports_batch_invariance()
     impl = layer(vllm)
     assert impl.split_size > 0 and impl.split_size % 128 == 0
@@ -289,7 +293,7 @@ def test_what_vllm_asks(vllm: Any) -> None:
     for major, minor, ours in ((9, 0, True), (10, 0, False), (8, 0, False)):
         assert backend.supports_compute_capability(SimpleNamespace(major=major, minor=minor)) is ours
     assert backend.supports_sink() and backend.supports_sliding_window() and backend.supports_non_causal()
-    assert backend.get_supported_kernel_block_sizes() == [("multiple of", 16)]
+    assert backend.get_supported_kernel_block_sizes() == [vllm.own.MultipleOf(16)]
     assert not backend.forward_includes_kv_cache_update
     builder = backend.get_builder_cls()
-    assert builder.get_cudagraph_support(None, None) is AttentionCGSupport.ALWAYS
+    assert builder.get_cudagraph_support(None, None) is vllm.own.AttentionCGSupport.ALWAYS
