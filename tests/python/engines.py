@@ -1,4 +1,4 @@
-"""The modules of an inference engine: its own where a wheel of it can be imported, which needs no GPU, and small
+"""The modules of an inference engine: its own where its wheel can be imported, which needs no GPU, and small
 copies of what Tandem uses of it elsewhere. Tests are the same for both."""
 
 from __future__ import annotations

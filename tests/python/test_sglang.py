@@ -1,4 +1,5 @@
-"""The SGLang backend, with small copies of what it uses of SGLang 0.5.23, which needs packages for GPUs."""
+"""The SGLang backend, in SGLang's own classes where it can be imported, and in small copies of what it uses
+of SGLang 0.5.23 elsewhere. Pools of memory, batches and layers are always copies."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import importlib
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import engines
 import oracle
 import pytest
 import tandem
@@ -69,9 +71,10 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     def register_attention_backend(name: str) -> Any:
         return lambda factory: backends.setdefault(name, factory)
 
-    contents: dict[str, dict[str, Any]] = {
+    copies: dict[str, dict[str, Any]] = {
         "sglang.srt.layers.attention.attention_registry": {
-            "register_attention_backend": register_attention_backend
+            "ATTENTION_BACKENDS": backends,
+            "register_attention_backend": register_attention_backend,
         },
         "sglang.srt.layers.attention.base_attn_backend": {"AttentionBackend": object},
         "sglang.srt.server_args": {
@@ -80,13 +83,13 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         },
         "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
     }
-    for name, content in contents.items():
-        parts = name.split(".")
-        for n in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:n]), ModuleType(".".join(parts[:n])))
-        vars(sys.modules[name]).update(content)
+    registry, _, arguments, _ = engines.modules(monkeypatch, copies)[0].values()
     plugin = importlib.import_module("tandem.integrations.sglang")
-    yield SimpleNamespace(plugin=plugin, backends=backends, choices=choices)
+    yield SimpleNamespace(
+        plugin=plugin,
+        backends=registry.ATTENTION_BACKENDS,
+        choices=arguments.ATTENTION_BACKEND_CHOICES,
+    )
     sys.modules.pop("tandem.integrations._sglang", None)
 
 
@@ -149,6 +152,7 @@ def batch(of: Any, mode: str, requests: list[int], before: list[int], new: list[
         seq_lens_cpu=torch.tensor(after),
         extend_seq_lens=used(new),
         out_cache_loc=torch.cat(slots).long(),
+        out_cache_loc_is_physical=True,
     )
 
 
@@ -166,7 +170,7 @@ def test_prompts_in_chunks_and_decoding(sglang: Any, feature: str, page_size: in
     a captured graph."""
     sglang.plugin.register()
     sglang.plugin.register()
-    assert sglang.choices == ["triton", "fa3", "tandem"]
+    assert sglang.choices.count("tandem") == 1 and "fa3" in sglang.choices
     of = runner(page_size)
     backend = sglang.backends["tandem"](of)
     backend.init_cuda_graph_state(8, 8)
