@@ -40,7 +40,8 @@ enum class FunctionOp : std::int16_t {
   seqlen_k,
   read,  ///< an element of a captured tensor; one argument a dimension
   to_real,
-  to_integer,  ///< towards 0
+  to_integer,  ///< towards 0; of 64 bits the lowest 32
+  to_wide,     ///< likewise, of 64 bits
   to_boolean,  ///< not 0
   add,
   subtract,
@@ -57,6 +58,15 @@ enum class FunctionOp : std::int16_t {
   sqrt,
   tanh,
   sigmoid,
+  sine,
+  cosine,
+  erf,
+  log2,
+  log1p,  ///< log(1 + x)
+  floor,  ///< of reals
+  round,  ///< of reals, halves to even
+  fmod,   ///< the remainder of reals, with the sign of the dividend; by 0 it is NaN
+  stop,   ///< the argument, whose derivative counts as 0
   less,
   less_equal,
   equal,
@@ -68,8 +78,8 @@ enum class FunctionOp : std::int16_t {
   select,  ///< where(first, second, third)
 };
 
-/// Integers have 32 bits and wrap; reals are f32 in kernels and fp64 in the reference.
-enum class FunctionType : std::int16_t { boolean, integer, real };
+/// Integers have 32 bits, wide ones 64, and both wrap; reals are f32 in kernels and fp64 in the reference.
+enum class FunctionType : std::int16_t { boolean, integer, wide, real };
 
 /// One operation. Arguments are indices of earlier nodes; those that it has not are -1.
 struct FunctionNode {
@@ -77,7 +87,7 @@ struct FunctionNode {
   FunctionType type = FunctionType::real;
   std::array<std::int16_t, 4> args{-1, -1, -1, -1};
   std::int16_t captured = -1;  ///< of `read`: which tensor
-  double value = 0.0;          ///< of `constant`; integers and booleans too
+  double value = 0.0;          ///< of `constant`; integers (of at most 2^53) and booleans too
 
   friend bool operator==(const FunctionNode&, const FunctionNode&) = default;
 };
@@ -163,17 +173,18 @@ class TANDEM_API Expression {
 /// become too large.
 class TANDEM_API FunctionBuilder {
  public:
-  /// A boolean, an integer of 32 bits, or a real.
+  /// A boolean, an integer (wide where 32 bits do not hold it), or a real.
   template <typename T>
   requires std::is_arithmetic_v<T> Expression constant(T value) {
     if constexpr (std::is_same_v<T, bool>) {
       return constant(FunctionType::boolean, value ? -1.0 : 0.0);
+    } else if constexpr (std::is_integral_v<T>) {
+      return integer(static_cast<std::int64_t>(value));
     } else {
-      return constant(std::is_integral_v<T> ? FunctionType::integer : FunctionType::real,
-                      static_cast<double>(value));
+      return constant(FunctionType::real, static_cast<double>(value));
     }
   }
-  Expression integer(double value) { return constant(FunctionType::integer, value); }
+  Expression integer(std::int64_t value);
   Expression leaf(FunctionOp op);  ///< score to seqlen_k
   Expression score() { return leaf(FunctionOp::score); }
   Expression batch() { return leaf(FunctionOp::batch); }
@@ -183,8 +194,8 @@ class TANDEM_API FunctionBuilder {
   Expression seqlen_q() { return leaf(FunctionOp::seqlen_q); }
   Expression seqlen_k() { return leaf(FunctionOp::seqlen_k); }
 
-  /// Makes a tensor one that the function reads: f32, f16, bf16 (real), i32, i64 or s8 (integer; i64 values
-  /// must fit 32 bits), of any strides, without an empty dimension. Returns its number.
+  /// Makes a tensor one that the function reads: f32, f16, bf16 (real), i32, s8 (integer) or i64 (wide), of
+  /// any strides, without an empty dimension. Returns its number.
   int capture(const ConstTensor& tensor);
   /// Element [indices] of captured tensor `number`. An index below 0 counts from the end; one that is out of
   /// range all the same is clamped, but a constant one is an error.
@@ -193,8 +204,8 @@ class TANDEM_API FunctionBuilder {
     return read(number, std::span(indices.begin(), indices.size()));
   }
 
-  /// Any operation with arguments. Types are those of PyTorch: booleans become integers and integers reals
-  /// where the others are.
+  /// Any operation with arguments. Types are those of PyTorch: booleans become integers, integers wide and
+  /// these reals where the others are.
   Expression apply(FunctionOp op, std::span<const Expression> arguments);
   Expression apply(FunctionOp op, std::initializer_list<Expression> arguments) {
     return apply(op, std::span(arguments.begin(), arguments.size()));
@@ -340,6 +351,10 @@ inline Expression tanh(Expression a) {
 }
 inline Expression sigmoid(Expression a) {
   return a.builder().apply(FunctionOp::sigmoid, {a});
+}
+/// x, whose derivative counts as 0.
+inline Expression stop_gradient(Expression a) {
+  return a.builder().apply(FunctionOp::stop, {a});
 }
 /// `yes` where `condition`, else `no`.
 inline Expression where(Expression condition, Expression yes, Expression no) {

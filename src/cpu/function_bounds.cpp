@@ -8,12 +8,22 @@ namespace tandem::cpu {
 namespace {
 
 using interval::anything;
+using interval::everything;
 using interval::maybe;
 using interval::one;
 
+/// What nothing is known of: real numbers, and most that is read.
+Interval unknown(FunctionType type) {
+  switch (type) {
+    case FunctionType::boolean: return maybe;
+    case FunctionType::wide: return everything;
+    default: return anything;
+  }
+}
+
 /// Of booleans; the bits of other integers are not followed.
 Interval logic(FunctionOp op, FunctionType type, const Interval& a, const Interval& b) {
-  if (type != FunctionType::boolean) return anything;
+  if (type != FunctionType::boolean) return unknown(type);
   switch (op) {
     case FunctionOp::bit_not: return interval::opposite(a);
     case FunctionOp::bit_and: return interval::both(a, b);
@@ -52,11 +62,7 @@ Interval range_of(const T* data, std::int64_t count, std::int64_t stride) {
     low = std::min(low, data[i * stride]);
     high = std::max(high, data[i * stride]);
   }
-  // 64-bit integers count as those of 32 bits nearest to them.
-  const auto fitted = [](T x) {
-    return std::clamp<long long>(static_cast<long long>(x), anything.low, anything.high);
-  };
-  return {.low = fitted(low), .high = fitted(high)};
+  return {.low = low, .high = high};
 }
 
 /// Integers that are read by one index that varies, as numbers of documents are: the least and the largest of
@@ -68,10 +74,10 @@ Interval elements(const ProgramTensor& t, const ProgramStep& step, const Interva
   std::int64_t stride = 0;
   for (int d = 0; d < t.rank; ++d) {
     Interval index = values[step.args[d].step];
-    if (!clamp(index, t.shape[d])) return anything;
+    if (!clamp(index, t.shape[d])) return unknown(step.type);
     offset += index.low * t.stride[d];
     if (index.single()) continue;
-    if (count > 1 || index.high - index.low >= most) return anything;
+    if (count > 1 || index.high - index.low >= most) return unknown(step.type);
     count = index.high - index.low + 1;
     stride = t.stride[d];
   }
@@ -83,12 +89,8 @@ Interval elements(const ProgramTensor& t, const ProgramStep& step, const Interva
   }
 }
 
-/// What nothing is known of: real numbers, and most that is read.
-Interval unknown(FunctionType type) {
-  return type == FunctionType::boolean ? maybe : anything;
-}
-
-Interval operation(const ProgramStep& step, const Interval& a, const Interval& b, const Interval& c) {
+/// Of integers of 32 bits.
+Interval arithmetic(const ProgramStep& step, const Interval& a, const Interval& b) {
   switch (step.op) {
     case FunctionOp::add: return interval::sum(a, b);
     case FunctionOp::subtract: return interval::difference(a, b);
@@ -97,9 +99,18 @@ Interval operation(const ProgramStep& step, const Interval& a, const Interval& b
     case FunctionOp::remainder: return interval::remainder(a, b);
     case FunctionOp::negate: return interval::negative(a);
     case FunctionOp::absolute: return interval::magnitude(a);
+    default: return unknown(step.type);
+  }
+}
+
+Interval operation(const ProgramStep& step, const Interval& a, const Interval& b, const Interval& c) {
+  switch (step.op) {
     case FunctionOp::minimum: return interval::minimum(a, b);
     case FunctionOp::maximum: return interval::maximum(a, b);
-    case FunctionOp::to_integer: return interval::from_boolean(a);
+    case FunctionOp::to_integer:
+    case FunctionOp::to_wide:
+      if (step.from == FunctionType::boolean) return interval::from_boolean(a);
+      return step.op == FunctionOp::to_wide ? a : interval::narrowed(a);
     case FunctionOp::to_boolean: return interval::to_boolean(a);
     case FunctionOp::less: return interval::less(a, b);
     case FunctionOp::less_equal: return interval::less_equal(a, b);
@@ -110,7 +121,9 @@ Interval operation(const ProgramStep& step, const Interval& a, const Interval& b
     case FunctionOp::bit_xor:
     case FunctionOp::bit_not: return logic(step.op, step.type, a, b);
     case FunctionOp::select: return interval::chosen(a, b, c);
-    default: return unknown(step.type);
+    default:
+      if (step.type != FunctionType::wide) return arithmetic(step, a, b);
+      return interval::of_wide(arithmetic(step, interval::narrowed(a), interval::narrowed(b)), a, b);
   }
 }
 

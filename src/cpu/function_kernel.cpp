@@ -3,33 +3,11 @@
 #include "cpu/function_kernel.hpp"
 
 #include "cpu/function_reads.hpp"
+#include "cpu/function_wide.hpp"
 #include "cpu/simd/math.hpp"
 
 namespace tandem::cpu::TANDEM_TARGET {
 namespace {
-
-TANDEM_INLINE IVec as_integers(Vec v) {
-  return hn::BitCast(i32_lanes, v);
-}
-TANDEM_INLINE Vec as_bits(IVec v) {
-  return hn::BitCast(f32_lanes, v);
-}
-template <typename M>
-TANDEM_INLINE Vec all_bits(M mask) {
-  return as_bits(hn::VecFromMask(i32_lanes, hn::RebindMask(i32_lanes, mask)));
-}
-TANDEM_INLINE Mask is_true(Vec v) {
-  return hn::RebindMask(f32_lanes, hn::Ne(as_integers(v), hn::Zero(i32_lanes)));
-}
-
-/// A step, with its arguments where this evaluation has them.
-struct Work {
-  const ProgramStep& step;
-  FunctionSource a, b, c;
-  float* result;
-  std::int64_t result_step;  ///< from register to register
-  int count;                 ///< registers of the result
-};
 
 /// Stores value(j) for each register j. Only a step that is a constant lets the compiler unroll the loop.
 template <typename F>
@@ -107,7 +85,7 @@ void floor_divide(const Work& w) {
 
 void remainder(const Work& w) {
   if (w.step.integer == 0) return divide_integers<true>(w);
-  const IVec low = hn::Set(i32_lanes, w.step.integer - 1);
+  const IVec low = hn::Set(i32_lanes, static_cast<std::int32_t>(w.step.integer) - 1);
   unary_integer(
       w, [&](IVec a) __attribute__((always_inline)) { return hn::And(a, low); });
 }
@@ -117,6 +95,14 @@ template <bool least>
 TANDEM_INLINE Vec extreme(Vec a, Vec b) {
   const Vec y = hn::IfThenElse(least ? hn::Lt(b, a) : hn::Lt(a, b), b, a);
   return hn::IfThenElse(hn::And(hn::Eq(a, a), hn::Eq(b, b)), y, hn::Add(a, b));
+}
+
+/// Also where either is NaN, which hn::Ne tells of some targets alone.
+TANDEM_INLINE auto differ(Vec a, Vec b) {
+  return hn::Not(hn::Eq(a, b));
+}
+TANDEM_INLINE auto differ(IVec a, IVec b) {
+  return hn::Ne(a, b);
 }
 
 TANDEM_INLINE Vec natural_exp(Vec x) {
@@ -132,7 +118,7 @@ void convert(const Work& w) {
   if (w.step.op == FunctionOp::to_boolean) {
     if (from == FunctionType::real) {
       unary(
-          w, [](Vec a) __attribute__((always_inline)) { return all_bits(hn::Ne(a, zero())); });
+          w, [](Vec a) __attribute__((always_inline)) { return all_bits(differ(a, zero())); });
     } else {
       unary_integer(
           w, [](IVec a) __attribute__((always_inline)) {
@@ -152,6 +138,19 @@ void convert(const Work& w) {
           const IVec i = as_integers(a);
           return hn::ConvertTo(f32_lanes, negative ? hn::Neg(i) : i);
         });
+  }
+}
+
+/// One lane after the other: functions that are rare beside those that have registers' arithmetic.
+template <typename F>
+void by_lane(const Work& w, F f) {
+  for (int j = 0; j < w.count; ++j) {
+    float a[vec_lanes];
+    float b[vec_lanes] = {};
+    store(fetch(w.a, j), a);
+    if (w.step.arguments > 1) store(fetch(w.b, j), b);
+    for (int i = 0; i < vec_lanes; ++i) a[i] = f(a[i], b[i]);
+    store(load(a), w.result + j * w.result_step);
   }
 }
 
@@ -176,6 +175,8 @@ void arithmetic(const Work& w) {
 }
 
 void run_step(const Work& w) {
+  const bool wide = w.step.from == FunctionType::wide || w.step.type == FunctionType::wide;
+  if (wide) return run_wide(w);
   switch (w.step.op) {
     case FunctionOp::to_real:
     case FunctionOp::to_integer:
@@ -188,6 +189,15 @@ void run_step(const Work& w) {
     case FunctionOp::sqrt: return unary(w, [](Vec a) { return hn::Sqrt(a); });
     case FunctionOp::tanh: return unary(w, [](Vec a) { return tanh(a); });
     case FunctionOp::sigmoid: return unary(w, [](Vec a) { return sigmoid(a); });
+    case FunctionOp::sine: return by_lane(w, [](float a, float) { return __builtin_sinf(a); });
+    case FunctionOp::cosine: return by_lane(w, [](float a, float) { return __builtin_cosf(a); });
+    case FunctionOp::erf: return by_lane(w, [](float a, float) { return __builtin_erff(a); });
+    case FunctionOp::log2: return by_lane(w, [](float a, float) { return __builtin_log2f(a); });
+    case FunctionOp::log1p: return by_lane(w, [](float a, float) { return __builtin_log1pf(a); });
+    case FunctionOp::fmod: return by_lane(w, [](float a, float b) { return __builtin_fmodf(a, b); });
+    case FunctionOp::floor: return unary(w, [](Vec a) { return hn::Floor(a); });
+    case FunctionOp::round: return unary(w, [](Vec a) { return hn::Round(a); });
+    case FunctionOp::stop: return unary(w, [](Vec a) { return a; });
     case FunctionOp::less: return compare(w, [](auto a, auto b) { return hn::Lt(a, b); });
     case FunctionOp::less_equal:  // a NaN is not less than anything
       return w.step.from == FunctionType::real
@@ -196,7 +206,7 @@ void run_step(const Work& w) {
                      return all_bits(hn::Not(hn::Lt(as_integers(b), as_integers(a))));
                    });
     case FunctionOp::equal: return compare(w, [](auto a, auto b) { return hn::Eq(a, b); });
-    case FunctionOp::not_equal: return compare(w, [](auto a, auto b) { return hn::Ne(a, b); });
+    case FunctionOp::not_equal: return compare(w, [](auto a, auto b) { return differ(a, b); });
     case FunctionOp::bit_and: return binary_integer(w, [](IVec a, IVec b) { return hn::And(a, b); });
     case FunctionOp::bit_or: return binary_integer(w, [](IVec a, IVec b) { return hn::Or(a, b); });
     case FunctionOp::bit_xor: return binary_integer(w, [](IVec a, IVec b) { return hn::Xor(a, b); });
@@ -211,11 +221,15 @@ void run_step(const Work& w) {
 }
 
 /// Leaves, which have no arguments.
-void run_leaf(const ProgramStep& step, const FunctionPlace& place, float* result) {
+void run_leaf(const ProgramStep& step, const FunctionPlace& place, float* result, float* high) {
   const auto all = [&](std::int32_t x) { store(as_bits(hn::Set(i32_lanes, x)), result); };
   switch (step.op) {
     case FunctionOp::constant:
-      return step.type == FunctionType::real ? store(broadcast(step.real), result) : all(step.integer);
+      if (step.type == FunctionType::real) return store(broadcast(step.real), result);
+      if (step.type == FunctionType::wide) {
+        store(as_bits(hn::Set(i32_lanes, static_cast<std::int32_t>(step.integer >> 32))), high);
+      }
+      return all(static_cast<std::int32_t>(step.integer));
     case FunctionOp::batch: return all(place.batch);
     case FunctionOp::seqlen_q: return all(place.seqlen_q);
     case FunctionOp::seqlen_k: return all(place.seqlen_k);
@@ -262,15 +276,18 @@ void run_by_distance(const ProgramStep& step, const FunctionPlace& place, float*
     const int linear = i < 2 ? i : 1;  // of more arguments none is linear
     sources[i] = distances_of(step.args[i], step.by_key[linear], registers, place, memory, made[linear]);
   }
-  float* const result = memory + step.result.offset + registers.first * vec_lanes;
-  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, registers.count, result);
-  run_step({step, sources[0], sources[1], sources[2], result, vec_lanes, registers.count});
+  const std::int64_t first = registers.first * vec_lanes;
+  float* const result = memory + step.result.offset + first;
+  float* const high = memory + step.result.high + first;
+  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, registers.count, result, high);
+  run_step({step, sources[0], sources[1], sources[2], result, high, vec_lanes, registers.count});
 }
 
 /// A step whose keys are in lanes, or that is computed once for all keys, or for each.
 void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memory) {
   float* const result = memory + step.result.offset;
-  if (step.arguments == 0) return run_leaf(step, place, result);
+  float* const high = memory + step.result.high;
+  if (step.arguments == 0) return run_leaf(step, place, result, high);
   const bool by_keys = step.result.shape == ValueShape::keys;
   const int key_vecs = (place.keys + vec_lanes - 1) / vec_lanes;
   const int count = by_keys ? key_vecs : step.result.shape == ValueShape::pairs ? place.keys : 1;
@@ -280,9 +297,9 @@ void run_by_key(const ProgramStep& step, const FunctionPlace& place, float* memo
     // Where keys are in lanes, those of an argument are, too.
     if (by_keys && sources[i].broadcast) sources[i] = {sources[i].p, vec_lanes, false};
   }
-  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, count, result);
+  if (step.op == FunctionOp::read) return read_tensor(*step.tensor, sources, count, result, high);
   const bool in_place = step.result.is_score;
-  run_step({step, sources[0], sources[1], sources[2], in_place ? place.scores : result,
+  run_step({step, sources[0], sources[1], sources[2], in_place ? place.scores : result, high,
             in_place ? place.score_step : vec_lanes, count});
 }
 

@@ -129,10 +129,11 @@ class Compiler {
       if (node.type == FunctionType::real) {
         step.real = static_cast<float>(node.value);
       } else {
-        step.integer = static_cast<std::int32_t>(node.value);
+        step.integer = static_cast<std::int64_t>(node.value);
       }
     }
-    if (node.op == FunctionOp::floor_divide || node.op == FunctionOp::remainder) {
+    const bool divides = node.op == FunctionOp::floor_divide || node.op == FunctionOp::remainder;
+    if (divides && node.type == FunctionType::integer) {
       step.integer = power_of_two(nodes_[at(node.args[1])]);
     }
     if (node.op == FunctionOp::read) {
@@ -142,8 +143,10 @@ class Compiler {
     }
     // Before the result has its place: a step reads its arguments of a key before it writes that key.
     for (const std::int16_t a : node.args) release(a, n);
-    step.result = {
-        .shape = shape, .offset = place(shape), .step = static_cast<std::int16_t>(program_.count - 1)};
+    step.result = {.shape = shape,
+                   .offset = place(shape),
+                   .high = node.type == FunctionType::wide ? place(shape) : 0,
+                   .step = static_cast<std::int16_t>(program_.count - 1)};
     places_[n] = step.result;
   }
 
@@ -201,6 +204,7 @@ class Compiler {
     if (value.shape != ValueShape::pairs || value.is_score) return;
     last_use_[at(node)] = -1;  // an argument may come twice
     free_[free_count_++] = value.offset;
+    if (nodes_[at(node)].type == FunctionType::wide) free_[free_count_++] = value.high;
   }
 
   std::int32_t place(ValueShape shape) {
@@ -217,7 +221,7 @@ class Compiler {
   std::array<Linear, Function::max_nodes> linear_{};
   std::array<int, Function::max_nodes> last_use_{};  ///< -1: not needed
   std::array<ProgramValue, Function::max_nodes> places_{};
-  std::array<std::int32_t, Function::max_nodes> free_{};
+  std::array<std::int32_t, 2 * Function::max_nodes> free_{};
   std::size_t free_count_ = 0;
 };
 

@@ -30,6 +30,7 @@ enum class ValueShape : std::int16_t { uniform, rows, keys, pairs, distances };
 struct ProgramValue {
   ValueShape shape = ValueShape::uniform;
   std::int32_t offset = 0;  ///< in f32 words of the program's memory
+  std::int32_t high = 0;    ///< likewise of the upper halves of wide integers, which lie as the lower ones do
   std::int16_t step = 0;    ///< that makes it
   bool is_score = false;    ///< lies where the caller has the scores
 };
@@ -49,8 +50,9 @@ struct ProgramStep {
   std::int16_t arguments = 0;
   ProgramValue args[4];
   ProgramValue result;
-  float real = 0.0F;         ///< constant
-  std::int32_t integer = 0;  ///< constant; or of floor_divide and remainder a divisor that is a power of two
+  float real = 0.0F;  ///< constant
+  std::int64_t integer =
+      0;  ///< constant; or of floor_divide and remainder of 32 bits a divisor that is a power of two
   std::int32_t by_key[2] = {};  ///< result of distances: what the first two arguments grow by from key to key
   const ProgramTensor* tensor = nullptr;
 };

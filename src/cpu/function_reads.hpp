@@ -7,7 +7,7 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-/// As the bits of an f32 or i32: 64-bit integers are those of 32 bits nearest to them.
+/// As the bits of an f32 or i32, or the lower ones of an i64.
 TANDEM_INLINE std::uint32_t bits_of(float x) {
   return __builtin_bit_cast(std::uint32_t, x);
 }
@@ -24,9 +24,7 @@ TANDEM_INLINE std::uint32_t bits_of(std::int8_t x) {
   return static_cast<std::uint32_t>(static_cast<std::int32_t>(x));
 }
 TANDEM_INLINE std::uint32_t bits_of(std::int64_t x) {
-  constexpr std::int64_t low = INT32_MIN;
-  constexpr std::int64_t high = INT32_MAX;
-  return static_cast<std::uint32_t>(static_cast<std::int32_t>(x < low ? low : (x > high ? high : x)));
+  return static_cast<std::uint32_t>(x);
 }
 
 /// vec_lanes neighbours in memory, likewise.
@@ -86,8 +84,10 @@ int read_neighbours(const ProgramTensor& t, const FunctionSource& index, int dim
   return whole;
 }
 
+/// `high`: of 64-bit integers, where their upper halves go.
 template <typename T>
-void read_elements(const ProgramTensor& t, const FunctionSource* indices, int count, float* result) {
+void read_elements(const ProgramTensor& t, const FunctionSource* indices, int count, float* result,
+                   float* high) {
   const T* const data = static_cast<const T*>(t.data);
   std::int64_t base[vec_lanes] = {};
   for (int d = 0; d < t.rank; ++d) {  // the same for every register
@@ -121,18 +121,24 @@ void read_elements(const ProgramTensor& t, const FunctionSource* indices, int co
     std::uint32_t bits[vec_lanes];
     for (int i = 0; i < vec_lanes; ++i) bits[i] = bits_of(data[offsets[i] + shared]);
     __builtin_memcpy(result + j * vec_lanes, bits, sizeof bits);
+    if constexpr (sizeof(T) == 8) {
+      for (int i = 0; i < vec_lanes; ++i)
+        bits[i] = static_cast<std::uint32_t>(static_cast<std::uint64_t>(data[offsets[i] + shared]) >> 32);
+      __builtin_memcpy(high + j * vec_lanes, bits, sizeof bits);
+    }
   }
 }
 
 /// `indices` has one source for each dimension.
-inline void read_tensor(const ProgramTensor& t, const FunctionSource* indices, int count, float* result) {
+inline void read_tensor(const ProgramTensor& t, const FunctionSource* indices, int count, float* result,
+                        float* high) {
   switch (t.dtype) {
-    case DType::f32: return read_elements<float>(t, indices, count, result);
-    case DType::f16: return read_elements<f16>(t, indices, count, result);
-    case DType::bf16: return read_elements<bf16>(t, indices, count, result);
-    case DType::i32: return read_elements<std::int32_t>(t, indices, count, result);
-    case DType::i64: return read_elements<std::int64_t>(t, indices, count, result);
-    case DType::s8: return read_elements<std::int8_t>(t, indices, count, result);
+    case DType::f32: return read_elements<float>(t, indices, count, result, high);
+    case DType::f16: return read_elements<f16>(t, indices, count, result, high);
+    case DType::bf16: return read_elements<bf16>(t, indices, count, result, high);
+    case DType::i32: return read_elements<std::int32_t>(t, indices, count, result, high);
+    case DType::i64: return read_elements<std::int64_t>(t, indices, count, result, high);
+    case DType::s8: return read_elements<std::int8_t>(t, indices, count, result, high);
     case DType::e4m3: break;
   }
 }

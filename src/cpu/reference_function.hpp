@@ -18,7 +18,8 @@ struct Pair {
 
 struct Dual {
   double value = 0.0;
-  double slope = 0.0;  ///< d / d(score)
+  double slope = 0.0;     ///< d / d(score)
+  std::int64_t wide = 0;  ///< of an integer of 64 bits, in place of `value`
 };
 
 class FunctionValue {
@@ -35,7 +36,7 @@ class FunctionValue {
  private:
   [[nodiscard]] std::int64_t index(const FunctionNode& node, std::size_t dim) const;
   [[nodiscard]] Dual node(const FunctionNode& node, const Pair& pair) const;
-  [[nodiscard]] double read(const FunctionNode& node) const;
+  [[nodiscard]] Dual read(const FunctionNode& node) const;
 
   const Function& f_;
   std::size_t wanted_;

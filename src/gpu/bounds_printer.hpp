@@ -37,14 +37,19 @@ class BoundsPrinter : FunctionPrinter {
     text += fmt::format("  static TANDEM_DEVICE void take_{0}([[maybe_unused]] const {1}& {0}, i32*{2}) {{\n",
                         name_of_side, of == Shape::row ? "Row" : "Key", found.empty() ? "" : " values");
     for (std::size_t i = 0; i < found.size(); ++i) {
-      const bool logical = nodes_[found[i]].type == FunctionType::boolean;
-      text += fmt::format("    values[{}] = {}{}.{};\n", i, logical ? "-" : "", name_of_side, name(found[i]));
+      const FunctionType type = nodes_[found[i]].type;
+      const char* const taken = type == FunctionType::boolean ? "-"
+                                : type == FunctionType::wide  ? "saturated"
+                                                              : "";
+      text += fmt::format("    values[{}] = {}({}.{});\n", i, taken, name_of_side, name(found[i]));
     }
     return text + "  }\n";
   }
 
   [[nodiscard]] static std::string unknown(FunctionType type) {
-    return type == FunctionType::boolean ? "interval::maybe" : "interval::anything";
+    return type == FunctionType::boolean ? "interval::maybe"
+           : type == FunctionType::wide  ? "interval::everything"
+                                         : "interval::anything";
   }
 
   /// The range of a value where another one reads it.
@@ -59,12 +64,15 @@ class BoundsPrinter : FunctionPrinter {
     const Shape kept = shapes_[index(node)] == Shape::key ? Shape::key : Shape::row;
     const std::vector<std::size_t> found = ranged(kept);
     const auto place = std::find(found.begin(), found.end(), index(node)) - found.begin();
-    return fmt::format("{}[{}]", side(kept), place);
+    return fmt::format(
+        fmt::runtime(of.type == FunctionType::wide ? "interval::unsaturated({}[{}])" : "{}[{}]"), side(kept),
+        place);
   }
 
   /// The operation on ranges; null for one of which nothing is known.
-  [[nodiscard]] static const char* operation(const FunctionNode& node) {
+  [[nodiscard]] const char* operation(const FunctionNode& node) const {
     const bool logical = node.type == FunctionType::boolean;
+    const bool of_boolean = node.args[0] >= 0 && at(node.args[0]).type == FunctionType::boolean;
     switch (node.op) {
       case FunctionOp::add: return "sum";
       case FunctionOp::subtract: return "difference";
@@ -75,7 +83,8 @@ class BoundsPrinter : FunctionPrinter {
       case FunctionOp::absolute: return "magnitude";
       case FunctionOp::minimum: return "minimum";
       case FunctionOp::maximum: return "maximum";
-      case FunctionOp::to_integer: return "from_boolean";
+      case FunctionOp::to_integer: return of_boolean ? "from_boolean" : "narrowed";
+      case FunctionOp::to_wide: return of_boolean ? "from_boolean" : "narrowed";
       case FunctionOp::to_boolean: return "to_boolean";
       case FunctionOp::less: return "less";
       case FunctionOp::less_equal: return "less_equal";
@@ -90,6 +99,22 @@ class BoundsPrinter : FunctionPrinter {
     }
   }
 
+  [[nodiscard]] std::string operation_text(const FunctionNode& node, const char* made) const {
+    const bool arithmetic =
+        node.type == FunctionType::wide && node.op >= FunctionOp::add && node.op <= FunctionOp::absolute;
+    std::string arguments;
+    std::string whole;
+    for_each_argument(node, [&](std::int16_t a) {
+      const std::string x = range(a);
+      arguments +=
+          (arguments.empty() ? "" : ", ") + (arithmetic ? fmt::format("interval::narrowed({})", x) : x);
+      whole += ", " + x;
+    });
+    const std::string text = fmt::format("interval::{}({})", made, arguments);
+    if (!arithmetic) return text;
+    return fmt::format("interval::of_wide({}{})", text, node.args[1] >= 0 ? whole : whole + whole);
+  }
+
   [[nodiscard]] std::string bounds() const {
     std::string text =
         "  static TANDEM_DEVICE Interval bounds([[maybe_unused]] const Interval* row,\n"
@@ -98,15 +123,10 @@ class BoundsPrinter : FunctionPrinter {
       const FunctionNode& node = nodes_[n];
       if (shapes_[n] != Shape::pair || node.type == FunctionType::real) continue;
       bool reals = node.op == FunctionOp::read;
-      std::string arguments;
-      for_each_argument(node, [&](std::int16_t a) {
-        reals = reals || at(a).type == FunctionType::real;
-        if (!reals) arguments += (arguments.empty() ? "" : ", ") + range(a);
-      });
+      for_each_argument(node, [&](std::int16_t a) { reals = reals || at(a).type == FunctionType::real; });
       const char* const made = reals ? nullptr : operation(node);
-      text += fmt::format(
-          "    [[maybe_unused]] const Interval {} = {};\n", name(n),
-          made == nullptr ? unknown(node.type) : fmt::format("interval::{}({})", made, arguments));
+      text += fmt::format("    [[maybe_unused]] const Interval {} = {};\n", name(n),
+                          made == nullptr ? unknown(node.type) : operation_text(node, made));
     }
     return text + fmt::format("    return {};\n  }}\n", range(f_.result()));
   }

@@ -26,6 +26,7 @@ constexpr const char* type_text(FunctionType type) {
   switch (type) {
     case FunctionType::boolean: return "bool";
     case FunctionType::integer: return "i32";
+    case FunctionType::wide: return "i64";
     case FunctionType::real: return "float";
   }
   return "";
@@ -37,6 +38,7 @@ inline std::string literal(const FunctionNode& node) {
     if (node.value == std::numeric_limits<std::int32_t>::min()) return "(-0x7fffffff - 1)";
     return fmt::format("({})", static_cast<std::int64_t>(node.value));
   }
+  if (node.type == FunctionType::wide) return fmt::format("i64{{{}}}", static_cast<std::int64_t>(node.value));
   if (std::isnan(node.value)) return "(ptx::infinity() - ptx::infinity())";
   if (std::isinf(node.value)) return node.value < 0.0 ? "(-ptx::infinity())" : "ptx::infinity()";
   return fmt::format("({:a}F)", static_cast<float>(node.value));
@@ -45,8 +47,8 @@ inline std::string literal(const FunctionNode& node) {
 /// log2 of a constant that is a power of two, or -1.
 inline int exponent_of(const FunctionNode& node) {
   if (node.op != FunctionOp::constant || node.value < 1.0) return -1;
-  const auto value = static_cast<std::uint32_t>(node.value);
-  return (value & (value - 1)) == 0 ? __builtin_ctz(value) : -1;
+  const auto value = static_cast<std::uint64_t>(node.value);
+  return (value & (value - 1)) == 0 ? __builtin_ctzll(value) : -1;
 }
 
 /// Whether a tensor has strides of more than 32 bits, in bytes: the text is then another.
@@ -274,8 +276,8 @@ class FunctionPrinter {
     if (from == FunctionType::boolean)
       return fmt::format(fmt::runtime(node.type == FunctionType::real ? "{} ? 1.0F : 0.0F" : "{} ? 1 : 0"),
                          a);
-    return fmt::format(
-        fmt::runtime(node.type == FunctionType::real ? "static_cast<float>({})" : "to_integer({})"), a);
+    if (node.type == FunctionType::real) return fmt::format("static_cast<float>({})", a);
+    return fmt::format(fmt::runtime(node.type == FunctionType::wide ? "to_wide({})" : "to_integer({})"), a);
   }
 
   /// A quotient or remainder; a real one by a constant is a product.
@@ -293,8 +295,8 @@ class FunctionPrinter {
       return fmt::format(fmt::runtime(exponent >= 0 ? "{0} >> {2}" : "floor_divide({0}, {1})"), a, b,
                          exponent);
     }
-    return fmt::format(fmt::runtime(exponent >= 0 ? "{0} & ((1 << {2}) - 1)" : "remainder({0}, {1})"), a, b,
-                       exponent);
+    return exponent >= 0 ? fmt::format("{} & (({}{{1}} << {}) - 1)", a, type_text(node.type), exponent)
+                         : fmt::format("remainder({}, {})", a, b);
   }
 
   /// What reals and integers both have: reals as operators, integers such that they wrap.
@@ -307,7 +309,8 @@ class FunctionPrinter {
         return fmt::format(fmt::runtime(real ? "{} - {}" : "subtract_wrapped({}, {})"), a, b);
       case FunctionOp::multiply:
         return fmt::format(fmt::runtime(real ? "{} * {}" : "multiply_wrapped({}, {})"), a, b);
-      case FunctionOp::negate: return fmt::format(fmt::runtime(real ? "-{}" : "subtract_wrapped(0, {})"), a);
+      case FunctionOp::negate:
+        return real ? "-" + a : fmt::format("subtract_wrapped({}{{0}}, {})", type_text(node.type), a);
       case FunctionOp::absolute: return fmt::format("absolute({})", a);
       case FunctionOp::minimum: return fmt::format("least({}, {})", a, b);
       default: return fmt::format("greatest({}, {})", a, b);
@@ -345,6 +348,15 @@ class FunctionPrinter {
       case FunctionOp::sqrt: return fmt::format("ptx::square_root({})", a);
       case FunctionOp::tanh: return fmt::format("tanh_of({})", a);
       case FunctionOp::sigmoid: return fmt::format("sigmoid({})", a);
+      case FunctionOp::sine: return fmt::format("ptx::sine({})", a);
+      case FunctionOp::cosine: return fmt::format("ptx::cosine({})", a);
+      case FunctionOp::erf: return fmt::format("ptx::error_function({})", a);
+      case FunctionOp::log2: return fmt::format("ptx::log2({})", a);
+      case FunctionOp::log1p: return fmt::format("ptx::log1p({})", a);
+      case FunctionOp::floor: return fmt::format("ptx::floor({})", a);
+      case FunctionOp::round: return fmt::format("ptx::round({})", a);
+      case FunctionOp::fmod: return fmt::format("ptx::fmod({}, {})", a, b);
+      case FunctionOp::stop: return a;
       case FunctionOp::less: return fmt::format("{} < {}", a, b);
       case FunctionOp::less_equal: return fmt::format("{} <= {}", a, b);
       case FunctionOp::equal: return fmt::format("{} == {}", a, b);

@@ -134,7 +134,7 @@ std::optional<int> operations_of_pairs(const Function& f) {
       if (a >= 0) depends[n] |= depends[static_cast<std::size_t>(a)];
     }
     if (node.op == FunctionOp::read && (depends[n] & by_query) != 0) return std::nullopt;
-    const bool special = node.op >= FunctionOp::exp && node.op <= FunctionOp::sigmoid;
+    const bool special = node.op >= FunctionOp::exp && node.op <= FunctionOp::fmod;
     if (node.args[0] >= 0 && depends[n] != 0) operations += special ? 3 : 1;
   }
   return operations;

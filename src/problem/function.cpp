@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
-#include <limits>
 
 namespace tandem {
 namespace {
@@ -29,6 +29,7 @@ constexpr FunctionOpInfo op_table[] = {
     {FunctionOp::read, "", 0, Takes::special},
     {FunctionOp::to_real, "real", 1, Takes::special},
     {FunctionOp::to_integer, "int", 1, Takes::special},
+    {FunctionOp::to_wide, "wide", 1, Takes::special},
     {FunctionOp::to_boolean, "bool", 1, Takes::special},
     {FunctionOp::add, "add", 2, Takes::any},
     {FunctionOp::subtract, "sub", 2, Takes::any},
@@ -45,6 +46,15 @@ constexpr FunctionOpInfo op_table[] = {
     {FunctionOp::sqrt, "sqrt", 1, Takes::real},
     {FunctionOp::tanh, "tanh", 1, Takes::real},
     {FunctionOp::sigmoid, "sigmoid", 1, Takes::real},
+    {FunctionOp::sine, "sin", 1, Takes::real},
+    {FunctionOp::cosine, "cos", 1, Takes::real},
+    {FunctionOp::erf, "erf", 1, Takes::real},
+    {FunctionOp::log2, "log2", 1, Takes::real},
+    {FunctionOp::log1p, "log1p", 1, Takes::real},
+    {FunctionOp::floor, "floor", 1, Takes::real},
+    {FunctionOp::round, "round", 1, Takes::real},
+    {FunctionOp::fmod, "fmod", 2, Takes::real},
+    {FunctionOp::stop, "stop", 1, Takes::special},
     {FunctionOp::less, "lt", 2, Takes::compare},
     {FunctionOp::less_equal, "le", 2, Takes::compare},
     {FunctionOp::equal, "eq", 2, Takes::compare},
@@ -68,7 +78,7 @@ FunctionType common_type(const FunctionOpInfo& info, std::span<const Expression>
         invalid("function: {} takes {}, but an argument is real; use int() first", info.name,
                 info.takes == Takes::logic ? "booleans or integers" : "integers");
       }
-      return info.takes == Takes::logic ? widest : FunctionType::integer;
+      return info.takes == Takes::logic ? widest : std::max(widest, FunctionType::integer);
     default: return std::max(widest, FunctionType::integer);
   }
 }
@@ -90,6 +100,7 @@ const char* name_of(FunctionType type) {
   switch (type) {
     case FunctionType::boolean: return "boolean";
     case FunctionType::integer: return "integer";
+    case FunctionType::wide: return "wide integer";
     case FunctionType::real: return "real";
   }
   return "unknown";
@@ -118,12 +129,18 @@ Expression FunctionBuilder::add(const FunctionNode& node) {
   return {*this, static_cast<std::int16_t>(nodes_.size() - 1)};
 }
 
-Expression FunctionBuilder::constant(FunctionType type, double value) {
-  constexpr double low = std::numeric_limits<std::int32_t>::min();
-  constexpr double high = std::numeric_limits<std::int32_t>::max();
-  if (type == FunctionType::integer && !(value >= low && value <= high)) {
-    invalid("function: the integer {} does not fit 32 bits; make it a real", value);
+Expression FunctionBuilder::integer(std::int64_t value) {
+  const bool fits = value == static_cast<std::int32_t>(value);
+  constexpr std::int64_t exact = std::int64_t{1} << 53;  // as a double
+  if (fits || (value >= -exact && value <= exact)) {
+    return constant(fits ? FunctionType::integer : FunctionType::wide, static_cast<double>(value));
   }
+  constexpr std::int64_t low_bits = 0xFFFFFFFF;
+  const Expression high = convert(integer(value >> 32), FunctionType::wide);
+  return high * integer(low_bits + 1) + integer(value & low_bits);
+}
+
+Expression FunctionBuilder::constant(FunctionType type, double value) {
   // Kernels have reals in f32, and the reference is to compute the same function.
   if (type == FunctionType::real) value = static_cast<double>(static_cast<float>(value));
   return add({.op = FunctionOp::constant, .type = type, .value = value});
@@ -171,15 +188,20 @@ Expression FunctionBuilder::read(int number, std::span<const Expression> indices
     invalid("function: t{} has {} dimensions but {} indices; give one for each", number, t.rank,
             indices.size());
   }
-  const bool integral = t.dtype == DType::i32 || t.dtype == DType::i64 || t.dtype == DType::s8;
+  const bool narrow = t.dtype == DType::i32 || t.dtype == DType::s8;
   FunctionNode node{.op = FunctionOp::read,
-                    .type = integral ? FunctionType::integer : FunctionType::real,
+                    .type = narrow                  ? FunctionType::integer
+                            : t.dtype == DType::i64 ? FunctionType::wide
+                                                    : FunctionType::real,
                     .captured = static_cast<std::int16_t>(number)};
   for (std::size_t d = 0; d < indices.size(); ++d) {
     if (indices[d].type() == FunctionType::real) {
       invalid("function: index {} of t{} is real; indices are integers: use int()", d, number);
     }
-    const Expression index = convert(indices[d], FunctionType::integer);
+    // A wide one is clamped to 32 bits, beyond which no index is in range.
+    const Expression index = convert(
+        indices[d].type() == FunctionType::wide ? maximum(minimum(indices[d], INT_MAX), INT_MIN) : indices[d],
+        FunctionType::integer);
     const FunctionNode& known = nodes_[static_cast<std::size_t>(index.node())];
     const auto size = static_cast<double>(t.shape[d]);
     if (known.op == FunctionOp::constant && (known.value < -size || known.value >= size)) {
@@ -199,10 +221,12 @@ Expression FunctionBuilder::convert(Expression x, FunctionType type) {
   if (known.op == FunctionOp::constant) {
     if (type == FunctionType::boolean) return constant(type, known.value != 0.0 ? -1.0 : 0.0);
     const double value = from == FunctionType::boolean ? -known.value : known.value;
-    if (type == FunctionType::real || from == FunctionType::boolean) return constant(type, value);
+    const bool widens = from == FunctionType::integer && type == FunctionType::wide;
+    if (type == FunctionType::real || from == FunctionType::boolean || widens) return constant(type, value);
   }
   const FunctionOp op = type == FunctionType::boolean   ? FunctionOp::to_boolean
                         : type == FunctionType::integer ? FunctionOp::to_integer
+                        : type == FunctionType::wide    ? FunctionOp::to_wide
                                                         : FunctionOp::to_real;
   return add({.op = op, .type = type, .args = {x.node(), -1, -1, -1}});
 }
@@ -219,7 +243,12 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
   if (info.takes == Takes::special) {
     if (op == FunctionOp::to_real) return convert(arguments[0], FunctionType::real);
     if (op == FunctionOp::to_integer) return convert(arguments[0], FunctionType::integer);
+    if (op == FunctionOp::to_wide) return convert(arguments[0], FunctionType::wide);
     if (op == FunctionOp::to_boolean) return convert(arguments[0], FunctionType::boolean);
+    if (op == FunctionOp::stop) {  // only reals have derivatives
+      if (arguments[0].type() != FunctionType::real) return arguments[0];
+      return add({.op = op, .type = FunctionType::real, .args = {arguments[0].node(), -1, -1, -1}});
+    }
     node.type = std::max(arguments[1].type(), arguments[2].type());  // select
     node.args = {convert(arguments[0], FunctionType::boolean).node(), convert(arguments[1], node.type).node(),
                  convert(arguments[2], node.type).node(), -1};
@@ -228,7 +257,8 @@ Expression FunctionBuilder::apply(FunctionOp op, std::span<const Expression> arg
   const FunctionType type = common_type(info, arguments);
   if (op == FunctionOp::negate) {
     const FunctionNode known = nodes_[static_cast<std::size_t>(convert(arguments[0], type).node())];
-    if (known.op == FunctionOp::constant) return constant(type, -known.value);
+    // -2^31 stays itself in 32 bits.
+    if (known.op == FunctionOp::constant && known.value != INT_MIN) return constant(type, -known.value);
   }
   node.type = info.takes == Takes::compare ? FunctionType::boolean : type;
   for (std::size_t n = 0; n < arguments.size(); ++n) node.args[n] = convert(arguments[n], type).node();

@@ -1,5 +1,6 @@
 // The derivative of a score function by the score, or by an element that it reads, as nodes of the same
 // function.
+#include <numbers>
 #include <vector>
 
 #include "problem/function.hpp"
@@ -90,6 +91,15 @@ class FunctionDerivative {
       case FunctionOp::sqrt: return (0.5 * at(da) / y).node();
       case FunctionOp::tanh: return times(1.0 - y * y, da);
       case FunctionOp::sigmoid: return times(y * (1.0 - y), da);
+      case FunctionOp::sine: return times(builder_.apply(FunctionOp::cosine, {a}), da);
+      case FunctionOp::cosine: return times(-builder_.apply(FunctionOp::sine, {a}), da);
+      case FunctionOp::erf: return times(std::numbers::inv_sqrtpi * 2.0 * exp(-(a * a)), da);
+      case FunctionOp::log2: return (std::numbers::log2e * at(da) / a).node();
+      case FunctionOp::log1p: return (at(da) / (1.0 + a)).node();
+      case FunctionOp::fmod: {  // a less a whole number of b
+        const Expression b = at(node.args[1]);
+        return sum(da, db >= 0 ? times((y - a) / b, db) : none);
+      }
       default: return none;
     }
   }

@@ -19,6 +19,7 @@ namespace {
 std::string number_text(const FunctionNode& node) {
   if (node.type == FunctionType::boolean) return node.value != 0.0 ? "true" : "false";
   if (node.type == FunctionType::integer) return fmt::format("{}", static_cast<std::int64_t>(node.value));
+  if (node.type == FunctionType::wide) return fmt::format("wide({})", static_cast<std::int64_t>(node.value));
   if (std::isnan(node.value)) return "nan";
   if (std::isinf(node.value)) return node.value < 0.0 ? "-inf" : "inf";
   std::string text = fmt::format("{}", static_cast<float>(node.value));
@@ -182,12 +183,14 @@ class Parser {
     const std::size_t first = text_[start] == '+' ? start + 1 : start;
     const char* const end = text_.data() + at_;
     double value = 0.0;
-    const auto [stopped, error] = std::from_chars(text_.data() + first, end, value);
+    std::int64_t whole = 0;
+    const auto [stopped, error] = real ? std::from_chars(text_.data() + first, end, value)
+                                       : std::from_chars(text_.data() + first, end, whole);
     if (error != std::errc{} || stopped != end) {
       at_ = start;
-      fail("a number");
+      fail(real ? "a number" : "a number, if whole of 64 bits at most");
     }
-    return real ? builder_.constant(value) : builder_.integer(value);
+    return real ? builder_.constant(value) : builder_.integer(whole);
   }
 
   std::string_view text_;

@@ -1,6 +1,6 @@
-// Interval arithmetic on 32-bit integers and booleans: what a mask function can give on a whole range of
-// pairs. Plain numbers, for kernels of any instruction set and for device code; nothing of the standard
-// library.
+// Interval arithmetic on integers of 32 and 64 bits and booleans: what a mask function can give on a whole
+// range of pairs. Plain numbers, for kernels of any instruction set and for device code; nothing of the
+// standard library.
 #pragma once
 
 namespace tandem {
@@ -16,6 +16,8 @@ struct Interval {
 namespace interval {
 
 constexpr Interval anything{-0x7fffffffLL - 1, 0x7fffffffLL};
+/// Of 64-bit integers.
+constexpr Interval everything{-0x7fffffffffffffffLL - 1, 0x7fffffffffffffffLL};
 constexpr Interval yes{-1, -1};
 constexpr Interval no{0, 0};
 constexpr Interval maybe{-1, 0};
@@ -78,6 +80,24 @@ constexpr Interval minimum(const Interval& a, const Interval& b) {
 }
 constexpr Interval maximum(const Interval& a, const Interval& b) {
   return {higher(a.low, b.low), higher(a.high, b.high)};
+}
+
+// Of integers of 64 bits: arithmetic is followed as far as 32 bits hold operands and result.
+constexpr bool is_narrow(const Interval& a) {
+  return a.low >= anything.low && a.high <= anything.high;
+}
+/// The same in 32 bits, as which conversions have it, too.
+constexpr Interval narrowed(const Interval& a) {
+  return is_narrow(a) ? a : anything;
+}
+/// What `result`, of operands a and b narrowed, says of the operation in 64 bits.
+constexpr Interval of_wide(const Interval& result, const Interval& a, const Interval& b) {
+  const bool fits = result.low > anything.low && result.high < anything.high;
+  return fits && is_narrow(a) && is_narrow(b) ? result : everything;
+}
+/// A range of integers of 64 bits whose ends stand for the nearest of 32.
+constexpr Interval unsaturated(const Interval& a) {
+  return {a.low == anything.low ? everything.low : a.low, a.high == anything.high ? everything.high : a.high};
 }
 
 // Of booleans, of which true is the lower one.

@@ -1,5 +1,7 @@
 #include "contract/published_functions.hpp"
 
+#include <cmath>
+
 namespace tandem::harness {
 namespace {
 
@@ -29,6 +31,27 @@ Captured documents(const std::vector<std::int64_t>& lengths) {
   c.shape[0] = static_cast<std::int64_t>(c.values.size());
   return c;
 }
+/// Numbers of documents that 32 bits do not hold: two have the lower halves of others.
+Captured hashes(const std::vector<std::int64_t>& lengths) {
+  Captured c = documents(lengths);
+  constexpr double numbers[] = {0x1p62 + 0x1p20, 0x1p33 + 7, 0x1p34 + 7, -0x1p40 + 7, 7};
+  for (double& x : c.values) x = numbers[static_cast<int>(x) % 5];
+  return c;
+}
+/// Milliseconds since 1970 of positions that are a second apart.
+Captured time_stamps(std::int64_t count) {
+  Captured c{.dtype = DType::i64, .shape = {count}};
+  for (std::int64_t n = 0; n < count; ++n) c.values.push_back(1.7e12 + 1000.0 * static_cast<double>(n));
+  return c;
+}
+/// Every fifth is NaN.
+Captured with_nan(std::int64_t count) {
+  Captured c{.dtype = DType::f32, .shape = {count}};
+  for (std::int64_t n = 0; n < count; ++n) {
+    c.values.push_back(n % 5 == 2 ? std::nan("") : static_cast<double>(n % 7) - 3.0);
+  }
+  return c;
+}
 
 constexpr std::int64_t nq = 75;
 constexpr std::int64_t nk = 139;
@@ -46,6 +69,13 @@ std::vector<Named> published_masks() {
       {"dilated sliding window", "", "$0=abs(sub(q, k)); and(le($0, 40), eq(mod($0, 3), 0))"},
       {"document", "", "eq(t0[q], t0[k])", {documents({30, 1, 50, 58})}},
       {"document, causal", "", "and(eq(t0[q], t0[k]), le(k, q))", {documents({31, 33, 75})}},
+      {"document by hashes", "", "eq(t0[q], t0[k])", {hashes({30, 1, 50, 40, 18})}},
+      {"sooner than five seconds before",
+       "",
+       "and(le(t0[k], t0[q]), lt(sub(t0[q], t0[k]), 5500))",
+       {time_stamps(nk)}},
+      {"hashed pairs", "", "lt(mod(add(mul(t0[q], 2654435761), t0[k]), 1000003), 500000)", {time_stamps(nk)}},
+      {"keys that are not NaN", "", "not(ne(t0[k], t0[k]))", {with_nan(nk)}},
       {"prefix-LM", "", "or(lt(k, t0[b]), le(k, q))", {integers({2}, 1, 60)}},
       {"chunked", "", "and(le(k, q), eq(floordiv(k, 32), floordiv(q, 32)))"},
       {"shared prefix", "", "or(lt(k, 17), eq(mod(k, 4), mod(q, 4)))"},
@@ -100,6 +130,14 @@ std::vector<Named> published_scores() {
       {"logarithm of a sum", "log(add(1.0, exp(s)))", ""},
       {"root", "sqrt(add(mul(s, s), 0.25))", ""},
       {"quotient", "div(s, add(1.0, mul(0.1, mul(s, s))))", ""},
+      {"without the derivative of a part", "add(s, stop(tanh(s)))", ""},
+      {"waves", "add(s, add(sin(add(s, mul(0.1, real(sub(q, k))))), mul(cos(s), 0.5)))", ""},
+      {"logarithms and erf", "add(mul(s, erf(s)), add(log1p(exp(s)), log2(add(2.0, mul(s, s)))))", ""},
+      {"whole parts",
+       "add(s, add(floor(mul(real(sub(q, k)), 0.25)), mul(0.1, add(round(mul(real(k), 0.5)), "
+       "fmod(real(sub(q, k)), 7.0)))))",
+       ""},
+      {"-inf for NaN", "where(ne(t0[k], t0[k]), -inf, add(s, t0[k]))", "", {with_nan(nk)}},
       {"two buffers", "add(add(s, t0[q]), t1[h, k])", "", {reals({nq}), reals({4, nk})}},
       {"distance in two dimensions",
        "sub(s, sqrt(add(real(mul(sub(mod(q, 12), mod(k, 12)), sub(mod(q, 12), mod(k, 12)))), 1.0)))", ""},

@@ -20,14 +20,22 @@ const std::array<std::int64_t, 64> documents = [] {
   numbers[63] = std::int64_t{1} << 40;
   return numbers;
 }();
+/// Numbers that 32 bits do not hold, documents of 16 positions apart in their upper halves alone.
+const std::array<std::int64_t, 64> hashes = [] {
+  std::array<std::int64_t, 64> numbers{};
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = 7 + (static_cast<std::int64_t>(i) / 16 - 1) * (std::int64_t{1} << 40);
+  }
+  return numbers;
+}();
 const std::int8_t flags[2][64] = {{1, 1, 0, 1}, {0, 1}};
 
 Function mask_of(const std::string& text) {
   ConstTensor every_second(table, DType::i32, {32});
   every_second.stride[0] = 2;
-  const std::vector<ConstTensor> captured{ConstTensor(table, DType::i32, {64}),
-                                          ConstTensor(documents.data(), DType::i64, {64}),
-                                          ConstTensor(flags, DType::s8, {2, 64}), every_second};
+  const std::vector<ConstTensor> captured{
+      ConstTensor(table, DType::i32, {64}), ConstTensor(documents.data(), DType::i64, {64}),
+      ConstTensor(flags, DType::s8, {2, 64}), every_second, ConstTensor(hashes.data(), DType::i64, {64})};
   return Function::parse(text, Function::Kind::mask, captured);
 }
 
@@ -54,6 +62,15 @@ constexpr const char* masks[] = {
     "ne(t2[mod(h, 2), k], 0)",
     "lt(t3[k], t3[q])",
     "le(t1[t0[k]], 0)",
+    "eq(t4[q], t4[k])",
+    "and(le(t4[k], t4[q]), lt(sub(t4[q], t4[k]), 1099511627776))",
+    "ne(mod(add(mul(t4[q], 31), t1[k]), 3), 0)",
+    "lt(max(t4[k], wide(q)), where(lt(h, 2), t4[q], t1[q]))",
+    "le(int(t4[k]), k)",
+    "lt(abs(neg(t4[k])), floordiv(t4[q], 2))",
+    "bool(t4[k])",
+    "lt(wide(mul(q, 50000)), mul(wide(k), 50000))",
+    "le(t4[t1[k]], 7)",
     "lt(real(k), 12.5)",
     "bool(sub(k, 7))",
     "eq(int(lt(k, q)), 1)",
@@ -118,6 +135,9 @@ TEST(FunctionBounds, KnowTheUsualMasks) {
   EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 47}, {32, 39}), Visible::all);
   EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 47}, {0, 31}), Visible::none);
   EXPECT_EQ(visible("eq(t1[q], t1[k])", {32, 48}, {40, 47}), Visible::some);
+  EXPECT_EQ(visible("eq(t4[q], t4[k])", {32, 47}, {32, 39}), Visible::all);
+  EXPECT_EQ(visible("eq(t4[q], t4[k])", {32, 47}, {0, 31}), Visible::none);
+  EXPECT_EQ(visible("eq(t1[q], wide(k))", {32, 33}, {40, 41}), Visible::none);
   EXPECT_EQ(visible("lt(t1[k], 100)", {0, 3}, {200, 300}), Visible::none) << "clamped to the last";
 }
 

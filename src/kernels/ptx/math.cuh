@@ -49,6 +49,57 @@ TANDEM_DEVICE float square_root(float x) {
 #endif
 }
 
+/// Functions of the CUDA math library, accurate to 2 ulp, or exact (floor, round to even, fmod).
+TANDEM_DEVICE float sine(float x) {
+#if TANDEM_ON_DEVICE
+  return ::sinf(x);
+#else
+  return __builtin_sinf(x);
+#endif
+}
+TANDEM_DEVICE float cosine(float x) {
+#if TANDEM_ON_DEVICE
+  return ::cosf(x);
+#else
+  return __builtin_cosf(x);
+#endif
+}
+TANDEM_DEVICE float error_function(float x) {
+#if TANDEM_ON_DEVICE
+  return ::erff(x);
+#else
+  return __builtin_erff(x);
+#endif
+}
+TANDEM_DEVICE float log1p(float x) {
+#if TANDEM_ON_DEVICE
+  return ::log1pf(x);
+#else
+  return __builtin_log1pf(x);
+#endif
+}
+TANDEM_DEVICE float floor(float x) {
+#if TANDEM_ON_DEVICE
+  return ::floorf(x);
+#else
+  return __builtin_floorf(x);
+#endif
+}
+TANDEM_DEVICE float round(float x) {
+#if TANDEM_ON_DEVICE
+  return ::rintf(x);
+#else
+  return __builtin_rintf(x);
+#endif
+}
+TANDEM_DEVICE float fmod(float x, float y) {
+#if TANDEM_ON_DEVICE
+  return ::fmodf(x, y);
+#else
+  return __builtin_fmodf(x, y);
+#endif
+}
+
 /// max(min(a + b, most), 0), a + b as it wraps around.
 TANDEM_DEVICE i32 add_min_relu(i32 a, i32 b, i32 most) {
 #if TANDEM_ON_DEVICE

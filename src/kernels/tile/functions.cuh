@@ -21,9 +21,9 @@ namespace tandem::tile {
 ///
 /// and with a mask function, for lists of blocks:
 ///
-///   row_values, take_row()   the integers and booleans (0 or -1) that it keeps of a row
-///   key_values, take_key()   the same of a key
-///   bounds()                 the range of the mask function over ranges of those
+///   row_values, take_row()   the integers (the nearest of 32 bits) and booleans (0 or -1) that it keeps of a
+///   row key_values, take_key()   the same of a key bounds()                 the range of the mask function
+///   over ranges of those
 ///
 /// and where the gradients of what the score function reads are wanted, for each read g of such a tensor:
 ///
@@ -63,51 +63,85 @@ struct FunctionSequence {
 
 // ---- What the printed text is written in. Integers wrap. ----
 
-TANDEM_DEVICE i32 add_wrapped(i32 a, i32 b) {
-  return static_cast<i32>(static_cast<u32>(a) + static_cast<u32>(b));
+template <typename Int>
+struct UnsignedOf {
+  using Type = u32;
+};
+template <>
+struct UnsignedOf<i64> {
+  using Type = u64;
+};
+/// Of an Int, which is i32 or i64.
+template <typename Int>
+using Unsigned = typename UnsignedOf<Int>::Type;
+
+template <typename Int>
+TANDEM_DEVICE Int add_wrapped(Int a, Int b) {
+  return static_cast<Int>(static_cast<Unsigned<Int>>(a) + static_cast<Unsigned<Int>>(b));
 }
-TANDEM_DEVICE i32 subtract_wrapped(i32 a, i32 b) {
-  return static_cast<i32>(static_cast<u32>(a) - static_cast<u32>(b));
+template <typename Int>
+TANDEM_DEVICE Int subtract_wrapped(Int a, Int b) {
+  return static_cast<Int>(static_cast<Unsigned<Int>>(a) - static_cast<Unsigned<Int>>(b));
 }
-TANDEM_DEVICE i32 multiply_wrapped(i32 a, i32 b) {
-  return static_cast<i32>(static_cast<u32>(a) * static_cast<u32>(b));
+template <typename Int>
+TANDEM_DEVICE Int multiply_wrapped(Int a, Int b) {
+  return static_cast<Int>(static_cast<Unsigned<Int>>(a) * static_cast<Unsigned<Int>>(b));
 }
-TANDEM_DEVICE i32 absolute(i32 a) {
-  return a < 0 ? subtract_wrapped(0, a) : a;
+template <typename Int>
+TANDEM_DEVICE Int absolute(Int a) {
+  return a < 0 ? subtract_wrapped(Int{0}, a) : a;
 }
 TANDEM_DEVICE float absolute(float a) {
   return a < 0.0F ? -a : a;
 }
 /// Towards -infinity; by 0 it is 0.
-TANDEM_DEVICE i32 floor_divide(i32 a, i32 b) {
+template <typename Int>
+TANDEM_DEVICE Int floor_divide(Int a, Int b) {
   if (b == 0) return 0;
-  if (b == -1) return subtract_wrapped(0, a);
-  const i32 quotient = a / b;
+  if (b == -1) return subtract_wrapped(Int{0}, a);
+  const Int quotient = a / b;
   return quotient * b != a && (a < 0) != (b < 0) ? quotient - 1 : quotient;
 }
 /// With the sign of the divisor; by 0 it is 0.
-TANDEM_DEVICE i32 remainder(i32 a, i32 b) {
+template <typename Int>
+TANDEM_DEVICE Int remainder(Int a, Int b) {
   if (b == 0 || b == -1) return 0;
-  const i32 rest = a % b;
+  const Int rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+template <typename Int>
+TANDEM_DEVICE Int least(Int a, Int b) {
+  return min(a, b);
 }
 /// A NaN of either argument stays, as in PyTorch's minimum and maximum.
 TANDEM_DEVICE float least(float a, float b) {
   return a != a || a < b ? a : b;
 }
-TANDEM_DEVICE i32 least(i32 a, i32 b) {
-  return min(a, b);
+template <typename Int>
+TANDEM_DEVICE Int greatest(Int a, Int b) {
+  return max(a, b);
 }
 TANDEM_DEVICE float greatest(float a, float b) {
   return a != a || b < a ? a : b;
-}
-TANDEM_DEVICE i32 greatest(i32 a, i32 b) {
-  return max(a, b);
 }
 /// Towards 0; what is out of range becomes the nearest integer, and NaN 0, as the instruction has it.
 TANDEM_DEVICE i32 to_integer(float x) {
   if (!(x > -0x1p31F)) return x != x ? 0 : static_cast<i32>(-0x7fffffff - 1);
   return x < 0x1p31F ? static_cast<i32>(x) : 0x7fffffff;
+}
+TANDEM_DEVICE i32 to_integer(i64 x) {
+  return static_cast<i32>(x);
+}
+TANDEM_DEVICE i64 to_wide(float x) {
+  if (!(x > -0x1p63F)) return x != x ? 0 : -0x7fffffffffffffff - 1;
+  return x < 0x1p63F ? static_cast<i64>(x) : 0x7fffffffffffffff;
+}
+TANDEM_DEVICE i64 to_wide(i32 x) {
+  return x;
+}
+/// The nearest integer of 32 bits.
+TANDEM_DEVICE i32 saturated(i64 x) {
+  return static_cast<i32>(min(max(x, i64{-0x7fffffff - 1}), i64{0x7fffffff}));
 }
 TANDEM_DEVICE float exponential(float x) {
   return ptx::exp2(x * log2_e);
@@ -154,9 +188,8 @@ TANDEM_DEVICE float read_half(i64 address) {
 TANDEM_DEVICE i32 read_i32(i64 address) {
   return element_at<i32>(address);
 }
-/// The nearest integer of 32 bits.
-TANDEM_DEVICE i32 read_i64(i64 address) {
-  return static_cast<i32>(min(max(element_at<i64>(address), i64{-0x7fffffff - 1}), i64{0x7fffffff}));
+TANDEM_DEVICE i64 read_i64(i64 address) {
+  return element_at<i64>(address);
 }
 TANDEM_DEVICE i32 read_s8(i64 address) {
   return static_cast<signed char>(element_at<u8>(address));
