@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _arrays, _call, _core, _kept_traces
+from tandem import _arrays, _call, _core, _kept_traces, _trace_calls
 from tandem._errors import InvalidArgumentError
 from tandem._trace import Captured, Trace, Value
 from tandem._trace_ops import apply, convert
@@ -36,6 +36,8 @@ class Places:
     distance: str = "sub(add(q, sub(nk, nq)), k)"  #: of query and key, as alibi_slopes counts it
     captured: tuple[Any, ...] = ()  #: arrays that these read, t0 and so on
 
+
+_trace_calls.define()
 
 #: Of a call that has the sequences whole.
 OWN_PLACES = Places()
@@ -137,6 +139,8 @@ def _reads_arrays(x: Any, seen: set[Any]) -> bool:
         return any(_reads_arrays(i, seen) for i in (x.func, *x.args, *x.keywords.values()))
     if isinstance(x, types.MethodType):
         return _reads_arrays(x.__func__, seen)
+    if type(x) in (tuple, list, dict):
+        return any(isinstance(i, np.ndarray) for i in (x.values() if type(x) is dict else x))
     library = (getattr(x, "__module__", None) or "").partition(".")[0]
     if not isinstance(x, types.FunctionType) or library in ("torch", "numpy") or x in seen:
         return False
@@ -157,6 +161,10 @@ def _copied(x: Any, trace: Trace, copies: dict[Any, Any]) -> Any:
         return functools.partial(replaced(x.func), *map(replaced, x.args), **keywords)
     if isinstance(x, types.MethodType):
         return types.MethodType(replaced(x.__func__), x.__self__)
+    if type(x) is dict:
+        return {n: replaced(i) for n, i in x.items()}
+    if type(x) in (tuple, list):
+        return type(x)(map(replaced, x))
     if x in copies:
         return copies[x]
     cells = [types.CellType() for _ in x.__closure__ or ()]

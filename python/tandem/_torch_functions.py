@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from tandem import _arrays, _call, _derivatives, _dropout, _functions
 from tandem._errors import UnsupportedError
 from tandem._trace import Value
-from tandem._trace_ops import call_torch
+from tandem._trace_calls import call_torch
 
 #: What tells the dtype or the shape of a tensor, and none of its numbers.
 _OF_SHAPES: frozenset[Any] = frozenset(

@@ -1,5 +1,5 @@
 """What a function of scores is written down as while it is traced: values, which stand for a number of each
-pair of query and key, and the arrays that they are read from. _trace_ops has the operators and functions on
+pair of query and key, and the arrays that they are read from. _trace_calls has the operators and functions on
 values.
 """
 
@@ -18,7 +18,11 @@ from tandem._errors import InvalidArgumentError, UnsupportedError
 
 _PACKAGE = str(Path(__file__).parent)
 
-#: The functions that values have, by the names of PyTorch's functions and methods; _trace_ops fills it.
+#: The kinds of values, each wider than those before it: PyTorch's dtypes, of which all reals are one, and
+#: int32 and int64 are called as the language calls them.
+KINDS = ("bool", "uint8", "int8", "int16", "int", "wide", "real")
+
+#: The functions that values have, by the names of PyTorch's functions and methods; _trace_calls fills it.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
@@ -49,9 +53,12 @@ class Trace:
         self.captured: list[Any] = []
         #: Whether the function has looked at numbers of arrays, on which what is written down may depend.
         self.read_values = False
+        self._has_gradients = _is_grad_enabled()
 
     def value(self, text: str, kind: str) -> Value:
-        """A value with a name of its own."""
+        """A value with a name of its own; one that is made inside of torch.no_grad() has no derivative."""
+        if kind == "real" and self._has_gradients and not _is_grad_enabled():
+            text = f"stop({text})"
         name = f"${len(self.lines)}"
         self.lines.append(f"{name}={text};")
         return Value(self, name, kind)
@@ -85,12 +92,12 @@ class Trace:
         element = f"t{self.number(array)}[{', '.join(lifted)}]"
         if dtype == "bool":
             return self.value(f"ne({element}, 0)", "bool")
-        if dtype not in _KINDS:
+        if dtype not in _READ:
             raise InvalidArgumentError(
                 f"{where_called()}: a function reads an array of dtype {dtype}; convert it to one of "
-                f"{', '.join((*_KINDS, 'bool'))}"
+                f"{', '.join((*_READ, 'bool'))}"
             )
-        return self.value(element, _KINDS[dtype])
+        return self.value(element, kind_of(dtype))
 
     def index(self, i: Any) -> str:
         if isinstance(i, slice) or i is None or i is Ellipsis:
@@ -109,7 +116,9 @@ class Trace:
         if isinstance(x, (bool, np.bool_)):
             return Value(self, "true" if x else "false", "bool")
         if isinstance(x, (int, np.integer)):
-            return Value(self, str(int(x)), "int")
+            if not -(2**63) <= x < 2**63:
+                raise untraceable(f"{x} does not fit 64 bits", "use a smaller number, or a float")
+            return Value(self, str(int(x)), "int" if -(2**31) <= x < 2**31 else "wide")
         if isinstance(x, (float, np.floating)):
             return Value(self, _real_text(float(x)), "real")
         x = _plain(x)
@@ -124,14 +133,27 @@ class Trace:
         )
 
 
-_KINDS = {
-    "float32": "real",
-    "float16": "real",
-    "bfloat16": "real",
-    "int32": "int",
-    "int64": "int",
-    "int8": "int",
-}
+#: What the kernels read, besides booleans.
+_READ = ("float32", "float16", "bfloat16", "int32", "int64", "int8")
+_KIND_OF = {"int32": "int", "int64": "wide", "half": "real", "double": "real"}
+
+
+def kind_of(dtype: Any) -> str:
+    """The kind of a dtype, or of its name."""
+    name = np.dtype(dtype).name if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+    if name.startswith(("float", "bfloat")):
+        return "real"
+    kind = _KIND_OF.get(name, name)
+    if kind not in KINDS:
+        raise untraceable(
+            f"a value is made {name}", f"known are float32, int32, int64 and {', '.join(KINDS[:4])}"
+        )
+    return kind
+
+
+def _is_grad_enabled() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.is_grad_enabled()
 
 
 def _real_text(x: float) -> str:
@@ -239,7 +261,6 @@ class Value:
     becomes of it."""
 
     __slots__ = ("kind", "text", "trace")
-    __array_ufunc__ = None  # NumPy leaves operators to this class
 
     def __init__(self, trace: Trace, text: str, kind: str) -> None:
         self.trace, self.text, self.kind = trace, text, kind
@@ -258,7 +279,23 @@ class Value:
     def _no_number(self) -> Any:
         raise untraceable("a score or a position is made a Python number", "leave it as it is")
 
-    __int__ = __float__ = __index__ = __len__ = __iter__ = item = tolist = _no_number
+    __int__ = __float__ = __len__ = __iter__ = __round__ = __floor__ = __ceil__ = __trunc__ = _no_number
+    item = tolist = numpy = _no_number
+
+    def __index__(self, *_: Any, **__: Any) -> Any:
+        raise untraceable(
+            "a position indexes something of which the trace does not know, or counts (range)",
+            "index tensors, or arrays of NumPy that the function closes over or finds as globals or defaults",
+        )
+
+    __array__ = __index__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        return FUNCTIONS["__numpy_function__"](name, inputs, kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return FUNCTIONS["__numpy_function__"](func.__name__, args, kwargs)
 
     @classmethod
     def __torch_function__(
@@ -270,34 +307,23 @@ class Value:
     def dtype(self) -> Any:
         """PyTorch's dtype of such a number, for functions that ask for it."""
         torch = sys.modules["torch"]
-        return {"real": torch.float32, "int": torch.int32, "bool": torch.bool}[self.kind]
+        return getattr(torch, {"real": "float32", "int": "int32", "wide": "int64"}.get(self.kind, self.kind))
 
     @property
     def device(self) -> Any:
         return sys.modules["torch"].device("cpu")
 
-    def _converted(self, kind: str) -> Value:
-        value: Value = FUNCTIONS["convert"](self, kind)
+    @property
+    def data(self) -> Value:
+        """Without its derivative."""
+        value: Value = FUNCTIONS["detach"](self)
         return value
-
-    def to(self, *args: Any, **kwargs: Any) -> Value:
-        """Another dtype, by PyTorch's name of it; devices are ignored."""
-        for wanted in (*args, *kwargs.values()):
-            name = str(wanted).removeprefix("torch.")
-            if name.startswith(("float", "bfloat", "double", "half")):
-                return self._converted("real")
-            if name.startswith(("int", "long", "uint", "short")):
-                return self._converted("int")
-            if name == "bool":
-                return self._converted("bool")
-        return self
 
     def __getattr__(self, name: str) -> Any:
         """Methods of tensors: those that are functions, too."""
-        function = FUNCTIONS.get(name)
-        if function is None:
+        if name.startswith("_") or name not in FUNCTIONS:
             raise AttributeError(
                 f"{where_called()}: {name} is not known of a score or a position; known are "
-                f"{', '.join(sorted(FUNCTIONS))}"
+                f"{', '.join(sorted(n for n in FUNCTIONS if not n.startswith('_')))}"
             )
-        return lambda *args, **kwargs: function(self, *args, **kwargs)
+        return lambda *args, **kwargs: FUNCTIONS["__call__"]("torch", name, (self, *args), kwargs)

@@ -3,6 +3,7 @@
 import pytest
 import tandem
 import torch
+import torch.nn.functional as F
 from test_functions import BIAS, BUCKETS, SK, SLOPES, SQ, TABLE, B, D, H, inputs, positions, randn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -137,3 +138,50 @@ def test_transforms_are_an_error_that_names_the_argument(name, options):
         fake = [mode.from_tensor(t) for t in (q, k, v)]
         with pytest.raises(tandem.UnsupportedError, match=f"^{name} is given, and q is a FakeTensor on cpu"):
             tandem.attention(*fake, **options)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(torch.sin, torch.cos, torch.erf, torch.expm1, torch.floor, torch.round, torch.relu, torch.tan),
+        *(F.softplus, F.gelu, F.silu, F.elu, F.mish, F.logsigmoid, F.hardswish),
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: torch.log2(x * x + 0.5) + torch.log1p(x * x) + torch.rsqrt(x * x + 0.5),
+        lambda x: torch.fmod(x, 0.7) + x % 0.7 + torch.fmod(x * 0 + 2.0, x * x + 0.3),
+        lambda x: x * x.detach() + torch.tanh(x).detach(),
+        lambda x: x * x.data,
+        lambda x: x + (x.detach() * 2.0 - x) ** 2,
+    ],
+)
+def test_derivatives_of_functions(function):
+    """Of captured numbers, by the log-sum-exp of rows that see one key."""
+    x = torch.tensor([-3.1, -1.2, -0.6, -0.2, 0.0, 0.1, 0.45, 1.3, 2.6, 30.0], requires_grad=True)
+    q, k = torch.zeros(1, 10, 1, 8), torch.zeros(1, 1, 1, 8)
+    lse = tandem.attention(q, k, k, score_mod=lambda s, b, h, i, j: s + function(x[i]), return_lse=True)[1]
+    lse.sum().backward()
+    expected = torch.autograd.grad(function(x).sum(), x, allow_unused=True)[0]
+    expected = torch.zeros_like(x) if expected is None else expected
+    torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_nothing_has_a_gradient_inside_of_no_grad():
+    q, k, v = (torch.randn(1, 20, 1, 16, requires_grad=True) for _ in range(3))
+    table = torch.randn(20, requires_grad=True)
+
+    def gated(s, b, h, i, j):
+        with torch.no_grad():
+            gate = torch.sigmoid(s + table[j])
+        return s * gate
+
+    def stopped(s, b, h, i, j):
+        return s * torch.sigmoid(s + table[j]).detach()
+
+    dout = torch.randn(1, 20, 1, 16)
+    results = []
+    for score_mod in (gated, stopped):
+        out = tandem.attention(q, k, v, score_mod=score_mod)
+        results.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
+    with torch.no_grad():
+        assert torch.equal(tandem.attention(q, k, v, score_mod=gated), results[0][0])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
