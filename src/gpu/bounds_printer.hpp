@@ -83,7 +83,7 @@ class BoundsPrinter : FunctionPrinter {
       case FunctionOp::absolute: return "magnitude";
       case FunctionOp::minimum: return "minimum";
       case FunctionOp::maximum: return "maximum";
-      case FunctionOp::to_integer: return of_boolean ? "from_boolean" : "narrowed";
+      case FunctionOp::to_integer:
       case FunctionOp::to_wide: return of_boolean ? "from_boolean" : "narrowed";
       case FunctionOp::to_boolean: return "to_boolean";
       case FunctionOp::less: return "less";
@@ -110,7 +110,7 @@ class BoundsPrinter : FunctionPrinter {
           (arguments.empty() ? "" : ", ") + (arithmetic ? fmt::format("interval::narrowed({})", x) : x);
       whole += ", " + x;
     });
-    const std::string text = fmt::format("interval::{}({})", made, arguments);
+    std::string text = fmt::format("interval::{}({})", made, arguments);
     if (!arithmetic) return text;
     return fmt::format("interval::of_wide({}{})", text, node.args[1] >= 0 ? whole : whole + whole);
   }

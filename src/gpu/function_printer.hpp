@@ -333,7 +333,7 @@ class FunctionPrinter {
     const FunctionNode& node = at(n);
     if (node.args[0] < 0) return leaf(node.op);
     if (node.op == FunctionOp::read) return read(n, in);
-    const std::string a = use(node.args[0], in);
+    std::string a = use(node.args[0], in);
     const std::string b = node.args[1] >= 0 ? use(node.args[1], in) : std::string();
     const bool logical = node.type == FunctionType::boolean;
     switch (node.op) {
