@@ -160,32 +160,20 @@ void no_self_overlap(const Argument& a) {
 
 void separate(std::initializer_list<Argument> outputs, std::initializer_list<Argument> inputs,
               std::span<const Argument> more_inputs) {
-  // Every tensor's range of bytes once, in an array: a call with a workspace does not allocate. Ranges that
-  // are apart, as those of tensors of their own are, end it.
-  struct Placed {
-    const Argument* argument;
-    ByteRange bytes;
+  const auto has_memory = [](const Argument& a) {
+    return a.given() && a.tensor.data != nullptr && !empty(a.tensor);
   };
-  constexpr std::size_t most_arguments = 24;
-  std::array<Placed, most_arguments> placed;
-  std::size_t count = 0;
-  const auto place = [&](const Argument& a) {
-    const ConstTensor& t = a.tensor;
-    if (t.given() && t.data != nullptr && !empty(t)) placed[count++] = {.argument = &a, .bytes = bytes_of(t)};
-  };
-  for (const Argument& a : outputs) place(a);
-  const std::size_t written = count;
-  for (const Argument& a : inputs) place(a);
-  for (const Argument& a : more_inputs) place(a);
-  for (std::size_t i = 0; i < count; ++i) {
-    for (std::size_t j = 0; j < std::min(i, written); ++j) {
-      if (!placed[i].bytes.meets(placed[j].bytes) ||
-          !share_memory(placed[i].argument->tensor, placed[j].argument->tensor))
-        continue;
-      const bool two_outputs = i < written;
-      invalid("{} shares memory with {}; an output needs memory of its own",
-              placed[two_outputs ? i : j].argument->name, placed[two_outputs ? j : i].argument->name);
-    }
+  for (const Argument& output : outputs) {
+    if (!has_memory(output)) continue;
+    const ByteRange bytes = bytes_of(output.tensor);
+    const auto apart = [&](const Argument& a, const Argument& named, const Argument& other) {
+      if (!has_memory(a) || !bytes.meets(bytes_of(a.tensor)) || !share_memory(a.tensor, output.tensor))
+        return;
+      invalid("{} shares memory with {}; an output needs memory of its own", named.name, other.name);
+    };
+    for (const Argument* later = &output + 1; later != outputs.end(); ++later) apart(*later, *later, output);
+    for (const Argument& a : inputs) apart(a, output, a);
+    for (const Argument& a : more_inputs) apart(a, output, a);
   }
 }
 

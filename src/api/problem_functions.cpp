@@ -106,8 +106,8 @@ void ProblemBuilder::captured_gradient(const Argument& gradient, std::size_t num
     invalid("{} is given, but score_function does not differentiate t{}; name it where the function is made",
             gradient.name, number);
   }
-  const bool same = gradient.tensor.rank == t.rank && gradient.tensor.shape == t.shape;
-  if (!same) {
+  check::rank(gradient, t.rank, "of the shape of the captured tensor");
+  if (gradient.tensor.shape != t.shape) {
     invalid("{} has shape {}; it must be that of t{}, {}", gradient.name, check::shape_of(gradient.tensor),
             number, check::shape_of(t));
   }

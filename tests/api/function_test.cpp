@@ -225,6 +225,10 @@ TEST(FunctionErrors, OfCapturedGradients) {
   EXPECT_NO_THROW(make_problem(args)) << "alone";
   fails({Tensor(gradients[0], DType::f32, {5})},
         "captured_gradients[0] has shape (5); it must be that of t0, (4)");
+  Tensor deep = fits;
+  deep.rank = 1 << 20;  // no more sizes are read than a tensor has
+  fails({deep},
+        "captured_gradients[0] has 1048576 dimensions; it must be of the shape of the captured tensor");
   fails({Tensor(gradients[0], DType::f16, {4})}, "captured_gradients[0] is f16; convert it to f32");
   fails({Tensor{}, Tensor(gradients[0], DType::f32, {2, 3, 4})},
         "captured_gradients[1] is given, but score_function does not differentiate t1; name it where the "

@@ -173,6 +173,51 @@ TEST(Overlap, NoGradientMayShareOneElementWithAnything) {
   }
 }
 
+/// As many captured tensors as a call can have: 16 of a score function, which adds them up by key, and 16 of
+/// a mask function.
+struct ManyCaptured {
+  std::vector<float> of_score = std::vector<float>(Function::max_captured * 7, 0.0F), of_mask = of_score;
+  std::vector<float> gradients = of_score;
+  std::vector<Tensor> gradient_views;
+  Function score = make(of_score, Function::Kind::score);
+  Function mask = make(of_mask, Function::Kind::mask);
+
+  ManyCaptured() {
+    for (std::size_t n = 0; n < Function::max_captured; ++n)
+      gradient_views.emplace_back(gradients.data() + n * 7, DType::f32,
+                                  std::initializer_list<std::int64_t>{7});
+  }
+  static Function make(const std::vector<float>& values, Function::Kind kind) {
+    std::vector<ConstTensor> views;
+    std::vector<int> all;
+    std::string sum = kind == Function::Kind::score ? "s" : "0.0";
+    for (std::size_t n = 0; n < Function::max_captured; ++n) {
+      views.push_back(ConstTensor(values.data() + n * 7, DType::f32, {7}));
+      if (kind == Function::Kind::score) all.push_back(static_cast<int>(n));
+      sum = "add(" + sum + ", t" + std::to_string(n) + "[k])";
+    }
+    return Function::parse(kind == Function::Kind::score ? sum : "lt(" + sum + ", 1.0)", kind, views, all);
+  }
+};
+
+TEST(Overlap, AsManyCapturedTensorsAsThereCanBe) {
+  ManyCaptured many;
+  ForwardArgs f = dense_forward();
+  f.score_function = &many.score;
+  f.mask_function = &many.mask;
+  EXPECT_NO_THROW(forward(f));
+  f.lse.data = many.of_mask.data() + many.of_mask.size() - 1;
+  EXPECT_EQ(error_of(f), "lse shares memory with t15; an output needs memory of its own");
+
+  BackwardArgs b = dense_backward();
+  b.score_function = &many.score;
+  b.mask_function = &many.mask;
+  b.captured_gradients = many.gradient_views;
+  EXPECT_NO_THROW(backward(b));
+  b.dsink.data = many.of_mask.data() + many.of_mask.size() - 1;
+  EXPECT_EQ(error_of(b), "dsink shares memory with t15; an output needs memory of its own");
+}
+
 TEST(Overlap, GradientsMayBeSlicesOfOneBuffer) {
   std::vector<float> qkv(7 * 12 * 8), gradients(7 * 12 * 8);
   BackwardArgs a;
