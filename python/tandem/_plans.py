@@ -102,7 +102,8 @@ def _described(
                 "device, or none"
             )
         if place is not None:
-            address, where = 0, [*place]
+            # Aligned as that device's memory is; v in k's memory stays there.
+            address, where = address & -256 if name in ("q", "k", "v") else address, [*place]
         return _core.Tensor(address, dtype, shape, strides, *where)
 
     inputs = {"q": q, "k": k, "v": v, "sink": sink, **dict(zip(_call.METADATA, call.metadata, strict=True))}

@@ -1,6 +1,7 @@
 // The public functions: arguments -> Problem -> Plan -> backend.
 #include "tandem/attention.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "api/call.hpp"
@@ -11,6 +12,8 @@
 #include "cpu/cpu.hpp"
 #include "gpu/run.hpp"
 #include "plan/plan.hpp"
+#include "problem/effective.hpp"
+#include "problem/mask_window.hpp"
 
 namespace tandem {
 namespace {
@@ -57,12 +60,29 @@ void backward(const BackwardArgs& args, const Execution& execution) {
   run(Call(args, execution, Memory::present), execution);
 }
 
+std::size_t described_bytes(const Call& call, const Execution& execution) {
+  Problem joined = call.problem;
+  bool differs = false;
+  const auto join = [&differs](auto& a, auto& b) {
+    alignas(256) static constexpr std::byte anywhere{};
+    if (!a.given() || !b.given() || (a.data != &nowhere && b.data != &nowhere)) return;
+    a.data = b.data = const_cast<std::byte*>(&anywhere);
+    differs = true;
+  };
+  join(joined.k, joined.v);
+  join(joined.cu_seqlens_q, joined.cu_seqlens_k);
+  join(joined.seqused_q, joined.seqused_k);
+  if (!differs) return call.plan.workspace_bytes;
+  take_mask_window(joined);
+  return std::max(call.plan.workspace_bytes, make_plan(joined, execution).workspace_bytes);
+}
+
 std::size_t workspace_bytes(const ForwardArgs& args, const Execution& execution) {
-  return Call(args, execution, Memory::described).plan.workspace_bytes;
+  return described_bytes(Call(args, execution, Memory::described), execution);
 }
 
 std::size_t workspace_bytes(const BackwardArgs& args, const Execution& execution) {
-  return Call(args, execution, Memory::described).plan.workspace_bytes;
+  return described_bytes(Call(args, execution, Memory::described), execution);
 }
 
 std::string explain(const ForwardArgs& args, const Execution& execution) {

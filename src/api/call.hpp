@@ -18,6 +18,10 @@ struct Call {
   Call(const BackwardArgs& args, const Execution& execution, Memory memory);
 };
 
+/// The workspace that a call of Memory::described needs, whichever of its tensors without an address are one:
+/// v may be the first columns of k, and queries and keys may have the same lengths.
+std::size_t described_bytes(const Call& call, const Execution& execution);
+
 /// Runs a call of Memory::present. Of `execution` the stream, the workspace and what
 /// interrupts count here.
 void run(const Call& call, const Execution& execution);

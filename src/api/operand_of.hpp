@@ -4,13 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "problem/effective.hpp"
 #include "tandem/tensor.hpp"
 
 namespace tandem {
-
-/// The address of tensors that were given without one: empty tensors, and tensors that are only described.
-/// Never read.
-alignas(256) inline constexpr std::byte nowhere{};
 
 /// Given operands have an address, empty ones too.
 inline void* address_of(const ConstTensor& t) {

@@ -156,7 +156,7 @@ std::size_t result_bytes(const ForwardArgs& args) {
 std::size_t bytes_to_accumulate(ForwardArgs args, const Execution& execution) {
   Results results(nullptr);
   ForwardResults(results, args).go_to(args);
-  return results.bytes() + Call(args, execution, Memory::described).plan.workspace_bytes;
+  return results.bytes() + described_bytes(Call(args, execution, Memory::described), execution);
 }
 
 /// Memory for results: the first bytes of the caller's workspace, or memory for as long as this lives. The
@@ -229,16 +229,16 @@ std::vector<Call> writing(const BackwardPartArgs& args, const PartCall& call, co
   return calls;
 }
 
-std::size_t most_bytes(const std::vector<Call>& calls) {
+std::size_t most_bytes(const std::vector<Call>& calls, const Execution& execution) {
   std::size_t bytes = 0;
-  for (const Call& call : calls) bytes = std::max(bytes, call.plan.workspace_bytes);
+  for (const Call& call : calls) bytes = std::max(bytes, described_bytes(call, execution));
   return bytes;
 }
 
 template <typename Args>
 void write(const Args& args, const PartCall& part, const Execution& execution) {
   const std::vector<Call> calls = writing(args, part, execution, Memory::present);
-  if (execution.workspace != nullptr) check_workspace(execution, most_bytes(calls));
+  if (execution.workspace != nullptr) check_workspace(execution, most_bytes(calls, execution));
   for (const Call& call : calls) run(call, execution);
 }
 
@@ -272,13 +272,13 @@ void backward_part(const BackwardPartArgs& args, const Execution& execution) {
 
 std::size_t workspace_bytes(const ForwardPartArgs& args, const Execution& execution) {
   const PartCall part = checked(args, Memory::described);
-  if (!args.accumulate) return most_bytes(writing(args, part, execution, Memory::described));
+  if (!args.accumulate) return most_bytes(writing(args, part, execution, Memory::described), execution);
   return part.empty() ? 0 : bytes_to_accumulate(forward_of(args, part), execution);
 }
 
 std::size_t workspace_bytes(const BackwardPartArgs& args, const Execution& execution) {
   const PartCall part = checked(args, Memory::described);
-  if (!args.accumulate) return most_bytes(writing(args, part, execution, Memory::described));
+  if (!args.accumulate) return most_bytes(writing(args, part, execution, Memory::described), execution);
   return part.empty() ? 0 : workspace_bytes(backward_of(args, part), execution);
 }
 

@@ -36,7 +36,7 @@ bool has_wide_heads(const Problem& p) {
 }
 
 bool has_values_in_keys(const Problem& p) {
-  return p.v.data == p.k.data && p.v.dtype == p.k.dtype && p.head_dim_v <= p.head_dim_qk &&
+  return same_address(p.v.data, p.k.data) && p.v.dtype == p.k.dtype && p.head_dim_v <= p.head_dim_qk &&
          p.v.row_stride == p.k.row_stride && p.v.head_stride == p.k.head_stride &&
          p.v.batch_stride == p.k.batch_stride;
 }

@@ -1,9 +1,20 @@
 // The problem that a kernel sees: which masks it needs, and which heads are rows of one tile.
 #pragma once
 
+#include <cstddef>
+
 #include "problem/problem.hpp"
 
 namespace tandem {
+
+/// The address of tensors that were given without one: empty tensors, tensors that are only described, and
+/// those that the workspace will hold. Never read.
+alignas(256) inline constexpr std::byte nowhere{};
+
+/// Whether two tensors begin at one address, which those without one are not known to do.
+inline bool same_address(const void* a, const void* b) {
+  return a == b && a != &nowhere;
+}
 
 /// Whether a bound of the window, or lengths by sequence, concern any query of the problem: a bound that not
 /// even the first query (on the right) or the last (on the left) feels needs no mask.

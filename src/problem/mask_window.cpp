@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "problem/effective.hpp"
+
 namespace tandem {
 
 /// Reads a mask function's nodes: a conjunction, some of whose terms compare sums of positions.
@@ -144,7 +146,7 @@ std::shared_ptr<const MaskWindow> FunctionBuilder::window_of(Expression visible)
 namespace {
 
 bool same(const Lengths& a, const Lengths& b) {
-  return a.data == b.data && (!a.given() || (a.wide == b.wide && a.stride == b.stride));
+  return same_address(a.data, b.data) && (!a.given() || (a.wide == b.wide && a.stride == b.stride));
 }
 
 /// seqlen_k - seqlen_q, if it is known to be the same in all sequences.

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "problem/problem.hpp"
+#include "problem/effective.hpp"
 
 namespace tandem {
 
@@ -61,7 +61,6 @@ inline MixedSpace mixed_space(const Problem& p) {
 /// The problem with K and V in the dtype of Q in place of the quantized values, laid out as mixed_space says.
 /// A plan does not know the workspace yet: they have an address that is never read.
 inline Problem dequantized(const Problem& problem) {
-  alignas(256) static constexpr std::byte nowhere{};
   const MixedSpace space = mixed_space(problem);
   Problem p = problem;
   const auto operand = [&p](std::int64_t pitch) {
