@@ -129,7 +129,8 @@ ForwardParams make_forward_params(const Problem& p, const Tiling& tiling, const 
           .row_queries = as_int(rows.of_unit.queries),
           .row_heads_reciprocal = 65536 / as_int(rows.of_unit.heads) + 1,
           .split_few_ctas = static_cast<short>(parts.division.few_ctas),
-          .split_least = static_cast<short>(parts.division.least)};
+          .split_least = static_cast<short>(parts.division.least),
+          .split_items = parts.division.items};
 }
 
 HeadScales head_scales_of(const Scales& s) {
@@ -223,6 +224,7 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     const std::int64_t items = split_items(p, tiling, split_size);
     const TileRows rows(p, tiling);
     d.ctas = ctas_of(items);
+    d.items = as_int(items);
     d.part_rows = as_int(blocks_of(rows.to_merge(p), combine_rows) * combine_rows);
     d.part_outputs = items * d.part_rows * tiling.head_dim_v;
     d.part_lses = items * d.part_rows;
@@ -244,6 +246,9 @@ WorkDivision divide_work(const Problem& p, const ForwardConfig& config, int mult
     d.split_blocks = std::min(d.split_blocks, std::max(d.part_rows, 1));
     if (d.ctas > config.cluster()) d.combine_ctas = tiles * d.split_blocks;
   }
+  // Sequences that overlap make the line longer than it can be otherwise: those launched share it even so.
+  d.most_ctas = std::min(d.most_ctas, d.ctas / config.cluster());
+  d.few_ctas = std::min(d.few_ctas, d.most_ctas);
   return d;
 }
 

@@ -17,6 +17,21 @@ Case metadata_case(DType dtype, DType metadata) {
   return c;
 }
 
+/// Every element of every output is written, and nothing around it. No input has a NaN.
+void expect_written_in_bounds(Call& call, std::initializer_list<Pass> passes, const std::string& what) {
+  on_every_runner(call.spec, [&](Runner& runner) {
+    for (const Pass pass : passes) {
+      call.prepare(pass);
+      pass == Pass::forward ? runner.forward(call) : runner.backward(call);
+      for (const Box* box : call.outputs(pass)) {
+        if (!box->given()) continue;
+        EXPECT_EQ(box->changed_outside(), "") << what;
+        for (const double value : box->values()) ASSERT_FALSE(std::isnan(value)) << what;
+      }
+    }
+  });
+}
+
 TEST(Contract12_Metadata, NoAccessOutOfBoundsWhateverItContains) {
   // The boxes end at inaccessible pages, what surrounds outputs is checked, and stale rows hold no NaN here,
   // so that a NaN in an output is one that was not written.
@@ -47,19 +62,30 @@ TEST(Contract12_Metadata, NoAccessOutOfBoundsWhateverItContains) {
           if (i < 3) call.seqused_q.set(at, contents[(n + 3) % contents.size()][i]);
           if (i < 3) call.seqused_k.set(at, contents[(n + 5) % contents.size()][i]);
         }
-        on_every_runner(c, [&](Runner& runner) {
-          for (const Pass pass : {Pass::forward, Pass::backward}) {
-            call.prepare(pass);
-            pass == Pass::forward ? runner.forward(call) : runner.backward(call);
-            for (const Box* box : call.outputs(pass)) {
-              if (!box->given()) continue;
-              EXPECT_EQ(box->changed_outside(), "") << "contents " << n;
-              for (const double value : box->values()) ASSERT_FALSE(std::isnan(value)) << "contents " << n;
-            }
-          }
-        });
+        expect_written_in_bounds(call, {Pass::forward, Pass::backward}, "contents " + std::to_string(n));
       }
     }
+  }
+}
+
+TEST(Contract12_Metadata, SequencesThatOverlapHaveNoMoreMemory) {
+  // Few queries on many keys, which GPUs share among CTAs; every second sequence is all rows, so that there
+  // are more tiles, and more splits of them, than sequences side by side have.
+  for (const std::int64_t split_size : {0, 128}) {
+    Case c = varlen_case(DType::bf16, std::vector<std::int64_t>(20, 12));
+    c.lengths_k.assign(20, 30);
+    c.heads_q = c.heads_kv = 1;
+    c.options.split_size = split_size;
+    c.q.ends_at_guard = c.k.ends_at_guard = c.v.ends_at_guard = c.out.ends_at_guard = true;
+    Call call(c);
+    call.rows_overlap = true;
+    Random random(1);
+    for (Box* box : {&call.q, &call.k, &call.v}) fill(*box, random, 1.0);
+    for (std::int64_t n = 0; n < 20; ++n) {
+      call.cu_seqlens_q.set(n, n % 2 == 0 ? 5.0 : 240.0);
+      call.cu_seqlens_k.set(n, n % 2 == 0 ? 0.0 : 600.0);
+    }
+    expect_written_in_bounds(call, {Pass::forward}, "split_size " + std::to_string(split_size));
   }
 }
 

@@ -238,39 +238,44 @@ TANDEM_DEVICE void combine_in_order(const ForwardParams& p, const tile::TileInde
   store_combined<C.tiling>(output, t, own, sum, factor, lse);
 }
 
-/// Merges a row of a tile of such a call, whose splits are items [start, start + count) of the line.
+/// Merges a row of a tile of such a call, whose splits are items [start, start + count) of the line. False if
+/// there is no such tile.
 template <ForwardConfig C>
-TANDEM_DEVICE void combine_splits(const ForwardParams& p, u32 number, int row) {
+TANDEM_DEVICE bool combine_splits(const ForwardParams& p, u32 number, int row) {
   tile::SplitLine<C.tiling, C.keys, true> line{p};
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
-  if (!line.locate_tile(number, t, start, cost) || cost == 1) return;
+  if (!line.locate_tile(number, t, start, cost)) return false;
+  if (cost == 1 || !tile::has_places(p, start, cost)) return true;
   const tile::TileRow own = tile::row_of<C.tiling>(p, t, row);
   ptx::wait_for_previous_grid();
   if (own.query < t.end_q) combine_in_order<C>(p, t, own, row, start, own.query < t.seqlen_q ? cost : 0);
+  return true;
 }
 
-/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys.
+/// Merges every `groups`-th row of a tile, from row `group` on, if CTAs have shared its keys. False if there
+/// is no such tile, or none is shared.
 template <ForwardConfig C>
-TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
+TANDEM_DEVICE bool combine_shares(const ForwardParams& p, u32 number, u32 group, u32 groups) {
   static_assert(sizeof(CombineShared<C>) == combine_shared_bytes(C));
   auto& shared = *reinterpret_cast<CombineShared<C>*>(ptx::dynamic_shared());
   tile::SplitLine<C.tiling, C.keys, false, C.pairs> line{p};
   const tile::LineLength length = line.length();
   const u32 share = tile::share_of(p, length);
-  if (!tile::cuts_tiles(length, share)) return;
+  if (!tile::cuts_tiles(length, share)) return false;
   tile::TileIndex t;
   u32 start = 0;
   u32 cost = 0;
   // Of a pair of tiles each CTA of a cluster has one.
   constexpr u32 cluster = static_cast<u32>(C.cluster());
   const u32 rank = number % cluster;
-  if (!line.locate_tile(number / cluster, t, start, cost)) return;
+  if (!line.locate_tile(number / cluster, t, start, cost)) return false;
   if constexpr (C.pairs) t.head += static_cast<int>(rank);
   const u32 first = start / share;
   const u32 end = (start + cost - 1) / share + 1;
-  if (end == first + 1) return;  // one CTA has computed it whole
+  // One CTA has computed it whole, or sequences overlap so often that the line's length has wrapped.
+  if (end == first + 1 || start + cost > length.total) return true;
   ptx::wait_for_previous_grid();
   for (u32 i = group; i < static_cast<u32>(p.part_rows); i += groups) {
     const int row = static_cast<int>(i);
@@ -280,6 +285,7 @@ TANDEM_DEVICE void combine_shares(const ForwardParams& p, u32 number, u32 group,
     const u32 cta = cluster * first + rank;
     CombineRow<C>{p, shared, row, tile::part_of_head(cta), cta + cluster, parts}.merge(t, own);
   }
+  return true;
 }
 
 /// A tile is merged by a CTA for each of its part_rows rows, split_blocks at most, or with a fixed split size
@@ -290,13 +296,19 @@ TANDEM_KERNEL __launch_bounds__(combine_rows* warp_size, combine_ctas_per_sm(C))
     combine(const __grid_constant__ ForwardParams p) {
   const u32 rows = static_cast<u32>(p.part_rows);
   const u32 groups = C.schedule.invariant ? rows / combine_rows : static_cast<u32>(p.split_blocks);
-  const u32 number = ptx::block_index() / groups;
+  u32 number = ptx::block_index() / groups;
   const u32 group = ptx::block_index() - number * groups;
-  if constexpr (C.schedule.invariant) {
-    combine_splits<C>(p, number, static_cast<int>(group * combine_rows + ptx::thread_index() / warp_size));
-  } else {
-    combine_shares<C>(p, number, group, groups);
-  }
+  const auto merge = [&] {
+    if constexpr (C.schedule.invariant) {
+      const u32 row = group * combine_rows + ptx::thread_index() / warp_size;
+      return combine_splits<C>(p, number, static_cast<int>(row));
+    } else {
+      return combine_shares<C>(p, number, group, groups);
+    }
+  };
+  // Sequences that overlap may have more tiles than the grid has CTAs for: the last ones merge the rest.
+  const bool last = p.packed_q && ptx::block_index() + groups >= ptx::grid_size();
+  while (merge() && last) ++number;
 }
 
 }  // namespace tandem

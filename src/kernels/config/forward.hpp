@@ -254,10 +254,8 @@ struct ForwardParams {
   int cache_batch;                         ///< entries of k and v
   float* part_out;  ///< partial results of splits: two of each CTA, (block_m, head_dim_v of the Config)
   float* part_lse;  ///< (block_m) of each
-  /// CTAs that the device holds, or with `pairs` clusters; the grid has fewer where they would have nothing
-  /// to do.
-  int split_ctas;
-  int part_rows;  ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
+  int split_ctas;   ///< CTAs of the grid, or with `pairs` clusters
+  int part_rows;    ///< rows of a tile that `combine` merges; with a split size, a multiple of combine_rows
   // Read if the Config is invariant. part_out and part_lse then have a place of part_rows rows for each part;
   // without split, part_out has merged_numbers() for each CTA instead.
   int split_blocks;  ///< key blocks of a split; with splits of any size, CTAs of `combine` a tile
@@ -269,6 +267,7 @@ struct ForwardParams {
   // How CTAs, or clusters, share the line of key blocks (tile/split.cuh).
   short split_few_ctas;  ///< that share a short line: fewer than enough_blocks for each of split_ctas
   short split_least;     ///< blocks of a share, at least
+  int split_items;       ///< with a split size, items of the line that part_out has a place for
 };
 
 /// f32 scales by (batch, KV head) of K or V; null data stands for 1. Any value, on the device.

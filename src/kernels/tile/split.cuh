@@ -199,6 +199,12 @@ TANDEM_DEVICE bool cuts_tiles(const LineLength& line, u32 share) {
   return line.largest > max(share / 16, 4U);
 }
 
+/// With a split size: whether there is room for the parts of a tile. Sequences that overlap may have more
+/// than there can be otherwise; such a tile goes whole to the CTA in whose share it begins.
+TANDEM_DEVICE bool has_places(const ForwardParams& p, u32 start, u32 cost) {
+  return start + cost <= static_cast<u32>(p.split_items);
+}
+
 /// The partial result of a CTA whose share ends inside a tile, and of one whose share begins inside one.
 TANDEM_DEVICE int part_of_head(u32 cta) {
   return static_cast<int>(2 * cta + 1);
@@ -232,19 +238,21 @@ struct SplitTiles {
       const u32 share = share_of(line.p, length);
       at = min((pairs ? cta / 2 : cta) * share, length.total);
       end = min(at + share, length.total);
-      cuts = by_split || cuts_tiles(length, share);
+      cuts = cuts_tiles(length, share);
       begun = true;
     }
     u32 start = 0;
     u32 cost = 0;
+    bool in_parts = cuts;
     for (;;) {
       if (ptx::warp_uniform(at < end ? 1 : 0) == 0) return false;
       line.locate(at, t, start, cost);
-      if (cuts || at == start) break;
+      if constexpr (by_split) in_parts = has_places(line.p, start, cost);
+      if (in_parts || at == start) break;
       at = start + cost;  // the CTA before has it
     }
     if constexpr (pairs) t.head += static_cast<int>(cta % 2);
-    const u32 stop = by_split ? at + 1 : cuts ? min(end, start + cost) : start + cost;
+    const u32 stop = !in_parts ? start + cost : by_split ? at + 1 : min(end, start + cost);
     piece.skip = ptx::warp_uniform(static_cast<int>(at - start));
     piece.count = ptx::warp_uniform(static_cast<int>(stop - at));
     const bool whole = at == start && stop == start + cost;

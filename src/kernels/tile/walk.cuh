@@ -116,7 +116,7 @@ struct SplitQueryTiles {
     if constexpr (by_split) {
       const int split = t.blocks.first / p.split_blocks + piece.skip;
       t.blocks.first = min(max(t.blocks.first, split * p.split_blocks), t.blocks.end);
-      t.blocks.end = max(t.blocks.first, min((split + 1) * p.split_blocks, t.blocks.end));
+      t.blocks.end = max(t.blocks.first, min((split + piece.count) * p.split_blocks, t.blocks.end));
     } else {
       t.blocks.first = min(t.blocks.first + piece.skip, t.blocks.end);
       t.blocks.end = min(t.blocks.first + piece.count, t.blocks.end);

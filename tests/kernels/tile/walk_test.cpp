@@ -172,6 +172,59 @@ TEST(TileWalk, VarlenTilesFromACounter) {
   expect_varlen_tiles_once<true>();
 }
 
+/// How 20 sequences that overlap, far more tiles and splits than can lie in q and k side by side, are divided
+/// among three CTAs: every tile's parts together, or its whole, are all of its keys, and no part lies past
+/// `places`, the number of partial results that there is room for.
+template <bool by_split>
+void expect_overlapping_sequences_in_bounds(int places) {
+  std::vector<int> cu{0, 300};
+  for (int b = 1; b < 20; ++b) cu.push_back(b % 2 == 0 ? 300 : 10 * b);
+  ForwardParams p = dense_params();
+  p.batch = 20;
+  p.packed_q = p.packed_k = true;
+  p.rows_q = p.rows_k = 300;
+  p.window_right = Visibility::unbounded;
+  p.cu_seqlens_q = p.cu_seqlens_k = {cu.data(), 1, false};
+  p.split_ctas = p.split_few_ctas = 3;
+  p.split_least = 1;
+  p.split_blocks = 2;
+  p.split_items = places;
+  std::map<std::string, int> keys;  // seen by the tile
+  const auto kernel = [&] {
+    DynamicScheduler::Shared unused;
+    SplitQueryTiles<tiling, Mask{.varlen = true}, KeySource::rows, by_split> tiles(p, unused);
+    QueryTile t;
+    const bool leader = ptx::thread_index() == 0;
+    while (tiles.template next<true>(t, leader)) {
+      if (!leader) continue;
+      EXPECT_LT(t.part, places);
+      const std::string name = std::to_string(t.index.batch) + "/" + std::to_string(t.index.head) + "/" +
+                               std::to_string(t.index.m);
+      const int seen =
+          std::min(t.blocks.end * tiling.block_n, t.index.seqlen_k) - t.blocks.first * tiling.block_n;
+      EXPECT_LE(keys[name] += std::max(0, seen), t.index.seqlen_k) << name;
+      EXPECT_TRUE(seen > 0 || t.index.seqlen_k == 0) << name;
+    }
+  };
+  emulator::launch(kernel, {.blocks = 3, .threads = 32}, {.buffers = {emulator::readable(cu)}});
+  int tiles = 0;
+  for (int b = 0; b < 20; ++b) {
+    const int length = std::max(0, cu[static_cast<std::size_t>(b) + 1] - cu[static_cast<std::size_t>(b)]);
+    for (int m = 0; m < ceil_div(length, block_m); ++m) {
+      for (int head = 0; head < 3; ++head, ++tiles) {
+        const std::string name = std::to_string(b) + "/" + std::to_string(head) + "/" + std::to_string(m);
+        EXPECT_EQ(keys[name], length) << name;
+      }
+    }
+  }
+  EXPECT_GT(tiles, 3 * (300 / block_m + 20)) << "that is no more than sequences side by side have";
+}
+
+TEST(KeySplits, SequencesThatOverlapStayInTheWorkspace) {
+  expect_overlapping_sequences_in_bounds<false>(2 * 3);
+  expect_overlapping_sequences_in_bounds<true>(3 * (300 / block_m + 20));
+}
+
 /// All CTAs share a line that has enough blocks for each of them, few a shorter one.
 TEST(KeySplits, AsManyCtasAsHaveEnoughBlocks) {
   ForwardParams p{};
