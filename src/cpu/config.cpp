@@ -1,6 +1,7 @@
 // How a Problem runs on this machine, how much scratch memory that takes, and the steps of a plan.
 #include <omp.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,7 +18,22 @@
 namespace tandem::cpu {
 namespace {
 
+/// libgomp's threads stay with the parent where a process forks, whoever used them: Tandem or PyTorch. A
+/// region in the child would wait for them for ever.
 std::atomic<bool> pool_is_lost{false};
+std::atomic<bool> forks_threads{true};
+
+/// /proc/self/task has a link for each thread, "." and "..".
+void look_for_threads() {
+  struct stat task {};
+  forks_threads = stat("/proc/self/task", &task) != 0 || task.st_nlink != 3;
+}
+void note_lost_threads() {
+  if (forks_threads) pool_is_lost = true;
+}
+
+/// As the library is loaded, since the threads need not be Tandem's.
+const bool registered = pthread_atfork(look_for_threads, nullptr, note_lost_threads) == 0;
 
 }  // namespace
 
@@ -33,14 +49,12 @@ int usable_threads(int wanted) {
     threads = most;
   }
   if (threads == 1) return 1;
-  if (pool_is_lost) {
+  if (pool_is_lost || !registered) {
     log(LogLevel::debug, "cpu: 1 thread instead of {}: OpenMP's did not come along as the process forked",
         threads);
     return 1;
   }
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { pool_is_lost = true; });  // in the child
-  return registered == 0 ? threads : 1;
+  return threads;
 }
 
 Config choose(const Problem& problem, int threads) {

@@ -1,9 +1,12 @@
 #include "cpu/merge.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "cpu/convert.hpp"
@@ -20,6 +23,11 @@ struct Weights {
   std::vector<const void*> from;
   std::vector<double> weights;
   double lse = minus_infinity;
+
+  explicit Weights(std::size_t parts) {
+    from.reserve(parts);
+    weights.reserve(parts);
+  }
 
   void find(const MergeProblem& problem, std::int64_t b, std::int64_t row, std::int64_t head) {
     from.clear();
@@ -83,9 +91,13 @@ void merge_row(const MergeProblem& problem, const CacheKernel& kernel, Weights& 
 void merge(const MergeProblem& problem, Target target, int wanted_threads) {
   const CacheKernel& kernel = cache_kernel(target);
   const int threads = usable_threads(wanted_threads);
+  // Memory first: an exception that left a thread of the region would end the process.
+  std::vector<Weights> of_thread;
+  of_thread.reserve(static_cast<std::size_t>(threads));
+  for (int n = 0; n < threads; ++n) of_thread.emplace_back(problem.parts.size());
 #pragma omp parallel num_threads(threads)
   {
-    Weights weights;
+    Weights weights = std::move(of_thread[static_cast<std::size_t>(omp_get_thread_num())]);
 #pragma omp for schedule(static)
     for (std::int64_t n = 0; n < problem.count(); ++n) merge_row(problem, kernel, weights, n);
   }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <thread>
 
 #include "tandem/error.hpp"
@@ -25,6 +26,7 @@ class Stop {
   /// For the caller's thread, once the others are done.
   void throw_if_heard() const {
     if (!heard()) return;
+    if (thrown_) std::rethrow_exception(thrown_);
     throw Error(Status::interrupted,
                 "the call was interrupted; its outputs are incomplete: compute them again");
   }
@@ -40,13 +42,20 @@ class Stop {
     const Clock::time_point now = Clock::now();
     if (now - asked_ < pause || heard()) return;
     asked_ = now;
-    if (interrupted_(context_)) wanted_.store(true, std::memory_order_relaxed);
+    bool ends = true;
+    try {
+      ends = interrupted_(context_);
+    } catch (...) {  // which may not leave a parallel region
+      thrown_ = std::current_exception();
+    }
+    if (ends) wanted_.store(true, std::memory_order_relaxed);
   }
 
   bool (*interrupted_)(void*);
   void* context_;
   const std::thread::id caller_ = std::this_thread::get_id();
   Clock::time_point asked_ = Clock::now();  ///< of the caller's thread alone
+  std::exception_ptr thrown_;               ///< by the question
   std::atomic<bool> wanted_{false};
 };
 

@@ -1,6 +1,8 @@
 // Contract line 14: with a workspace passed in, a call does not allocate. This program counts every
 // allocation that the library makes: operator new is replaced, and the linker sends the C functions here
 // (--wrap, CMakeLists.txt).
+#include <omp.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -10,10 +12,13 @@
 namespace {
 
 std::atomic<int> allocations{0};
+std::atomic<int> in_regions{0};  // of OpenMP, which a failed allocation would end the process in
 std::atomic<bool> counting{false};
 
 void count() {
-  if (counting) ++allocations;
+  if (!counting) return;
+  ++allocations;
+  if (omp_in_parallel() != 0) ++in_regions;
 }
 
 }  // namespace
@@ -77,7 +82,7 @@ namespace {
 
 template <typename F>
 int allocations_in(const F& f) {
-  allocations = 0;
+  allocations = in_regions = 0;
   counting = true;
   f();
   counting = false;
@@ -89,6 +94,28 @@ TEST(Contract14_NoAllocation, TheCounterCounts) {
   void* volatile kept = nullptr;  // or the compiler leaves both calls out
   EXPECT_GE(allocations_in([&] { kept = std::malloc(1); }), 1);
   std::free(kept);
+}
+
+/// Memory that is exhausted is an error (Status::out_of_memory, or std::bad_alloc), not the process's end.
+TEST(Contract14_NoAllocation, InAParallelRegion) {
+  const Execution execution{.threads = 3};
+  Call call(plain_case(DType::f32));
+  call.prepare(Pass::forward);
+  forward(call.forward_args(), execution);
+  allocations_in([&] { forward(call.forward_args(), execution); });
+  EXPECT_EQ(in_regions, 0) << "forward";
+  call.prepare(Pass::backward);
+  allocations_in([&] { backward(call.backward_args(), execution); });
+  EXPECT_EQ(in_regions, 0) << "backward";
+
+  std::vector<float> values(4 * 6 * 8, 1.0F);
+  const auto rows = [&](std::int64_t n) { return Tensor(values.data() + n * 48, DType::f32, {1, 6, 1, 8}); };
+  const auto lse = [&](std::int64_t n) { return Tensor(values.data() + n * 6, DType::f32, {1, 1, 6}); };
+  std::vector<float> out(48);
+  const std::vector<ConstTensor> outs{rows(0), rows(1), rows(2)}, lses{lse(24), lse(25), lse(26)};
+  const MergeArgs args{.outs = outs, .lses = lses, .out = Tensor(out.data(), DType::f32, {1, 6, 1, 8})};
+  EXPECT_GT(allocations_in([&] { merge(args, execution); }), 0);
+  EXPECT_EQ(in_regions, 0) << "merge";
 }
 
 /// Runs both passes with a workspace and counts. The first call is not counted: it may set up what lives as

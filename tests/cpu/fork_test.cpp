@@ -3,9 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <vector>
 
+#include "cpu/cpu.hpp"
 #include "harness/runner.hpp"
 
 namespace tandem::cpu {
@@ -42,6 +46,30 @@ TEST(Fork, AChildOfAProcessWithThreadsComputes) {
   const std::vector<std::byte> here = run();
   EXPECT_EQ(status_of_child([&] { return run() == here; }), 0);
   EXPECT_EQ(run(), here);
+}
+
+/// The region is another library's, as PyTorch's is, before Tandem has run any.
+TEST(Fork, AChildOfAProcessWithAnotherLibrarysThreadsComputes) {
+  std::atomic<int> threads{0};
+#pragma omp parallel num_threads(3)
+  ++threads;
+  ASSERT_EQ(threads, 3);
+  Call call{Case{}};
+  call.prepare(Pass::forward);
+  const auto run = [&call] {
+    forward(call.forward_args(), Execution{.threads = 2});
+    return call.out.raw();
+  };
+  EXPECT_EQ(status_of_child([&] { return usable_threads(2) == 1 && !run().empty(); }), 0);
+  EXPECT_FALSE(run().empty());
+  EXPECT_EQ(usable_threads(2), 2);
+}
+
+TEST(Fork, AChildOfAProcessWithoutThreadsHasSeveral) {
+  const auto threads = std::filesystem::directory_iterator("/proc/self/task");
+  if (std::distance(begin(threads), end(threads)) > 1)
+    GTEST_SKIP() << "a test before this one has made threads";
+  EXPECT_EQ(status_of_child([&] { return usable_threads(3) == 3; }), 0);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -88,6 +89,16 @@ TEST(Stop, ATileOfManyKeysEndsWhereItIsInterrupted) {
   const Call call(c);
   expect_early_end(call.forward_args(), {1}, 1);
   expect_early_end(call.backward_args(), {1}, 1);
+}
+
+/// No exception leaves a parallel region, which would end the process.
+TEST(Stop, AQuestionThatThrowsEndsTheCallWithWhatItThrew) {
+  const Call call(long_case(DType::f32));
+  const auto interrupted = [](void*) -> bool { throw std::runtime_error("asked"); };
+  for (const int threads : {1, 3}) {
+    const Execution execution{.threads = threads, .interrupted = interrupted};
+    EXPECT_THROW(forward(call.forward_args(), execution), std::runtime_error);
+  }
 }
 
 /// Two heads of rows that are one row: several passes over 50 million elements each.
