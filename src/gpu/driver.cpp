@@ -65,6 +65,7 @@ Loaded load() {
   get(d.context_pop, "cuCtxPopCurrent_v2");
   get(d.context_synchronize, "cuCtxSynchronize");
   get(d.module_load_data, "cuModuleLoadData");
+  get(d.module_unload, "cuModuleUnload");
   get(d.module_get_function, "cuModuleGetFunction");
   get(d.module_get_global, "cuModuleGetGlobal_v2");
   get(d.function_get_attribute, "cuFuncGetAttribute");
@@ -84,6 +85,7 @@ Loaded load() {
   get(d.stream_create, "cuStreamCreate");
   get(d.stream_destroy, "cuStreamDestroy_v2");
   get(d.stream_synchronize, "cuStreamSynchronize");
+  get(d.stream_is_capturing, "cuStreamIsCapturing");
   get(d.event_create, "cuEventCreate");
   get(d.event_destroy, "cuEventDestroy_v2");
   get(d.event_record, "cuEventRecord");

@@ -24,6 +24,7 @@ struct Driver {
   abi::Result (*context_pop)(abi::Context*);
   abi::Result (*context_synchronize)();
   abi::Result (*module_load_data)(abi::Module*, const void*);
+  abi::Result (*module_unload)(abi::Module);
   abi::Result (*module_get_function)(abi::Function*, abi::Module, const char*);
   abi::Result (*module_get_global)(abi::DevicePointer*, std::size_t*, abi::Module, const char*);
   abi::Result (*function_get_attribute)(int*, abi::FunctionAttribute, abi::Function);
@@ -45,6 +46,7 @@ struct Driver {
   abi::Result (*stream_create)(abi::Stream*, unsigned int);
   abi::Result (*stream_destroy)(abi::Stream);
   abi::Result (*stream_synchronize)(abi::Stream);
+  abi::Result (*stream_is_capturing)(abi::Stream, int*);
   abi::Result (*event_create)(abi::Event*, unsigned int);
   abi::Result (*event_destroy)(abi::Event);
   abi::Result (*event_record)(abi::Event, abi::Stream);

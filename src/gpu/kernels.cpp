@@ -50,7 +50,27 @@ FoundKernel find_beyond_memory(KernelName name) {
   return {std::move(kernel), Origin::compiled};
 }
 
+/// The kernels that were found, and those that are looked for.
+struct InMemory {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::shared_future<Shared>> known;
+};
+InMemory& memory() {
+  static InMemory kernels;
+  return kernels;
+}
+
+std::string key_of(const KernelName& name) {
+  return name.header + "\n" + name.architecture + "\n" + name.expression + "\n" + name.functions;
+}
+
 }  // namespace
+
+void forget_kernel(const KernelName& name) {
+  auto& [mutex, known] = memory();
+  const std::lock_guard lock(mutex);
+  known.erase(key_of(name));
+}
 
 std::string why_portable(const std::string& architecture) {
   if (!why_no_compiler().empty() && shipped_kernels() == 0) return {};
@@ -58,10 +78,8 @@ std::string why_portable(const std::string& architecture) {
 }
 
 FoundKernel find_kernel(const KernelName& name) {
-  static std::mutex mutex;
-  static std::unordered_map<std::string, std::shared_future<Shared>> known;
-  const std::string key =
-      name.header + "\n" + name.architecture + "\n" + name.expression + "\n" + name.functions;
+  auto& [mutex, known] = memory();
+  const std::string key = key_of(name);
   std::promise<Shared> promise;
   {
     std::unique_lock lock(mutex);

@@ -23,6 +23,9 @@ struct FoundKernel {
 /// a compiler that is older than the architecture.
 FoundKernel find_kernel(const KernelName& name);
 
+/// Drops a kernel from memory, whoever asks for it next finds it on the disk.
+void forget_kernel(const KernelName& name);
+
 /// Why kernels for an architecture come as PTX, which its driver compiles: there is no compiler, but a
 /// shipped set, or one that does not know the architecture. Empty where none do.
 std::string why_portable(const std::string& architecture);

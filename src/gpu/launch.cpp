@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "gpu/kernels.hpp"
 #include "kernels/config/fields.hpp"
@@ -82,6 +85,73 @@ void check_loaded(abi::Result result, const CompiledKernel& kernel, int device, 
   check(result, "cuModuleLoadData");
 }
 
+/// All kernels that calls have loaded. A lookup takes `mutex` shared; loading and unloading take `loading`,
+/// too, and `mutex` for as long as they change the table.
+struct Loaded {
+  std::mutex loading;
+  std::shared_mutex mutex;
+  std::unordered_map<Key, LoadedKernel, Hash> kernels;
+  std::atomic<unsigned long long> questions = 0;
+
+  LoadedKernel find(const Key& key) {
+    const std::shared_lock lock(mutex);
+    const auto at = kernels.find(key);
+    if (at == kernels.end()) return {};
+    if (at->second.use != nullptr) at->second.use->last = ++questions;
+    return at->second;
+  }
+
+  void add(const Key& key, const LoadedKernel& kernel) {
+    if (kernel.use != nullptr) {
+      kernel.use->last = ++questions;
+      make_room(key.device);
+    }
+    const std::unique_lock lock(mutex);
+    kernels.emplace(key, kernel);
+  }
+
+ private:
+  using Entry = std::pair<const Key, LoadedKernel>;
+
+  /// With functions, on a device: of those that nobody has, the quarter of most_function_kernels that was
+  /// used longest ago, out of the table; none where there is room.
+  std::vector<Entry> take_unused(int device) {
+    const std::unique_lock lock(mutex);
+    std::size_t count = 0;
+    std::vector<const Entry*> unused;
+    for (const Entry& entry : kernels) {
+      const std::shared_ptr<KernelUse>& use = entry.second.use;
+      if (use == nullptr || entry.first.device != device) continue;
+      ++count;
+      if (use.use_count() == 1 && !use->captured) unused.push_back(&entry);
+    }
+    if (count < most_function_kernels) return {};
+    std::ranges::sort(unused, {}, [](const Entry* entry) { return entry->second.use->last.load(); });
+    unused.resize(std::min(unused.size(), most_function_kernels / 4));
+    std::vector<Entry> taken;
+    for (const Entry* entry : unused) taken.push_back(*entry);
+    for (const Entry& entry : taken) kernels.erase(entry.first);
+    return taken;
+  }
+
+  void make_room(int device) {
+    std::vector<Entry> taken = take_unused(device);
+    if (taken.empty()) return;
+    const ContextGuard guard(device);
+    // Their last launches may still run. A device that cannot be waited for, as while a stream is captured,
+    // keeps them.
+    if (driver().context_synchronize() != abi::success) {
+      const std::unique_lock lock(mutex);
+      for (const Entry& entry : taken) kernels.insert(entry);
+      return;
+    }
+    for (const auto& [key, kernel] : taken) {
+      driver().module_unload(kernel.module);
+      forget_kernel(kernel.use->name);
+    }
+  }
+};
+
 }  // namespace
 
 LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
@@ -106,20 +176,22 @@ LoadedKernel load_kernel(int device, const KernelName& name, int shared_bytes) {
 
 LoadedKernel loaded_kernel(int device, Kernel kernel, const KernelConfig& config,
                            const CallFunctions& functions) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<Key, LoadedKernel, Hash> kernels;
+  static Loaded all;
   const Key key{.config = config, .kernel = kernel, .device = device};
-  {
-    const std::shared_lock lock(mutex);
-    if (const auto at = kernels.find(key); at != kernels.end()) return at->second;
-  }
-  // Outside the lock: it may run twice for one key in a race, harmlessly.
+  if (LoadedKernel known = all.find(key); known.function != nullptr) return known;
   KernelName name = kernel_name(kernel, config);
   name.architecture = architecture_of(properties(device));
   if (takes_functions(config)) name.functions = function_source(functions);
-  const LoadedKernel loaded = load_kernel(device, name, block_shape(kernel, config).shared_bytes);
-  const std::unique_lock lock(mutex);
-  return kernels.emplace(key, loaded).first->second;
+  find_kernel(name);  // several may be compiled at once, and are then loaded one by one
+  const std::lock_guard lock(all.loading);
+  if (LoadedKernel known = all.find(key); known.function != nullptr) return known;
+  LoadedKernel loaded = load_kernel(device, name, block_shape(kernel, config).shared_bytes);
+  if (takes_functions(config)) {
+    loaded.use = std::make_shared<KernelUse>();
+    loaded.use->name = std::move(name);
+  }
+  all.add(key, loaded);
+  return loaded;
 }
 
 void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* params) {
@@ -147,6 +219,11 @@ void launch(const LoadedKernel& kernel, const LaunchShape& shape, const void* pa
                                  .stream = shape.stream,
                                  .attributes = attributes,
                                  .attribute_count = count};
+  if (kernel.use != nullptr) {
+    int capturing = 0;  // what cannot be told, as of the default stream beside a captured one, may be
+    const abi::Result asked = driver().stream_is_capturing(shape.stream, &capturing);
+    if (asked != abi::success || capturing != 0) kernel.use->captured = true;
+  }
   void* arguments[] = {const_cast<void*>(params)};
   check(driver().launch_kernel(&config, kernel.function, arguments, nullptr), "cuLaunchKernelEx");
 }

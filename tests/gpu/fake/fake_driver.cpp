@@ -134,6 +134,9 @@ Result cuModuleLoadData(abi::Module* module, const void* image) {
   fake::state().images.push_back(static_cast<const char*>(image));
   return called("cuModuleLoadData");
 }
+Result cuModuleUnload(abi::Module) {
+  return called("cuModuleUnload");
+}
 Result cuModuleGetFunction(abi::Function* function, abi::Module, const char* name) {
   const std::uintptr_t id = symbols().size() + 1;
   symbols()[id] = name;
@@ -227,6 +230,10 @@ Result cuStreamDestroy_v2(abi::Stream) {
 }
 Result cuStreamSynchronize(abi::Stream) {
   return called("cuStreamSynchronize");
+}
+Result cuStreamIsCapturing(abi::Stream, int* capturing) {
+  *capturing = fake::state().capturing ? 1 : 0;
+  return abi::success;
 }
 Result cuEventCreate(abi::Event* event, unsigned) {
   *event = handle<abi::Event>(0x300);

@@ -32,6 +32,7 @@ struct Driver {
   std::vector<Launch> launches;
   std::vector<const char*> images;    ///< of modules that were loaded
   std::vector<abi::Context> current;  ///< the stack of contexts of the one thread that tests
+  bool capturing = false;             ///< every stream
   int live_allocations = 0;
   std::size_t allocated_bytes = 0;  ///< since the start
   TraceTarget trace_target = {};    ///< the only global variable of every module
